@@ -1,0 +1,36 @@
+# `make run` runs a federation, `make test` checks everything; both set up .venv first.
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+SOURCES := fl_strategies clients simulations tests benchmarks
+
+.PHONY: install run test lint paper clean
+
+install: $(INSTALLED)
+
+# xgboost-cpu is the module `xgboost` without 300 MB of GPU libraries; users who install the
+# extra `xgboost` get the full package.
+$(INSTALLED): pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --upgrade "pip>=25.1"
+	$(PYTHON) -m pip install --quiet --constraint constraints.txt \
+		--editable ".[sklearn,torch,opacus,simulation]" xgboost-cpu --group dev
+	@touch $@
+
+run: install
+	$(PYTHON) -m simulations flower
+
+test: lint
+	$(PYTHON) -m pytest -m "not paper"
+
+lint: install
+	$(PYTHON) -m ruff check $(SOURCES)
+	$(PYTHON) -m ruff format --check $(SOURCES)
+	$(PYTHON) -m mypy
+
+# The published experiments; needs the data (see README) and about an hour.
+paper: install
+	$(PYTHON) -m simulations reproduce
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

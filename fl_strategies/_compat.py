@@ -1,0 +1,63 @@
+"""The one place that touches names which Flower does not publish."""
+
+import secrets
+
+from flwr.app import Message, RecordDict
+from flwr.common.serde import (
+    message_from_proto,
+    message_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+__all__ = [
+    "Run",
+    "assign_message_id",
+    "claim_task_identity",
+    "message_from_bytes",
+    "message_to_bytes",
+    "records_from_bytes",
+    "records_to_bytes",
+]
+
+
+def claim_task_identity() -> int:
+    """Let this process create messages outside a Flower run, and return a run id.
+
+    From flwr 1.38 on, `Message(...)` raises outside a process that Flower itself started.
+    The in-process runner and the tests are such processes.
+    """
+    TaskIdentity.run_id = secrets.randbits(62) + 1
+    TaskIdentity.node_id = 1
+    TaskIdentity.task_id = 1
+    return TaskIdentity.run_id
+
+
+def assign_message_id(message: Message) -> str:
+    """Give a message the id that Flower's own transport would give it."""
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message.object_id
+
+
+def message_to_bytes(message: Message) -> bytes:
+    """Encode a message as Flower does for the wire."""
+    return bytes(message_to_proto(message).SerializeToString())
+
+
+def message_from_bytes(data: bytes) -> Message:
+    """Decode a message as Flower does from the wire."""
+    return message_from_proto(ProtoMessage.FromString(data))
+
+
+def records_to_bytes(records: RecordDict) -> bytes:
+    """Encode records, for example a node's state."""
+    return bytes(recorddict_to_proto(records).SerializeToString())
+
+
+def records_from_bytes(data: bytes) -> RecordDict:
+    """Undo `records_to_bytes`."""
+    return recorddict_from_proto(ProtoRecordDict.FromString(data))

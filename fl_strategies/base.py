@@ -1,0 +1,324 @@
+"""The server half that every strategy of this package shares.
+
+Subclasses say what to ask of a party, how to read its answer and how to combine the
+answers. Here is the rest: waiting for the parties, one deterministic order of replies,
+leaving out a bad reply without ending the run, metrics, and the delivery of the result.
+"""
+
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar, Generic, TypedDict, TypeVar, Unpack
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fl_strategies import keys
+from fl_strategies.exceptions import NotEnoughParties, NotFitted, require
+from fl_strategies.knowledge import Knowledge, Metrics, Scalar, encode_arrays
+from fl_strategies.metrics import aggregate_metrics
+from fl_strategies.protocols import Learner, PortableLearner
+from fl_strategies.replies import EVALUATION, PartyReply, PartyReport, parse_reply
+
+# A child of Flower's logger, so that our lines appear among Flower's own.
+logger = logging.getLogger("flwr.fl_strategies")
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+MAX_REPLY_BYTES = 256 * 2**20
+_POLL_SECONDS = 0.2
+_SECONDS_BETWEEN_REMINDERS = 10.0
+
+
+class FederationOptions(TypedDict, total=False):
+    """Keyword arguments that all strategies take; see `KnowledgeStrategy`."""
+
+    num_parties: int
+    min_parties: int
+    max_wait: float
+    seed: int
+    evaluate: bool
+    solo: bool
+    max_reply_bytes: int
+
+
+class KnowledgeStrategy(Strategy, Generic[T]):
+    """Base of all strategies; implement `party_config`, `read` and `aggregate`.
+
+    Parameters
+    ----------
+    num_parties : int
+        Parties to wait for before a round. All that are connected then take part.
+    min_parties : int (default: 2, or 1 if only one party is expected)
+        Fewest parties to go on with, both after waiting and after bad replies.
+    max_wait : float (default: 120)
+        Seconds to wait for `num_parties` to connect.
+    seed : int (default: 0)
+        Seed of the experiment. It never feeds noise that protects privacy.
+    evaluate : bool (default: True)
+        Deliver the final model to the parties, who report its accuracy on their own
+        held-out rows, if they have any.
+    solo : bool (default: False)
+        Ask parties to compare with a model trained on their own data alone.
+    max_reply_bytes : int (default: 256 MiB)
+        Largest reply that is read.
+
+    Attributes
+    ----------
+    parties_ : dict of partition id to `PartyReport`
+        What each party reported last.
+    rejected_ : dict
+        Per node id: why its reply of the last round was left out.
+    """
+
+    name: ClassVar[str]
+    reply_kind: str
+    model_name: str = ""
+    """What parties call the final model; they need a factory of this name to receive it."""
+    last_round: ClassVar[int | None] = None
+    """Round after which the strategy has nothing more to ask, or None."""
+
+    def __init__(self, **federation: Unpack[FederationOptions]) -> None:
+        self.num_parties = federation.get("num_parties", 2)
+        self.min_parties = federation.get("min_parties", min(2, self.num_parties))
+        self.max_wait = federation.get("max_wait", 120.0)
+        self.seed = federation.get("seed", 0)
+        self.evaluate = federation.get("evaluate", True)
+        self.solo = federation.get("solo", False)
+        self.max_reply_bytes = federation.get("max_reply_bytes", MAX_REPLY_BYTES)
+        self._check_federation(federation)
+        self.parties_: dict[int, PartyReport] = {}
+        self.rejected_: dict[int, str] = {}
+        self._model: Learner | None = None
+        self._failure = "the strategy has not run"
+        self._sent: list[Message] = []
+
+    def _check_federation(self, federation: Mapping[str, object]) -> None:
+        owner = type(self).__name__
+        unknown = sorted(set(federation) - set(FederationOptions.__annotations__))
+        require(not unknown, owner, "options", "known ones", unknown)
+        require(self.num_parties >= 1, owner, "num_parties", "at least 1", self.num_parties)
+        require(
+            1 <= self.min_parties <= self.num_parties,
+            owner, "min_parties", f"from 1 to num_parties={self.num_parties}", self.min_parties,
+        )  # fmt: skip
+        require(self.max_wait >= 0, owner, "max_wait", "at least 0 seconds", self.max_wait)
+        require(self.seed >= 0, owner, "seed", "at least 0", self.seed)
+        require(
+            self.max_reply_bytes > 0, owner, "max_reply_bytes", "positive", self.max_reply_bytes
+        )
+
+    # What a subclass says about its algorithm.
+
+    @abstractmethod
+    def party_config(self, server_round: int) -> dict[str, Scalar]:
+        """Return the settings that parties need in this round."""
+
+    @abstractmethod
+    def read(self, knowledge: Knowledge) -> T:
+        """Check one party's knowledge; raise `KnowledgeMismatch` to leave it out."""
+
+    @abstractmethod
+    def aggregate(
+        self, server_round: int, replies: Sequence[PartyReply[T]]
+    ) -> tuple[ArrayRecord | None, Metrics]:
+        """Combine the accepted replies, sorted by partition id, and add own metrics."""
+
+    def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
+        """Return what this node is to learn from the server; nothing by default."""
+        return None
+
+    # What the strategy has learned.
+
+    @property
+    def model_(self) -> Learner:
+        """The final model."""
+        if self._model is None:
+            raise NotFitted(
+                f"{type(self).__name__}: model_ must be read after a run that ended well, "
+                f"got none: {self._failure}."
+            )
+        return self._model
+
+    def _keep_model(self, model: Learner) -> ArrayRecord | None:
+        """Keep the final model; return its arrays if it can travel."""
+        self._model = model
+        if isinstance(model, PortableLearner):
+            return encode_arrays(model.to_arrays())
+        logger.info("%s: the final model cannot travel and stays on the server.", self.name)
+        return None
+
+    # Flower's five methods.
+
+    def summary(self) -> None:
+        """Log the settings."""
+        logger.info("\t├──> %s:", type(self).__name__)
+        for key, value in {**self.party_config(1), "num-parties": self.num_parties}.items():
+            logger.info("\t│\t├── %s: %s", key, value)
+
+    def configure_train(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,  # noqa: ARG002 - Flower's signature
+        config: ConfigRecord,
+        grid: Grid,
+    ) -> list[Message]:
+        """Ask every connected party, once the expected ones are there."""
+        if self.last_round is not None and server_round > self.last_round:
+            logger.info("%s ended in round %s; nothing is sent.", self.name, self.last_round)
+            self._sent = []
+            return []
+        nodes = self._wait_for_parties(grid)
+        self.rejected_ = {}
+        asked = self.party_config(server_round)
+        ours = {**config, **asked, **self._common_config(server_round)}
+        self._sent = [
+            self._message(node, MessageType.TRAIN, self.knowledge_for(node), ours)
+            for node in nodes
+        ]
+        return self._sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Combine the valid replies; with too few of them, report nothing and say why."""
+        accepted = self._accept(replies, self.reply_kind, self.read)
+        if not self._sent:
+            return None, None
+        if len(accepted) < self.min_parties:
+            self._fail(
+                f"{len(accepted)} of {len(self._sent)} parties sent a valid reply and "
+                f"{self.min_parties} are needed ({self._first_rejection()})"
+            )
+            return None, None
+        arrays, metrics = self.aggregate(server_round, accepted)
+        totals = aggregate_metrics([reply.metrics for reply in accepted])
+        totals |= {
+            keys.NUM_PARTIES: len(accepted),
+            keys.NUM_REJECTED: len(self.rejected_),
+            **metrics,
+        }
+        return arrays, MetricRecord({**totals})
+
+    def configure_evaluate(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,  # noqa: ARG002 - Flower's signature
+    ) -> list[Message]:
+        """Deliver the final model to the parties of this round."""
+        nodes = [message.metadata.dst_node_id for message in self._sent]
+        self._sent = []
+        if not self.evaluate or self._model is None or not arrays:
+            return []
+        ours = {**config, **self._common_config(server_round), keys.SOLO: self.solo}
+        meta = ConfigRecord({keys.KIND: "model", keys.LEARNER: self.model_name})
+        self._sent = [self._message(node, MessageType.EVALUATE, None, ours) for node in nodes]
+        for message in self._sent:
+            message.content[keys.ARRAYS] = arrays
+            message.content[keys.META] = meta
+        return self._sent
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002 - Flower's signature
+        replies: Iterable[Message],
+    ) -> MetricRecord | None:
+        """Combine what the parties measured on their own held-out rows."""
+        accepted = self._accept(replies, EVALUATION, lambda _: None)
+        self._sent = []
+        if not accepted:
+            return None
+        return MetricRecord({**aggregate_metrics([reply.metrics for reply in accepted])})
+
+    # Messages.
+
+    def _common_config(self, server_round: int) -> dict[str, Scalar]:
+        return {
+            keys.STRATEGY: self.name,
+            keys.SERVER_ROUND: server_round,
+            keys.SEED: self.seed,
+        }
+
+    def _message(
+        self, node_id: int, kind: str, knowledge: Knowledge | None, config: Mapping[str, object]
+    ) -> Message:
+        content = RecordDict({keys.CONFIG: ConfigRecord(dict(config))})  # type: ignore[arg-type]
+        if knowledge is not None:
+            knowledge.write(content)
+        return Message(content, dst_node_id=node_id, message_type=kind)
+
+    def _wait_for_parties(self, grid: Grid) -> list[int]:
+        """Return all connected nodes, once enough of them are there.
+
+        Nodes register while the server already runs, so asking once would race with them.
+        """
+        start = reminded = time.monotonic()
+        while len(nodes := sorted(grid.get_node_ids())) < self.num_parties:
+            now = time.monotonic()
+            if now - start >= self.max_wait:
+                return self._go_on_with(nodes)
+            if now - reminded >= _SECONDS_BETWEEN_REMINDERS:
+                reminded = now
+                logger.info(
+                    "%s waits for parties: %s of %s are connected.",
+                    self.name, len(nodes), self.num_parties,
+                )  # fmt: skip
+            time.sleep(_POLL_SECONDS)
+        return nodes
+
+    def _go_on_with(self, nodes: list[int]) -> list[int]:
+        if len(nodes) < self.min_parties:
+            raise NotEnoughParties(
+                f"{type(self).__name__}: {self.min_parties} of {self.num_parties} parties must "
+                f"connect within max_wait={self.max_wait} seconds, got {len(nodes)}."
+            )
+        logger.warning(
+            "%s goes on with %s of %s parties after waiting %s seconds.",
+            self.name, len(nodes), self.num_parties, self.max_wait,
+        )  # fmt: skip
+        return nodes
+
+    # Replies.
+
+    def _accept(
+        self, replies: Iterable[Message], kind: str, read: Callable[[Knowledge], S]
+    ) -> list[PartyReply[S]]:
+        """Parse all replies; a bad one costs its party the round and nobody else anything."""
+        waiting = {m.metadata.message_id: m for m in self._sent}
+        accepted: list[PartyReply[S]] = []
+        for reply in replies:
+            request = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if request is None:
+                logger.warning("%s ignores a reply to no open question.", self.name)
+                continue
+            node_id = request.metadata.dst_node_id
+            try:
+                accepted.append(parse_reply(request, reply, kind, self.max_reply_bytes, read))
+            except Exception as error:  # hostile input may make a learner raise anything
+                self._reject(node_id, str(error) or type(error).__name__)
+        for request in waiting.values():
+            self._reject(request.metadata.dst_node_id, "it did not answer in time")
+        accepted.sort(key=lambda reply: (reply.partition_id, reply.node_id))
+        for party in accepted:
+            report = self.parties_.setdefault(
+                party.partition_id, PartyReport(party.learner_name, {}, {})
+            )
+            (report.evaluate if kind == EVALUATION else report.train).update(party.metrics)
+        return accepted
+
+    def _reject(self, node_id: int, reason: str) -> None:
+        self.rejected_[node_id] = reason
+        logger.warning("%s leaves out node %s: %s", self.name, node_id, reason)
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        logger.error("%s has no result: %s.", self.name, reason)
+
+    def _first_rejection(self) -> str:
+        reasons = [f"node {node}: {reason}" for node, reason in self.rejected_.items()]
+        return f"for example {reasons[0].rstrip('.')}" if reasons else "no reply was bad"

@@ -1,0 +1,75 @@
+"""Every error this package raises on purpose.
+
+StrategyError
+├── InvalidParameter      (ValueError)      a setting breaks its rule
+├── UnsupportedLearner    (TypeError)       a learner lacks a method the strategy needs
+├── KnowledgeMismatch     (ValueError)      what arrived is not what was asked for
+│   └── PublicDataMismatch                  server and party hold different public data
+├── InvalidData           (ValueError)      private, public or test data break the contract
+├── MissingExtra          (ImportError)     an optional package is not installed
+├── NotFitted             (AttributeError)  a result is read before there is one
+└── NotEnoughParties      (RuntimeError)    too few parties came or answered
+
+Each is also the built-in error that fits it, so callers need not know this tree.
+"""
+
+
+class StrategyError(Exception):
+    """Root of the tree; catch this to catch everything the package raises."""
+
+
+class InvalidParameter(StrategyError, ValueError):
+    """A setting breaks its rule."""
+
+
+class UnsupportedLearner(StrategyError, TypeError):
+    """A learner lacks a method that the strategy needs."""
+
+
+class KnowledgeMismatch(StrategyError, ValueError):
+    """What arrived is not what was asked for."""
+
+
+class PublicDataMismatch(KnowledgeMismatch):
+    """Server and party hold different public data."""
+
+
+class InvalidData(StrategyError, ValueError):
+    """Private, public or test data break the contract."""
+
+
+class MissingExtra(StrategyError, ImportError):
+    """An optional package is not installed."""
+
+    def __init__(self, owner: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{owner}: the package {package!r} must be installed, got none. "
+            f'Run: pip install "fl-strategies[{extra}]"'
+        )
+
+
+class NotFitted(StrategyError, AttributeError):
+    """A result is read before there is one."""
+
+
+class NotEnoughParties(StrategyError, RuntimeError):
+    """Too few parties came or answered."""
+
+
+def require(holds: bool, owner: str, parameter: str, rule: str, value: object) -> None:
+    """Raise `InvalidParameter` in the package's one sentence unless the rule holds.
+
+    Examples
+    --------
+    >>> require(0 > 1, "FedKT", "gamma", "greater than 0", -1)
+    Traceback (most recent call last):
+    fl_strategies.exceptions.InvalidParameter: FedKT: gamma must be greater than 0, got -1.
+    """
+    if not holds:
+        raise InvalidParameter(f"{owner}: {parameter} must be {rule}, got {value!r}.")
+
+
+def require_data(holds: bool, owner: str, parameter: str, rule: str, value: object) -> None:
+    """Raise `InvalidData` in the package's one sentence unless the rule holds."""
+    if not holds:
+        raise InvalidData(f"{owner}: {parameter} must be {rule}, got {value}.")

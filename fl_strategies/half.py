@@ -1,0 +1,89 @@
+"""The party half that every strategy of this package shares."""
+
+import math
+from abc import ABC, abstractmethod
+
+from flwr.app import ConfigRecord, RecordDict
+
+from fl_strategies import keys
+from fl_strategies.exceptions import KnowledgeMismatch, PublicDataMismatch
+from fl_strategies.knowledge import Knowledge, Metrics, config_int
+from fl_strategies.party import Party, content_hash
+from fl_strategies.protocols import Learner, PortableLearner
+from fl_strategies.randomness import derive_rng
+
+MAX_SEED = 2**63 - 1
+
+
+class PartyHalf(ABC):
+    """What a party does when the server asks; stateless, so one instance serves all.
+
+    Whatever must outlive a message belongs into `state`, Flower's `Context.state`.
+    """
+
+    @abstractmethod
+    def train(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Knowledge, Metrics]:
+        """Learn from private data and return what may leave the party."""
+
+    def evaluate(
+        self,
+        party: Party,
+        received: Knowledge,
+        config: ConfigRecord,
+        state: RecordDict,  # noqa: ARG002 - used by halves that keep something
+    ) -> tuple[Learner, Metrics]:
+        """Take the final model and compare it with one trained on own data alone."""
+        model = receive_model(party, received)
+        metrics: Metrics = {
+            keys.NUM_EXAMPLES: 0,
+            keys.ACCURACY: math.nan,
+            keys.SOLO_ACCURACY: math.nan,
+        }
+        if party.x_test is None or party.y_test is None or not len(party.y_test):
+            return model, metrics
+        metrics[keys.NUM_EXAMPLES] = len(party.y_test)
+        metrics[keys.ACCURACY] = float((model.predict(party.x_test) == party.y_test).mean())
+        if config.get(keys.SOLO) is True and len(party.y):
+            rng = derive_rng(read_seed(config), "party", party.partition_id, "solo")
+            alone = party.learner_fn().fit(party.x, party.y, rng=rng)
+            metrics[keys.SOLO_ACCURACY] = float(
+                (alone.predict(party.x_test) == party.y_test).mean()
+            )
+        return model, metrics
+
+
+def read_seed(config: ConfigRecord) -> int:
+    """Return the experiment's seed, named by the server."""
+    return config_int(config, keys.SEED, minimum=0, maximum=MAX_SEED)
+
+
+def check_public_data(party: Party, config: ConfigRecord) -> None:
+    """Raise unless server and party hold the same public rows and class list."""
+    config_int(config, keys.NUM_CLASSES, minimum=party.num_classes, maximum=party.num_classes)
+    asked, held = config.get(keys.PUBLIC_HASH), content_hash(party.public)
+    if asked != held:
+        raise PublicDataMismatch(
+            f"Party {party.partition_id}: public data must be the server's "
+            f"(sha256 {str(asked)[:12]}), got {party.public.shape} {party.public.dtype} "
+            f"(sha256 {held[:12]}). Use the same file, order and preprocessing everywhere."
+        )
+
+
+def receive_model(party: Party, received: Knowledge) -> Learner:
+    """Rebuild a model that travelled as arrays, with code that the party chose itself."""
+    name = str(received.meta.get(keys.LEARNER))
+    factories = {party.learner_name: party.learner_fn, **party.catalogue}
+    if name not in factories:
+        raise KnowledgeMismatch(
+            f"Party {party.partition_id}: the model's learner must be one of "
+            f"{', '.join(sorted(factories))}, got {name!r}. Add it to the party's catalogue."
+        )
+    twin = factories[name]()
+    if not isinstance(twin, PortableLearner):
+        raise KnowledgeMismatch(
+            f"Party {party.partition_id}: the learner {name!r} must have from_arrays to "
+            f"receive a model, got {type(twin).__name__}."
+        )
+    return twin.from_arrays(received.arrays)

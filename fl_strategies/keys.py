@@ -1,0 +1,42 @@
+"""Every string that crosses the wire or names a metric, in one place."""
+
+from typing import Final
+
+# Records of a message.
+ARRAYS: Final = "arrays"
+CONFIG: Final = "config"
+METRICS: Final = "metrics"
+META: Final = "knowledge-meta"
+
+# Configuration that travels from server to party.
+STRATEGY: Final = "strategy"
+SERVER_ROUND: Final = "server-round"
+SEED: Final = "seed"
+PUBLIC_HASH: Final = "public-hash"
+NUM_CLASSES: Final = "num-classes"
+SOLO: Final = "solo"
+
+# What accompanies knowledge.
+KIND: Final = "kind"
+LEARNER: Final = "learner"
+PARTITION_ID: Final = "partition-id"
+NUM_PARTITIONS: Final = "num-partitions"
+
+# Metrics.
+NUM_EXAMPLES: Final = "num-examples"
+NUM_PARTIES: Final = "num-parties"
+NUM_REJECTED: Final = "num-rejected"
+NUM_BYTES_SENT: Final = "num-bytes-sent"
+NUM_BYTES_RECEIVED: Final = "num-bytes-received"
+NUM_RELEASES: Final = "num-releases"
+TRAIN_TIME: Final = "train-time"
+ACCURACY: Final = "accuracy"
+SOLO_ACCURACY: Final = "solo-accuracy"
+EPSILON_PARTY: Final = "epsilon-party"
+EPSILON_EXAMPLE: Final = "epsilon-example"
+DELTA_PARTY: Final = "delta-party"
+DELTA_EXAMPLE: Final = "delta-example"
+VOTE_AGREEMENT: Final = "vote-agreement"
+CONSISTENT_FRACTION: Final = "consistent-fraction"
+NUM_TEACHERS_MISSING: Final = "num-teachers-missing"
+NUM_UNLABELLED: Final = "num-unlabelled"

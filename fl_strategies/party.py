@@ -1,0 +1,113 @@
+"""One member of the federation, as its own process sees it."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fl_strategies.exceptions import InvalidData, require, require_data
+from fl_strategies.protocols import Array, IntArray, LearnerFactory
+
+
+def content_hash(array: Array) -> str:
+    """Return a fingerprint of an array's type, shape and values.
+
+    Server and parties compare it to be sure that they label the same rows.
+    """
+    plain = np.ascontiguousarray(array)
+    plain = plain.astype(plain.dtype.newbyteorder("<"), copy=False)
+    digest = hashlib.sha256(f"{plain.dtype.str}{plain.shape}".encode())
+    digest.update(plain.data)
+    return digest.hexdigest()
+
+
+def check_rows(owner: str, name: str, x: Array) -> None:
+    """Raise `InvalidData` unless `x` is a numeric array of finite rows."""
+    require_data(x.ndim >= 2, owner, name, "an array of rows (n, ...)", f"shape {x.shape}")
+    require_data(
+        np.issubdtype(x.dtype, np.floating) or np.issubdtype(x.dtype, np.integer),
+        owner, name, "an array of numbers", f"dtype {x.dtype}",
+    )  # fmt: skip
+    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+        rows = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+        raise InvalidData(
+            f"{owner}: {name} must be finite, got NaN or infinity in {rows.sum()} of "
+            f"{len(x)} rows, the first is row {rows.argmax()}. Fill or drop these rows."
+        )
+
+
+def check_labels(owner: str, name: str, y: Array, num_rows: int, num_classes: int) -> None:
+    """Raise `InvalidData` unless `y` holds one class index per row."""
+    require_data(
+        y.ndim == 1 and np.issubdtype(y.dtype, np.integer),
+        owner, name, "a flat array of class indices", f"shape {y.shape} of {y.dtype}",
+    )  # fmt: skip
+    require_data(len(y) == num_rows, owner, name, f"{num_rows} labels, one a row", len(y))
+    if len(y):
+        outside = y[(y < 0) | (y >= num_classes)]
+        require_data(
+            not len(outside), owner, name,
+            f"between 0 and {num_classes - 1}, the federation's class list", outside[:1],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Party:
+    """Private data, public data and the models of one member.
+
+    Parameters
+    ----------
+    x, y : (num_records, ...), (num_records,)
+        Private records and their class indices. They never leave the party.
+    public : (num_public, ...)
+        The unlabelled rows that everybody in the federation holds, in the same order.
+    num_classes : int
+        Length of the federation's class list, also when this party lacks some classes.
+    learner_fn : factory
+        Makes the party's model, unfitted.
+    teacher_fn : factory, optional
+        Makes the model that is trained on small subsets (FedKT); `learner_fn` if left out.
+    learner_name : str
+        What others call this model: in reports and, when models travel, to find the
+        receiver's factory for it.
+    partition_id : int
+        Number of this party in the federation; names its stream of randomness.
+    x_test, y_test : optional
+        Held-out rows on which this party compares its own model with the federation's.
+    catalogue : mapping of name to factory, optional
+        Models this party is ready to receive besides its own. Only arrays travel; the
+        code that reads them is always the receiver's.
+    """
+
+    x: Array
+    y: IntArray
+    public: Array
+    num_classes: int
+    learner_fn: LearnerFactory
+    teacher_fn: LearnerFactory | None = None
+    learner_name: str = "learner"
+    partition_id: int = 0
+    x_test: Array | None = None
+    y_test: IntArray | None = None
+    catalogue: Mapping[str, LearnerFactory] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check what could otherwise surface as a wrong model."""
+        owner = f"Party {self.partition_id}"
+        require(self.partition_id >= 0, owner, "partition_id", "at least 0", self.partition_id)
+        require(self.num_classes >= 2, owner, "num_classes", "at least 2", self.num_classes)
+        self._check(owner, "x", self.x, self.y)
+        check_rows(owner, "public", self.public)
+        if (self.x_test is None) != (self.y_test is None):
+            raise InvalidData(f"{owner}: x_test and y_test must be given together, got one.")
+        if self.x_test is not None and self.y_test is not None:
+            self._check(owner, "x_test", self.x_test, self.y_test)
+
+    def _check(self, owner: str, name: str, x: Array, y: Array) -> None:
+        check_rows(owner, name, x)
+        check_labels(owner, name.replace("x", "y", 1), y, len(x), self.num_classes)
+        require_data(
+            x.shape[1:] == self.public.shape[1:], owner, name,
+            f"rows of shape {self.public.shape[1:]} like the public data", x.shape[1:],
+        )  # fmt: skip

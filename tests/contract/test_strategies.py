@@ -1,0 +1,416 @@
+"""What every strategy of the registry must keep, checked before its author writes a test."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Result
+
+from clients.app import client_app
+from fl_strategies import REGISTRY, KnowledgeStrategy, Party, keys
+from fl_strategies.exceptions import InvalidParameter, NotEnoughParties, NotFitted
+from simulations.local import InMemoryGrid, run_local
+from tests.toys import (
+    PUBLIC,
+    TEST,
+    accuracy,
+    common_options,
+    load_toy_party,
+    load_with,
+    toy_party,
+    without_records,
+)
+
+NUM_PARTIES = 4
+APP = client_app(load_toy_party)
+
+pytestmark = pytest.mark.parametrize("name", sorted(REGISTRY))
+
+
+def build(name: str, **changes: object) -> KnowledgeStrategy[Any]:
+    return REGISTRY[name].strategy(**{**common_options(NUM_PARTIES), **changes})  # type: ignore[arg-type]
+
+
+def run(strategy: KnowledgeStrategy[Any], app: ClientApp = APP, **options: Any) -> Result:
+    return run_local(strategy, app, NUM_PARTIES, **options)
+
+
+def bits(strategy: KnowledgeStrategy[Any]) -> bytes:
+    """Return what the final model says about the test rows, to the bit."""
+    return strategy.model_.logits(TEST[0]).tobytes()
+
+
+class ShufflingGrid(InMemoryGrid):
+    """Delivers replies in reverse order."""
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+        return super().send_and_receive(messages, timeout=timeout)[::-1]
+
+
+class RecordingGrid(InMemoryGrid):
+    """Keeps everything that crosses the trust boundary."""
+
+    wire: list[Message]
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+        replies = super().send_and_receive(messages, timeout=timeout)
+        self.wire = [*getattr(self, "wire", []), *replies]
+        return replies
+
+
+def test_defaults_and_summary(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A strategy can be built from the common options, knows its name and describes itself."""
+    strategy = build(name)
+
+    with caplog.at_level("INFO", logger="flwr.fl_strategies"):
+        strategy.summary()
+
+    assert strategy.name == name
+    assert type(strategy).__name__ in caplog.text
+
+
+def test_a_run_learns(name: str) -> None:
+    """The toy federation ends well above chance."""
+    strategy = build(name)
+
+    run(strategy)
+
+    assert accuracy(strategy.model_.predict(TEST[0])) > 0.85
+
+
+def test_same_seed_same_bits_whatever_the_order(name: str) -> None:
+    """Reply order and the number of workers do not change one bit; another seed does."""
+    plain, shuffled, parallel, other = (build(name, seed=seed) for seed in (0, 0, 0, 1))
+    run(plain)
+    shuffled.start(ShufflingGrid(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1)
+    run(parallel, num_workers=2)
+    run(other)
+
+    assert bits(plain) == bits(shuffled) == bits(parallel)
+    assert bits(plain) != bits(other)
+
+
+def test_the_callers_config_is_left_alone(name: str) -> None:
+    """Flower's own strategies write into the caller's record; ours do not."""
+    config = ConfigRecord({"mine": 1})
+
+    build(name).start(
+        InMemoryGrid(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1,
+        train_config=config, evaluate_config=config,
+    )  # fmt: skip
+
+    assert dict(config) == {"mine": 1}
+
+
+def test_one_failing_party_does_not_end_the_run(name: str) -> None:
+    """An exception in one party costs that party the round, and its text stays there."""
+
+    def fail(_: Party) -> Party:
+        raise ValueError("patient 4711 has no blood pressure")
+
+    strategy = build(name)
+
+    result = run(strategy, client_app(load_with(fail, only=1)))
+
+    assert strategy.model_ is not None
+    assert result.train_metrics_clientapp[1][keys.NUM_REJECTED] == 1
+    (reason,) = strategy.rejected_.values()
+    assert "ValueError" in reason
+    assert "4711" not in reason
+
+
+def test_replies_that_never_come_do_not_end_the_run(name: str) -> None:
+    """A party that does not answer is left out and named."""
+
+    class Forgetful(InMemoryGrid):
+        def send_and_receive(
+            self, messages: Any, *, timeout: float | None = None
+        ) -> list[Message]:
+            return super().send_and_receive(messages, timeout=timeout)[1:]
+
+    strategy = build(name)
+    strategy.start(Forgetful(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1)
+
+    assert "it did not answer in time" in strategy.rejected_.values()
+    assert strategy.model_ is not None
+
+
+def test_no_replies_means_no_result(name: str) -> None:
+    """Without a single reply there is neither a model nor a metric, but a reason."""
+    strategy = build(name)
+    grid = InMemoryGrid(APP, NUM_PARTIES)
+    strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+
+    assert strategy.aggregate_train(1, []) == (None, None)
+    with pytest.raises(NotFitted, match="0 of 4 parties sent a valid reply and 2 are needed"):
+        strategy.model_  # noqa: B018
+
+
+def test_all_parties_failing_is_one_clear_sentence(name: str) -> None:
+    """When every party fails, the run ends and the reason names one of them."""
+
+    def load(context: Context) -> Party:
+        return without_records(load_toy_party(context))
+
+    strategy = build(name)
+    result = run(strategy, client_app(load))
+
+    assert not result.train_metrics_clientapp
+    with pytest.raises(NotFitted, match=r"got none: 0 of 4 .*for example node 1000: Party 0"):
+        strategy.model_  # noqa: B018
+
+
+def test_too_few_parties_is_one_clear_sentence(name: str) -> None:
+    """The strategy does not wait for ever."""
+    strategy = build(name, num_parties=9, min_parties=6, max_wait=0.3)
+
+    with pytest.raises(NotEnoughParties, match=r"6 of 9 parties must connect within .* got 4"):
+        run(strategy)
+
+
+def test_it_goes_on_with_enough_parties(name: str) -> None:
+    """After waiting, the parties that came suffice if there are `min_parties` of them."""
+    strategy = build(name, num_parties=9, min_parties=3)
+
+    result = run(strategy)
+
+    assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 4
+
+
+def test_a_reply_has_one_record_of_each_kind_and_constant_keys(name: str) -> None:
+    """Every reply holds arrays, meta and metrics, with the same metrics from every party."""
+    grid = RecordingGrid(APP, NUM_PARTIES)
+
+    build(name, evaluate=False).start(grid, ArrayRecord(), num_rounds=1)
+
+    metric_keys = set()
+    for reply in grid.wire:
+        assert len(reply.content.array_records) == 1
+        assert len(reply.content.metric_records) == 1
+        metric_keys.add(tuple(sorted(reply.content.metric_records[keys.METRICS])))
+    assert len(metric_keys) == 1
+
+
+def test_bytes_are_the_bytes_on_the_wire(name: str) -> None:
+    """The reported bytes are those of the records that were really sent."""
+    grid = RecordingGrid(APP, NUM_PARTIES)
+
+    result = build(name, evaluate=False).start(grid, ArrayRecord(), num_rounds=1)
+
+    sent = sum(record.count_bytes() for reply in grid.wire for record in reply.content.values())
+    assert result.train_metrics_clientapp[1][keys.NUM_BYTES_SENT] == sent
+    for reply in grid.wire:
+        own = reply.content.metric_records[keys.METRICS][keys.NUM_BYTES_SENT]
+        assert own == sum(record.count_bytes() for record in reply.content.values())
+
+
+def test_no_private_row_crosses_the_boundary(name: str) -> None:
+    """A canary among the private values is found in no array that leaves a party."""
+    canary = 3.141592653589793
+
+    def plant(context: Context) -> Party:
+        party = load_toy_party(context)
+        x = party.x.copy()
+        x[:5] = canary
+        return replace(party, x=x)
+
+    grid = RecordingGrid(client_app(plant), NUM_PARTIES)
+    build(name).start(grid, ArrayRecord(), num_rounds=1)
+
+    needle = np.float64(canary).tobytes()
+    assert needle in toy_arrays(np.full(2, canary)), "the search itself must be able to find it"
+    for reply in grid.wire:
+        for record in reply.content.array_records.values():
+            assert all(needle not in array.data for array in record.values())
+
+
+def toy_arrays(values: np.ndarray) -> bytes:
+    return next(iter(ArrayRecord([values]).values())).data
+
+
+def test_privacy_is_always_reported(name: str) -> None:
+    """The four privacy figures are in the metrics; without a guarantee epsilon is infinite."""
+    result = run(build(name))
+
+    metrics = result.train_metrics_clientapp[1]
+    for unit in ("party", "example"):
+        assert metrics[f"epsilon-{unit}"] == math.inf
+        assert f"delta-{unit}" in metrics
+
+
+def test_a_bad_parameter_names_itself(name: str) -> None:
+    """The sentence has owner, parameter, rule and value."""
+    owner = REGISTRY[name].strategy.__name__
+
+    with pytest.raises(
+        InvalidParameter, match=f"{owner}: num_parties must be at least 1, got -3"
+    ):
+        build(name, num_parties=-3)
+
+
+def test_a_party_that_lacks_classes_takes_part(name: str) -> None:
+    """One party holds a single class, and the federation still learns all three."""
+
+    def one_class(party: Party) -> Party:
+        rows = party.y == 2
+        return replace(party, x=party.x[rows], y=party.y[rows])
+
+    strategy = build(name)
+    run(strategy, client_app(load_with(one_class, only=0)))
+
+    assert not strategy.rejected_
+    assert set(strategy.model_.predict(TEST[0])) == {0, 1, 2}
+
+
+def test_a_rebuilt_client_app_goes_on(name: str) -> None:
+    """Each message meets a new ClientApp, as in a deployment, with the same result."""
+
+    class Forgetting(InMemoryGrid):
+        def send_and_receive(
+            self, messages: Any, *, timeout: float | None = None
+        ) -> list[Message]:
+            self.client_app = client_app(load_toy_party)
+            return super().send_and_receive(messages, timeout=timeout)
+
+    fresh, kept = build(name), build(name)
+    fresh.start(Forgetting(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1)
+    run(kept)
+
+    assert bits(fresh) == bits(kept)
+
+
+def test_other_public_data_is_left_out(name: str) -> None:
+    """A party with other public rows is named instead of spoiling the model."""
+    strategy = build(name)
+
+    run(strategy, client_app(load_with(lambda p: replace(p, public=PUBLIC + 1), only=3)))
+
+    (reason,) = strategy.rejected_.values()
+    assert reason.startswith("Party 3: public data must be the server's")
+
+
+def hostile_contents(content: RecordDict) -> list[RecordDict]:
+    """Return replies that a broken or hostile party might send."""
+    arrays, meta = content[keys.ARRAYS], content[keys.META]
+    assert isinstance(arrays, ArrayRecord)
+    assert isinstance(meta, ConfigRecord)
+    metrics = content[keys.METRICS]
+    doubled = ArrayRecord({name: type(a)(np.tile(a.numpy(), 2)) for name, a in arrays.items()})
+    garbage = ArrayRecord(
+        {n: type(a)(a.dtype, a.shape, a.stype, b"\x93NUMPY") for n, a in arrays.items()}
+    )
+    whole = {keys.ARRAYS: arrays, keys.META: meta, keys.METRICS: metrics}
+    return [
+        RecordDict(),
+        RecordDict({**whole, keys.ARRAYS: ArrayRecord()}),
+        RecordDict({**whole, keys.ARRAYS: doubled}),
+        RecordDict({**whole, keys.ARRAYS: garbage}),
+        RecordDict({**whole, keys.META: ConfigRecord({**meta, keys.KIND: "other"})}),
+        RecordDict({**whole, keys.META: ConfigRecord({**meta, keys.PARTITION_ID: -1})}),
+        RecordDict({**whole, keys.META: ConfigRecord({**meta, keys.PARTITION_ID: "me"})}),
+        RecordDict({keys.ARRAYS: arrays, keys.META: meta}),
+        RecordDict({**whole, keys.METRICS: ConfigRecord()}),
+    ]
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_a_corrupt_reply_costs_its_party_the_round(name: str, number: int) -> None:
+    """Whatever one party sends, the other three make a model."""
+
+    class Hostile(InMemoryGrid):
+        def send_and_receive(
+            self, messages: Any, *, timeout: float | None = None
+        ) -> list[Message]:
+            replies = super().send_and_receive(messages, timeout=timeout)
+            for reply in replies[:1]:
+                if reply.content[keys.META][keys.KIND] != "evaluation":
+                    reply.content = hostile_contents(reply.content)[number]
+            return replies
+
+    strategy = build(name)
+    result = strategy.start(Hostile(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1)
+
+    assert result.train_metrics_clientapp[1][keys.NUM_REJECTED] == 1
+    assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 3
+    assert strategy.model_ is not None
+
+
+def test_errors_of_dead_nodes_are_mapped_by_message(name: str) -> None:
+    """Flower answers for a dead node as node 1; the strategy still knows who it was."""
+    strategy = build(name)
+    grid = InMemoryGrid(APP, NUM_PARTIES)
+    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    replies = grid.send_and_receive(sent)
+    dead = Message(Error(5, "Node Unavailable"), reply_to=sent[2])
+
+    strategy.aggregate_train(1, [*replies[:2], dead, *replies[3:]])
+
+    assert strategy.rejected_ == {sent[2].metadata.dst_node_id: "Node Unavailable"}
+
+
+def test_a_second_reply_to_one_question_is_ignored(name: str) -> None:
+    """A party cannot vote twice."""
+    strategy, honest = build(name), build(name)
+    grid = InMemoryGrid(APP, NUM_PARTIES)
+    replies = grid.send_and_receive(
+        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    )
+
+    _, metrics = strategy.aggregate_train(1, [*replies, *replies])
+    run(honest)
+
+    assert isinstance(metrics, MetricRecord)
+    assert metrics[keys.NUM_PARTIES] == NUM_PARTIES
+    assert bits(strategy) == bits(honest)
+
+
+def test_the_final_model_is_delivered(name: str) -> None:
+    """Every party receives the model that the server trained."""
+    received: list[bytes] = []
+    app = client_app(
+        load_toy_party,
+        on_model=lambda model, *_: received.append(model.logits(TEST[0]).tobytes()),
+    )
+    strategy = build(name)
+
+    run(strategy, app)
+
+    assert received == [bits(strategy)] * NUM_PARTIES
+
+
+def test_more_rounds_than_needed_change_nothing(name: str) -> None:
+    """A strategy that is done sends nothing more and keeps its result."""
+    if REGISTRY[name].strategy.last_round is None:
+        pytest.skip("this strategy uses every round")
+    once, thrice = build(name), build(name)
+
+    run(once)
+    result = run(thrice, num_rounds=3)
+
+    assert bits(once) == bits(thrice)
+    assert list(result.train_metrics_clientapp) == [1]
+
+
+def test_party_without_test_rows_still_receives(name: str) -> None:
+    """Held-out rows are optional; accuracy is then not a number."""
+    app = client_app(
+        lambda context: replace(
+            toy_party(int(context.node_config["partition-id"])), x_test=None, y_test=None
+        )
+    )
+
+    result = run(build(name), app)
+
+    assert math.isnan(result.evaluate_metrics_clientapp[1][keys.ACCURACY])

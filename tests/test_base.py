@@ -1,0 +1,170 @@
+import logging
+import time
+from collections.abc import Iterator
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord
+
+from clients.app import client_app
+from fl_strategies import Party, keys
+from fl_strategies.base import KnowledgeStrategy
+from fl_strategies.exceptions import NotFitted
+from fl_strategies.half import receive_model
+from fl_strategies.knowledge import Knowledge
+from simulations.local import InMemoryGrid, run_local
+from tests.toys import TEST, CentroidLearner, load_toy_party, toy_fedkt, toy_party
+
+APP = client_app(load_toy_party)
+
+
+class LateGrid(InMemoryGrid):
+    """Nodes register one after the other while the server already asks."""
+
+    def __init__(self) -> None:
+        super().__init__(APP, 4)
+        self.arrivals: Iterator[int] = iter([0, 0, 1, 2, 3, 4])
+
+    def get_node_ids(self) -> list[int]:
+        return super().get_node_ids()[: next(self.arrivals, 4)]
+
+
+def test_the_server_waits_for_late_parties() -> None:
+    """All four take part although none was there at the first look."""
+    strategy = toy_fedkt(max_wait=30.0)
+
+    result = strategy.start(LateGrid(), ArrayRecord(), num_rounds=1)
+
+    assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 4
+
+
+def test_all_connected_parties_take_part_even_if_fewer_were_expected() -> None:
+    """`num_parties` is what to wait for, not how many to pick."""
+    strategy = toy_fedkt(num_parties=2)
+
+    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
+
+    assert [message.metadata.dst_node_id for message in sent] == [1000, 1001, 1002, 1003]
+
+
+def test_messages_are_a_list() -> None:
+    """A generator works in simulation and fails in deployment."""
+    strategy = toy_fedkt()
+
+    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
+
+    assert type(sent) is list
+
+
+def test_waiting_reminds_and_then_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody who watches the log sees who is missing."""
+    monkeypatch.setattr("fl_strategies.base._SECONDS_BETWEEN_REMINDERS", 0.1)
+    strategy = toy_fedkt(num_parties=5, max_wait=0.5)
+
+    with caplog.at_level(logging.INFO, logger="flwr.fl_strategies"):
+        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
+
+    assert "fedkt waits for parties: 4 of 5 are connected." in caplog.text
+    assert "fedkt goes on with 4 of 5 parties" in caplog.text
+
+
+def test_waiting_ends_in_time() -> None:
+    """`max_wait` bounds the wait."""
+    start = time.monotonic()
+
+    toy_fedkt(num_parties=5, max_wait=0.4).configure_train(
+        1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4)
+    )
+
+    assert time.monotonic() - start < 5
+
+
+def test_a_model_is_asked_for_too_early() -> None:
+    """Before a run there is no model, and the sentence says so."""
+    with pytest.raises(NotFitted, match="got none: the strategy has not run"):
+        toy_fedkt().model_  # noqa: B018
+
+
+def test_without_evaluation_nothing_is_delivered() -> None:
+    """`evaluate=False` sends no second message."""
+    result = run_local(toy_fedkt(evaluate=False), APP, 4)
+
+    assert result.evaluate_metrics_clientapp == {}
+
+
+class StayingLearner(CentroidLearner):
+    """A learner that cannot travel."""
+
+    to_arrays = None  # type: ignore[assignment]
+
+
+def test_a_model_that_cannot_travel_stays_on_the_server() -> None:
+    """The strategy keeps the model, and nobody evaluates it."""
+    strategy = toy_fedkt(learner_fn=StayingLearner)
+
+    result = run_local(strategy, APP, 4)
+
+    assert strategy.model_.predict(TEST[0]).shape == (200,)
+    assert result.evaluate_metrics_clientapp == {}
+
+
+def test_parties_that_do_not_know_the_model_say_so() -> None:
+    """A party receives only models that it has code for."""
+    strategy = toy_fedkt(learner_name="galaxy-brain")
+
+    run_local(strategy, APP, 4)
+
+    assert set(strategy.rejected_.values()) == {
+        f"Party {i}: the model's learner must be one of centroid, got 'galaxy-brain'. "
+        "Add it to the party's catalogue."
+        for i in range(4)
+    }
+
+
+def test_a_catalogue_lets_a_party_receive_other_models() -> None:
+    """With the factory in its catalogue the party accepts the model."""
+    party = Party(**{**vars(toy_party(0)), "catalogue": {"other": CentroidLearner}})
+    arrays = CentroidLearner().to_arrays()
+
+    model = receive_model(party, Knowledge("model", arrays, {keys.LEARNER: "other"}))
+
+    assert isinstance(model, CentroidLearner)
+
+
+def test_a_catalogue_entry_must_be_portable() -> None:
+    """A factory that cannot read arrays is named."""
+    party = Party(**{**vars(toy_party(0)), "learner_fn": StayingLearner})
+
+    with pytest.raises(ValueError, match="must have from_arrays to receive a model"):
+        receive_model(party, Knowledge("model", {}, {keys.LEARNER: "centroid"}))
+
+
+def test_knowledge_for_a_node_is_nothing_by_default() -> None:
+    """A strategy that has something to say to one node overrides this."""
+    assert KnowledgeStrategy.knowledge_for(toy_fedkt(), 1) is None
+
+
+def test_users_settings_reach_the_parties() -> None:
+    """Whatever the user puts into train_config travels beside the strategy's own settings."""
+    strategy = toy_fedkt()
+    grid = InMemoryGrid(APP, 4)
+
+    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord({"mine": 7}), grid)
+
+    config = sent[0].content.config_records[keys.CONFIG]
+    assert config["mine"] == 7
+    assert config[keys.STRATEGY] == "fedkt"
+
+
+def test_a_reply_to_no_question_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    """An unasked reply is logged and changes nothing."""
+    asked, other = toy_fedkt(), toy_fedkt()
+    grid = InMemoryGrid(APP, 4)
+    stray = grid.send_and_receive(
+        other.configure_train(1, ArrayRecord(), ConfigRecord({"x": 1}), grid)
+    )
+    asked.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+
+    assert asked.aggregate_train(1, stray) == (None, None)
+    assert "fedkt ignores a reply to no open question." in caplog.text

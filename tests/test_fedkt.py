@@ -1,0 +1,371 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+
+from clients.app import client_app
+from fl_strategies import FedKT, FedKTParty, Knowledge, Learner, Party, keys
+from fl_strategies.ensemble import fit_ensemble
+from fl_strategies.exceptions import (
+    InvalidData,
+    InvalidParameter,
+    KnowledgeMismatch,
+    NotFitted,
+    PublicDataMismatch,
+    UnsupportedLearner,
+)
+from fl_strategies.fedkt import teacher_votes
+from fl_strategies.packing import pack_labels
+from fl_strategies.replies import PartyReply
+from simulations.local import run_local
+from tests.toys import (
+    NUM_CLASSES,
+    PUBLIC,
+    PUBLIC_LABELS,
+    TEST,
+    CentroidLearner,
+    accuracy,
+    load_toy_party,
+    load_with,
+    toy_fedkt,
+    toy_party,
+    without_records,
+)
+
+
+class Recorder:
+    """A learner that remembers what it was trained on and answers a constant."""
+
+    num_classes = NUM_CLASSES
+    fitted: list[tuple[np.ndarray, np.ndarray]]
+
+    def __init__(self, log: list[tuple[np.ndarray, np.ndarray]], answer: int = 0) -> None:
+        self.log, self.answer = log, answer
+
+    def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> "Recorder":  # noqa: ARG002
+        self.log.append((x, y))
+        return self
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        return np.full(len(x), self.answer)
+
+    def logits(self, x: np.ndarray) -> np.ndarray:
+        return np.eye(NUM_CLASSES)[self.predict(x)]
+
+
+def config(**changes: Any) -> ConfigRecord:
+    return ConfigRecord({**toy_fedkt().party_config(1), keys.SEED: 0, **changes})
+
+
+def train(party: Party, **changes: Any) -> tuple[Knowledge, dict[str, float]]:
+    return FedKTParty().train(party, None, config(**changes), RecordDict())
+
+
+def replies(*labels: list[list[int]]) -> list[PartyReply[np.ndarray]]:
+    return [PartyReply(i, i, "", np.array(rows), {}) for i, rows in enumerate(labels)]
+
+
+def small_fedkt(num_rows: int, log: list[Any]) -> FedKT:
+    return toy_fedkt(public=PUBLIC[:num_rows], learner_fn=lambda: Recorder(log))
+
+
+def test_partitions_are_disjoint_and_complete() -> None:
+    """Each of the s partitions deals every record to exactly one of t teachers."""
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    party = toy_party(0, num_records=43)
+    recording = Party(
+        **{**vars(party), "teacher_fn": lambda: Recorder(seen), "learner_fn": CentroidLearner}
+    )
+
+    teacher_votes(recording, num_splits=3, num_teachers=5, seed=0)
+
+    assert len(seen) == 15
+    for split in range(3):
+        sizes = [len(x) for x, _ in seen[5 * split : 5 * split + 5]]
+        rows = np.concatenate([x for x, _ in seen[5 * split : 5 * split + 5]])
+        assert max(sizes) - min(sizes) <= 1
+        np.testing.assert_array_equal(
+            np.unique(rows, axis=0), np.unique(party.x, axis=0), err_msg="records are missing"
+        )
+        assert len(rows) == 43
+
+
+def test_partitions_are_independent() -> None:
+    """Two partitions of the same records differ."""
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    party = Party(**{**vars(toy_party(0)), "teacher_fn": lambda: Recorder(seen)})
+
+    teacher_votes(party, num_splits=2, num_teachers=2, seed=0)
+
+    assert not np.array_equal(seen[0][0], seen[2][0])
+
+
+def test_a_record_reaches_the_same_subset_whatever_its_value() -> None:
+    """Replacing one record changes one teacher of each partition and no other.
+
+    The privacy analysis of L2 rests on this, so it holds at every level.
+    """
+    party = toy_party(0)
+    changed_x, changed_y = party.x.copy(), party.y.copy()
+    changed_x[7], changed_y[7] = 99.0, (changed_y[7] + 1) % NUM_CLASSES
+    logs: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
+    for log, (x, y) in zip(logs, [(party.x, party.y), (changed_x, changed_y)], strict=True):
+        recording = Party(
+            **{**vars(party), "x": x, "y": y, "teacher_fn": lambda log=log: Recorder(log)}
+        )
+        teacher_votes(recording, num_splits=2, num_teachers=5, seed=0)
+
+    differing = [
+        not (np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1]))
+        for a, b in zip(*logs, strict=True)
+    ]
+
+    assert [sum(differing[:5]), sum(differing[5:])] == [1, 1]
+
+
+def test_teacher_votes_count_every_teacher() -> None:
+    """Every row of every partition has t votes."""
+    counts = teacher_votes(toy_party(1), num_splits=2, num_teachers=5, seed=0)
+
+    assert counts.shape == (2, len(PUBLIC), NUM_CLASSES)
+    np.testing.assert_array_equal(counts.sum(axis=2), 5)
+
+
+def test_students_learn_the_majority_of_their_teachers() -> None:
+    """On rows where all teachers agree, the student was trained on their answer."""
+    log: list[tuple[np.ndarray, np.ndarray]] = []
+    party = Party(
+        **{
+            **vars(toy_party(0)),
+            "teacher_fn": CentroidLearner,
+            "learner_fn": lambda: Recorder(log),
+        }
+    )
+
+    train(party)
+
+    counts = teacher_votes(party, num_splits=2, num_teachers=5, seed=0)
+    for split, (x, y) in enumerate(log):
+        unanimous = counts[split].max(axis=1) == 5
+        np.testing.assert_array_equal(x, PUBLIC)
+        np.testing.assert_array_equal(y[unanimous], counts[split].argmax(axis=1)[unanimous])
+    assert len(log) == 2
+
+
+def test_server_counts_consistent_parties_only() -> None:
+    """Three parties (0,1), (0,1), (2,2): the answer is 2, though 0 and 1 have as many votes."""
+    log: list[tuple[np.ndarray, np.ndarray]] = []
+
+    small_fedkt(1, log).aggregate(1, replies([[0], [1]], [[0], [1]], [[2], [2]]))
+
+    np.testing.assert_array_equal(log[0][1], [2])
+
+
+def test_rows_without_a_consistent_party_are_left_out_and_counted() -> None:
+    """Row 1 has no consistent party, so it takes no part and is reported."""
+    log: list[tuple[np.ndarray, np.ndarray]] = []
+
+    _, metrics = small_fedkt(2, log).aggregate(1, replies([[1, 0], [1, 2]]))
+
+    np.testing.assert_array_equal(log[0][0], PUBLIC[:1])
+    assert metrics[keys.NUM_UNLABELLED] == 1
+
+
+def test_without_any_consistent_row_there_is_no_model_but_a_reason() -> None:
+    """The strategy ends without a model and says why."""
+    strategy = small_fedkt(1, [])
+
+    arrays, metrics = strategy.aggregate(1, replies([[0], [1]], [[1], [2]]))
+
+    assert arrays is None
+    assert metrics[keys.NUM_UNLABELLED] == 1
+    with pytest.raises(NotFitted, match="on no public row did all students of any party agree"):
+        strategy.model_  # noqa: B018
+
+
+def test_ties_on_the_server_are_not_always_class_0() -> None:
+    """Two parties disagree on every row: both classes win some rows, and a seed decides."""
+    num_rows = len(PUBLIC)
+    log: list[tuple[np.ndarray, np.ndarray]] = []
+    tied = replies([[0] * num_rows] * 2, [[1] * num_rows] * 2)
+
+    for _ in range(2):
+        small_fedkt(num_rows, log).aggregate(1, tied)
+
+    assert 10 < log[0][1].sum() < 50
+    np.testing.assert_array_equal(log[0][1], log[1][1])
+
+
+def test_votes_and_models_give_the_identical_final_model() -> None:
+    """Sending labels or sending students leads to the same bits."""
+    strategies = [toy_fedkt(exchange=exchange) for exchange in ("votes", "models")]
+    for strategy in strategies:
+        run_local(strategy, client_app(load_toy_party), 4)
+
+    votes, models = (strategy.model_.to_arrays()["centroids"] for strategy in strategies)
+    assert votes.tobytes() == models.tobytes()
+    assert accuracy(strategies[0].model_.predict(TEST[0])) > 0.9
+
+
+def test_votes_take_the_promised_bytes() -> None:
+    """2 students x 60 rows x 2 bits are 30 bytes."""
+    knowledge, _ = train(toy_party(0))
+
+    assert knowledge.arrays["votes"].nbytes == 30
+
+
+def test_metrics_tell_agreement_and_no_guarantee() -> None:
+    """At L0 epsilon is infinite, and the votes' agreement is reported."""
+    _, metrics = train(toy_party(0))
+
+    assert metrics[keys.EPSILON_PARTY] == metrics[keys.EPSILON_EXAMPLE] == math.inf
+    assert 1 / 3 <= metrics[keys.VOTE_AGREEMENT] <= 1
+    assert 0 <= metrics[keys.CONSISTENT_FRACTION] <= 1
+    assert metrics[keys.NUM_TEACHERS_MISSING] == 0
+
+
+def test_fewer_records_than_teachers_means_fewer_teachers() -> None:
+    """A party with 3 records trains 3 teachers per partition and says that 2 are missing."""
+    knowledge, metrics = train(toy_party(0, num_records=3))
+
+    assert metrics[keys.NUM_TEACHERS_MISSING] == 4
+    assert knowledge.arrays["votes"].nbytes == 30
+
+
+def test_a_party_without_records_answers_with_an_error() -> None:
+    """There is nothing to train on."""
+    with pytest.raises(InvalidData, match="Party 2: x must hold records, got none"):
+        train(without_records(toy_party(2)))
+
+
+def test_a_one_class_party_takes_part() -> None:
+    """Records of one class are a fact, not an error."""
+    party = toy_party(0)
+    rows = party.y == 1
+
+    knowledge, _ = train(Party(**{**vars(party), "x": party.x[rows], "y": party.y[rows]}))
+
+    np.testing.assert_array_equal(
+        knowledge.arrays["votes"], pack_labels(np.ones((2, 60), int), NUM_CLASSES)
+    )
+
+
+def test_other_public_data_is_refused() -> None:
+    """A party whose public rows differ says so instead of labelling other rows."""
+    with pytest.raises(PublicDataMismatch, match="Party 1: public data must be the server's"):
+        train(Party(**{**vars(toy_party(1)), "public": PUBLIC[::-1]}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num-splits": 0},
+        {"num-splits": 10**9},
+        {"num-teachers": -1},
+        {"privacy-level": "L9"},
+        {"exchange": "pickle"},
+        {"num-classes": 4},
+        {"seed": -1},
+        {"seed": "0"},
+    ],
+)
+def test_a_party_refuses_unreasonable_requests(change: dict[str, Any]) -> None:
+    """The server is a stranger too: bounds hold at the party."""
+    with pytest.raises(KnowledgeMismatch, match=f"Server: {next(iter(change))} must be"):
+        train(toy_party(0), **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_splits": 0}, "FedKT: num-splits must be from 1 to 1000, got 0"),
+        ({"num_teachers": 0}, "FedKT: num-teachers must be from 1 to 100000, got 0"),
+        ({"privacy_level": "L7"}, "FedKT: privacy-level must be"),
+        ({"exchange": "smoke"}, "FedKT: exchange must be 'votes' or 'models', got 'smoke'"),
+        ({"num_classes": 1}, "FedKT: num_classes must be at least 2, got 1"),
+        ({"public": PUBLIC[:0]}, "FedKT: public must be at least one row, got 0"),
+        ({"num_parties": 0}, "FedKT: num_parties must be at least 1, got 0"),
+        ({"min_parties": 9}, "FedKT: min_parties must be from 1 to num_parties=4, got 9"),
+        ({"max_wait": -1.0}, "FedKT: max_wait must be at least 0 seconds, got -1.0"),
+        ({"seed": -1}, "FedKT: seed must be at least 0, got -1"),
+        ({"max_reply_bytes": 0}, "FedKT: max_reply_bytes must be positive, got 0"),
+        (
+            {"fraction_trian": 1.0},
+            r"FedKT: options must be known ones, got \['fraction_trian'\]",
+        ),
+    ],
+)
+def test_bad_parameters_are_named(change: dict[str, Any], sentence: str) -> None:
+    """Each wrong parameter gives one sentence with its name and value."""
+    with pytest.raises(InvalidParameter, match=sentence):
+        toy_fedkt(**change)
+
+
+def test_students_of_an_unknown_learner_are_refused() -> None:
+    """The server rebuilds only models it has a factory for."""
+    strategy = toy_fedkt(exchange="models")
+
+    with pytest.raises(KnowledgeMismatch, match="must be one of centroid, got 'mystery'"):
+        strategy.read(Knowledge("models", {}, {keys.LEARNER: "mystery"}))
+
+
+def test_a_learner_that_cannot_travel_is_refused_with_advice() -> None:
+    """A party asked for models says which method its learner lacks."""
+    party = Party(
+        **{
+            **vars(toy_party(0)),
+            "teacher_fn": CentroidLearner,
+            "learner_fn": lambda: Recorder([]),
+        }
+    )
+
+    with pytest.raises(UnsupportedLearner, match=r"got Recorder\. Use exchange='votes'"):
+        train(party, exchange="models")
+
+
+def test_the_federation_beats_its_smallest_parties() -> None:
+    """Parties with 5 records each learn more together than alone."""
+
+    def load(context: Any) -> Party:
+        return toy_party(int(context.node_config["partition-id"]), num_records=5)
+
+    strategy = toy_fedkt(num_parties=8, num_teachers=2, solo=True)
+    result = run_local(strategy, client_app(load), 8)
+
+    evaluation = result.evaluate_metrics_clientapp[1]
+    assert evaluation[keys.ACCURACY] > evaluation[keys.SOLO_ACCURACY] + 0.02
+
+
+def test_an_empty_party_does_not_end_the_round() -> None:
+    """The other three parties still make a model, and the fourth is named."""
+    strategy = toy_fedkt()
+
+    run_local(strategy, client_app(load_with(without_records, only=2)), 4)
+
+    assert accuracy(strategy.model_.predict(TEST[0])) > 0.9
+    assert [i for i, party in strategy.parties_.items() if party.train] == [0, 1, 3]
+    assert list(strategy.rejected_.values()) == ["Party 2: x must hold records, got none."]
+
+
+def test_public_labels_are_recovered() -> None:
+    """The winning labels are those the public rows were drawn with, nearly everywhere."""
+    log: list[tuple[np.ndarray, np.ndarray]] = []
+    strategy = toy_fedkt(learner_fn=lambda: Recorder(log))
+
+    run_local(strategy, client_app(load_toy_party), 4)
+
+    assert (log[0][1] == PUBLIC_LABELS).mean() > 0.85
+
+
+def test_ensembles_of_plain_learners_are_fitted_one_by_one() -> None:
+    """Without fit_many every set gets its own learner and its own generator."""
+    x, y = toy_party(0).x, toy_party(0).y
+    rngs = [np.random.default_rng(i) for i in range(3)]
+
+    fitted: list[Learner] = fit_ensemble(CentroidLearner, [(x, y)] * 3, rngs=rngs)
+
+    alone = CentroidLearner().fit(x, y, rng=np.random.default_rng(1))
+    np.testing.assert_array_equal(fitted[1].logits(x), alone.logits(x))
+    assert not np.array_equal(fitted[0].logits(x), fitted[1].logits(x))

@@ -1,0 +1,83 @@
+"""The core stays small: no machine-learning library, no layer that points upwards."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fl_strategies
+from fl_strategies import _compat
+
+ROOT = Path(fl_strategies.__file__).parent
+HEAVY = (
+    "torch",
+    "sklearn",
+    "xgboost",
+    "ray",
+    "opacus",
+    "pandas",
+    "skops",
+    "clients",
+    "simulations",
+)
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Return the heavy modules that a fresh interpreter holds after a statement."""
+    code = f"import sys\n{statement}\nprint(*[m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT.parent,
+    )
+    return set(done.stdout.split())
+
+
+def test_the_core_loads_no_heavy_library() -> None:
+    """Importing all strategies needs numpy and flwr, nothing else."""
+    assert loaded_by("import fl_strategies") == set()
+
+
+def test_the_check_itself_can_fail() -> None:
+    """The subprocess does see a heavy module that is loaded."""
+    assert "sklearn" in loaded_by("import sklearn")
+
+
+def test_the_client_app_loads_no_heavy_library() -> None:
+    """A party with its own learner needs none of our wrappers."""
+    assert loaded_by("import clients.app") == {"clients"}
+
+
+def imports_of(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    plain = {
+        alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names
+    }
+    return plain | {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.stem)
+def test_the_core_never_points_upwards(path: Path) -> None:
+    """fl_strategies knows neither clients nor simulations."""
+    tops = {name.partition(".")[0] for name in imports_of(path)}
+
+    assert not tops & {"clients", "simulations"}
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.stem)
+def test_unpublished_names_of_flower_stay_in_one_file(path: Path) -> None:
+    """Only `flwr.app`, `flwr.serverapp` and `flwr.clientapp` are public."""
+    if path.name == "_compat.py":
+        return
+    flower = {name for name in imports_of(path) if name.partition(".")[0] == "flwr"}
+
+    assert flower <= {"flwr.app", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.clientapp"}
+
+
+def test_compat_names_exist() -> None:
+    """Whatever Flower moves in its next release shows up here first."""
+    assert all(hasattr(_compat, name) for name in _compat.__all__)

@@ -1,0 +1,56 @@
+import importlib.metadata
+import tomllib
+from pathlib import Path
+
+import fl_strategies
+from fl_strategies import REGISTRY, KnowledgeStrategy, PartyHalf, exceptions
+from fl_strategies.exceptions import StrategyError
+
+ROOT = Path(fl_strategies.__file__).parent.parent
+
+
+def test_all_is_complete_and_sorted() -> None:
+    """`__all__` lists exactly what the package offers."""
+    assert fl_strategies.__all__ == sorted(fl_strategies.__all__)
+    assert all(hasattr(fl_strategies, name) for name in fl_strategies.__all__)
+
+
+def test_the_registry_holds_both_halves() -> None:
+    """Each entry is named like its strategy and has a party half."""
+    for name, algorithm in REGISTRY.items():
+        assert issubclass(algorithm.strategy, KnowledgeStrategy)
+        assert isinstance(algorithm.party, PartyHalf)
+        assert algorithm.strategy.name == name
+
+
+def test_one_version() -> None:
+    """The package, its metadata and pyproject.toml agree."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert fl_strategies.__version__ == project["version"]
+    assert importlib.metadata.version("fl-strategies") == project["version"]
+
+
+def test_the_core_depends_on_two_packages() -> None:
+    """They are numpy and flwr."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert [name.split(">")[0] for name in project["dependencies"]] == ["flwr", "numpy"]
+
+
+def test_every_error_is_drawn_in_the_tree() -> None:
+    """The docstring of the module shows all errors, and all descend from one."""
+    errors = [
+        e for e in vars(exceptions).values() if isinstance(e, type) and e is not StrategyError
+    ]
+
+    for error in errors:
+        assert issubclass(error, StrategyError)
+        assert error.__name__ in (exceptions.__doc__ or "")
+
+
+def test_missing_extra_says_what_to_run() -> None:
+    """The sentence ends with the command that helps."""
+    error = exceptions.MissingExtra("TorchLearner", "torch", "torch")
+
+    assert str(error).endswith('Run: pip install "fl-strategies[torch]"')

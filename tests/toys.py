@@ -1,0 +1,117 @@
+"""A federation small enough to run in milliseconds, and real: three blobs, real learners."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+from flwr.app import Context
+
+from fl_strategies import FedKT, Party
+from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.protocols import Array, FloatArray, IntArray
+from fl_strategies.randomness import derive_rng
+
+NUM_CLASSES = 3
+CENTRES = np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]])
+
+
+class CentroidLearner:
+    """Nearest class centroid on a bootstrap sample: random, portable, no library."""
+
+    num_classes = NUM_CLASSES
+
+    def __init__(self) -> None:
+        self.centroids: FloatArray = np.full((NUM_CLASSES, 2), np.inf)
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
+        rows = rng.integers(len(y), size=len(y))
+        x, y = x[rows], y[rows]
+        for label in np.unique(y):
+            self.centroids[label] = x[y == label].mean(axis=0)
+        return self
+
+    def logits(self, x: Array) -> FloatArray:
+        distances = ((x[:, None, :] - self.centroids[None]) ** 2).sum(axis=2)
+        return -np.minimum(distances, 1e6)
+
+    def predict(self, x: Array) -> IntArray:
+        return self.logits(x).argmax(axis=1)
+
+    def to_arrays(self) -> dict[str, Array]:
+        return {"centroids": self.centroids}
+
+    def from_arrays(self, arrays: Mapping[str, Array]) -> "CentroidLearner":
+        centroids = arrays.get("centroids")
+        if centroids is None or centroids.shape != (NUM_CLASSES, 2):
+            raise KnowledgeMismatch("CentroidLearner: centroids must be (3, 2), got others.")
+        twin = CentroidLearner()
+        twin.centroids = centroids
+        return twin
+
+
+def blobs(num_rows: int, *path: str | int) -> tuple[Array, IntArray]:
+    """Return rows around the three centres with their labels."""
+    rng = derive_rng(0, "blobs", *path)
+    y = rng.integers(NUM_CLASSES, size=num_rows)
+    return CENTRES[y] + rng.normal(scale=0.8, size=(num_rows, 2)), y
+
+
+PUBLIC, PUBLIC_LABELS = blobs(60, "public")
+TEST = blobs(200, "test")
+
+
+def toy_party(partition_id: int, num_records: int = 40) -> Party:
+    """Return one party of the toy federation."""
+    x, y = blobs(num_records, "party", partition_id)
+    return Party(
+        x=x,
+        y=y,
+        public=PUBLIC,
+        num_classes=NUM_CLASSES,
+        learner_fn=CentroidLearner,
+        learner_name="centroid",
+        partition_id=partition_id,
+        x_test=TEST[0],
+        y_test=TEST[1],
+    )
+
+
+def load_toy_party(context: Context) -> Party:
+    """Load a party as a `ClientApp` does."""
+    return toy_party(int(context.node_config["partition-id"]))
+
+
+def load_with(change: Callable[[Party], Party], only: int) -> Callable[[Context], Party]:
+    """Load toy parties of which one is changed, or raises."""
+
+    def load(context: Context) -> Party:
+        party = load_toy_party(context)
+        return change(party) if party.partition_id == only else party
+
+    return load
+
+
+def without_records(party: Party) -> Party:
+    return replace(party, x=party.x[:0], y=party.y[:0])
+
+
+def common_options(num_parties: int = 4, seed: int = 0) -> dict[str, object]:
+    """Return what every strategy of the registry can be built from."""
+    return {
+        "public": PUBLIC,
+        "num_classes": NUM_CLASSES,
+        "learner_fn": CentroidLearner,
+        "learner_name": "centroid",
+        "num_parties": num_parties,
+        "seed": seed,
+        "max_wait": 0.0,
+    }
+
+
+def toy_fedkt(**changes: object) -> FedKT:
+    return FedKT(**{**common_options(), **changes})  # type: ignore[arg-type]
+
+
+def accuracy(labels: Sequence[int] | IntArray) -> float:
+    return float((np.asarray(labels) == TEST[1]).mean())
