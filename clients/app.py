@@ -1,0 +1,151 @@
+"""The Flower client side: one function turns a party into a `ClientApp`."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fl_strategies import REGISTRY, Learner, Party, PartyHalf, keys
+from fl_strategies.base import MAX_REPLY_BYTES
+from fl_strategies.exceptions import KnowledgeMismatch, StrategyError
+from fl_strategies.knowledge import Knowledge, Metrics, Scalar, count_bytes
+from fl_strategies.replies import EVALUATION
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+LoadParty: TypeAlias = Callable[[Context], Party]
+OnModel: TypeAlias = Callable[[Learner, Party, Context], None]
+
+CLIENT_APP_RAISED_EXCEPTION = 2
+"""Flower's error code for a client that failed by itself."""
+
+
+def client_app(
+    load_party: LoadParty,
+    *,
+    on_model: OnModel | None = None,
+    halves: Mapping[str, PartyHalf] | None = None,
+) -> ClientApp:
+    """Return a ready `ClientApp` that answers every strategy of the registry.
+
+    Parameters
+    ----------
+    load_party : callable
+        Builds the party from Flower's context. Flower starts client code anew for each
+        message, so this is called once per message.
+    on_model : callable, optional
+        Receives the final model when the server delivers it, for example to save it.
+    halves : mapping of strategy name to party half, optional
+        Which strategies this party takes part in; all of the registry by default.
+
+    Notes
+    -----
+    An error of this package travels to the server as one sentence. Of any other error
+    only the type travels, because its text may quote private data; the whole of it is in
+    the party's own log.
+    """
+    known = halves or {name: algorithm.party for name, algorithm in REGISTRY.items()}
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return _guarded(message, lambda: _train(message, context, load_party, known))
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return _guarded(
+            message, lambda: _evaluate(message, context, load_party, known, on_model)
+        )
+
+    return app
+
+
+def _guarded(message: Message, respond: Callable[[], RecordDict]) -> Message:
+    try:
+        return Message(respond(), reply_to=message)
+    except StrategyError as error:
+        logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
+        reason = str(error)
+    except Exception as error:
+        logger.exception("The party failed.")
+        reason = f"{type(error).__name__} in the party's own code; its log has the details."
+    return Message(Error(CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def _train(
+    message: Message, context: Context, load_party: LoadParty, halves: Mapping[str, PartyHalf]
+) -> RecordDict:
+    config, half = _read_request(message, halves)
+    party = load_party(context)
+    start = time.perf_counter()
+    received = _received(message)
+    knowledge, metrics = half.train(party, received, config, context.state)
+    metrics = {
+        keys.NUM_EXAMPLES: len(party.y),
+        keys.TRAIN_TIME: time.perf_counter() - start,
+        **metrics,
+    }
+    return _reply(message, party, knowledge, metrics)
+
+
+def _evaluate(
+    message: Message,
+    context: Context,
+    load_party: LoadParty,
+    halves: Mapping[str, PartyHalf],
+    on_model: OnModel | None,
+) -> RecordDict:
+    config, half = _read_request(message, halves)
+    party = load_party(context)
+    received = _received(message)
+    if received is None:
+        raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")
+    model, metrics = half.evaluate(party, received, config, context.state)
+    if on_model is not None:
+        on_model(model, party, context)
+    return _reply(message, party, Knowledge(EVALUATION, {}), metrics)
+
+
+def _read_request(
+    message: Message, halves: Mapping[str, PartyHalf]
+) -> tuple[ConfigRecord, PartyHalf]:
+    config = message.content.get(keys.CONFIG)
+    if not isinstance(config, ConfigRecord):
+        raise KnowledgeMismatch(f"Server: the message must hold {keys.CONFIG!r}, got none.")
+    name = str(config.get(keys.STRATEGY))
+    if name not in halves:
+        raise KnowledgeMismatch(
+            f"Server: strategy must be one this party takes part in "
+            f"({', '.join(sorted(halves))}), got {name!r}."
+        )
+    return config, halves[name]
+
+
+def _received(message: Message) -> Knowledge | None:
+    if keys.ARRAYS not in message.content:
+        return None
+    meta = message.content.get(keys.META)
+    kind = str(meta.get(keys.KIND)) if isinstance(meta, ConfigRecord) else ""
+    return Knowledge.read(message.content, kind=kind, max_bytes=MAX_REPLY_BYTES)
+
+
+def _reply(
+    message: Message, party: Party, knowledge: Knowledge, metrics: Metrics
+) -> RecordDict:
+    identity: dict[str, Scalar] = {
+        keys.PARTITION_ID: party.partition_id,
+        keys.LEARNER: party.learner_name,
+    }
+    content = RecordDict()
+    Knowledge(knowledge.kind, knowledge.arrays, {**identity, **knowledge.meta}).write(content)
+    received = count_bytes(message.content)
+    record = MetricRecord(
+        {**metrics, keys.NUM_BYTES_RECEIVED: received, keys.NUM_BYTES_SENT: 0}
+    )
+    content[keys.METRICS] = record
+    # The size of a number does not depend on its value, so it can be filled in last.
+    record[keys.NUM_BYTES_SENT] = count_bytes(content)
+    return content

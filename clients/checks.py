@@ -1,0 +1,264 @@
+"""The contract of a learner, as a check that users run on their own wrapper.
+
+Strategies rely on more than the method names of a protocol: on labels and scores of the
+whole class list, on subsets that lack classes, on randomness that comes from nowhere
+else. A wrapper that passes `check_learner` can be used in every strategy it has the
+methods for.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fl_strategies.exceptions import (
+    KnowledgeMismatch,
+    NotFitted,
+    UnsupportedLearner,
+    require,
+)
+from fl_strategies.protocols import (
+    Array,
+    EnsembleLearner,
+    IntArray,
+    Learner,
+    LearnerFactory,
+    PortableLearner,
+    TrainingSet,
+)
+
+_ROWS_PER_CLASS = 12
+
+
+def check_learner(
+    learner_fn: LearnerFactory, *, num_classes: int = 3, num_features: int = 5
+) -> None:
+    """Raise `UnsupportedLearner` naming the first rule that a learner breaks.
+
+    The learner is fitted some ten times to about a dozen rows per class.
+
+    Parameters
+    ----------
+    learner_fn : factory
+        Makes an unfitted learner for `num_classes` classes and rows of `num_features`.
+    num_classes : int
+        Length of the class list, at least 3 so that a subset can lack a class.
+    num_features : int
+        Columns of the rows, at least 1.
+
+    Examples
+    --------
+    >>> from sklearn.tree import DecisionTreeClassifier
+    >>> from clients.sklearn_learner import SklearnLearner
+    >>> check_learner(lambda: SklearnLearner(DecisionTreeClassifier(), num_classes=3))
+    """
+    require(num_classes >= 3, "check_learner", "num_classes", "at least 3", num_classes)
+    require(num_features >= 1, "check_learner", "num_features", "at least 1", num_features)
+    check = _Check(learner_fn, num_classes, num_features)
+    for rule in (
+        check.has_the_methods,
+        check.is_unfitted_at_first,
+        check.data_are_not_modified,
+        check.fit_returns_self,
+        check.answers_have_the_right_form,
+        check.predict_names_a_highest_logit,
+        check.randomness_comes_from_rng_alone,
+        check.order_of_fits_has_no_effect,
+        check.global_random_states_are_untouched,
+        check.a_class_may_be_missing,
+        check.one_class_is_enough,
+        check.no_rows_give_no_answers,
+        check.bad_rows_are_refused,
+        check.bad_labels_are_refused,
+        check.fit_many_gives_one_twin_per_set,
+        check.arrays_carry_the_model_to_the_bit,
+    ):
+        rule()
+
+
+class _Check:
+    """One factory, the data it is checked on, and a method for every rule."""
+
+    def __init__(self, learner_fn: LearnerFactory, num_classes: int, num_features: int) -> None:
+        self.learner_fn = learner_fn
+        self.num_classes = num_classes
+        rng = np.random.default_rng(0)
+        self.y: IntArray = np.tile(np.arange(num_classes), _ROWS_PER_CLASS)
+        centres = rng.normal(scale=3.0, size=(num_classes, num_features))
+        noise = rng.normal(size=(len(self.y), num_features))
+        self.x: Array = (centres[self.y] + noise).astype(np.float32)
+        self.global_states = _global_states()
+        self.owner = type(learner_fn()).__name__
+
+    def fail(self, rule: str, got: object) -> UnsupportedLearner:
+        return UnsupportedLearner(f"{self.owner}: {rule}, got {got}.")
+
+    def require(self, holds: bool, rule: str, got: object) -> None:
+        if not holds:
+            raise self.fail(rule, got)
+
+    def fitted(self, seed: int = 0, data: TrainingSet | None = None) -> Learner:
+        x, y = (self.x, self.y) if data is None else data
+        return self.learner_fn().fit(x, y, rng=np.random.default_rng(seed))
+
+    def refuses(
+        self, error: type[Exception], rule: str, call: Callable[..., Any], *arguments: Any
+    ) -> None:
+        try:
+            call(*arguments)
+        except error:
+            return
+        except Exception as other:
+            raise self.fail(f"{rule} by {error.__name__}", repr(other)) from other
+        raise self.fail(f"{rule} by {error.__name__}", "no error")
+
+    def has_the_methods(self) -> None:
+        learner = self.learner_fn()
+        self.require(
+            isinstance(learner, Learner),
+            "a learner must have num_classes, fit, predict and logits", "fewer",
+        )  # fmt: skip
+        count = learner.num_classes
+        expected = count == self.num_classes
+        self.require(expected, f"num_classes must be {self.num_classes}", count)
+
+    def is_unfitted_at_first(self) -> None:
+        for method in ("predict", "logits"):
+            call = getattr(self.learner_fn(), method)
+            self.refuses(NotFitted, f"{method} before fit must be refused", call, self.x)
+
+    def fit_returns_self(self) -> None:
+        learner = self.learner_fn()
+        result = learner.fit(self.x, self.y, rng=np.random.default_rng(0))
+        self.require(result is learner, "fit must return self", type(result).__name__)
+
+    def answers_have_the_right_form(self) -> None:
+        self.check_answers(self.fitted(), self.x, "")
+
+    def check_answers(self, learner: Learner, x: Array, when: str) -> None:
+        labels, scores = learner.predict(x), learner.logits(x)
+        shape = (len(x), self.num_classes)
+        form = f"{labels.shape} of {labels.dtype}"
+        flat = labels.shape == (len(x),) and labels.dtype == np.int64
+        self.require(flat, f"predict must return ({len(x)},) of int64{when}", form)
+        inside = bool(((labels >= 0) & (labels < self.num_classes)).all())
+        rule = f"predict must stay below {self.num_classes}{when}"
+        self.require(inside, rule, "another label")
+        form = f"{scores.shape} of {scores.dtype}"
+        wide = scores.shape == shape and np.issubdtype(scores.dtype, np.floating)
+        self.require(wide, f"logits must return {shape} of floats{when}", form)
+        finite = bool(np.isfinite(scores).all())
+        self.require(finite, f"logits must be finite{when}", "NaN or infinity")
+
+    def predict_names_a_highest_logit(self) -> None:
+        learner = self.fitted()
+        labels, scores = learner.predict(self.x), learner.logits(self.x)
+        named = scores[np.arange(len(labels)), labels]
+        wrong = int((named < scores.max(axis=1) - 1e-6).sum())
+        self.require(
+            wrong == 0, "predict must name a class of highest logit", f"{wrong} others"
+        )
+
+    def randomness_comes_from_rng_alone(self) -> None:
+        same = self.agree(self.fitted(1), self.fitted(1))
+        self.require(same, "equal generators must give equal models", "different scores")
+
+    def order_of_fits_has_no_effect(self) -> None:
+        first, second = self.fitted(1), self.fitted(2)
+        second_alone, first_after = self.fitted(2), self.fitted(1)
+        same = self.agree(first, first_after) and self.agree(second, second_alone)
+        self.require(same, "the order of fits must have no effect", "different scores")
+
+    def agree(self, one: Learner, other: Learner) -> bool:
+        labels = np.array_equal(one.predict(self.x), other.predict(self.x))
+        return labels and np.array_equal(one.logits(self.x), other.logits(self.x))
+
+    def global_random_states_are_untouched(self) -> None:
+        # Since the start of the check: a learner that seeds would be found only once.
+        same = self.global_states == _global_states()
+        self.require(same, "global random states must stay untouched", "a changed one")
+
+    def data_are_not_modified(self) -> None:
+        x, y = self.x.copy(), self.y.copy()
+        learner = self.learner_fn()
+        learner.fit(x, y, rng=np.random.default_rng(0))
+        learner.predict(x)
+        learner.logits(x)
+        same = np.array_equal(x, self.x) and np.array_equal(y, self.y)
+        self.require(same, "x and y must not be modified", "changed data")
+
+    def a_class_may_be_missing(self) -> None:
+        kept = self.y != 1
+        learner = self.fitted(data=(self.x[kept], self.y[kept]))
+        self.check_answers(learner, self.x, " when training lacks a class")
+
+    def one_class_is_enough(self) -> None:
+        kept = self.y == self.num_classes - 1
+        learner = self.fitted(data=(self.x[kept], self.y[kept]))
+        self.check_answers(learner, self.x, " when training has one class")
+
+    def no_rows_give_no_answers(self) -> None:
+        self.check_answers(self.fitted(), self.x[:0], " for no rows")
+        none = (self.x[:0], self.y[:0])
+        self.refuses(ValueError, "an empty training set must be refused", self.fitted, 0, none)
+
+    def bad_rows_are_refused(self) -> None:
+        broken = self.x.copy()
+        broken[0, 0] = np.nan
+        wide = np.concatenate([self.x, self.x], axis=1)
+        learner = self.fitted()
+        rule = "NaN in training must be refused"
+        self.refuses(ValueError, rule, self.fitted, 0, (broken, self.y))
+        for method in (learner.predict, learner.logits):
+            name = method.__name__
+            self.refuses(ValueError, f"NaN in {name} must be refused", method, broken)
+            self.refuses(ValueError, f"another width in {name} must be refused", method, wide)
+
+    def bad_labels_are_refused(self) -> None:
+        for label in (-1, self.num_classes):
+            labels = np.where(self.y == 0, label, self.y)
+            rule = f"the label {label} must be refused"
+            self.refuses(ValueError, rule, self.fitted, 0, (self.x, labels))
+
+    def fit_many_gives_one_twin_per_set(self) -> None:
+        learner = self.learner_fn()
+        if not isinstance(learner, EnsembleLearner):
+            return
+        sets = [(self.x, self.y), (self.x[::2], self.y[::2])]
+        rngs = [np.random.default_rng(seed) for seed in range(len(sets))]
+        twins = learner.fit_many(sets, rngs=rngs)
+        self.require(len(twins) == len(sets), "fit_many must fit one twin a set", len(twins))
+        for twin in twins:
+            self.check_answers(twin, self.x, " after fit_many")
+
+    def arrays_carry_the_model_to_the_bit(self) -> None:
+        """Check the round trip, unless the learner says that its models cannot travel."""
+        if not isinstance(self.learner_fn(), PortableLearner):
+            return
+        for seed, kept in enumerate((self.y >= 0, self.y != 1, self.y == 0)):
+            learner: Any = self.fitted(seed, (self.x[kept], self.y[kept]))
+            try:
+                arrays = learner.to_arrays()
+            except UnsupportedLearner:
+                return
+            self.check_round_trip(learner, self.learner_fn(), arrays)
+
+    def check_round_trip(
+        self, learner: Learner, receiver: Any, arrays: dict[str, Array]
+    ) -> None:
+        plain = all(array.dtype.kind in "biuf" for array in arrays.values())
+        self.require(plain, "to_arrays must return arrays of numbers", "another type")
+        twin = receiver.from_arrays(arrays)
+        self.require(twin is not receiver, "from_arrays must return a new learner", "itself")
+        same = self.agree(learner, twin)
+        self.require(same, "arrays must carry a model to the bit", "different scores")
+        fewer = dict(list(arrays.items())[1:])
+        rule = "incomplete arrays must be refused"
+        self.refuses(KnowledgeMismatch, rule, receiver.from_arrays, fewer)
+
+
+def _global_states() -> tuple[str, str]:
+    """Return the states of the two generators that any code can reach, as text."""
+    legacy: Any = np.random.get_state(legacy=True)  # noqa: NPY002
+    return repr([np.asarray(part).tolist() for part in legacy]), repr(random.getstate())

@@ -1,0 +1,302 @@
+"""Any scikit-learn classifier as a learner."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from clients.sklearn_arrays import (
+    ARCHIVED_MODELS,
+    ARCHIVED_SCALERS,
+    MAX_MODEL_BYTES,
+    Shape,
+    archive,
+    archive_from_arrays,
+    assemble_forest,
+    linear_from_arrays,
+    linear_to_arrays,
+    probe,
+    tree_prototype,
+    trees_from_arrays,
+    trees_to_arrays,
+    unarchive,
+)
+from clients.tabular import TabularLearner, require_known, to_float32
+from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner, require
+from fl_strategies.protocols import Array, FloatArray, IntArray
+
+# The imports above say which extra to install where scikit-learn is missing.
+# isort: split
+from sklearn import clone, config_context
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+from sklearn.linear_model import (
+    LogisticRegression,
+    Perceptron,
+    RidgeClassifier,
+    SGDClassifier,
+)
+from sklearn.pipeline import Pipeline
+from sklearn.svm import LinearSVC
+from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
+
+TREES: Final = (DecisionTreeClassifier, ExtraTreeClassifier)
+FORESTS: Final = (RandomForestClassifier, ExtraTreesClassifier)
+LINEAR: Final = (LogisticRegression, RidgeClassifier, LinearSVC, SGDClassifier, Perceptron)
+_LARGEST_SEED: Final = np.iinfo(np.int32).max
+
+
+class SklearnLearner(TabularLearner):
+    """A scikit-learn classifier, or a `Pipeline` that ends in one.
+
+    Every `fit` trains a clone whose random states, also those of nested estimators, are
+    drawn from `rng`; the estimator that was passed in is never changed. Results are
+    those of scikit-learn itself for the same random states, to the bit; trees and
+    forests only get there with fewer checks on the way.
+
+    Scores come from `predict_proba`. An estimator without it gives the softmax of its
+    decision function, which orders classes well but is not calibrated, and one without
+    either gives all weight to the class it predicts.
+
+    Trees, forests, the common linear models, naive Bayes, `MLPClassifier`, and pipelines
+    of scalers before one of these can travel as arrays. Other models cannot, and
+    `to_arrays` says so: nearest neighbours and kernel machines consist of their training
+    rows, and the nodes of boosted trees are not checked here. Let them vote instead.
+
+    Parameters
+    ----------
+    estimator : classifier
+        An unfitted scikit-learn classifier.
+    num_classes : int
+        Length of the federation's class list.
+    max_model_bytes : int
+        Memory that a received model may take once it is unpacked.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.tree import DecisionTreeClassifier
+    >>> learner = SklearnLearner(DecisionTreeClassifier(max_depth=2), num_classes=3)
+    >>> x, y = np.array([[0.0], [1.0], [2.0]]), np.array([0, 2, 2])
+    >>> learner.fit(x, y, rng=np.random.default_rng(0)).predict(x)
+    array([0, 2, 2])
+    """
+
+    def __init__(
+        self, estimator: Any, *, num_classes: int, max_model_bytes: int = MAX_MODEL_BYTES
+    ) -> None:
+        super().__init__(num_classes=num_classes)
+        is_classifier = all(
+            hasattr(estimator, verb) for verb in ("fit", "predict", "get_params")
+        )
+        require(is_classifier, self._owner, "estimator", "a classifier", estimator)
+        for name, value in estimator.get_params().items():
+            # One column per pair of classes cannot be told from one per class.
+            one_per_class = not (name.endswith("decision_function_shape") and value == "ovo")
+            require(one_per_class, self._owner, name, "'ovr', one column a class", value)
+        require(
+            max_model_bytes > 0, self._owner, "max_model_bytes", "positive", max_model_bytes
+        )
+        self._template = estimator
+        self._max_model_bytes = max_model_bytes
+        self._model: Any = None
+        self._is_received = False
+
+    def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
+        self._is_received = False
+        is_tree, is_forest = type(self._template) in TREES, _is_plain_forest(self._template)
+        if not is_tree and not is_forest:
+            self._model = _seeded_clone(self._template, rng).fit(x, y)
+            return
+        # These have one random state and no nested estimator, so a copy is a clone.
+        model = copy.copy(self._template)
+        model.random_state = _draw_seed(rng)
+        rows = to_float32(self._owner, x)
+        if is_tree:
+            self._model = model.fit(rows, y, check_input=False)
+        else:
+            self._model = _fit_forest(model, rows, y)
+
+    def _probabilities(self, x: Array) -> FloatArray:
+        if type(self._model) in TREES:
+            return _mean_shares([self._model], to_float32(self._owner, x))
+        if type(self._model) in FORESTS:
+            return _mean_shares(self._model.estimators_, to_float32(self._owner, x))
+        if hasattr(self._model, "predict_proba"):
+            return self._ask("predict_proba", x)
+        if hasattr(self._model, "decision_function"):
+            return _softmax(self._ask("decision_function", x))
+        return np.eye(self._num_present)[self._predict(x)]
+
+    def _predict(self, x: Array) -> IntArray:
+        if type(self._model) in (*TREES, *FORESTS):
+            return super()._predict(x)
+        return self._ask("predict", x).astype(np.int64)
+
+    def _ask(self, method: str, x: Array) -> Array:
+        """Call the model; blame the sender if a received one cannot answer."""
+        try:
+            return np.asarray(getattr(self._model, method)(x))
+        except Exception as error:
+            if not self._is_received:
+                raise
+            raise KnowledgeMismatch(
+                f"{self._owner}: a received model must score every row, got {error!r}."
+            ) from error
+
+    def _to_arrays(self) -> dict[str, Array]:
+        return _form_of(self._model).encode(self._model)
+
+    def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
+        shape = Shape(self._num_present, self._width, self._max_model_bytes)
+        self._model = _form_of(self._template).decode(self._template, arrays, shape)
+        self._is_received = True
+
+
+def _draw_seed(rng: np.random.Generator) -> int:
+    return int(rng.integers(_LARGEST_SEED))
+
+
+def _seeded_clone(estimator: Any, rng: np.random.Generator) -> Any:
+    """Return an unfitted twin with all its random states, also nested ones, from `rng`."""
+    model = clone(estimator)
+    names = [name for name in model.get_params() if name.split("__")[-1] == "random_state"]
+    return model.set_params(**{name: _draw_seed(rng) for name in sorted(names)})
+
+
+def _is_plain_forest(model: Any) -> bool:
+    """Tell whether `_fit_forest` knows every setting of a forest that shapes its trees."""
+    return (
+        type(model) in FORESTS
+        and isinstance(model.n_estimators, int)
+        and model.n_estimators >= 1
+        and isinstance(model.bootstrap, bool)
+        and model.n_jobs in (None, 1)
+        and model.max_samples is None
+        and model.class_weight is None
+        and not (model.oob_score or model.warm_start or model.verbose)
+    )
+
+
+def _fit_forest(forest: Any, x: Array, y: IntArray) -> Any:
+    """Fit the very trees that `forest.fit` would, without its overhead per tree."""
+    prototype, labels = tree_prototype(forest), y.astype(np.float64).reshape(-1, 1)
+    seeds = np.random.RandomState(forest.random_state)
+    trees = [_seeded(prototype, seeds) for _ in range(forest.n_estimators)]
+    weights = [_bootstrap_weights(tree, len(x)) if forest.bootstrap else None for tree in trees]
+    # The first fit checks the settings that all trees share.
+    trees[0].fit(x, labels, sample_weight=weights[0], check_input=False)
+    with config_context(skip_parameter_validation=True, assume_finite=True):
+        for tree, weight in zip(trees[1:], weights[1:], strict=True):
+            tree.fit(x, labels, sample_weight=weight, check_input=False)
+    return assemble_forest(forest, trees, Shape(int(y.max()) + 1, x.shape[1]))
+
+
+def _seeded(prototype: Any, seeds: np.random.RandomState) -> Any:
+    """Return an unfitted tree with the next seed, drawn as scikit-learn's forests do."""
+    tree = copy.copy(prototype)
+    tree.random_state = seeds.randint(_LARGEST_SEED)
+    return tree
+
+
+def _bootstrap_weights(tree: Any, num_rows: int) -> Array:
+    """Return how often each row is in the bootstrap sample of a tree, (num_rows,)."""
+    rows = np.random.RandomState(tree.random_state).randint(0, num_rows, num_rows)
+    return np.bincount(rows, minlength=num_rows)
+
+
+def _mean_shares(trees: Sequence[Any], x: Array) -> FloatArray:
+    """Return the mean class shares of the leaves that rows fall into, (n, k).
+
+    Trees are summed one after the other, so that the last bit of a score does not
+    depend on which of several threads came first.
+    """
+    total: FloatArray = trees[0].tree_.predict(x)
+    for tree in trees[1:]:
+        total += tree.tree_.predict(x)
+    total /= len(trees)
+    return total
+
+
+def _softmax(decisions: Array) -> FloatArray:
+    """Return the softmax of decision values (n, k), or (n,) for two classes."""
+    if decisions.ndim == 1:
+        decisions = np.stack([np.zeros_like(decisions), decisions], axis=1)
+    powers = np.exp(decisions - decisions.max(axis=1, keepdims=True))
+    shares: FloatArray = powers / powers.sum(axis=1, keepdims=True)
+    return shares
+
+
+class _Form(NamedTuple):
+    """How models of some types become arrays, and arrays become such models."""
+
+    types: tuple[type, ...]
+    encode: Callable[[Any], dict[str, Array]]
+    decode: Callable[[Any, Mapping[str, Array], Shape], Any]
+
+
+def _form_of(model: Any) -> _Form:
+    for form in _FORMS:
+        if type(model) in form.types:
+            return form
+    raise _unsupported(model)
+
+
+def _unsupported(model: Any) -> UnsupportedLearner:
+    return UnsupportedLearner(
+        f"SklearnLearner: a model that travels must have an array form, got "
+        f'{type(model).__name__}. Use exchange="votes", which needs no model on the wire.'
+    )
+
+
+def _tree_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
+    return trees_from_arrays(clone(template), 1, arrays, shape)[0]
+
+
+def _forest_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
+    forest = clone(template)
+    trees = trees_from_arrays(tree_prototype(forest), forest.n_estimators, arrays, shape)
+    return assemble_forest(forest, trees, shape)
+
+
+def _pipeline_to_arrays(pipeline: Any) -> dict[str, Array]:
+    scalers = {name: archive(scaler) for name, _, scaler in _scalers(pipeline)}
+    final = pipeline.steps[-1][1]
+    return {**scalers, **_form_of(final).encode(final)}
+
+
+def _pipeline_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
+    pipeline, own = clone(template), dict(arrays)
+    for wire_name, position, scaler in _scalers(pipeline):
+        present = wire_name in own
+        require_known(present, "SklearnLearner", "arrays", f"with {wire_name!r}", list(own))
+        fitted = unarchive(scaler, own.pop(wire_name), shape)
+        scaled = probe(fitted.transform, shape.width)
+        is_row = scaled.ndim == 2 and len(scaled) == 1
+        require_known(is_row, "SklearnLearner", wire_name, "rows to rows", scaled.shape)
+        pipeline.steps[position] = (pipeline.steps[position][0], fitted)
+        shape = shape._replace(width=scaled.shape[1])
+    name, final = pipeline.steps[-1]
+    pipeline.steps[-1] = (name, _form_of(final).decode(final, own, shape))
+    return pipeline
+
+
+def _scalers(pipeline: Any) -> Iterator[tuple[str, int, Any]]:
+    """Yield wire name, position and estimator of every step before the classifier."""
+    if type(pipeline.steps[-1][1]) is Pipeline:
+        raise _unsupported(pipeline.steps[-1][1])
+    for position, (_, scaler) in enumerate(pipeline.steps[:-1]):
+        if scaler is None or scaler == "passthrough":
+            continue
+        if type(scaler) not in ARCHIVED_SCALERS:
+            raise _unsupported(scaler)
+        yield f"step-{position}", position, scaler
+
+
+_FORMS: Final = (
+    _Form(TREES, lambda model: trees_to_arrays([model]), _tree_from_arrays),
+    _Form(FORESTS, lambda model: trees_to_arrays(model.estimators_), _forest_from_arrays),
+    _Form(LINEAR, linear_to_arrays, linear_from_arrays),
+    _Form(tuple(ARCHIVED_MODELS), lambda model: {"skops": archive(model)}, archive_from_arrays),
+    _Form((Pipeline,), _pipeline_to_arrays, _pipeline_from_arrays),
+)

@@ -1,0 +1,233 @@
+"""What every classifier that is not a network needs, done once.
+
+A wrapper around a tree, boosting or kernel library then only says how its model is
+fitted, scored and turned into arrays: everything about class lists, missing classes,
+one-class subsets, shapes and hostile input lives here.
+"""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+import numpy as np
+
+from fl_strategies.exceptions import (
+    KnowledgeMismatch,
+    NotFitted,
+    UnsupportedLearner,
+    require,
+    require_data,
+)
+from fl_strategies.party import check_labels, check_rows
+from fl_strategies.protocols import Array, FloatArray, IntArray
+
+# Below every probability a model of this size can tell apart, and far enough from zero
+# that one overconfident model cannot outweigh a federation: log(1e-7) is about -16.
+MIN_PROBABILITY: Final = 1e-7
+# No table is wider; a receiver may then allocate one row of any width it is told.
+MAX_WIDTH: Final = 2**24
+CLASSES: Final = "classes"
+WIDTH: Final = "width"
+
+
+def require_known(holds: bool, owner: str, name: str, rule: str, value: object) -> None:
+    """Raise `KnowledgeMismatch` in the package's one sentence unless the rule holds."""
+    if not holds:
+        # Cut short: a stranger must not be able to fill the logs.
+        raise KnowledgeMismatch(f"{owner}: {name} must be {rule}, got {str(value)[:200]}.")
+
+
+def require_names(owner: str, arrays: Mapping[str, Array], names: set[str]) -> None:
+    """Raise `KnowledgeMismatch` unless exactly these arrays arrived."""
+    rule = f"named {sorted(names)}"
+    require_known(set(arrays) == names, owner, "arrays", rule, _names(arrays))
+
+
+def _names(arrays: Mapping[str, Array]) -> list[str]:
+    return sorted(str(name) for name in arrays)
+
+
+def require_array(
+    owner: str, arrays: Mapping[str, Array], name: str, dtype: Any, shape: tuple[int, ...]
+) -> Array:
+    """Return a copy of one received array; refuse any other type, shape or infinity.
+
+    A copy, because the sender's buffer could change after it was checked.
+    """
+    array = arrays[name]
+    is_array = isinstance(array, np.ndarray)
+    require_known(is_array, owner, name, "an array", type(array).__name__)
+    require_known(array.dtype == dtype, owner, name, f"of {np.dtype(dtype)}", array.dtype)
+    require_known(array.shape == shape, owner, name, f"of shape {shape}", array.shape)
+    if array.dtype.kind == "f":
+        require_known(bool(np.isfinite(array).all()), owner, name, "finite", "NaN or infinity")
+    return np.array(array, order="C")
+
+
+def to_float32(owner: str, x: Array) -> Array:
+    """Return rows in C order as float32, what tree libraries compare; refuse overflow."""
+    with np.errstate(over="ignore"):
+        narrow: Array = np.ascontiguousarray(x, dtype=np.float32)
+    if narrow.dtype != x.dtype and x.dtype.kind == "f":
+        fits = bool(np.isfinite(narrow).all())
+        require_data(fits, owner, "x", "within the range of float32", "a larger value")
+    return narrow
+
+
+class TabularLearner(ABC):
+    """Base of learners that see rows as flat vectors and learn from labels only.
+
+    A subclass implements `_fit` and `_probabilities`, and, where its models may travel,
+    `_to_arrays` and `_from_arrays`. It sees only the classes that are present in a
+    training set, renumbered 0 .. k - 1 with k >= 2; a training set with a single class
+    becomes a constant model without any call to the subclass.
+
+    Parameters
+    ----------
+    num_classes : int
+        Length of the federation's class list.
+    """
+
+    def __init__(self, *, num_classes: int) -> None:
+        require(num_classes >= 2, self._owner, "num_classes", "at least 2", num_classes)
+        self._num_classes = num_classes
+        self._classes: IntArray | None = None
+        self._width = 0
+
+    @property
+    def _owner(self) -> str:
+        return type(self).__name__
+
+    @property
+    def num_classes(self) -> int:
+        """Length of the federation's class list."""
+        return self._num_classes
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
+        """Learn labels `y` (n,) of rows `x` (n, ...), forgetting what was known before."""
+        x, y = np.asarray(x), np.asarray(y)
+        check_rows(self._owner, "x", x)
+        check_labels(self._owner, "y", y, len(x), self._num_classes)
+        require_data(len(x) > 0, self._owner, "x", "at least one row", "an empty training set")
+        rows = self._flatten(x)
+        require_data(rows.shape[1] > 0, self._owner, "x", "at least one column", "none")
+        self._classes = None
+        classes, encoded = np.unique(y, return_inverse=True)
+        if len(classes) > 1:
+            self._fit(rows, encoded.astype(np.int64), rng)
+        self._classes, self._width = classes.astype(np.int64), rows.shape[1]
+        return self
+
+    def predict(self, x: Array) -> IntArray:
+        """Return the most likely class of every row, (n,)."""
+        classes, rows = self._fitted_classes(), self._checked_rows(x)
+        if len(classes) == 1 or not len(rows):
+            return np.full(len(rows), classes[0], dtype=np.int64)
+        labels: IntArray = classes[self._predict(rows)]
+        return labels
+
+    def logits(self, x: Array) -> FloatArray:
+        """Return the logarithm of class probabilities, (n, num_classes) of float64.
+
+        Probabilities are clipped at `MIN_PROBABILITY`, which is also what a class gets
+        that the training set lacked. float64 keeps the order of close scores, so that
+        the largest one is always the class that `predict` names.
+        """
+        classes, rows = self._fitted_classes(), self._checked_rows(x)
+        scores = np.full((len(rows), self._num_classes), math.log(MIN_PROBABILITY))
+        if len(classes) == 1:
+            scores[:, classes[0]] = 0.0
+        elif len(rows):
+            probabilities = np.asarray(self._probabilities(rows), dtype=np.float64)
+            # fmax takes the other side of a NaN: a broken model that was received
+            # must not carry NaN into the average of a whole federation.
+            clipped = np.fmin(np.fmax(probabilities, MIN_PROBABILITY), 1.0)
+            scores[:, classes] = np.log(clipped)
+        return scores
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return what was learned: classes (k,), width (1,) and the model's own arrays."""
+        classes = self._fitted_classes()
+        own = self._to_arrays() if len(classes) > 1 else {}
+        return {CLASSES: classes.copy(), WIDTH: np.array([self._width]), **own}
+
+    def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        """Return a new fitted learner; raise `KnowledgeMismatch` for arrays that do not fit."""
+        for name in (CLASSES, WIDTH):
+            require_known(
+                name in arrays, self._owner, "arrays", f"with {name!r}", _names(arrays)
+            )
+        twin = copy.copy(self)
+        twin._classes = self._received_classes(arrays)
+        twin._width = int(require_array(self._owner, arrays, WIDTH, np.int64, (1,))[0])
+        fits = 1 <= twin._width <= MAX_WIDTH
+        require_known(fits, self._owner, WIDTH, f"between 1 and {MAX_WIDTH}", twin._width)
+        own = {name: array for name, array in arrays.items() if name not in (CLASSES, WIDTH)}
+        if len(twin._classes) > 1:
+            twin._from_arrays(own)
+        else:
+            require_names(self._owner, own, set())
+        return twin
+
+    @abstractmethod
+    def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
+        """Fit a new model to finite rows (n, d) and labels (n,) in 0 .. k - 1, k >= 2."""
+
+    @abstractmethod
+    def _probabilities(self, x: Array) -> FloatArray:
+        """Return the probabilities (n, k) of rows (n, d), n >= 1."""
+
+    def _predict(self, x: Array) -> IntArray:
+        """Return the likeliest of the k classes of every row; ties go to the first."""
+        labels: IntArray = self._probabilities(x).argmax(axis=1)
+        return labels
+
+    def _to_arrays(self) -> dict[str, Array]:
+        """Return the model as arrays of numbers."""
+        raise UnsupportedLearner(
+            f"{self._owner}: the model must have an array form to travel, got none. "
+            'Use exchange="votes", which needs no model on the wire.'
+        )
+
+    def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Become the model in `arrays`, of `_num_present` classes and `_width` columns."""
+        raise KnowledgeMismatch(
+            f"{self._owner}: arrays must be those of a one-class model, got {_names(arrays)}."
+        )
+
+    @property
+    def _num_present(self) -> int:
+        """Number k of classes that the model can tell apart."""
+        return len(self._fitted_classes())
+
+    def _fitted_classes(self) -> IntArray:
+        if self._classes is None:
+            raise NotFitted(f"{self._owner}: the learner must be fitted first, got none.")
+        return self._classes
+
+    def _checked_rows(self, x: Array) -> Array:
+        x = np.asarray(x)
+        check_rows(self._owner, "x", x)
+        rows = self._flatten(x)
+        require_data(
+            rows.shape[1] == self._width, self._owner, "x",
+            f"rows of {self._width} columns, as in training", rows.shape[1],
+        )  # fmt: skip
+        return rows
+
+    @staticmethod
+    def _flatten(x: Array) -> Array:
+        return x.reshape(len(x), math.prod(x.shape[1:]))
+
+    def _received_classes(self, arrays: Mapping[str, Array]) -> IntArray:
+        size = np.size(arrays[CLASSES])
+        rule = f"between 1 and {self._num_classes} classes"
+        require_known(1 <= size <= self._num_classes, self._owner, CLASSES, rule, size)
+        classes: IntArray = require_array(self._owner, arrays, CLASSES, np.int64, (size,))
+        rising = bool((classes[1:] > classes[:-1]).all())
+        inside = bool(classes[0] >= 0 and classes[-1] < self._num_classes)
+        rule = f"rising and below {self._num_classes}"
+        require_known(rising and inside, self._owner, CLASSES, rule, classes)
+        return classes

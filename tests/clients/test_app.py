@@ -1,0 +1,135 @@
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from clients.app import client_app
+from fl_strategies import FedKTParty, Party, keys
+from fl_strategies._compat import assign_message_id
+from tests.toys import load_toy_party, toy_fedkt
+
+
+def context() -> Context:
+    return Context(
+        run_id=1,
+        node_id=2,
+        node_config={"partition-id": 0},
+        state=RecordDict(),
+        run_config={},
+    )
+
+
+def ask(kind: str, content: RecordDict, **options: object) -> Message:
+    message = Message(content, dst_node_id=2, message_type=kind)
+    assign_message_id(message)
+    return client_app(load_toy_party, **options)(message, context())  # type: ignore[arg-type]
+
+
+def config(**changes: str | int | float) -> ConfigRecord:
+    asked = {**toy_fedkt().party_config(1), keys.SEED: 0, keys.STRATEGY: "fedkt", **changes}
+    return ConfigRecord(asked)  # type: ignore[arg-type]
+
+
+def reason(reply: Message) -> str:
+    assert reply.has_error()
+    assert reply.error.reason is not None
+    return reply.error.reason
+
+
+def test_a_party_answers_a_train_message() -> None:
+    """The reply carries knowledge, identity and metrics."""
+    reply = ask("train", RecordDict({keys.CONFIG: config()}))
+
+    meta = reply.content.config_records[keys.META]
+    assert meta[keys.PARTITION_ID] == 0
+    assert meta[keys.LEARNER] == "centroid"
+    assert reply.content.metric_records[keys.METRICS][keys.NUM_EXAMPLES] == 40
+    assert reply.content.metric_records[keys.METRICS][keys.TRAIN_TIME] > 0
+
+
+def test_an_unknown_strategy_is_refused() -> None:
+    """A party takes part only in what it knows."""
+    reply = ask("train", RecordDict({keys.CONFIG: config(strategy="steal-data")}))
+
+    assert "strategy must be one this party takes part in (fedkt), got 'steal-data'" in reason(
+        reply
+    )
+
+
+def test_a_party_can_restrict_its_strategies() -> None:
+    """`halves` names the strategies a party is ready for."""
+    reply = ask("train", RecordDict({keys.CONFIG: config()}), halves={"mine": FedKTParty()})
+
+    assert "(mine), got 'fedkt'" in reason(reply)
+
+
+def test_a_message_without_config_is_refused() -> None:
+    """There is nothing to go by."""
+    assert "must hold 'config', got none" in reason(ask("train", RecordDict()))
+
+
+def test_an_evaluate_message_without_model_is_refused() -> None:
+    """There is nothing to evaluate."""
+    reply = ask("evaluate", RecordDict({keys.CONFIG: config()}))
+
+    assert "an evaluate message must carry a model, got none" in reason(reply)
+
+
+def test_a_corrupt_model_is_refused() -> None:
+    """A party reads the server's arrays as a stranger's."""
+    content = RecordDict(
+        {
+            keys.CONFIG: config(),
+            keys.ARRAYS: ArrayRecord(),
+            keys.META: ConfigRecord({keys.KIND: "model", keys.LEARNER: "centroid"}),
+        }
+    )
+
+    assert "centroids must be (3, 2)" in reason(ask("evaluate", content))
+
+
+def test_arrays_without_meta_are_refused() -> None:
+    """Knowledge needs both records."""
+    content = RecordDict({keys.CONFIG: config(), keys.ARRAYS: ArrayRecord()})
+
+    assert "must hold the records 'arrays' and 'knowledge-meta'" in reason(
+        ask("train", content)
+    )
+
+
+def test_a_foreign_error_keeps_its_text_at_home(caplog: pytest.LogCaptureFixture) -> None:
+    """Only the type of an unexpected error travels; the text is in the party's log."""
+
+    def load(_: Context) -> Party:
+        raise KeyError("column 'diagnosis of Ms. Doe'")
+
+    message = Message(RecordDict({keys.CONFIG: config()}), dst_node_id=2, message_type="train")
+    reply = client_app(load)(message, context())
+
+    assert reason(reply) == "KeyError in the party's own code; its log has the details."
+    assert "Ms. Doe" in caplog.text
+
+
+def test_the_solo_model_is_trained_only_when_asked() -> None:
+    """Comparing with a model of its own is work that the server must ask for."""
+    model = load_toy_party(context()).learner_fn()
+    content = {
+        keys.ARRAYS: ArrayRecord({"centroids": _array(model)}),
+        keys.META: ConfigRecord({keys.KIND: "model", keys.LEARNER: "centroid"}),
+    }
+
+    silent = ask("evaluate", RecordDict({**content, keys.CONFIG: config()}))
+    asked = ask("evaluate", RecordDict({**content, keys.CONFIG: config(solo=True)}))
+
+    assert _solo(silent) != _solo(silent)
+    assert _solo(asked) > 0.8
+
+
+def _array(model: object) -> object:
+    from flwr.app import Array
+
+    return Array(model.centroids)  # type: ignore[attr-defined]
+
+
+def _solo(reply: Message) -> float:
+    value = reply.content.metric_records[keys.METRICS][keys.SOLO_ACCURACY]
+    assert isinstance(value, float)
+    return value

@@ -1,0 +1,412 @@
+"""check_learner: every learner of the package passes, every broken one is named."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    GradientBoostingClassifier,
+    RandomForestClassifier,
+)
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC, LinearSVC
+from sklearn.tree import DecisionTreeClassifier
+
+from clients.checks import check_learner
+from clients.sklearn_learner import SklearnLearner
+from clients.tabular import TabularLearner, require_array, require_names
+from clients.xgboost_learner import XGBoostLearner
+from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner
+from fl_strategies.protocols import Array, FloatArray, IntArray, TrainingSet
+
+
+class CentroidLearner(TabularLearner):
+    """A whole wrapper: what it takes to bring a model of another library."""
+
+    def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
+        picked = [
+            rng.permutation(np.flatnonzero(y == label))[:9] for label in range(y.max() + 1)
+        ]
+        self.centroids = np.stack([x[rows].mean(axis=0, dtype=np.float64) for rows in picked])
+
+    def _probabilities(self, x: Array) -> FloatArray:
+        distances = np.linalg.norm(x[:, None] - self.centroids, axis=2)
+        closeness = np.exp(distances.min(axis=1, keepdims=True) - distances)
+        shares: FloatArray = closeness / closeness.sum(axis=1, keepdims=True)
+        return shares
+
+    def _to_arrays(self) -> dict[str, Array]:
+        return {"centroids": self.centroids}
+
+    def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
+        require_names(self._owner, arrays, {"centroids"})
+        shape = (self._num_present, self._width)
+        self.centroids = require_array(self._owner, arrays, "centroids", np.float64, shape)
+
+
+def centroids(**_: Any) -> CentroidLearner:
+    return CentroidLearner(num_classes=3)
+
+
+def test_a_small_wrapper_passes() -> None:
+    """A wrapper of a few lines around any model is a full learner."""
+    check_learner(centroids)
+    check_learner(lambda: CentroidLearner(num_classes=5), num_classes=5, num_features=1)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        DecisionTreeClassifier(max_depth=3),
+        RandomForestClassifier(3),
+        ExtraTreesClassifier(3),
+        LogisticRegression(),
+        LinearSVC(),
+        SVC(),
+        KNeighborsClassifier(3),
+        GradientBoostingClassifier(n_estimators=2),
+        GaussianNB(),
+        make_pipeline(StandardScaler(), RandomForestClassifier(3)),
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
+def test_estimators_of_scikit_learn_pass(estimator: Any) -> None:
+    """Every family of scikit-learn keeps the contract, whether it can travel or not."""
+    check_learner(lambda: SklearnLearner(estimator, num_classes=3))
+
+
+def test_xgboost_passes() -> None:
+    """Boosted trees keep the contract."""
+    check_learner(lambda: XGBoostLearner(num_classes=4, num_rounds=2), num_classes=4)
+
+
+class FourMethods:
+    """The least a learner can be; it hides that its model could travel."""
+
+    def __init__(self) -> None:
+        self.inner = centroids()
+        self.num_classes = 3
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
+        self.inner.fit(x, y, rng=rng)
+        return self
+
+    def predict(self, x: Array) -> IntArray:
+        return self.inner.predict(x)
+
+    def logits(self, x: Array) -> FloatArray:
+        return self.inner.logits(x)
+
+
+def test_a_learner_need_not_travel() -> None:
+    """The four methods of a learner are enough; the rules of others do not apply."""
+    check_learner(FourMethods)
+
+
+def test_seeding_the_shared_generator_is_found() -> None:
+    """A learner that sets the same global seed in every fit is found all the same."""
+
+    class Seeds(CentroidLearner):
+        def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
+            np.random.seed(123)  # noqa: NPY002
+            super()._fit(x, y, rng)
+
+    with pytest.raises(UnsupportedLearner, match="global random states must stay untouched"):
+        check_learner(lambda: Seeds(num_classes=3))
+
+
+def test_torch_passes() -> None:
+    """A network keeps the contract, also where it fits many at once."""
+    torch = pytest.importorskip("torch")
+    module = pytest.importorskip("clients.torch_learner")
+    factory: Callable[[], Any] = lambda: module.TorchLearner(  # noqa: E731
+        lambda: torch.nn.Linear(5, 3), num_classes=3, epochs=1
+    )
+
+    check_learner(factory)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_classes": 2}, "check_learner: num_classes must be at least 3, got 2"),
+        ({"num_features": 0}, "check_learner: num_features must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings_of_the_check_are_refused(settings: dict[str, int], message: str) -> None:
+    """The check needs three classes, so that one can be missing."""
+    with pytest.raises(InvalidParameter, match=message):
+        check_learner(centroids, **settings)
+
+
+# --- one broken rule each -----------------------------------------------------------------
+
+
+class NoLogits:
+    """It cannot score."""
+
+    num_classes = 3
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
+        raise NotImplementedError
+
+    def predict(self, x: Array) -> IntArray:
+        raise NotImplementedError
+
+
+class OtherClasses(CentroidLearner):
+    """It has a class list of its own."""
+
+    @property
+    def num_classes(self) -> int:
+        return 7
+
+
+class AnswersUnfitted(CentroidLearner):
+    """It guesses before it has learned."""
+
+    def predict(self, x: Array) -> IntArray:
+        return super().predict(x) if self._classes is not None else np.zeros(len(x), np.int64)
+
+
+class WrongUnfittedError(CentroidLearner):
+    """It fails before fit, but not by the agreed error."""
+
+    def logits(self, x: Array) -> FloatArray:
+        if self._classes is None:
+            raise KeyError("weights")
+        return super().logits(x)
+
+
+class ReturnsNone(CentroidLearner):
+    """It cannot be chained."""
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Any:
+        super().fit(x, y, rng=rng)
+
+
+class FloatLabels(CentroidLearner):
+    """Its labels are no indices."""
+
+    def predict(self, x: Array) -> Any:
+        return super().predict(x).astype(float)
+
+
+class ColumnLabels(CentroidLearner):
+    """Its labels are a column."""
+
+    def predict(self, x: Array) -> IntArray:
+        return super().predict(x)[:, None]
+
+
+class LabelsFromOne(CentroidLearner):
+    """It counts classes from one."""
+
+    def predict(self, x: Array) -> IntArray:
+        labels: IntArray = super().predict(x) + 1
+        return labels
+
+
+class NarrowScores(CentroidLearner):
+    """It forgets a column."""
+
+    def logits(self, x: Array) -> FloatArray:
+        return super().logits(x)[:, :2]
+
+
+class IntegerScores(CentroidLearner):
+    """It rounds its scores."""
+
+    def logits(self, x: Array) -> Any:
+        return super().logits(x).astype(int)
+
+
+class InfiniteScores(CentroidLearner):
+    """It calls a class impossible."""
+
+    def logits(self, x: Array) -> FloatArray:
+        scores = super().logits(x)
+        scores[scores < -16] = -np.inf
+        return scores
+
+
+class OppositeScores(CentroidLearner):
+    """Its labels and scores disagree."""
+
+    def logits(self, x: Array) -> FloatArray:
+        return -super().logits(x)
+
+
+class OwnRandomness(CentroidLearner):
+    """It draws from a generator of its own."""
+
+    def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:  # noqa: ARG002
+        super()._fit(x, y, np.random.default_rng())
+
+
+class CountsItsFits(CentroidLearner):
+    """Equal fits in a row agree, but a fit with another generator leaves a trace."""
+
+    seen: set[str] = set()  # noqa: RUF012
+
+    def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
+        self.seen.add(str(rng.bit_generator.state["state"]))
+        super()._fit(x, y, rng)
+        self.centroids += len(self.seen)
+
+
+class GlobalRandomness(CentroidLearner):
+    """It draws from the generator that all code shares."""
+
+    def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
+        np.random.random()  # noqa: NPY002
+        super()._fit(x, y, rng)
+
+
+class ChangesRows(CentroidLearner):
+    """It centres the rows of its caller."""
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
+        x -= x.mean(axis=0)
+        return super().fit(x, y, rng=rng)
+
+
+class DropsMissingClasses(CentroidLearner):
+    """It has columns only for what it saw."""
+
+    def logits(self, x: Array) -> FloatArray:
+        return super().logits(x)[:, self._fitted_classes()]
+
+
+class NeedsTwoClasses(CentroidLearner):
+    """It has no answer after a single class."""
+
+    def logits(self, x: Array) -> FloatArray:
+        scores = super().logits(x)
+        return scores if self._num_present > 1 else scores * np.nan
+
+
+class NeedsRows(CentroidLearner):
+    """It answers no rows in another shape."""
+
+    def predict(self, x: Array) -> IntArray:
+        return super().predict(x) if len(x) else np.zeros((0, 1), np.int64)
+
+
+class LearnsFromNothing(CentroidLearner):
+    """It accepts an empty training set."""
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
+        return super().fit(x, y, rng=rng) if len(x) else self
+
+
+class TakesNaN(CentroidLearner):
+    """It fills gaps in training silently."""
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
+        return super().fit(np.nan_to_num(x), y, rng=rng)
+
+
+class PredictsNaN(CentroidLearner):
+    """It fills gaps in prediction silently."""
+
+    def predict(self, x: Array) -> IntArray:
+        return super().predict(np.nan_to_num(x))
+
+
+class TakesAnyWidth(CentroidLearner):
+    """It ignores columns it does not know."""
+
+    def logits(self, x: Array) -> FloatArray:
+        return super().logits(x[:, :5])
+
+
+class TakesAnyLabel(CentroidLearner):
+    """It bends labels into its range."""
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
+        return super().fit(x, np.clip(y, 0, 2), rng=rng)
+
+
+class FitsOneOfMany(CentroidLearner):
+    """It fits only the first of many sets."""
+
+    def fit_many(self, sets: list[TrainingSet], *, rngs: list[Any]) -> list[Self]:
+        return [self.fit(*sets[0], rng=rngs[0])]
+
+
+class TextArrays(CentroidLearner):
+    """It sends text."""
+
+    def _to_arrays(self) -> dict[str, Array]:
+        return {"centroids": self.centroids.astype(str)}
+
+
+class RoundsArrays(CentroidLearner):
+    """It loses digits on the way."""
+
+    def _to_arrays(self) -> dict[str, Array]:
+        return {"centroids": self.centroids.round(2)}
+
+
+class BecomesTheModel(CentroidLearner):
+    """It overwrites the receiver."""
+
+    def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        vars(self).update(vars(super().from_arrays(arrays)))
+        return self
+
+
+class TakesFewerArrays(CentroidLearner):
+    """It fills in what did not arrive."""
+
+    def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        return super().from_arrays({"classes": np.arange(3), **arrays})
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (NoLogits, "must have num_classes, fit, predict and logits"),
+        (OtherClasses, "num_classes must be 3, got 7"),
+        (AnswersUnfitted, "predict before fit must be refused by NotFitted, got no error"),
+        (WrongUnfittedError, "logits before fit must be refused by NotFitted, got KeyError"),
+        (ReturnsNone, "fit must return self, got NoneType"),
+        (FloatLabels, "predict must return .* of int64"),
+        (ColumnLabels, "predict must return"),
+        (LabelsFromOne, "predict must stay below 3"),
+        (NarrowScores, "logits must return"),
+        (IntegerScores, "logits must return .* of floats"),
+        (InfiniteScores, "logits must be finite when training lacks a class"),
+        (OppositeScores, "predict must name a class of highest logit"),
+        (OwnRandomness, "equal generators must give equal models"),
+        (CountsItsFits, "the order of fits must have no effect"),
+        (GlobalRandomness, "global random states must stay untouched"),
+        (ChangesRows, "x and y must not be modified"),
+        (DropsMissingClasses, "logits must return .* when training lacks a class"),
+        (NeedsTwoClasses, "logits must be finite when training has one class"),
+        (NeedsRows, "predict must return .* for no rows"),
+        (LearnsFromNothing, "an empty training set must be refused"),
+        (TakesNaN, "NaN in training must be refused"),
+        (PredictsNaN, "NaN in predict must be refused"),
+        (TakesAnyWidth, "another width in logits must be refused"),
+        (TakesAnyLabel, "the label -1 must be refused"),
+        (FitsOneOfMany, "fit_many must fit one twin a set, got 1"),
+        (TextArrays, "to_arrays must return arrays of numbers"),
+        (RoundsArrays, "arrays must carry a model to the bit"),
+        (BecomesTheModel, "from_arrays must return a new learner"),
+        (TakesFewerArrays, "incomplete arrays must be refused by KnowledgeMismatch"),
+    ],
+)
+def test_a_broken_rule_is_named(broken: Any, message: str) -> None:
+    """Each rule fails alone for a learner that breaks it, and the error says which."""
+    factory: Any = broken if broken is NoLogits else lambda: broken(num_classes=3)
+
+    with pytest.raises(UnsupportedLearner, match=f"{broken.__name__}: .*{message}"):
+        check_learner(factory)
