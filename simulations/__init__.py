@@ -1,0 +1,1 @@
+"""Federations to run: data, partitions, models, the Flower app and an in-process runner."""

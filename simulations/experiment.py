@@ -1,0 +1,119 @@
+"""From settings to a federation: its data, its parties, its strategy and its comparisons."""
+
+import inspect
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fl_strategies import REGISTRY, KnowledgeStrategy, Learner, Party
+from fl_strategies.exceptions import require
+from fl_strategies.protocols import IntArray, LearnerFactory
+from fl_strategies.randomness import derive_rng
+from simulations.config import Settings
+from simulations.datasets import Dataset, load_dataset
+from simulations.models import learner_factory
+from simulations.partition import partition
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Everything a simulated run is made of, the same in every process for one seed."""
+
+    settings: Settings
+    dataset: Dataset
+    rows: list[IntArray]
+    """Row numbers of `dataset.x_train` that each party holds."""
+
+    def factory(self, name: str) -> LearnerFactory:
+        """Return the factory of a named learner for this data set."""
+        return learner_factory(
+            name,
+            num_features=int(np.prod(self.dataset.x_train.shape[1:])),
+            num_classes=len(self.dataset.classes),
+            settings=self.settings,
+        )
+
+    def catalogue(self) -> dict[str, LearnerFactory]:
+        """Return all learners that may travel in this federation, by name."""
+        names = {*self.settings.learner_names, self.settings.final_learner}
+        return {name: self.factory(name) for name in sorted(names)}
+
+    def party(self, partition_id: int) -> Party:
+        """Return one party; parties cycle through the configured learners."""
+        settings, data = self.settings, self.dataset
+        require(
+            0 <= partition_id < settings.num_parties,
+            "Federation", "partition-id", f"from 0 to {settings.num_parties - 1}", partition_id,
+        )  # fmt: skip
+        rows = self.rows[partition_id]
+        name = settings.learner_names[partition_id % len(settings.learner_names)]
+        return Party(
+            x=data.x_train[rows],
+            y=data.y_train[rows],
+            public=data.x_public,
+            num_classes=len(data.classes),
+            learner_fn=self.factory(name),
+            teacher_fn=self.factory(settings.teacher) if settings.teacher else None,
+            learner_name=name,
+            partition_id=partition_id,
+            x_test=data.x_test,
+            y_test=data.y_test,
+            catalogue=self.catalogue(),
+        )
+
+    def strategy(self) -> KnowledgeStrategy[Any]:
+        """Return the strategy; it takes those settings that its constructor names."""
+        settings = self.settings
+        kind = REGISTRY[settings.strategy].strategy
+        options: dict[str, Any] = {
+            "public": self.dataset.x_public,
+            "num_classes": len(self.dataset.classes),
+            "learner_fn": self.factory(settings.final_learner),
+            "learner_name": settings.final_learner,
+            "student_fns": self.catalogue(),
+        }
+        available = {**vars(settings), **options}
+        own = inspect.signature(kind.__init__).parameters
+        taken = {name: value for name, value in available.items() if name in own}
+        return kind(
+            num_parties=settings.num_parties,
+            seed=settings.seed,
+            max_wait=settings.max_wait,
+            solo=settings.solo,
+            **taken,
+        )
+
+    def accuracy(self, model: Learner) -> float:
+        """Return the share of test rows that a model labels right."""
+        return float((model.predict(self.dataset.x_test) == self.dataset.y_test).mean())
+
+    def central_accuracy(self) -> float:
+        """Train the final learner on all private data pooled: what no federation may do."""
+        logger.info("Training on the pooled data for comparison.")
+        rng = derive_rng(self.settings.seed, "central")
+        model = self.factory(self.settings.final_learner)()
+        return self.accuracy(model.fit(self.dataset.x_train, self.dataset.y_train, rng=rng))
+
+
+@lru_cache(maxsize=1)
+def load_federation(settings: Settings) -> Federation:
+    """Load the data and deal it to the parties."""
+    rng = np.random.RandomState(settings.seed)
+    data = load_dataset(
+        settings.data, rng=rng, data_dir=settings.data_dir, label=settings.label
+    )
+    rows = partition(
+        data.y_train,
+        num_parties=settings.num_parties,
+        scheme=settings.partition,
+        beta=settings.beta,
+        min_records=settings.min_records,
+        rng=rng,
+        num_classes=len(data.classes),
+    )
+    return Federation(settings, data, rows)

@@ -1,0 +1,171 @@
+"""Tables and images from files, as plain arrays.
+
+Archives are opened without pickle, so a file from a stranger can hold numbers and text and
+nothing that runs. What a column means is decided by the public rows alone (see
+`simulations.datasets`).
+"""
+
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from fl_strategies.exceptions import InvalidData, InvalidParameter, require_data
+from fl_strategies.party import check_rows
+from fl_strategies.protocols import Array, FloatArray, IntArray
+from simulations.models import import_library
+
+MAX_CATEGORIES: Final = 256
+
+
+def read_npz(path: Path, *required: str, optional: tuple[str, ...] = ()) -> dict[str, Array]:
+    """Return the named arrays of an archive; refuse objects, which only pickle can hold."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            missing = [name for name in required if name not in archive]
+            wanted = [name for name in (*required, *optional) if name in archive]
+            arrays = {name: archive[name] for name in wanted}
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise InvalidData(
+            f"{path.name}: the file must be an npz archive of plain arrays, got {error}."
+        ) from error
+    require_data(
+        not missing, path.name, "the archive",
+        f"complete with {', '.join(required)}", f"no {', '.join(missing)}",
+    )  # fmt: skip
+    return arrays
+
+
+def flat_rows(owner: str, name: str, x: Array) -> FloatArray:
+    """Return rows of any shape as (num_rows, num_features) numbers, or say what is wrong."""
+    check_rows(owner, name, x)
+    require_data(len(x) > 0, owner, name, "at least one row", "none")
+    return x.reshape(len(x), -1).astype(np.float64 if x.ndim == 2 else np.float32)
+
+
+def class_indices(
+    owner: str, *labels: tuple[str, Array]
+) -> tuple[tuple[str, ...], list[IntArray]]:
+    """Return sorted class names and, for every named label array, its class indices.
+
+    Examples
+    --------
+    >>> class_indices("pets.npz", ("y_train", np.array([7, 3])), ("y_test", np.array([3])))
+    (('3', '7'), [array([1, 0]), array([0])])
+    """
+    plain = [_plain_labels(owner, name, y) for name, y in labels]
+    kinds = {y.dtype.kind for y in plain}
+    require_data(len(kinds) == 1, owner, "labels", "all numbers or all text", "both")
+    classes, indices = np.unique(np.concatenate(plain), return_inverse=True)
+    require_data(len(classes) >= 2, owner, "labels", "of at least 2 classes", len(classes))
+    ends = np.cumsum([len(y) for y in plain])[:-1]
+    return tuple(str(name) for name in classes), np.split(indices.astype(np.int64), ends)
+
+
+def _plain_labels(owner: str, name: str, y: Array) -> Array:
+    """Return labels as a flat array of whole numbers or of text."""
+    flat = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
+    require_data(flat.ndim == 1, owner, name, "one label a row", f"shape {y.shape}")
+    if flat.dtype.kind == "f":
+        is_whole = np.isfinite(flat) & (flat == np.round(flat))
+        require_data(
+            bool(is_whole.all()), owner, name, "class labels (whole numbers or text)",
+            flat[~is_whole][:1],
+        )  # fmt: skip
+    kind = flat.dtype.kind
+    require_data(kind in "biufUS", owner, name, "whole numbers or text", f"dtype {y.dtype}")
+    return flat.astype(np.str_ if kind in "US" else np.int64)
+
+
+def public_scale(public: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    """Return the standardisation of columns that the public rows define.
+
+    Columns that hold only zeros and ones are left alone: scaled, a rare one would become
+    a huge number.
+
+    Examples
+    --------
+    >>> scale = public_scale(np.array([[1.0, 0.0], [3.0, 1.0]]))
+    >>> scale(np.array([[5.0, 1.0]]))
+    array([[3., 1.]], dtype=float32)
+    """
+    public = public.astype(np.float64)
+    mean, deviation = public.mean(axis=0), public.std(axis=0)
+    is_binary = ((public == 0) | (public == 1)).all(axis=0)
+    mean[is_binary] = 0.0
+    deviation[is_binary | (deviation == 0)] = 1.0
+    return lambda x: ((x - mean) / deviation).astype(np.float32)
+
+
+def image_scale(public: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    """Return one scale for all pixels; alone, a pixel at the edge hardly ever varies."""
+    mean = np.float32(public.mean(dtype=np.float64))
+    deviation = np.float32(public.std(dtype=np.float64)) or np.float32(1)
+    return lambda x: ((x - mean) / deviation).astype(np.float32)
+
+
+def read_csv(path: Path, label: str) -> tuple[Any, tuple[str, ...], IntArray]:
+    """Return a CSV file as a frame without its label column, class names and labels."""
+    pandas = import_library(path.name, "pandas", "simulation")
+    try:
+        frame = pandas.read_csv(path, skipinitialspace=True)
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidData(f"{path.name}: the file must be a CSV table, got {error}.") from error
+    if label not in frame.columns:
+        raise InvalidParameter(
+            f"{path.name}: label must be one of the columns "
+            f"{', '.join(map(str, frame.columns[:20]))}, got {label!r}."
+        )
+    values = frame.pop(label)
+    _require_complete(path.name, label, int(values.isna().sum()))
+    is_number = pandas.api.types.is_numeric_dtype(values)
+    plain = values.to_numpy() if is_number else values.astype(str).to_numpy(dtype=np.str_)
+    classes, (y,) = class_indices(path.name, (f"column {label!r}", plain))
+    return frame, classes, y
+
+
+def encode_columns(owner: str, frame: Any, public: IntArray) -> FloatArray:
+    """Return a frame as numbers, column after column in the order of the file.
+
+    A column of numbers stays one column. Any other becomes one column of zeros and ones per
+    category of the public rows, in sorted order; a category that no public row has is all
+    zeros, and a missing one counts as a category.
+    """
+    types = import_library(owner, "pandas", "simulation").api.types
+    encoded: list[FloatArray] = []
+    for name in frame.columns:
+        column = frame[name]
+        if types.is_numeric_dtype(column):
+            encoded.append(_numbers(owner, name, column))
+        else:
+            encoded.append(_one_hot(owner, name, column, public))
+    require_data(bool(encoded), owner, "the table", "a label and other columns", "one column")
+    return np.concatenate(encoded, axis=1)
+
+
+def _numbers(owner: str, name: str, column: Any) -> FloatArray:
+    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    _require_complete(owner, name, int((~np.isfinite(values)).sum()))
+    return np.asarray(values).reshape(-1, 1)
+
+
+def _require_complete(owner: str, column: str, num_missing: int) -> None:
+    if num_missing:
+        raise InvalidData(
+            f"{owner}: column {column!r} must be complete, got {num_missing} missing or "
+            "infinite values. Fill or drop these rows first."
+        )
+
+
+def _one_hot(owner: str, name: str, column: Any, public: IntArray) -> FloatArray:
+    values = column.astype(object).where(column.notna(), "").astype(str).to_numpy(np.str_)
+    categories = np.unique(values[public])
+    require_data(
+        len(categories) <= MAX_CATEGORIES, owner, f"column {name!r}",
+        f"numeric or of at most {MAX_CATEGORIES} categories", len(categories),
+    )  # fmt: skip
+    encoded: FloatArray = (values[:, None] == categories).astype(np.float64)
+    return encoded

@@ -1,0 +1,95 @@
+"""The same app on real Flower processes: the simulation engine, and SuperNodes on loopback."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulations.__main__ import main
+from simulations.config import Settings
+from simulations.flower import FlowerRunFailed, SuperLink, run_and_read, run_with_flower
+
+pytestmark = pytest.mark.flower
+
+NUM_PARTIES = 3
+SETTINGS = {
+    "num-parties": NUM_PARTIES,
+    "num-teachers": 2,
+    "num-trees": 10,
+    "boosting-rounds": 10,
+    "epochs": 3,
+    "learner": "random-forest,xgboost,mlp",
+    "seed": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the report of the in-process runner."""
+    folder = tmp_path_factory.mktemp("local")
+    assignments = [f"--set={key}={value}" for key, value in SETTINGS.items()]
+    command = [
+        "run",
+        *assignments,
+        f"--set=output-dir={folder}",
+        "--json",
+        f"{folder}/out.json",
+    ]
+    assert main(command) == 0
+    report: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return report
+
+
+def settings(folder: Path) -> Settings:
+    return Settings.from_run_config({**SETTINGS, "output-dir": str(folder)})
+
+
+def same_outcome(report: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare all that does not depend on time or place."""
+    for key in ("accuracy", "solo-accuracy", "central-accuracy", "num-bytes-sent", "rejected"):
+        assert report[key] == expected[key], key
+    assert [party["solo-accuracy"] for party in report["parties"]] == [
+        party["solo-accuracy"] for party in expected["parties"]
+    ]
+
+
+def test_the_simulation_engine_gives_the_same_result(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    """`flwr run` on Ray ends in the numbers of the in-process runner, and leaves nothing."""
+    report = run_with_flower(settings(tmp_path))
+
+    same_outcome(report, expected)
+    assert running("flower-superlink", str(tmp_path)) == []
+
+
+def test_supernodes_give_the_same_result(tmp_path: Path, expected: dict[str, Any]) -> None:
+    """One SuperLink and three SuperNode processes end in the same numbers."""
+    with SuperLink(simulation=False) as superlink:
+        port = superlink.port
+        for i in range(NUM_PARTIES):
+            superlink.start_supernode({"partition-id": i, "num-partitions": NUM_PARTIES})
+        report = run_and_read(superlink, settings(tmp_path))
+
+    same_outcome(report, expected)
+    assert running(str(port)) == []
+
+
+def test_a_failed_run_is_an_error(tmp_path: Path) -> None:
+    """A setting that no run can have ends in one sentence, though Flower exits with 0."""
+    wrong = {**SETTINGS, "output-dir": str(tmp_path), "learner": "crystal-ball"}
+
+    with SuperLink(simulation=True) as superlink:
+        status = superlink.run_app(wrong, num_supernodes=NUM_PARTIES)
+        with pytest.raises(FlowerRunFailed, match=r"the app must be accepted|must be JSON"):
+            superlink.run_app({"no-such-key": 1}, num_supernodes=NUM_PARTIES)
+
+    assert status.startswith("finished:failed")
+
+
+def running(*words: str) -> list[str]:
+    """Return the command lines of living processes that hold all the words."""
+    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return [line for line in listing.stdout.splitlines() if all(word in line for word in words)]

@@ -1,0 +1,148 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulations.__main__ import main
+
+FAST = [
+    "--set=num-parties=3", "--set=num-trees=5", "--set=num-teachers=2",
+    "--set=num-workers=1", "--learner=random-forest,logistic-regression",
+]  # fmt: skip
+
+
+def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` names the commands and all settings with their defaults."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--help"])
+
+    text = capsys.readouterr().out
+    assert exit_info.value.code == 0
+    for word in ("run", "flower", "reproduce", "num-splits", "FedKT's s", "dirichlet"):
+        assert word in text
+
+
+def test_a_run_prints_a_table_and_writes_its_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table goes to standard output, the same as JSON to two files."""
+    code = main(
+        ["run", *FAST, f"--set=output-dir={tmp_path}/runs", "--json", f"{tmp_path}/o.json"]
+    )
+
+    text = capsys.readouterr().out
+    report = json.loads((tmp_path / "o.json").read_text())
+    (kept,) = (tmp_path / "runs").glob("*/result.json")
+    assert code == 0
+    assert "fedkt on digits, seed 0, final random-forest" in text
+    assert json.loads(kept.read_text()) == report
+    assert report["cpu-seconds"] > 0
+
+
+def test_two_runs_of_one_seed_are_equal(tmp_path: Path) -> None:
+    """Accuracy and bytes repeat exactly, with one worker and with two."""
+    outcomes = []
+    for workers in (1, 2):
+        target = tmp_path / f"{workers}.json"
+        options = [*FAST, f"--set=output-dir={tmp_path}", f"--set=num-workers={workers}"]
+        main(["run", *options, "--seed=3", "--json", str(target)])
+        report = json.loads(target.read_text())
+        outcomes.append([report[k] for k in ("accuracy", "solo-accuracy", "num-bytes-sent")])
+
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--set=beta=-1"], "Settings: beta must be greater than 0, got -1.0."),
+        (["--set=beta=much"], "Settings: beta must be a number, got 'much'."),
+        (["--set=betta=1"], "Did you mean 'beta'?"),
+        (["--learner=oracle"], "Settings: learner must be one of random-forest"),
+        (["--data=mars"], "Settings: data must be one of digits"),
+        (["--data=missing.csv"], "data must be a file that exists, got 'missing.csv'."),
+        (["--strategy=fedmagic"], "Settings: strategy must be one of fedkt, got 'fedmagic'."),
+        (
+            ["--preset=paper"],
+            "preset: data must be one of adult, cod-rna, mnist, got 'digits'.",
+        ),
+        (["--set=num-parties=500"], "num-parties x min-records must be at most"),
+        (["--seed=-1"], "Settings: seed must be at least 0, got -1."),
+    ],
+)
+def test_wrong_input_is_one_clear_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1, and one line that says what to change."""
+    code = main(["run", *arguments])
+
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert code == 1
+    assert error.startswith("error: ")
+    assert sentence in error
+
+
+def test_a_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table with a label column is enough to run a federation."""
+    rng = np.random.default_rng(0)
+    lines = ["weight,colour,sick"]
+    for _ in range(300):
+        weight, red = rng.normal(), rng.random() < 0.5
+        sick = "yes" if weight + red > 0.5 else "no"
+        lines.append(f"{weight},{'red' if red else 'blue'},{sick}")
+    path = tmp_path / "patients.csv"
+    path.write_text("\n".join(lines))
+    options = [*FAST, f"--set=output-dir={tmp_path}"]
+
+    code = main(["run", "--data", str(path), "--label", "sick", *options])
+
+    assert code == 0
+    assert "patients.csv" in capsys.readouterr().out
+
+
+def test_nan_in_a_file_is_one_clear_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Missing numbers are named with their column."""
+    path = tmp_path / "holes.csv"
+    path.write_text("a,b,label\n" + "1,2,x\n3,,y\n" * 20)
+
+    code = main(["run", "--data", str(path), "--label", "label"])
+
+    assert code == 1
+    assert "column 'b' must be complete, got 20 missing" in capsys.readouterr().err
+
+
+def test_a_missing_label_names_the_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Forgetting --label shows what there is to choose from."""
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1,x\n")
+
+    assert main(["run", "--data", str(path)]) == 1
+    assert "label must be one of the columns a, b, got ''" in capsys.readouterr().err
+
+
+def test_a_preset_can_be_overridden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--set` wins over the preset, and reproduce compares with the published figures."""
+    rng = np.random.default_rng(0)
+    x = (rng.random((400, 123)) < 0.1).astype(np.uint8)
+    y = (x[:, :20].sum(axis=1) > 2).astype(np.int64)
+    np.savez(tmp_path / "a9a.npz", x_train=x, y_train=y)
+    monkeypatch.setenv("FL_STRATEGIES_DATA", str(tmp_path))
+    target = tmp_path / "both.json"
+    small = ["--set=num-parties=3", "--set=num-trees=3", "--set=num-workers=1"]
+
+    code = main(["reproduce", "--data=adult", "--seeds=0,1", *small, "--json", str(target)])
+
+    runs = json.loads(target.read_text())["runs"]
+    text = capsys.readouterr().out
+    assert code == 0
+    assert [run["seed"] for run in runs] == [0, 1]
+    assert runs[0]["settings"]["teacher"] == "decision-tree"
+    assert runs[0]["settings"]["num-parties"] == 3
+    assert "82.2 % ± 0.6" in text

@@ -1,0 +1,262 @@
+import re
+import tomllib
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_strategies.exceptions import InvalidParameter
+from simulations.config import (
+    CHOICES,
+    Settings,
+    Value,
+    describe,
+    paper_table,
+    parse_assignment,
+    preset,
+)
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+DATA_SETS = ("adult", "cod-rna", "mnist")
+
+
+def test_the_project_file_lists_every_setting_with_its_default() -> None:
+    """`[tool.flwr.app.config]` and the defaults are the same, in value and in type."""
+    table = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
+    defaults = Settings().to_run_config()
+    assert table == defaults
+    assert {k: type(v) for k, v in table.items()} == {k: type(v) for k, v in defaults.items()}
+
+
+def test_the_project_file_explains_every_setting() -> None:
+    """The comment behind a key is the meaning that the command line shows."""
+    text = PYPROJECT.read_text().partition("[tool.flwr.app.config]")[2]
+    comments = dict(re.findall(r"^([a-z-]+) = .* # (.+)$", text, flags=re.MULTILINE))
+    assert comments == {key: meaning for key, _, meaning in describe()}
+
+
+def test_settings_survive_the_way_through_a_run_config() -> None:
+    """What is written as a run configuration is read back as the same settings."""
+    original = Settings(num_parties=3, beta=0.25, data="adult", solo=False, learner="svm")
+    assert Settings.from_run_config(original.to_run_config()) == original
+
+
+def test_left_out_keys_keep_their_defaults_and_overrides_win() -> None:
+    """A partial configuration is enough, and a Python override beats it."""
+    chosen = Settings.from_run_config({"num-parties": 8, "seed": 4}, seed=5)
+    assert chosen == Settings(num_parties=8, seed=5)
+
+
+def test_a_whole_number_stands_for_a_number() -> None:
+    """`beta=1` is meant as 1.0 and becomes it."""
+    beta = Settings.from_run_config({"beta": 1}).beta
+    assert type(beta) is float
+    assert beta == 1.0
+
+
+def test_settings_cannot_change_and_can_be_compared_and_hashed() -> None:
+    """A run's settings are a value: frozen, and equal settings are one key."""
+    chosen = Settings()
+    with pytest.raises(FrozenInstanceError):
+        chosen.seed = 1  # type: ignore[misc]
+    assert len({chosen, Settings(), Settings(seed=1)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("num_parties", "num-parties"),
+        ("num-partys", "num-parties"),
+        ("learners", "learner"),
+        ("final-leaner", "final-learner"),
+        ("Seed", "seed"),
+    ],
+)
+def test_an_unknown_key_suggests_the_nearest(key: str, suggestion: str) -> None:
+    """A slip of the pen is answered with the key that was meant."""
+    with pytest.raises(InvalidParameter, match=rf"got '{key}'\. Did you mean '{suggestion}'\?"):
+        Settings.from_run_config({key: 1})
+
+
+def test_a_key_like_no_other_lists_the_known_ones() -> None:
+    """Without a near match the answer names what there is."""
+    with pytest.raises(InvalidParameter, match=r"got 'xyzzy'\. Known are strategy, data, "):
+        Settings.from_run_config({"xyzzy": 1})
+
+
+def test_an_unknown_override_is_refused() -> None:
+    """Python overrides are held to the same keys."""
+    with pytest.raises(InvalidParameter, match="got 'num-party'"):
+        Settings.from_run_config({}, num_party=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("num_parties", "6", "a whole number"),
+        ("num_parties", 6.0, "a whole number"),
+        ("num_parties", True, "a whole number"),
+        ("beta", "0.5", "a number"),
+        ("beta", False, "a number"),
+        ("beta", float("nan"), "finite"),
+        ("timeout", float("inf"), "finite"),
+        ("solo", 1, "true or false"),
+        ("data", 3, "text"),
+    ],
+)
+def test_a_wrong_type_is_named(name: str, value: Any, rule: str) -> None:
+    """The sentence gives key, expected type and value."""
+    expected = f"Settings: {name.replace('_', '-')} must be {rule}, got {value!r}."
+    with pytest.raises(InvalidParameter, match=re.escape(expected)):
+        Settings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("num_parties", 0, "at least 1"),
+        ("min_records", -1, "at least 0"),
+        ("num_splits", 0, "at least 1"),
+        ("num_teachers", 0, "at least 1"),
+        ("seed", -1, "at least 0"),
+        ("max_depth", -1, "at least 0"),
+        ("num_workers", -1, "at least 0"),
+        ("boosting_gamma", -0.5, "at least 0"),
+        ("weight_decay", -1e-5, "at least 0"),
+        ("beta", 0.0, "greater than 0"),
+        ("learning_rate", -0.1, "greater than 0"),
+        ("max_wait", 0.0, "greater than 0"),
+        ("strategy", "fedxyz", "one of fedkt"),
+        ("partition", "random", "one of dirichlet, iid, by-label"),
+        ("privacy_level", "L3", "one of L0, L1, L2"),
+        ("exchange", "weights", "one of votes, models"),
+        ("output_dir", "", "a folder"),
+        ("data", "imagenet", "one of digits, breast-cancer, adult, cod-rna, mnist"),
+        ("learner", "random-forest,forest", "one of random-forest, decision-tree"),
+        ("learner", "", "one of random-forest"),
+        ("teacher", "forest", "one of random-forest"),
+        ("final_learner", "", "one of random-forest"),
+    ],
+)
+def test_a_value_outside_its_rule_is_named(name: str, value: Any, rule: str) -> None:
+    """The sentence gives key and rule, and ends with the value."""
+    expected = f"Settings: {name.replace('_', '-')} must be {rule}"
+    with pytest.raises(InvalidParameter, match=re.escape(expected)) as caught:
+        Settings(**{name: value})
+    assert repr(value).split(",")[-1].strip("'") in str(caught.value)
+
+
+@pytest.mark.parametrize("data", ["my/rows.npz", "table.csv", "table.csv.gz", "table.csv.xz"])
+def test_data_may_be_a_file(data: str) -> None:
+    """A path is accepted by its ending; whether it exists is the loader's question."""
+    assert Settings(data=data).data == data
+
+
+def test_learner_names_are_split_and_trimmed() -> None:
+    """Spaces around the commas are allowed."""
+    assert Settings(learner="svm, mlp ,xgboost").learner_names == ("svm", "mlp", "xgboost")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("num-parties=8", ("num-parties", 8)),
+        ("beta=1", ("beta", 1.0)),
+        ("beta = 1e-1", ("beta", 0.1)),
+        ("solo=false", ("solo", False)),
+        ("central=True", ("central", True)),
+        ("data=a=b.csv", ("data", "a=b.csv")),
+        ("teacher=", ("teacher", "")),
+    ],
+)
+def test_an_assignment_takes_the_type_of_its_setting(
+    text: str, expected: tuple[str, Value]
+) -> None:
+    """Text from the command line becomes text, number or truth value by key."""
+    key, value = parse_assignment(text)
+    assert (key, value) == expected
+    assert type(value) is type(expected[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num-parties", "an assignment must be of the form key=value, got 'num-parties'"),
+        ("num-partys=3", "Did you mean 'num-parties'?"),
+        ("num-parties=3.5", "num-parties must be a whole number, got '3.5'"),
+        ("beta=much", "beta must be a number, got 'much'"),
+        ("solo=yes", "solo must be true or false, got 'yes'"),
+    ],
+)
+def test_a_bad_assignment_is_named(text: str, message: str) -> None:
+    """One sentence says what is wrong with it."""
+    with pytest.raises(InvalidParameter, match=re.escape(message)):
+        parse_assignment(text)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.fixed_dictionaries(
+        {
+            "num_parties": st.integers(1, 10_000),
+            "beta": st.floats(1e-6, 1e6),
+            "solo": st.booleans(),
+            "partition": st.sampled_from(CHOICES["partition"]),
+            "label": st.text(max_size=20).map(str.strip),
+        }
+    )
+)
+def test_every_setting_can_be_given_on_the_command_line(values: dict[str, Any]) -> None:
+    """Writing settings as key=value and reading them back changes nothing."""
+    original = Settings(**values)
+    texts = [f"{key}={value}" for key, value in original.to_run_config().items()]
+    assert Settings.from_run_config(dict(map(parse_assignment, texts))) == original
+
+
+@pytest.mark.parametrize("data", DATA_SETS)
+def test_a_preset_is_a_valid_configuration(data: str) -> None:
+    """The paper's settings are accepted as they stand and name their data set."""
+    chosen = Settings.from_run_config(preset("paper", "fedkt", data))
+    assert (chosen.strategy, chosen.data) == ("fedkt", data)
+    assert (chosen.beta, chosen.num_splits, chosen.num_teachers) == (0.5, 2, 5)
+    assert chosen.num_parties == (10 if data == "mnist" else 50)
+
+
+def test_the_adult_preset_has_trees_for_teachers_and_forests_for_students() -> None:
+    """Adult's teachers, students and final model are those of the authors."""
+    chosen = Settings.from_run_config(preset("paper", "fedkt", "adult"))
+    assert (chosen.teacher, chosen.learner, chosen.final_learner) == (
+        "decision-tree",
+        "random-forest",
+        "random-forest",
+    )
+    assert (chosen.num_trees, chosen.max_depth) == (100, 6)
+
+
+@pytest.mark.parametrize("data", DATA_SETS)
+def test_a_paper_table_gives_figures_as_shares(data: str) -> None:
+    """Published and expected accuracies lie between 0 and 1, and the floor below the paper."""
+    table = paper_table("fedkt")[data]
+    published, floor = table["published"], table["expected"]["accuracy-at-least"]
+    assert 0.5 < published["solo-accuracy"] < floor < published["accuracy"] < 1
+    assert published["source"].startswith("IJCAI 2021")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fast", "fedkt", "adult"), "name must be one of paper, got 'fast'"),
+        (("paper", "fedavg", "adult"), "strategy must be one of fedkt, got 'fedavg'"),
+        (("paper", "../fedkt", "adult"), "strategy must be one of fedkt, got '../fedkt'"),
+        (("paper", "fedkt", "digits"), "data must be one of adult, cod-rna, mnist"),
+    ],
+)
+def test_an_unknown_preset_lists_the_known(
+    arguments: tuple[str, str, str], message: str
+) -> None:
+    """What has no published settings is answered with what has."""
+    with pytest.raises(InvalidParameter, match=re.escape(message)):
+        preset(*arguments)

@@ -1,0 +1,80 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_strategies import FedKT
+from fl_strategies.exceptions import InvalidParameter
+from simulations.config import Settings
+from simulations.experiment import load_federation
+
+SETTINGS = Settings(num_parties=5, num_trees=5, learner="random-forest,decision-tree")
+
+
+def test_parties_share_out_the_private_rows() -> None:
+    """Every private row belongs to exactly one party."""
+    federation = load_federation(SETTINGS)
+
+    rows = np.sort(np.concatenate(federation.rows))
+
+    np.testing.assert_array_equal(rows, np.arange(len(federation.dataset.y_train)))
+    assert sum(len(federation.party(i).y) for i in range(5)) == len(rows)
+
+
+def test_parties_cycle_through_the_learners() -> None:
+    """Five parties with two learners take them in turn."""
+    federation = load_federation(SETTINGS)
+
+    names = [federation.party(i).learner_name for i in range(5)]
+
+    assert names == ["random-forest", "decision-tree"] * 2 + ["random-forest"]
+
+
+def test_everybody_holds_the_same_public_and_test_rows() -> None:
+    """Public rows are everybody's, and no private row is among them."""
+    federation = load_federation(SETTINGS)
+    party = federation.party(0)
+
+    assert party.public is federation.dataset.x_public
+    assert party.x_test is federation.dataset.x_test
+
+
+def test_teachers_may_be_of_another_kind() -> None:
+    """`teacher` names the model of FedKT's teachers; without it parties use their own."""
+    with_teacher = load_federation(Settings(num_parties=2, teacher="decision-tree"))
+
+    assert with_teacher.party(0).teacher_fn is not None
+    assert load_federation(SETTINGS).party(0).teacher_fn is None
+
+
+def test_the_strategy_takes_the_settings_it_names() -> None:
+    """Settings reach the constructor by their names."""
+    settings = Settings(num_splits=3, num_teachers=4, exchange="models", seed=9, num_parties=2)
+
+    strategy = load_federation(settings).strategy()
+
+    assert isinstance(strategy, FedKT)
+    assert (strategy.num_splits, strategy.num_teachers) == (3, 4)
+    assert (strategy.reply_kind, strategy.seed, strategy.num_parties) == ("models", 9, 2)
+    assert strategy.model_name == "random-forest"
+
+
+def test_a_node_beyond_the_federation_is_refused() -> None:
+    """A sixth node of five finds no data."""
+    with pytest.raises(InvalidParameter, match="partition-id must be from 0 to 4, got 5"):
+        load_federation(SETTINGS).party(5)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"beta": 5.0}, {"partition": "iid"}])
+def test_settings_decide_who_holds_what(change: dict[str, Any]) -> None:
+    """Another seed, concentration or scheme deals the rows differently."""
+    base = load_federation(SETTINGS).rows[0]
+
+    other = load_federation(Settings(**{**vars(SETTINGS), **change})).rows[0]
+
+    assert not np.array_equal(base, other)
+
+
+def test_central_training_is_better_than_chance() -> None:
+    """The comparison on pooled data is a real model."""
+    assert load_federation(SETTINGS).central_accuracy() > 0.8

@@ -1,0 +1,139 @@
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from fl_strategies.exceptions import InvalidParameter
+from simulations.local import InMemoryGrid, run_local
+
+
+def counting_app(fail_on: int | None = None) -> ClientApp:
+    """Return a client that counts its messages in its state, and may fail."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        state = context.state.setdefault("count", MetricRecord({"messages": 0}))
+        state["messages"] += 1
+        if state["messages"] == fail_on:
+            raise RuntimeError("out of coffee")
+        content = RecordDict(
+            {
+                "arrays": message.content["arrays"],
+                "metrics": MetricRecord({"num-examples": 1, "messages": state["messages"]}),
+            }
+        )
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def messages(grid: InMemoryGrid) -> list[Message]:
+    content = RecordDict({"arrays": ArrayRecord([np.zeros(2)])})
+    return [Message(content, node, "train") for node in grid.get_node_ids()]
+
+
+def counts(replies: list[Message]) -> list[object]:
+    return [reply.content["metrics"]["messages"] for reply in replies]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_state_lives_as_long_as_the_grid(num_workers: int) -> None:
+    """Each node finds what it kept, in one process or in several."""
+    grid = InMemoryGrid(counting_app(), 3, num_workers=num_workers)
+
+    first, second = (counts(grid.send_and_receive(messages(grid))) for _ in range(2))
+
+    assert (first, second) == ([1, 1, 1], [2, 2, 2])
+
+
+def test_a_failing_client_answers_with_an_error_and_keeps_its_old_state() -> None:
+    """As in Flower: code 2, and the state of the failed call is lost."""
+    grid = InMemoryGrid(counting_app(fail_on=2), 1)
+    grid.send_and_receive(messages(grid))
+
+    (failed,) = grid.send_and_receive(messages(grid))
+    (again,) = grid.send_and_receive(messages(grid))
+
+    assert failed.error.code == 2
+    assert "out of coffee" in str(failed.error.reason)
+    assert again.has_error(), "the count is still 1, so the next call is the second again"
+
+
+def test_replies_answer_their_messages() -> None:
+    """Replies carry the ids that Flower's transport would give."""
+    grid = InMemoryGrid(counting_app(), 2)
+    sent = messages(grid)
+
+    ids = grid.push_messages(sent)
+    replies = grid.pull_messages(ids)
+
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ids
+    assert [message.metadata.message_id for message in sent] == ids
+    assert grid.pull_messages(ids) == []
+
+
+def test_what_cannot_travel_fails_here_too() -> None:
+    """Messages pass through Flower's encoding, so unserialisable content shows up early."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:  # noqa: ARG001
+        content = RecordDict({"metrics": MetricRecord({"large": 1})})
+        content["metrics"].data["large"] = object()  # type: ignore[attr-defined, union-attr]
+        return Message(content, reply_to=message)
+
+    grid = InMemoryGrid(app, 1)
+
+    (reply,) = grid.send_and_receive(messages(grid))
+
+    assert reply.has_error()
+
+
+def test_flowers_own_strategies_run_on_it() -> None:
+    """FedAvg, written for Flower's engine, needs no change."""
+    strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=3)
+    grid = InMemoryGrid(counting_app(), 3)
+
+    result = strategy.start(grid, ArrayRecord([np.ones(2)]), num_rounds=2)
+
+    np.testing.assert_array_equal(result.arrays.to_numpy_ndarrays()[0], [1.0, 1.0])
+    assert result.train_metrics_clientapp[2]["messages"] == 2
+
+
+def test_clients_see_their_configuration() -> None:
+    """Node config and run config are what Flower's engine would give."""
+    seen: list[tuple[object, object]] = []
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        seen.append((context.node_config, context.run_config))
+        return Message(message.content, reply_to=message)
+
+    grid = InMemoryGrid(app, 2, run_config={"beta": 0.5})
+    grid.send_and_receive(messages(grid))
+
+    assert seen == [({"partition-id": i, "num-partitions": 2}, {"beta": 0.5}) for i in range(2)]
+    assert grid.run.run_id != 0
+
+
+@pytest.mark.parametrize("options", [{"num_nodes": 0}, {"num_nodes": 2, "num_workers": 0}])
+def test_bad_numbers_are_named(options: dict[str, int]) -> None:
+    """At least one node and one worker."""
+    with pytest.raises(InvalidParameter, match="must be at least 1, got 0"):
+        InMemoryGrid(counting_app(), **options)  # type: ignore[arg-type]
+
+
+def test_run_local_passes_rounds_on() -> None:
+    """`num_rounds` reaches the strategy."""
+    strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=2)
+
+    result = run_local(strategy, counting_app(), 2, num_rounds=3)
+
+    assert [record["messages"] for record in result.train_metrics_clientapp.values()] == [
+        1,
+        2,
+        3,
+    ]

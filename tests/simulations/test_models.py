@@ -1,0 +1,205 @@
+import pickle
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_strategies.exceptions import InvalidParameter, MissingExtra
+from fl_strategies.protocols import Learner, LearnerFactory
+from simulations import models
+from simulations.config import Settings
+from simulations.datasets import Dataset, load_dataset
+from simulations.models import LEARNERS, import_torchvision, learner_factory
+
+ROOT = Path(__file__).parents[2]
+QUICK = Settings(num_trees=20, boosting_rounds=10, epochs=30)
+FORESTS = ("random-forest", "extra-trees")
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    """Return the data that all models here learn."""
+    return load_dataset("digits", rng=np.random.RandomState(0))
+
+
+def factory(name: str, settings: Settings = QUICK) -> LearnerFactory:
+    return learner_factory(name, num_features=64, num_classes=10, settings=settings)
+
+
+def wrapped(name: str, settings: Settings) -> Any:
+    """Return the estimator that the wrapper would get."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("clients.sklearn_learner.SklearnLearner", lambda inner, **_: inner)
+        return factory(name, settings)()
+
+
+def options(name: str, wrapper: str, settings: Settings) -> Any:
+    """Return the keyword arguments that the wrapper would get."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"clients.{wrapper}", lambda *_, **given: given)
+        return factory(name, settings)()
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_every_name_makes_a_model_that_learns(name: str, digits: Dataset) -> None:
+    """Each model labels unseen digits far better than chance after 200 examples."""
+    learner = factory(name)()
+    assert isinstance(learner, Learner)
+    learner.fit(digits.x_train[:200], digits.y_train[:200], rng=np.random.default_rng(0))
+    assert (learner.predict(digits.x_test) == digits.y_test).mean() > 0.5
+    assert learner.logits(digits.x_test[:7]).shape == (7, 10)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("labels", [(4, 4), (4, 9), (7,)])
+def test_every_model_takes_the_smallest_training_sets(
+    name: str, labels: tuple[int, ...], digits: Dataset
+) -> None:
+    """One or two records of one or two classes, as a teacher may get, are enough."""
+    y = np.array(labels)
+    learner = factory(name)().fit(digits.x_train[: len(y)], y, rng=np.random.default_rng(0))
+    assert set(learner.predict(digits.x_test[:30])) <= set(labels)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_generator_alone_decides_the_model(name: str, digits: Dataset) -> None:
+    """Twins fitted with equal generators give equal scores to the bit."""
+    make = factory(name)
+    first, second = (
+        make().fit(digits.x_train[:80], digits.y_train[:80], rng=np.random.default_rng(3))
+        for _ in range(2)
+    )
+    assert first is not second
+    assert np.array_equal(first.logits(digits.x_public), second.logits(digits.x_public))
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_factory_can_be_sent_to_another_process(name: str) -> None:
+    """Worker processes get the factory, not the model."""
+    assert pickle.dumps(factory(name))
+
+
+@pytest.mark.parametrize("name", FORESTS)
+def test_a_forest_takes_number_and_depth_of_its_trees(name: str) -> None:
+    """Depth 0 stands for unlimited, and one thread is used."""
+    limited = wrapped(name, Settings(num_trees=7, max_depth=3))
+    assert (limited.n_estimators, limited.max_depth, limited.n_jobs) == (7, 3, 1)
+    assert wrapped(name, Settings(max_depth=0)).max_depth is None
+
+
+def test_a_tree_takes_its_depth() -> None:
+    """A single tree has the same two meanings of depth."""
+    assert wrapped("decision-tree", Settings(max_depth=4)).max_depth == 4
+    assert wrapped("decision-tree", Settings()).max_depth is None
+
+
+def test_gradient_boosting_takes_rounds_rate_and_depth() -> None:
+    """Depth 0 stands for six levels, since boosted trees are meant to be weak."""
+    boosting = wrapped(
+        "gradient-boosting", Settings(boosting_rounds=9, boosting_learning_rate=0.2)
+    )
+    assert (boosting.n_estimators, boosting.learning_rate, boosting.max_depth) == (9, 0.2, 6)
+    assert wrapped("gradient-boosting", Settings(max_depth=2)).max_depth == 2
+
+
+def test_xgboost_takes_the_settings_of_the_paper() -> None:
+    """Rounds, depth, rate and gamma reach the learner, and one thread is used."""
+    settings = Settings(
+        boosting_rounds=11, max_depth=4, boosting_learning_rate=0.05, boosting_gamma=1.0
+    )
+    assert options("xgboost", "xgboost_learner.XGBoostLearner", settings) == {
+        "num_classes": 10,
+        "num_rounds": 11,
+        "max_depth": 4,
+        "learning_rate": 0.05,
+        "gamma": 1.0,
+        "reg_lambda": 1.0,
+        "num_threads": 1,
+    }
+    unlimited = options("xgboost", "xgboost_learner.XGBoostLearner", Settings(max_depth=0))
+    assert unlimited["max_depth"] == 6
+
+
+def test_the_perceptron_takes_the_settings_of_training() -> None:
+    """Epochs, batch size, step size and penalty reach the learner."""
+    settings = Settings(epochs=3, batch_size=8, learning_rate=0.01, weight_decay=0.5)
+    assert options("mlp", "torch_learner.TorchLearner", settings) == {
+        "num_classes": 10,
+        "epochs": 3,
+        "batch_size": 8,
+        "learning_rate": 0.01,
+        "weight_decay": 0.5,
+    }
+
+
+def test_the_perceptron_has_two_hidden_layers_of_a_hundred_units() -> None:
+    """The parameters are those of the paper's network."""
+    network = models.multilayer_perceptron(784, 10)
+    shapes = [tuple(weights.shape) for weights in network.parameters()]
+    assert shapes == [(100, 784), (100,), (100, 100), (100,), (10, 100), (10,)]
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    """The answer names every model."""
+    with pytest.raises(
+        InvalidParameter, match=r"one of random-forest, .*, mlp, got 'lightgbm'"
+    ):
+        factory("lightgbm")
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [
+        ("random-forest", "sklearn.ensemble", "sklearn"),
+        ("svm", "sklearn.svm", "sklearn"),
+        ("xgboost", "xgboost", "xgboost"),
+        ("mlp", "torch", "torch"),
+    ],
+)
+def test_a_missing_library_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, name: str, module: str, extra: str
+) -> None:
+    """Only making the model needs the library, and the error says what to install."""
+    monkeypatch.setitem(sys.modules, module, None)
+    make = factory(name)
+    with pytest.raises(MissingExtra, match=rf"{name}: .*fl-strategies\[{extra}\]"):
+        make()
+
+
+def test_importing_the_models_loads_no_library() -> None:
+    """Settings and names can be read where no model library is installed."""
+    code = (
+        "import sys, simulations.config, simulations.models;"
+        "heavy = {'torch', 'sklearn', 'xgboost', 'pandas', 'torchvision'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_torchvision_that_fails_otherwise_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the one known failure is worked around; any other is shown."""
+
+    def broken(_owner: str, _module: str, _extra: str) -> types.ModuleType:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(models, "import_library", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        import_torchvision("mnist")
+
+
+def test_torchvision_that_is_not_installed_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error says what to install."""
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(MissingExtra, match=r"'torchvision' .*fl-strategies\[simulation\]"):
+        import_torchvision("mnist")

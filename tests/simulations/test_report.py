@@ -1,0 +1,99 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulations import report as reports
+from simulations.client_app import app
+from simulations.config import Settings
+from simulations.experiment import load_federation
+from simulations.local import run_local
+from simulations.report import make_report, percent, render, summarise, table, write_report
+
+SETTINGS = Settings(
+    num_parties=3, num_trees=5, num_teachers=2, learner="random-forest,logistic-regression"
+)
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    federation = load_federation(SETTINGS)
+    strategy = federation.strategy()
+    result = run_local(strategy, app, 3, run_config=SETTINGS.to_run_config())
+    return make_report(federation, strategy, result, seconds=1.5, cpu_seconds=1.25)
+
+
+def test_the_report_has_what_readers_need(report: dict[str, Any]) -> None:
+    """All promised keys are there, with plausible values."""
+    assert 0.5 < report["accuracy"] <= 1
+    assert 0 < report["solo-accuracy"] <= report["best-solo-accuracy"] <= 1
+    assert report["central-accuracy"] > report["accuracy"]
+    assert report["epsilon-party"] == report["epsilon-example"] == float("inf")
+    assert report["num-bytes-sent"] > 2 * 359 * 4 / 8
+    assert (report["seconds"], report["cpu-seconds"]) == (1.5, 1.25)
+    assert report["settings"] == SETTINGS.to_run_config()
+    assert [party["learner"] for party in report["parties"]] == [
+        "random-forest", "logistic-regression", "random-forest",
+    ]  # fmt: skip
+    assert report["versions"]["flwr"].startswith("1.")
+
+
+def test_the_report_survives_json(report: dict[str, Any], tmp_path: Path) -> None:
+    """What is written is what was measured, infinities included."""
+    path = write_report(report, str(tmp_path))
+
+    assert path.name == "result.json"
+    assert json.loads(path.read_text()) == report
+
+
+def test_two_reports_do_not_overwrite_each_other(
+    report: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each run has a folder of its own."""
+    assert write_report(report, str(tmp_path)) != write_report(report, str(tmp_path))
+
+
+def test_the_table_shows_parties_and_comparison(report: dict[str, Any]) -> None:
+    """People see each party's model, records and accuracy beside the federation's."""
+    text = render({**report, "rejected": {"17": "Party 4: x must hold records, got none."}})
+
+    assert "logistic-regression" in text
+    assert f"federation  {percent(report['accuracy'])}" in text
+    assert f"best party alone  {percent(report['best-solo-accuracy'])}" in text
+    assert "left out: node 17: Party 4: x must hold records, got none." in text
+
+
+def test_comparisons_can_be_left_out() -> None:
+    """Without solo and central runs their cells are empty, not zero."""
+    settings = Settings(**{**vars(SETTINGS), "solo": False, "central": False})
+    federation = load_federation(settings)
+    strategy = federation.strategy()
+    result = run_local(strategy, app, 3, run_config=settings.to_run_config())
+
+    report = make_report(federation, strategy, result, seconds=1.0)
+
+    assert report["solo-accuracy"] is report["central-accuracy"] is None
+    assert report["cpu-seconds"] is None
+    assert "all data in one place       -" in render(report)
+
+
+def test_columns_are_aligned() -> None:
+    """Every line of a table is as wide as its widest cells."""
+    assert table(["a", "bb"], [["ccc", "d"]]) == "  a  bb\nccc   d"
+
+
+def test_mean_and_deviation_are_those_of_a_sample() -> None:
+    """1, 2 and 3 have mean 2 and sample deviation 1; one value has deviation 0."""
+    assert summarise([1.0, 2.0, 3.0]) == {"mean": 2.0, "deviation": 1.0}
+    assert summarise([4.0]) == {"mean": 4.0, "deviation": 0.0}
+
+
+def test_the_commit_is_known_only_in_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An installed package has no commit to name, and git may be missing."""
+    monkeypatch.setattr(reports, "__file__", str(tmp_path / "simulations" / "report.py"))
+    assert reports._commit() is None
+    (tmp_path / ".git").mkdir()
+    assert reports._commit() is None
