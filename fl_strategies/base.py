@@ -41,7 +41,6 @@ class FederationOptions(TypedDict, total=False):
     max_wait: float
     seed: int
     evaluate: bool
-    solo: bool
     max_reply_bytes: int
 
 
@@ -61,8 +60,6 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     evaluate : bool (default: True)
         Deliver the final model to the parties, who report its accuracy on their own
         held-out rows, if they have any.
-    solo : bool (default: False)
-        Ask parties to compare with a model trained on their own data alone.
     max_reply_bytes : int (default: 256 MiB)
         Largest reply that is read.
 
@@ -87,7 +84,6 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         self.max_wait = federation.get("max_wait", 120.0)
         self.seed = federation.get("seed", 0)
         self.evaluate = federation.get("evaluate", True)
-        self.solo = federation.get("solo", False)
         self.max_reply_bytes = federation.get("max_reply_bytes", MAX_REPLY_BYTES)
         self._check_federation(federation)
         self.parties_: dict[int, PartyReport] = {}
@@ -215,7 +211,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         self._sent = []
         if not self.evaluate or self._model is None or not arrays:
             return []
-        ours = {**config, **self._common_config(server_round), keys.SOLO: self.solo}
+        ours = {**config, **self._common_config(server_round)}
         meta = ConfigRecord({keys.KIND: "model", keys.LEARNER: self.model_name})
         self._sent = [self._message(node, MessageType.EVALUATE, None, ours) for node in nodes]
         for message in self._sent:

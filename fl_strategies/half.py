@@ -10,7 +10,6 @@ from fl_strategies.exceptions import KnowledgeMismatch, PublicDataMismatch
 from fl_strategies.knowledge import Knowledge, Metrics, config_int
 from fl_strategies.party import Party, content_hash
 from fl_strategies.protocols import Learner, PortableLearner
-from fl_strategies.randomness import derive_rng
 
 MAX_SEED = 2**63 - 1
 
@@ -31,27 +30,15 @@ class PartyHalf(ABC):
         self,
         party: Party,
         received: Knowledge,
-        config: ConfigRecord,
-        state: RecordDict,  # noqa: ARG002 - used by halves that keep something
+        config: ConfigRecord,  # noqa: ARG002 - for halves that evaluate by their own rules
+        state: RecordDict,  # noqa: ARG002 - for halves that keep something
     ) -> tuple[Learner, Metrics]:
-        """Take the final model and compare it with one trained on own data alone."""
+        """Take the final model and measure it on the party's held-out rows, if it has any."""
         model = receive_model(party, received)
-        metrics: Metrics = {
-            keys.NUM_EXAMPLES: 0,
-            keys.ACCURACY: math.nan,
-            keys.SOLO_ACCURACY: math.nan,
-        }
         if party.x_test is None or party.y_test is None or not len(party.y_test):
-            return model, metrics
-        metrics[keys.NUM_EXAMPLES] = len(party.y_test)
-        metrics[keys.ACCURACY] = float((model.predict(party.x_test) == party.y_test).mean())
-        if config.get(keys.SOLO) is True and len(party.y):
-            rng = derive_rng(read_seed(config), "party", party.partition_id, "solo")
-            alone = party.learner_fn().fit(party.x, party.y, rng=rng)
-            metrics[keys.SOLO_ACCURACY] = float(
-                (alone.predict(party.x_test) == party.y_test).mean()
-            )
-        return model, metrics
+            return model, {keys.NUM_EXAMPLES: 0, keys.ACCURACY: math.nan}
+        accuracy = float((model.predict(party.x_test) == party.y_test).mean())
+        return model, {keys.NUM_EXAMPLES: len(party.y_test), keys.ACCURACY: accuracy}
 
 
 def read_seed(config: ConfigRecord) -> int:

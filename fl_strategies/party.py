@@ -74,7 +74,7 @@ class Party:
     partition_id : int
         Number of this party in the federation; names its stream of randomness.
     x_test, y_test : optional
-        Held-out rows on which this party compares its own model with the federation's.
+        Held-out rows on which this party measures the federation's model.
     catalogue : mapping of name to factory, optional
         Models this party is ready to receive besides its own. Only arrays travel; the
         code that reads them is always the receiver's.

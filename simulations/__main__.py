@@ -1,7 +1,6 @@
 """The command line: ``python -m simulations --help``."""
 
 import argparse
-import os
 import resource
 import sys
 import time
@@ -127,10 +126,13 @@ def _run_once(settings: Settings) -> Report:
         app,
         settings.num_parties,
         run_config=settings.to_run_config(),
-        num_workers=settings.num_workers or os.cpu_count() or 1,
+        num_workers=settings.workers,
     )
     seconds, cpu_seconds = time.perf_counter() - start, _cpu_seconds() - cpu_start
-    return make_report(federation, strategy, result, seconds=seconds, cpu_seconds=cpu_seconds)
+    return make_report(
+        federation, strategy, result,
+        seconds=seconds, cpu_seconds=cpu_seconds, num_workers=settings.workers,
+    )  # fmt: skip
 
 
 def _cpu_seconds() -> float:

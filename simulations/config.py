@@ -7,6 +7,7 @@ values only, so these are the four types a setting can have.
 
 import difflib
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -137,6 +138,11 @@ got 'num-partys'. Did you mean 'num-parties'?
     def learner_names(self) -> tuple[str, ...]:
         """Names in `learner`, which parties take in turn."""
         return tuple(name.strip() for name in self.learner.split(","))
+
+    @property
+    def workers(self) -> int:
+        """Processes to use on this machine."""
+        return self.num_workers or os.cpu_count() or 1
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Value], **overrides: Value) -> Self:

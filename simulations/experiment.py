@@ -2,8 +2,11 @@
 
 import inspect
 import logging
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -84,13 +87,28 @@ class Federation:
             num_parties=settings.num_parties,
             seed=settings.seed,
             max_wait=settings.max_wait,
-            solo=settings.solo,
             **taken,
         )
 
     def accuracy(self, model: Learner) -> float:
         """Return the share of test rows that a model labels right."""
         return float((model.predict(self.dataset.x_test) == self.dataset.y_test).mean())
+
+    def solo_accuracy(self, partition_id: int) -> float:
+        """Train one party's model on its own records alone."""
+        party = self.party(partition_id)
+        rng = derive_rng(self.settings.seed, "party", partition_id, "solo")
+        return self.accuracy(party.learner_fn().fit(party.x, party.y, rng=rng))
+
+    def solo_accuracies(self, num_workers: int = 1) -> list[float]:
+        """Train every party alone; with several workers, in forked processes."""
+        logger.info("Training every party alone for comparison.")
+        numbers = range(self.settings.num_parties)
+        if num_workers == 1:
+            return [self.solo_accuracy(number) for number in numbers]
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(num_workers, mp_context=fork) as workers:
+            return list(workers.map(_solo_accuracy, repeat(self.settings), numbers))
 
     def central_accuracy(self) -> float:
         """Train the final learner on all private data pooled: what no federation may do."""
@@ -117,3 +135,7 @@ def load_federation(settings: Settings) -> Federation:
         num_classes=len(data.classes),
     )
     return Federation(settings, data, rows)
+
+
+def _solo_accuracy(settings: Settings, partition_id: int) -> float:
+    return load_federation(settings).solo_accuracy(partition_id)

@@ -31,26 +31,24 @@ def make_report(
     *,
     seconds: float,
     cpu_seconds: float | None = None,
+    num_workers: int = 1,
 ) -> Report:
     """Describe a finished run.
 
     Raises `NotFitted`, with the reason, if the run has no model. ``seconds`` and
-    ``cpu-seconds`` cover the federated run, with the parties' own comparison models, and
-    not the loading of data or the central comparison. Epsilon is ``Infinity``, as Python's
-    `json` writes it, where nothing is promised.
+    ``cpu-seconds`` cover the federated run, not the loading of data or the comparisons.
+    Epsilon is ``Infinity``, as Python's `json` writes it, where nothing is promised. The
+    comparisons use `num_workers` processes.
     """
     train = dict(result.train_metrics_clientapp.get(1, {}))
     evaluate = dict(result.evaluate_metrics_clientapp.get(1, {}))
-    parties = [_describe_party(number, strategy) for number in sorted(strategy.parties_)]
-    solo = [
-        party[keys.SOLO_ACCURACY] for party in parties if party[keys.SOLO_ACCURACY] is not None
-    ]
-    settings = federation.settings
+    settings, accuracy = federation.settings, federation.accuracy(strategy.model_)
+    solo = federation.solo_accuracies(num_workers) if settings.solo else []
     return {
         "strategy": settings.strategy,
         "data": settings.data,
         "seed": settings.seed,
-        "accuracy": federation.accuracy(strategy.model_),
+        "accuracy": accuracy,
         "solo-accuracy": fmean(solo) if solo else None,
         "best-solo-accuracy": max(solo, default=None),
         "central-accuracy": federation.central_accuracy() if settings.central else None,
@@ -61,7 +59,7 @@ def make_report(
         "seconds": seconds,
         "cpu-seconds": cpu_seconds,
         "metrics": {"train": train, "evaluate": evaluate},
-        "parties": parties,
+        "parties": _describe_parties(federation, strategy, solo),
         "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
         "settings": settings.to_run_config(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -70,16 +68,21 @@ def make_report(
     }
 
 
-def _describe_party(number: int, strategy: KnowledgeStrategy[Any]) -> Report:
-    party = strategy.parties_[number]
-    solo = party.evaluate.get(keys.SOLO_ACCURACY)
-    return {
-        keys.PARTITION_ID: number,
-        keys.LEARNER: party.learner_name,
-        "num-records": party.train.get(keys.NUM_EXAMPLES),
-        keys.SOLO_ACCURACY: None if solo is None or solo != solo else solo,
-        "metrics": party.train,
-    }
+def _describe_parties(
+    federation: Federation, strategy: KnowledgeStrategy[Any], solo: Sequence[float]
+) -> list[Report]:
+    """Describe all parties, also those that were left out, which have no metrics."""
+    names = federation.settings.learner_names
+    return [
+        {
+            keys.PARTITION_ID: number,
+            keys.LEARNER: names[number % len(names)],
+            "num-records": len(rows),
+            "solo-accuracy": solo[number] if solo else None,
+            "metrics": strategy.parties_[number].train if number in strategy.parties_ else {},
+        }
+        for number, rows in enumerate(federation.rows)
+    ]
 
 
 def _versions() -> dict[str, str]:
@@ -143,7 +146,7 @@ def render(report: Report) -> str:
             str(party[keys.PARTITION_ID]),
             str(party[keys.LEARNER]),
             str(party["num-records"]),
-            percent(party[keys.SOLO_ACCURACY]),
+            percent(party["solo-accuracy"]),
         ]
         for party in report["parties"]
     ]

@@ -1,10 +1,11 @@
+import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from clients.app import client_app
 from fl_strategies import FedKTParty, Party, keys
 from fl_strategies._compat import assign_message_id
-from tests.toys import load_toy_party, toy_fedkt
+from tests.toys import TEST, load_toy_party, toy_fedkt
 
 
 def context() -> Context:
@@ -108,28 +109,21 @@ def test_a_foreign_error_keeps_its_text_at_home(caplog: pytest.LogCaptureFixture
     assert "Ms. Doe" in caplog.text
 
 
-def test_the_solo_model_is_trained_only_when_asked() -> None:
-    """Comparing with a model of its own is work that the server must ask for."""
-    model = load_toy_party(context()).learner_fn()
-    content = {
-        keys.ARRAYS: ArrayRecord({"centroids": _array(model)}),
-        keys.META: ConfigRecord({keys.KIND: "model", keys.LEARNER: "centroid"}),
-    }
+def test_a_party_measures_the_model_on_its_own_rows() -> None:
+    """Accuracy and the number of held-out rows travel, nothing else does."""
+    party = load_toy_party(context())
+    model = party.learner_fn().fit(party.x, party.y, rng=np.random.default_rng(0))
+    content = RecordDict(
+        {
+            keys.CONFIG: config(),
+            keys.ARRAYS: ArrayRecord({"centroids": Array(model.to_arrays()["centroids"])}),  # type: ignore[attr-defined]
+            keys.META: ConfigRecord({keys.KIND: "model", keys.LEARNER: "centroid"}),
+        }
+    )
 
-    silent = ask("evaluate", RecordDict({**content, keys.CONFIG: config()}))
-    asked = ask("evaluate", RecordDict({**content, keys.CONFIG: config(solo=True)}))
+    reply = ask("evaluate", content)
 
-    assert _solo(silent) != _solo(silent)
-    assert _solo(asked) > 0.8
-
-
-def _array(model: object) -> object:
-    from flwr.app import Array
-
-    return Array(model.centroids)  # type: ignore[attr-defined]
-
-
-def _solo(reply: Message) -> float:
-    value = reply.content.metric_records[keys.METRICS][keys.SOLO_ACCURACY]
-    assert isinstance(value, float)
-    return value
+    metrics = reply.content.metric_records[keys.METRICS]
+    assert metrics[keys.NUM_EXAMPLES] == 200
+    assert metrics[keys.ACCURACY] == (model.predict(TEST[0]) == TEST[1]).mean()
+    assert len(reply.content.array_records[keys.ARRAYS]) == 0
