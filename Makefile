@@ -28,9 +28,9 @@ lint: install
 	$(PYTHON) -m ruff format --check $(SOURCES)
 	$(PYTHON) -m mypy
 
-# The published experiments; needs the data (see README) and about an hour.
+# The published and promised figures; needs FL_STRATEGIES_DATA (see README) and about an hour.
 paper: install
-	$(PYTHON) -m simulations reproduce
+	$(PYTHON) -m pytest -m paper
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -4,7 +4,7 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fl_strategies.exceptions import StrategyError
@@ -59,17 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_settings(flower)
     flower.set_defaults(command=_flower)
-    reproduce = commands.add_parser(
-        "reproduce", help="repeat a published experiment over seeds and compare"
+    repeat = commands.add_parser(
+        "repeat", help="run a federation once a seed; show means beside the published figure"
     )
-    reproduce.add_argument("--strategy", default="fedkt")
-    reproduce.add_argument("--data", action="append", help="data set; may be repeated")
-    reproduce.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
-    reproduce.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    reproduce.add_argument(
-        "--json", type=Path, metavar="OUT", help="also write the results here"
-    )
-    reproduce.set_defaults(command=_reproduce)
+    _add_settings(repeat)
+    repeat.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
+    repeat.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
+    repeat.set_defaults(command=_repeat)
     return parser
 
 
@@ -149,37 +145,32 @@ def _flower(options: argparse.Namespace) -> int:
     return 0
 
 
-def _reproduce(options: argparse.Namespace) -> int:
-    paper = paper_table(options.strategy)
-    seeds = [parse_assignment(f"seed={seed}") for seed in options.seeds.split(",")]
-    changes = dict(parse_assignment(text) for text in options.set)
-    rows, reports = [], []
-    for data in options.data or list(paper):
-        base = preset("paper", options.strategy, data)
-        runs = [
-            _run_once(Settings.from_run_config({**base, **changes, key: seed}))
-            for key, seed in seeds
-        ]
-        reports += runs
-        rows.append(_compare(data, runs, paper[data]["published"]))
-    print(table(["data", "seeds", "measured", "alone", "published", "alone", "CPU s"], rows))
+def _repeat(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    seeds = [parse_assignment(f"seed={seed}")[1] for seed in options.seeds.split(",")]
+    reports = [
+        _run_once(Settings.from_run_config({**settings.to_run_config(), "seed": seed}))
+        for seed in seeds
+    ]
+    print(table(["", "mean", "deviation", "published"], _compare(reports, options.preset)))
     if options.json:
         write_json({"runs": reports}, options.json)
     return 0
 
 
-def _compare(data: str, runs: Sequence[Report], published: Mapping[str, float]) -> list[str]:
-    measured = summarise([run["accuracy"] for run in runs])
-    alone = [run["solo-accuracy"] for run in runs if run["solo-accuracy"] is not None]
-    return [
-        data,
-        str(len(runs)),
-        f"{percent(measured['mean'])} ± {100 * measured['deviation']:.1f}",
-        percent(summarise(alone)["mean"] if alone else None),
-        f"{percent(published['accuracy'])} ± {100 * published['deviation']:.1f}",
-        percent(published["solo-accuracy"]),
-        f"{summarise([run['cpu-seconds'] for run in runs])['mean']:.0f}",
-    ]
+def _compare(reports: Sequence[Report], preset_name: str | None) -> list[list[str]]:
+    """Return mean and deviation over seeds, beside what the paper prints."""
+    first = reports[0]
+    published = (
+        paper_table(first["strategy"])[first["data"]]["published"] if preset_name else {}
+    )
+    rows = []
+    for key in ("accuracy", "solo-accuracy", "best-solo-accuracy", "central-accuracy"):
+        values = [report[key] for report in reports if report[key] is not None]
+        if values:
+            rows.append([key, *map(percent, summarise(values)), percent(published.get(key))])
+    mean, deviation = summarise([report["cpu-seconds"] for report in reports])
+    return [*rows, ["cpu-seconds", f"{mean:.0f}", f"{deviation:.0f}", "-"]]
 
 
 if __name__ == "__main__":

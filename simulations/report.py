@@ -3,11 +3,11 @@
 import json
 import logging
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
 from flwr.serverapp.strategy import Result
@@ -188,8 +188,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def summarise(values: Sequence[float]) -> Mapping[str, float]:
-    """Return mean and sample deviation over seeds."""
-    mean = fmean(values)
-    spread = (sum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1)) ** 0.5
-    return {"mean": mean, "deviation": spread}
+def summarise(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and sample deviation over seeds; one value has deviation 0."""
+    return fmean(values), stdev(values) if len(values) > 1 else 0.0

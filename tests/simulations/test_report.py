@@ -85,8 +85,8 @@ def test_columns_are_aligned() -> None:
 
 def test_mean_and_deviation_are_those_of_a_sample() -> None:
     """1, 2 and 3 have mean 2 and sample deviation 1; one value has deviation 0."""
-    assert summarise([1.0, 2.0, 3.0]) == {"mean": 2.0, "deviation": 1.0}
-    assert summarise([4.0]) == {"mean": 4.0, "deviation": 0.0}
+    assert summarise([1.0, 2.0, 3.0]) == (2.0, 1.0)
+    assert summarise([4.0]) == (4.0, 0.0)
 
 
 def test_the_commit_is_known_only_in_a_checkout(
