@@ -8,7 +8,8 @@ StrategyError
 ├── InvalidData           (ValueError)      private, public or test data break the contract
 ├── MissingExtra          (ImportError)     an optional package is not installed
 ├── NotFitted             (AttributeError)  a result is read before there is one
-└── NotEnoughParties      (RuntimeError)    too few parties came or answered
+├── NotEnoughParties      (RuntimeError)    too few parties came or answered
+└── PrivacyBudgetExceeded (RuntimeError)    a release would cost more than is left
 
 Each is also the built-in error that fits it, so callers need not know this tree.
 """
@@ -54,6 +55,10 @@ class NotFitted(StrategyError, AttributeError):
 
 class NotEnoughParties(StrategyError, RuntimeError):
     """Too few parties came or answered."""
+
+
+class PrivacyBudgetExceeded(StrategyError, RuntimeError):
+    """A release would cost more than is left; nothing was released."""
 
 
 def require(holds: bool, owner: str, parameter: str, rule: str, value: object) -> None:

@@ -1,0 +1,61 @@
+"""Every release noised, accounted and limited as one act.
+
+A mechanism returns values together with the event that describes them; a ledger composes
+events, checks a budget before anything leaves, and says in plain words what is promised.
+"""
+
+from fl_strategies.privacy.accountant import METHODS, Claim, bounds, claim, delta_at
+from fl_strategies.privacy.calibration import calibrate_count, calibrate_scale
+from fl_strategies.privacy.events import (
+    DPSGDEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    NoisyMaxEvent,
+    NonPrivateEvent,
+    PrivacyEvent,
+    SubsampleEvent,
+    ThresholdEvent,
+    event_from_json,
+    event_to_json,
+)
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.mechanisms import (
+    UNANSWERED,
+    ConfidentNoisyMax,
+    GaussianScores,
+    LaplaceScores,
+    NoisyMax,
+    Release,
+    SubsampleOnce,
+)
+
+__all__ = [
+    # What was done.
+    "PrivacyEvent",
+    "NoisyMaxEvent",
+    "ThresholdEvent",
+    "LaplaceEvent",
+    "GaussianEvent",
+    "SubsampleEvent",
+    "DPSGDEvent",
+    "NonPrivateEvent",
+    "event_to_json",
+    "event_from_json",
+    # How it is done.
+    "Release",
+    "NoisyMax",
+    "ConfidentNoisyMax",
+    "UNANSWERED",
+    "LaplaceScores",
+    "GaussianScores",
+    "SubsampleOnce",
+    # What it costs.
+    "METHODS",
+    "Claim",
+    "bounds",
+    "claim",
+    "delta_at",
+    "calibrate_scale",
+    "calibrate_count",
+    "PrivacyLedger",
+]

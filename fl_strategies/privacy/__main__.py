@@ -1,0 +1,396 @@
+"""The command line: ``python -m fl_strategies.privacy --help``.
+
+Answers before any training what a setting will cost, from the same accountant that the
+ledger of a run uses, so that the two can never disagree.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from fl_strategies.exceptions import (
+    InvalidData,
+    InvalidParameter,
+    StrategyError,
+    require,
+    require_data,
+)
+from fl_strategies.privacy import accountant
+from fl_strategies.privacy._numeric import check_count, check_delta, check_positive, check_votes
+from fl_strategies.privacy.audit import audit_all
+from fl_strategies.privacy.composition import default_orders, rdp_to_epsilon
+from fl_strategies.privacy.events import NOISES, UNITS, DPSGDEvent, NoisyMaxEvent
+from fl_strategies.privacy.gnmax import gnmax_rdp
+from fl_strategies.privacy.moments import data_dependent_epsilon
+from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.pld import two_class_laplace_epsilon
+from fl_strategies.protocols import Array
+
+BOUNDS = ("moments", "optimal-composition", "bounded-range", "zcdp", "pld", "data-dependent")
+_LARGE_EPSILON = 10
+_FEW_PARTIES = 50
+_MOST_VOTERS = 10_000
+_LARGEST_LEAD = 50.0
+_NOT_PUBLISHABLE = (
+    "The data-dependent figure is computed from private votes and holds in one direction "
+    "only: do not publish it."
+)
+
+
+class _Answer(NamedTuple):
+    """What a command found, for machines and for people, and its exit code."""
+
+    report: Mapping[str, Any]
+    lines: Sequence[str]
+    code: int = 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise like every other wrong input instead of printing the usage."""
+        raise InvalidParameter(f"{self.prog}: {message}.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        options = _parser().parse_args(arguments)
+        answer: _Answer = options.command(options)
+    except StrategyError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    report = json.dumps(answer.report, allow_nan=False)
+    sys.stdout.write((report if options.json else "\n".join(answer.lines)) + "\n")
+    return answer.code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m fl_strategies.privacy",
+        description="What releases of private knowledge cost, and whether the noise is right.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_epsilon(commands)
+    _add_nfdp(commands)
+    _add_dpsgd(commands)
+    audit = commands.add_parser(
+        "audit", help="attack every mechanism many times and compare with its claim"
+    )
+    audit.add_argument(
+        "--runs",
+        type=int,
+        metavar="N",
+        default=300_000,
+        help="releases of each input (default: 300000)",
+    )
+    audit.set_defaults(command=_audit)
+    for command in commands.choices.values():
+        command.add_argument("--json", action="store_true", help="print JSON instead of text")
+    return parser
+
+
+def _add_epsilon(commands: Any) -> None:
+    parser = commands.add_parser(
+        "epsilon",
+        help="epsilon of labels voted with noise (FedKT at levels L1 and L2)",
+        description="Epsilon of noisy-max labels when one party (level L1) or one record of "
+        "one party (level L2) is replaced by another. The smallest bound is the claim.",
+    )
+    parser.add_argument("--mechanism", choices=NOISES, required=True, help="kind of noise")
+    _add_count(parser, "--classes", "C", "classes voted on")
+    parser.add_argument(
+        "--gamma", type=float, metavar="G", help="1 / scale of Laplace or Gumbel noise"
+    )
+    parser.add_argument(
+        "--sigma", type=float, metavar="S", help="standard deviation of Gaussian noise"
+    )
+    _add_count(parser, "--splits", "s", "partitions of a party")
+    _add_count(parser, "--queries", "Q", "public rows that are labelled")
+    _add_delta(parser)
+    parser.add_argument(
+        "--unit", choices=UNITS, required=True,
+        help="party: each moves s votes of a query; example: each moves 1 vote of a query "
+        "in every one of the s partitions, so s times the queries are released",
+    )  # fmt: skip
+    parser.add_argument(
+        "--votes", type=Path, metavar="FILE.npy",
+        help="counts before noise, (releases, classes), for the data-dependent figure, "
+        "which is private itself and never the claim",
+    )  # fmt: skip
+    parser.add_argument(
+        "--voters", type=int, metavar="N",
+        help="how many parties (or teachers) vote; gives the privacy loss distribution of "
+        "two classes with Laplace noise",
+    )  # fmt: skip
+    parser.add_argument(
+        "--adaptive", action="store_true", help="queries may depend on earlier answers"
+    )
+    parser.set_defaults(command=_epsilon)
+
+
+def _add_nfdp(commands: Any) -> None:
+    parser = commands.add_parser(
+        "nfdp", help="epsilon and delta of training on a random sample, without noise"
+    )
+    _add_count(parser, "--records", "n", "records of a party")
+    _add_count(parser, "--samples", "k", "records drawn")
+    parser.add_argument(
+        "--with-replacement", action="store_true", help="a record may be drawn twice"
+    )
+    parser.set_defaults(command=_nfdp)
+
+
+def _add_dpsgd(commands: Any) -> None:
+    parser = commands.add_parser(
+        "dpsgd", help="epsilon of DP-SGD with Poisson batches, one record added or removed"
+    )
+    _add_count(parser, "--records", "n", "records of a party")
+    _add_count(parser, "--batch", "B", "expected size of a batch")
+    _add_count(parser, "--steps", "T", "gradient steps in all")
+    parser.add_argument(
+        "--noise-multiplier", type=float, required=True, metavar="S",
+        help="deviation of the noise / clipping norm",
+    )  # fmt: skip
+    _add_delta(parser)
+    parser.set_defaults(command=_dpsgd)
+
+
+def _add_count(parser: argparse.ArgumentParser, flag: str, symbol: str, meaning: str) -> None:
+    parser.add_argument(flag, type=int, required=True, metavar=symbol, help=meaning)
+
+
+def _add_delta(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--delta",
+        type=float,
+        default=1e-5,
+        metavar="D",
+        help="between 0 and 1 (default: 1e-05)",
+    )
+
+
+class _Labelling(NamedTuple):
+    """All releases of one setting: an event, how often, and the inverse scale or sigma."""
+
+    event: NoisyMaxEvent
+    releases: int
+    parameter: float
+    moved: int
+
+
+def _noise_parameter(options: argparse.Namespace) -> tuple[float, float]:
+    """Return gamma or sigma as given, and the scale of the noise."""
+    name, other = ("sigma", "gamma") if options.mechanism == "gaussian" else ("gamma", "sigma")
+    noise = f"{options.mechanism} noise"
+    value, unused = getattr(options, name), getattr(options, other)
+    require(unused is None, "epsilon", other, f"left out for {noise}, use {name}", unused)
+    require(value is not None, "epsilon", name, f"given for {noise}", value)
+    check_positive("epsilon", name, value)
+    return value, value if name == "sigma" else 1 / value
+
+
+def _labelling(options: argparse.Namespace) -> _Labelling:
+    check_count("epsilon", "classes", options.classes, least=2)
+    check_count("epsilon", "splits", options.splits, least=1)
+    check_count("epsilon", "queries", options.queries, least=1)
+    check_delta("epsilon", options.delta)
+    if options.voters is not None:
+        possible = 1 <= options.voters <= _MOST_VOTERS
+        rule = f"between 1 and {_MOST_VOTERS}"
+        require(possible, "epsilon", "voters", rule, options.voters)
+    parameter, scale = _noise_parameter(options)
+    # A party's votes move together; a record is in every partition and moves one vote there.
+    whole = options.unit == "party"
+    moved, releases = (options.splits, 1) if whole else (1, options.splits)
+    event = NoisyMaxEvent(
+        unit=options.unit, relation="replace-one", noise=options.mechanism, scale=scale,
+        sensitivity=moved, num_classes=options.classes,
+    )  # fmt: skip
+    return _Labelling(event, releases * options.queries, parameter, moved)
+
+
+def _read_votes(path: Path, labelling: _Labelling) -> Array:
+    try:
+        # Mapped, so that a header that promises terabytes is refused before they are read.
+        votes = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError) as error:
+        raise InvalidData(
+            f"epsilon: votes must be a .npy file of numbers, got {str(path)!r} ({error})."
+        ) from error
+    expected = (labelling.releases, labelling.event.num_classes)
+    rule = f"one row a release and one column a class, {expected}"
+    require_data(votes.shape == expected, "epsilon", "votes", rule, votes.shape)
+    check_votes("epsilon", votes)
+    return np.array(votes)
+
+
+def _data_dependent(votes: Array, labelling: _Labelling, delta: float) -> float:
+    event, parameter, moved = labelling.event, labelling.parameter, labelling.moved
+    if event.noise == "gaussian":
+        orders = default_orders()
+        return rdp_to_epsilon(orders, gnmax_rdp(votes, parameter, orders, moved), delta)
+    # Gumbel noise reverses a lead less often than Laplace noise, so its figure holds too.
+    return data_dependent_epsilon(votes, parameter, moved, delta=delta)
+
+
+def _two_class_pld(options: argparse.Namespace, labelling: _Labelling) -> float | None:
+    applies = labelling.event.noise == "laplace" and labelling.event.num_classes == 2
+    if options.voters is None or not applies:
+        return None
+    gamma, splits = labelling.parameter, labelling.moved
+    # Larger leads are overturned with a chance below 1e-20 and would only take memory.
+    voters = min(options.voters, math.ceil(_LARGEST_LEAD / (gamma * splits)))
+    return two_class_laplace_epsilon(
+        gamma, voters, labelling.releases, options.delta, splits=splits
+    )
+
+
+def _claim(
+    options: argparse.Namespace, labelling: _Labelling
+) -> tuple[float, str, dict[str, float | None]]:
+    """Return the smallest bound, its name, and all bounds that do not look at votes."""
+    entries, adaptive = [(labelling.event, labelling.releases)], options.adaptive
+    known = accountant.bounds(entries, options.delta, adaptive=adaptive)
+    best = accountant.claim(entries, options.delta, adaptive=adaptive)
+    found = {name: known.get(name) for name in BOUNDS}
+    # Gaussian noise has one privacy loss distribution, known in closed form.
+    exact = known["gaussian"]
+    found["pld"] = _two_class_pld(options, labelling) if exact is None else exact
+    valid = {name: value for name, value in found.items() if value is not None}
+    if best.epsilon < min(valid.values()):
+        valid[best.method] = found[best.method] = best.epsilon
+    method = min(valid, key=valid.__getitem__)
+    epsilon = valid[method]
+    return epsilon, method if epsilon < math.inf else best.method, found
+
+
+def _epsilon(options: argparse.Namespace) -> _Answer:
+    labelling = _labelling(options)
+    votes = None if options.votes is None else _read_votes(options.votes, labelling)
+    epsilon, method, found = _claim(options, labelling)
+    if votes is not None:
+        found["data-dependent"] = _data_dependent(votes, labelling, options.delta)
+    report = {
+        "epsilon": _finite(epsilon),
+        "method": method,
+        "bounds": {name: _finite(value) for name, value in found.items()},
+    }
+    warnings = _epsilon_warnings(options, epsilon)
+    lines = [
+        f"epsilon {_number(epsilon)} at delta {options.delta:g} by {method}",
+        *_describe(labelling),
+        *(f"  {name:20} {_number(value)}" for name, value in found.items()),
+    ]
+    return _with_warnings(report, lines, warnings)
+
+
+def _describe(labelling: _Labelling) -> list[str]:
+    event = labelling.event
+    unit = {"party": "one party", "example": "one record of one party"}[event.unit]
+    return [
+        f"protects {unit}, replaced by another; votes that move: {labelling.moved} a label",
+        f"labels: {labelling.releases} of {event.num_classes} classes",
+        f"noise: {event.noise}, scale {event.scale:g}",
+    ]
+
+
+def _epsilon_warnings(options: argparse.Namespace, epsilon: float) -> list[str]:
+    parties = options.voters if options.unit == "party" else None
+    warnings = _size_warnings(epsilon, options.delta, parties)
+    if parties is not None and parties < _FEW_PARTIES:
+        warnings.append(
+            f"With fewer than {_FEW_PARTIES} parties, noise that hides one spoils the labels."
+        )
+    return warnings + ([] if options.votes is None else [_NOT_PUBLISHABLE])
+
+
+def _size_warnings(epsilon: float, delta: float, units: int | None) -> list[str]:
+    warnings = []
+    if math.isinf(epsilon):
+        warnings.append("No finite epsilon holds at this delta.")
+    elif epsilon > _LARGE_EPSILON:
+        warnings.append(f"An epsilon above {_LARGE_EPSILON} promises next to nothing.")
+    if units is not None and delta * units >= 1:
+        warnings.append(f"delta must be well below 1 / {units}, one over the units protected.")
+    return warnings
+
+
+def _nfdp(options: argparse.Namespace) -> _Answer:
+    records, samples = options.records, options.samples
+    replacement = options.with_replacement
+    theorem = nfdp_theorem(records, samples, replacement=replacement)
+    tight = nfdp_tight(records, samples, replacement=replacement)
+    report: dict[str, Any] = {**theorem._asdict(), "tight": tight._asdict()}
+    lines = [
+        f"theorem: epsilon {_number(theorem.epsilon)} at delta {tight.delta:.6g}",
+        f"tight: epsilon 0 at delta {tight.delta:.6g}, the chance that a record is drawn",
+    ]
+    if tight.delta * records > 1 + 1e-9:
+        report["warning"] = (
+            f"delta exceeds 1 / {records}: publishing the {samples} drawn records in the "
+            "clear would satisfy the same guarantee."
+        )
+        lines.append(f"warning: {report['warning']}")
+    return _Answer(report, lines)
+
+
+def _dpsgd(options: argparse.Namespace) -> _Answer:
+    event = DPSGDEvent(
+        noise_multiplier=options.noise_multiplier, records=options.records,
+        batch_size=options.batch, steps=options.steps,
+    )  # fmt: skip
+    best = accountant.claim([(event, 1)], options.delta)
+    report = {
+        "epsilon": _finite(best.epsilon), "delta": options.delta, "method": best.method,
+        "unit": event.unit, "relation": event.relation,
+    }  # fmt: skip
+    lines = [
+        f"epsilon {_number(best.epsilon)} at delta {options.delta:g} by {best.method}",
+        "protects one record, added or removed; every later prediction is free",
+    ]
+    warnings = _size_warnings(best.epsilon, options.delta, options.records)
+    return _with_warnings(report, lines, warnings)
+
+
+def _audit(options: argparse.Namespace) -> _Answer:
+    check_count("audit", "runs", options.runs, least=1000)
+    results = audit_all(runs=options.runs)
+    failed = [name for name, result in results.items() if not result.passed]
+    report = {
+        "passed": not failed,
+        "runs": options.runs,
+        "results": {name: result.to_json() for name, result in results.items()},
+    }
+    lines = [f"{'mechanism':30} {'claimed':>8} {'attacked':>8} {'p-value':>8}  verdict"]
+    lines += [
+        f"{name:30} {result.claimed_epsilon:8.4f} {result.lower_bound:8.4f} "
+        f"{result.p_value:8.2g}  {'passed' if result.passed else 'FAILED'}"
+        for name, result in results.items()
+    ]
+    return _Answer(report, lines, int(bool(failed)))
+
+
+def _with_warnings(
+    report: Mapping[str, Any], lines: Sequence[str], warnings: Sequence[str]
+) -> _Answer:
+    extra = {"warnings": list(warnings)} if warnings else {}
+    return _Answer({**report, **extra}, [*lines, *(f"warning: {text}" for text in warnings)])
+
+
+def _finite(value: float | None) -> float | None:
+    # JSON has no infinity: where nothing is promised there is no number.
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,382 @@
+"""What was done to private data, completely: the words in which a ledger is kept.
+
+An event names the noise, its scale, how far one unit can move the noised value, what a
+unit is and which inputs count as neighbours. Nothing else is needed to account for it. The
+set is closed: a class that is not listed here, a subclass included, is refused by the
+accountant, because an event that nobody knows how to count would be free. `loss_of` says
+what a single release can tell at most; composing releases is the accountant's business.
+
+Mechanisms make events together with their noise; see `fl_strategies.privacy.mechanisms`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from fl_strategies.exceptions import InvalidData, InvalidParameter, require
+from fl_strategies.privacy._numeric import check_count
+
+Unit: TypeAlias = Literal["party", "example"]
+Relation: TypeAlias = Literal["replace-one", "add-remove-one"]
+Noise: TypeAlias = Literal["laplace", "gumbel", "gaussian"]
+
+UNITS: tuple[str, ...] = get_args(Unit)
+RELATIONS: tuple[str, ...] = get_args(Relation)
+NOISES: tuple[str, ...] = get_args(Noise)
+
+SCHEMA = 1
+# Whole numbers beyond this are no longer exact once they meet a float.
+MOST = 2**53
+# Scales and sensitivities beyond this would overflow when they are multiplied.
+LARGEST = 1e150
+# A loss like this protects nobody, and its square still fits into a float.
+_HOPELESS = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyEvent:
+    """What all events say; never composed itself.
+
+    Parameters
+    ----------
+    unit : "party" or "example"
+        Whose presence or value is protected.
+    relation : "replace-one" or "add-remove-one"
+        Which inputs are neighbours: one unit has other values, or one more is there.
+    seeded : bool
+        Whether the noise came from a known seed. Then nothing is protected.
+    """
+
+    unit: Unit
+    relation: Relation
+    seeded: bool = False
+
+    def __post_init__(self) -> None:
+        self._require_choice("unit", UNITS)
+        self._require_choice("relation", RELATIONS)
+        self._require(isinstance(self.seeded, bool), "seeded", "True or False")
+        self._check()
+
+    def _check(self) -> None:
+        """Check and normalise what a class adds."""
+
+    def _require(self, holds: bool, name: str, rule: str) -> None:
+        require(holds, type(self).__name__, name, rule, getattr(self, name))
+
+    def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        known = isinstance(value, str) and value in choices
+        self._require(known, name, " or ".join(map(repr, choices)))
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            plain = value.item() if isinstance(value, np.generic) else value
+            number = isinstance(plain, int | float) and not isinstance(plain, bool)
+            positive = number and 0 < plain < LARGEST
+            self._require(positive, name, f"a number greater than 0, below {LARGEST:g}")
+            # Equal events must be equal whatever type of number they were given.
+            object.__setattr__(self, name, float(plain))
+
+    def _require_count(self, name: str, *, least: int = 1, most: int = MOST) -> None:
+        value = getattr(self, name)
+        check_count(type(self).__name__, name, value, least=least)
+        self._require(value <= most, name, f"at most {most}")
+        object.__setattr__(self, name, int(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyMaxEvent(PrivacyEvent):
+    """One label: the class with the largest count after noise on every count.
+
+    Parameters
+    ----------
+    noise : "laplace", "gumbel" or "gaussian"
+    scale : float
+        Scale of Laplace or Gumbel noise (1 / gamma), standard deviation of Gaussian noise.
+    sensitivity : float
+        The most by which adding or removing one unit moves a single count. Replacing one
+        moves one count up and another down by it.
+    num_classes : int
+    """
+
+    noise: Noise
+    scale: float
+    sensitivity: float
+    num_classes: int
+
+    def _check(self) -> None:
+        self._require_choice("noise", NOISES)
+        self._require_positive("scale", "sensitivity")
+        self._require_count("num_classes", least=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdEvent(PrivacyEvent):
+    """One yes or no: whether the largest count, with Gaussian noise, reaches a threshold.
+
+    Parameters
+    ----------
+    scale : float
+        Standard deviation.
+    sensitivity : float
+        The most by which one unit, added, removed or replaced, moves the largest count.
+    """
+
+    scale: float
+    sensitivity: float
+
+    def _check(self) -> None:
+        self._require_positive("scale", "sensitivity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceEvent(PrivacyEvent):
+    """One vector with independent Laplace noise on every entry.
+
+    Parameters
+    ----------
+    scale : float
+    l1_sensitivity : float
+        The most by which a neighbour under `relation` moves the vector, in L1 norm.
+    """
+
+    scale: float
+    l1_sensitivity: float
+
+    def _check(self) -> None:
+        self._require_positive("scale", "l1_sensitivity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianEvent(PrivacyEvent):
+    """One vector with independent Gaussian noise on every entry.
+
+    Parameters
+    ----------
+    scale : float
+        Standard deviation.
+    l2_sensitivity : float
+        The most by which a neighbour under `relation` moves the vector, in L2 norm.
+    """
+
+    scale: float
+    l2_sensitivity: float
+
+    def _check(self) -> None:
+        self._require_positive("scale", "l2_sensitivity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubsampleEvent(PrivacyEvent):
+    """One secret random sample of the records, used in the clear (noise-free privacy).
+
+    Holds for examples that replace one another, the number of records being public.
+
+    Parameters
+    ----------
+    records, samples : int
+    replacement : bool
+        Whether a record may be drawn more than once.
+    """
+
+    unit: Unit = "example"
+    relation: Relation = "replace-one"
+    records: int
+    samples: int
+    replacement: bool
+
+    def _check(self) -> None:
+        self._require_choice("unit", ("example",))
+        self._require_choice("relation", ("replace-one",))
+        self._require(isinstance(self.replacement, bool), "replacement", "True or False")
+        self._require_count("records")
+        self._require_count("samples", most=MOST if self.replacement else self.records)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGDEvent(PrivacyEvent):
+    """One training run of DP-SGD with Poisson-sampled batches.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        Standard deviation of the noise divided by the clipping norm.
+    records : int
+    batch_size : int
+        Expected size of a batch: each record is in it with chance batch_size / records.
+    steps : int
+    """
+
+    unit: Unit = "example"
+    relation: Relation = "add-remove-one"
+    noise_multiplier: float
+    records: int
+    batch_size: int
+    steps: int
+
+    def _check(self) -> None:
+        self._require_choice("unit", ("example",))
+        self._require_choice("relation", ("add-remove-one",))
+        self._require_positive("noise_multiplier")
+        self._require_count("records")
+        self._require_count("batch_size", most=self.records)
+        self._require_count("steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonPrivateEvent(PrivacyEvent):
+    """Something left without protection: epsilon is infinite from here on.
+
+    Parameters
+    ----------
+    reason : str
+        What left, in words for the privacy statement.
+    """
+
+    relation: Relation = "replace-one"
+    reason: str
+
+    def _check(self) -> None:
+        given = isinstance(self.reason, str) and bool(self.reason.strip())
+        self._require(given, "reason", "a sentence that says what left unprotected")
+
+
+EVENT_TYPES: Mapping[str, type[PrivacyEvent]] = {
+    "noisy-max": NoisyMaxEvent,
+    "threshold": ThresholdEvent,
+    "laplace": LaplaceEvent,
+    "gaussian": GaussianEvent,
+    "subsample": SubsampleEvent,
+    "dp-sgd": DPSGDEvent,
+    "non-private": NonPrivateEvent,
+}
+"""Every event there is, by its name in files."""
+
+_NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
+_KNOWN = f"one of {', '.join(kind.__name__ for kind in _NAMES)}"
+
+
+def check_event(owner: str, event: object) -> None:
+    """Raise `InvalidParameter` unless `event` is exactly one of the known kinds."""
+    require(type(event) in _NAMES, owner, "event", _KNOWN, type(event).__name__)
+
+
+def event_to_json(event: PrivacyEvent) -> dict[str, Any]:
+    """Return an event as plain strings and numbers.
+
+    Examples
+    --------
+    >>> event_to_json(NonPrivateEvent(unit="party", reason="raw votes"))["type"]
+    'non-private'
+    """
+    check_event("event_to_json", event)
+    values = {field.name: getattr(event, field.name) for field in fields(event)}
+    return {"schema": SCHEMA, "type": _NAMES[type(event)], **values}
+
+
+def event_from_json(data: Mapping[str, Any]) -> PrivacyEvent:
+    """Return the event that `event_to_json` wrote.
+
+    Raises
+    ------
+    InvalidData
+        For another schema, an unknown type, a missing or an unknown field, or a value
+        that the event itself refuses.
+    """
+    if not isinstance(data, Mapping):
+        raise InvalidData(f"PrivacyEvent: data must be a mapping, got {type(data).__name__}.")
+    schema, name = data.get("schema"), data.get("type")
+    if type(schema) is not int or schema != SCHEMA:
+        raise InvalidData(f"PrivacyEvent: schema must be {SCHEMA}, got {schema!r}.")
+    if not isinstance(name, str) or name not in EVENT_TYPES:
+        known = ", ".join(EVENT_TYPES)
+        raise InvalidData(f"PrivacyEvent: type must be one of {known}, got {name!r}.")
+    kind = EVENT_TYPES[name]
+    values = {key: value for key, value in data.items() if key not in ("schema", "type")}
+    expected = {field.name for field in fields(kind)}
+    if values.keys() != expected:
+        odd = sorted(map(str, values.keys() ^ expected))
+        raise InvalidData(
+            f"PrivacyEvent: the fields of type {name!r} must be exactly "
+            f"{', '.join(sorted(expected))}, got a difference in {', '.join(odd)}."
+        )
+    try:
+        return kind(**values)
+    except InvalidParameter as error:
+        raise InvalidData(str(error)) from error
+
+
+def as_replace_one(event: PrivacyEvent) -> PrivacyEvent:
+    """Restate an event for replacing a unit, which is removing one and adding another."""
+    if event.relation == "replace-one":
+        return event
+    if isinstance(event, LaplaceEvent):
+        return replace(event, relation="replace-one", l1_sensitivity=2 * event.l1_sensitivity)
+    if isinstance(event, GaussianEvent):
+        return replace(event, relation="replace-one", l2_sensitivity=2 * event.l2_sensitivity)
+    # The sensitivity of votes is that of adding one unit, under either relation.
+    return replace(event, relation="replace-one")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How much one release can tell, in every currency that fits it.
+
+    Parameters
+    ----------
+    pure : float, optional
+        The largest log-ratio between the chances of an outcome under two neighbours.
+    spread : float, optional
+        The largest difference between two such log-ratios, the bounded range.
+    mu : float, optional
+        The distance of two unit Gaussians that are as hard to tell apart.
+    published : bool
+        Whether it is noisy max with Laplace noise, for which papers print moments.
+    """
+
+    pure: float | None = None
+    spread: float | None = None
+    mu: float | None = None
+    published: bool = False
+
+    @property
+    def rho(self) -> float:
+        """Return the smallest rho for which the release is known to be rho-zCDP."""
+        if self.mu is not None:
+            return self.mu * self.mu / 2
+        if self.spread is not None:
+            return self.spread * self.spread / 8
+        return math.inf if self.pure is None else self.pure * self.pure / 2
+
+
+def loss_of(event: PrivacyEvent) -> Loss:
+    """Return what one release with noise can tell; infinite for any other event."""
+    if isinstance(event, NoisyMaxEvent):
+        return _loss_of_noisy_max(event)
+    if isinstance(event, ThresholdEvent):
+        return Loss(mu=_ratio(event.sensitivity, event.scale))
+    if isinstance(event, GaussianEvent):
+        return Loss(mu=_ratio(event.l2_sensitivity, event.scale))
+    if isinstance(event, LaplaceEvent):
+        return Loss(pure=_ratio(event.l1_sensitivity, event.scale))
+    return Loss(pure=math.inf)
+
+
+def _loss_of_noisy_max(event: NoisyMaxEvent) -> Loss:
+    step = _ratio(event.sensitivity, event.scale)
+    moved = 2 if event.relation == "replace-one" else 1
+    if event.noise == "gaussian":
+        return Loss(mu=step * math.sqrt(moved))
+    pure, laplace = moved * step, event.noise == "laplace"
+    # For three classes and more, Laplace noise exceeds this range by up to a sixth.
+    ranged = not laplace or event.num_classes == 2
+    return Loss(pure=pure, spread=pure if ranged else None, published=laplace)
+
+
+def _ratio(distance: float, scale: float) -> float:
+    ratio = distance / scale
+    return ratio if ratio < _HOPELESS else math.inf

@@ -1,0 +1,399 @@
+"""The ledger of a party on its own disk, which no server and no restart can reset.
+
+`PartyJournal.charge` locks the folder, reads everything again, checks the budget, writes
+one line, waits until the disk has it and only then returns; only then may a release leave.
+
+Torn lines
+    A line is first announced in a file beside the journal, which is replaced as a whole and
+    so is never torn, and then appended. What was announced counts as spent, whether its
+    line arrived complete, in part or not at all; the next charge completes the journal, so
+    that a crash needs no attention and costs at most one release that never left. Any other
+    damage is refused until the data owner restores the files or calls `repair`.
+Changed data
+    A fingerprint changes with every record, number type and order. If changed data started
+    at zero, adding one record would give all others a second budget. Data that are new to
+    a journal are therefore refused, unless their owner says that they are the same set
+    after a change (``changing=True``): then old and new compose. Other data take another
+    name; the same data under a second name in the same folder are refused as well.
+Not covered
+    Checksums find accidents, not forgery: who may write the folder can delete the journal.
+    Releases of another unit or from another folder are not seen. A fingerprint can confirm
+    a guess about few records, so it stays in the file and out of all errors.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fl_strategies.exceptions import InvalidData, StrategyError, require
+from fl_strategies.party import content_hash
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.events import Unit, event_from_json, event_to_json
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.protocols import Array
+
+SCHEMA = 1
+# A server that names its runs must not fill the party's disk.
+MAX_TEXT = 200
+
+_OWNER = "PartyJournal"
+_HEAD = b'{"checksum":"'
+_DIGITS = slice(len(_HEAD), len(_HEAD) + 64)
+_BODY = slice(_DIGITS.stop + 2, -1)
+
+
+class CorruptJournal(InvalidData):
+    """A journal is not as it was written, so the budget that is left is unknown."""
+
+
+class JournalUnavailable(StrategyError, OSError):
+    """The disk did not take the line, so nothing may leave the party."""
+
+
+def data_fingerprint(x: Array, y: Array) -> str:
+    """Return what tells private data from any others, as 64 hexadecimal digits.
+
+    Parameters
+    ----------
+    x, y : (num_records, ...), (num_records,)
+        Values, number types and the order of records all count.
+    """
+    return hashlib.sha256(f"{content_hash(x)} {content_hash(y)}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalEntry:
+    """One line, counted from 1: what one call of `charge` spent, on which data and when."""
+
+    sequence: int
+    fingerprint: str
+    charges: tuple[Entry, ...]
+    run: str
+    purpose: str
+    time: str
+
+
+def _encode(entry: JournalEntry) -> bytes:
+    charges = [{"event": event_to_json(e), "count": int(n)} for e, n in entry.charges]
+    fields = {"schema": SCHEMA, **vars(entry), "charges": charges}
+    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def _decode(body: bytes) -> JournalEntry:
+    fields: dict[str, Any] = json.loads(body)
+    if (schema := fields.pop("schema")) != SCHEMA:
+        raise InvalidData(f"schema {schema!r} is none of this version")
+    charges = [(event_from_json(c["event"]), c["count"]) for c in fields.pop("charges")]
+    return JournalEntry(charges=tuple(charges), **fields)
+
+
+def _seal(previous: bytes, body: bytes) -> bytes:
+    """Return the line: its checksum covers the body and, by `previous`, all lines before."""
+    checksum = hashlib.sha256(previous + body).hexdigest().encode()
+    return _HEAD + checksum + b'",' + body[1:] + b"\n"
+
+
+@dataclass
+class _Contents:
+    """What the two files of a journal hold, as far as they can be trusted.
+
+    `end` is the length of the sound lines in the journal itself, `unfinished` the announced
+    line if it is not among them, `trouble` what is wrong after them.
+    """
+
+    checksum: bytes
+    entries: list[JournalEntry] = field(default_factory=list)
+    end: int = 0
+    unfinished: bytes = b""
+    trouble: str = ""
+
+    def follow(self, line: bytes) -> str:
+        """Take the next line; return why it is none, or nothing."""
+        body = b"{" + line[_BODY]
+        if not line.endswith(b"\n"):
+            return "a line that was cut off"
+        if line != _seal(self.checksum, body):
+            return "a line that does not fit its checksum"
+        try:
+            entry = _decode(body)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            return f"a line that cannot be read ({str(error).rstrip('.')})"
+        if entry.sequence != len(self.entries) + 1:
+            return f"number {entry.sequence}"
+        self.entries.append(entry)
+        self.checksum = line[_DIGITS]
+        return ""
+
+
+def _read_contents(name: str, unit: Unit, journal: bytes, announced: bytes) -> _Contents:
+    """Follow the journal as far as it is sound and see whether the announcement fits."""
+    contents = _Contents(hashlib.sha256(unit.encode()).hexdigest().encode())
+    lines, wrong = journal.splitlines(keepends=True), ""
+    for line in lines:
+        if wrong := contents.follow(line):
+            break
+        contents.end += len(line)
+    number = len(contents.entries) + 1
+    only_last_is_wrong = b"\n" not in journal[contents.end : -1]
+    if only_last_is_wrong and announced and not contents.follow(announced):
+        contents.unfinished = announced
+    elif wrong:
+        contents.trouble = f"line {number} of {name} must be as it was written, got {wrong}"
+    elif announced not in (b"", *lines):
+        contents.trouble = (
+            f"{name} must hold the line announced beside it, or all lines before that one, "
+            f"got {number - 1} lines that it does not continue"
+        )
+    return contents
+
+
+class PartyJournal:
+    """What a party has ever released about its data, and the limit on it.
+
+    Nothing is read or written before a method is called. Every method raises
+    `CorruptJournal` for a damaged journal, `InvalidData` for one of other data and
+    `JournalUnavailable` if the disk fails; in each case nothing may leave the party.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is missing, for its owner only. All journals in it share one lock.
+    fingerprint : str
+        Of the private data; see `data_fingerprint`.
+    name : str
+        The owner's name for this data set. One set keeps one name for ever.
+    changing : bool
+        Whether data with a new fingerprint may compose with the old data of this name.
+    unit : "example" or "party"
+        A party that promises both keeps a journal for each and charges both.
+    delta : float
+        At which the budget is checked.
+    max_epsilon : float, optional
+        The budget over the whole life of the data; None records without a limit.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from fl_strategies.privacy.events import LaplaceEvent
+    >>> mean = LaplaceEvent(unit="example", relation="replace-one", scale=4, l1_sensitivity=1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     journal = PartyJournal(Path(folder), fingerprint="0" * 64, max_epsilon=1.0)
+    ...     spent = journal.charge([(mean, 2)], run="7", purpose="means")
+    ...     round(spent.get_epsilon(), 3), round(journal.epsilon(), 3)
+    (0.5, 0.5)
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fingerprint: str,
+        name: str = "private-data",
+        changing: bool = False,
+        unit: Unit = "example",
+        delta: float = 1e-5,
+        max_epsilon: float | None = None,
+    ) -> None:
+        hexadecimal = re.fullmatch("[0-9a-f]{64}", fingerprint) is not None
+        require(hexadecimal, _OWNER, "fingerprint", "one of data_fingerprint", "another text")
+        plain = re.fullmatch("[A-Za-z0-9_-]{1,100}", name) is not None
+        require(plain, _OWNER, "name", "1 to 100 letters, digits, '-' or '_'", name)
+        self.folder = Path(folder)
+        self.fingerprint = fingerprint
+        self.changing = changing
+        self.unit, self.delta, self.max_epsilon = unit, delta, max_epsilon
+        self._ledger_of([])  # which checks its own settings
+        self.path = self.folder / f"{name}.{unit}.jsonl"
+        self._announced_path = _beside(self.path, "announced")
+
+    def charge(self, charges: Sequence[Entry], *, run: str, purpose: str) -> PrivacyLedger:
+        """Record what is about to leave; after this call, and only then, it may.
+
+        Return a ledger of everything so far. A release charged twice is counted twice.
+
+        Parameters
+        ----------
+        charges : sequence of (event, count)
+            One batch, whose queries were fixed before its first answer.
+        run, purpose : str
+            Which run asks, and for what: for the owner to read.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            Nothing was written, and nothing may leave.
+        """
+        with self._locked():
+            contents = self._contents()
+            line = self._next_line(contents, charges, run, purpose)
+            ledger = self._ledger_of(contents.entries)
+            ledger.charge_all(charges)
+            if contents.unfinished:
+                self._write(contents, contents.unfinished)
+            self._write(contents, line)
+        return ledger
+
+    def check(self, charges: Sequence[Entry]) -> None:
+        """Raise what `charge` would raise now and write nothing: ask before long work."""
+        self.ledger().charge_all(charges)
+
+    def ledger(self) -> PrivacyLedger:
+        """Return a ledger of everything so far, with this journal's budget."""
+        return self._ledger_of(self.entries())
+
+    def epsilon(self) -> float:
+        """Return what everything so far costs together, at this journal's delta."""
+        return self.ledger().get_epsilon()
+
+    def entries(self) -> list[JournalEntry]:
+        """Return every line, an announced one included."""
+        with self._locked():
+            return self._contents().entries
+
+    def repair(self, charges: Sequence[Entry], *, run: str, purpose: str) -> PrivacyLedger:
+        """Go on after damage: replace all that cannot be trusted by what its owner states.
+
+        For the data owner, after review. Everything after the last sound line is kept in a
+        file of its own and no longer counts; `charges` counts in its place, whatever the
+        budget: it must hold all that may have been released since that line. Where nobody
+        knows, a `NonPrivateEvent` is honest. `run` and `purpose` say who decided, and why.
+        """
+        with self._locked():
+            contents = self._contents(repairing=True)
+            require(contents.trouble != "", _OWNER, "the journal", "damaged", "a sound one")
+            line = self._next_line(contents, charges, run, purpose)
+            PrivacyLedger(self.unit).charge_all(charges)  # which checks them
+            rest = _read(self.path)[contents.end :] + _read(self._announced_path)
+            _replace(_beside(self.path, f"damaged-{len(contents.entries) + 1}"), rest)
+            self._write(contents, line)
+        return self.ledger()
+
+    def _contents(self, *, repairing: bool = False) -> _Contents:
+        journal, announced = _read(self.path), _read(self._announced_path)
+        contents = _read_contents(self.path.name, self.unit, journal, announced)
+        if contents.trouble and not repairing:
+            raise CorruptJournal(
+                f"{_OWNER}: {contents.trouble}. Restore {self.path.name} and "
+                f"{self._announced_path.name} from a backup, or call repair() with all that "
+                f"may have been released since the last sound line."
+            )
+        self._check_data({entry.fingerprint for entry in contents.entries})
+        return contents
+
+    def _check_data(self, known: set[str]) -> None:
+        """Refuse data that are new to this journal, or known to another one."""
+        if self.fingerprint in known:
+            return
+        if known and not self.changing:
+            raise InvalidData(
+                f"{_OWNER}: the private data must be those of {self.path.name}, got others. "
+                f"If they are the same set after a change, open it with changing=True, so "
+                f"that both compose; if not, give them a name of their own."
+            )
+        for other in sorted(self.folder.glob(f"*.{self.unit}.jsonl*")):
+            own = other.name.startswith(self.path.name)
+            if not own and self.fingerprint.encode() in _read(other):
+                raise InvalidData(
+                    f"{_OWNER}: the name must be the one under which these data are known, "
+                    f"got {self.path.name} although {other.name} holds their releases."
+                )
+
+    def _ledger_of(self, entries: Sequence[JournalEntry]) -> PrivacyLedger:
+        ledger = PrivacyLedger(self.unit, delta=self.delta, max_epsilon=self.max_epsilon)
+        for entry in entries:
+            for event, count in entry.charges:
+                ledger.compose(event, count)
+        return ledger
+
+    def _next_line(
+        self, contents: _Contents, charges: Sequence[Entry], run: str, purpose: str
+    ) -> bytes:
+        require(len(charges) > 0, _OWNER, "charges", "at least one", len(charges))
+        for name, text in (("run", run), ("purpose", purpose)):
+            fits = 0 < len(text) <= MAX_TEXT
+            require(fits, _OWNER, name, f"a text of 1 to {MAX_TEXT} characters", len(text))
+        entry = JournalEntry(
+            sequence=len(contents.entries) + 1, fingerprint=self.fingerprint,
+            charges=tuple(charges), run=run, purpose=purpose,
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+        )  # fmt: skip
+        return _seal(contents.checksum, _encode(entry))
+
+    def _write(self, contents: _Contents, line: bytes) -> None:
+        """Announce a line and put it behind the sound ones; what is torn there goes."""
+        _replace(self._announced_path, line)
+        _write_through(self.path, line, after=contents.end)
+        contents.end += len(line)
+        _sync_folder(self.folder)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep every other process and thread out of the folder."""
+        try:
+            _make_folder(self.folder)
+            with _open_private(self.folder / ".lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                try:
+                    yield
+                finally:
+                    # Closing alone would leave the lock to a process forked meanwhile.
+                    fcntl.flock(lock, fcntl.LOCK_UN)
+        except OSError as error:
+            raise JournalUnavailable(
+                f"{_OWNER}: {self.path.name} must be on a disk that can be read and written, "
+                f"got: {error.strerror or type(error).__name__}. Nothing left the party."
+            ) from error
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{path.name}.{suffix}")
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def _open_private(path: Path) -> BinaryIO:
+    """Open a file to append to; if it is new, only its owner may read it."""
+    return open(path, "ab", opener=lambda p, flags: os.open(p, flags, 0o600))
+
+
+def _write_through(path: Path, content: bytes, *, after: int) -> None:
+    """Write behind the first `after` bytes of a file and wait until the disk has it."""
+    with _open_private(path) as file:
+        file.truncate(after)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power failure, as their contents do."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Give a file new content, all of it or none."""
+    draft = _beside(path, "draft")
+    _write_through(draft, content, after=0)
+    draft.replace(path)
+    _sync_folder(path.parent)
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _sync_folder(folder.parent)

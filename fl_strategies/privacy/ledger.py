@@ -1,0 +1,397 @@
+"""The account of everything that left, for one kind of unit, and the limit on it.
+
+The ledger speaks the words of Flower's privacy accountants (compose, get_epsilon,
+would_exceed, state_dict) and answers with Flower's `PrivacySpent`, but it knows the events
+of this package. One call is one batch whose queries were fixed before its first answer;
+between calls anything may depend on what was released before.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from flwr.serverapp import PrivacySpent
+
+from fl_strategies.exceptions import (
+    InvalidData,
+    InvalidParameter,
+    PrivacyBudgetExceeded,
+    StrategyError,
+    require,
+)
+from fl_strategies.privacy import accountant
+from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
+from fl_strategies.privacy.accountant import Claim, Entry
+from fl_strategies.privacy.events import (
+    MOST,
+    UNITS,
+    DPSGDEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    NoisyMaxEvent,
+    NonPrivateEvent,
+    PrivacyEvent,
+    SubsampleEvent,
+    ThresholdEvent,
+    Unit,
+    check_event,
+    event_from_json,
+    event_to_json,
+    loss_of,
+)
+
+SCHEMA = 1
+_OWNER = "PrivacyLedger"
+_STATE_KEYS = {
+    "schema", "unit", "delta", "max_epsilon", "audience", "num_records", "num_parties",
+    "entries",
+}  # fmt: skip
+
+# Beyond this the factor exp(epsilon) exceeds twenty thousand.
+_LARGE_EPSILON = 10
+_FEW_PARTIES = 50
+
+
+@dataclass(frozen=True)
+class _Tally:
+    """How often an event happened, in how many calls."""
+
+    count: int
+    batches: int
+
+
+class PrivacyLedger:
+    """Events of one unit, what they cost together, and what they may cost.
+
+    Parameters
+    ----------
+    unit : "party" or "example"
+        Events of the other unit are refused.
+    delta : float
+        At which budgets are checked, and reported unless another is asked for.
+    max_epsilon : float, optional
+        The budget: `charge` refuses what would exceed it.
+    audience : str
+        Against whom the guarantee holds, in words for `statement`.
+    num_records, num_parties : int, optional
+        Public sizes, for the warnings in `statement`.
+
+    Examples
+    --------
+    >>> from fl_strategies.privacy.mechanisms import NoisyMax
+    >>> votes = NoisyMax(
+    ...     noise="gumbel", scale=25.0, sensitivity=1.0, unit="party", num_classes=2
+    ... )
+    >>> ledger = PrivacyLedger("party", max_epsilon=1.0)
+    >>> ledger.charge_all(votes.charges(40))
+    >>> round(ledger.get_epsilon(), 6), ledger.would_exceed(votes.event, count=40)
+    (0.934913, True)
+    """
+
+    def __init__(
+        self,
+        unit: Unit,
+        *,
+        delta: float = 1e-5,
+        max_epsilon: float | None = None,
+        audience: str = "everybody who sees what was released",
+        num_records: int | None = None,
+        num_parties: int | None = None,
+    ) -> None:
+        require(unit in UNITS, _OWNER, "unit", " or ".join(map(repr, UNITS)), unit)
+        check_delta(_OWNER, delta)
+        if max_epsilon is not None:
+            check_positive(_OWNER, "max_epsilon", max_epsilon)
+        require(bool(audience.strip()), _OWNER, "audience", "a few words", audience)
+        for name, size in (("num_records", num_records), ("num_parties", num_parties)):
+            if size is not None:
+                check_count(_OWNER, name, size, least=1)
+        self.unit: Unit = unit
+        self.delta = float(delta)
+        self.max_epsilon = None if max_epsilon is None else float(max_epsilon)
+        self.audience = audience
+        self.num_records = num_records
+        self.num_parties = num_parties
+        self._tallies: dict[PrivacyEvent, _Tally] = {}
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Every distinct event with its count, in the order of first appearance."""
+        return tuple((event, tally.count) for event, tally in self._tallies.items())
+
+    @property
+    def num_releases(self) -> int:
+        """How many releases are in the ledger."""
+        return sum(tally.count for tally in self._tallies.values())
+
+    def _extended(self, charges: Iterable[Entry]) -> dict[PrivacyEvent, _Tally]:
+        tallies = dict(self._tallies)
+        for event, count in charges:
+            check_event(_OWNER, event)
+            require(event.unit == self.unit, _OWNER, "event.unit", repr(self.unit), event.unit)
+            check_count(_OWNER, "count", count, least=1)
+            old = tallies.get(event, _Tally(0, 0))
+            require(old.count + count <= MOST, _OWNER, "count", f"at most {MOST}", count)
+            tallies[event] = _Tally(old.count + int(count), old.batches + 1)
+        return tallies
+
+    def compose(self, event: PrivacyEvent, count: int = 1) -> None:
+        """Record what has happened, whatever it cost."""
+        self._tallies = self._extended([(event, count)])
+
+    def charge(self, event: PrivacyEvent, count: int = 1) -> None:
+        """Record what is about to happen, unless it would exceed the budget.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            Nothing is recorded, and nothing must be released.
+        """
+        self.charge_all([(event, count)])
+
+    def charge_all(self, charges: Iterable[Entry]) -> None:
+        """Record several events of one release, all of them or none; see `charge`."""
+        tallies = self._extended(charges)
+        if self.max_epsilon is not None:
+            after = _claim(tallies, self.delta)
+            if after.epsilon > self.max_epsilon:
+                hint = f" ({after.reason})" if after.reason else ""
+                raise PrivacyBudgetExceeded(
+                    f"{_OWNER}: epsilon must be at most {self.max_epsilon:g}, the budget at "
+                    f"delta {self.delta:g}, got {after.epsilon:.6g} with this release{hint}. "
+                    f"Nothing was recorded; release fewer rows or add more noise."
+                )
+        self._tallies = tallies
+
+    def would_exceed(
+        self, event: PrivacyEvent, *, count: int = 1, max_epsilon: float | None = None
+    ) -> bool:
+        """Return whether an event would exceed the budget, or the limit given here."""
+        limit = self.max_epsilon if max_epsilon is None else max_epsilon
+        if limit is None:
+            raise InvalidParameter(
+                f"{_OWNER}: max_epsilon must be given here or to the ledger, got None."
+            )
+        return _claim(self._extended([(event, count)]), self.delta).epsilon > limit
+
+    def claim(self, delta: float | None = None) -> Claim:
+        """Return the smallest bound, with the method that proves it."""
+        return _claim(self._tallies, self.delta if delta is None else delta)
+
+    def get_epsilon(self, delta: float | None = None) -> float:
+        """Return epsilon of everything recorded; infinite if something was unprotected."""
+        return self.claim(delta).epsilon
+
+    def get_delta(self, epsilon: float) -> float:
+        """Return the smallest delta at which `epsilon` is proved."""
+        return accountant.delta_at(self.entries, epsilon, adaptive=_adaptive(self._tallies))
+
+    def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
+        """Return the claim in Flower's words."""
+        claim = self.claim(delta)
+        return PrivacySpent(
+            epsilon=claim.epsilon, delta=claim.delta, num_releases=self.num_releases,
+            accounting_method=claim.method,
+        )  # fmt: skip
+
+    def bounds(self, delta: float | None = None) -> Mapping[str, float | None]:
+        """Return epsilon by every method, None where one does not apply."""
+        asked = self.delta if delta is None else delta
+        return accountant.bounds(self.entries, asked, adaptive=_adaptive(self._tallies))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything as plain strings and numbers, fit for JSON."""
+        entries = [
+            {"event": event_to_json(event), "count": tally.count, "batches": tally.batches}
+            for event, tally in self._tallies.items()
+        ]
+        return {
+            "schema": SCHEMA, "unit": self.unit, "delta": self.delta,
+            "max_epsilon": self.max_epsilon, "audience": self.audience,
+            "num_records": self.num_records, "num_parties": self.num_parties,
+            "entries": entries,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another ledger of the same unit recorded, instead of the own.
+
+        Settings such as the budget stay as they are: a file cannot raise a limit.
+
+        Raises
+        ------
+        InvalidData
+            For another schema or unit, or anything that `state_dict` would not write. The
+            ledger is then unchanged.
+        """
+        _check_state(state)
+        if state["unit"] != self.unit:
+            asked = f"the state's unit must be {self.unit!r}"
+            raise InvalidData(f"{_OWNER}: {asked}, got {state['unit']!r}.")
+        tallies = dict(map(_read_tally, state["entries"]))
+        if len(tallies) < len(state["entries"]):
+            raise InvalidData(f"{_OWNER}: the state's events must be distinct, got repeats.")
+        if any(event.unit != self.unit for event in tallies):
+            raise InvalidData(f"{_OWNER}: all events must be of one unit, got both.")
+        self._tallies = tallies
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
+        """Return the ledger that `state_dict` wrote, settings included."""
+        _check_state(state)
+        settings = {key: state[key] for key in _STATE_KEYS - {"schema", "entries"}}
+        try:
+            ledger = cls(**settings)
+        except (StrategyError, TypeError, AttributeError) as error:
+            raise InvalidData(
+                f"{_OWNER}: the state's settings must be valid, got an error: {error}"
+            ) from error
+        ledger.load_state_dict(state)
+        return ledger
+
+    def statement(self) -> str:
+        """Return who is protected against whom, by which numbers, and what is not covered."""
+        claim = self.claim()
+        lines = [
+            f"Protected: {_PROTECTED[self.unit]}",
+            f"Against: {self.audience}.",
+            f"Guarantee: {self._guarantee(claim)}",
+            f"Releases: {_describe_all(self.entries)}",
+            *(f"Not covered: {sentence}" for sentence in _not_covered(self.unit)),
+            *(f"Warning: {sentence}" for sentence in self._warnings(claim)),
+        ]
+        return "\n".join(lines)
+
+    def _guarantee(self, claim: Claim) -> str:
+        if not self._tallies:
+            return "nothing has been released, so nothing has been revealed."
+        if math.isinf(claim.epsilon):
+            return f"none, because {claim.reason}."
+        relations = {event.relation for event, _ in self.entries}
+        change = _CHANGED[relations.pop() if len(relations) == 1 else "replace-one"]
+        epsilon = math.ceil(claim.epsilon * 1000) / 1000
+        return (
+            f"differential privacy with epsilon {epsilon:g} and delta {claim.delta:g}, proved "
+            f"by the method {claim.method!r} without looking at the data. This means: "
+            f"{change.format(unit=_NOUN[self.unit])}, the chance of any conclusion from what "
+            f"was released would change by a factor of at most {_factor(epsilon)}, except for "
+            f"a chance of {claim.delta:g}."
+        )
+
+    def _warnings(self, claim: Claim) -> Iterable[str]:
+        if any(event.seeded for event, _ in self.entries):
+            yield self._seeded_warning()
+        population = self.num_records if self.unit == "example" else self.num_parties
+        if population is not None and self.delta >= 1 / population:
+            yield (
+                f"delta {self.delta:g} is not below 1 / {population}: publishing one "
+                f"{_NOUN[self.unit]} at random would satisfy it."
+            )
+        if _LARGE_EPSILON < claim.epsilon < math.inf:
+            yield f"an epsilon above {_LARGE_EPSILON} gives little protection."
+        few = self.num_parties is not None and self.num_parties < _FEW_PARTIES
+        if few and self.unit == "party":
+            yield (
+                f"with {self.num_parties} parties, fewer than {_FEW_PARTIES}, no noise hides a "
+                f"party and keeps the answers useful."
+            )
+
+    def _seeded_warning(self) -> str:
+        secret = [(replace(event, seeded=False), count) for event, count in self.entries]
+        adaptive = _adaptive(self._tallies)
+        ideal = accountant.claim(secret, self.delta, adaptive=adaptive).epsilon
+        return (
+            "seeded: not private. The noise can be computed again by whoever knows the seed; "
+            f"with secret noise epsilon would be {ideal:.4g}."
+        )
+
+
+def _adaptive(tallies: Mapping[PrivacyEvent, _Tally]) -> bool:
+    """Return whether queries with bounded range were asked in more than one batch."""
+    ranged = [t.batches for event, t in tallies.items() if loss_of(event).spread is not None]
+    return sum(ranged) > 1
+
+
+def _claim(tallies: Mapping[PrivacyEvent, _Tally], delta: float) -> Claim:
+    entries = [(event, tally.count) for event, tally in tallies.items()]
+    return accountant.claim(entries, delta, adaptive=_adaptive(tallies))
+
+
+def _check_state(state: Mapping[str, Any]) -> None:
+    schema = state.get("schema") if isinstance(state, Mapping) else None
+    if type(schema) is not int or schema != SCHEMA:
+        raise InvalidData(f"{_OWNER}: the state's schema must be {SCHEMA}, got {schema!r}.")
+    if state.keys() != _STATE_KEYS:
+        odd = ", ".join(sorted(map(str, state.keys() ^ _STATE_KEYS)))
+        raise InvalidData(
+            f"{_OWNER}: the state's keys must be those of schema {SCHEMA}, got a difference "
+            f"in {odd}."
+        )
+    if not isinstance(state["entries"], list):
+        kind = type(state["entries"]).__name__
+        raise InvalidData(f"{_OWNER}: the state's entries must be a list, got {kind}.")
+
+
+def _read_tally(entry: object) -> tuple[PrivacyEvent, _Tally]:
+    if not isinstance(entry, Mapping) or entry.keys() != {"event", "count", "batches"}:
+        raise InvalidData(
+            f"{_OWNER}: an entry must have event, count and batches, got {entry!r:.80}."
+        )
+    for name in ("count", "batches"):
+        value = entry[name]
+        if type(value) is not int or not 1 <= value <= MOST:
+            rule = f"a whole number from 1 to {MOST}"
+            raise InvalidData(f"{_OWNER}: {name} must be {rule}, got {value!r}.")
+    return event_from_json(entry["event"]), _Tally(entry["count"], entry["batches"])
+
+
+_NOUN: Mapping[str, str] = {"party": "party", "example": "record"}
+_PROTECTED: Mapping[str, str] = {
+    "party": "each party as a whole, with all its records.",
+    "example": "each single record of a party.",
+}
+_CHANGED: Mapping[str, str] = {
+    "replace-one": "had one {unit} been replaced by any other",
+    "add-remove-one": "had one {unit} been left out or added",
+}
+_WORDS: Mapping[type[PrivacyEvent], str] = {
+    NoisyMaxEvent: "label by noisy max ({0.noise} noise of scale {0.scale:g}, sensitivity "
+    "{0.sensitivity:g}, {0.num_classes} classes)",
+    ThresholdEvent: "test of agreement (gaussian noise of scale {0.scale:g})",
+    LaplaceEvent: "vector (laplace noise of scale {0.scale:g})",
+    GaussianEvent: "vector (gaussian noise of scale {0.scale:g})",
+    SubsampleEvent: "secret sample of {0.samples} of {0.records} records",
+    DPSGDEvent: "training by DP-SGD ({0.steps} steps, noise multiplier "
+    "{0.noise_multiplier:g}, batches of {0.batch_size} of {0.records} records)",
+    NonPrivateEvent: "release without protection ({0.reason})",
+}
+
+
+def _factor(epsilon: float) -> str:
+    return f"{math.exp(epsilon):.3g}" if epsilon < 100 else f"exp({epsilon:g})"
+
+
+def _not_covered(unit: Unit) -> Iterable[str]:
+    yield "anything that left without being entered here."
+    yield (
+        "figures computed from private data and reported beside the releases, such as "
+        "accuracies, agreement of votes, training times or a data-dependent epsilon."
+    )
+    yield "rows held out for testing, wherever results on them are reported."
+    yield "settings that were chosen by trying them on private data."
+    yield (
+        "how many parties, records and classes there are, and how many records of each "
+        "class where that is reported: these are taken as public."
+    )
+    if unit == "example":
+        yield (
+            "people with several records, whose losses add up, also over several parties: "
+            "with k records epsilon counts k times."
+        )
+    else:
+        yield "people whose data several parties hold: their losses add up."
+
+
+def _describe_all(entries: Iterable[Entry]) -> str:
+    parts = [f"{count} x {_WORDS[type(event)].format(event)}" for event, count in entries]
+    return "; ".join(parts) + "." if parts else "none."

@@ -1,0 +1,574 @@
+"""Correct mechanisms survive the audit; broken ones are caught, by the test that should.
+
+All seeds are fixed, so nothing here depends on luck. With other seeds a correct mechanism
+fails once in half a million audits, and each broken one passes far more rarely.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.privacy._evidence import SIGNIFICANCE, corrected, fit, lower_bounds
+from fl_strategies.privacy.audit import (
+    AuditResult,
+    audit,
+    audit_all,
+    audit_queries,
+    class_chances,
+)
+from fl_strategies.privacy.events import Noise
+from fl_strategies.privacy.mechanisms import (
+    ConfidentNoisyMax,
+    GaussianScores,
+    LaplaceScores,
+    NoisyMax,
+    Release,
+    SubsampleOnce,
+)
+from fl_strategies.privacy.secure import (
+    continuous_gaussian,
+    continuous_laplace,
+    discrete_laplace,
+)
+from fl_strategies.protocols import Array
+from fl_strategies.voting import consistent_votes
+
+Source = np.random.Generator | None
+RUNS = 60_000
+VOTES = np.array([8, 4, 4]), np.array([7, 5, 4])
+CLOSE = np.array([6, 5]), np.array([5, 6])
+SCORES = np.array([[5.0, 0.0]]), np.array([[-5.0, 0.0]])
+RECORDS = np.arange(20), np.r_[20, 1:20]
+NOISES: tuple[Noise, ...] = ("laplace", "gumbel", "gaussian")
+
+
+def seeded(seed: int = 11) -> np.random.Generator:
+    """Return the generator of one test."""
+    return np.random.default_rng(seed)
+
+
+def selection(noise: Noise = "laplace", *, kind: Any = NoisyMax, **changes: Any) -> Any:
+    """Return a noisy max over three classes, or a broken twin of another kind."""
+    values: dict[str, Any] = {
+        "noise": noise, "scale": 2.0, "sensitivity": 1, "unit": "party", "num_classes": 3,
+    }  # fmt: skip
+    return kind(**{**values, **changes})
+
+
+def honest(broken: Any, kind: Any, **changes: Any) -> Any:
+    """Return a mechanism of the correct kind with some settings of `broken` changed."""
+    values = {field.name: getattr(broken, field.name) for field in fields(kind)}
+    return kind(**{**values, **changes})
+
+
+def caught_by(result: AuditResult) -> set[str]:
+    """Return which of the two tests failed."""
+    attack = {"attack"} if result.lower_bound > result.claimed_epsilon else set()
+    return attack | ({"fit"} if result.p_value < SIGNIFICANCE else set())
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongScale(NoisyMax):
+    """Claims its scale, but draws noise of another."""
+
+    factor: float = 0.5
+
+    def release(self, counts: Array, rng: Source = None) -> Release:
+        twin: NoisyMax = honest(self, NoisyMax, scale=self.scale * self.factor)
+        return twin.release(counts, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseTwice(NoisyMax):
+    """Adds its noise a second time."""
+
+    def release(self, counts: Array, rng: Source = None) -> Release:
+        draw = continuous_laplace if self.noise == "laplace" else continuous_gaussian
+        noise = draw(counts.size, rng) + draw(counts.size, rng)
+        labels = np.argmax(counts + self.scale * noise.reshape(counts.shape), axis=1)
+        return Release(labels, self.charges(len(counts)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedByClasses(NoisyMax):
+    """Draws once a row, so the noise cancels in every comparison."""
+
+    def release(self, counts: Array, rng: Source = None) -> Release:
+        noise = self.scale * continuous_laplace(len(counts), rng)
+        return Release(np.argmax(counts + noise[:, None], axis=1), self.charges(len(counts)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedByQueries(NoisyMax):
+    """Uses the noise of each query for the next one, too."""
+
+    def release(self, counts: Array, rng: Source = None) -> Release:
+        half: NoisyMax = honest(self, NoisyMax)
+        labels = half.release(counts[::2], rng).values
+        return Release(np.repeat(labels, 2)[: len(counts)], self.charges(len(counts)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EasilyConfident(ConfidentNoisyMax):
+    """Draws noise of another scale in its threshold test."""
+
+    factor: float = 0.5
+
+    def release(self, counts: Array, rng: Source = None) -> Release:
+        scale = self.threshold_scale * self.factor
+        twin: ConfidentNoisyMax = honest(self, ConfidentNoisyMax, threshold_scale=scale)
+        return twin.release(counts, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuietLaplace(LaplaceScores):
+    """Draws noise of another scale than it claims."""
+
+    factor: float = 0.5
+
+    def release(self, scores: Array, rng: Source = None) -> Release:
+        twin: LaplaceScores = honest(self, LaplaceScores, scale=self.scale * self.factor)
+        return twin.release(scores, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuietGaussian(GaussianScores):
+    """Draws noise of another scale than it claims."""
+
+    factor: float = 0.5
+
+    def release(self, scores: Array, rng: Source = None) -> Release:
+        twin: GaussianScores = honest(self, GaussianScores, scale=self.scale * self.factor)
+        return twin.release(scores, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unclipped(LaplaceScores):
+    """Releases scores that nobody shrunk to the bound."""
+
+    def release(self, scores: Array, rng: Source = None) -> Release:
+        twin: LaplaceScores = honest(self, LaplaceScores, bound=1000.0)
+        return twin.release(scores, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedByEntries(LaplaceScores):
+    """Draws once a row and adds that to all entries."""
+
+    def release(self, scores: Array, rng: Source = None) -> Release:
+        row = np.sign(scores[0])
+        noise = self.scale * discrete_laplace(len(row), rng) / 2**24
+        return Release(row * self.bound + noise[:, None], self.charges(len(row)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongSample(SubsampleOnce):
+    """Draws more records than it says, or the other way."""
+
+    more: int = 0
+    swapped: bool = False
+
+    def release(self, rng: Source = None) -> Release:
+        twin: SubsampleOnce = honest(
+            self,
+            SubsampleOnce,
+            samples=self.samples + self.more,
+            replacement=self.replacement != self.swapped,
+        )
+        return twin.release(rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OftenTheFirst(SubsampleOnce):
+    """Takes the first records instead of random ones, once in twenty times."""
+
+    def release(self, rng: Source = None) -> Release:
+        release = super().release(rng)
+        first = np.arange(self.samples)
+        lazy = rng is not None and rng.random() < 0.05
+        return Release(first if lazy else release.values, release.charges)
+
+
+@pytest.fixture(scope="module")
+def results() -> Mapping[str, AuditResult]:
+    """Audit all real mechanisms once."""
+    return audit_all(runs=RUNS, rng=seeded())
+
+
+def test_every_mechanism_passes(results: Mapping[str, AuditResult]) -> None:
+    """No attack exceeds its claim, and all outputs have the exact distribution."""
+    assert [name for name, result in results.items() if caught_by(result)] == []
+    assert all(result.passed for result in results.values())
+    assert len(results) == 11
+
+
+def test_attacks_are_strong(results: Mapping[str, AuditResult]) -> None:
+    """The attacks come close to the claims, so that half the noise cannot hide."""
+    share = {
+        name: result.lower_bound / result.claimed_epsilon
+        for name, result in results.items()
+        if not name.startswith("sample")
+    }
+
+    assert share.pop("confident-noisy-max") > 0.25
+    assert share.pop("noisy-max-gaussian-40-queries") > 0.35
+    assert min(share.values()) > 0.6
+    assert share["scores-laplace"] > 0.93
+
+
+def test_the_secure_source_passes() -> None:
+    """Noise of the operating system, as real releases use it, survives as well."""
+    result = audit(selection(), VOTES, runs=20_000)
+
+    assert result.passed
+    assert result.runs == 20_000
+
+
+def test_a_seed_repeats_an_audit() -> None:
+    """The same generator gives the same evidence to the last digit."""
+    first, again = (audit(selection(), VOTES, runs=5000, rng=seeded()) for _ in range(2))
+
+    assert first == again
+    assert first != audit(selection(), VOTES, runs=5000, rng=seeded(8))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_half_the_noise_is_caught_twice(noise: Noise) -> None:
+    """The attack proves more than the claim, and the fit is hopeless."""
+    result = audit(selection(noise, kind=WrongScale), VOTES, runs=RUNS, rng=seeded())
+
+    assert caught_by(result) == {"attack", "fit"}
+    assert result.lower_bound > 1.2 * result.claimed_epsilon
+    assert not result.passed
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_a_tenth_off_is_caught_by_the_fit(noise: Noise, factor: float) -> None:
+    """Ten percent too little or too much noise, which one release hardly shows an attacker."""
+    broken = selection(noise, kind=WrongScale, factor=factor)
+    result = audit(broken, VOTES, runs=RUNS, rng=seeded())
+
+    assert "fit" in caught_by(result)
+    assert result.p_value < 1e-20
+    assert factor < 1 or result.lower_bound <= result.claimed_epsilon
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_noise_drawn_twice_is_caught_by_the_fit(noise: Noise) -> None:
+    """Too much noise breaks no promise, but it is not the mechanism that was described."""
+    result = audit(selection(noise, kind=NoiseTwice), VOTES, runs=RUNS, rng=seeded())
+
+    assert caught_by(result) == {"fit"}
+    assert result.p_value < 1e-100
+
+
+def test_one_draw_for_all_classes_is_caught_by_the_fit() -> None:
+    """Shared noise cancels: the leader always wins."""
+    result = audit(selection(kind=SharedByClasses), VOTES, runs=RUNS, rng=seeded())
+
+    assert "fit" in caught_by(result)
+
+
+def test_gamma_as_the_scale_is_caught() -> None:
+    """Noise of scale gamma instead of 1 / gamma hides nothing."""
+    gamma = 0.04
+    votes = np.array([60, 40, 30]), np.array([59, 41, 30])
+    broken = selection(kind=WrongScale, scale=1 / gamma, factor=gamma**2)
+    close = np.array([31, 30, 0]), np.array([30, 31, 0])
+
+    assert audit(selection(scale=1 / gamma), votes, runs=RUNS, rng=seeded()).passed
+    assert "fit" in caught_by(audit(broken, votes, runs=RUNS, rng=seeded()))
+    assert caught_by(audit(broken, close, runs=RUNS, rng=seeded())) == {"attack", "fit"}
+
+
+def vote(parties: list[list[int]]) -> Array:
+    """Return consistent votes (3,) of the students of all parties for one row."""
+    votes = [consistent_votes(np.array(labels)[:, None], 3)[0] for labels in parties]
+    return np.asarray(np.sum(votes, axis=0))
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gumbel"])
+def test_a_forgotten_s_is_caught_by_the_attack(noise: Noise) -> None:
+    """A party with two students moves two votes: through the real voting code."""
+    others = [[0, 0]] * 4 + [[1, 1]] + [[2, 2]] * 2 + [[0, 1]]
+    neighbours = vote([[0, 0], *others]), vote([[1, 1], *others])
+    right, wrong = (selection(noise, scale=4.0, sensitivity=s) for s in (2, 1))
+
+    assert [counts.tolist() for counts in neighbours] == [[10, 2, 4], [8, 4, 4]]
+    assert audit(right, neighbours, runs=RUNS, rng=seeded()).passed
+    result = audit(wrong, neighbours, runs=RUNS, rng=seeded())
+    assert caught_by(result) == {"attack"}
+    assert result.lower_bound > 1.2 * result.claimed_epsilon
+
+
+@pytest.mark.parametrize(
+    ("factor", "noise", "expected"),
+    [
+        (0.5, "laplace", {"attack", "fit"}),
+        (0.5, "gumbel", {"attack", "fit"}),
+        (0.5, "gaussian", {"attack", "fit"}),
+        (0.9, "laplace", {"attack", "fit"}),
+        (0.9, "gumbel", {"attack", "fit"}),
+        (0.9, "gaussian", {"fit"}),
+    ],
+)
+def test_forty_queries_show_a_tenth_too_little_noise(
+    factor: float, noise: Noise, expected: set[str]
+) -> None:
+    """The whole curve of forty answers catches what a single answer does not show."""
+    broken = selection(noise, kind=WrongScale, num_classes=2, scale=6.0, factor=factor)
+    result = audit_queries(broken, CLOSE, runs=40_000, rng=seeded())
+
+    assert caught_by(result) == expected
+
+
+def test_noise_shared_by_queries_needs_many_queries() -> None:
+    """Each answer alone is perfect; together they vary too much."""
+    broken = selection("gumbel", kind=SharedByQueries, num_classes=2, scale=6.0)
+
+    assert audit(broken, CLOSE, runs=RUNS, rng=seeded()).passed
+    assert "fit" in caught_by(audit_queries(broken, CLOSE, runs=5000, rng=seeded()))
+
+
+def test_forty_queries_of_three_classes_pass() -> None:
+    """More classes, fewer queries: the attack still stays below the claim."""
+    result = audit_queries(selection("gumbel"), VOTES, queries=5, runs=20_000, rng=seeded())
+
+    assert result.passed
+    assert 0.4 < result.lower_bound / result.claimed_epsilon <= 1
+
+
+def confident(kind: Any = ConfidentNoisyMax, **changes: Any) -> Any:
+    """Return a selection that answers about two rows of three."""
+    values: dict[str, Any] = {
+        "threshold": 7.0, "threshold_scale": 2.0, "scale": 2.0, "sensitivity": 1,
+        "unit": "party", "num_classes": 3,
+    }  # fmt: skip
+    return kind(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"), [(0.5, {"attack", "fit"}), (0.9, {"fit"}), (1.1, {"fit"})]
+)
+def test_a_wrong_threshold_test_is_caught(factor: float, expected: set[str]) -> None:
+    """Noise of another scale in the test changes how often there is an answer."""
+    broken = confident(EasilyConfident, factor=factor)
+
+    assert audit(confident(), VOTES, runs=RUNS, rng=seeded()).passed
+    assert caught_by(audit(broken, VOTES, runs=RUNS, rng=seeded())) == expected
+
+
+def test_a_limit_on_answers_does_not_disturb_the_audit() -> None:
+    """Runs are independent, whatever a single release may answer at most."""
+    assert audit(confident(max_answers=1), VOTES, runs=5000, rng=seeded()).passed
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_impossible_answers_are_no_obstacle(noise: Noise) -> None:
+    """A class that can never win is neither a warning nor evidence."""
+    votes = np.array([9000, 0, 4000]), np.array([8999, 1, 4000])
+
+    assert audit(selection(noise), votes, runs=2000, rng=seeded()).passed
+    assert audit_queries(selection(noise), votes, runs=1000, queries=3, rng=seeded()).passed
+
+
+def scores(kind: Any, **changes: Any) -> Any:
+    """Return a mechanism for rows of two scores."""
+    return kind(**{"bound": 1.0, "scale": 2.0, "num_values": 2, "unit": "party", **changes})
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "expected"),
+    [
+        (QuietLaplace, 0.5, {"attack", "fit"}),
+        (QuietGaussian, 0.5, {"attack", "fit"}),
+        (QuietLaplace, 0.9, {"attack", "fit"}),
+        (QuietGaussian, 0.9, {"attack", "fit"}),
+        (QuietLaplace, 1.1, {"fit"}),
+        (QuietGaussian, 1.1, {"fit"}),
+        (QuietGaussian, 2**0.5, {"fit"}),
+    ],
+)
+def test_wrong_noise_on_scores_is_caught(kind: Any, factor: float, expected: set[str]) -> None:
+    """Numbers tell more than labels: the attack notices a tenth too little at once."""
+    result = audit(scores(kind, factor=factor), SCORES, runs=RUNS, rng=seeded())
+
+    assert caught_by(result) == expected
+
+
+@pytest.mark.parametrize("kind", [Unclipped, SharedByEntries])
+def test_other_errors_of_scores_are_caught(kind: Any) -> None:
+    """Scores beyond the public bound, or one draw for all entries, do not pass."""
+    assert "fit" in caught_by(audit(scores(kind), SCORES, runs=20_000, rng=seeded()))
+
+
+def test_unclipped_scores_break_the_claim() -> None:
+    """Without the bound the attacker sees five times the distance."""
+    result = audit(scores(Unclipped), SCORES, runs=20_000, rng=seeded())
+
+    assert result.lower_bound > 1.2 * result.claimed_epsilon
+
+
+@pytest.mark.parametrize("kind", [LaplaceScores, GaussianScores])
+def test_means_of_contributors_pass(kind: Any) -> None:
+    """One of three parties is replaced; single scores and long rows are covered, too."""
+    rng = seeded()
+    for width in (1, 2, 5):
+        mechanism = scores(kind, num_values=width, num_contributors=3, scale=0.5)
+        first = rng.normal(size=(3, width))
+        second = first.copy()
+        second[0] *= -1
+
+        assert audit(mechanism, (first, second), runs=20_000, rng=rng).passed
+
+
+def sample(kind: Any = SubsampleOnce, *, replacement: bool = False, **changes: Any) -> Any:
+    """Return a draw of five records out of twenty."""
+    return kind(records=20, samples=5, replacement=replacement, **changes)
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_one_record_more_is_caught_by_the_attack(replacement: bool) -> None:
+    """Six records instead of five: a record is used more often than delta says."""
+    broken = sample(WrongSample, replacement=replacement, more=1)
+    result = audit(broken, RECORDS, runs=5000, rng=seeded())
+
+    assert caught_by(result) == {"attack", "fit"}
+    assert result.delta == pytest.approx(1 - 0.95**5 if replacement else 0.25)
+
+
+def test_replacement_confused_is_caught_either_way() -> None:
+    """Drawing without replacement uses more records than drawing with it."""
+    neighbours = np.arange(5), np.r_[9, 1:5]
+    more, fewer = (
+        WrongSample(records=5, samples=3, replacement=replacement, swapped=True)
+        for replacement in (True, False)
+    )
+
+    assert caught_by(audit(more, neighbours, runs=3000, rng=seeded())) == {"attack", "fit"}
+    assert caught_by(audit(fewer, neighbours, runs=3000, rng=seeded())) == {"fit"}
+
+
+def test_unequal_chances_are_caught_by_the_fit() -> None:
+    """Records at the front of the file may not be drawn more often."""
+    neighbours = np.arange(20), np.r_[0:19, 20]
+    broken = sample(OftenTheFirst)
+
+    assert "fit" in caught_by(audit(broken, neighbours, runs=5000, rng=seeded()))
+
+
+def test_exact_chances_match_reference_values() -> None:
+    """Two and three classes with Laplace noise, from closed form and other quadrature."""
+    two = class_chances(selection(num_classes=2, scale=10.0), np.array([40, 10]))
+    three = class_chances(selection(), np.array([6, 3, 1]))
+
+    assert two[1] == pytest.approx(0.062234, abs=1e-6)
+    assert 1 - three[0] == pytest.approx(0.236549, abs=1e-6)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_exact_chances_are_a_distribution(noise: Noise) -> None:
+    """They add up to one, follow the classes, and favour who leads."""
+    mechanism = selection(noise, num_classes=5)
+    counts = np.array([0, 3, 9, 3, 200])
+    chances = class_chances(mechanism, counts)
+
+    assert chances.sum() == pytest.approx(1, abs=1e-12)
+    assert chances[1] == pytest.approx(chances[3], rel=1e-9)
+    assert class_chances(mechanism, counts[::-1].copy()) == pytest.approx(chances[::-1])
+    assert chances[4] > 1 - 1e-12
+
+
+def test_gaussian_chances_match_the_closed_form() -> None:
+    """Two classes differ by one normal variable; the test before adds no answer."""
+    chances = class_chances(confident(num_classes=2), np.array([8, 5]))
+    answered = stats.norm.cdf(0.5)
+    leads = stats.norm.cdf(3 / (2 * 2**0.5))
+
+    assert chances == pytest.approx([1 - answered, answered * leads, answered * (1 - leads)])
+
+
+def test_bounds_are_those_of_clopper_and_pearson() -> None:
+    """One set of outputs: two exact binomial limits, corrected for four directions."""
+    hits, runs, delta = np.array([[900], [400]]), 1000, 0.1
+    level = 1 - SIGNIFICANCE / 4
+    bets = []
+    # The attacker may bet on the set or on its complement, and on either input.
+    for own, other in ((900, 400), (400, 900), (100, 600), (600, 100)):
+        low = stats.binomtest(own, runs, alternative="greater").proportion_ci(level).low
+        high = stats.binomtest(other, runs, alternative="less").proportion_ci(level).high
+        bets.append(np.log((low - delta) / high) if low > delta else 0.0)
+    (proved,) = lower_bounds(hits, runs, np.array([delta]))
+
+    assert proved == pytest.approx(max(bets), rel=1e-6)
+
+
+def test_bounds_hold_for_impossible_outputs() -> None:
+    """Sets that are never or always hit prove something finite."""
+    everything = lower_bounds(np.array([[1000], [0]]), 1000, np.array([0.0, 0.999]))
+    nothing = lower_bounds(np.array([[0], [0]]), 1000, np.array([0.0]))
+
+    assert 3 < everything[0] < 7
+    assert everything[1] == nothing[0] == 0
+
+
+def test_correct_tables_rarely_look_odd() -> None:
+    """The p-values of right tables are spread evenly, also with rare and pooled cells."""
+    rng = seeded()
+    chances = np.array([0.6, 0.3, 0.09, 0.0095, 0.0003, 0.0002])
+    p_values = np.array(
+        [fit(rng.multinomial(5000, chances)[None], chances[None]) for _ in range(2000)]
+    )
+
+    assert stats.kstest(p_values, "uniform").pvalue > 1e-4
+    assert corrected(np.array([0.5, 0.01])) == 0.02
+    assert corrected(np.array([0.9, 0.8])) == 1.0
+
+
+def test_tables_of_rare_cells_prove_nothing() -> None:
+    """Where nothing can be expected, nothing is odd."""
+    assert fit(np.array([[0, 9]]), np.array([[0.5, 0.5]])) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "neighbours", "runs", "error", "sentence"),
+    [
+        (selection(), VOTES, 999, InvalidParameter, "runs must be a whole number, at least"),
+        ("noise", VOTES, 1000, InvalidParameter, "audit: mechanism must be one .*, got str"),
+        (selection(), CLOSE, 1000, InvalidData, r"counts must be of shape \(3,\), got \(2,\)"),
+        (
+            sample(),
+            (np.arange(20), np.arange(20)),
+            1000,
+            InvalidData,
+            "neighbours must be one record apart, got 0",
+        ),
+        (
+            SubsampleOnce(records=5, samples=5, replacement=False),
+            (np.arange(5), np.r_[9, 1:5]),
+            1000,
+            InvalidParameter,
+            "samples must be fewer than all records, got 5",
+        ),
+    ],
+)
+def test_wrong_use_is_one_clear_sentence(
+    mechanism: Any, neighbours: Any, runs: int, error: type[Exception], sentence: str
+) -> None:
+    """What cannot be audited is refused by name."""
+    with pytest.raises(error, match=sentence):
+        audit(mechanism, neighbours, runs=runs)
+
+
+def test_too_few_queries_are_refused() -> None:
+    """A set of queries has at least one."""
+    with pytest.raises(InvalidParameter, match="queries must be a whole number, at least 1"):
+        audit_queries(selection(), VOTES, queries=0, runs=1000)
+    with pytest.raises(InvalidParameter, match="audit_all: runs must be"):
+        audit_all(runs=10)
