@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clients.app import client_app
     from clients.checks import check_learner
+    from clients.opacus_learner import DPTorchLearner
     from clients.sklearn_learner import SklearnLearner
     from clients.torch_learner import TorchLearner
     from clients.xgboost_learner import XGBoostLearner
 
-__all__ = ["SklearnLearner", "TorchLearner", "XGBoostLearner", "check_learner", "client_app"]
+__all__ = [
+    "DPTorchLearner",
+    "SklearnLearner",
+    "TorchLearner",
+    "XGBoostLearner",
+    "check_learner",
+    "client_app",
+]
 
 _MODULES = {
+    "DPTorchLearner": "clients.opacus_learner",
     "SklearnLearner": "clients.sklearn_learner",
     "TorchLearner": "clients.torch_learner",
     "XGBoostLearner": "clients.xgboost_learner",

@@ -1,0 +1,378 @@
+"""PyTorch modules trained by DP-SGD, so that whatever they say later costs nothing.
+
+A model that was trained privately may answer any number of questions: answers are
+post-processing. All there is to account for is the training itself, which a learner tells
+as `privacy_events`. Clipping is done by Opacus; noise and batches are drawn here, because
+PyTorch's generator starts from 32 bits, few enough to be tried out one by one.
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import lru_cache
+from typing import Any, Final, Self, TypeAlias
+
+import numpy as np
+
+from clients.torch_learner import TorchLearner, _as_float32, _isolated
+from fl_strategies.exceptions import InvalidParameter, MissingExtra, require
+from fl_strategies.privacy.events import DPSGDEvent
+from fl_strategies.privacy.gaussian import gaussian_mu
+from fl_strategies.privacy.pld import dpsgd_epsilon
+from fl_strategies.privacy.secure import GRID, continuous_gaussian, random_words
+from fl_strategies.protocols import Array, FloatArray, IntArray, TrainingSet
+
+try:
+    import torch
+    from opacus.grad_sample import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+    from opacus.validators import ModuleValidator
+    from torch import Tensor, nn
+    from torch.nn.functional import cross_entropy
+except ImportError as error:
+    raise MissingExtra("DPTorchLearner", "opacus", "opacus") from error
+
+Spent: TypeAlias = tuple[tuple[DPSGDEvent, int], ...]
+Source: TypeAlias = np.random.Generator | None  # None: the operating system
+
+OWNER: Final = "DPTorchLearner"
+# Gradients of single records held at once, in numbers: 64 MB.
+GRADIENTS_PER_PASS: Final = 1 << 24
+# Below this, noise protects nobody and its accounting takes minutes.
+LEAST_NOISE: Final = 0.3
+MOST_NOISE: Final = 1e6
+# Where in PyTorch's saved generator the 624 words of the Mersenne twister are.
+_TWISTER: Final = slice(24, 24 + 624 * 8)
+
+
+@dataclass(eq=False)
+class DPTorchLearner(TorchLearner):
+    """A classifier made of a PyTorch module, trained by DP-SGD on the processor.
+
+    Every record is in a batch with chance ``batch_size / n``, independently; its gradient is
+    clipped to `max_grad_norm`, and Gaussian noise is added to the sum of each step.
+
+    Parameters
+    ----------
+    module_fn : factory
+        Builds a new module from float32 rows (n, ...) to logits (n, num_classes). Rows must
+        not influence each other: no batch normalisation.
+    num_classes : int
+        Length of the federation's class list.
+    epochs, batch_size : int
+        ``epochs * ceil(n / batch_size)`` steps, with batches of `batch_size` rows on average
+        (all rows if there are fewer).
+    learning_rate, weight_decay : float
+        Settings of plain stochastic gradient descent. One record moves the parameters of a
+        step by at most ``learning_rate * max_grad_norm / batch_size``.
+    max_grad_norm : float
+        Clipping norm of one record's gradient.
+    noise_multiplier : float, optional
+        Standard deviation of the noise divided by `max_grad_norm`.
+    target_epsilon : float, optional
+        Instead of `noise_multiplier`: each fit spends at most this, at `delta`, with as
+        little noise as that allows but a multiplier of at least 0.3.
+    delta : float
+        Used with `target_epsilon` only.
+    secure : bool
+        Draw noise and batches from the operating system, so that two fits differ even if
+        their `rng` is equal. False draws them from `rng`, for tests and simulations: who
+        knows the seed can take the noise off again, and the event says so.
+    distill_learning_rate : float
+        Step size of Adam in `distill`.
+
+    Notes
+    -----
+    The guarantee is for single records (examples). The number of records counts as public,
+    and a removed record leaves a gap: the other records keep their places.
+
+    In FedKT use it as `teacher_fn`, with a `TorchLearner` as `learner_fn`: students see
+    public rows only, and noise on them would be wasted. A record is in one teacher of each
+    of the s partitions, so the events of s teachers compose for it.
+
+    Examples
+    --------
+    >>> x, y = np.repeat(np.eye(3), 20, axis=0), np.repeat(np.arange(3), 20)
+    >>> learner = DPTorchLearner(lambda: nn.Linear(3, 3), num_classes=3, noise_multiplier=1.0)
+    >>> learner.fit(x, y, rng=np.random.default_rng(0)).predict(np.eye(3)).shape
+    (3,)
+    >>> [(event.batch_size, event.steps, count) for event, count in learner.privacy_events]
+    [(32, 40, 1)]
+    """
+
+    _: KW_ONLY
+    learning_rate: float = 0.5
+    max_grad_norm: float = 1.0
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    delta: float = 1e-5
+    secure: bool = True
+    distill_learning_rate: float = 1e-3
+    _events: Spent = field(default=(), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        noise, target = self.noise_multiplier, self.target_epsilon
+        if (noise is None) == (target is None):
+            raise InvalidParameter(
+                f"{OWNER}: exactly one of noise_multiplier and target_epsilon must be given, "
+                f"got {noise} and {target}."
+            )
+        strength = "target_epsilon" if noise is None else "noise_multiplier"
+        for name in (strength, "max_grad_norm", "distill_learning_rate"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, OWNER, name, "finite and above 0", value)
+        require(0 < self.delta < 1, OWNER, "delta", "between 0 and 1", self.delta)
+        require(isinstance(self.secure, bool), OWNER, "secure", "True or False", self.secure)
+
+    @property
+    def privacy_events(self) -> Spent:
+        """What fits of this learner have spent so far, each event with its count.
+
+        Predictions, `distill` and `to_arrays` add nothing. A twin from `from_arrays` has
+        touched no private data here and so has no events; its sender's learner has them.
+        """
+        return self._events
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
+        """Learn labels `y` (n,) of rows `x` (n, ...) privately with a new module.
+
+        The module is initialised from `rng`. The fit adds an event to `privacy_events`.
+        """
+        x, y = self._checked_set(x, y)
+        event = self._plan(len(x))
+        with _isolated(rng):
+            module = self._new_module()
+            _check_layers(module.train())
+            self._evaluate(module, x[:1])
+            _check_module(module.train(), x.shape[1:])
+            self._train_privately(module, x, y, event, None if self.secure else rng)
+        self._events = _with_event(self._events, event)
+        return self._keep(module, x.shape[1:])
+
+    def fit_many(
+        self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
+    ) -> list[Self]:
+        """Return one new fitted twin per training set, each with its own `privacy_events`."""
+        rule = f"{len(sets)} generators, one a training set"
+        require(len(rngs) == len(sets), OWNER, "rngs", rule, len(rngs))
+        twins = [copy.copy(self)._forget() for _ in sets]
+        members = zip(twins, sets, rngs, strict=True)
+        return [twin.fit(x, y, rng=rng) for twin, (x, y), rng in members]
+
+    def distill(self, x: Array, scores: FloatArray, *, rng: np.random.Generator) -> Self:
+        """Learn to give `scores` (n, num_classes) as the logits of PUBLIC rows `x` (n, ...).
+
+        Nothing is clipped, noised or accounted: neither rows nor scores may hold anything
+        private that has not been paid for.
+        """
+        plain = TorchLearner(
+            self.module_fn, num_classes=self.num_classes, epochs=self.epochs,
+            batch_size=self.batch_size, learning_rate=self.distill_learning_rate,
+            weight_decay=self.weight_decay,
+        )  # fmt: skip
+        if self._module is not None:
+            plain._keep(self._module, self._row_shape)
+        return self._keep(plain.distill(x, scores, rng=rng)._fitted(), np.shape(x)[1:])
+
+    def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        """Return a fitted twin; raise `KnowledgeMismatch` for arrays that do not fit."""
+        return super().from_arrays(arrays)._forget()
+
+    def _forget(self) -> Self:
+        self._events = ()
+        return self
+
+    def _plan(self, records: int) -> DPSGDEvent:
+        """Return what a fit to so many records will do."""
+        batch_size = min(self.batch_size, records)
+        steps = self.epochs * math.ceil(records / batch_size)
+        noise = self.noise_multiplier or calibrated_noise(
+            records, batch_size, steps,
+            target_epsilon=self.target_epsilon or 0.0, delta=self.delta,
+        )  # fmt: skip
+        return DPSGDEvent(
+            noise_multiplier=noise, records=records, batch_size=batch_size, steps=steps,
+            seeded=not self.secure,
+        )  # fmt: skip
+
+    def _train_privately(
+        self, module: nn.Module, x: Array, y: IntArray, event: DPSGDEvent, source: Source
+    ) -> None:
+        """Train a copy: Opacus leaves gradients of single records on what it touches."""
+        if source is None:
+            # Dropout also decides what a batch's gradient is, so it must be secret as well.
+            torch.default_generator.set_state(_unpredictable_state())
+        model = GradSampleModule(copy.deepcopy(module), loss_reduction="sum")
+        descent = torch.optim.SGD(
+            model.parameters(), self.learning_rate, weight_decay=self.weight_decay
+        )
+        optimizer = _NoisyOptimizer(descent, source, event, self.max_grad_norm)
+        chance = event.batch_size / event.records
+        rows, labels = torch.from_numpy(_as_float32("x", [x])), torch.from_numpy(y)
+        for _ in range(event.steps):
+            uniform = (random_words(event.records, source) >> np.uint64(11)) * 2.0**-53
+            drawn = torch.from_numpy(uniform < chance)
+            _step(model, optimizer, rows[drawn], labels[drawn])
+        module.load_state_dict(model.to_standard_module().state_dict())
+
+
+def _unpredictable_state() -> Tensor:
+    """Return a state for PyTorch's generator that no seed of 32 bits leads to."""
+    state = torch.Generator().get_state()
+    words = random_words(312).view(np.uint32).astype(np.uint64)
+    state[_TWISTER] = torch.from_numpy(words.view(np.uint8))
+    return state
+
+
+class _NoisyOptimizer(DPOptimizer):  # type: ignore[misc] # Opacus has no types
+    """Opacus' clipping, with noise from a chosen source."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, source: Source, event: DPSGDEvent, norm: float
+    ) -> None:
+        super().__init__(
+            optimizer, noise_multiplier=event.noise_multiplier, max_grad_norm=norm,
+            expected_batch_size=event.batch_size,
+        )  # fmt: skip
+        self.source = source
+
+    def clip_and_accumulate(self) -> None:
+        """Add the clipped gradients of a batch to the sum."""
+        for parameter in self.params:
+            # A record that overflows would turn the sum, and so every parameter, into NaN.
+            parameter.grad_sample.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        super().clip_and_accumulate()
+
+    def add_noise(self) -> None:
+        """Add noise to the sum, both in whole units, so that no low bits tell them apart."""
+        deviation = self.noise_multiplier * self.max_grad_norm
+        unit = min(deviation, self.max_grad_norm) / GRID
+        for parameter in self.params:
+            noise = continuous_gaussian(parameter.numel(), self.source) * (deviation / unit)
+            total = (parameter.summed_grad.double() / unit).round()
+            total += torch.from_numpy(noise).round().view_as(parameter)
+            parameter.grad = (total * unit).to(parameter.dtype)
+
+
+def _step(model: Any, optimizer: _NoisyOptimizer, rows: Tensor, labels: Tensor) -> None:
+    """Take one noisy step on a batch (b, ...), in as many passes as memory asks for."""
+    size = max(1, GRADIENTS_PER_PASS // sum(p.numel() for p in optimizer.params))
+    for start in range(0, max(1, len(rows)), size):
+        some = slice(start, start + size)
+        optimizer.zero_grad()
+        optimizer.signal_skip_step(do_skip=start + size < len(rows))
+        if len(rows):
+            _record_gradients(model, rows[some], labels[some])
+        else:  # not every layer takes no rows, and the noise is due all the same
+            for parameter in optimizer.params:
+                parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)
+        optimizer.step()
+
+
+def _record_gradients(model: Any, rows: Tensor, labels: Tensor) -> None:
+    """Let Opacus find the gradient of every record, `grad_sample` of each parameter."""
+    with warnings.catch_warnings():
+        # Opacus' hooks do not use the gradient of the rows, which PyTorch would miss.
+        warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+        torch.autograd.backward(cross_entropy(model(rows), labels, reduction="sum"))
+
+
+def _with_event(entries: Spent, event: DPSGDEvent) -> Spent:
+    """Return the entries with one more event, equal neighbours counted together."""
+    if entries and entries[-1][0] == event:
+        return (*entries[:-1], (event, entries[-1][1] + 1))
+    return (*entries, (event, 1))
+
+
+@lru_cache(maxsize=1024)
+def calibrated_noise(
+    records: int, batch_size: int, steps: int, *, target_epsilon: float, delta: float
+) -> float:
+    """Return a noise multiplier with which DP-SGD spends at most `target_epsilon`.
+
+    Spends more than 0.95 of the target, unless even the least noise, 0.3, spends less.
+
+    Examples
+    --------
+    >>> noise = calibrated_noise(300, 32, 400, target_epsilon=4.572, delta=1e-4)
+    >>> 2.0 <= noise < 2.1
+    True
+    """
+    # What the central limit theorem says about many steps, as a place to start.
+    growth = (gaussian_mu(target_epsilon, delta) * records / batch_size) ** 2 / steps
+    noise = min(max(1 / math.sqrt(math.log1p(growth)), LEAST_NOISE), MOST_NOISE)
+    low, high, rule = 0.0, math.inf, f"in reach of a noise_multiplier of {MOST_NOISE:g}"
+    while high - low > 1e-3 * low:
+        share = dpsgd_epsilon(records, batch_size, steps, noise, delta) / target_epsilon
+        low, high = (noise, high) if share > 1 else (low, noise)
+        if 0.96 < share <= 1 or high == LEAST_NOISE:
+            break
+        require(low < MOST_NOISE, OWNER, "target_epsilon", rule, target_epsilon)
+        # Epsilon falls somewhat faster than the noise grows.
+        noise *= (max(share, 1e-9) / 0.98) ** (1 / 1.5)
+        noise = noise if low < noise < high else (low + high) / 2
+        noise = min(max(noise, LEAST_NOISE), MOST_NOISE)
+    return high
+
+
+def _check_module(module: nn.Module, row_shape: tuple[int, ...]) -> None:
+    """Raise `InvalidParameter` for what makes a module leak though Opacus accepts it.
+
+    Opacus knows layers by their type; a layer without weights, or a module that moves rows
+    around by itself, is only found out by trying. No private row is used for that.
+    """
+    trial, rows = copy.deepcopy(module), torch.ones(2, *row_shape)
+    for parameter in trial.parameters():  # layers that start at 0 would hide the others
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    dropout = torch.default_generator.get_state()
+    try:
+        with torch.no_grad():
+            among_equals = trial(rows)[0]
+            torch.default_generator.set_state(dropout)
+            rows[1] = 0.0
+            among_others = trial(rows)[0]
+        model = GradSampleModule(trial, loss_reduction="sum")
+        _record_gradients(model, rows, torch.zeros(2).long())
+    except Exception as error:
+        said = f"Opacus says: {str(error).partition(chr(10))[0][:200]}"
+        raise _unsupported("that Opacus can make private", "an error", said) from error
+    if not torch.allclose(among_equals, among_others, equal_nan=True):
+        raise _unsupported("that treat every row by itself", "rows that influence each other")
+    for (name, before), after in zip(module.named_buffers(), trial.buffers(), strict=True):
+        if not torch.equal(before, after):
+            raise _unsupported("that record nothing in buffers", f"a change of {name!r}")
+    _check_gradients(trial, len(rows))
+
+
+def _check_layers(module: nn.Module) -> None:
+    """Raise `InvalidParameter` naming a layer that Opacus cannot make private."""
+    # Children come after their parents, so that from the end the culprit itself is found.
+    for name, layer in reversed(list(module.named_modules())):
+        got = f"{type(layer).__name__} at {name!r}"
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
+            raise _unsupported("without batch normalisation", got, "Use GroupNorm instead.")
+        for fault in ModuleValidator.validate(layer) if layer.training else ():
+            raise _unsupported("that Opacus can make private", got, f"Opacus says: {fault}")
+
+
+def _check_gradients(module: nn.Module, num_rows: int) -> None:
+    """Check that every parameter has one gradient a row: that is what gets clipped."""
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        gradients = getattr(parameter, "grad_sample", None)
+        if gradients is None:
+            hint = "Freeze it, or use it by calling the layer it belongs to."
+            raise _unsupported("whose parameters all learn", f"no gradient of {name!r}", hint)
+        if len(gradients) != num_rows:
+            got = f"{len(gradients)} gradients of {name!r} for {num_rows} rows"
+            raise _unsupported("that keep rows apart in every layer", got)
+
+
+def _unsupported(rule: str, got: str, hint: str = "") -> InvalidParameter:
+    sentence = f"{OWNER}: module_fn must be a factory of modules {rule}, got {got}."
+    return InvalidParameter(f"{sentence} {hint}".strip())

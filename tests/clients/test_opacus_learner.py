@@ -1,0 +1,824 @@
+"""DPTorchLearner: what is clipped, noised, drawn and accounted for, seen from outside."""
+
+import copy
+import importlib
+import inspect
+import math
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opacus.accountants import PRVAccountant
+from opacus.layers import DPLSTM
+from scipy import stats
+from scipy.special import log_softmax, softmax
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import clients.opacus_learner as opacus_learner
+from clients.checks import check_learner
+from clients.opacus_learner import DPTorchLearner, calibrated_noise
+from clients.torch_learner import TorchLearner
+from fl_strategies.ensemble import fit_ensemble
+from fl_strategies.exceptions import InvalidData, InvalidParameter, MissingExtra
+from fl_strategies.fedkt import teacher_votes
+from fl_strategies.party import Party
+from fl_strategies.privacy.accountant import claim
+from fl_strategies.privacy.events import DPSGDEvent, event_from_json, event_to_json
+from fl_strategies.privacy.pld import dpsgd_epsilon
+from fl_strategies.protocols import (
+    Array,
+    EnsembleLearner,
+    IntArray,
+    Learner,
+    PortableLearner,
+    SoftLearner,
+)
+
+DIGITS, LABELS = load_digits(return_X_y=True)
+X: Array = (DIGITS / 16).astype(np.float32)
+Y: IntArray = LABELS.astype(np.int64)
+ALMOST_NONE = 1e-6
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(64, 10)
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
+
+
+def silent() -> nn.Module:
+    """Give 5000 weights that start at 0 and, for rows of zeros, have no gradient."""
+    layer = nn.Linear(500, 10, bias=False)
+    nn.init.zeros_(layer.weight)
+    return layer
+
+
+def seeded(module_fn: Callable[[], nn.Module] = linear, **settings: Any) -> DPTorchLearner:
+    """Return a learner whose every draw comes from the generator it is given."""
+    defaults: dict[str, Any] = {"num_classes": 10, "epochs": 1, "secure": False}
+    if "target_epsilon" not in settings:
+        defaults["noise_multiplier"] = ALMOST_NONE
+    return DPTorchLearner(module_fn, **{**defaults, **settings})
+
+
+def flat(learner: DPTorchLearner) -> Array:
+    """Return all parameters in a row."""
+    return np.concatenate([value.ravel() for value in learner.to_arrays().values()])
+
+
+def start(module_fn: Callable[[], nn.Module], seed: int) -> Array:
+    """Return the parameters before training: what a fit without a step size keeps."""
+    learner = seeded(module_fn, learning_rate=1e-30)
+    return flat(learner.fit(X[:1], Y[:1], rng=generator(seed)))
+
+
+def mean_loss(learner: DPTorchLearner) -> float:
+    scores = log_softmax(learner.logits(X[:100]), axis=1)
+    return float(-scores[np.arange(100), Y[:100]].mean())
+
+
+def epsilon_of(learner: DPTorchLearner, delta: float) -> float:
+    ((event, count),) = learner.privacy_events
+    steps = event.steps * count
+    return dpsgd_epsilon(event.records, event.batch_size, steps, event.noise_multiplier, delta)
+
+
+@contextmanager
+def steps_taken() -> Iterator[list[float]]:
+    """Collect the norm of the gradient of every step that any optimizer takes."""
+    norms: list[float] = []
+
+    def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        norms.append(float(torch.cat([g.flatten() for g in gradients if g is not None]).norm()))
+
+    handle = register_optimizer_step_pre_hook(note)
+    try:
+        yield norms
+    finally:
+        handle.remove()
+
+
+class Watched(nn.Module):
+    """Writes down how many rows each training pass brings."""
+
+    seen: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled():
+            self.seen.append(len(rows))
+        scores: Tensor = self.linear(rows)
+        return scores
+
+
+def test_learns_digits_at_a_moderate_epsilon() -> None:
+    """With noise from the operating system most digits are still recognised."""
+    learner = DPTorchLearner(
+        perceptron, num_classes=10, epochs=20, batch_size=128, noise_multiplier=2.0
+    )
+    learner.fit(X[:1200], Y[:1200], rng=generator())
+    assert epsilon_of(learner, 1e-5) < 4.5
+    assert (learner.predict(X[1200:]) == Y[1200:]).mean() > 0.75
+
+
+def test_more_noise_means_less_knowledge() -> None:
+    """The same fit with a hundred times the noise learns next to nothing."""
+    scores = []
+    for noise in (0.5, 50.0):
+        learner = seeded(epochs=10, noise_multiplier=noise)
+        learner.fit(X[:600], Y[:600], rng=generator())
+        scores.append((learner.predict(X[1200:]) == Y[1200:]).mean())
+    assert scores[0] > 0.8
+    assert scores[1] < 0.4
+
+
+def test_is_a_learner_of_every_kind() -> None:
+    """Strategies that need twins, soft labels or travelling models accept it."""
+    learner = seeded()
+    for protocol in (Learner, EnsembleLearner, SoftLearner, PortableLearner):
+        assert isinstance(learner, protocol)
+
+
+def test_keeps_the_contract() -> None:
+    """The package's own check of learners passes, one-class sets included."""
+
+    def learner_fn() -> DPTorchLearner:
+        return seeded(lambda: nn.Linear(5, 3), num_classes=3, noise_multiplier=1.0)
+
+    check_learner(learner_fn)
+
+
+@pytest.mark.parametrize("records", [1, 2, 5])
+def test_fits_fewer_records_than_a_batch(records: int) -> None:
+    """Then every record is in every batch, and the event says so."""
+    Watched.seen.clear()
+    learner = seeded(Watched, epochs=3).fit(X[:records], Y[:records], rng=generator())
+    ((event, _),) = learner.privacy_events
+    assert (event.records, event.batch_size, event.steps) == (records, records, 3)
+    assert Watched.seen[1:] == [records] * 3  # the first pass is the check of the module
+
+
+def test_many_passes_make_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch too large for the memory is worked off in parts, with one noise."""
+    settings: dict[str, Any] = {"batch_size": 50, "noise_multiplier": 1.0, "epochs": 4}
+    whole = seeded(**settings).fit(X[:100], Y[:100], rng=generator())
+    monkeypatch.setattr(opacus_learner, "GRADIENTS_PER_PASS", 7 * 650)
+    with steps_taken() as norms:
+        parts = seeded(**settings).fit(X[:100], Y[:100], rng=generator())
+    assert len(norms) == 8
+    assert np.allclose(flat(whole), flat(parts), atol=1e-5)
+
+
+def test_weights_decay() -> None:
+    """Where there is no gradient, a step takes its share off the parameters."""
+
+    def module_fn() -> nn.Module:
+        return nn.Linear(64, 10, bias=False)
+
+    learner = seeded(module_fn, learning_rate=1.0, weight_decay=0.25)
+    learner.fit(np.zeros((8, 64)), Y[:8], rng=generator(2))
+    assert np.allclose(flat(learner), 0.75 * start(module_fn, 2), atol=1e-5)
+
+
+def test_agrees_with_gradient_descent_where_nothing_is_clipped() -> None:
+    """Without clipping and noise a full batch is one step of plain descent."""
+    learner = seeded(max_grad_norm=1e6, noise_multiplier=1e-12, batch_size=40)
+    learner.fit(X[:40], Y[:40], rng=generator(3))
+    before = start(linear, 3)
+    weight, bias = before[:640].reshape(10, 64), before[640:]
+    wrong = softmax(X[:40] @ weight.T + bias, axis=1) - np.eye(10)[Y[:40]]
+    gradient = np.concatenate([(wrong.T @ X[:40]).ravel(), wrong.sum(axis=0)]) / 40
+    assert np.allclose(flat(learner), before - 0.5 * gradient, atol=1e-6)
+
+
+def test_one_record_moves_parameters_by_the_clipping_norm() -> None:
+    """However large its gradient, learning rate times norm is all a record gets."""
+    for norm in (0.1, 1.0):
+        learner = seeded(max_grad_norm=norm, learning_rate=2.0)
+        learner.fit(1000 * X[:1], Y[:1], rng=generator(1))
+        moved = np.linalg.norm(flat(learner) - start(linear, 1))
+        assert moved == pytest.approx(2.0 * norm, rel=1e-3)
+
+
+def test_every_step_is_bounded_by_the_batch() -> None:
+    """The sum of clipped gradients, over the expected batch, stays within its bound."""
+    Watched.seen.clear()
+    with steps_taken() as norms:
+        seeded(Watched, max_grad_norm=0.5, batch_size=8, epochs=3).fit(
+            100 * X[:80], Y[:80], rng=generator()
+        )
+    sizes = Watched.seen[1:]
+    assert len(norms) == len(sizes) == 30
+    assert all(norm <= 0.5 * size / 8 + 1e-4 for norm, size in zip(norms, sizes, strict=True))
+    assert max(norms) > 0.1
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.lists(
+        st.floats(-(2.0**127), 2.0**127, width=32), min_size=64, max_size=64
+    ),
+    st.integers(0, 9),
+)  # fmt: skip
+def test_no_record_weighs_more_than_any_other(values: list[float], y: int) -> None:
+    """Another record in place of one moves a step by at most twice its share."""
+    x, labels = X[:20].copy(), Y[:20].copy()
+    one = flat(seeded(perceptron).fit(x, labels, rng=generator()))
+    x[7], labels[7] = values, y
+    other = flat(seeded(perceptron).fit(x, labels, rng=generator()))
+    assert np.linalg.norm(one - other) <= 2 * 0.5 / 20 + 1e-5
+
+
+def test_a_record_that_overflows_is_left_out() -> None:
+    """Infinite activations of one record do not become everybody's NaN."""
+    x = X[:20].copy()
+    x[3] = 3e38
+    learner = seeded(perceptron, epochs=3).fit(x, Y[:20], rng=generator())
+    assert np.isfinite(flat(learner)).all()
+    assert not np.allclose(flat(learner), start(perceptron, 0))
+
+
+@pytest.mark.parametrize("secure", [True, False])
+@pytest.mark.parametrize(("noise", "norm", "batch"), [(1.5, 1.0, 10), (0.7, 3.0, 40)])
+def test_noise_has_the_deviation_that_is_accounted(
+    secure: bool, noise: float, norm: float, batch: int
+) -> None:
+    """Where there is no gradient, one step is the noise itself, and it is Gaussian."""
+    learner = seeded(
+        silent, noise_multiplier=noise, max_grad_norm=norm, batch_size=batch,
+        learning_rate=1.0, secure=secure,
+    )  # fmt: skip
+    learner.fit(np.zeros((batch, 500)), Y[:batch], rng=generator())
+    scaled = flat(learner) / (noise * norm / batch)
+    assert scaled.std() == pytest.approx(1.0, rel=0.05)
+    assert stats.kstest(scaled, "norm").pvalue > 1e-6
+
+
+def test_noise_is_new_in_every_step() -> None:
+    """Sixteen steps add up to four times the deviation, as independent noise does."""
+    learner = seeded(silent, noise_multiplier=1.0, learning_rate=1.0, epochs=16)
+    learner.fit(np.zeros((32, 500)), Y[:32], rng=generator())
+    assert flat(learner).std() == pytest.approx(4 / 32, rel=0.05)
+
+
+def test_noise_is_not_the_experiment_seed() -> None:
+    """Equal seeds give different models, which differ by noise and nothing else."""
+    learner = DPTorchLearner(silent, num_classes=10, epochs=1, noise_multiplier=1.0)
+    rows = np.zeros((32, 500))
+    one, other = (flat(copy.copy(learner).fit(rows, Y[:32], rng=generator())) for _ in "ab")
+    assert (one != other).mean() > 0.99
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
+
+
+def test_noise_is_the_only_secret() -> None:
+    """The first parameters come from the experiment's generator all the same."""
+    full: dict[str, Any] = {"batch_size": 64, "noise_multiplier": 1e-9}
+    secret = seeded(perceptron, secure=True, **full).fit(X[:50], Y[:50], rng=generator(5))
+    known = seeded(perceptron, **full).fit(X[:50], Y[:50], rng=generator(5))
+    assert np.allclose(flat(secret), flat(known), atol=1e-6)
+
+
+def test_noise_is_reproducible_when_seeded() -> None:
+    """Without `secure` equal generators give equal bits, dropout included."""
+
+    def module_fn() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10))
+
+    def fit(seed: int) -> Array:
+        learner = seeded(module_fn, noise_multiplier=1.0, epochs=2)
+        return flat(learner.fit(X[:100], Y[:100], rng=generator(seed)))
+
+    assert np.array_equal(fit(1), fit(1))
+    assert not np.array_equal(fit(1), fit(2))
+
+
+def test_dropout_is_secret_as_well() -> None:
+    """Known masks would let one record change what the others of its batch say."""
+
+    def module_fn() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10))
+
+    learner = seeded(module_fn, secure=True)
+    one, other = (flat(copy.copy(learner).fit(X[:20], Y[:20], rng=generator())) for _ in "ab")
+    assert np.abs(one - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_fit_leaves_global_random_states_alone(secure: bool) -> None:
+    """PyTorch's generator and number of threads are after a fit what they were."""
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    seeded(perceptron, secure=secure).fit(X[:50], Y[:50], rng=generator())
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.get_num_threads() == threads
+
+
+def test_noise_has_no_low_bits() -> None:
+    """A noised sum is a whole number of units, whatever was noised."""
+    learner = seeded(silent, noise_multiplier=0.5, learning_rate=1.0)
+    learner.fit(np.zeros((32, 500)), Y[:32], rng=generator())
+    units = flat(learner).astype(float) * 32 / 0.5 * 2**24
+    small = np.abs(units) < 2**24  # others have lost bits as float32 anyway
+    assert 0.6 < small.mean() < 0.75
+    assert np.array_equal(units[small], np.rint(units[small]))
+
+
+def test_dropout_starts_from_more_than_32_bits() -> None:
+    """PyTorch's generator runs through exactly the words that the system gave."""
+    state = opacus_learner._unpredictable_state()
+    words = state[24 : 24 + 624 * 8].numpy().copy().view(np.uint64)
+    twister = np.random.MT19937()
+    twister.state = {
+        "bit_generator": "MT19937",
+        "state": {"key": words.astype(np.uint32), "pos": 624},
+    }
+    source = torch.Generator().set_state(state)
+    drawn = torch.randint(2**20, (1000,), generator=source)
+    raw = twister.random_raw(1000) % 2**20
+    assert np.array_equal(drawn.numpy(), raw)
+    other = opacus_learner._unpredictable_state()[24 : 24 + 624 * 8].numpy()
+    assert (words != other.copy().view(np.uint64)).mean() > 0.99
+
+
+def test_a_torch_seed_has_only_32_bits() -> None:
+    """The reason for all this: seeds that differ in higher bits give the same numbers."""
+    one, other = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7 + 2**40)
+    assert torch.equal(torch.rand(9, generator=one), torch.rand(9, generator=other))
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_batches_are_poisson_samples(secure: bool) -> None:
+    """Batch sizes have the mean and variance of independent draws of every record."""
+    Watched.seen.clear()
+    learner = seeded(Watched, batch_size=20, epochs=80, secure=secure)
+    learner.fit(X[:100], Y[:100], rng=generator())
+    sizes = np.array(Watched.seen[1:])
+    assert len(sizes) == 400
+    assert sizes.mean() == pytest.approx(20, abs=1.2)  # 6 standard errors
+    assert sizes.var() == pytest.approx(16, rel=0.45)
+
+
+def test_empty_batches_are_noised_and_counted() -> None:
+    """A step on no record is a step: it adds noise and is accounted."""
+    Watched.seen.clear()
+    learner = seeded(Watched, batch_size=1, epochs=10, noise_multiplier=1.0)
+    with steps_taken() as norms:
+        learner.fit(X[:10], Y[:10], rng=generator())
+    ((event, count),) = learner.privacy_events
+    assert event.steps * count == len(norms) == 100
+    assert 20 < len(Watched.seen) < 85  # (1 - 1/10)^10 of the batches are empty
+    assert min(norms) > 10  # 650 numbers of deviation 1
+
+
+@pytest.mark.parametrize(("records", "batch"), [(100, 32), (96, 32), (97, 32), (7, 1)])
+def test_accounted_steps_are_taken(records: int, batch: int) -> None:
+    """The event counts neither fewer nor more steps than the optimizer takes."""
+    learner = seeded(batch_size=batch, epochs=2)
+    with steps_taken() as norms:
+        learner.fit(X[:records], Y[:records], rng=generator())
+    ((event, _),) = learner.privacy_events
+    assert event.steps == len(norms) == 2 * math.ceil(records / batch)
+
+
+def test_event_tells_what_was_done() -> None:
+    """A fit is one event with its unit, relation and settings, ready for a ledger."""
+    learner = seeded(noise_multiplier=1.5, secure=True, epochs=2)
+    assert not list(learner.privacy_events)
+    learner.fit(X[:100], Y[:100], rng=generator())
+    expected = DPSGDEvent(noise_multiplier=1.5, records=100, batch_size=32, steps=8)
+    assert learner.privacy_events == ((expected, 1),)
+    assert (expected.unit, expected.relation) == ("example", "add-remove-one")
+    assert event_from_json(event_to_json(learner.privacy_events[0][0])) == expected
+
+
+def test_event_says_when_the_noise_is_known() -> None:
+    """Noise from the experiment's generator protects nobody, and the event says it."""
+    learner = seeded().fit(X[:40], Y[:40], rng=generator())
+    assert learner.privacy_events[0][0].seeded
+
+
+def test_each_fit_adds_an_event() -> None:
+    """Fitting again spends again; answers, soft labels and copies are free."""
+    learner = seeded(noise_multiplier=1.0)
+    for records in (40, 40, 50):
+        learner.fit(X[:records], Y[:records], rng=generator())
+    learner.predict(X)
+    scores = learner.logits(X[:60])
+    learner.to_arrays()
+    learner.distill(X[:60], scores, rng=generator())
+    assert [(e.records, count) for e, count in learner.privacy_events] == [(40, 2), (50, 1)]
+
+
+def test_a_refused_fit_spends_nothing() -> None:
+    """No model, no event; the model and the events from before stay."""
+    learner = seeded().fit(X[:40], Y[:40], rng=generator())
+    before, events = flat(learner), learner.privacy_events
+    with pytest.raises(InvalidData, match="y must be between 0 and 9"):
+        learner.fit(X[:40], Y[:40] + 9, rng=generator())
+    assert np.array_equal(flat(learner), before)
+    assert learner.privacy_events == events
+
+
+def test_twins_have_their_own_events() -> None:
+    """Twins of a fitted learner start with nothing spent and leave its count alone."""
+    learner = seeded().fit(X[:40], Y[:40], rng=generator())
+    sets = [(X[:30], Y[:30]), (X[30:50], Y[30:50])]
+    twins = learner.fit_many(sets, rngs=[generator(1), generator(2)])
+    assert [twin.privacy_events[0][0].records for twin in twins] == [30, 20]
+    assert [len(twin.privacy_events) for twin in (learner, *twins)] == [1, 1, 1]
+    assert learner.from_arrays(learner.to_arrays()).privacy_events == ()
+    assert learner.privacy_events[0][0].records == 40
+    alone = seeded().fit(*sets[1], rng=generator(2))
+    assert np.array_equal(flat(alone), flat(twins[1]))
+
+
+def test_twins_need_a_generator_each() -> None:
+    """A missing generator is named instead of dropping a training set."""
+    with pytest.raises(InvalidParameter, match="rngs must be 2 generators, one a training"):
+        seeded().fit_many([(X, Y), (X, Y)], rngs=[generator()])
+
+
+def test_nothing_else_touches_records() -> None:
+    """Whatever `TorchLearner` can do is either private here or known to be free."""
+    offered = {name for name, _ in inspect.getmembers(TorchLearner, inspect.isfunction)}
+    public = {name for name in offered if not name.startswith("_")}
+    private, free = {"fit", "fit_many"}, {"distill", "from_arrays"}
+    assert public == private | free | {"predict", "logits", "to_arrays"}
+    assert private | free <= vars(DPTorchLearner).keys()
+
+
+def test_distillation_is_plain_training_on_public_rows() -> None:
+    """From scratch it is what a TorchLearner does, to the bit."""
+    scores = generator(1).normal(size=(60, 10))
+    learner = seeded(epochs=5, distill_learning_rate=0.01, weight_decay=1e-4)
+    plain = TorchLearner(
+        linear, num_classes=10, epochs=5, learning_rate=0.01, weight_decay=1e-4
+    )
+    learner.distill(X[:60], scores, rng=generator(2))
+    plain.distill(X[:60], scores, rng=generator(2))
+    assert np.array_equal(learner.logits(X), plain.logits(X))
+    assert learner.privacy_events == ()
+
+
+def test_distillation_goes_on_from_what_was_fitted() -> None:
+    """A fitted model moves from where it is, and rows of another shape are refused."""
+    learner = seeded(noise_multiplier=1.0).fit(X[:60], Y[:60], rng=generator())
+    before = flat(learner)
+    learner.distill(X[:60], learner.logits(X[:60]), rng=generator())
+    assert 0 < np.abs(flat(learner) - before).max() + 1e-9 < 0.01
+    with pytest.raises(InvalidData, match=r"rows of shape \(64,\)"):
+        learner.distill(X[:, :9], np.zeros((len(X), 10)), rng=generator())
+
+
+@pytest.mark.parametrize(
+    ("records", "batch", "epochs", "noise", "delta", "epsilon"),
+    [
+        (2880, 64, 20, 1.0, 1e-5, 4.151097),
+        (2880, 64, 40, 1.0, 1e-5, 5.979993),
+        (300, 32, 40, 2.0, 1e-4, 4.572031),
+    ],
+)
+def test_two_accountants_agree(
+    records: int, batch: int, epochs: int, noise: float, delta: float, epsilon: float
+) -> None:
+    """A planned fit costs the reference value, and what Opacus itself would report."""
+    learner = seeded(batch_size=batch, epochs=epochs, noise_multiplier=noise)
+    event = learner._plan(records)
+    ours = dpsgd_epsilon(
+        event.records, event.batch_size, event.steps, event.noise_multiplier, delta
+    )
+    theirs = PRVAccountant()
+    theirs.history = [(noise, event.batch_size / event.records, event.steps)]
+    assert ours == pytest.approx(epsilon, abs=1e-4)
+    assert ours == pytest.approx(theirs.get_epsilon(delta, eps_error=0.002), abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("records", "batch", "epochs", "target"),
+    [(300, 32, 10, 2.0), (100, 100, 20, 1.0), (1000, 20, 1, 0.2), (60, 32, 5, 0.01)],
+)
+def test_target_is_reached_and_not_passed(
+    records: int, batch: int, epochs: int, target: float
+) -> None:
+    """The noise spends nearly all of the target and never more."""
+    learner = seeded(batch_size=batch, epochs=epochs, target_epsilon=target)
+    event = learner._plan(records)
+    spent = dpsgd_epsilon(
+        event.records, event.batch_size, event.steps, event.noise_multiplier, 1e-5
+    )
+    assert 0.95 * target < spent <= target
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_events_compose_in_an_accountant(secure: bool) -> None:
+    """Two fits cost what twice the steps cost, and all there is if the noise is known."""
+    learner = seeded(noise_multiplier=4.0, epochs=2, secure=secure)
+    for _ in range(2):
+        learner.fit(X[:100], Y[:100], rng=generator())
+    spent = claim(learner.privacy_events, 1e-5).epsilon
+    expected = dpsgd_epsilon(100, 32, 16, 4.0, 1e-5) if secure else math.inf
+    assert spent == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_fit_uses_the_calibrated_noise() -> None:
+    """What is drawn has the deviation that the target asks for."""
+    learner = seeded(silent, target_epsilon=2.0, delta=1e-4, learning_rate=1.0)
+    learner.fit(np.zeros((32, 500)), Y[:32], rng=generator())
+    noise = learner.privacy_events[0][0].noise_multiplier
+    assert flat(learner).std() == pytest.approx(noise / 32, rel=0.05)
+    assert 1.9 < epsilon_of(learner, 1e-4) <= 2.0
+
+
+def test_there_is_always_some_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where sampling alone meets the target, the least noise is used, not none."""
+    assert opacus_learner.LEAST_NOISE == 0.3
+    monkeypatch.setattr(opacus_learner, "LEAST_NOISE", 2.0)  # accounted for sooner
+    assert calibrated_noise(10**5, 1, 1, target_epsilon=1.0, delta=1e-4) == 2.0
+
+
+def test_a_target_out_of_reach_is_refused() -> None:
+    """A target that would need endless noise is named instead of searched for."""
+    with pytest.raises(InvalidParameter, match="target_epsilon must be in reach of a noise"):
+        calibrated_noise(50, 50, 10_000, target_epsilon=1e-9, delta=1e-12)
+
+
+class Mixing(nn.Module):
+    """Subtracts from every row what the batch has in common; its last layer starts at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 8), nn.Linear(8, 10)
+        nn.init.zeros_(self.last.weight)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.first(rows)
+        scores: Tensor = self.last(hidden - hidden.mean(dim=0))
+        return scores
+
+
+class Pieces(nn.Module):
+    """Cuts every row into eight that Opacus takes for records, each with its own clipping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 10)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.stack(list(self.linear(rows.reshape(-1, 8)).chunk(len(rows)))).sum(dim=1)
+
+
+class Idle(nn.Module):
+    """Has a layer that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(64, 10), nn.Linear(64, 10)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        scores: Tensor = self.used(rows)
+        return scores
+
+
+class Recurrent(nn.Module):
+    """Reads a row as eight steps of eight numbers."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.last = layer, nn.Linear(6, 10)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        scores: Tensor = self.last(self.layer(rows.reshape(len(rows), 8, 8))[0][:, -1])
+        return scores
+
+
+class Tokens(nn.Module):
+    """Looks its numbers up in a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(17, 5), nn.Linear(5, 10)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        scores: Tensor = self.last(self.table((rows * 16).long().clamp(0, 16)).mean(dim=1))
+        return scores
+
+
+class OwnWeights(nn.Module):
+    """Has parameters of its own instead of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 10) / 8)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows @ self.weight
+
+
+class FrozenBackbone(nn.Module):
+    """Normalises with fixed statistics, which do not depend on the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(64).requires_grad_(False), nn.Linear(64, 10)
+
+    def train(self, mode: bool = True) -> "FrozenBackbone":
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, rows: Tensor) -> Tensor:
+        scores: Tensor = self.last(self.norm(rows))
+        return scores
+
+
+class Renamed(nn.BatchNorm1d):
+    """A batch normalisation that Opacus does not know by its type."""
+
+
+def around(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 8), layer, nn.Linear(8, 10))
+
+
+def tied() -> nn.Module:
+    layer = nn.Linear(64, 64)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(64, 10))
+
+
+def half_frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
+    module[0].requires_grad_(False)
+    return module
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(),
+        nn.Flatten(), nn.Linear(144, 10),
+    )  # fmt: skip
+
+
+def running_statistics() -> nn.Module:
+    norm = nn.InstanceNorm1d(8, track_running_stats=True)
+    return nn.Sequential(nn.Unflatten(1, (8, 8)), norm, nn.Flatten(), nn.Linear(64, 10))
+
+
+REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
+    (lambda: around(nn.BatchNorm1d(8)), "BatchNorm1d at '1'. Use GroupNorm"),
+    (lambda: around(nn.BatchNorm1d(8, affine=False)), "BatchNorm1d at '1'. Use GroupNorm"),
+    (lambda: around(Renamed(8, track_running_stats=False)), "Renamed at '1'. Use GroupNorm"),
+    (lambda: Recurrent(nn.LSTM(8, 6)), "LSTM at 'layer'. Opacus says: .* DPLSTM"),
+    (lambda: Recurrent(nn.RNN(8, 6, batch_first=True)), "an error. Opacus says: "),
+    (running_statistics, "record nothing in buffers, got a change of '1.running_mean'"),
+    (Mixing, "treat every row by itself, got rows that influence each other"),
+    (Pieces, "in every layer, got 16 gradients of 'linear.weight' for 2 rows"),
+    (Idle, "all learn, got no gradient of 'idle.weight'. Freeze it"),
+]
+
+ACCEPTED: list[Callable[[], nn.Module]] = [
+    convolution,
+    lambda: around(nn.LayerNorm(8)),
+    lambda: around(nn.Dropout(0.2)),
+    lambda: around(nn.PReLU()),
+    lambda: Recurrent(DPLSTM(8, 6, batch_first=True)),
+    Tokens,
+    OwnWeights,
+    FrozenBackbone,
+    tied,
+    half_frozen,
+]
+
+
+@pytest.mark.parametrize(("module_fn", "reason"), REFUSED)
+def test_what_cannot_be_private_is_named(
+    module_fn: Callable[[], nn.Module], reason: str
+) -> None:
+    """A module that would break the guarantee is refused before any training."""
+    with steps_taken() as norms, pytest.raises(InvalidParameter, match=reason) as caught:
+        seeded(module_fn).fit(X[:40], Y[:40], rng=generator())
+    assert str(caught.value).startswith("DPTorchLearner: module_fn must be a factory of")
+    assert norms == []
+
+
+@pytest.mark.parametrize("module_fn", ACCEPTED)
+def test_what_can_be_private_learns(module_fn: Callable[[], nn.Module]) -> None:
+    """Modules of many kinds are trained, without a warning, and can travel."""
+    learner = seeded(module_fn, epochs=4, batch_size=8, learning_rate=0.3)
+    learner.fit(X[:100], Y[:100], rng=generator())
+    unmoved = seeded(module_fn, learning_rate=1e-30).fit(X[:1], Y[:1], rng=generator())
+    assert mean_loss(learner) < mean_loss(unmoved) - 0.01
+    twin = seeded(module_fn).from_arrays(learner.to_arrays())
+    assert np.array_equal(twin.logits(X[:50]), learner.logits(X[:50]))
+
+
+def test_frozen_parameters_stay() -> None:
+    """Noise is added only to what is trained."""
+    learner = seeded(half_frozen, noise_multiplier=5.0).fit(X[:40], Y[:40], rng=generator(4))
+    moved = flat(learner) != start(half_frozen, 4)
+    assert not moved[: 64 * 8 + 8].any()
+    assert moved[64 * 8 + 8 :].all()
+
+
+def test_no_gradient_of_a_record_stays_behind() -> None:
+    """A fitted module holds parameters only, not what Opacus wrote beside them."""
+    learner = seeded(perceptron).fit(X[:40], Y[:40], rng=generator())
+    module = learner._fitted()
+    for parameter in module.parameters():
+        assert vars(parameter) == {}
+        assert parameter.grad is None
+    for layer in module.modules():
+        assert not layer._forward_hooks
+        assert not layer._backward_hooks
+        assert not hasattr(layer, "activations")
+    assert len(pickle.dumps(module)) < 4 * len(flat(learner)) + 5000
+
+
+def test_teachers_are_private_and_students_free() -> None:
+    """A record is in one teacher of each partition: s events of its party compose."""
+    splits, teachers = 2, 3
+    party = Party(
+        x=X[:121], y=Y[:121], public=X[1000:1040], num_classes=10,
+        learner_fn=lambda: TorchLearner(linear, num_classes=10),
+        teacher_fn=lambda: seeded(noise_multiplier=4.0, batch_size=16),
+    )  # fmt: skip
+    counts = teacher_votes(party, splits, teachers, seed=0)
+    assert counts.sum(axis=2).tolist() == [[teachers] * 40] * splits
+    sets = list(zip(np.array_split(party.x, 3), np.array_split(party.y, 3), strict=True))
+    events: list[tuple[DPSGDEvent, int]] = []
+    for teacher in fit_ensemble(
+        party.teacher_fn or party.learner_fn, sets, rngs=[generator()] * 3
+    ):
+        events.extend(getattr(teacher, "privacy_events", ()))
+    costs = [
+        dpsgd_epsilon(e.records, e.batch_size, splits * e.steps, e.noise_multiplier, 1e-5)
+        for e, _ in events
+    ]
+    assert [event.records for event, _ in events] == [41, 40, 40]
+    assert max(costs) == costs[1] == costs[2] > costs[0]  # small subsets cost most
+    assert not hasattr(party.learner_fn(), "privacy_events")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "exactly one of noise_multiplier and target_epsilon must be given, got None"),
+        ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "given, got 1.0 and 1.0"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier must be finite and above 0, got 0.0"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier must be finite and above 0"),
+        ({"target_epsilon": -1.0}, "target_epsilon must be finite and above 0, got -1.0"),
+        (
+            {"target_epsilon": math.inf},
+            "target_epsilon must be finite and above 0, got inf",
+        ),
+        ({"noise_multiplier": 1.0, "max_grad_norm": 0}, "max_grad_norm must be finite"),
+        ({"noise_multiplier": 1.0, "delta": 0.0}, "delta must be between 0 and 1, got 0.0"),
+        ({"noise_multiplier": 1.0, "delta": 1.0}, "delta must be between 0 and 1, got 1.0"),
+        ({"noise_multiplier": 1.0, "secure": 1}, "secure must be True or False, got 1"),
+        (
+            {"noise_multiplier": 1.0, "distill_learning_rate": 0},
+            "distill_learning_rate must",
+        ),
+        ({"noise_multiplier": 1.0, "epochs": 0}, "epochs must be a whole number"),
+        ({"noise_multiplier": 1.0, "batch_size": 2.5}, "batch_size must be a whole number"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:
+    """A setting that breaks its rule is refused when the learner is made."""
+    with pytest.raises(InvalidParameter, match=message):
+        DPTorchLearner(linear, num_classes=10, **settings)
+
+
+def test_is_secure_unless_told_otherwise() -> None:
+    """Nobody gets seeded noise by leaving a setting out."""
+    assert DPTorchLearner(linear, num_classes=10, noise_multiplier=1.0).secure
+
+
+@pytest.mark.parametrize(("package", "extra"), [("opacus", "opacus"), ("torch", "torch")])
+def test_missing_package_names_its_extra(
+    package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without Opacus or PyTorch the import says what to install."""
+    for module in ("clients.opacus_learner", "clients.torch_learner"):
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    if package == "opacus":
+        monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
+    with pytest.raises(MissingExtra, match=rf'pip install "fl-strategies\[{extra}\]"'):
+        importlib.import_module("clients.opacus_learner")
