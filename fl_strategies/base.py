@@ -19,6 +19,7 @@ from fl_strategies import keys
 from fl_strategies.exceptions import NotEnoughParties, NotFitted, require
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, encode_arrays
 from fl_strategies.metrics import aggregate_metrics
+from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.protocols import Learner, PortableLearner
 from fl_strategies.replies import EVALUATION, PartyReply, PartyReport, parse_reply
 
@@ -67,12 +68,15 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     ----------
     parties_ : dict of partition id to `PartyReport`
         What each party reported last.
+    ledger_ : PrivacyLedger
+        What the run released, in the unit that its guarantee is about.
     rejected_ : dict
         Per node id: why its reply of the last round was left out.
     """
 
     name: ClassVar[str]
     reply_kind: str
+    ledger_: PrivacyLedger
     model_name: str = ""
     """What parties call the final model; they need a factory of this name to receive it."""
     last_round: ClassVar[int | None] = None
@@ -211,7 +215,8 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         self._sent = []
         if not self.evaluate or self._model is None or not arrays:
             return []
-        ours = {**config, **self._common_config(server_round)}
+        asked = self.party_config(server_round)
+        ours = {**config, **asked, **self._common_config(server_round)}
         meta = ConfigRecord({keys.KIND: "model", keys.LEARNER: self.model_name})
         self._sent = [self._message(node, MessageType.EVALUATE, None, ours) for node in nodes]
         for message in self._sent:

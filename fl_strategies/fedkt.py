@@ -8,9 +8,13 @@ Algorithm 1.
              a student per partition, trained on the public rows with these labels
     server   a party whose s students agree on a row gives s votes, otherwise none
              the final model is trained on the public rows with the winning labels
+
+At level L1 the server puts noise on the parties' votes, at L2 each party on its teachers'.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np
@@ -18,11 +22,10 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.base import FederationOptions, KnowledgeStrategy
-from fl_strategies.ensemble import fit_ensemble
 from fl_strategies.exceptions import (
     InvalidData,
     KnowledgeMismatch,
-    UnsupportedLearner,
+    PrivacyBudgetExceeded,
     require,
 )
 from fl_strategies.half import PartyHalf, check_public_data, read_seed
@@ -35,28 +38,61 @@ from fl_strategies.knowledge import (
     join_arrays,
     part_arrays,
 )
-from fl_strategies.metrics import NO_GUARANTEE
 from fl_strategies.packing import pack_labels, unpack_labels
 from fl_strategies.party import Party, check_rows, content_hash
-from fl_strategies.protocols import Array, IntArray, Learner, LearnerFactory, PortableLearner
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.reporting import (
+    DEFAULT_DELTA,
+    data_dependent_figure,
+    ledger_of,
+    privacy_metrics,
+    spend,
+    training_charges,
+    unprotected,
+)
+from fl_strategies.privacy.votes import (
+    VoteMechanism,
+    VoteNoise,
+    VotePrivacy,
+    choose_queries,
+    count_queries,
+)
+from fl_strategies.protocols import (
+    Array,
+    IntArray,
+    Learner,
+    LearnerFactory,
+    TrainingSet,
+    require_portable,
+)
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply
+from fl_strategies.teaching import teacher_votes, train_students, train_teachers
 from fl_strategies.voting import (
     agreement,
     consistent_mask,
     consistent_votes,
-    count_votes,
     plurality,
 )
 
 Exchange = Literal["votes", "models"]
-PrivacyLevel = Literal["L0"]
+PrivacyLevel = Literal["L0", "L1", "L2"]
 
 NUM_SPLITS = "num-splits"
 NUM_TEACHERS = "num-teachers"
+NUM_QUERIES = "num-queries"
 PRIVACY_LEVEL = "privacy-level"
 EXCHANGE = "exchange"
 EXCHANGES: Sequence[str] = ("votes", "models")
+LEVELS: Sequence[str] = ("L0", "L1", "L2")
+
+UNPROTECTED = "the labels of students left the party without noise"
+AUDIENCES: Mapping[str, str] = {
+    "L0": "nobody",
+    "L1": "everybody who sees the final model, except the server, which is trusted",
+    "L2": "the server, the other parties and everybody who sees the final model",
+}
 
 # A server cannot make a party train without end.
 MAX_SPLITS = 1_000
@@ -73,6 +109,12 @@ class FedKT(KnowledgeStrategy[IntArray]):
         to the same final model, to the bit.
     Guarantee
         L0: none. Epsilon is reported as infinite.
+        L1: a party, replaced by another, against everybody who sees the final model. The
+        server sees the votes and is trusted to add the noise.
+        L2: an example, replaced by another within its party, against the server and
+        everybody else. Each party adds its own noise, and the largest epsilon is reported.
+        Not covered: rows that parties only evaluate on, the number of records, settings
+        chosen on private data; and records of one person at several parties add up.
 
     Parameters
     ----------
@@ -86,10 +128,21 @@ class FedKT(KnowledgeStrategy[IntArray]):
         What parties call the final model when it is delivered to them.
     num_splits, num_teachers : int
         The paper's s and t. A party with fewer than t records trains fewer teachers.
-    privacy_level : "L0"
     exchange : "votes" or "models"
     student_fns : mapping of learner name to factory
         For ``exchange="models"``: how the server rebuilds the students it receives.
+    privacy_level : "L0", "L1" or "L2"
+    noise, gamma, sigma, target_epsilon, delta, threshold, threshold_sigma
+        See `VotePrivacy`. L1 and L2 need one of gamma, sigma and target_epsilon.
+    num_queries, fraction_query : int, float
+        How many public rows are labelled by noisy votes, on the server at L1 and at each
+        party at L2, as a number or as a share; all by default. They are drawn by the
+        seed, and only they train the models that learn from noisy labels. Fewer queries
+        cost less epsilon.
+    max_epsilon : float, optional
+        L1: the server refuses to label anything if epsilon would exceed it.
+    seeded_noise : bool (default: False)
+        Draw noise from the seed, for repeatable simulations. Epsilon is then infinite.
     **federation
         See `KnowledgeStrategy`.
 
@@ -115,24 +168,33 @@ class FedKT(KnowledgeStrategy[IntArray]):
         learner_name: str = "learner",
         num_splits: int = 2,
         num_teachers: int = 5,
-        privacy_level: PrivacyLevel = "L0",
         exchange: Exchange = "votes",
         student_fns: Mapping[str, LearnerFactory] | None = None,
+        privacy_level: PrivacyLevel = "L0",
+        noise: VoteNoise = "gumbel",
+        gamma: float | None = None,
+        sigma: float | None = None,
+        target_epsilon: float | None = None,
+        delta: float = 1e-5,
+        threshold: float | None = None,
+        threshold_sigma: float | None = None,
+        seeded_noise: bool = False,
+        num_queries: int | None = None,
+        fraction_query: float = 1.0,
+        max_epsilon: float | None = None,
         **federation: Unpack[FederationOptions],
     ) -> None:
         super().__init__(**federation)
         check_rows("FedKT", "public", public)
         require(len(public) > 0, "FedKT", "public", "at least one row", len(public))
         require(num_classes >= 2, "FedKT", "num_classes", "at least 2", num_classes)
-        require(
-            1 <= num_splits <= MAX_SPLITS,
-            "FedKT", NUM_SPLITS, f"from 1 to {MAX_SPLITS}", num_splits,
-        )  # fmt: skip
-        require(
-            1 <= num_teachers <= MAX_TEACHERS,
-            "FedKT", NUM_TEACHERS, f"from 1 to {MAX_TEACHERS}", num_teachers,
-        )  # fmt: skip
-        require(privacy_level == "L0", "FedKT", PRIVACY_LEVEL, "'L0'", privacy_level)
+        counts = [
+            (NUM_SPLITS, num_splits, MAX_SPLITS),
+            (NUM_TEACHERS, num_teachers, MAX_TEACHERS),
+        ]
+        for name, value, most in counts:
+            require(1 <= value <= most, "FedKT", name, f"from 1 to {most}", value)
+        require(privacy_level in LEVELS, "FedKT", PRIVACY_LEVEL, "L0, L1 or L2", privacy_level)
         require(exchange in EXCHANGES, "FedKT", EXCHANGE, "'votes' or 'models'", exchange)
         self.public = public
         self.num_classes = num_classes
@@ -143,16 +205,32 @@ class FedKT(KnowledgeStrategy[IntArray]):
         self.privacy_level = privacy_level
         self.reply_kind = exchange
         self.student_fns = {learner_name: learner_fn, **(student_fns or {})}
+        self.num_queries = count_queries(len(public), num_queries, fraction_query)
+        self.privacy = None
+        if privacy_level != "L0":
+            self.privacy = VotePrivacy(
+                noise=noise, gamma=gamma, sigma=sigma, target_epsilon=target_epsilon,
+                delta=delta, threshold=threshold, threshold_sigma=threshold_sigma,
+                seeded_noise=seeded_noise,
+            )  # fmt: skip
+        self.ledger_ = PrivacyLedger(
+            "party" if privacy_level == "L1" else "example",
+            delta=delta, max_epsilon=max_epsilon, num_parties=self.num_parties,
+            audience=AUDIENCES[privacy_level],
+        )  # fmt: skip
 
     def party_config(self, server_round: int) -> dict[str, Scalar]:  # noqa: ARG002
         """Return s, t and what identifies the public data."""
+        noise = self.privacy.to_config() if self.privacy and self.privacy_level == "L2" else {}
         return {
             NUM_SPLITS: self.num_splits,
             NUM_TEACHERS: self.num_teachers,
+            NUM_QUERIES: self.num_queries,
             PRIVACY_LEVEL: self.privacy_level,
             EXCHANGE: self.reply_kind,
             keys.NUM_CLASSES: self.num_classes,
             keys.PUBLIC_HASH: content_hash(self.public),
+            **noise,
         }
 
     def read(self, knowledge: Knowledge) -> IntArray:
@@ -171,7 +249,9 @@ class FedKT(KnowledgeStrategy[IntArray]):
                 f"got {name!r}. Name its factory in student_fns."
             )
         models = part_arrays(knowledge.arrays, self.num_splits)
-        return [portable(self.student_fns[name]()).from_arrays(arrays) for arrays in models]
+        return [
+            require_portable(self.student_fns[name]()).from_arrays(arrays) for arrays in models
+        ]
 
     def aggregate(
         self,
@@ -182,15 +262,55 @@ class FedKT(KnowledgeStrategy[IntArray]):
         counts = np.zeros((len(self.public), self.num_classes), dtype=np.int64)
         for reply in replies:
             counts += consistent_votes(reply.knowledge, self.num_classes)
-        labelled = counts.any(axis=1)
-        metrics: Metrics = {keys.NUM_UNLABELLED: int((~labelled).sum()), **NO_GUARANTEE}
-        if not labelled.any():
-            self._fail("on no public row did all students of any party agree")
+        try:
+            rows, labels, metrics = self._label(counts)
+        except PrivacyBudgetExceeded as error:
+            self._fail(str(error))
+            return None, {}
+        metrics[keys.NUM_UNLABELLED] = len(self.public) - len(rows)
+        if not len(rows):
+            self._fail("no public row got a label")
             return None, metrics
-        labels = plurality(counts, derive_rng(self.seed, "server", "ties"))
         rng = derive_rng(self.seed, "server", "final")
-        model = self.learner_fn().fit(self.public[labelled], labels[labelled], rng=rng)
+        model = self.learner_fn().fit(self.public[rows], labels, rng=rng)
         return self._keep_model(model), metrics
+
+    def _label(self, counts: IntArray) -> tuple[IntArray, IntArray, Metrics]:
+        """Return the rows that get a label, their labels and what that costs."""
+        if self.privacy_level == "L1" and self.privacy is not None:
+            return self._label_with_noise(counts, self.privacy)
+        self._record_parties_releases()
+        # Which rows have no vote is itself private at L1, and post-processing otherwise.
+        rows = np.flatnonzero(counts.any(axis=1))
+        labels = plurality(counts, derive_rng(self.seed, "server", "ties"))[rows]
+        return rows, labels, {}
+
+    def _record_parties_releases(self) -> None:
+        """Enter what every party was asked to release in this run."""
+        if self.privacy is None:
+            self.ledger_.charge(NonPrivateEvent(unit="example", reason=UNPROTECTED))
+            return
+        num_labels = self.num_splits * self.num_queries
+        mechanism = example_mechanism(self.privacy, self.num_classes, num_labels)
+        charges = mechanism.charges(num_labels, seeded=self.privacy.seeded_noise)
+        self.ledger_.charge_all(charges)
+
+    def _label_with_noise(
+        self, counts: IntArray, privacy: VotePrivacy
+    ) -> tuple[IntArray, IntArray, Metrics]:
+        rows = choose_queries(len(self.public), self.num_queries, self.seed)
+        mechanism = privacy.mechanism(
+            unit="party", sensitivity=self.num_splits,
+            num_classes=self.num_classes, num_queries=len(rows),
+        )  # fmt: skip
+        # The worst case is charged before anything is drawn.
+        self.ledger_.charge_all(mechanism.charges(len(rows), seeded=privacy.seeded_noise))
+        release = mechanism.release(counts[rows], privacy.rng(self.seed, "server"))
+        answered = release.values >= 0
+        metrics = privacy_metrics(party=self.ledger_, example=self.ledger_)
+        figure = data_dependent_figure(mechanism, counts[rows], privacy.delta)
+        metrics[keys.EPSILON_PARTY_DATA_DEPENDENT] = min(figure, metrics[keys.EPSILON_PARTY])
+        return rows[answered], release.values[answered], metrics
 
 
 class FedKTParty(PartyHalf):
@@ -205,65 +325,87 @@ class FedKTParty(PartyHalf):
     ) -> tuple[Knowledge, Metrics]:
         """Return the students or their labels on the public rows."""
         check_public_data(party, config)
-        config_choice(config, PRIVACY_LEVEL, ["L0"])
         if not len(party.y):
             raise InvalidData(f"Party {party.partition_id}: x must hold records, got none.")
         num_splits = config_int(config, NUM_SPLITS, minimum=1, maximum=MAX_SPLITS)
         asked = config_int(config, NUM_TEACHERS, minimum=1, maximum=MAX_TEACHERS)
         num_teachers = min(asked, len(party.y))
         seed = read_seed(config)
-        counts = teacher_votes(party, num_splits, num_teachers, seed)
-        students = train_students(party, counts, seed)
+        teachers = train_teachers(party, num_splits, num_teachers, seed)
+        counts = teacher_votes(party, teachers, num_splits)
+        sets, metrics = self._label(party, counts, teachers, config, seed)
+        students = train_students(party, sets, seed)
         labels = np.stack([student.predict(party.public) for student in students])
-        metrics: Metrics = {
+        metrics |= {
             keys.NUM_TEACHERS_MISSING: num_splits * (asked - num_teachers),
-            keys.VOTE_AGREEMENT: agreement(counts.reshape(-1, party.num_classes)),
             keys.CONSISTENT_FRACTION: float(consistent_mask(labels).mean()),
-            **NO_GUARANTEE,
         }
         if config_choice(config, EXCHANGE, EXCHANGES) == "votes":
             packed = pack_labels(labels, party.num_classes)
             return Knowledge("votes", {"votes": packed}), metrics
-        models = [portable(student).to_arrays() for student in students]
+        models = [require_portable(student).to_arrays() for student in students]
         return Knowledge("models", join_arrays(models)), metrics
 
+    def _label(
+        self,
+        party: Party,
+        counts: IntArray,
+        teachers: Sequence[Learner],
+        config: ConfigRecord,
+        seed: int,
+    ) -> tuple[list[TrainingSet], Metrics]:
+        """Return what each student learns from, after recording what it costs."""
+        level = config_choice(config, PRIVACY_LEVEL, LEVELS)
+        if level == "L2":
+            return self._label_with_noise(party, counts, config, seed)
+        unprotected_labels = NonPrivateEvent(unit="example", reason=UNPROTECTED)
+        charges = training_charges(teachers, len(counts)) or [(unprotected_labels, 1)]
+        ledger = spend(party, charges, f"fedkt {level}", DEFAULT_DELTA)
+        sets = [
+            (party.public, plurality(votes, party.rng(seed, "ties", split)))
+            for split, votes in enumerate(counts)
+        ]
+        return sets, {
+            keys.VOTE_AGREEMENT: agreement(counts.reshape(-1, party.num_classes)),
+            **privacy_metrics(party=unprotected(UNPROTECTED), example=ledger),
+        }
 
-def teacher_votes(party: Party, num_splits: int, num_teachers: int, seed: int) -> IntArray:
-    """Train s x t teachers and count their votes, (num_splits, num_public, num_classes).
+    def _label_with_noise(
+        self, party: Party, counts: IntArray, config: ConfigRecord, seed: int
+    ) -> tuple[list[TrainingSet], Metrics]:
+        num_public = len(party.public)
+        asked = config_int(config, NUM_QUERIES, minimum=1, maximum=num_public)
+        rows = choose_queries(num_public, asked, seed)
+        privacy, num_labels = VotePrivacy.from_config(config), len(counts) * len(rows)
+        mechanism = example_mechanism(privacy, party.num_classes, num_labels)
+        seeded = privacy.seeded_noise
+        charges = mechanism.charges(num_labels, seeded=seeded)
+        example = spend(party, charges, "fedkt L2", privacy.delta)
+        sets = []
+        for split, votes in enumerate(counts):
+            rng = privacy.rng(seed, "party", party.partition_id, split)
+            labels = mechanism.release(votes[rows], rng).values
+            answered = labels >= 0
+            sets.append((party.public[rows[answered]], labels[answered]))
+        # All teachers of a partition change when the whole party does.
+        whole = replace(mechanism, unit="party", sensitivity=int(counts[0, 0].sum()))
+        everybody = ledger_of(whole.charges(num_labels, seeded=seeded), privacy.delta)
+        # How far the teachers agree is private here.
+        unknown = {keys.VOTE_AGREEMENT: math.nan}
+        return sets, {**unknown, **privacy_metrics(party=everybody, example=example)}
 
-    Records are dealt to subsets by position only, never by label or value, so that
-    replacing one record changes one teacher of each partition and nothing else.
-    """
-    sets, rngs = [], []
-    for split in range(num_splits):
-        order = derive_rng(seed, "party", party.partition_id, "split", split)
-        for number, rows in enumerate(
-            np.array_split(order.permutation(len(party.y)), num_teachers)
-        ):
-            sets.append((party.x[rows], party.y[rows]))
-            rngs.append(derive_rng(seed, "party", party.partition_id, "teacher", split, number))
-    teachers = fit_ensemble(party.teacher_fn or party.learner_fn, sets, rngs=rngs)
-    labels = np.stack([teacher.predict(party.public) for teacher in teachers])
-    per_split = labels.reshape(num_splits, num_teachers, len(party.public))
-    return np.stack([count_votes(votes, party.num_classes) for votes in per_split])
+    def evaluate(
+        self, party: Party, received: Knowledge, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Learner, Metrics]:
+        """Take the final model; tell a server that is not trusted nothing about it."""
+        model, metrics = super().evaluate(party, received, config, state)
+        if config.get(PRIVACY_LEVEL) == "L2":
+            metrics[keys.ACCURACY] = math.nan
+        return model, metrics
 
 
-def train_students(party: Party, counts: IntArray, seed: int) -> list[Learner]:
-    """Train one student per partition on the public rows, labelled by its teachers."""
-
-    def stream(purpose: str, split: int) -> np.random.Generator:
-        return derive_rng(seed, "party", party.partition_id, purpose, split)
-
-    splits = range(len(counts))
-    sets = [(party.public, plurality(counts[j], stream("ties", j))) for j in splits]
-    return fit_ensemble(party.learner_fn, sets, rngs=[stream("student", j) for j in splits])
-
-
-def portable(learner: Learner) -> PortableLearner:
-    """Return the learner if it can travel; say what to do if it cannot."""
-    if not isinstance(learner, PortableLearner):
-        raise UnsupportedLearner(
-            f"FedKT: a learner must have to_arrays and from_arrays for exchange='models', "
-            f"got {type(learner).__name__}. Use exchange='votes'."
-        )
-    return learner
+def example_mechanism(privacy: VotePrivacy, num_classes: int, num_labels: int) -> VoteMechanism:
+    """Return the noise of a party at L2: an example moves the vote of one teacher."""
+    return privacy.mechanism(
+        unit="example", sensitivity=1, num_classes=num_classes, num_queries=num_labels
+    )

@@ -13,15 +13,6 @@ from fl_strategies import keys
 
 Rule: TypeAlias = Callable[[Sequence[float], Sequence[float]], float]
 
-NO_GUARANTEE: Mapping[str, float] = {
-    keys.EPSILON_PARTY: math.inf,
-    keys.DELTA_PARTY: 0.0,
-    keys.EPSILON_EXAMPLE: math.inf,
-    keys.DELTA_EXAMPLE: 0.0,
-    keys.NUM_RELEASES: 0,
-}
-"""What is reported when nothing is promised: epsilon is infinite."""
-
 
 def _total(values: Sequence[float], _: Sequence[float]) -> float:
     return sum(values)

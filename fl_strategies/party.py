@@ -3,11 +3,16 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fl_strategies.exceptions import InvalidData, require, require_data
 from fl_strategies.protocols import Array, IntArray, LearnerFactory
+from fl_strategies.randomness import derive_rng
+
+if TYPE_CHECKING:
+    from fl_strategies.privacy.journal import PartyJournal
 
 
 def content_hash(array: Array) -> str:
@@ -78,6 +83,10 @@ class Party:
     catalogue : mapping of name to factory, optional
         Models this party is ready to receive besides its own. Only arrays travel; the
         code that reads them is always the receiver's.
+    journal : PartyJournal, optional
+        The party's own record of what its data have paid so far, with its budget.
+    run : str
+        Name of the run, for the journal.
     """
 
     x: Array
@@ -91,6 +100,8 @@ class Party:
     x_test: Array | None = None
     y_test: IntArray | None = None
     catalogue: Mapping[str, LearnerFactory] = field(default_factory=dict)
+    journal: "PartyJournal | None" = None
+    run: str = "unnamed"
 
     def __post_init__(self) -> None:
         """Check what could otherwise surface as a wrong model."""
@@ -111,3 +122,7 @@ class Party:
             x.shape[1:] == self.public.shape[1:], owner, name,
             f"rows of shape {self.public.shape[1:]} like the public data", x.shape[1:],
         )  # fmt: skip
+
+    def rng(self, seed: int, purpose: str, *path: int) -> np.random.Generator:
+        """Return one named stream of this party's randomness; never for private noise."""
+        return derive_rng(seed, "party", self.partition_id, purpose, *path)

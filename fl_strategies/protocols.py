@@ -11,6 +11,8 @@ from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_strategies.exceptions import UnsupportedLearner
+
 Array: TypeAlias = NDArray[Any]
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -69,3 +71,13 @@ class PortableLearner(Learner, Protocol):
 
 
 LearnerFactory: TypeAlias = Callable[[], Learner]
+
+
+def require_portable(learner: Learner) -> PortableLearner:
+    """Return the learner if it can travel; say what to do if it cannot."""
+    if not isinstance(learner, PortableLearner):
+        raise UnsupportedLearner(
+            f"Learner: a model that travels must have to_arrays and from_arrays, got "
+            f"{type(learner).__name__}. Let it vote instead: exchange='votes'."
+        )
+    return learner

@@ -16,6 +16,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from fl_strategies import REGISTRY
 from fl_strategies.exceptions import InvalidParameter, require
+from fl_strategies.privacy.votes import VOTE_NOISES
 from simulations.datasets import check_dataset_name
 from simulations.models import check_learner_name
 from simulations.partition import SCHEMES
@@ -24,6 +25,11 @@ Value: TypeAlias = str | int | float | bool
 
 OWNER: Final = "Settings"
 PRESETS: Final = ("paper",)
+OPTIONAL: Final = (
+    "gamma", "sigma", "target_epsilon", "threshold", "threshold_sigma", "num_queries",
+    "max_epsilon",
+)  # fmt: skip
+"""Settings that may be left out, which Flower's configuration can only say as 0."""
 TYPE_NAMES: Final[Mapping[type, str]] = {
     str: "text",
     int: "a whole number",
@@ -34,6 +40,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "partition": SCHEMES,
     "privacy_level": ("L0", "L1", "L2"),
     "exchange": ("votes", "models"),
+    "noise": VOTE_NOISES,
 }
 LOWEST: Final[Mapping[str, int]] = {
     "num_parties": 1,
@@ -49,8 +56,17 @@ LOWEST: Final[Mapping[str, int]] = {
     "batch_size": 1,
     "weight_decay": 0,
     "num_workers": 0,
+    **dict.fromkeys(OPTIONAL, 0),
 }
-POSITIVE: Final = ("beta", "max_wait", "timeout", "boosting_learning_rate", "learning_rate")
+POSITIVE: Final = (
+    "beta",
+    "delta",
+    "fraction_query",
+    "max_wait",
+    "timeout",
+    "boosting_learning_rate",
+    "learning_rate",
+)
 
 
 def _setting(default: Value, meaning: str) -> Any:
@@ -91,6 +107,18 @@ got 'num-partys'. Did you mean 'num-parties'?
     num_teachers: int = _setting(5, "FedKT's t: teachers of a partition")
     privacy_level: str = _setting("L0", "L0, L1 or L2")
     exchange: str = _setting("votes", "what travels: votes or models")
+    noise: str = _setting("gumbel", "gumbel, laplace, gaussian or confident-gaussian")
+    gamma: float = _setting(0.0, "inverse scale of gumbel or laplace noise; 0: not given")
+    sigma: float = _setting(0.0, "deviation of gaussian noise; 0: not given")
+    target_epsilon: float = _setting(0.0, "calibrate the noise to it; 0: not given")
+    delta: float = _setting(0.00001, "delta of every privacy figure")
+    threshold: float = _setting(0.0, "votes a confident answer needs; 0: not given")
+    threshold_sigma: float = _setting(0.0, "noise on these votes; 0: not given")
+    num_queries: int = _setting(0, "public rows labelled with noise; 0: by the share")
+    fraction_query: float = _setting(1.0, "share of public rows labelled with noise")
+    seeded_noise: bool = _setting(False, "repeatable noise, which protects nobody")
+    max_epsilon: float = _setting(0.0, "budget of server and parties; 0: none")
+    state_dir: str = _setting("", "folder where parties keep their ledgers; empty: none")
     seed: int = _setting(0, "decides every random choice of the experiment")
     max_wait: float = _setting(120.0, "seconds to wait for the parties to come")
     timeout: float = _setting(3600.0, "seconds to wait for their answers")
@@ -127,6 +155,8 @@ got 'num-partys'. Did you mean 'num-parties'?
         known = ", ".join(REGISTRY)
         require(self.strategy in REGISTRY, OWNER, "strategy", f"one of {known}", self.strategy)
         require(bool(self.output_dir), OWNER, "output-dir", "a folder", self.output_dir)
+        guarded = bool(self.state_dir) or self.privacy_level == "L1" or not self.max_epsilon
+        require(guarded, OWNER, "state-dir", "given with max-epsilon", self.state_dir)
         check_dataset_name(OWNER, self.data)
         for name in self.learner_names:
             check_learner_name(OWNER, "learner", name)

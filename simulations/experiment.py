@@ -15,7 +15,7 @@ from fl_strategies import REGISTRY, KnowledgeStrategy, Learner, Party
 from fl_strategies.exceptions import require
 from fl_strategies.protocols import IntArray, LearnerFactory
 from fl_strategies.randomness import derive_rng
-from simulations.config import Settings
+from simulations.config import OPTIONAL, Settings
 from simulations.datasets import Dataset, load_dataset
 from simulations.models import learner_factory
 from simulations.partition import partition
@@ -80,7 +80,8 @@ class Federation:
             "learner_name": settings.final_learner,
             "student_fns": self.catalogue(),
         }
-        available = {**vars(settings), **options}
+        left_out = {name: None for name in OPTIONAL if not getattr(settings, name)}
+        available = {**vars(settings), **left_out, **options}
         own = inspect.signature(kind.__init__).parameters
         taken = {name: value for name, value in available.items() if name in own}
         return kind(

@@ -54,6 +54,8 @@ def make_report(
         "central-accuracy": federation.central_accuracy() if settings.central else None,
         **{key: train[key] for key in (keys.EPSILON_PARTY, keys.DELTA_PARTY)},
         **{key: train[key] for key in (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE)},
+        "ledger": strategy.ledger_.state_dict(),
+        "privacy-statement": strategy.ledger_.statement(),
         keys.NUM_BYTES_SENT: train[keys.NUM_BYTES_SENT],
         keys.NUM_BYTES_RECEIVED: train[keys.NUM_BYTES_RECEIVED],
         "seconds": seconds,

@@ -16,10 +16,10 @@ from fl_strategies.exceptions import (
     PublicDataMismatch,
     UnsupportedLearner,
 )
-from fl_strategies.fedkt import teacher_votes
 from fl_strategies.packing import pack_labels
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply
+from fl_strategies.teaching import teacher_votes, train_teachers
 from simulations.local import run_local
 from tests.toys import (
     NUM_CLASSES,
@@ -64,6 +64,11 @@ def train(party: Party, **changes: Any) -> tuple[Knowledge, dict[str, float]]:
     return FedKTParty().train(party, None, config(**changes), RecordDict())
 
 
+def votes_of(party: Party, num_splits: int, num_teachers: int) -> np.ndarray:
+    teachers = train_teachers(party, num_splits, num_teachers, seed=0)
+    return teacher_votes(party, teachers, num_splits)
+
+
 def replies(*labels: list[list[int]]) -> list[PartyReply[np.ndarray]]:
     return [PartyReply(i, i, "", np.array(rows), {}) for i, rows in enumerate(labels)]
 
@@ -80,7 +85,7 @@ def test_partitions_are_disjoint_and_complete() -> None:
         **{**vars(party), "teacher_fn": lambda: Recorder(seen), "learner_fn": CentroidLearner}
     )
 
-    teacher_votes(recording, num_splits=3, num_teachers=5, seed=0)
+    votes_of(recording, 3, 5)
 
     assert len(seen) == 15
     for split in range(3):
@@ -98,7 +103,7 @@ def test_partitions_are_independent() -> None:
     seen: list[tuple[np.ndarray, np.ndarray]] = []
     party = Party(**{**vars(toy_party(0)), "teacher_fn": lambda: Recorder(seen)})
 
-    teacher_votes(party, num_splits=2, num_teachers=2, seed=0)
+    votes_of(party, 2, 2)
 
     assert not np.array_equal(seen[0][0], seen[2][0])
 
@@ -116,7 +121,7 @@ def test_a_record_reaches_the_same_subset_whatever_its_value() -> None:
         recording = Party(
             **{**vars(party), "x": x, "y": y, "teacher_fn": lambda log=log: Recorder(log)}
         )
-        teacher_votes(recording, num_splits=2, num_teachers=5, seed=0)
+        votes_of(recording, 2, 5)
 
     differing = [
         not (np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1]))
@@ -128,7 +133,7 @@ def test_a_record_reaches_the_same_subset_whatever_its_value() -> None:
 
 def test_teacher_votes_count_every_teacher() -> None:
     """Every row of every partition has t votes."""
-    counts = teacher_votes(toy_party(1), num_splits=2, num_teachers=5, seed=0)
+    counts = votes_of(toy_party(1), 2, 5)
 
     assert counts.shape == (2, len(PUBLIC), NUM_CLASSES)
     np.testing.assert_array_equal(counts.sum(axis=2), 5)
@@ -147,7 +152,7 @@ def test_students_learn_the_majority_of_their_teachers() -> None:
 
     train(party)
 
-    counts = teacher_votes(party, num_splits=2, num_teachers=5, seed=0)
+    counts = votes_of(party, 2, 5)
     for split, (x, y) in enumerate(log):
         unanimous = counts[split].max(axis=1) == 5
         np.testing.assert_array_equal(x, PUBLIC)
@@ -182,7 +187,7 @@ def test_without_any_consistent_row_there_is_no_model_but_a_reason() -> None:
 
     assert arrays is None
     assert metrics[keys.NUM_UNLABELLED] == 1
-    with pytest.raises(NotFitted, match="on no public row did all students of any party agree"):
+    with pytest.raises(NotFitted, match="got none: no public row got a label"):
         strategy.model_  # noqa: B018
 
 
@@ -322,7 +327,7 @@ def test_a_learner_that_cannot_travel_is_refused_with_advice() -> None:
         }
     )
 
-    with pytest.raises(UnsupportedLearner, match=r"got Recorder\. Use exchange='votes'"):
+    with pytest.raises(UnsupportedLearner, match=r"got Recorder\. Let it vote"):
         train(party, exchange="models")
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from fl_strategies import keys
-from fl_strategies.metrics import NO_GUARANTEE, RULES, aggregate_metrics
+from fl_strategies.metrics import RULES, aggregate_metrics
 
 
 def test_epsilon_is_never_averaged() -> None:
@@ -27,7 +27,10 @@ def test_a_party_without_epsilon_counts_as_unprotected(missing: dict[str, float]
     assert aggregate_metrics(parties)[keys.EPSILON_PARTY] == math.inf
 
 
-@pytest.mark.parametrize("key", [k for k in NO_GUARANTEE if k.startswith(("epsilon", "delta"))])
+@pytest.mark.parametrize(
+    "key",
+    [f"{figure}-{unit}" for figure in ("epsilon", "delta") for unit in ("party", "example")],
+)
 def test_every_privacy_key_has_the_maximum_rule(key: str) -> None:
     """No privacy figure falls back to the weighted mean."""
     assert RULES[key]([1.0, 3.0], [9.0, 1.0]) == 3.0

@@ -31,11 +31,12 @@ def test_one_version() -> None:
     assert importlib.metadata.version("fl-strategies") == project["version"]
 
 
-def test_the_core_depends_on_two_packages() -> None:
-    """They are numpy and flwr."""
+def test_the_core_depends_on_three_packages() -> None:
+    """They are flwr, numpy and scipy."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-    assert [name.split(">")[0] for name in project["dependencies"]] == ["flwr", "numpy"]
+    names = [name.split(">")[0] for name in project["dependencies"]]
+    assert names == ["flwr", "numpy", "scipy"]
 
 
 def test_every_error_is_drawn_in_the_tree() -> None:

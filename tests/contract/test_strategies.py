@@ -241,9 +241,13 @@ def toy_arrays(values: np.ndarray) -> bytes:
 
 
 def test_privacy_is_always_reported(name: str) -> None:
-    """The four privacy figures are in the metrics; without a guarantee epsilon is infinite."""
-    result = run(build(name))
+    """The figures of both units are in the metrics, and the ledger is never empty."""
+    strategy = build(name)
+    result = run(strategy)
 
+    assert strategy.ledger_.entries
+    assert strategy.ledger_.get_epsilon() == math.inf
+    assert "none, because" in strategy.ledger_.statement()
     metrics = result.train_metrics_clientapp[1]
     for unit in ("party", "example"):
         assert metrics[f"epsilon-{unit}"] == math.inf

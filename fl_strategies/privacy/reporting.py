@@ -1,0 +1,84 @@
+"""From what was charged to the figures in Flower's metrics."""
+
+import math
+from collections.abc import Sequence
+
+from fl_strategies import keys
+from fl_strategies.knowledge import Metrics
+from fl_strategies.party import Party
+from fl_strategies.privacy.accountant import Entry, claim
+from fl_strategies.privacy.composition import default_orders, rdp_to_epsilon
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.gnmax import gnmax_rdp
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.mechanisms import NoisyMax
+from fl_strategies.privacy.moments import data_dependent_epsilon
+from fl_strategies.privacy.votes import VoteMechanism
+from fl_strategies.protocols import IntArray, Learner
+
+DEFAULT_DELTA = 1e-5
+
+
+def spend(party: Party, charges: Sequence[Entry], purpose: str, delta: float) -> PrivacyLedger:
+    """Record what is about to leave a party, and return all that has been recorded.
+
+    With a journal the party's whole past counts, and what would exceed its budget is
+    refused here, before anything leaves. Without one only this release is known.
+    """
+    if party.journal is not None:
+        return party.journal.charge(charges, run=party.run, purpose=purpose)
+    return ledger_of(charges, delta)
+
+
+def ledger_of(charges: Sequence[Entry], delta: float) -> PrivacyLedger:
+    """Return a ledger that holds these charges and nothing else."""
+    ledger = PrivacyLedger(charges[0][0].unit, delta=delta)
+    for event, count in charges:
+        ledger.compose(event, count)
+    return ledger
+
+
+def unprotected(reason: str) -> PrivacyLedger:
+    """Return the ledger of something that leaves without protection."""
+    return ledger_of([(NonPrivateEvent(unit="party", reason=reason), 1)], DEFAULT_DELTA)
+
+
+def training_charges(teachers: Sequence[Learner], num_splits: int) -> Sequence[Entry]:
+    """Return what privately trained teachers cost an example, or nothing if some are not.
+
+    An example is in one teacher of each split: the dearest teacher of a split counts, and
+    splits add up.
+    """
+    spent: list[Sequence[Entry]] = [getattr(t, "privacy_events", ()) for t in teachers]
+    if not all(spent):
+        return ()
+    size = len(spent) // num_splits
+    splits = [spent[start : start + size] for start in range(0, len(spent), size)]
+    dearest = [max(split, key=lambda e: claim(e, DEFAULT_DELTA).epsilon) for split in splits]
+    return [entry for entries in dearest for entry in entries]
+
+
+def privacy_metrics(*, party: PrivacyLedger, example: PrivacyLedger) -> Metrics:
+    """Return the figures of both units; no epsilon stands without its delta."""
+    return {
+        keys.EPSILON_PARTY: party.get_epsilon(party.delta),
+        keys.DELTA_PARTY: party.delta,
+        keys.EPSILON_EXAMPLE: example.get_epsilon(example.delta),
+        keys.DELTA_EXAMPLE: example.delta,
+        keys.NUM_RELEASES: sum(count for _, count in example.entries),
+    }
+
+
+def data_dependent_figure(mechanism: VoteMechanism, votes: IntArray, delta: float) -> float:
+    """Return epsilon as these very votes would have it; NaN where no such bound is known.
+
+    It is smaller where voters agree, but it is itself computed from private votes: a
+    diagnostic for whoever may see the votes, not a guarantee and not to be published.
+    """
+    splits = int(mechanism.sensitivity)
+    if not isinstance(mechanism, NoisyMax) or mechanism.noise == "gumbel":
+        return math.nan
+    if mechanism.noise == "laplace":
+        return data_dependent_epsilon(votes, 1 / mechanism.scale, splits, delta=delta)
+    orders = default_orders()
+    return rdp_to_epsilon(orders, gnmax_rdp(votes, mechanism.scale, orders, splits), delta)

@@ -1,0 +1,322 @@
+"""FedKT with noise: on the server (L1) and at the parties (L2)."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+
+from clients.app import client_app
+from fl_strategies import FedKTParty, Party, keys
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, NotFitted
+from fl_strategies.privacy.events import DPSGDEvent
+from fl_strategies.privacy.votes import VotePrivacy, choose_queries, count_queries
+from fl_strategies.replies import PartyReply
+from simulations.local import run_local
+from tests.toys import (
+    PUBLIC,
+    TEST,
+    CentroidLearner,
+    accuracy,
+    load_toy_party,
+    toy_fedkt,
+    toy_party,
+)
+
+APP = client_app(load_toy_party)
+L1 = {"privacy_level": "L1", "gamma": 0.1, "num_queries": 20}
+L2 = {"privacy_level": "L2", "gamma": 0.1, "num_queries": 20}
+
+
+def run(**changes: Any) -> tuple[Any, dict[str, Any]]:
+    strategy = toy_fedkt(**changes)
+    result = run_local(strategy, APP, 4)
+    return strategy, dict(result.train_metrics_clientapp.get(1, {}))
+
+
+def config(**changes: Any) -> ConfigRecord:
+    return ConfigRecord({**toy_fedkt(**changes).party_config(1), keys.SEED: 0})
+
+
+def replies(num_parties: int, label: int, num_rows: int) -> list[PartyReply[np.ndarray]]:
+    """Return parties that all give one label to every row."""
+    votes = np.full((2, num_rows), label)
+    return [PartyReply(i, i, "", votes, {}) for i in range(num_parties)]
+
+
+@pytest.mark.parametrize("level", [L1, L2])
+@pytest.mark.parametrize("noise", ["gumbel", "laplace"])
+def test_weak_noise_leaves_the_federation_useful(level: dict[str, Any], noise: str) -> None:
+    """With hardly any noise the model is as good as at L0, and epsilon is finite and large."""
+    strategy, metrics = run(**{**level, "gamma": 50.0, "noise": noise})
+
+    assert accuracy(strategy.model_.predict(TEST[0])) > 0.85
+    assert 100 < metrics[keys.EPSILON_EXAMPLE] < math.inf
+
+
+def test_l1_charges_one_release_a_query_with_sensitivity_s() -> None:
+    """40 binary-like queries: eta = 2 s gamma each, all of them in the server's ledger."""
+    strategy, metrics = run(**L1)
+
+    ((event, count),) = strategy.ledger_.entries
+    assert (event.unit, event.sensitivity, event.scale, count) == ("party", 2, 10.0, 20)
+    assert metrics[keys.NUM_RELEASES] == 20
+    assert metrics[keys.EPSILON_PARTY] == strategy.ledger_.get_epsilon()
+    assert metrics[keys.EPSILON_EXAMPLE] == metrics[keys.EPSILON_PARTY]
+    assert metrics[keys.DELTA_PARTY] == 1e-5
+
+
+def test_l1_of_the_paper_has_the_known_epsilon() -> None:
+    """Adult's gamma .04, s = 1, two classes, 40 queries: 0.934913 by bounded range."""
+    public = np.random.default_rng(0).normal(size=(40, 2))
+    strategy = toy_fedkt(
+        public=public,
+        num_classes=2,
+        num_splits=1,
+        privacy_level="L1",
+        noise="laplace",
+        gamma=0.04,
+    )
+
+    _, metrics = strategy.aggregate(1, replies(4, 1, 40))
+
+    assert metrics[keys.EPSILON_PARTY] == pytest.approx(0.934913, abs=1e-6)
+
+
+def test_l1_trains_on_the_queried_rows_only() -> None:
+    """Rows that were not asked for take no part, also those that no party is sure of."""
+    fitted: list[np.ndarray] = []
+
+    class Recorder(CentroidLearner):
+        def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
+            fitted.append(x)
+            return super().fit(x, y, rng=rng)
+
+    run(**L1, learner_fn=Recorder)
+
+    np.testing.assert_array_equal(fitted[-1], PUBLIC[choose_queries(60, 20, 0)])
+
+
+def test_l1_answers_rows_without_any_vote() -> None:
+    """Leaving out rows on which nobody is consistent would reveal who is not."""
+    strategy = toy_fedkt(**{**L1, "num_queries": 60})
+    disagreeing = np.stack([np.zeros(60, int), np.ones(60, int)])
+
+    _, metrics = strategy.aggregate(1, [PartyReply(0, 0, "", disagreeing, {})])
+
+    assert metrics[keys.NUM_UNLABELLED] == 0
+
+
+def test_strong_noise_hides_a_unanimous_vote() -> None:
+    """At gamma 1e-4 four unanimous parties lose almost all say: labels are near uniform."""
+    public = np.zeros((3000, 2))
+    strategy = toy_fedkt(public=public, privacy_level="L1", gamma=1e-4)
+    seen: list[np.ndarray] = []
+    strategy.learner_fn = lambda: _Keeper(seen)  # type: ignore[assignment, return-value]
+
+    strategy.aggregate(1, replies(4, 2, 3000))
+
+    shares = np.bincount(seen[0], minlength=3) / 3000
+    np.testing.assert_allclose(shares, 1 / 3, atol=0.04)
+
+
+class _Keeper(CentroidLearner):
+    def __init__(self, seen: list[np.ndarray]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
+        self.seen.append(y)
+        return super().fit(x, y, rng=rng)
+
+
+def test_noise_does_not_come_from_the_seed() -> None:
+    """Two runs of one seed label differently; two with seeded noise do not, at a price."""
+    labels: list[list[np.ndarray]] = [[], [], [], []]
+    for number, seeded in enumerate([False, False, True, True]):
+        strategy = toy_fedkt(**{**L1, "num_queries": 60, "gamma": 0.01}, seeded_noise=seeded)
+        strategy.learner_fn = lambda number=number: _Keeper(labels[number])  # type: ignore[assignment, misc, return-value]
+        _, metrics = strategy.aggregate(1, replies(4, 1, 60))
+
+        assert math.isinf(metrics[keys.EPSILON_PARTY]) == seeded
+
+    assert not np.array_equal(labels[0][0], labels[1][0])
+    np.testing.assert_array_equal(labels[2][0], labels[3][0])
+
+
+def test_the_data_dependent_figure_stands_beside_the_claim() -> None:
+    """It is smaller for unanimous votes, and never the claim itself."""
+    strategy = toy_fedkt(
+        num_classes=2,
+        num_splits=1,
+        privacy_level="L1",
+        noise="laplace",
+        gamma=0.5,
+        num_parties=4,
+    )
+    votes = np.zeros((1, 60), int)
+
+    _, metrics = strategy.aggregate(1, [PartyReply(i, i, "", votes, {}) for i in range(50)])
+
+    figure = metrics[keys.EPSILON_PARTY_DATA_DEPENDENT]
+    assert figure < metrics[keys.EPSILON_PARTY] == strategy.ledger_.get_epsilon()
+
+
+def test_the_servers_budget_stops_the_release() -> None:
+    """Nothing is labelled if epsilon would exceed the budget, and the reason is kept."""
+    strategy, metrics = run(**{**L1, "gamma": 5.0}, max_epsilon=1.0)
+
+    assert strategy.ledger_.entries == ()
+    assert keys.NUM_UNLABELLED not in metrics
+    with pytest.raises(NotFitted, match=r"epsilon must be at most 1, the budget"):
+        strategy.model_  # noqa: B018
+
+
+def test_l2_charges_s_times_q_releases_of_sensitivity_one() -> None:
+    """Each example is in every partition, so all s x Q labels count."""
+    _, metrics = FedKTParty().train(toy_party(0), None, config(**L2), RecordDict())
+
+    assert metrics[keys.NUM_RELEASES] == 40
+    expected = VotePrivacy(gamma=0.1).mechanism(
+        unit="example", sensitivity=1, num_classes=3, num_queries=40
+    )
+    assert expected.event.scale == 10.0
+    assert 0 < metrics[keys.EPSILON_EXAMPLE] < metrics[keys.EPSILON_PARTY] < math.inf
+
+
+def test_l2_tells_the_server_nothing_about_raw_votes() -> None:
+    """Agreement of teachers and accuracy on own rows stay at home."""
+    strategy = toy_fedkt(**{**L2, "gamma": 20.0})
+    result = run_local(strategy, APP, 4)
+
+    assert math.isnan(result.train_metrics_clientapp[1][keys.VOTE_AGREEMENT])
+    assert math.isnan(result.evaluate_metrics_clientapp[1][keys.ACCURACY])
+
+
+def test_l2_adds_no_second_noise_on_the_server() -> None:
+    """Given equal students the server's answer is the plain vote."""
+    strategy = toy_fedkt(**L2)
+    seen: list[np.ndarray] = []
+    strategy.learner_fn = lambda: _Keeper(seen)  # type: ignore[assignment, return-value]
+
+    _, metrics = strategy.aggregate(1, replies(4, 2, 60))
+
+    ((event, count),) = strategy.ledger_.entries
+    assert set(seen[0]) == {2}
+    assert (event.unit, event.sensitivity, count) == ("example", 1, 40)
+    assert keys.EPSILON_PARTY not in metrics
+
+
+def test_l2_reports_the_largest_epsilon_of_all_parties() -> None:
+    """Epsilon of the federation is the maximum over parties, never a mean."""
+    strategy, metrics = run(**L2)
+
+    own = [party.train[keys.EPSILON_EXAMPLE] for party in strategy.parties_.values()]
+    assert metrics[keys.EPSILON_EXAMPLE] == max(own)
+
+
+def test_a_target_is_met_and_hardly_undercut() -> None:
+    """Calibrated noise keeps epsilon at or just below the target, at both levels."""
+    for level in ("L1", "L2"):
+        _, metrics = run(privacy_level=level, target_epsilon=2.0, num_queries=20)
+
+        assert 1.95 < metrics[keys.EPSILON_EXAMPLE] <= 2.0
+
+
+@pytest.mark.parametrize("level", ["L1", "L2"])
+def test_gaussian_and_confident_noise_work(level: str) -> None:
+    """Gaussian noise is accounted exactly; confident noise answers fewer rows."""
+    _, plain = run(privacy_level=level, noise="gaussian", sigma=0.05, num_queries=30)
+    strategy, confident = run(
+        privacy_level=level, noise="confident-gaussian", sigma=0.05, num_queries=30,
+        threshold=4.0, threshold_sigma=0.05,
+    )  # fmt: skip
+
+    assert plain[keys.EPSILON_EXAMPLE] < confident[keys.EPSILON_EXAMPLE] < math.inf
+    assert accuracy(strategy.model_.predict(TEST[0])) > 0.7
+
+
+def test_no_answer_at_all_is_one_clear_sentence() -> None:
+    """A threshold beyond the number of voters leaves nothing to learn from."""
+    strategy, _ = run(
+        privacy_level="L2", noise="confident-gaussian", sigma=0.05, num_queries=30,
+        threshold=99.0, threshold_sigma=0.05,
+    )  # fmt: skip
+
+    assert all(
+        "queries must be answered for every student" in r for r in strategy.rejected_.values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"privacy_level": "L1"}, "gamma or target_epsilon must be given, one of the two"),
+        ({"privacy_level": "L2"}, "gamma or target_epsilon must be given"),
+        ({**L1, "gamma": 0.0}, "gamma must be greater than 0, got 0.0"),
+        ({**L1, "gamma": -1.0}, "gamma must be greater than 0, got -1.0"),
+        ({**L1, "target_epsilon": 1.0}, "must be given, one of the two, got"),
+        ({**L1, "sigma": 1.0}, "sigma must be left out for gumbel noise, got 1.0"),
+        ({**L1, "noise": "pink"}, "noise must be one of gumbel"),
+        ({**L1, "delta": 1.5}, "delta must be"),
+        ({**L1, "delta": 0.0}, "delta must be"),
+        ({**L1, "threshold": 1.0}, "threshold must be left out for gumbel noise"),
+        (
+            {**L1, "num_queries": 61},
+            "num_queries must be from 1 to 60, the public rows, got 61",
+        ),
+        ({**L1, "num_queries": 0}, "num_queries must be from 1 to 60"),
+        ({**L1, "fraction_query": 0.5}, "num_queries must be left out if fraction_query"),
+        (
+            {"privacy_level": "L1", "gamma": 1.0, "fraction_query": 0.0},
+            "fraction_query must be",
+        ),
+    ],
+)
+def test_wrong_use_is_refused_in_one_sentence(change: dict[str, Any], sentence: str) -> None:
+    """Each mistake names its parameter, rule and value."""
+    with pytest.raises(InvalidParameter, match=sentence):
+        toy_fedkt(**change)
+
+
+def test_a_party_refuses_noise_it_cannot_read() -> None:
+    """What a server sends about noise is checked like everything else."""
+    asked = config(**L2)
+    asked["gamma"] = -3.0
+
+    with pytest.raises(KnowledgeMismatch, match="Server: VotePrivacy: gamma must be greater"):
+        FedKTParty().train(toy_party(0), None, asked, RecordDict())
+
+
+def test_queries_are_drawn_by_the_seed_and_equal_on_both_sides() -> None:
+    """The same seed asks for the same rows, another seed for others, in order."""
+    rows = choose_queries(100, 30, seed=3)
+
+    np.testing.assert_array_equal(rows, choose_queries(100, 30, seed=3))
+    assert not np.array_equal(rows, choose_queries(100, 30, seed=4))
+    assert (np.diff(rows) > 0).all()
+    np.testing.assert_array_equal(choose_queries(5, 5, seed=0), np.arange(5))
+    assert count_queries(4070, None, 0.01) == 40
+
+
+class PrivatelyTrained(CentroidLearner):
+    """A teacher that says what its training cost, as a DP-SGD learner does."""
+
+    def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
+        event = DPSGDEvent(noise_multiplier=4.0, records=len(y), batch_size=2, steps=3)
+        self.privacy_events = ((event, 1),)
+        return super().fit(x, y, rng=rng)
+
+
+def test_privately_trained_teachers_make_every_vote_free() -> None:
+    """With DP-SGD teachers L0 has a finite epsilon: one training run per partition."""
+    pytest.importorskip("dp_accounting")
+    party: Party = replace(toy_party(0), teacher_fn=PrivatelyTrained)
+
+    _, metrics = FedKTParty().train(party, None, config(), RecordDict())
+
+    assert metrics[keys.NUM_RELEASES] == 2
+    assert 0 < metrics[keys.EPSILON_EXAMPLE] < math.inf
+    assert metrics[keys.EPSILON_PARTY] == math.inf
