@@ -52,7 +52,6 @@ from fl_strategies.privacy.reporting import (
     unprotected,
 )
 from fl_strategies.privacy.votes import (
-    VoteMechanism,
     VoteNoise,
     VotePrivacy,
     choose_queries,
@@ -291,7 +290,7 @@ class FedKT(KnowledgeStrategy[IntArray]):
             self.ledger_.charge(NonPrivateEvent(unit="example", reason=UNPROTECTED))
             return
         num_labels = self.num_splits * self.num_queries
-        mechanism = example_mechanism(self.privacy, self.num_classes, num_labels)
+        mechanism = self.privacy.for_examples(self.num_classes, num_labels)
         charges = mechanism.charges(num_labels, seeded=self.privacy.seeded_noise)
         self.ledger_.charge_all(charges)
 
@@ -377,7 +376,7 @@ class FedKTParty(PartyHalf):
         asked = config_int(config, NUM_QUERIES, minimum=1, maximum=num_public)
         rows = choose_queries(num_public, asked, seed)
         privacy, num_labels = VotePrivacy.from_config(config), len(counts) * len(rows)
-        mechanism = example_mechanism(privacy, party.num_classes, num_labels)
+        mechanism = privacy.for_examples(party.num_classes, num_labels)
         seeded = privacy.seeded_noise
         charges = mechanism.charges(num_labels, seeded=seeded)
         example = spend(party, charges, "fedkt L2", privacy.delta)
@@ -402,10 +401,3 @@ class FedKTParty(PartyHalf):
         if config.get(PRIVACY_LEVEL) == "L2":
             metrics[keys.ACCURACY] = math.nan
         return model, metrics
-
-
-def example_mechanism(privacy: VotePrivacy, num_classes: int, num_labels: int) -> VoteMechanism:
-    """Return the noise of a party at L2: an example moves the vote of one teacher."""
-    return privacy.mechanism(
-        unit="example", sensitivity=1, num_classes=num_classes, num_queries=num_labels
-    )

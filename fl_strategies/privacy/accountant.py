@@ -4,7 +4,8 @@ Only bounds that do not look at the private votes are given, so all of them may 
 published, and so may their minimum. How events compose:
 
 - Gaussian noise is exact, however it is mixed: squares of mu add up.
-- Pure privacy composes by the optimal theorem, also with different strengths.
+- Pure privacy composes by the optimal theorem; with different strengths only if they were
+  fixed before the first answer.
 - Bounded range (Gumbel noise; Laplace noise if there are just two classes) composes better
   still, but only if all queries were fixed before the first answer.
 - Anything with anything: Renyi curves add up.
@@ -123,7 +124,7 @@ def _optimal_curve(strengths: Mapping[float, int]) -> _Curve:
     )
 
 
-def _pure_curves(losses: Mapping[Loss, int]) -> dict[str, _Curve]:
+def _pure_curves(losses: Mapping[Loss, int], adaptive: bool) -> dict[str, _Curve]:
     strengths: Counter[float] = Counter()
     for loss, count in losses.items():
         if loss.pure is None:
@@ -131,7 +132,9 @@ def _pure_curves(losses: Mapping[Loss, int]) -> dict[str, _Curve]:
         strengths[loss.pure] += count
     total = sum(strength * count for strength, count in strengths.items())
     curves = {"pure": _constant(total)}
-    if sum(strengths.values()) <= _MOST_EXACT:
+    # The optimum is proved for strengths that were fixed before the first answer.
+    fixed = not adaptive or len(strengths) == 1
+    if fixed and sum(strengths.values()) <= _MOST_EXACT:
         curves["optimal-composition"] = _optimal_curve(strengths)
     return curves
 
@@ -208,7 +211,7 @@ def _noise_curves(entries: Iterable[Entry], adaptive: bool) -> dict[str, _Curve]
     if not losses:
         return {}
     return {
-        **_pure_curves(losses),
+        **_pure_curves(losses, adaptive),
         **({} if adaptive else _ranged_curves(losses)),
         **_gaussian_curves(losses),
         **_renyi_curves(losses),

@@ -307,9 +307,9 @@ class PrivacyLedger:
 
 
 def _adaptive(tallies: Mapping[PrivacyEvent, _Tally]) -> bool:
-    """Return whether queries with bounded range were asked in more than one batch."""
-    ranged = [t.batches for event, t in tallies.items() if loss_of(event).spread is not None]
-    return sum(ranged) > 1
+    """Return whether anything could depend on an earlier answer: more than one batch."""
+    noisy = [t.batches for event, t in tallies.items() if loss_of(event).mu is None]
+    return sum(noisy) > 1
 
 
 def _claim(tallies: Mapping[PrivacyEvent, _Tally], delta: float) -> Claim:

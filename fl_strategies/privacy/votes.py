@@ -127,6 +127,12 @@ class VotePrivacy:
 
         return with_scale(calibrate_scale(entries, self.target_epsilon, self.delta))
 
+    def for_examples(self, num_classes: int, num_labels: int) -> VoteMechanism:
+        """Return the noise of a party: an example moves the vote of one teacher."""
+        return self.mechanism(
+            unit="example", sensitivity=1, num_classes=num_classes, num_queries=num_labels
+        )
+
     def _with_scale(
         self, scale: float, unit: Unit, sensitivity: float, num_classes: int
     ) -> VoteMechanism:

@@ -102,6 +102,21 @@ def test_separate_batches_count_as_adaptive() -> None:
     assert other_classes.get_epsilon() == pytest.approx(1.025440, abs=6e-7)
 
 
+def test_strengths_chosen_on_the_way_lose_the_optimal_composition() -> None:
+    """Its proof needs strengths that were fixed before the first answer.
+
+    Equal strengths keep it, whatever was asked in between.
+    """
+    mixed, equal = PrivacyLedger("party"), PrivacyLedger("party")
+    for scale in (25.0, 20.0):
+        mixed.charge(votes("laplace", scale, num_classes=10), 40)
+        equal.charge(votes("laplace", 25.0, num_classes=10), 40)
+
+    assert mixed.bounds()["optimal-composition"] is None
+    assert equal.bounds()["optimal-composition"] is not None
+    assert mixed.claim().method in ("rdp", "zcdp")
+
+
 def test_batches_do_not_matter_to_gaussian_noise() -> None:
     """It composes exactly however it was asked."""
     event = votes("gaussian", 9.0)
