@@ -206,6 +206,12 @@ class FedKT(KnowledgeStrategy[IntArray]):
         self.student_fns = {learner_name: learner_fn, **(student_fns or {})}
         self.num_queries = count_queries(len(public), num_queries, fraction_query)
         self.privacy = None
+        strengths = [value for value in (gamma, sigma, target_epsilon) if value is not None]
+        no_noise = "left out at L0, which adds no noise"
+        require(
+            privacy_level != "L0" or not strengths,
+            "FedKT", "gamma, sigma or target_epsilon", no_noise, strengths,
+        )  # fmt: skip
         if privacy_level != "L0":
             self.privacy = VotePrivacy(
                 noise=noise, gamma=gamma, sigma=sigma, target_epsilon=target_epsilon,

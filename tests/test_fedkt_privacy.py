@@ -255,6 +255,7 @@ def test_no_answer_at_all_is_one_clear_sentence() -> None:
     [
         ({"privacy_level": "L1"}, "gamma or target_epsilon must be given, one of the two"),
         ({"privacy_level": "L2"}, "gamma or target_epsilon must be given"),
+        ({"privacy_level": "L0", "gamma": 0.1}, "must be left out at L0, which adds no noise"),
         ({**L1, "gamma": 0.0}, "gamma must be greater than 0, got 0.0"),
         ({**L1, "gamma": -1.0}, "gamma must be greater than 0, got -1.0"),
         ({**L1, "target_epsilon": 1.0}, "must be given, one of the two, got"),
