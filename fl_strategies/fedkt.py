@@ -43,7 +43,9 @@ from fl_strategies.party import Party, check_rows, content_hash
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import (
+    AUDIENCES,
     DEFAULT_DELTA,
+    UNPROTECTED,
     data_dependent_figure,
     ledger_of,
     privacy_metrics,
@@ -85,13 +87,6 @@ PRIVACY_LEVEL = "privacy-level"
 EXCHANGE = "exchange"
 EXCHANGES: Sequence[str] = ("votes", "models")
 LEVELS: Sequence[str] = ("L0", "L1", "L2")
-
-UNPROTECTED = "the labels of students left the party without noise"
-AUDIENCES: Mapping[str, str] = {
-    "L0": "nobody",
-    "L1": "everybody who sees the final model, except the server, which is trusted",
-    "L2": "the server, the other parties and everybody who sees the final model",
-}
 
 # A server cannot make a party train without end.
 MAX_SPLITS = 1_000
@@ -206,12 +201,9 @@ class FedKT(KnowledgeStrategy[IntArray]):
         self.student_fns = {learner_name: learner_fn, **(student_fns or {})}
         self.num_queries = count_queries(len(public), num_queries, fraction_query)
         self.privacy = None
-        strengths = [value for value in (gamma, sigma, target_epsilon) if value is not None]
-        no_noise = "left out at L0, which adds no noise"
-        require(
-            privacy_level != "L0" or not strengths,
-            "FedKT", "gamma, sigma or target_epsilon", no_noise, strengths,
-        )  # fmt: skip
+        given, rule = (gamma, sigma, target_epsilon), "left out at L0, which adds no noise"
+        noisy = privacy_level != "L0" or given == (None, None, None)
+        require(noisy, "FedKT", "gamma, sigma and target_epsilon", rule, given)
         if privacy_level != "L0":
             self.privacy = VotePrivacy(
                 noise=noise, gamma=gamma, sigma=sigma, target_epsilon=target_epsilon,

@@ -1,7 +1,7 @@
 """From what was charged to the figures in Flower's metrics."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fl_strategies import keys
 from fl_strategies.knowledge import Metrics
@@ -17,6 +17,12 @@ from fl_strategies.privacy.votes import VoteMechanism
 from fl_strategies.protocols import IntArray, Learner
 
 DEFAULT_DELTA = 1e-5
+UNPROTECTED = "the labels of students left the party without noise"
+AUDIENCES: Mapping[str, str] = {
+    "L0": "nobody",
+    "L1": "everybody who sees the final model, except the server, which is trusted",
+    "L2": "the server, the other parties and everybody who sees the final model",
+}
 
 
 def spend(party: Party, charges: Sequence[Entry], purpose: str, delta: float) -> PrivacyLedger:
