@@ -29,7 +29,6 @@ from clients.opacus_learner import DPTorchLearner, calibrated_noise
 from clients.torch_learner import TorchLearner
 from fl_strategies.ensemble import fit_ensemble
 from fl_strategies.exceptions import InvalidData, InvalidParameter, MissingExtra
-from fl_strategies.fedkt import teacher_votes
 from fl_strategies.party import Party
 from fl_strategies.privacy.accountant import claim
 from fl_strategies.privacy.events import DPSGDEvent, event_from_json, event_to_json
@@ -42,6 +41,7 @@ from fl_strategies.protocols import (
     PortableLearner,
     SoftLearner,
 )
+from fl_strategies.teaching import teacher_votes, train_teachers
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X: Array = (DIGITS / 16).astype(np.float32)
@@ -758,7 +758,7 @@ def test_teachers_are_private_and_students_free() -> None:
         learner_fn=lambda: TorchLearner(linear, num_classes=10),
         teacher_fn=lambda: seeded(noise_multiplier=4.0, batch_size=16),
     )  # fmt: skip
-    counts = teacher_votes(party, splits, teachers, seed=0)
+    counts = teacher_votes(party, train_teachers(party, splits, teachers, seed=0), splits)
     assert counts.sum(axis=2).tolist() == [[teachers] * 40] * splits
     sets = list(zip(np.array_split(party.x, 3), np.array_split(party.y, 3), strict=True))
     events: list[tuple[DPSGDEvent, int]] = []
@@ -815,10 +815,12 @@ def test_missing_package_names_its_extra(
     package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Opacus or PyTorch the import says what to install."""
-    for module in ("clients.opacus_learner", "clients.torch_learner"):
-        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, "clients.opacus_learner")
     monkeypatch.setitem(sys.modules, package, None)
     if package == "opacus":
         monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
+    else:
+        # A second copy that loads would stay behind as an attribute of `clients`.
+        monkeypatch.delitem(sys.modules, "clients.torch_learner")
     with pytest.raises(MissingExtra, match=rf'pip install "fl-strategies\[{extra}\]"'):
         importlib.import_module("clients.opacus_learner")
