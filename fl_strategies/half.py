@@ -33,9 +33,14 @@ class PartyHalf(ABC):
         config: ConfigRecord,  # noqa: ARG002 - for halves that evaluate by their own rules
         state: RecordDict,  # noqa: ARG002 - for halves that keep something
     ) -> tuple[Learner, Metrics]:
-        """Take the final model and measure it on the party's held-out rows, if it has any."""
+        """Take the final model and measure it on the party's held-out rows, if it has any.
+
+        A party that keeps a journal tells nobody: an accuracy is a release that no event
+        accounts for, and whether it may leave is not for the server's message to say.
+        """
         model = receive_model(party, received)
-        if party.x_test is None or party.y_test is None or not len(party.y_test):
+        silent = party.journal is not None
+        if silent or party.x_test is None or party.y_test is None or not len(party.y_test):
             return model, {keys.NUM_EXAMPLES: 0, keys.ACCURACY: math.nan}
         accuracy = float((model.predict(party.x_test) == party.y_test).mean())
         return model, {keys.NUM_EXAMPLES: len(party.y_test), keys.ACCURACY: accuracy}

@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from clients.app import CLIENT_APP_RAISED_EXCEPTION
 from fl_strategies import _compat, keys
 from fl_strategies.exceptions import require
 
@@ -25,7 +26,6 @@ logger = logging.getLogger("flwr.fl_strategies")
 
 _FIRST_NODE_ID = 1000
 _PROGRESS_STEPS = 10
-_CLIENT_APP_RAISED_EXCEPTION = 2
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _Node:
         except Exception as error:
             logger.exception("The client of node %s failed.", self.node_id)
             reason = f"{type(error)}:<'{error}'>"
-            failure = Message(Error(_CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            failure = Message(Error(CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
             return self, _compat.message_to_bytes(failure)
         kept = replace(self, state=_compat.records_to_bytes(context.state))
         return kept, _compat.message_to_bytes(reply)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from clients.app import client_app
-from fl_strategies import FedKTParty, Party, keys
+from fl_strategies import FedKTParty, Knowledge, Party, keys
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, NotFitted
 from fl_strategies.privacy.events import DPSGDEvent
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.votes import VotePrivacy, choose_queries, count_queries
 from fl_strategies.replies import PartyReply
 from simulations.local import run_local
@@ -193,6 +195,23 @@ def test_l2_tells_the_server_nothing_about_raw_votes() -> None:
 
     assert math.isnan(result.train_metrics_clientapp[1][keys.VOTE_AGREEMENT])
     assert math.isnan(result.evaluate_metrics_clientapp[1][keys.ACCURACY])
+
+
+def test_a_party_with_a_journal_keeps_its_accuracy_whatever_the_server_says(
+    tmp_path: Path,
+) -> None:
+    """A server that calls the run L0 in its evaluate message still learns nothing."""
+    party = toy_party(0)
+    journal = PartyJournal(tmp_path, fingerprint=data_fingerprint(party.x, party.y))
+    model = Knowledge("model", CentroidLearner().to_arrays(), {keys.LEARNER: "centroid"})
+
+    _, open_party = FedKTParty().evaluate(party, model, config(), RecordDict())
+    _, guarded = FedKTParty().evaluate(
+        replace(party, journal=journal), model, config(), RecordDict()
+    )
+
+    assert not math.isnan(open_party[keys.ACCURACY])
+    assert math.isnan(guarded[keys.ACCURACY])
 
 
 def test_l2_adds_no_second_noise_on_the_server() -> None:
