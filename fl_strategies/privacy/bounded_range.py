@@ -42,7 +42,8 @@ def _worst_pair(
     """Return the probabilities of the upper of two outcomes, under both inputs."""
     # Each candidate is the location t of the two losses, t and t - eta, that is worst
     # when up to `index` of the `count` outcomes are the lower one.
-    location = (epsilon + (index + 1) * eta) / (count + 1)
+    # Rounding may carry the last one past eta, where its probability would be negative.
+    location = np.minimum((epsilon + (index + 1) * eta) / (count + 1), eta)
     first = np.expm1(location - eta) / math.expm1(-eta)
     return first, np.exp(-location) * first
 

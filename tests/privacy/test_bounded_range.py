@@ -166,6 +166,14 @@ def test_trivial_compositions() -> None:
     assert bounded_range_zcdp(0.4) == pytest.approx(0.02)
 
 
+def test_a_location_that_rounds_past_the_range_is_not_a_negative_chance() -> None:
+    """Here the last candidate lies 5e-16 beyond eta; its share of delta is zero, not NaN."""
+    delta = bounded_range_optimal_delta(2.9657910259125346, 180, 275.8185654098657)
+
+    assert 0 < delta < 1
+    assert bounded_range_optimal(2.9657910259125346, 180, delta) == pytest.approx(275.81856541)
+
+
 @settings(deadline=None, max_examples=30)
 @given(eta=st.floats(1e-3, 3.0), count=st.integers(1, 200), delta=st.floats(1e-10, 0.3))
 def test_epsilon_is_monotone_and_between_its_neighbours(
