@@ -10,27 +10,44 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clients.app import client_app
     from clients.checks import check_learner
+    from clients.forest_scores import ForestScores
+    from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
+    from clients.multilabel import MultiLabelLearner
     from clients.opacus_learner import DPTorchLearner
     from clients.sklearn_learner import SklearnLearner
+    from clients.soft_trees import XGBoostScores
+    from clients.torch_augment import crop_and_flip
     from clients.torch_learner import TorchLearner
     from clients.xgboost_learner import XGBoostLearner
 
 __all__ = [
     "DPTorchLearner",
+    "ForestScores",
+    "KernelRidgeLearner",
+    "MultiLabelLearner",
+    "RidgeLearner",
     "SklearnLearner",
     "TorchLearner",
     "XGBoostLearner",
+    "XGBoostScores",
     "check_learner",
     "client_app",
+    "crop_and_flip",
 ]
 
 _MODULES = {
     "DPTorchLearner": "clients.opacus_learner",
+    "ForestScores": "clients.forest_scores",
+    "KernelRidgeLearner": "clients.kernel_learner",
+    "MultiLabelLearner": "clients.multilabel",
+    "RidgeLearner": "clients.kernel_learner",
     "SklearnLearner": "clients.sklearn_learner",
     "TorchLearner": "clients.torch_learner",
     "XGBoostLearner": "clients.xgboost_learner",
+    "XGBoostScores": "clients.soft_trees",
     "check_learner": "clients.checks",
     "client_app": "clients.app",
+    "crop_and_flip": "clients.torch_augment",
 }
 
 

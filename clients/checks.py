@@ -21,10 +21,13 @@ from fl_strategies.exceptions import (
 from fl_strategies.protocols import (
     Array,
     EnsembleLearner,
+    IncrementalLearner,
     IntArray,
     Learner,
     LearnerFactory,
     PortableLearner,
+    Recipe,
+    SoftLearner,
     TrainingSet,
 )
 
@@ -72,6 +75,9 @@ def check_learner(
         check.bad_rows_are_refused,
         check.bad_labels_are_refused,
         check.fit_many_gives_one_twin_per_set,
+        check.scores_can_be_learned,
+        check.bad_scores_are_refused,
+        check.learning_can_go_on,
         check.arrays_carry_the_model_to_the_bit,
     ):
         rule()
@@ -231,6 +237,49 @@ class _Check:
         self.require(len(twins) == len(sets), "fit_many must fit one twin a set", len(twins))
         for twin in twins:
             self.check_answers(twin, self.x, " after fit_many")
+
+    def distilled(self, targets: Array) -> Learner | None:
+        learner = self.learner_fn()
+        if not isinstance(learner, SoftLearner):
+            return None
+        recipe = Recipe(loss="mse", link="softmax")
+        return learner.distill(self.x, targets, rng=np.random.default_rng(0), recipe=recipe)
+
+    def scores_can_be_learned(self) -> None:
+        """Check that distill listens to its targets and is repeatable."""
+        turned = (self.y + 1) % self.num_classes
+        plain, again, other = (
+            self.distilled(np.eye(self.num_classes)[labels])
+            for labels in (self.y, self.y, turned)
+        )
+        if plain is None or again is None or other is None:
+            return
+        self.check_answers(plain, self.x, " after distill")
+        same = self.agree(plain, again)
+        self.require(same, "equal generators must distil equal models", "different scores")
+        differs = not self.agree(plain, other)
+        self.require(differs, "distill must learn its targets", "the same for other targets")
+
+    def bad_scores_are_refused(self) -> None:
+        if not isinstance(self.learner_fn(), SoftLearner):
+            return
+        good = np.full((len(self.x), self.num_classes), 1 / self.num_classes)
+        broken = good.copy()
+        broken[0, 0] = np.nan
+        for rule, targets in (("NaN in targets", broken), ("missing columns", good[:, :1])):
+            self.refuses(ValueError, f"{rule} must be refused", self.distilled, targets)
+
+    def learning_can_go_on(self) -> None:
+        learner = self.fitted()
+        if not isinstance(learner, IncrementalLearner):
+            return
+        before = learner.logits(self.x)
+        rng = np.random.default_rng(0)
+        result = learner.partial_fit(self.x, self.y, rng=rng, epochs=1)
+        self.require(result is learner, "partial_fit must return self", type(result).__name__)
+        self.check_answers(learner, self.x, " after partial_fit")
+        moved = not np.array_equal(before, learner.logits(self.x))
+        self.require(moved, "partial_fit must go on learning", "the same scores as before")
 
     def arrays_carry_the_model_to_the_bit(self) -> None:
         """Check the round trip, unless the learner says that its models cannot travel."""

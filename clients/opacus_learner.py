@@ -8,7 +8,6 @@ PyTorch's generator starts from 32 bits, few enough to be tried out one by one.
 
 import copy
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
@@ -16,28 +15,35 @@ from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
-from clients.torch_learner import TorchLearner, _as_float32, _isolated
+from clients.opacus_checks import OWNER, check_layers, check_module, record_gradients
+from clients.torch_learner import SQUARED_SCORES, TorchLearner
+from clients.torch_training import (
+    RECORD_LOSSES,
+    OptimizerName,
+    RowLoss,
+    as_float32,
+    check_count,
+    isolated,
+    make_optimizer,
+)
 from fl_strategies.exceptions import InvalidParameter, MissingExtra, require
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.gaussian import gaussian_mu
 from fl_strategies.privacy.pld import dpsgd_epsilon
 from fl_strategies.privacy.secure import GRID, continuous_gaussian, random_words
-from fl_strategies.protocols import Array, FloatArray, IntArray, TrainingSet
+from fl_strategies.protocols import Array, FloatArray, Recipe, TrainingSet
 
 try:
     import torch
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
-    from opacus.validators import ModuleValidator
     from torch import Tensor, nn
-    from torch.nn.functional import cross_entropy
 except ImportError as error:
     raise MissingExtra("DPTorchLearner", "opacus", "opacus") from error
 
 Spent: TypeAlias = tuple[tuple[DPSGDEvent, int], ...]
 Source: TypeAlias = np.random.Generator | None  # None: the operating system
 
-OWNER: Final = "DPTorchLearner"
 # Gradients of single records held at once, in numbers: 64 MB.
 GRADIENTS_PER_PASS: Final = 1 << 24
 # Below this, noise protects nobody and its accounting takes minutes.
@@ -49,7 +55,7 @@ _TWISTER: Final = slice(24, 24 + 624 * 8)
 
 @dataclass(eq=False)
 class DPTorchLearner(TorchLearner):
-    """A classifier made of a PyTorch module, trained by DP-SGD on the processor.
+    """A model made of a PyTorch module, trained by DP-SGD on the processor.
 
     Every record is in a batch with chance ``batch_size / n``, independently; its gradient is
     clipped to `max_grad_norm`, and Gaussian noise is added to the sum of each step.
@@ -59,21 +65,25 @@ class DPTorchLearner(TorchLearner):
     module_fn : factory
         Builds a new module from float32 rows (n, ...) to logits (n, num_classes). Rows must
         not influence each other: no batch normalisation.
-    num_classes : int
-        Length of the federation's class list.
+    num_classes, task
+        As in `TorchLearner`. A record with several labels loses the mean over its own known
+        ones.
     epochs, batch_size : int
         ``epochs * ceil(n / batch_size)`` steps, with batches of `batch_size` rows on average
         (all rows if there are fewer).
     learning_rate, weight_decay : float
         Settings of plain stochastic gradient descent. One record moves the parameters of a
         step by at most ``learning_rate * max_grad_norm / batch_size``.
+    optimizer, momentum, schedule, final_learning_rate
+        As in `TorchLearner`, but for the defaults: "sgd" without momentum. They see noised
+        gradients only, so they cost nothing.
     max_grad_norm : float
         Clipping norm of one record's gradient.
     noise_multiplier : float, optional
         Standard deviation of the noise divided by `max_grad_norm`.
     target_epsilon : float, optional
-        Instead of `noise_multiplier`: each fit spends at most this, at `delta`, with as
-        little noise as that allows but a multiplier of at least 0.3.
+        Instead of `noise_multiplier`: each call of `fit` or `partial_fit` spends at most this,
+        at `delta`, with as little noise as that allows but a multiplier of at least 0.3.
     delta : float
         Used with `target_epsilon` only.
     secure : bool
@@ -81,7 +91,7 @@ class DPTorchLearner(TorchLearner):
         their `rng` is equal. False draws them from `rng`, for tests and simulations: who
         knows the seed can take the noise off again, and the event says so.
     distill_learning_rate : float
-        Step size of Adam in `distill`.
+        Step size of Adam in `distill`, with the learner's schedule.
 
     Notes
     -----
@@ -104,6 +114,8 @@ class DPTorchLearner(TorchLearner):
 
     _: KW_ONLY
     learning_rate: float = 0.5
+    optimizer: OptimizerName = "sgd"
+    momentum: float = 0.0
     max_grad_norm: float = 1.0
     noise_multiplier: float | None = None
     target_epsilon: float | None = None
@@ -127,6 +139,9 @@ class DPTorchLearner(TorchLearner):
             require(0 < value < math.inf, OWNER, name, "finite and above 0", value)
         require(0 < self.delta < 1, OWNER, "delta", "between 0 and 1", self.delta)
         require(isinstance(self.secure, bool), OWNER, "secure", "True or False", self.secure)
+        for name in ("augment", "channels_last"):
+            value = getattr(self, name)
+            require(not value, OWNER, name, "left out in private training", value)
 
     @property
     def privacy_events(self) -> Spent:
@@ -137,21 +152,23 @@ class DPTorchLearner(TorchLearner):
         """
         return self._events
 
-    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
-        """Learn labels `y` (n,) of rows `x` (n, ...) privately with a new module.
+    def fit(self, x: Array, y: Array, *, rng: np.random.Generator) -> Self:
+        """Learn what the task says about rows `x` (n, ...) privately with a new module.
 
         The module is initialised from `rng`. The fit adds an event to `privacy_events`.
         """
         x, y = self._checked_set(x, y)
-        event = self._plan(len(x))
-        with _isolated(rng):
-            module = self._new_module()
-            _check_layers(module.train())
-            self._evaluate(module, x[:1])
-            _check_module(module.train(), x.shape[1:])
-            self._train_privately(module, x, y, event, None if self.secure else rng)
-        self._events = _with_event(self._events, event)
-        return self._keep(module, x.shape[1:])
+        return self._learn_privately(None, x, y, self.epochs, rng)
+
+    def partial_fit(self, x: Array, y: Array, *, rng: np.random.Generator, epochs: int) -> Self:
+        """Go on privately for so many epochs, from the parameters that were learned before.
+
+        A learner without any starts with a new module. Every call adds an event to
+        `privacy_events`: for records of earlier calls the events compose.
+        """
+        check_count("epochs", epochs)
+        x, y = self._checked_set(self._checked_rows(x), y)
+        return self._learn_privately(self._module, x, y, epochs, rng)
 
     def fit_many(
         self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
@@ -163,20 +180,28 @@ class DPTorchLearner(TorchLearner):
         members = zip(twins, sets, rngs, strict=True)
         return [twin.fit(x, y, rng=rng) for twin, (x, y), rng in members]
 
-    def distill(self, x: Array, scores: FloatArray, *, rng: np.random.Generator) -> Self:
-        """Learn to give `scores` (n, num_classes) as the logits of PUBLIC rows `x` (n, ...).
+    def distill(
+        self,
+        x: Array,
+        targets: FloatArray,
+        *,
+        rng: np.random.Generator,
+        recipe: Recipe = SQUARED_SCORES,
+    ) -> Self:
+        """Learn targets (n, num_classes) of PUBLIC rows `x` (n, ...), as `TorchLearner` does.
 
-        Nothing is clipped, noised or accounted: neither rows nor scores may hold anything
+        Nothing is clipped, noised or accounted: neither rows nor targets may hold anything
         private that has not been paid for.
         """
         plain = TorchLearner(
-            self.module_fn, num_classes=self.num_classes, epochs=self.epochs,
+            self.module_fn, num_classes=self.num_classes, task=self.task, epochs=self.epochs,
             batch_size=self.batch_size, learning_rate=self.distill_learning_rate,
-            weight_decay=self.weight_decay,
+            weight_decay=self.weight_decay, schedule=self.schedule,
         )  # fmt: skip
         if self._module is not None:
             plain._keep(self._module, self._row_shape)
-        return self._keep(plain.distill(x, scores, rng=rng)._fitted(), np.shape(x)[1:])
+        plain.distill(x, targets, rng=rng, recipe=recipe)
+        return self._keep(plain._fitted(), np.shape(x)[1:])
 
     def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
         """Return a fitted twin; raise `KnowledgeMismatch` for arrays that do not fit."""
@@ -186,10 +211,10 @@ class DPTorchLearner(TorchLearner):
         self._events = ()
         return self
 
-    def _plan(self, records: int) -> DPSGDEvent:
-        """Return what a fit to so many records will do."""
+    def _plan(self, records: int, epochs: int | None = None) -> DPSGDEvent:
+        """Return what training on so many records will do."""
         batch_size = min(self.batch_size, records)
-        steps = self.epochs * math.ceil(records / batch_size)
+        steps = (epochs or self.epochs) * math.ceil(records / batch_size)
         noise = self.noise_multiplier or calibrated_noise(
             records, batch_size, steps,
             target_epsilon=self.target_epsilon or 0.0, delta=self.delta,
@@ -199,24 +224,44 @@ class DPTorchLearner(TorchLearner):
             seeded=not self.secure,
         )  # fmt: skip
 
+    def _learn_privately(
+        self,
+        module: nn.Module | None,
+        x: Array,
+        y: Array,
+        epochs: int,
+        rng: np.random.Generator,
+    ) -> Self:
+        event = self._plan(len(x), epochs)
+        with isolated(rng):
+            # What is known stays as it is until the event is written down.
+            module = self._new_module() if module is None else copy.deepcopy(module)
+            check_layers(module.train())
+            self._evaluate(module, x[:1])
+            check_module(module.train(), x.shape[1:])
+            self._train_privately(module, x, y, event, None if self.secure else rng)
+        self._events = _with_event(self._events, event)
+        return self._keep(module, x.shape[1:])
+
     def _train_privately(
-        self, module: nn.Module, x: Array, y: IntArray, event: DPSGDEvent, source: Source
+        self, module: nn.Module, x: Array, y: Array, event: DPSGDEvent, source: Source
     ) -> None:
         """Train a copy: Opacus leaves gradients of single records on what it touches."""
         if source is None:
             # Dropout also decides what a batch's gradient is, so it must be secret as well.
             torch.default_generator.set_state(_unpredictable_state())
         model = GradSampleModule(copy.deepcopy(module), loss_reduction="sum")
-        descent = torch.optim.SGD(
-            model.parameters(), self.learning_rate, weight_decay=self.weight_decay
-        )
+        descent = make_optimizer(
+            self.optimizer, model.parameters(), learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay, momentum=self.momentum, fused=False,
+        )  # fmt: skip
         optimizer = _NoisyOptimizer(descent, source, event, self.max_grad_norm)
-        chance = event.batch_size / event.records
-        rows, labels = torch.from_numpy(_as_float32("x", [x])), torch.from_numpy(y)
-        for _ in range(event.steps):
+        chance, loss = event.batch_size / event.records, RECORD_LOSSES[self.task]
+        rows, labels = torch.from_numpy(as_float32("x", [x])), torch.from_numpy(y)
+        for _ in self._steps(descent, event.steps):
             uniform = (random_words(event.records, source) >> np.uint64(11)) * 2.0**-53
             drawn = torch.from_numpy(uniform < chance)
-            _step(model, optimizer, rows[drawn], labels[drawn])
+            _step(model, optimizer, loss, rows[drawn], labels[drawn])
         module.load_state_dict(model.to_standard_module().state_dict())
 
 
@@ -258,7 +303,9 @@ class _NoisyOptimizer(DPOptimizer):  # type: ignore[misc] # Opacus has no types
             parameter.grad = (total * unit).to(parameter.dtype)
 
 
-def _step(model: Any, optimizer: _NoisyOptimizer, rows: Tensor, labels: Tensor) -> None:
+def _step(
+    model: Any, optimizer: _NoisyOptimizer, loss: RowLoss, rows: Tensor, labels: Tensor
+) -> None:
     """Take one noisy step on a batch (b, ...), in as many passes as memory asks for."""
     size = max(1, GRADIENTS_PER_PASS // sum(p.numel() for p in optimizer.params))
     for start in range(0, max(1, len(rows)), size):
@@ -266,19 +313,11 @@ def _step(model: Any, optimizer: _NoisyOptimizer, rows: Tensor, labels: Tensor) 
         optimizer.zero_grad()
         optimizer.signal_skip_step(do_skip=start + size < len(rows))
         if len(rows):
-            _record_gradients(model, rows[some], labels[some])
+            record_gradients(loss(model(rows[some]), labels[some]).sum())
         else:  # not every layer takes no rows, and the noise is due all the same
             for parameter in optimizer.params:
                 parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)
         optimizer.step()
-
-
-def _record_gradients(model: Any, rows: Tensor, labels: Tensor) -> None:
-    """Let Opacus find the gradient of every record, `grad_sample` of each parameter."""
-    with warnings.catch_warnings():
-        # Opacus' hooks do not use the gradient of the rows, which PyTorch would miss.
-        warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-        torch.autograd.backward(cross_entropy(model(rows), labels, reduction="sum"))
 
 
 def _with_event(entries: Spent, event: DPSGDEvent) -> Spent:
@@ -317,62 +356,3 @@ def calibrated_noise(
         noise = noise if low < noise < high else (low + high) / 2
         noise = min(max(noise, LEAST_NOISE), MOST_NOISE)
     return high
-
-
-def _check_module(module: nn.Module, row_shape: tuple[int, ...]) -> None:
-    """Raise `InvalidParameter` for what makes a module leak though Opacus accepts it.
-
-    Opacus knows layers by their type; a layer without weights, or a module that moves rows
-    around by itself, is only found out by trying. No private row is used for that.
-    """
-    trial, rows = copy.deepcopy(module), torch.ones(2, *row_shape)
-    for parameter in trial.parameters():  # layers that start at 0 would hide the others
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    dropout = torch.default_generator.get_state()
-    try:
-        with torch.no_grad():
-            among_equals = trial(rows)[0]
-            torch.default_generator.set_state(dropout)
-            rows[1] = 0.0
-            among_others = trial(rows)[0]
-        model = GradSampleModule(trial, loss_reduction="sum")
-        _record_gradients(model, rows, torch.zeros(2).long())
-    except Exception as error:
-        said = f"Opacus says: {str(error).partition(chr(10))[0][:200]}"
-        raise _unsupported("that Opacus can make private", "an error", said) from error
-    if not torch.allclose(among_equals, among_others, equal_nan=True):
-        raise _unsupported("that treat every row by itself", "rows that influence each other")
-    for (name, before), after in zip(module.named_buffers(), trial.buffers(), strict=True):
-        if not torch.equal(before, after):
-            raise _unsupported("that record nothing in buffers", f"a change of {name!r}")
-    _check_gradients(trial, len(rows))
-
-
-def _check_layers(module: nn.Module) -> None:
-    """Raise `InvalidParameter` naming a layer that Opacus cannot make private."""
-    # Children come after their parents, so that from the end the culprit itself is found.
-    for name, layer in reversed(list(module.named_modules())):
-        got = f"{type(layer).__name__} at {name!r}"
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
-            raise _unsupported("without batch normalisation", got, "Use GroupNorm instead.")
-        for fault in ModuleValidator.validate(layer) if layer.training else ():
-            raise _unsupported("that Opacus can make private", got, f"Opacus says: {fault}")
-
-
-def _check_gradients(module: nn.Module, num_rows: int) -> None:
-    """Check that every parameter has one gradient a row: that is what gets clipped."""
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        gradients = getattr(parameter, "grad_sample", None)
-        if gradients is None:
-            hint = "Freeze it, or use it by calling the layer it belongs to."
-            raise _unsupported("whose parameters all learn", f"no gradient of {name!r}", hint)
-        if len(gradients) != num_rows:
-            got = f"{len(gradients)} gradients of {name!r} for {num_rows} rows"
-            raise _unsupported("that keep rows apart in every layer", got)
-
-
-def _unsupported(rule: str, got: str, hint: str = "") -> InvalidParameter:
-    sentence = f"{OWNER}: module_fn must be a factory of modules {rule}, got {got}."
-    return InvalidParameter(f"{sentence} {hint}".strip())

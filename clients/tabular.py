@@ -20,8 +20,9 @@ from fl_strategies.exceptions import (
     require,
     require_data,
 )
-from fl_strategies.party import check_labels, check_rows
+from fl_strategies.party import check_rows
 from fl_strategies.protocols import Array, FloatArray, IntArray
+from fl_strategies.tasks import check_labels
 
 # Below every probability a model of this size can tell apart, and far enough from zero
 # that one overconfident model cannot outweigh a federation: log(1e-7) is about -16.

@@ -15,56 +15,93 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
-from typing import Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias, get_args
 
 import numpy as np
 
+from clients.torch_training import (
+    OWNER,
+    TASK_LOSSES,
+    BatchLoss,
+    ModuleStack,
+    OptimizerName,
+    Schedule,
+    TrainingData,
+    as_float32,
+    check_count,
+    check_state,
+    isolated,
+    make_optimizer,
+    recipe_loss,
+    scheduled,
+    state_of,
+    steps_per_epoch,
+)
 from fl_strategies.exceptions import (
     InvalidData,
-    KnowledgeMismatch,
     MissingExtra,
     NotFitted,
     require,
     require_data,
 )
-from fl_strategies.party import check_labels, check_rows
-from fl_strategies.protocols import Array, FloatArray, IntArray, TrainingSet
+from fl_strategies.party import check_rows
+from fl_strategies.protocols import Array, FloatArray, Recipe, TrainingSet
+from fl_strategies.tasks import Task, check_targets
 
 try:
     import torch
     from torch import Tensor, nn
-    from torch.func import functional_call, stack_module_state, vmap
-    from torch.nn.functional import cross_entropy
 except ImportError as error:
     raise MissingExtra("TorchLearner", "torch", "torch") from error
 
-RowLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Augment: TypeAlias = Callable[[Tensor], Tensor]
 
-OWNER: Final = "TorchLearner"
 ROWS_PER_CHUNK: Final = 4096
+SQUARED_SCORES: Final = Recipe()
+# Averages of probabilities may leave [0, 1] by this much.
+ROUNDING: Final = 1e-6
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class TorchLearner:
-    """A classifier made of any PyTorch module, trained by Adam on the processor.
+    """A model made of any PyTorch module, trained on the processor.
 
     Parameters
     ----------
     module_fn : factory
         Builds a new module from float32 rows (n, ...) to logits (n, num_classes).
     num_classes : int
-        Length of the federation's class list.
+        Length of the federation's class list; number of labels or outputs in other tasks.
+    task : "single-label", "multi-label" or "regression"
+        What `fit` learns: class indices (n,) by their cross-entropy; labels
+        (n, num_classes) of -1 (unknown), 0 and 1 by the mean binary cross-entropy of the
+        known ones in a batch; or numbers (n, num_classes) by their mean squared error.
     epochs, batch_size : int
         Passes over the training rows, and rows per step. Every pass uses every row; a last
         batch of a single row joins the one before it, because batch normalisation cannot
         learn from one row.
     learning_rate, weight_decay : float
-        Settings of Adam; the decay is an L2 penalty.
+        Settings of the optimizer; the decay is an L2 penalty.
+    optimizer : "adam" or "sgd"
+        Every call of `fit`, `partial_fit` and `distill` starts a new one.
+    momentum : float
+        Of "sgd" only.
+    schedule : "constant" or "cosine"
+        A cosine takes the rate of every step of a call from `learning_rate` down to
+        `final_learning_rate`.
+    final_learning_rate : float, optional
+        `learning_rate` / 100 if left out.
+    augment : callable, optional
+        Changes the rows (b, ...) of every training batch, in place if it likes, but never
+        rows to predict. PyTorch's default generator is seeded from `rng` meanwhile, so draws
+        by `torch.rand` and its kin are repeatable. See `clients.torch_augment`.
+    channels_last : bool
+        Lay images (n, channels, height, width) out in memory as convolutions like them:
+        around 1.4 times as fast with several channels. The module must then use `flatten`
+        or `reshape` instead of `view` after a convolution.
 
     Examples
     --------
@@ -77,32 +114,58 @@ class TorchLearner:
     module_fn: Callable[[], nn.Module]
     _: KW_ONLY
     num_classes: int
+    task: Task = "single-label"
     epochs: int = 20
     batch_size: int = 32
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
+    optimizer: OptimizerName = "adam"
+    momentum: float = 0.9
+    schedule: Schedule = "constant"
+    final_learning_rate: float | None = None
+    augment: Augment | None = None
+    channels_last: bool = False
     _module: nn.Module | None = field(default=None, init=False, repr=False)
     _row_shape: tuple[int, ...] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""
         require(callable(self.module_fn), OWNER, "module_fn", "callable", self.module_fn)
-        for name, least in (("num_classes", 2), ("epochs", 1), ("batch_size", 1)):
-            value = getattr(self, name)
-            counts = isinstance(value, int | np.integer) and value >= least
-            require(bool(counts), OWNER, name, f"a whole number, at least {least}", value)
-        rate, decay = self.learning_rate, self.weight_decay
+        usable = self.augment is None or callable(self.augment)
+        require(usable, OWNER, "augment", "callable", self.augment)
+        for name, kind in (
+            ("task", Task),
+            ("optimizer", OptimizerName),
+            ("schedule", Schedule),
+        ):
+            options, given = get_args(kind), getattr(self, name)
+            require(given in options, OWNER, name, f"one of {', '.join(options)}", given)
+        least_classes = 2 if self.task == "single-label" else 1
+        check_count("num_classes", self.num_classes, least_classes)
+        check_count("epochs", self.epochs)
+        check_count("batch_size", self.batch_size)
+        rate, decay, last = self.learning_rate, self.weight_decay, self.final_learning_rate
         require(0 < rate < math.inf, OWNER, "learning_rate", "finite and above 0", rate)
         require(0 <= decay < math.inf, OWNER, "weight_decay", "finite and at least 0", decay)
+        rule = "at least 0 and below 1"
+        require(0 <= self.momentum < 1, OWNER, "momentum", rule, self.momentum)
+        falls, rule = last is None or 0 <= last <= rate, "between 0 and learning_rate"
+        require(falls, OWNER, "final_learning_rate", rule, last)
 
-    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
-        """Learn labels `y` (n,) of rows `x` (n, ...) with a newly initialised module."""
+    def fit(self, x: Array, y: Array, *, rng: np.random.Generator) -> Self:
+        """Learn what the task says about rows `x` (n, ...) with a newly initialised module."""
         x, y = self._checked_set(x, y)
-        with _isolated(rng):
-            module = self._new_module()
-            self._evaluate(module, x[:1])  # names a misfit before training starts
-            self._train(module.train(), [(x, y)], _label_loss, [rng])
-        return self._keep(module, x.shape[1:])
+        return self._learn(None, x, y, TASK_LOSSES[self.task], self.epochs, rng)
+
+    def partial_fit(self, x: Array, y: Array, *, rng: np.random.Generator, epochs: int) -> Self:
+        """Go on learning for so many epochs, from the parameters that were learned before.
+
+        A learner without any starts with a new module. The optimizer is new in every call:
+        Adam's moments, SGD's momentum and the schedule start again.
+        """
+        check_count("epochs", epochs)
+        x, y = self._checked_set(self._checked_rows(x), y)
+        return self._learn(self._module, x, y, TASK_LOSSES[self.task], epochs, rng)
 
     def fit_many(
         self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
@@ -110,8 +173,9 @@ class TorchLearner:
         """Return one new fitted twin per training set; twin i uses `rngs[i]` only.
 
         A twin follows the path it would follow alone, up to the rounding of sums. Modules
-        that cannot be stacked (with buffers, dropout, or operations that `vmap` lacks) are
-        fitted one after the other. Sets that share one array `x` share it here as well.
+        that cannot be stacked (with buffers, dropout, or operations that `vmap` lacks),
+        labels that may be unknown, `augment` and `channels_last` make them be fitted one
+        after the other. Sets that share one array `x` share it here as well.
         """
         rule = f"{len(sets)} generators, one a training set"
         require(len(rngs) == len(sets), OWNER, "rngs", rule, len(rngs))
@@ -119,38 +183,59 @@ class TorchLearner:
         groups = defaultdict(list)
         for twin, training_set, rng in zip(twins, sets, rngs, strict=True):
             x, y = self._checked_set(*training_set)
-            pace = _num_steps(len(x), self.batch_size), x.shape[1:]
+            pace = steps_per_epoch(len(x), self.batch_size), x.shape[1:]
             groups[pace].append((twin, x, y, rng))
         for members in groups.values():
             self._fit_group(members)
         return twins
 
-    def distill(self, x: Array, scores: FloatArray, *, rng: np.random.Generator) -> Self:
-        """Learn to give `scores` (n, num_classes) as the logits of rows `x` (n, ...).
+    def distill(
+        self,
+        x: Array,
+        targets: FloatArray,
+        *,
+        rng: np.random.Generator,
+        recipe: Recipe = SQUARED_SCORES,
+    ) -> Self:
+        """Learn ``link(logits(x) / temperature) = targets`` (n, num_classes), nearly.
 
-        The mean squared error is minimised, from what was learned before if anything was.
+        Starts from what was learned before, if anything was, with a new optimizer. Without
+        a recipe targets are logits, and their mean squared error is minimised.
         """
-        x, scores = self._checked_rows(x), np.asarray(scores)
+        x, targets = self._checked_rows(x), np.asarray(targets)
         require_data(len(x) > 0, OWNER, "x", "at least one row", len(x))
-        check_rows(OWNER, "scores", scores)
+        check_rows(OWNER, "targets", targets)
         shape = (len(x), self.num_classes)
-        require_data(scores.shape == shape, OWNER, "scores", f"of shape {shape}", scores.shape)
-        with _isolated(rng):
-            module = self._new_module() if self._module is None else self._module
-            self._evaluate(module, x[:1])
-            sets = [(x, _as_float32("scores", [scores]))]
-            self._train(module.train(), sets, _score_loss, [rng])
-        return self._keep(module, x.shape[1:])
+        fits = targets.shape == shape
+        require_data(fits, OWNER, "targets", f"of shape {shape}", targets.shape)
+        targets = as_float32("targets", [targets])
+        if recipe.link != "identity":
+            low, high = float(targets.min()), float(targets.max())
+            inside = low >= -ROUNDING and high <= 1 + ROUNDING
+            rule = f"probabilities between 0 and 1 for a {recipe.link} link"
+            require_data(inside, OWNER, "targets", rule, f"{low:g} to {high:g}")
+            targets = targets.clip(0, 1)
+        epochs = recipe.epochs or self.epochs
+        return self._learn(self._module, x, targets, recipe_loss(recipe), epochs, rng)
 
-    def predict(self, x: Array) -> IntArray:
-        """Return the most likely class of every row, (n,)."""
-        return np.asarray(self.logits(x).argmax(axis=1))
+    def predict(self, x: Array) -> Array:
+        """Return the likeliest class of every row, (n,); or labels, or outputs.
+
+        With multi-label 1 for every label with a logit above 0, int64 (n, num_classes);
+        with regression the outputs themselves.
+        """
+        logits = self.logits(x)
+        if self.task == "regression":
+            return logits
+        if self.task == "multi-label":
+            return (logits > 0).astype(np.int64)
+        return np.asarray(logits.argmax(axis=1))
 
     def logits(self, x: Array) -> FloatArray:
         """Return the module's output for rows `x` (n, ...), float32 (n, num_classes)."""
         module, x = self._fitted(), self._checked_rows(x)
         scores = np.empty((len(x), self.num_classes), dtype=np.float32)
-        with _isolated():
+        with isolated():
             for start in range(0, len(x), ROWS_PER_CHUNK):
                 chunk = slice(start, start + ROWS_PER_CHUNK)
                 scores[chunk] = self._evaluate(module, x[chunk])
@@ -158,13 +243,13 @@ class TorchLearner:
 
     def to_arrays(self) -> dict[str, Array]:
         """Return copies of the module's parameters and buffers by name."""
-        return {name: value.copy() for name, value in _state(self._fitted()).items()}
+        return {name: value.copy() for name, value in state_of(self._fitted()).items()}
 
     def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
         """Return a fitted twin; raise `KnowledgeMismatch` for arrays that do not fit."""
-        with _isolated():
+        with isolated():
             module = self._new_module()
-        _check_state(arrays, _state(module))
+        check_state(arrays, state_of(module))
         module.load_state_dict({name: torch.tensor(arrays[name]) for name in arrays})
         return copy.copy(self)._keep(module, None)
 
@@ -186,11 +271,13 @@ class TorchLearner:
         require(learns, OWNER, "module_fn", rule, module)
         return module
 
-    def _checked_set(self, x: Array, y: Array) -> TrainingSet:
+    def _checked_set(self, x: Array, y: Array) -> tuple[Array, Array]:
         x, y = np.asarray(x), np.asarray(y)
         check_rows(OWNER, "x", x)
         require_data(len(x) > 0, OWNER, "x", "at least one row", len(x))
-        check_labels(OWNER, "y", y, len(x), self.num_classes)
+        check_targets(OWNER, "y", y, len(x), self.num_classes, self.task)
+        if self.task == "regression":
+            return x, as_float32("y", [y])
         return x, y.astype(np.int64)
 
     def _checked_rows(self, x: Array) -> Array:
@@ -202,10 +289,10 @@ class TorchLearner:
         return x
 
     def _evaluate(self, module: nn.Module, x: Array) -> Array:
-        rows = torch.from_numpy(_as_float32("x", [x]))
+        rows = torch.from_numpy(as_float32("x", [x]))
         try:
             with torch.no_grad():
-                scores = module.eval()(rows)
+                scores = module.eval()(self._laid_out(rows))
         except (RuntimeError, ValueError, IndexError) as error:
             raise InvalidData(
                 f"{OWNER}: x must be rows that the module takes, got shape {x.shape[1:]}. "
@@ -217,7 +304,7 @@ class TorchLearner:
         return np.asarray(scores)
 
     def _fit_group(
-        self, members: Sequence[tuple[Self, Array, IntArray, np.random.Generator]]
+        self, members: Sequence[tuple[Self, Array, Array, np.random.Generator]]
     ) -> None:
         if len(members) == 1 or not self._stackable(members[0][1][:2]):
             for twin, x, y, rng in members:
@@ -225,24 +312,27 @@ class TorchLearner:
             return
         modules = []
         for *_, rng in members:
-            with _isolated(rng):
+            with isolated(rng):
                 modules.append(self._new_module())
-        with _isolated():
-            stack = _ModuleStack(modules)
+        with isolated():
+            stack = ModuleStack(modules)
             sets = [(x, y) for _, x, y, _ in members]
-            self._train(stack, sets, _label_loss, [rng for *_, rng in members])
+            rngs = [rng for *_, rng in members]
+            self._train(stack, sets, TASK_LOSSES[self.task], self.epochs, rngs)
         stack.write_back()
         for (twin, x, *_), module in zip(members, modules, strict=True):
             twin._keep(module, x.shape[1:])
 
     def _stackable(self, x: Array) -> bool:
         """Try two stacked modules on rows `x`; buffers would mix what the twins saw."""
-        rows = torch.from_numpy(_as_float32("x", [x, x]))
-        with _isolated(), warnings.catch_warnings():
+        if self.task == "multi-label" or self.augment is not None or self.channels_last:
+            return False
+        rows = torch.from_numpy(as_float32("x", [x, x]))
+        with isolated(), warnings.catch_warnings():
             warnings.simplefilter("error")  # vmap warns where it falls back to a loop
             try:
                 modules = [self._new_module(), self._new_module()]
-                scores = _ModuleStack(modules)(rows)
+                scores = ModuleStack(modules)(rows)
                 torch.autograd.backward(scores.sum())
             except Exception as error:
                 logger.debug("Twins are fitted one after the other: %s", error)
@@ -250,149 +340,48 @@ class TorchLearner:
         fits = scores.shape == (len(rows), self.num_classes)
         return fits and not any(True for _ in modules[0].buffers())
 
+    def _learn(
+        self,
+        module: nn.Module | None,
+        x: Array,
+        targets: Array,
+        loss: BatchLoss,
+        epochs: int,
+        rng: np.random.Generator,
+    ) -> Self:
+        with isolated(rng):
+            module = self._new_module() if module is None else module
+            self._evaluate(module, x[:1])  # names a misfit before training starts
+            self._train(module.train(), [(x, targets)], loss, epochs, [rng])
+        return self._keep(module, x.shape[1:])
+
     def _train(
         self,
-        model: "nn.Module | _ModuleStack",
+        model: nn.Module | ModuleStack,
         sets: Sequence[tuple[Array, Array]],
-        loss: RowLoss,
+        loss: BatchLoss,
+        epochs: int,
         rngs: Sequence[np.random.Generator],
     ) -> None:
-        optimizer = torch.optim.Adam(
-            model.parameters(), self.learning_rate, weight_decay=self.weight_decay, fused=True
-        )
-        batches = _TrainingData(sets).batches(self.epochs, self.batch_size, rngs)
-        for rows, targets, weights in batches:
+        optimizer = make_optimizer(
+            self.optimizer, model.parameters(), learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay, momentum=self.momentum,
+        )  # fmt: skip
+        data = TrainingData(sets)
+        batches = data.batches(epochs, self.batch_size, rngs)
+        steps = self._steps(optimizer, data.num_steps(epochs, self.batch_size))
+        for (rows, targets, weights), _ in zip(batches, steps, strict=True):
             optimizer.zero_grad()
-            losses = loss(model(rows), targets)
-            torch.autograd.backward((losses * weights).sum())
+            seen = self._laid_out(rows if self.augment is None else self.augment(rows))
+            torch.autograd.backward(loss(model(seen), targets, weights))
             optimizer.step()
 
+    def _steps(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Iterator[None]:
+        last = self.final_learning_rate
+        final_rate = self.learning_rate / 100 if last is None else last
+        return scheduled(optimizer, self.schedule, final_rate, num_steps)
 
-class _ModuleStack:
-    """K modules of one architecture as one: rows (K * n, ...), the first n for the first."""
-
-    def __init__(self, modules: list[nn.Module]) -> None:
-        self._modules = modules
-        # Batched products run faster, and fused Adam need not copy, when weights (out, in)
-        # lie in memory as (in, out).
-        self._parameters = {
-            name: _swap_axes(value.detach()).contiguous().requires_grad_(value.requires_grad)
-            for name, value in stack_module_state(modules)[0].items()
-        }
-        self._forward = vmap(lambda named, rows: functional_call(modules[0], named, (rows,)))
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        named = {name: _swap_axes(value) for name, value in self._parameters.items()}
-        stacked = rows.view(len(self._modules), -1, *rows.shape[1:])
-        scores: Tensor = self._forward(named, stacked)
-        return scores.flatten(0, 1)
-
-    def parameters(self) -> Iterator[Tensor]:
-        yield from self._parameters.values()
-
-    @torch.no_grad()
-    def write_back(self) -> None:
-        """Give every module its trained parameters."""
-        for i, module in enumerate(self._modules):
-            for name, parameter in module.named_parameters():
-                parameter.copy_(_swap_axes(self._parameters[name])[i])
-
-
-class _TrainingData:
-    """Training sets of K models, where rows that several models share are stored once."""
-
-    def __init__(self, sets: Sequence[tuple[Array, Array]]) -> None:
-        distinct = {id(x): x for x, _ in sets}
-        end = dict(zip(distinct, np.cumsum([len(x) for x in distinct.values()]), strict=True))
-        self._rows = torch.from_numpy(_as_float32("x", list(distinct.values())))
-        self._targets = torch.from_numpy(np.concatenate([targets for _, targets in sets]))
-        self._sizes = np.array([[len(x)] for x, _ in sets])
-        self._first_rows = np.array([[end[id(x)]] for x, _ in sets]) - self._sizes
-        self._first_targets = np.cumsum(self._sizes, axis=0) - self._sizes
-
-    def batches(
-        self, epochs: int, batch_size: int, rngs: Sequence[np.random.Generator]
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield rows, targets and weights of every step, b for each model, (K * b, ...).
-
-        A last batch is as long as the longest of all models, with weight 0 for what is
-        beyond a model's own rows; the weights of a model sum to 1.
-        """
-        longest = int(self._sizes.max())
-        last_start = (_num_steps(longest, batch_size) - 1) * batch_size
-        stops = [*range(batch_size, last_start + 1, batch_size), longest]
-        weights = self._weights(batch_size, last_start)
-        order = np.zeros((len(rngs), longest), dtype=np.int64)
-        for _ in range(epochs):
-            for mine, size, rng in zip(order, self._sizes[:, 0], rngs, strict=True):
-                mine[:size] = rng.permutation(size)
-            at_row = torch.from_numpy(order + self._first_rows)
-            at_target = torch.from_numpy(order + self._first_targets)
-            for step, stop in enumerate(stops):
-                now = np.s_[:, step * batch_size : stop]
-                rows = self._rows.index_select(0, at_row[now].flatten())
-                yield rows, self._targets[at_target[now].flatten()], weights[now].flatten()
-
-    def _weights(self, batch_size: int, last_start: int) -> Tensor:
-        position = np.arange(self._sizes.max())
-        last = np.where(position < self._sizes, 1 / (self._sizes - last_start), 0)
-        weights = np.where(position < last_start, 1 / batch_size, last)
-        return torch.from_numpy(weights.astype(np.float32))
-
-
-_label_loss: RowLoss = partial(cross_entropy, reduction="none")
-
-
-def _score_loss(logits: Tensor, scores: Tensor) -> Tensor:
-    return (logits - scores).square().mean(dim=1)
-
-
-def _num_steps(num_rows: int, batch_size: int) -> int:
-    """Return the steps of an epoch; a single last row joins the batch before it."""
-    steps = math.ceil(num_rows / batch_size)
-    return steps - 1 if steps > 1 and num_rows % batch_size == 1 else steps
-
-
-def _swap_axes(stacked: Tensor) -> Tensor:
-    """Transpose the matrices of a stack (K, rows, columns); leave other shapes alone."""
-    return stacked.mT if stacked.ndim == 3 else stacked
-
-
-def _as_float32(name: str, parts: Sequence[Array]) -> Array:
-    """Return a new float32 array of all parts; refuse numbers beyond its range."""
-    with np.errstate(over="ignore"):
-        joined = np.concatenate(parts, dtype=np.float32, casting="same_kind")
-    if any(part.dtype.itemsize > joined.dtype.itemsize for part in parts):
-        check_rows(OWNER, f"{name} as float32", joined)
-    return joined
-
-
-def _state(module: nn.Module) -> dict[str, Array]:
-    return {name: value.numpy() for name, value in module.state_dict().items()}
-
-
-def _check_state(arrays: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-    for name in sorted(arrays.keys() ^ expected.keys(), key=str):
-        rule = "given, got none" if name in expected else "left out, got one"
-        raise KnowledgeMismatch(f"{OWNER}: array {str(name)[:80]!r} must be {rule}.")
-    for name, value in expected.items():
-        given, rule = np.asarray(arrays[name]), f"{value.dtype} of shape {value.shape}"
-        got = f"{given.dtype} of shape {given.shape}"
-        if got == rule and not np.isfinite(given).all():
-            got += " with NaN or infinity"
-        if rule != got:
-            raise KnowledgeMismatch(f"{OWNER}: array {name!r} must be {rule}, got {got}.")
-
-
-@contextmanager
-def _isolated(rng: np.random.Generator | None = None) -> Iterator[None]:
-    """Use one thread, draw from `rng` if given, and leave no trace in PyTorch's settings."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.set_num_threads(1)
-        if rng is not None:
-            torch.default_generator.manual_seed(int(rng.integers(2**63)))
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+    def _laid_out(self, rows: Tensor) -> Tensor:
+        if not self.channels_last or rows.ndim != 4:
+            return rows
+        return rows.contiguous(memory_format=torch.channels_last)

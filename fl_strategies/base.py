@@ -21,7 +21,13 @@ from fl_strategies.knowledge import Knowledge, Metrics, Scalar, encode_arrays
 from fl_strategies.metrics import aggregate_metrics
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.protocols import Learner, PortableLearner
-from fl_strategies.replies import EVALUATION, PartyReply, PartyReport, parse_reply
+from fl_strategies.replies import (
+    EVALUATION,
+    PartyReply,
+    PartyReport,
+    figures_by_party,
+    parse_reply,
+)
 
 # A child of Flower's logger, so that our lines appear among Flower's own.
 logger = logging.getLogger("flwr.fl_strategies")
@@ -72,6 +78,8 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         What the run released, in the unit that its guarantee is about.
     rejected_ : dict
         Per node id: why its reply of the last round was left out.
+    round_ : int
+        Rounds asked so far, over all calls of `start`: a second call goes on.
     """
 
     name: ClassVar[str]
@@ -79,8 +87,10 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     ledger_: PrivacyLedger
     model_name: str = ""
     """What parties call the final model; they need a factory of this name to receive it."""
-    last_round: ClassVar[int | None] = None
+    last_round: int | None = None
     """Round after which the strategy has nothing more to ask, or None."""
+    central: ClassVar[bool] = True
+    """Whether the run ends in one model for everybody, or each party keeps its own."""
 
     def __init__(self, **federation: Unpack[FederationOptions]) -> None:
         self.num_parties = federation.get("num_parties", 2)
@@ -92,7 +102,9 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         self._check_federation(federation)
         self.parties_: dict[int, PartyReport] = {}
         self.rejected_: dict[int, str] = {}
+        self.round_ = 0
         self._model: Learner | None = None
+        self._delivery: Knowledge | None = None
         self._failure = "the strategy has not run"
         self._sent: list[Message] = []
 
@@ -128,8 +140,12 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         """Combine the accepted replies, sorted by partition id, and add own metrics."""
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
-        """Return what this node is to learn from the server; nothing by default."""
+        """Return what this node is to learn from before it trains; nothing by default."""
         return None
+
+    def delivery_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
+        """Return what this node is given after a round; by default the final model."""
+        return self._delivery
 
     # What the strategy has learned.
 
@@ -147,7 +163,9 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         """Keep the final model; return its arrays if it can travel."""
         self._model = model
         if isinstance(model, PortableLearner):
-            return encode_arrays(model.to_arrays())
+            arrays, meta = model.to_arrays(), {keys.LEARNER: self.model_name}
+            self._delivery = Knowledge("model", arrays, meta)
+            return encode_arrays(arrays)
         logger.info("%s: the final model cannot travel and stays on the server.", self.name)
         return None
 
@@ -173,16 +191,15 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             return []
         nodes = self._wait_for_parties(grid)
         self.rejected_ = {}
-        asked = self.party_config(server_round)
-        ours = {**config, **asked, **self._common_config(server_round)}
-        self._sent = [
-            self._message(node, MessageType.TRAIN, self.knowledge_for(node), ours)
-            for node in nodes
-        ]
+        self.round_ += 1
+        content = {node: self.knowledge_for(node) for node in nodes}
+        self._sent = self._messages(MessageType.TRAIN, content, config)
         return self._sent
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,  # noqa: ARG002 - Flower's signature
+        replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Combine the valid replies; with too few of them, report nothing and say why."""
         accepted = self._accept(replies, self.reply_kind, self.read)
@@ -194,7 +211,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
                 f"{self.min_parties} are needed ({self._first_rejection()})"
             )
             return None, None
-        arrays, metrics = self.aggregate(server_round, accepted)
+        arrays, metrics = self.aggregate(self.round_, accepted)
         totals = aggregate_metrics([reply.metrics for reply in accepted])
         totals |= {
             keys.NUM_PARTIES: len(accepted),
@@ -205,23 +222,16 @@ class KnowledgeStrategy(Strategy, Generic[T]):
 
     def configure_evaluate(
         self,
-        server_round: int,
-        arrays: ArrayRecord,
+        server_round: int,  # noqa: ARG002 - Flower's signature
+        arrays: ArrayRecord,  # noqa: ARG002 - Flower's signature
         config: ConfigRecord,
         grid: Grid,  # noqa: ARG002 - Flower's signature
     ) -> list[Message]:
-        """Deliver the final model to the parties of this round."""
-        nodes = [message.metadata.dst_node_id for message in self._sent]
-        self._sent = []
-        if not self.evaluate or self._model is None or not arrays:
-            return []
-        asked = self.party_config(server_round)
-        ours = {**config, **asked, **self._common_config(server_round)}
-        meta = ConfigRecord({keys.KIND: "model", keys.LEARNER: self.model_name})
-        self._sent = [self._message(node, MessageType.EVALUATE, None, ours) for node in nodes]
-        for message in self._sent:
-            message.content[keys.ARRAYS] = arrays
-            message.content[keys.META] = meta
+        """Deliver the result to the parties of this round."""
+        nodes = [message.metadata.dst_node_id for message in self._sent if self.evaluate]
+        content = {node: self.delivery_for(node) for node in nodes}
+        content = {node: given for node, given in content.items() if given is not None}
+        self._sent = self._messages(MessageType.EVALUATE, content, config)
         return self._sent
 
     def aggregate_evaluate(
@@ -234,24 +244,39 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         self._sent = []
         if not accepted:
             return None
-        return MetricRecord({**aggregate_metrics([reply.metrics for reply in accepted])})
+        totals: dict[str, float | list[float]] = {
+            **aggregate_metrics([reply.metrics for reply in accepted])
+        }
+        if not self.central:
+            totals |= figures_by_party(accepted)
+        return MetricRecord({**totals})
 
     # Messages.
 
-    def _common_config(self, server_round: int) -> dict[str, Scalar]:
-        return {
+    def _messages(
+        self,
+        kind: str,
+        content: Mapping[int, Knowledge | None],
+        config: Mapping[str, object],
+    ) -> list[Message]:
+        """Return a message a node; what several nodes are given is encoded once."""
+        ours = {
+            **config,
+            **self.party_config(self.round_),
             keys.STRATEGY: self.name,
-            keys.SERVER_ROUND: server_round,
+            keys.SERVER_ROUND: self.round_,
             keys.SEED: self.seed,
         }
-
-    def _message(
-        self, node_id: int, kind: str, knowledge: Knowledge | None, config: Mapping[str, object]
-    ) -> Message:
-        content = RecordDict({keys.CONFIG: ConfigRecord(dict(config))})  # type: ignore[arg-type]
-        if knowledge is not None:
-            knowledge.write(content)
-        return Message(content, dst_node_id=node_id, message_type=kind)
+        encoded: dict[int, RecordDict] = {}
+        messages = []
+        for node, knowledge in content.items():
+            records = encoded.setdefault(id(knowledge), RecordDict())
+            if knowledge is not None and not records:
+                knowledge.write(records)
+            record = ConfigRecord(dict(ours))  # type: ignore[arg-type]
+            parts = RecordDict({keys.CONFIG: record, **records})
+            messages.append(Message(parts, dst_node_id=node, message_type=kind))
+        return messages
 
     def _wait_for_parties(self, grid: Grid) -> list[int]:
         """Return all connected nodes, once enough of them are there.
@@ -292,14 +317,18 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         """Parse all replies; a bad one costs its party the round and nobody else anything."""
         waiting = {m.metadata.message_id: m for m in self._sent}
         accepted: list[PartyReply[S]] = []
+        known: set[int] = set()
         for reply in replies:
             request = waiting.pop(reply.metadata.reply_to_message_id, None)
             if request is None:
                 logger.warning("%s ignores a reply to no open question.", self.name)
                 continue
             node_id = request.metadata.dst_node_id
+            limit = self.max_reply_bytes
             try:
-                accepted.append(parse_reply(request, reply, kind, self.max_reply_bytes, read))
+                party = parse_reply(request, reply, kind, limit, read, taken=known)
+                accepted.append(party)
+                known.add(party.partition_id)
             except Exception as error:  # hostile input may make a learner raise anything
                 self._reject(node_id, str(error) or type(error).__name__)
         for request in waiting.values():

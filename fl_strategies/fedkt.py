@@ -151,7 +151,7 @@ class FedKT(KnowledgeStrategy[IntArray]):
     """
 
     name: ClassVar[str] = "fedkt"
-    last_round: ClassVar[int | None] = 1
+    last_round = 1
 
     def __init__(
         self,

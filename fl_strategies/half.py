@@ -10,6 +10,7 @@ from fl_strategies.exceptions import KnowledgeMismatch, PublicDataMismatch
 from fl_strategies.knowledge import Knowledge, Metrics, config_int
 from fl_strategies.party import Party, content_hash
 from fl_strategies.protocols import Learner, PortableLearner
+from fl_strategies.tasks import METRICS, quality
 
 MAX_SEED = 2**63 - 1
 
@@ -39,11 +40,16 @@ class PartyHalf(ABC):
         accounts for, and whether it may leave is not for the server's message to say.
         """
         model = receive_model(party, received)
-        silent = party.journal is not None
-        if silent or party.x_test is None or party.y_test is None or not len(party.y_test):
-            return model, {keys.NUM_EXAMPLES: 0, keys.ACCURACY: math.nan}
-        accuracy = float((model.predict(party.x_test) == party.y_test).mean())
-        return model, {keys.NUM_EXAMPLES: len(party.y_test), keys.ACCURACY: accuracy}
+        return model, measure(party, model)
+
+
+def measure(party: Party, model: Learner) -> Metrics:
+    """Return how good a model is on the held-out rows, or NaN if that stays at home."""
+    metric, silent = METRICS[party.task], party.journal is not None
+    if silent or party.x_test is None or party.y_test is None or not len(party.y_test):
+        return {keys.NUM_EXAMPLES: 0, metric: math.nan}
+    figure = quality(model, party.x_test, party.y_test, party.task)
+    return {keys.NUM_EXAMPLES: len(party.y_test), metric: figure}
 
 
 def read_seed(config: ConfigRecord) -> int:

@@ -162,6 +162,17 @@ def config_int(config: ConfigRecord, key: str, *, minimum: int, maximum: int) ->
     return value
 
 
+def config_float(config: ConfigRecord, key: str, *, minimum: float, maximum: float) -> float:
+    """Read a number that the server sent, within the bounds that a party accepts."""
+    value = config.get(key)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not minimum <= value <= maximum:  # type: ignore[operator]
+        raise KnowledgeMismatch(
+            f"Server: {key} must be a number from {minimum} to {maximum}, got {value!r}."
+        )
+    return float(value)  # type: ignore[arg-type]
+
+
 def config_choice(config: ConfigRecord, key: str, choices: Sequence[str]) -> str:
     """Read a string that the server sent, which must be one of a party's choices."""
     value = config.get(key)

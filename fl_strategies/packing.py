@@ -27,12 +27,16 @@ def pack_labels(labels: Array, num_classes: int) -> Array:
     array([116], dtype=uint8)
     """
     width = bits_per_label(num_classes)
+    if width == 8:
+        return np.asarray(labels, dtype=np.uint8).reshape(-1)
     flat = np.asarray(labels, dtype=np.uint32).reshape(-1, 1)
     shifts = np.arange(width - 1, -1, -1, dtype=np.uint32)
     return np.packbits(((flat >> shifts) & 1).astype(np.uint8))
 
 
-def unpack_labels(packed: Array, shape: tuple[int, ...], num_classes: int) -> IntArray:
+def unpack_labels(
+    packed: Array, shape: tuple[int, ...], num_classes: int, *, name: str = "votes"
+) -> IntArray:
     """Undo `pack_labels`; refuse bytes that cannot have come from it.
 
     The size is checked before anything is allocated, so a hostile sender cannot make
@@ -42,14 +46,17 @@ def unpack_labels(packed: Array, shape: tuple[int, ...], num_classes: int) -> In
     expected = packed_size(count, num_classes)
     if packed.dtype != np.uint8 or packed.ndim != 1 or packed.size != expected:
         raise KnowledgeMismatch(
-            f"votes: packed labels must be {expected} bytes (uint8), "
+            f"{name}: what was packed must be {expected} bytes (uint8) for {shape} values, "
             f"got shape {packed.shape} of {packed.dtype}."
         )
-    bits = np.unpackbits(packed, count=count * width).reshape(count, width)
-    weights = 1 << np.arange(width - 1, -1, -1, dtype=np.int64)
-    labels = bits @ weights
+    if width == 8:
+        labels = packed.astype(np.int64)
+    else:
+        bits = np.unpackbits(packed, count=count * width).reshape(count, width)
+        weights = 1 << np.arange(width - 1, -1, -1, dtype=np.int64)
+        labels = bits @ weights
     if count and labels.max() >= num_classes:
         raise KnowledgeMismatch(
-            f"votes: labels must be below {num_classes}, got {labels.max()}."
+            f"{name}: values must be below {num_classes}, got {labels.max()}."
         )
     return labels.reshape(shape)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fl_strategies.exceptions import InvalidData, require, require_data
-from fl_strategies.protocols import Array, IntArray, LearnerFactory
+from fl_strategies.protocols import Array, LearnerFactory
 from fl_strategies.randomness import derive_rng
+from fl_strategies.tasks import Task, check_targets, check_task
 
 if TYPE_CHECKING:
     from fl_strategies.privacy.journal import PartyJournal
@@ -42,21 +43,6 @@ def check_rows(owner: str, name: str, x: Array) -> None:
         )
 
 
-def check_labels(owner: str, name: str, y: Array, num_rows: int, num_classes: int) -> None:
-    """Raise `InvalidData` unless `y` holds one class index per row."""
-    require_data(
-        y.ndim == 1 and np.issubdtype(y.dtype, np.integer),
-        owner, name, "a flat array of class indices", f"shape {y.shape} of {y.dtype}",
-    )  # fmt: skip
-    require_data(len(y) == num_rows, owner, name, f"{num_rows} labels, one a row", len(y))
-    if len(y):
-        outside = y[(y < 0) | (y >= num_classes)]
-        require_data(
-            not len(outside), owner, name,
-            f"between 0 and {num_classes - 1}, the federation's class list", outside[:1],
-        )  # fmt: skip
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Party:
     """Private data, public data and the models of one member.
@@ -64,11 +50,16 @@ class Party:
     Parameters
     ----------
     x, y : (num_records, ...), (num_records,)
-        Private records and their class indices. They never leave the party.
+        Private records and their class indices, or what else the task learns; see
+        `fl_strategies.tasks`. They never leave the party.
     public : (num_public, ...)
         The unlabelled rows that everybody in the federation holds, in the same order.
     num_classes : int
-        Length of the federation's class list, also when this party lacks some classes.
+        Length of the federation's class list, also when this party lacks some classes. In
+        multi-label learning the number of labels, in regression that of targets.
+    task : "single-label", "multi-label" or "regression"
+    public_y : optional
+        Labels of the public rows, where these have some and the strategy may use them.
     learner_fn : factory
         Makes the party's model, unfitted.
     teacher_fn : factory, optional
@@ -90,15 +81,17 @@ class Party:
     """
 
     x: Array
-    y: IntArray
+    y: Array
     public: Array
     num_classes: int
     learner_fn: LearnerFactory
+    task: Task = "single-label"
+    public_y: Array | None = None
     teacher_fn: LearnerFactory | None = None
     learner_name: str = "learner"
     partition_id: int = 0
     x_test: Array | None = None
-    y_test: IntArray | None = None
+    y_test: Array | None = None
     catalogue: Mapping[str, LearnerFactory] = field(default_factory=dict)
     journal: "PartyJournal | None" = None
     run: str = "unnamed"
@@ -107,9 +100,11 @@ class Party:
         """Check what could otherwise surface as a wrong model."""
         owner = f"Party {self.partition_id}"
         require(self.partition_id >= 0, owner, "partition_id", "at least 0", self.partition_id)
-        require(self.num_classes >= 2, owner, "num_classes", "at least 2", self.num_classes)
+        check_task(owner, self.task, self.num_classes)
         self._check(owner, "x", self.x, self.y)
         check_rows(owner, "public", self.public)
+        if self.public_y is not None:
+            self._check(owner, "public", self.public, self.public_y)
         if (self.x_test is None) != (self.y_test is None):
             raise InvalidData(f"{owner}: x_test and y_test must be given together, got one.")
         if self.x_test is not None and self.y_test is not None:
@@ -117,7 +112,8 @@ class Party:
 
     def _check(self, owner: str, name: str, x: Array, y: Array) -> None:
         check_rows(owner, name, x)
-        check_labels(owner, name.replace("x", "y", 1), y, len(x), self.num_classes)
+        labels = "public_y" if name == "public" else name.replace("x", "y", 1)
+        check_targets(owner, labels, y, len(x), self.num_classes, self.task)
         require_data(
             x.shape[1:] == self.public.shape[1:], owner, name,
             f"rows of shape {self.public.shape[1:]} like the public data", x.shape[1:],

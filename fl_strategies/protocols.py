@@ -1,22 +1,75 @@
-"""What a strategy asks of a model: four small protocols, no base class to inherit.
+"""What a strategy asks of a model: five small protocols, no base class to inherit.
 
 A learner is created unfitted by a zero-argument factory, so a strategy can make as many
 twins as it needs. Labels are positions 0 .. num_classes - 1 in the federation's class
 list; scores always have `num_classes` columns, also when a training set lacks classes.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Self, TypeAlias, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, softmax
 
-from fl_strategies.exceptions import UnsupportedLearner
+from fl_strategies.exceptions import UnsupportedLearner, require
 
 Array: TypeAlias = NDArray[Any]
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
 IntArray: TypeAlias = NDArray[np.int64]
 TrainingSet: TypeAlias = tuple[Array, IntArray]
+Loss: TypeAlias = Literal["l1", "l2", "mse", "cross-entropy"]
+Link: TypeAlias = Literal["identity", "softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a learner is to learn from targets: ``link(logits(x)) = targets``, nearly.
+
+    Parameters
+    ----------
+    loss : "l1", "l2", "mse" or "cross-entropy"
+        Per row: mean absolute difference, Euclidean distance, mean squared difference, or
+        the cross-entropy of targets that are probabilities. Learners that solve their
+        problem in closed form, or only know squares, may take every norm as "mse".
+    link : "identity", "softmax" or "sigmoid"
+        What turns logits into what the targets are: scores, probabilities of classes, or
+        probabilities of independent labels.
+    temperature : float
+        Logits are divided by it before a softmax or sigmoid.
+    epochs : int, optional
+        Passes over the rows; the learner's own number if left out. Learners that do not
+        learn in passes ignore it.
+    """
+
+    loss: Loss = "mse"
+    link: Link = "identity"
+    temperature: float = 1.0
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check that loss and link go together."""
+        losses, links = get_args(Loss), get_args(Link)
+        require(self.loss in losses, "Recipe", "loss", f"one of {', '.join(losses)}", self.loss)
+        require(self.link in links, "Recipe", "link", f"one of {', '.join(links)}", self.link)
+        fits = self.loss != "cross-entropy" or self.link != "identity"
+        require(fits, "Recipe", "link", "softmax or sigmoid for cross-entropy", self.link)
+        warm = 0 < self.temperature < math.inf
+        require(warm, "Recipe", "temperature", "finite and above 0", self.temperature)
+        enough = self.epochs is None or self.epochs >= 1
+        require(enough, "Recipe", "epochs", "at least 1", self.epochs)
+
+
+def link_scores(scores: FloatArray, recipe: Recipe) -> FloatArray:
+    """Return scores as the recipe's targets: as they are, or as probabilities."""
+    if recipe.link == "identity":
+        return scores
+    warm = scores / recipe.temperature
+    if recipe.link == "sigmoid":
+        return np.asarray(expit(warm))
+    return np.asarray(softmax(warm, axis=1))
 
 
 @runtime_checkable
@@ -49,10 +102,25 @@ class EnsembleLearner(Learner, Protocol):
 
 @runtime_checkable
 class SoftLearner(Learner, Protocol):
-    """A learner that can learn from scores instead of labels."""
+    """A learner that can learn from scores or probabilities instead of labels."""
 
-    def distill(self, x: Array, scores: FloatArray, *, rng: np.random.Generator) -> Self:
-        """Learn to give `scores` (n, num_classes) on rows `x`."""
+    def distill(
+        self, x: Array, targets: FloatArray, *, rng: np.random.Generator, recipe: Recipe
+    ) -> Self:
+        """Learn targets (n, num_classes) of rows `x`, as the recipe says.
+
+        Learners that can go on from what they know do so; others start anew.
+        """
+
+
+@runtime_checkable
+class IncrementalLearner(SoftLearner, Protocol):
+    """A learner that can go on learning where it stopped."""
+
+    def partial_fit(
+        self, x: Array, y: IntArray, *, rng: np.random.Generator, epochs: int
+    ) -> Self:
+        """Learn labels `y` (n,) in so many more passes, without forgetting the rest."""
 
 
 @runtime_checkable
@@ -71,6 +139,16 @@ class PortableLearner(Learner, Protocol):
 
 
 LearnerFactory: TypeAlias = Callable[[], Learner]
+
+
+def require_soft(owner: str, learner: Learner) -> SoftLearner:
+    """Return the learner if it can learn from scores; say what to do if it cannot."""
+    if not isinstance(learner, SoftLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must have distill to learn from scores, got "
+            f"{type(learner).__name__}. Use a network, or trees that regress on scores."
+        )
+    return learner
 
 
 def require_portable(learner: Learner) -> PortableLearner:

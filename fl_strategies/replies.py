@@ -1,6 +1,7 @@
 """Reading what a party answered, as the answer of a stranger."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -9,6 +10,7 @@ from flwr.app import Message
 from fl_strategies import keys
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.knowledge import Knowledge, Metrics, count_bytes, read_metrics
+from fl_strategies.tasks import METRICS
 
 T = TypeVar("T")
 
@@ -37,9 +39,19 @@ class PartyReply(Generic[T]):
 
 
 def parse_reply(
-    request: Message, reply: Message, kind: str, max_bytes: int, read: Callable[[Knowledge], T]
+    request: Message,
+    reply: Message,
+    kind: str,
+    max_bytes: int,
+    read: Callable[[Knowledge], T],
+    *,
+    taken: Collection[int] = (),
 ) -> PartyReply[T]:
-    """Check a reply against its request; raise if anything in it is not as asked."""
+    """Check a reply against its request; raise if anything in it is not as asked.
+
+    Of two nodes that claim to be the same party, the first to answer is believed: `taken`
+    holds the parties that have answered. `read` comes last, after everything is checked.
+    """
     if reply.has_error():
         raise KnowledgeMismatch(reply.error.reason or f"error code {reply.error.code}")
     knowledge = Knowledge.read(reply.content, kind=kind, max_bytes=max_bytes)
@@ -47,6 +59,11 @@ def parse_reply(
     if not isinstance(partition_id, int) or partition_id < 0:
         raise KnowledgeMismatch(
             f"Reply: {keys.PARTITION_ID} must be at least 0, got {partition_id!r}."
+        )
+    if partition_id in taken:
+        raise KnowledgeMismatch(
+            f"Reply: {keys.PARTITION_ID} must be the party's own, got {partition_id}, "
+            f"for which another node has answered."
         )
     metrics = read_metrics(reply.content)
     # Measured here, because a party could write anything.
@@ -60,3 +77,14 @@ def parse_reply(
         knowledge=read(knowledge),
         metrics=metrics,
     )
+
+
+def figures_by_party(replies: Sequence[PartyReply[T]]) -> dict[str, list[float]]:
+    """Return each party's own figure of its task, in the order of ``partition-ids``."""
+    ids = [float(reply.partition_id) for reply in replies]
+    figures = {
+        f"{name}-by-party": [reply.metrics.get(name, math.nan) for reply in replies]
+        for name in METRICS.values()
+        if any(name in reply.metrics for reply in replies)
+    }
+    return {keys.PARTITION_IDS: ids, **figures}

@@ -22,8 +22,8 @@ from clients.checks import check_learner
 from clients.sklearn_learner import SklearnLearner
 from clients.tabular import TabularLearner, require_array, require_names
 from clients.xgboost_learner import XGBoostLearner
-from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner
-from fl_strategies.protocols import Array, FloatArray, IntArray, TrainingSet
+from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner, require_data
+from fl_strategies.protocols import Array, FloatArray, IntArray, Recipe, TrainingSet
 
 
 class CentroidLearner(TabularLearner):
@@ -370,9 +370,59 @@ class TakesFewerArrays(CentroidLearner):
         return super().from_arrays({"classes": np.arange(3), **arrays})
 
 
+class Soft(CentroidLearner):
+    """It learns soft targets by their likeliest class, and checks them."""
+
+    def distill(
+        self, x: Array, targets: FloatArray, *, rng: np.random.Generator, recipe: Recipe
+    ) -> Self:
+        assert recipe.link == "softmax"
+        shape = (len(x), self.num_classes)
+        require_data(targets.shape == shape, "Soft", "targets", "one a class", targets.shape)
+        require_data(bool(np.isfinite(targets).all()), "Soft", "targets", "finite", "NaN")
+        return self.fit(x, targets.argmax(axis=1), rng=rng)
+
+
+class Deaf(Soft):
+    """It learns something, but not the targets."""
+
+    def distill(
+        self, x: Array, targets: FloatArray, *, rng: np.random.Generator, recipe: Recipe
+    ) -> Self:
+        super().distill(x, targets, rng=rng, recipe=recipe)
+        return self.fit(x, np.arange(len(x)) % 3, rng=rng)
+
+
+class TakesNaNScores(Soft):
+    """It fills gaps in targets silently."""
+
+    def distill(
+        self, x: Array, targets: FloatArray, *, rng: np.random.Generator, recipe: Recipe
+    ) -> Self:
+        return super().distill(x, np.nan_to_num(targets), rng=rng, recipe=recipe)
+
+
+class StandsStill(Soft):
+    """It says that it goes on learning, and does not."""
+
+    def partial_fit(
+        self, x: Array, y: IntArray, *, rng: np.random.Generator, epochs: int
+    ) -> Self:
+        del x, y, rng, epochs
+        return self
+
+
+def test_a_learner_of_scores_passes() -> None:
+    """The rules of soft learners hold for one that keeps them."""
+    check_learner(lambda: Soft(num_classes=3))
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
+        (Deaf, "distill must learn its targets"),
+        (TakesNaNScores, "NaN in targets must be refused"),
+        (StandsStill, "partial_fit must go on learning"),
         (NoLogits, "must have num_classes, fit, predict and logits"),
         (OtherClasses, "num_classes must be 3, got 7"),
         (AnswersUnfitted, "predict before fit must be refused by NotFitted, got no error"),

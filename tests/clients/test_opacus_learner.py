@@ -18,10 +18,13 @@ from hypothesis import strategies as st
 from opacus.accountants import PRVAccountant
 from opacus.layers import DPLSTM
 from scipy import stats
-from scipy.special import log_softmax, softmax
+from scipy.special import expit, log_softmax, softmax
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 import clients.opacus_learner as opacus_learner
 from clients.checks import check_learner
@@ -36,9 +39,11 @@ from fl_strategies.privacy.pld import dpsgd_epsilon
 from fl_strategies.protocols import (
     Array,
     EnsembleLearner,
+    IncrementalLearner,
     IntArray,
     Learner,
     PortableLearner,
+    Recipe,
     SoftLearner,
 )
 from fl_strategies.teaching import teacher_votes, train_teachers
@@ -154,8 +159,9 @@ def test_more_noise_means_less_knowledge() -> None:
 def test_is_a_learner_of_every_kind() -> None:
     """Strategies that need twins, soft labels or travelling models accept it."""
     learner = seeded()
-    for protocol in (Learner, EnsembleLearner, SoftLearner, PortableLearner):
+    for protocol in (Learner, EnsembleLearner, SoftLearner, IncrementalLearner):
         assert isinstance(learner, protocol)
+    assert isinstance(learner, PortableLearner)
 
 
 def test_keeps_the_contract() -> None:
@@ -460,20 +466,20 @@ def test_nothing_else_touches_records() -> None:
     """Whatever `TorchLearner` can do is either private here or known to be free."""
     offered = {name for name, _ in inspect.getmembers(TorchLearner, inspect.isfunction)}
     public = {name for name in offered if not name.startswith("_")}
-    private, free = {"fit", "fit_many"}, {"distill", "from_arrays"}
+    private, free = {"fit", "fit_many", "partial_fit"}, {"distill", "from_arrays"}
     assert public == private | free | {"predict", "logits", "to_arrays"}
     assert private | free <= vars(DPTorchLearner).keys()
 
 
-def test_distillation_is_plain_training_on_public_rows() -> None:
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(loss="l1", link="sigmoid", epochs=2)])
+def test_distillation_is_plain_training_on_public_rows(recipe: Recipe) -> None:
     """From scratch it is what a TorchLearner does, to the bit."""
-    scores = generator(1).normal(size=(60, 10))
-    learner = seeded(epochs=5, distill_learning_rate=0.01, weight_decay=1e-4)
-    plain = TorchLearner(
-        linear, num_classes=10, epochs=5, learning_rate=0.01, weight_decay=1e-4
-    )
-    learner.distill(X[:60], scores, rng=generator(2))
-    plain.distill(X[:60], scores, rng=generator(2))
+    targets = generator(1).uniform(size=(60, 10))
+    shared: dict[str, Any] = {"epochs": 5, "weight_decay": 1e-4, "schedule": "cosine"}
+    learner = seeded(distill_learning_rate=0.01, optimizer="sgd", **shared)
+    plain = TorchLearner(linear, num_classes=10, learning_rate=0.01, **shared)
+    learner.distill(X[:60], targets, rng=generator(2), recipe=recipe)
+    plain.distill(X[:60], targets, rng=generator(2), recipe=recipe)
     assert np.array_equal(learner.logits(X), plain.logits(X))
     assert learner.privacy_events == ()
 
@@ -486,6 +492,136 @@ def test_distillation_goes_on_from_what_was_fitted() -> None:
     assert 0 < np.abs(flat(learner) - before).max() + 1e-9 < 0.01
     with pytest.raises(InvalidData, match=r"rows of shape \(64,\)"):
         learner.distill(X[:, :9], np.zeros((len(X), 10)), rng=generator())
+
+
+def test_going_on_is_charged_like_any_other_training() -> None:
+    """Each partial fit adds its own steps to the events, and the ledger adds them up."""
+    learner = seeded(noise_multiplier=4.0, epochs=2, secure=True)
+    learner.fit(X[:100], Y[:100], rng=generator())
+    learner.partial_fit(X[:100], Y[:100], rng=generator(), epochs=3)
+    learner.partial_fit(X[:100], Y[:100], rng=generator(), epochs=3)
+    assert [(e.steps, count) for e, count in learner.privacy_events] == [(8, 1), (12, 2)]
+    spent = claim(learner.privacy_events, 1e-5).epsilon
+    assert spent == pytest.approx(dpsgd_epsilon(100, 32, 32, 4.0, 1e-5), rel=1e-3)
+
+
+def test_a_target_holds_for_every_call() -> None:
+    """More epochs of a partial fit get more noise, so that it spends the same."""
+    learner = seeded(target_epsilon=2.0, delta=1e-4, secure=True)
+    for epochs in (1, 8):
+        learner.partial_fit(X[:64], Y[:64], rng=generator(), epochs=epochs)
+    noises = [event.noise_multiplier for event, _ in learner.privacy_events]
+    assert noises[1] > 1.5 * noises[0]
+    for entry in learner.privacy_events:
+        assert 1.9 < claim((entry,), 1e-4).epsilon <= 2.0
+
+
+def test_partial_fit_goes_on_with_noise() -> None:
+    """Without parameters it is a fit; with some it moves them by noise of every step."""
+    fresh = seeded(silent, noise_multiplier=1.0, learning_rate=1.0, epochs=4)
+    rows = np.zeros((32, 500))
+    fresh.partial_fit(rows, Y[:32], rng=generator(), epochs=4)
+    fitted = seeded(silent, noise_multiplier=1.0, learning_rate=1.0, epochs=4)
+    fitted.fit(rows, Y[:32], rng=generator())
+    before = flat(fitted)
+    assert np.array_equal(flat(fresh), before)
+    fitted.partial_fit(rows, Y[:32], rng=generator(1), epochs=9)
+    moved = flat(fitted) - before
+    assert moved.std() == pytest.approx(3 / 32, rel=0.05)
+    assert abs(np.corrcoef(moved, before)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": Y[:40] + 9}, "y must be between 0 and 9"),
+        ({"x": X[:40, :9]}, r"x must be rows of shape \(64,\)"),
+        ({"epochs": 0}, "epochs must be a whole number"),
+    ],
+)
+def test_a_refused_partial_fit_spends_nothing(change: dict[str, Any], message: str) -> None:
+    """Model and events stay what they were."""
+    learner = seeded().fit(X[:40], Y[:40], rng=generator())
+    before, events = flat(learner), learner.privacy_events
+    call: dict[str, Any] = {"x": X[:40], "y": Y[:40], "epochs": 1, **change}
+    with pytest.raises(ValueError, match=message):
+        learner.partial_fit(**call, rng=generator())
+    assert np.array_equal(flat(learner), before)
+    assert learner.privacy_events == events
+
+
+def test_an_interrupted_partial_fit_leaves_the_model_alone() -> None:
+    """Steps that no event tells of must not be in the parameters."""
+    learner = seeded(noise_multiplier=1.0).fit(X[:40], Y[:40], rng=generator())
+    before = flat(learner)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = register_optimizer_step_post_hook(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            learner.partial_fit(X[:40], Y[:40], rng=generator(), epochs=1)
+    finally:
+        handle.remove()
+    assert np.array_equal(flat(learner), before)
+    assert len(learner.privacy_events) == 1
+
+
+def test_received_models_go_on_privately() -> None:
+    """A twin made of arrays starts with the sender's parameters and no events."""
+    sender = seeded().fit(X[:40], Y[:40], rng=generator())
+    twin = seeded(learning_rate=1e-30).from_arrays(sender.to_arrays())
+    twin.partial_fit(X[:50], Y[:50], rng=generator(), epochs=2)
+    assert np.array_equal(flat(twin), flat(sender))
+    assert [(e.records, e.steps) for e, _ in twin.privacy_events] == [(50, 4)]
+
+
+def test_every_record_loses_the_mean_over_its_own_known_labels() -> None:
+    """Without clipping and noise a full batch is one step on the mean of such losses."""
+    labels = generator(1).integers(-1, 2, size=(40, 10))
+    labels[3] = -1  # this record has nothing to say
+    learner = seeded(
+        task="multi-label", max_grad_norm=1e6, noise_multiplier=1e-12, batch_size=40
+    )
+    learner.fit(X[:40], labels, rng=generator(3))
+    before, known = start(linear, 3), labels != -1
+    weight, bias = before[:640].reshape(10, 64), before[640:]
+    wrong = (expit(X[:40] @ weight.T + bias) - labels) * known
+    wrong /= np.maximum(known.sum(axis=1, keepdims=True), 1)
+    gradient = np.concatenate([(wrong.T @ X[:40]).ravel(), wrong.sum(axis=0)]) / 40
+    assert np.allclose(flat(learner), before - 0.5 * gradient, atol=1e-6)
+    assert set(np.unique(learner.predict(X[:40]))) == {0, 1}
+
+
+def test_numbers_are_learned_privately() -> None:
+    """Regression with little noise comes close to a linear truth of one output."""
+    truth = X[:600] @ generator(1).normal(size=(64, 1)).astype(np.float32)
+    learner = seeded(
+        lambda: nn.Linear(64, 1), num_classes=1, task="regression", epochs=30,
+        learning_rate=0.2, noise_multiplier=0.5,
+    )  # fmt: skip
+    learner.fit(X[:600], truth, rng=generator())
+    assert np.square(learner.predict(X[:600]) - truth).mean() < 0.2 * truth.var()
+
+
+def test_clipping_holds_for_every_task() -> None:
+    """However wrong its numbers are, a record gets learning rate times norm."""
+    learner = seeded(task="regression", learning_rate=2.0, max_grad_norm=0.5)
+    learner.fit(X[:1], np.full((1, 10), 1e6), rng=generator(1))
+    moved = np.linalg.norm(flat(learner) - start(linear, 1))
+    assert moved == pytest.approx(2.0 * 0.5, rel=1e-3)
+
+
+def test_momentum_and_schedule_see_noised_gradients_only() -> None:
+    """Pure noise, taken with momentum along a cosine, has the deviation these give it."""
+    learner = seeded(
+        silent, noise_multiplier=1.0, learning_rate=1.0, momentum=0.5, schedule="cosine",
+        final_learning_rate=0.0, epochs=2,
+    )  # fmt: skip
+    learner.fit(np.zeros((32, 500)), Y[:32], rng=generator())
+    # Rates 1 and 1/2: the first noise moves the weights by 1 + 1/2 * 1/2, the second by 1/2.
+    assert flat(learner).std() * 32 == pytest.approx(math.hypot(1.25, 0.5), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -795,6 +931,8 @@ def test_teachers_are_private_and_students_free() -> None:
             {"noise_multiplier": 1.0, "distill_learning_rate": 0},
             "distill_learning_rate must",
         ),
+        ({"noise_multiplier": 1.0, "augment": abs}, "augment must be left out in private"),
+        ({"noise_multiplier": 1.0, "channels_last": True}, "channels_last must be left out"),
         ({"noise_multiplier": 1.0, "epochs": 0}, "epochs must be a whole number"),
         ({"noise_multiplier": 1.0, "batch_size": 2.5}, "batch_size must be a whole number"),
     ],

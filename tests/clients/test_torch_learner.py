@@ -27,6 +27,7 @@ from fl_strategies.exceptions import (
 from fl_strategies.protocols import (
     Array,
     EnsembleLearner,
+    IncrementalLearner,
     IntArray,
     Learner,
     PortableLearner,
@@ -159,9 +160,11 @@ def restored_torch() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("kind", [Learner, EnsembleLearner, SoftLearner, PortableLearner])
+@pytest.mark.parametrize(
+    "kind", [Learner, EnsembleLearner, SoftLearner, IncrementalLearner, PortableLearner]
+)
 def test_satisfies_the_protocols(kind: type) -> None:
-    """A strategy that asks for any of the four protocols gets it."""
+    """A strategy that asks for any of the five protocols gets it."""
     assert isinstance(learner(), kind)
 
 
@@ -532,12 +535,32 @@ def test_hostile_arrays_are_refused(change: dict[str, Any], sentence: str) -> No
         learner().from_arrays(kept)
 
 
-def test_received_buffers_are_checked() -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("1.running_var", np.inf, "NaN or infinity"),
+        ("1.running_var", -0.1, "negative numbers"),  # its root would be NaN
+        ("1.num_batches_tracked", -1, "negative numbers"),  # one more is a division by 0
+    ],
+)
+def test_received_buffers_are_checked(name: str, value: float, fault: str) -> None:
     """Counters and running statistics are part of the state and of its checks."""
     arrays = learner(batch_normalised).fit(X[:40], Y[:40], rng=generator()).to_arrays()
-    arrays["1.running_var"][3] = np.inf
-    with pytest.raises(KnowledgeMismatch, match=r"'1\.running_var'"):
+    arrays[name].flat[-1] = value
+    with pytest.raises(KnowledgeMismatch, match=rf"'{name}' must be .* with {fault}"):
         learner(batch_normalised).from_arrays(arrays)
+
+
+def test_means_may_be_negative_and_variances_zero() -> None:
+    """What batch normalisation can have learned by itself is accepted, and it goes on."""
+    arrays = learner(batch_normalised).fit(X[:40], Y[:40], rng=generator()).to_arrays()
+    arrays["1.running_mean"][:], arrays["1.running_var"][:] = -1.0, 0.0
+    twin = learner(batch_normalised).from_arrays(arrays)
+    assert np.isfinite(twin.logits(X)).all()
+    twin.partial_fit(X[:40], Y[:40], rng=generator(), epochs=1)
+    counted = twin.to_arrays()["1.num_batches_tracked"]
+    assert counted.dtype == np.int64
+    assert counted == arrays["1.num_batches_tracked"] + 2
 
 
 VERBS: dict[str, Callable[[TorchLearner, Array, IntArray], object]] = {
@@ -582,11 +605,11 @@ def test_bad_training_data_is_named(x: Array, y: IntArray, sentence: str, verb: 
     ("x", "scores", "sentence"),
     [
         (X[:0], np.zeros((0, 10)), "x must be at least one row"),
-        (X[:4], np.zeros((4, 9)), r"scores must be of shape \(4, 10\), got \(4, 9\)"),
-        (X[:4], np.zeros((5, 10)), r"scores must be of shape \(4, 10\), got \(5, 10\)"),
-        (X[:4], np.full((4, 10), np.nan), "scores must be finite"),
-        (X[:4], np.full((4, 10), 1e300), "scores as float32 must be finite"),
-        (X[:4], np.full((4, 10), "a"), "scores must be an array of numbers"),
+        (X[:4], np.zeros((4, 9)), r"targets must be of shape \(4, 10\), got \(4, 9\)"),
+        (X[:4], np.zeros((5, 10)), r"targets must be of shape \(4, 10\), got \(5, 10\)"),
+        (X[:4], np.full((4, 10), np.nan), "targets must be finite"),
+        (X[:4], np.full((4, 10), 1e300), "targets as float32 must be finite"),
+        (X[:4], np.full((4, 10), "a"), "targets must be an array of numbers"),
         (X[:4, :9], np.zeros((4, 10)), r"x must be rows of shape \(64,\), like the training"),
     ],
 )
@@ -638,6 +661,15 @@ def test_unfitted_learners_say_so(verb: str) -> None:
         ({"learning_rate": math.nan}, "learning_rate must be finite and above 0, got nan"),
         ({"weight_decay": -0.1}, "weight_decay must be finite and at least 0, got -0.1"),
         ({"weight_decay": math.inf}, "weight_decay must be finite"),
+        ({"task": "ranking"}, "task must be one of single-label, multi-label, regression, got"),
+        ({"task": "regression", "num_classes": 0}, "num_classes must be .* at least 1, got 0"),
+        ({"optimizer": "lion"}, "optimizer must be one of adam, sgd, got 'lion'"),
+        ({"schedule": "linear"}, "schedule must be one of constant, cosine, got 'linear'"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
+        ({"momentum": -0.1}, "momentum must be at least 0 and below 1, got -0.1"),
+        ({"final_learning_rate": 0.1}, "final_learning_rate must be between 0 and learning"),
+        ({"final_learning_rate": math.nan}, "final_learning_rate must be between 0 and"),
+        ({"augment": 3}, "augment must be callable, got 3"),
     ],
 )
 def test_bad_settings_are_named(settings: dict[str, Any], sentence: str) -> None:

@@ -1,0 +1,164 @@
+"""Gradient boosted trees of XGBoost that learn scores instead of labels."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from clients.scores import ScoreLearner
+from clients.tabular import require_array, require_known, to_float32
+from clients.tree_arrays import NativeTree, Trees
+from clients.ubjson import decode
+from fl_strategies.exceptions import MissingExtra, require
+from fl_strategies.protocols import Array, FloatArray
+from fl_strategies.tasks import Task
+
+try:
+    import xgboost
+except ImportError as error:
+    raise MissingExtra("XGBoostScores", "xgboost", "xgboost") from error
+
+OFFSETS: Final = "offsets"
+SCALES: Final = "scales"
+_VALUES_PER_TREE: Final = 64
+
+
+class XGBoostScores(ScoreLearner):
+    """Boosted regression trees, one sequence per class, by squared error.
+
+    Targets are standardised column by column before boosting, so that scores of any size
+    are learned alike; `gamma` and `reg_lambda` act on standardised targets. Only the trees
+    are kept, as plain arrays that are walked in numpy: a model travels between different
+    versions of XGBoost and predicts the same to the bit everywhere.
+
+    Parameters
+    ----------
+    num_classes : int
+        Length of the federation's class list, number of labels, or number of outputs.
+    task : "single-label", "multi-label" or "regression"
+        What labels are; see `fl_strategies.tasks`.
+    num_rounds : int
+        Boosting rounds, each with one tree per class.
+    max_depth : int
+        Levels of splits in a tree, at least 1.
+    learning_rate : float
+        Shrinkage of every tree.
+    gamma : float
+        Smallest loss reduction that justifies a split.
+    reg_lambda : float
+        L2 penalty on leaf values.
+    max_bin : int
+        Histogram bins per feature.
+    num_threads : int
+        Threads of one fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fl_strategies.protocols import Recipe
+    >>> learner = XGBoostScores(num_classes=2, num_rounds=30, reg_lambda=0.0)
+    >>> x = np.repeat([[0.0], [1.0]], 8, axis=0)
+    >>> shares = np.repeat([[0.9, 0.1], [0.2, 0.8]], 8, axis=0)
+    >>> recipe = Recipe(link="softmax")
+    >>> learner = learner.distill(x, shares, rng=np.random.default_rng(0), recipe=recipe)
+    >>> np.exp(learner.logits(x[[0, -1]])).round(2)
+    array([[0.9, 0.1],
+           [0.2, 0.8]])
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        task: Task = "single-label",
+        num_rounds: int = 100,
+        max_depth: int = 6,
+        learning_rate: float = 0.3,
+        gamma: float = 0.0,
+        reg_lambda: float = 1.0,
+        max_bin: int = 256,
+        num_threads: int = 1,
+    ) -> None:
+        super().__init__(num_classes=num_classes, task=task)
+        owner = self._owner
+        require(num_rounds >= 1, owner, "num_rounds", "at least 1", num_rounds)
+        require(max_depth >= 1, owner, "max_depth", "at least 1", max_depth)
+        require(0 < learning_rate <= 1, owner, "learning_rate", "in (0, 1]", learning_rate)
+        require(gamma >= 0, owner, "gamma", "at least 0", gamma)
+        require(reg_lambda >= 0, owner, "reg_lambda", "at least 0", reg_lambda)
+        require(max_bin >= 2, owner, "max_bin", "at least 2", max_bin)
+        require(num_threads >= 1, owner, "num_threads", "at least 1", num_threads)
+        self._num_rounds = num_rounds
+        self._settings = {
+            "objective": "reg:squarederror",
+            "multi_strategy": "one_output_per_tree",
+            "tree_method": "hist",
+            # The mean is taken off the targets, whatever a version makes of its own.
+            "base_score": 0.0,
+            "max_depth": max_depth,
+            "learning_rate": learning_rate,
+            "gamma": gamma,
+            "reg_lambda": reg_lambda,
+            "max_bin": max_bin,
+            "nthread": num_threads,
+        }
+        self._trees: Trees
+        self._offsets: FloatArray
+        self._scales: FloatArray
+
+    @property
+    def _num_trees(self) -> int:
+        return self._num_rounds * self.num_classes
+
+    def _regress(self, x: Array, targets: FloatArray, rng: np.random.Generator) -> None:
+        deviations = targets.std(axis=0)
+        self._offsets = targets.mean(axis=0)
+        self._scales = np.where(deviations > 0, deviations, 1.0)
+        standard = ((targets - self._offsets) / self._scales).astype(np.float32)
+        data = xgboost.DMatrix(
+            to_float32(self._owner, x), label=standard, nthread=self._settings["nthread"]
+        )
+        settings = {**self._settings, "seed": int(rng.integers(2**31))}
+        booster = xgboost.train(settings, data, self._num_rounds)
+        self._trees = Trees.grow(_native_trees(booster, self._num_trees))
+
+    def _outputs(self, x: Array) -> FloatArray:
+        shape = (self._num_rounds, self.num_classes, -1)
+        sums = [
+            leaves.reshape(shape).sum(axis=0, dtype=np.float64).T
+            for leaves in self._trees.leaf_values(to_float32(self._owner, x))
+        ]
+        scores: FloatArray = self._offsets + self._scales * np.concatenate(sums)
+        return scores
+
+    def _to_arrays(self) -> dict[str, Array]:
+        own = {OFFSETS: self._offsets.copy(), SCALES: self._scales.copy()}
+        return {**own, **self._trees.to_arrays(self._width)}
+
+    def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
+        own, owner, shape = dict(arrays), self._owner, (self.num_classes,)
+        for name in (OFFSETS, SCALES):
+            require_known(name in own, owner, "arrays", f"with {name!r}", sorted(own))
+        self._offsets = require_array(owner, own, OFFSETS, np.float64, shape)
+        self._scales = require_array(owner, own, SCALES, np.float64, shape)
+        nodes = {name: each for name, each in own.items() if name not in (OFFSETS, SCALES)}
+        self._trees = Trees.from_arrays(
+            owner, nodes, num_trees=self._num_trees, width=self._width, num_values=1
+        )
+
+
+def _native_trees(booster: Any, num_trees: int) -> Iterator[NativeTree]:
+    """Yield the trees of a booster in its own order: round by round, class by class."""
+    raw = bytes(booster.save_raw("ubj"))
+    model = decode(raw, max_items=_VALUES_PER_TREE * (num_trees + 4))
+    for tree in model["learner"]["gradient_booster"]["model"]["trees"]:
+        # XGBoost goes left below a threshold; for float32 that is up to the number before.
+        # Leaves keep their value in the place of a threshold.
+        conditions = tree["split_conditions"]
+        yield NativeTree(
+            left=tree["left_children"],
+            right=tree["right_children"],
+            features=tree["split_indices"],
+            thresholds=np.nextafter(conditions, np.float32(-np.inf)),
+            values=conditions[:, np.newaxis],
+        )

@@ -1,0 +1,285 @@
+"""How PyTorch modules are trained: losses, batches, optimizers and stacks of twins."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from fl_strategies.exceptions import KnowledgeMismatch, MissingExtra, require
+from fl_strategies.party import check_rows
+from fl_strategies.protocols import Array, Recipe
+from fl_strategies.tasks import UNKNOWN, Task
+
+try:
+    import torch
+    from torch import Tensor, nn
+    from torch.func import functional_call, stack_module_state, vmap
+    from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+except ImportError as error:
+    raise MissingExtra("TorchLearner", "torch", "torch") from error
+
+OptimizerName: TypeAlias = Literal["adam", "sgd"]
+Schedule: TypeAlias = Literal["constant", "cosine"]
+RowLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""From logits (n, c) and targets (n, ...) to the loss of every row, (n,)."""
+BatchLoss: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From logits, targets and weights of rows (n,) to the loss of a step."""
+Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
+OWNER: Final = "TorchLearner"
+# Batch normalisation divides by the root of the one and by the other.
+NEVER_NEGATIVE: Final = ("running_var", "num_batches_tracked")
+
+
+def weighted(loss: RowLoss) -> BatchLoss:
+    """Return the sum of the losses of rows, each times its weight."""
+    return lambda logits, targets, weights: (loss(logits, targets) * weights).sum()
+
+
+def _squared_difference(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean(dim=1)
+
+
+def _absolute_difference(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs().mean(dim=1)
+
+
+def _distance(outputs: Tensor, targets: Tensor) -> Tensor:
+    # Unlike the root of a sum, this norm has a gradient at 0, which is 0.
+    distance: Tensor = torch.linalg.vector_norm(outputs - targets, dim=1)
+    return distance
+
+
+def _label_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy of every label, 0 where unknown, and which are known."""
+    known = labels != UNKNOWN
+    losses = binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
+    return losses.where(known, 0.0), known
+
+
+def _mean_of_known(logits: Tensor, labels: Tensor) -> Tensor:
+    losses, known = _label_losses(logits, labels)
+    return losses.sum(dim=1) / known.sum(dim=1).clamp(min=1)
+
+
+def _mean_of_all_known(logits: Tensor, labels: Tensor, _weights: Tensor) -> Tensor:
+    losses, known = _label_losses(logits, labels)
+    return losses.sum() / known.sum().clamp(min=1)
+
+
+RECORD_LOSSES: Final[Mapping[Task, RowLoss]] = {
+    "single-label": partial(cross_entropy, reduction="none"),
+    "multi-label": _mean_of_known,
+    "regression": _squared_difference,
+}
+"""What one record loses by itself, whatever the other records are."""
+TASK_LOSSES: Final[Mapping[Task, BatchLoss]] = {
+    "single-label": weighted(RECORD_LOSSES["single-label"]),
+    "multi-label": _mean_of_all_known,
+    "regression": weighted(RECORD_LOSSES["regression"]),
+}
+"""What is minimised in a step: every record counts, and every known label, as any other."""
+_NORMS: Final[Mapping[str, RowLoss]] = {
+    "l1": _absolute_difference,
+    "l2": _distance,
+    "mse": _squared_difference,
+}
+_LINKS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "identity": lambda scores: scores,
+    "softmax": partial(torch.softmax, dim=1),
+    "sigmoid": torch.sigmoid,
+}
+
+
+def recipe_loss(recipe: Recipe) -> BatchLoss:
+    """Return the mean over rows of the loss that a recipe names."""
+    norm, link = _NORMS.get(recipe.loss), _LINKS[recipe.link]
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        scores = logits / recipe.temperature
+        if norm is not None:
+            return norm(link(scores), targets)
+        if recipe.link == "softmax":
+            return cross_entropy(scores, targets, reduction="none")
+        losses = binary_cross_entropy_with_logits(scores, targets, reduction="none")
+        return losses.mean(dim=1)
+
+    return weighted(loss)
+
+
+def make_optimizer(
+    kind: OptimizerName,
+    parameters: Iterable[Tensor],
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    momentum: float,
+    fused: bool = True,
+) -> torch.optim.Optimizer:
+    """Return a new optimizer; Adam has no use for the momentum."""
+    if kind == "adam":
+        return torch.optim.Adam(
+            parameters, learning_rate, weight_decay=weight_decay, fused=fused
+        )
+    return torch.optim.SGD(
+        parameters, learning_rate, momentum=momentum, weight_decay=weight_decay, fused=fused
+    )
+
+
+def scheduled(
+    optimizer: torch.optim.Optimizer, schedule: Schedule, final_rate: float, num_steps: int
+) -> Iterator[None]:
+    """Set the learning rate of every step, one after the other.
+
+    Along a cosine step i of n is taken at i / n of the way to the final rate, as PyTorch's
+    `CosineAnnealingLR` does; so the final rate is where a step after the last would be.
+    """
+    first_rates = [group["lr"] for group in optimizer.param_groups]
+    for step in range(num_steps):
+        if schedule == "cosine":
+            share = (1 + math.cos(math.pi * step / num_steps)) / 2
+            for group, first in zip(optimizer.param_groups, first_rates, strict=True):
+                group["lr"] = final_rate + (first - final_rate) * share
+        yield
+
+
+class ModuleStack:
+    """K modules of one architecture as one: rows (K * n, ...), the first n for the first."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modules = modules
+        # Batched products run faster, and fused Adam need not copy, when weights (out, in)
+        # lie in memory as (in, out).
+        self._parameters = {
+            name: _swap_axes(value.detach()).contiguous().requires_grad_(value.requires_grad)
+            for name, value in stack_module_state(modules)[0].items()
+        }
+        self._forward = vmap(lambda named, rows: functional_call(modules[0], named, (rows,)))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the outputs of every module for its own rows."""
+        named = {name: _swap_axes(value) for name, value in self._parameters.items()}
+        stacked = rows.view(len(self._modules), -1, *rows.shape[1:])
+        scores: Tensor = self._forward(named, stacked)
+        return scores.flatten(0, 1)
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Yield the stacked parameters, (K, ...)."""
+        yield from self._parameters.values()
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Give every module its trained parameters."""
+        for i, module in enumerate(self._modules):
+            for name, parameter in module.named_parameters():
+                parameter.copy_(_swap_axes(self._parameters[name])[i])
+
+
+class TrainingData:
+    """Training sets of K models, where rows that several models share are stored once."""
+
+    def __init__(self, sets: Sequence[tuple[Array, Array]]) -> None:
+        distinct = {id(x): x for x, _ in sets}
+        end = dict(zip(distinct, np.cumsum([len(x) for x in distinct.values()]), strict=True))
+        self._rows = torch.from_numpy(as_float32("x", list(distinct.values())))
+        self._targets = torch.from_numpy(np.concatenate([targets for _, targets in sets]))
+        self._sizes = np.array([[len(x)] for x, _ in sets])
+        self._first_rows = np.array([[end[id(x)]] for x, _ in sets]) - self._sizes
+        self._first_targets = np.cumsum(self._sizes, axis=0) - self._sizes
+
+    def num_steps(self, epochs: int, batch_size: int) -> int:
+        """Return how many batches so many epochs have."""
+        return epochs * steps_per_epoch(int(self._sizes.max()), batch_size)
+
+    def batches(
+        self, epochs: int, batch_size: int, rngs: Sequence[np.random.Generator]
+    ) -> Iterator[Batch]:
+        """Yield rows, targets and weights of every step, b for each model, (K * b, ...).
+
+        A last batch is as long as the longest of all models, with weight 0 for what is
+        beyond a model's own rows; the weights of a model sum to 1.
+        """
+        longest = int(self._sizes.max())
+        last_start = (steps_per_epoch(longest, batch_size) - 1) * batch_size
+        stops = [*range(batch_size, last_start + 1, batch_size), longest]
+        weights = self._weights(batch_size, last_start)
+        order = np.zeros((len(rngs), longest), dtype=np.int64)
+        for _ in range(epochs):
+            for mine, size, rng in zip(order, self._sizes[:, 0], rngs, strict=True):
+                mine[:size] = rng.permutation(size)
+            at_row = torch.from_numpy(order + self._first_rows)
+            at_target = torch.from_numpy(order + self._first_targets)
+            for step, stop in enumerate(stops):
+                now = np.s_[:, step * batch_size : stop]
+                rows = self._rows.index_select(0, at_row[now].flatten())
+                yield rows, self._targets[at_target[now].flatten()], weights[now].flatten()
+
+    def _weights(self, batch_size: int, last_start: int) -> Tensor:
+        position = np.arange(self._sizes.max())
+        last = np.where(position < self._sizes, 1 / (self._sizes - last_start), 0)
+        weights = np.where(position < last_start, 1 / batch_size, last)
+        return torch.from_numpy(weights.astype(np.float32))
+
+
+def steps_per_epoch(num_rows: int, batch_size: int) -> int:
+    """Return the steps of an epoch; a single last row joins the batch before it."""
+    steps = math.ceil(num_rows / batch_size)
+    return steps - 1 if steps > 1 and num_rows % batch_size == 1 else steps
+
+
+def _swap_axes(stacked: Tensor) -> Tensor:
+    """Transpose the matrices of a stack (K, rows, columns); leave other shapes alone."""
+    return stacked.mT if stacked.ndim == 3 else stacked
+
+
+def as_float32(name: str, parts: Sequence[Array]) -> Array:
+    """Return a new float32 array of all parts; refuse numbers beyond its range."""
+    with np.errstate(over="ignore"):
+        joined = np.concatenate(parts, dtype=np.float32, casting="same_kind")
+    if any(part.dtype.itemsize > joined.dtype.itemsize for part in parts):
+        check_rows(OWNER, f"{name} as float32", joined)
+    return joined
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raise `InvalidParameter` unless the value is a whole number and not too small."""
+    counts = isinstance(value, int | np.integer) and value >= least
+    require(bool(counts), OWNER, name, f"a whole number, at least {least}", value)
+
+
+def state_of(module: nn.Module) -> dict[str, Array]:
+    """Return the parameters and buffers of a module by name, without copies."""
+    return {name: value.numpy() for name, value in module.state_dict().items()}
+
+
+def check_state(arrays: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+    """Raise `KnowledgeMismatch` unless the arrays can be the state of a module."""
+    for name in sorted(arrays.keys() ^ expected.keys(), key=str):
+        rule = "given, got none" if name in expected else "left out, got one"
+        raise KnowledgeMismatch(f"{OWNER}: array {str(name)[:80]!r} must be {rule}.")
+    for name, value in expected.items():
+        given, rule = np.asarray(arrays[name]), f"{value.dtype} of shape {value.shape}"
+        got = f"{given.dtype} of shape {given.shape}"
+        if got == rule and not np.isfinite(given).all():
+            got += " with NaN or infinity"
+        elif got == rule and name.endswith(NEVER_NEGATIVE) and (given < 0).any():
+            got += " with negative numbers"
+        if rule != got:
+            raise KnowledgeMismatch(f"{OWNER}: array {name!r} must be {rule}, got {got}.")
+
+
+@contextmanager
+def isolated(rng: np.random.Generator | None = None) -> Iterator[None]:
+    """Use one thread, draw from `rng` if given, and leave no trace in PyTorch's settings."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.set_num_threads(1)
+        if rng is not None:
+            torch.default_generator.manual_seed(int(rng.integers(2**63)))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)

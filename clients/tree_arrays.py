@@ -1,0 +1,194 @@
+"""Regression trees of any library as plain arrays, grown, walked and checked in numpy.
+
+Nodes are in level order: the root, then its children, then theirs. The children of the
+j-th split of a tree are then its nodes 2 j + 1 and 2 j + 2, so one bit per node, leaf or
+not, is the whole structure. No child index is on the wire, and no native code walks a
+received tree.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+
+from clients.tabular import require_array, require_known, require_names
+from fl_strategies.protocols import Array, FloatArray, IntArray
+
+# A tree on honest data has some tens of levels; a chain would take as many steps a row.
+MAX_LEVELS: Final = 1024
+_NAMES: Final = {"tree-sizes", "leaf-bits", "features", "thresholds", "values"}
+_VALUES_AT_ONCE: Final = 2**20
+
+
+class NativeTree(NamedTuple):
+    """One tree as libraries hold it: arrays over its nodes, children -1 for leaves.
+
+    A row goes left where its feature is at most the threshold. `values` is (nodes, m).
+    """
+
+    left: IntArray
+    right: IntArray
+    features: IntArray
+    thresholds: FloatArray
+    values: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """Trees whose leaves hold m numbers each.
+
+    Parameters
+    ----------
+    sizes : (num_trees,)
+        Nodes of every tree.
+    leaf : (num_nodes,) of bool
+        Whether a node is a leaf, in level order, tree after tree.
+    features, thresholds : (num_splits,)
+        A row goes left where this column, as float32, is at most the threshold.
+    values : (num_leaves, m) of float32
+    """
+
+    sizes: IntArray
+    leaf: Array
+    features: IntArray
+    thresholds: FloatArray
+    values: FloatArray
+
+    @classmethod
+    def grow(cls, native: Iterable[NativeTree]) -> Self:
+        """Return the trees of a library, with values in float32."""
+        sizes, parts = [], []
+        for tree in native:
+            order = _level_order(tree.left, tree.right)
+            leaf = tree.left[order] < 0
+            split = order[~leaf]
+            thresholds = round_down(tree.thresholds[split])
+            parts.append((leaf, tree.features[split], thresholds, tree.values[order[leaf]]))
+            sizes.append(len(order))
+        leaf, features, thresholds, values = map(np.concatenate, zip(*parts, strict=True))
+        narrow = values.astype(np.float32)
+        return cls(np.array(sizes), leaf, features.astype(np.int64), thresholds, narrow)
+
+    def to_arrays(self, width: int) -> dict[str, Array]:
+        """Return the trees of rows with `width` columns as arrays for the wire."""
+        return {
+            "tree-sizes": self.sizes.copy(),
+            "leaf-bits": np.packbits(self.leaf),
+            "features": self.features.astype(np.min_scalar_type(width - 1)),
+            "thresholds": self.thresholds.copy(),
+            "values": self.values.copy(),
+        }
+
+    @classmethod
+    def from_arrays(
+        cls,
+        owner: str,
+        arrays: Mapping[str, Array],
+        *,
+        num_trees: int,
+        width: int,
+        num_values: int,
+    ) -> Self:
+        """Return received trees; raise `KnowledgeMismatch` for all that are not whole."""
+        require_names(owner, arrays, _NAMES)
+        sizes = require_array(owner, arrays, "tree-sizes", np.int64, (num_trees,))
+        total = sum(sizes.tolist())
+        require_known(sizes.min() > 0, owner, "tree-sizes", "at least 1", sizes.min())
+        bits = require_array(owner, arrays, "leaf-bits", np.uint8, (math.ceil(total / 8),))
+        leaf = np.unpackbits(bits, count=total).astype(bool)
+        num_splits, num_leaves = int((~leaf).sum()), int(leaf.sum())
+        narrow = np.min_scalar_type(width - 1)
+        features = require_array(owner, arrays, "features", narrow, (num_splits,))
+        inside = bool((features < width).all())
+        require_known(inside, owner, "features", f"below {width}", "a larger index")
+        thresholds = require_array(owner, arrays, "thresholds", np.float32, (num_splits,))
+        values = require_array(owner, arrays, "values", np.float32, (num_leaves, num_values))
+        _check_levels(owner, sizes, leaf)
+        return cls(sizes, leaf, features.astype(np.int64), thresholds, values)
+
+    def leaf_values(self, x: Array) -> Iterator[FloatArray]:
+        """Yield the leaves' numbers, (num_trees, b, m), for the next b rows of float32."""
+        num_trees, m = len(self.sizes), self.values.shape[1]
+        step = max(1, _VALUES_AT_ONCE // (num_trees * m))
+        for start in range(0, len(x), step):
+            leaves = self._leaves(x[start : start + step])
+            yield self.values[leaves].reshape(num_trees, -1, m)
+
+    def _leaves(self, x: Array) -> IntArray:
+        """Return the number of the leaf that every row falls into, tree by tree, flat."""
+        nodes = np.repeat(self._roots, len(x))
+        rows = np.tile(np.arange(len(x)), len(self.sizes))
+        walking = np.flatnonzero(~self.leaf[nodes])
+        while walking.size:
+            splits = self._number[nodes[walking]]
+            columns = x[rows[walking], self.features[splits]]
+            reached = self._left[splits] + (columns > self.thresholds[splits])
+            nodes[walking] = reached
+            walking = walking[~self.leaf[reached]]
+        leaves: IntArray = self._number[nodes]
+        return leaves
+
+    @cached_property
+    def _roots(self) -> IntArray:
+        return np.cumsum(self.sizes) - self.sizes
+
+    @cached_property
+    def _number(self) -> IntArray:
+        """Number of every node among the splits, or among the leaves, of all trees."""
+        return np.where(self.leaf, np.cumsum(self.leaf), np.cumsum(~self.leaf)) - 1
+
+    @cached_property
+    def _left(self) -> IntArray:
+        """Left child of every split; the right one is the next node."""
+        splits_of_tree = (self.sizes - 1) // 2
+        before = np.repeat(np.cumsum(splits_of_tree) - splits_of_tree, splits_of_tree)
+        number_in_tree = np.arange(len(before)) - before
+        return np.repeat(self._roots, splits_of_tree) + 2 * number_in_tree + 1
+
+
+def _level_order(left: IntArray, right: IntArray) -> IntArray:
+    """Return the nodes below the root 0, level after level, children side by side."""
+    levels = [np.zeros(1, dtype=np.int64)]
+    while levels[-1].size:
+        split = levels[-1][left[levels[-1]] >= 0]
+        levels.append(np.stack([left[split], right[split]], axis=1).reshape(-1))
+    return np.concatenate(levels)
+
+
+def round_down(thresholds: FloatArray) -> FloatArray:
+    """Return float32 thresholds that split float32 numbers exactly as the float64 ones do.
+
+    Examples
+    --------
+    >>> bool(round_down(np.array([0.7]))[0] <= 0.7 < np.float32(0.7) + 1e-7)
+    True
+    """
+    narrow = thresholds.astype(np.float32)
+    lower = np.nextafter(narrow, np.float32(-np.inf))
+    rounded: FloatArray = np.where(narrow > thresholds, lower, narrow)
+    return rounded
+
+
+def _check_levels(owner: str, sizes: IntArray, leaf: Array) -> None:
+    """Raise unless the bits of every tree are exactly one tree in level order.
+
+    A tree whose first nodes up to `end` hold s splits continues up to node 2 s + 1. It is
+    whole if this ends at its size: every node but the root then has one parent before it.
+    """
+    splits_before = np.concatenate([[0], np.cumsum(~leaf)])
+    roots = np.cumsum(sizes) - sizes
+    end = np.ones_like(sizes)
+    for _ in range(MAX_LEVELS):
+        reached = roots + np.minimum(end, sizes)
+        following = 2 * (splits_before[reached] - splits_before[roots]) + 1
+        if np.array_equal(following, end):
+            break
+        end = following
+    else:
+        rule = f"trees of at most {MAX_LEVELS} levels"
+        require_known(False, owner, "leaf-bits", rule, "more")
+    whole = np.array_equal(end, sizes)
+    require_known(whole, owner, "leaf-bits", "whole trees", "a part or more than a tree")

@@ -1,0 +1,285 @@
+"""KernelRidgeLearner and RidgeLearner: closed forms against textbook formulas."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clients.kernel_learner import KERNELS, KernelRidgeLearner, RidgeLearner, solve_shifted
+from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch
+from fl_strategies.protocols import Array, FloatArray
+
+RNG = np.random.default_rng(0)
+X, NEW = RNG.normal(size=(30, 4)), RNG.normal(size=(7, 4))
+Y = RNG.normal(size=(30, 2))
+
+
+def kernel_ridge(x: Array = X, y: Array = Y, **own: Any) -> KernelRidgeLearner:
+    learner = KernelRidgeLearner(num_classes=y.shape[1], task="regression", **own)
+    return learner.fit(x, y, rng=np.random.default_rng(0))
+
+
+def ridge(x: Array = X, y: Array = Y, **own: Any) -> RidgeLearner:
+    learner = RidgeLearner(num_classes=y.shape[1], task="regression", **own)
+    return learner.fit(x, y, rng=np.random.default_rng(0))
+
+
+def similarity(kernel: str, a: FloatArray, b: FloatArray) -> float:
+    """Return the kernel of one pair as the docstring defines it, with gamma 0.3."""
+    match kernel:
+        case "linear":
+            return float(a @ b)
+        case "rbf":
+            return float(np.exp(-0.3 * ((a - b) ** 2).sum()))
+        case "polynomial":
+            return float((0.3 * (a @ b) + 2.0) ** 2)
+    return float(np.exp(-0.3 * np.abs(a - b).sum()))
+
+
+def gram(kernel: str, one: FloatArray, other: FloatArray) -> FloatArray:
+    return np.array([[similarity(kernel, a, b) for b in other] for a in one])
+
+
+# --- kernels ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("c", [1e-3, 0.5])
+def test_predictions_are_those_of_the_paper(kernel: Any, c: float) -> None:
+    """K and k_x are divided by the number of rows, c is not multiplied by it."""
+    matrix, vectors = gram(kernel, X, X) / 30, gram(kernel, NEW, X) / 30
+    expected = vectors @ np.linalg.solve(c * np.eye(30) + matrix, Y)
+
+    actual = kernel_ridge(kernel=kernel, ridge=c, gamma=0.3, degree=2, offset=2.0)
+
+    assert np.allclose(actual.predict(NEW), expected, rtol=0, atol=1e-10)
+
+
+def test_the_ridge_counts_per_row() -> None:
+    """A training set that is there twice gives the same predictor."""
+    once, twice = (
+        kernel_ridge(ridge=0.1),
+        kernel_ridge(np.tile(X, (2, 1)), np.tile(Y, (2, 1)), ridge=0.1),
+    )
+
+    assert np.allclose(once.predict(NEW), twice.predict(NEW), atol=1e-10)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "laplace"])
+def test_without_ridge_the_data_are_fitted(kernel: Any) -> None:
+    """With c = 0 predictions of distinct training rows are their targets."""
+    actual = kernel_ridge(kernel=kernel, ridge=0.0, gamma=1.0)
+
+    assert np.allclose(actual.predict(X), Y, atol=1e-10)
+
+
+def test_without_ridge_equal_rows_share_their_mean() -> None:
+    """Rows that contradict each other are no division by zero but a least-squares fit."""
+    x = np.concatenate([X, X[:5]])
+    y = np.concatenate([Y, Y[:5] + 2.0])
+
+    actual = kernel_ridge(x, y, ridge=0.0, gamma=1.0).predict(X)
+
+    assert np.allclose(actual[:5], Y[:5] + 1.0, atol=1e-8)
+    assert np.allclose(actual[5:], Y[5:], atol=1e-8)
+
+
+@pytest.mark.parametrize("width", [4, 50])
+def test_without_ridge_a_line_has_least_norm(width: int) -> None:
+    """The linear kernel gives the pseudo-inverse for more rows and for more columns."""
+    x = RNG.normal(size=(30, width))
+    expected = x @ np.linalg.pinv(x) @ Y
+
+    actual = kernel_ridge(x, kernel="linear", ridge=0.0)
+
+    assert np.allclose(actual.predict(x), expected, atol=1e-10)
+    assert np.allclose(ridge(x, ridge=0.0, intercept=False).predict(x), expected, atol=1e-10)
+
+
+def test_a_vanishing_ridge_is_no_ridge() -> None:
+    """A ridge below rounding has the limit of smaller and smaller ones, not noise."""
+    x = np.concatenate([X, X])
+    y = np.concatenate([Y, Y])
+
+    tiny = kernel_ridge(x, y, kernel="linear", ridge=1e-25)
+
+    assert np.allclose(tiny.predict(NEW), NEW @ np.linalg.pinv(x) @ y, atol=1e-9)
+
+
+def test_self_distillation_shrinks_as_the_paper_says() -> None:
+    """Learning one's own predictions t times gives (K (c I + K)^-1)^t y on the rows."""
+    c, matrix = 0.05, gram("rbf", X, X) / 30
+    step = matrix @ np.linalg.inv(c * np.eye(30) + matrix)
+    learner = KernelRidgeLearner(num_classes=2, ridge=c, gamma=0.3)
+    scores: FloatArray = Y
+
+    for _ in range(4):
+        scores = learner.distill(X, scores, rng=np.random.default_rng(0)).logits(X)
+
+    assert np.allclose(scores, np.linalg.matrix_power(step, 4) @ Y, atol=1e-10)
+
+
+def test_gamma_is_one_over_the_columns() -> None:
+    """Without gamma, kernels take the number of columns as their scale."""
+    assert np.array_equal(kernel_ridge().predict(NEW), kernel_ridge(gamma=0.25).predict(NEW))
+
+
+def test_distant_data_lose_no_digits() -> None:
+    """Distances are differences, so that a common shift of all rows has no effect."""
+    shifted = kernel_ridge(X + 2.0**20).predict(NEW + 2.0**20)
+
+    assert np.allclose(shifted, kernel_ridge().predict(NEW), atol=1e-6)
+
+
+def test_rows_are_answered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many pairs are compared at once has no effect beyond the last bits."""
+    together = kernel_ridge().predict(NEW)
+
+    monkeypatch.setattr("clients.kernel_learner._PAIRS_AT_ONCE", 65)
+
+    assert np.allclose(kernel_ridge().predict(NEW), together, atol=1e-12)
+
+
+@given(
+    rank=st.integers(1, 6),
+    shift=st.sampled_from([0.0, 1e-6, 1e-2, 10.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_solution_is_the_pseudo_inverse(rank: int, shift: float, seed: int) -> None:
+    """Also singular matrices are solved, as numpy's pseudo-inverse does."""
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.normal(size=(6, 6)))[0][:, :rank]
+    matrix = basis @ np.diag(rng.uniform(0.1, 10, rank)) @ basis.T
+    targets = rng.normal(size=(6, 2))
+    inverse = np.linalg.pinv(matrix + shift * np.eye(6), rcond=1e-10, hermitian=True)
+
+    actual = solve_shifted((matrix + matrix.T) / 2, shift, targets)
+
+    expected = inverse @ targets
+    assert np.linalg.norm(actual - expected) <= 1e-8 * np.linalg.norm(expected)
+
+
+# --- linear -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [4, 50])
+@pytest.mark.parametrize("c", [1e-3, 0.5])
+def test_ridge_without_intercept_is_the_linear_kernel(width: int, c: float) -> None:
+    """Both forms of the same regression give the same numbers."""
+    x, new = RNG.normal(size=(30, width)), RNG.normal(size=(7, width))
+
+    primal = ridge(x, ridge=c, intercept=False).predict(new)
+
+    assert np.allclose(
+        primal, kernel_ridge(x, kernel="linear", ridge=c).predict(new), atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("width", [4, 50])
+def test_the_intercept_is_not_penalised(width: int) -> None:
+    """Coefficients solve the normal equations in which the constant has no ridge."""
+    x, c = RNG.normal(size=(30, width)) + 3.0, 0.2
+    design = np.column_stack([x, np.ones(30)])
+    penalty = np.diag([c * 30.0] * width + [0.0])
+    expected = np.linalg.solve(design.T @ design + penalty, design.T @ Y)
+
+    arrays = ridge(x, ridge=c).to_arrays()
+
+    assert np.allclose(arrays["coefficients"], expected[:-1], atol=1e-10)
+    assert np.allclose(arrays["intercepts"], expected[-1], atol=1e-10)
+
+
+def test_repeated_and_empty_columns_are_no_trouble() -> None:
+    """Without a ridge, equal columns share their weight and zeros get none."""
+    x = np.column_stack([X[:, 0], X[:, 0], np.zeros(30)])
+
+    arrays = ridge(x, 3.0 * X[:, :1] + 1.0, ridge=0.0).to_arrays()
+
+    assert np.allclose(arrays["coefficients"][:, 0], [1.5, 1.5, 0.0], atol=1e-10)
+    assert np.allclose(arrays["intercepts"], [1.0], atol=1e-10)
+
+
+@given(seed=st.integers(0, 2**32 - 1), num_rows=st.integers(3, 12))
+@settings(max_examples=100, deadline=None)
+def test_dependent_columns_give_the_least_norm(seed: int, num_rows: int) -> None:
+    """A column that is the sum of others up to rounding gets no weight of its own."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(num_rows, 2)), rng.normal(size=(num_rows, 1))
+    x = np.column_stack([x, x @ rng.normal(size=2)])
+
+    arrays = ridge(x, y, ridge=0.0, intercept=False).to_arrays()
+
+    expected = np.linalg.pinv(x, rcond=1e-10) @ y
+    error = np.linalg.norm(arrays["coefficients"] - expected)
+    assert error <= 1e-6 * (1 + np.linalg.norm(expected))
+
+
+def test_coefficients_are_all_that_travels() -> None:
+    """A linear model holds one number per column and class, however many rows it saw."""
+    arrays = ridge(np.tile(X, (9, 1)), np.tile(Y, (9, 1))).to_arrays()
+
+    own = {name: arrays[name].shape for name in ("coefficients", "intercepts")}
+
+    assert own == {"coefficients": (4, 2), "intercepts": (2,)}
+    assert len(arrays) == 5
+
+
+# --- travel and refusals ------------------------------------------------------------------
+
+
+def test_a_kernel_model_is_its_rows() -> None:
+    """What the docstring warns of is so: the training rows are on the wire."""
+    assert np.array_equal(kernel_ridge().to_arrays()["support-rows"], X)
+
+
+@pytest.mark.parametrize(
+    "other", [{"kernel": "laplace"}, {"gamma": 0.7}, {"degree": 4}, {"offset": 0.0}]
+)
+def test_another_kernel_is_refused(other: dict[str, Any]) -> None:
+    """A model is not read by a learner that would compare rows in another way."""
+    receiver = KernelRidgeLearner(num_classes=2, task="regression", **other)
+
+    with pytest.raises(KnowledgeMismatch, match=r"kernel must be .* as here"):
+        receiver.from_arrays(kernel_ridge().to_arrays())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("support-rows", np.zeros((0, 4))), ("support-rows", np.zeros((30, 3))),
+        ("support-rows", np.zeros(30)), ("support-rows", np.float64(1.0)),
+        ("dual-coefficients", np.zeros((29, 2))), ("dual-coefficients", np.zeros((30, 3))),
+        ("kernel", np.zeros(3)),
+    ],
+)  # fmt: skip
+def test_forged_kernel_models_are_refused(name: str, value: Array) -> None:
+    """Rows and coefficients must fit each other and the width."""
+    receiver = KernelRidgeLearner(num_classes=2, task="regression")
+
+    with pytest.raises(KnowledgeMismatch, match=f"{name} must be"):
+        receiver.from_arrays({**kernel_ridge().to_arrays(), name: value})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("kernel", "cosine"), ("ridge", -0.1), ("ridge", np.inf), ("ridge", np.nan),
+        ("gamma", 0.0), ("gamma", np.inf), ("degree", 0), ("offset", -1.0),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_refused(setting: str, value: Any) -> None:
+    """A setting outside its range is named with its value."""
+    with pytest.raises(InvalidParameter, match=f"KernelRidgeLearner: {setting} must be"):
+        kernel_ridge(**{setting: value})
+    if setting == "ridge":
+        with pytest.raises(InvalidParameter, match="RidgeLearner: ridge must be"):
+            ridge(ridge=value)
+
+
+def test_rows_that_overflow_the_kernel_are_refused() -> None:
+    """A power that leaves the range of numbers is named instead of giving NaN."""
+    with pytest.raises(InvalidData, match="x must be small enough for the kernel"):
+        kernel_ridge(X * 1e30, kernel="polynomial", degree=9)

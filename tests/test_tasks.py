@@ -1,0 +1,111 @@
+"""What labels can be, and how models are judged."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.protocols import Recipe, link_scores
+from fl_strategies.tasks import check_targets, check_task, mean_auc, quality
+from tests.toys import TEST, CentroidLearner, blobs
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 1000), num_rows=st.integers(4, 40))
+def test_the_area_is_scikit_learn_s(seed: int, num_rows: int) -> None:
+    """Tied scores, unknown labels and labels of one value included."""
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, 6, (num_rows, 3)).astype(float)
+    y = rng.integers(-1, 2, (num_rows, 3))
+    expected = []
+    for column, labels in zip(scores.T, y.T, strict=True):
+        known = labels >= 0
+        if len(set(labels[known])) == 2:
+            expected.append(roc_auc_score(labels[known], column[known]))
+
+    area = mean_auc(scores, y)
+
+    assert area == pytest.approx(np.mean(expected)) if expected else math.isnan(area)
+
+
+def test_each_task_has_its_figure() -> None:
+    """Accuracy for classes, squared error for numbers."""
+    x, y = blobs(50, "train")
+    model = CentroidLearner().fit(x, y, rng=np.random.default_rng(0))
+
+    assert quality(model, *TEST, "single-label") == (model.predict(TEST[0]) == TEST[1]).mean()
+    outputs = model.logits(TEST[0])
+    assert quality(model, TEST[0], outputs + 2.0, "regression") == pytest.approx(4.0)
+    assert quality(model, TEST[0], np.eye(3, dtype=int)[TEST[1]], "multi-label") > 0.9
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "rule"),
+    [
+        (np.zeros(4, int), "multi-label", r"y must be of shape \(4, 3\)"),
+        (np.full((4, 3), 2), "multi-label", "y must be an array of -1, 0 and 1"),
+        (np.full((4, 3), -2), "multi-label", "y must be an array of -1, 0 and 1"),
+        (np.zeros((4, 3)), "multi-label", "y must be an array of -1, 0 and 1"),
+        (np.zeros((4, 3), int), "regression", "y must be floating-point numbers"),
+        (np.full((4, 3), np.nan), "regression", "y must be finite"),
+        (np.zeros((4, 2)), "regression", r"y must be of shape \(4, 3\)"),
+        (np.zeros((4, 3), int), "single-label", "y must be a flat array of class indices"),
+        (np.full(4, 3), "single-label", "y must be between 0 and 2"),
+    ],
+)
+def test_wrong_targets_are_named(y: np.ndarray, task: str, rule: str) -> None:
+    """One sentence with the rule of the task."""
+    with pytest.raises(InvalidData, match=rule):
+        check_targets("Party 0", "y", y, 4, 3, task)  # type: ignore[arg-type]
+
+
+def test_the_right_targets_pass() -> None:
+    """Each task takes its own kind."""
+    check_targets("Party 0", "y", np.array([[1, -1, 0]]), 1, 3, "multi-label")
+    check_targets("Party 0", "y", np.array([[0.5]]), 1, 1, "regression")
+    check_targets("Party 0", "y", np.array([2]), 1, 3, "single-label")
+
+
+@pytest.mark.parametrize(
+    ("task", "num_classes", "rule"),
+    [
+        ("ranking", 3, "task must be one of"),
+        ("single-label", 1, "at least 2, got 1"),
+    ],
+)
+def test_unknown_tasks_are_named(task: str, num_classes: int, rule: str) -> None:
+    """A task has a name and enough classes."""
+    with pytest.raises(InvalidParameter, match=rule):
+        check_task("Party 0", task, num_classes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"loss": "hinge"}, "loss must be one of"),
+        ({"link": "log"}, "link must be one of"),
+        ({"loss": "cross-entropy"}, "link must be softmax or sigmoid for cross-entropy"),
+        ({"temperature": 0.0}, "temperature must be finite and above 0"),
+        ({"temperature": math.inf}, "temperature must be finite and above 0"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+    ],
+)
+def test_a_bad_recipe_is_named(changes: dict[str, object], rule: str) -> None:
+    """Loss and link must go together."""
+    with pytest.raises(InvalidParameter, match=f"Recipe: {rule}"):
+        Recipe(**changes)  # type: ignore[arg-type]
+
+
+def test_scores_become_what_the_recipe_asks_for() -> None:
+    """Scores stay, or become probabilities at a temperature."""
+    scores = np.array([[0.0, 2.0]])
+    soft = link_scores(scores, Recipe(loss="mse", link="softmax", temperature=2.0))
+    each = link_scores(scores, Recipe(loss="mse", link="sigmoid"))
+
+    assert link_scores(scores, Recipe()) is scores
+    assert soft == pytest.approx(np.array([[1, math.e]]) / (1 + math.e))
+    assert each == pytest.approx(np.array([[0.5, 1 / (1 + math.exp(-2))]]))
