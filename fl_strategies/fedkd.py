@@ -1,0 +1,506 @@
+"""FedKD: one-shot distillation of quantized, class-weighted, noisy logits.
+
+Gong, Sharma, Karanam, Wu, Chen, Doermann, Innanje: Preserving Privacy in Federated Learning
+with Ensemble Cross-Domain Knowledge Distillation (AAAI 2022), Algorithm 1.
+
+    party    a model trained on its records to the end
+             its logits on the public rows, rounded to S levels, ceil(log2 S) bits each
+    server   per class the mean over parties, weighted by their records of that class (Eq. 1)
+             plus noise, drawn once (Eq. 2)
+             the final model, distilled from these scores on the public rows (Eq. 7)
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias, Unpack, get_args
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from fl_strategies import keys
+from fl_strategies.augmentation import augmented, check_augmentation
+from fl_strategies.base import FederationOptions, KnowledgeStrategy
+from fl_strategies.class_weights import (
+    CLASS_COUNTS,
+    class_counts,
+    class_weights,
+    noisy_weighted_mean,
+    read_counts,
+    weighted_mean,
+)
+from fl_strategies.exceptions import (
+    InvalidData,
+    KnowledgeMismatch,
+    PrivacyBudgetExceeded,
+    require,
+)
+from fl_strategies.half import PartyHalf, check_public_data, read_seed
+from fl_strategies.knowledge import (
+    Knowledge,
+    Metrics,
+    Scalar,
+    config_choice,
+    config_float,
+    config_int,
+    decode_array,
+    encode_arrays,
+)
+from fl_strategies.party import Party, check_rows, content_hash
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.counts import LaplaceCounts
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.reporting import (
+    DEFAULT_DELTA,
+    privacy_metrics,
+    spend,
+    training_charges,
+    unprotected,
+)
+from fl_strategies.privacy.scores import ScoreMechanism, ScoreNoise, ScorePrivacy
+from fl_strategies.protocols import (
+    Array,
+    FloatArray,
+    Learner,
+    LearnerFactory,
+    Link,
+    Recipe,
+    link_scores,
+    require_soft,
+)
+from fl_strategies.quantization import (
+    MAX_LEVELS,
+    ROUNDINGS,
+    Rounding,
+    ScoreFormat,
+    score_format,
+)
+from fl_strategies.randomness import derive_rng
+from fl_strategies.replies import PartyReply
+from fl_strategies.tasks import Task, check_task
+
+Weights: TypeAlias = Literal["counts", "noisy-counts", "uniform"]
+Scale: TypeAlias = Literal["clip", "max"]
+DistillationLoss: TypeAlias = Literal["l1", "l2", "mse", "kl"]
+
+WEIGHTS: Sequence[str] = get_args(Weights)
+SCALES: Sequence[str] = get_args(Scale)
+LOSSES: Sequence[str] = get_args(DistillationLoss)
+
+NUM_LEVELS = "num-levels"
+BOUND = "bound"
+ROUNDING = "rounding"
+WEIGHTING = "weights"
+COUNT_EPSILON = "count-epsilon"
+NUM_PREDICTIONS = "num-predictions"
+AUGMENTATION = "augmentation"
+PUBLIC_LABELS = "public-labels"
+TASK = "task"
+REQUEST = "request"
+REQUESTS: Sequence[str] = ("scale", "scores")
+LOGITS = "logits"
+
+MAX_PREDICTIONS = 1_000
+MAX_BOUND = 1e6
+"""Largest scale that the server believes; one party must not blow up everybody's steps."""
+
+SEEDED_NOISE = "seeded-noise"
+
+UNPROTECTED = "logits left the party without noise"
+EXACT_COUNTS = "exact class counts left the party"
+PRIVATE_SCALE = "the quantization scale is the largest logit of all private models"
+COUNTED = "class counts protect examples, not parties"
+AUDIENCE = "everybody who sees the final model, except the server, which is trusted"
+
+
+@dataclass(frozen=True, eq=False)
+class PartyScores:
+    """What one party sent: levels or float32 logits (p * n, C), and class counts or None."""
+
+    values: Array
+    counts: FloatArray | None
+
+
+class FedKD(KnowledgeStrategy[PartyScores | float]):
+    """One round of distillation from the parties' logits on public rows.
+
+    Leaves the party
+        Its model's logits on the public rows at S levels, and, for class weights, how many
+        records of each class it has. With ``scale="max"`` also its largest logit.
+    Guarantee
+        None without noise, with exact class counts, or with ``scale="max"``: epsilon is
+        infinite and the ledger says why. With a public clip bound B and noise, the final
+        model protects a party (``weights="uniform"``) or an example
+        (``weights="noisy-counts"``), replaced by another, against everybody but the server,
+        which sees the logits and is trusted to add the noise. The price is high, because
+        all logits of all public rows are released: see `fl_strategies.privacy.scores`.
+        Parties that train with DP-SGD protect their examples against the server too, and
+        their logits are then free.
+        Not covered: rows that parties only evaluate on, the number of records, settings
+        chosen on private data; and records of one person at several parties add up.
+
+    Parameters
+    ----------
+    public : (num_public, ...)
+        Rows that every party holds, also from another domain.
+    num_classes : int
+        Length of the federation's class list; in multi-label learning the number of labels.
+    learner_fn : factory
+        Makes the final model, which must be able to learn from scores. Its batch size,
+        learning rate and augmentation of the rows are the learner's own settings.
+    learner_name : str
+        What parties call the final model when it is delivered to them.
+    task : "single-label" or "multi-label"
+    num_levels : int or None (default: 200)
+        The paper's S; None sends float32 logits.
+    rounding : "nearest" or "stochastic"
+        See `Quantizer`.
+    scale : "clip" or "max"
+        ``"clip"``: logits are cut at `clip`, agreed before, and one round is enough.
+        ``"max"``: the paper's largest logit of all parties, asked for in a first round;
+        the scores follow in a second, so run two rounds.
+    clip : float
+    weights : "counts", "noisy-counts" or "uniform"
+        Eq. 1 with exact counts (the paper's), with counts that cost an example
+        `count_epsilon`, or 1 / K. A class that nobody holds is weighted uniformly.
+    count_epsilon : float
+    noise, gamma, sigma, target_epsilon, delta, seeded_noise
+        See `ScorePrivacy`. All left out: no noise. The paper's noise is Lap(1 / gamma).
+    max_epsilon : float, optional
+        The server refuses to make a model if epsilon would exceed it.
+    loss : "l1", "l2", "mse" or "kl"
+        How far the student's logits are from the scores. The authors' code uses ``"l1"``.
+    temperature : float, optional
+        Left out for the norms, where it is infinite (Eq. 7). Needed for ``"kl"``: both sides
+        are divided by it before the softmax, or the sigmoid of multi-label learning (Eq. 5
+        and 6).
+    distill_epochs : int, optional
+        Passes over the public rows; the learner's own number if left out.
+    num_predictions : int
+        How often each party predicts every public row, each time but the first changed by
+        `augmentation`. All predictions travel and are learned from (Table 2 of the paper).
+    augmentation : "none", "crop" or "crop-flip"
+    public_labels : bool
+        Parties also train on the public rows, whose labels they hold (Table 4).
+    **federation
+        See `KnowledgeStrategy`.
+
+    Notes
+    -----
+    In single-label learning a party's logits are shifted to mean 0 in every row before they
+    are cut: softmax does not see the shift, and the log-probabilities of trees come to the
+    scale of a network's logits. Log-probabilities are cut at the logarithm of 1e-7.
+
+    Deviations from the authors' code: there noise is drawn anew in every step of the
+    distillation, so it averages out; the scale is that of a batch; a class that nobody
+    holds gives NaN; and the model is chosen on test data.
+    """
+
+    name: ClassVar[str] = "fedkd"
+
+    def __init__(
+        self,
+        *,
+        public: Array,
+        num_classes: int,
+        learner_fn: LearnerFactory,
+        learner_name: str = "learner",
+        task: Task = "single-label",
+        num_levels: int | None = 200,
+        rounding: Rounding = "nearest",
+        scale: Scale = "clip",
+        clip: float = 10.0,
+        weights: Weights = "counts",
+        count_epsilon: float = 1.0,
+        noise: ScoreNoise = "laplace",
+        gamma: float | None = None,
+        sigma: float | None = None,
+        target_epsilon: float | None = None,
+        delta: float = DEFAULT_DELTA,
+        seeded_noise: bool = False,
+        max_epsilon: float | None = None,
+        loss: DistillationLoss = "l1",
+        temperature: float | None = None,
+        distill_epochs: int | None = None,
+        num_predictions: int = 1,
+        augmentation: str = "none",
+        public_labels: bool = False,
+        **federation: Unpack[FederationOptions],
+    ) -> None:
+        super().__init__(**federation)
+        check_rows("FedKD", "public", public)
+        require(len(public) > 0, "FedKD", "public", "at least one row", len(public))
+        check_task("FedKD", task, num_classes)
+        require(task != "regression", "FedKD", "task", "a classification", task)
+        for name, value, known in (
+            ("scale", scale, SCALES), ("weights", weights, WEIGHTS), ("loss", loss, LOSSES),
+        ):  # fmt: skip
+            require(value in known, "FedKD", name, f"one of {', '.join(known)}", value)
+        require(0 < clip <= MAX_BOUND, "FedKD", "clip", f"above 0, at most {MAX_BOUND}", clip)
+        check_augmentation("FedKD", augmentation, public, num_predictions)
+        require_soft("FedKD", learner_fn())
+        self.public = public
+        self.num_classes = num_classes
+        self.learner_fn = learner_fn
+        self.model_name = learner_name
+        self.task = task
+        self.num_levels = num_levels
+        self.rounding = rounding
+        self.scale = scale
+        self.clip = clip
+        self.weights = weights
+        self.count_epsilon = count_epsilon
+        self.num_predictions = num_predictions
+        self.augmentation = augmentation
+        self.public_labels = public_labels
+        self.bound_ = clip if scale == "clip" else math.nan
+        self.last_round = 1 if scale == "clip" else 2
+        self.recipe = _recipe(task, loss, temperature, distill_epochs)
+        score_format(num_levels, 1.0, rounding)
+        if weights == "noisy-counts":
+            self._count_mechanism()
+        self.privacy = None
+        if (gamma, sigma, target_epsilon) != (None, None, None):
+            self.privacy = ScorePrivacy(
+                noise=noise, gamma=gamma, sigma=sigma, target_epsilon=target_epsilon,
+                delta=delta, seeded_noise=seeded_noise,
+            )  # fmt: skip
+        self.ledger_ = PrivacyLedger(
+            "party" if weights == "uniform" else "example",
+            delta=delta, max_epsilon=max_epsilon, num_parties=self.num_parties,
+            audience=AUDIENCE,
+        )  # fmt: skip
+
+    @property
+    def _form(self) -> ScoreFormat:
+        return score_format(self.num_levels, self.bound_, self.rounding)
+
+    def _count_mechanism(self) -> LaplaceCounts:
+        return _count_mechanism(self.task, self.num_classes, self.count_epsilon)
+
+    @property
+    def reply_kind(self) -> str:  # type: ignore[override]
+        """The scale, while it is not known; then the scores."""
+        return "scale" if math.isnan(self.bound_) else "scores"
+
+    def party_config(self, server_round: int) -> dict[str, Scalar]:  # noqa: ARG002
+        """Return how logits are to be sent and what identifies the public data."""
+        seeded = self.privacy is not None and self.privacy.seeded_noise
+        counts = {COUNT_EPSILON: self.count_epsilon, SEEDED_NOISE: seeded}
+        bound = {} if math.isnan(self.bound_) else {BOUND: self.bound_}
+        return {
+            REQUEST: self.reply_kind,
+            TASK: self.task,
+            NUM_LEVELS: self.num_levels or 0,
+            ROUNDING: self.rounding,
+            WEIGHTING: self.weights,
+            NUM_PREDICTIONS: self.num_predictions,
+            AUGMENTATION: self.augmentation,
+            PUBLIC_LABELS: self.public_labels,
+            keys.NUM_CLASSES: self.num_classes,
+            keys.PUBLIC_HASH: content_hash(self.public),
+            **counts,
+            **bound,
+        }
+
+    def read(self, knowledge: Knowledge) -> PartyScores | float:
+        """Return one party's largest logit, or its scores and class counts."""
+        if self.reply_kind == "scale":
+            return _read_scale(knowledge)
+        shape = (self.num_predictions * len(self.public), self.num_classes)
+        values = self._form.from_wire(knowledge.arrays.get("scores", np.empty(0)), shape)
+        if self.weights == "uniform":
+            return PartyScores(values, None)
+        return PartyScores(values, read_counts(knowledge.arrays, self.num_classes))
+
+    def aggregate(
+        self,
+        server_round: int,  # noqa: ARG002 - the replies say which part it is
+        replies: Sequence[PartyReply[PartyScores | float]],
+    ) -> tuple[ArrayRecord | None, Metrics]:
+        """Combine the parties' scores and distil the final model from them."""
+        scales = [r.knowledge for r in replies if isinstance(r.knowledge, float)]
+        if scales:
+            self.bound_ = max(scales)
+            self._failure = "the scale is known and the scores are not; run a second round"
+            return None, {BOUND: self.bound_}
+        sent = [r.knowledge for r in replies if isinstance(r.knowledge, PartyScores)]
+        try:
+            scores, metrics = self._ensemble(sent)
+        except PrivacyBudgetExceeded as error:
+            self._fail(str(error))
+            return None, {}
+        rows = [
+            augmented(self.public, self.augmentation, self.seed, number)
+            for number in range(self.num_predictions)
+        ]
+        student = require_soft("FedKD", self.learner_fn())
+        model = student.distill(
+            np.concatenate(rows), link_scores(scores, self.recipe),
+            rng=derive_rng(self.seed, "server", "final"), recipe=self.recipe,
+        )  # fmt: skip
+        return self._keep_model(model), metrics
+
+    def _ensemble(self, sent: Sequence[PartyScores]) -> tuple[FloatArray, Metrics]:
+        """Return the weighted mean of all parties (Eq. 2), after recording what it costs."""
+        weights = class_weights([party.counts for party in sent], self.num_classes)
+        values, form = [party.values for party in sent], self._form
+        mechanism = self._charge(len(sent))
+        if mechanism is None or self.privacy is None:
+            return weighted_mean(values, weights, form), {}
+        rng = self.privacy.rng(self.seed, "server")
+        whole = self.ledger_ if self.ledger_.unit == "party" else unprotected(COUNTED)
+        metrics = privacy_metrics(party=whole, example=self.ledger_)
+        return noisy_weighted_mean(values, weights, form, mechanism, rng), metrics
+
+    def _charge(self, num_parties: int) -> ScoreMechanism | None:
+        """Enter what is about to be released; return the noise, if there is any."""
+        unit, entries = self.ledger_.unit, self.num_predictions * len(self.public)
+        reasons = {
+            UNPROTECTED: self.privacy is None,
+            EXACT_COUNTS: self.weights == "counts",
+            PRIVATE_SCALE: self.scale == "max",
+        }
+        charges: list[Entry] = [
+            (NonPrivateEvent(unit=unit, reason=why), 1)
+            for why, holds in reasons.items()
+            if holds
+        ]
+        mechanism = None
+        if self.privacy is not None:
+            # Weights that parties' counts decide may give one party all of a class.
+            largest = 1.0 if self.weights == "uniform" else float(num_parties)
+            mechanism = self.privacy.mechanism(
+                unit=unit, bound=self.bound_ * largest, num_values=self.num_classes,
+                num_contributors=num_parties, num_rows=entries,
+            )  # fmt: skip
+            charges += self.privacy.charges(mechanism, entries * self.num_classes)
+        if self.weights == "noisy-counts":
+            seeded = self.privacy is not None and self.privacy.seeded_noise
+            charges += self._count_mechanism().charges(seeded=seeded)
+        self.ledger_.charge_all(charges)
+        return mechanism
+
+
+class FedKDParty(PartyHalf):
+    """The party's half: a model of its own, and its logits on the public rows."""
+
+    def train(
+        self,
+        party: Party,
+        received: Knowledge | None,  # noqa: ARG002 - nothing comes before the end
+        config: ConfigRecord,
+        state: RecordDict,
+    ) -> tuple[Knowledge, Metrics]:
+        """Return the largest logit, or all logits at the levels asked for."""
+        check_public_data(party, config)
+        config_choice(config, TASK, [party.task])
+        if not len(party.y):
+            raise InvalidData(f"Party {party.partition_id}: x must hold records, got none.")
+        logits, model = self._logits(party, config, state)
+        if config_choice(config, REQUEST, REQUESTS) == "scale":
+            return self._scale(party, logits, state)
+        bound = config_float(config, BOUND, minimum=1e-12, maximum=MAX_BOUND)
+        levels = config_int(config, NUM_LEVELS, minimum=0, maximum=MAX_LEVELS)
+        rounding: Rounding = config_choice(config, ROUNDING, ROUNDINGS)  # type: ignore[assignment]
+        form = score_format(levels, bound, rounding)
+        scores = form.to_wire(logits, party.rng(read_seed(config), "rounding"))
+        counts, charges = self._counts(party, config)
+        trained = training_charges([model], 1) if model is not None else ()
+        charges += trained or [(NonPrivateEvent(unit="example", reason=UNPROTECTED), 1)]
+        ledger = spend(party, charges, "fedkd", DEFAULT_DELTA)
+        metrics = privacy_metrics(party=unprotected(UNPROTECTED), example=ledger)
+        return Knowledge("scores", {"scores": scores, **counts}), metrics
+
+    def _logits(
+        self, party: Party, config: ConfigRecord, state: RecordDict
+    ) -> tuple[FloatArray, Learner | None]:
+        """Return logits on all public rows, and the model unless an earlier round had it."""
+        kept = state.get(LOGITS)
+        if isinstance(kept, ArrayRecord):
+            return decode_array(LOGITS, kept[LOGITS]), None
+        seed, (x, y) = read_seed(config), _training_rows(party, config)
+        model = party.learner_fn().fit(x, y, rng=party.rng(seed, "model"))
+        times = config_int(config, NUM_PREDICTIONS, minimum=1, maximum=MAX_PREDICTIONS)
+        name = str(config.get(AUGMENTATION))
+        check_augmentation(f"Party {party.partition_id}", name, party.public, times)
+        parts = [model.logits(augmented(party.public, name, seed, i)) for i in range(times)]
+        logits: FloatArray = np.concatenate(parts)
+        if party.task == "single-label":
+            logits = logits - logits.mean(axis=1, keepdims=True)
+        if not np.isfinite(logits).all():
+            raise InvalidData(
+                f"Party {party.partition_id}: logits must be finite, got NaN or infinity."
+            )
+        return logits, model
+
+    def _scale(
+        self, party: Party, logits: FloatArray, state: RecordDict
+    ) -> tuple[Knowledge, Metrics]:
+        event = NonPrivateEvent(unit="example", reason=PRIVATE_SCALE)
+        ledger = spend(party, [(event, 1)], "fedkd scale", DEFAULT_DELTA)
+        state[LOGITS] = encode_arrays({LOGITS: logits})
+        largest = float(np.abs(logits).max())
+        metrics = privacy_metrics(party=unprotected(PRIVATE_SCALE), example=ledger)
+        return Knowledge("scale", {"scale": np.array([largest])}), metrics
+
+    def _counts(
+        self, party: Party, config: ConfigRecord
+    ) -> tuple[dict[str, Array], list[Entry]]:
+        """Return the class counts to be sent, if any, and what they cost."""
+        weights = config_choice(config, WEIGHTING, WEIGHTS)
+        if weights == "uniform":
+            return {}, []
+        counts = class_counts(party.y, party.num_classes, party.task)
+        if weights == "counts":
+            event = NonPrivateEvent(unit="example", reason=EXACT_COUNTS)
+            return {CLASS_COUNTS: counts.astype(np.float64)}, [(event, 1)]
+        epsilon = config_float(config, COUNT_EPSILON, minimum=1e-6, maximum=100)
+        mechanism = _count_mechanism(party.task, party.num_classes, epsilon)
+        seeded = config.get(SEEDED_NOISE) is True
+        rng = party.rng(read_seed(config), "counts") if seeded else None
+        release = mechanism.release(counts, rng)
+        return {CLASS_COUNTS: release.values}, list(release.charges)
+
+
+def _recipe(
+    task: Task, loss: DistillationLoss, temperature: float | None, epochs: int | None
+) -> Recipe:
+    """Return the paper's loss: a norm of logits, or a divergence at some temperature."""
+    if loss != "kl":
+        hot = temperature in (None, math.inf)
+        require(hot, "FedKD", "temperature", "left out unless loss is 'kl'", temperature)
+        return Recipe(loss=loss, epochs=epochs)
+    finite = temperature is not None and 0 < temperature < math.inf
+    require(finite, "FedKD", "temperature", "finite and above 0 for 'kl'", temperature)
+    link: Link = "sigmoid" if task == "multi-label" else "softmax"
+    return Recipe(
+        loss="cross-entropy", link=link, temperature=temperature or 1.0, epochs=epochs
+    )
+
+
+def _count_mechanism(task: Task, num_classes: int, epsilon: float) -> LaplaceCounts:
+    moved = num_classes if task == "multi-label" else 2
+    return LaplaceCounts(epsilon=epsilon, l1_sensitivity=float(moved))
+
+
+def _training_rows(party: Party, config: ConfigRecord) -> tuple[Array, Array]:
+    if config.get(PUBLIC_LABELS) is not True:
+        return party.x, party.y
+    if party.public_y is None:
+        raise InvalidData(
+            f"Party {party.partition_id}: public_y must be given to train on public labels, "
+            f"got none."
+        )
+    return np.concatenate([party.x, party.public]), np.concatenate([party.y, party.public_y])
+
+
+def _read_scale(knowledge: Knowledge) -> float:
+    scale = knowledge.arrays.get("scale", np.empty(0))
+    if scale.dtype != np.float64 or scale.shape != (1,) or not 0 < scale[0] <= MAX_BOUND:
+        raise KnowledgeMismatch(
+            f"scale: the largest logit must be one number above 0, at most {MAX_BOUND:g}, "
+            f"got {scale[:4]} of {scale.dtype}."
+        )
+    return float(scale[0])

@@ -1,0 +1,74 @@
+"""Counting records in private."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fl_strategies.exceptions import require, require_data
+from fl_strategies.privacy import secure
+from fl_strategies.privacy._numeric import check_positive
+from fl_strategies.privacy.events import LaplaceEvent
+from fl_strategies.privacy.mechanisms import Charges, Release, _charge
+from fl_strategies.protocols import Array
+
+# Counts, as multiples of the noise's unit, must fit into 63 bits.
+_LARGEST_COUNT = 2**31
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-7, 2.0**24
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceCounts:
+    """Release how many examples have each label, with discrete Laplace noise.
+
+    Parameters
+    ----------
+    epsilon : float
+        What the whole vector of counts costs an example.
+    l1_sensitivity : float
+        The most by which replacing one example moves the counts: 2 if an example has one
+        label, the number of labels if it may have any of them.
+
+    Examples
+    --------
+    >>> counts = LaplaceCounts(epsilon=1e6, l1_sensitivity=2.0)
+    >>> np.rint(counts.release(np.array([4, 0, 9])).values)
+    array([4., 0., 9.])
+    """
+
+    epsilon: float
+    l1_sensitivity: float
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_positive("LaplaceCounts", "epsilon", self.epsilon)
+        check_positive("LaplaceCounts", "l1_sensitivity", self.l1_sensitivity)
+        ratio = self.l1_sensitivity / self.epsilon
+        require(
+            _SMALLEST_SCALE <= ratio <= _LARGEST_SCALE, "LaplaceCounts", "epsilon",
+            "from sensitivity / 2**24 to sensitivity * 2**7", self.epsilon,
+        )  # fmt: skip
+
+    @property
+    def scale(self) -> float:
+        """Scale of the noise on every count: a power of two, so that counts lie on its grid."""
+        return float(2.0 ** np.ceil(np.log2(self.l1_sensitivity / self.epsilon)))
+
+    def charges(self, *, seeded: bool = False) -> Charges:
+        """Return what one vector of counts costs."""
+        event = LaplaceEvent(
+            unit="example", relation="replace-one", scale=self.scale,
+            l1_sensitivity=self.l1_sensitivity,
+        )  # fmt: skip
+        return (_charge(event, 1, seeded),)
+
+    def release(self, counts: Array, rng: np.random.Generator | None = None) -> Release:
+        """Return noisy counts, none below 0, as float64 of the same shape."""
+        whole = counts.dtype.kind in "iu" and counts.size > 0
+        require_data(whole, "LaplaceCounts", "counts", "whole numbers", counts.dtype)
+        inside = bool(counts.min() >= 0 and counts.max() < _LARGEST_COUNT)
+        require_data(inside, "LaplaceCounts", "counts", "from 0 to 2**31", "others")
+        units_per_record = int(secure.GRID / self.scale)
+        noisy = counts.astype(np.int64) * units_per_record
+        noisy += secure.discrete_laplace(counts.size, rng).reshape(counts.shape)
+        values = np.maximum(noisy, 0) / units_per_record
+        return Release(values, self.charges(seeded=rng is not None))

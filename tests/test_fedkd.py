@@ -1,0 +1,424 @@
+"""FedKD: what leaves a party, how it is combined, and what is learned from it."""
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from scipy.special import softmax
+
+from clients.app import client_app
+from fl_strategies import FedKD, Party, keys
+from fl_strategies.class_weights import CLASS_COUNTS
+from fl_strategies.exceptions import InvalidParameter, NotFitted, UnsupportedLearner
+from fl_strategies.protocols import FloatArray, Recipe
+from fl_strategies.quantization import Quantizer
+from simulations.local import InMemoryGrid, run_local
+from tests.toys import (
+    PUBLIC,
+    PUBLIC_LABELS,
+    TEST,
+    CentroidLearner,
+    accuracy,
+    load_toy_party,
+    toy_fedkd,
+    toy_party,
+)
+
+NUM_PARTIES = 4
+APP = client_app(load_toy_party)
+
+
+class Recording(CentroidLearner):
+    """Keeps what it was asked to learn."""
+
+    rows: FloatArray
+    targets: FloatArray
+    recipe: Recipe
+
+    def distill(self, x: Any, targets: Any, *, rng: Any, recipe: Recipe) -> Any:
+        self.rows, self.targets, self.recipe = x, targets, recipe
+        return super().distill(x, targets, rng=rng, recipe=recipe)
+
+
+def run(strategy: FedKD, app: Any = APP, num_rounds: int = 1) -> Recording:
+    run_local(strategy, app, NUM_PARTIES, num_rounds=num_rounds)
+    model = strategy.model_
+    assert isinstance(model, Recording)
+    return model
+
+
+def recorded(**changes: object) -> FedKD:
+    return toy_fedkd(learner_fn=Recording, **changes)
+
+
+def own_logits(partition_id: int, seed: int = 0) -> FloatArray:
+    """Compute again what a party's model says about the public rows, centred."""
+    party = toy_party(partition_id)
+    model = CentroidLearner().fit(party.x, party.y, rng=party.rng(seed, "model"))
+    logits = model.logits(PUBLIC)
+    return logits - logits.mean(axis=1, keepdims=True)
+
+
+def own_counts(partition_id: int) -> FloatArray:
+    return np.bincount(toy_party(partition_id).y, minlength=3).astype(float)
+
+
+def test_the_scores_are_equation_two_without_noise() -> None:
+    """Counts weigh the quantized logits class by class, recomputed here by hand."""
+    model = run(recorded())
+
+    quantizer = Quantizer(num_levels=200, bound=10.0)
+    parts = [quantizer.decode(quantizer.encode(own_logits(i))) for i in range(NUM_PARTIES)]
+    counts = np.stack([own_counts(i) for i in range(NUM_PARTIES)])
+    expected = np.einsum("kc,knc->nc", counts / counts.sum(axis=0), np.stack(parts))
+    assert model.targets == pytest.approx(expected)
+    assert (model.rows == PUBLIC).all()
+    assert model.recipe == Recipe(loss="l1")
+
+
+def test_uniform_weights_are_the_plain_mean() -> None:
+    """Without counts on the wire, every party weighs the same."""
+    model = run(recorded(weights="uniform", num_levels=None))
+
+    expected = np.mean([np.clip(own_logits(i), -10, 10) for i in range(NUM_PARTIES)], axis=0)
+    assert model.targets == pytest.approx(expected, abs=1e-5)
+
+
+def test_noise_is_drawn_once() -> None:
+    """The student sees one noisy score per row and class; two runs differ by fresh noise."""
+    quiet, first, second = (
+        run(recorded(weights="uniform", **noise))
+        for noise in ({}, {"gamma": 2.0}, {"gamma": 2.0})
+    )
+
+    noise = first.targets - quiet.targets
+    assert noise.shape == (60, 3)
+    # 180 draws of Laplace(1/2): the mean distance has a deviation of 0.037.
+    assert 0.3 < np.abs(noise).mean() < 0.7
+    assert (first.targets != second.targets).all()
+
+
+def test_seeded_noise_repeats() -> None:
+    """For simulations the noise may come from the seed."""
+    noisy = {"weights": "noisy-counts", "gamma": 1.0, "seeded_noise": True}
+    first, second, other = (run(recorded(seed=seed, **noisy)) for seed in (0, 0, 1))
+
+    assert (first.targets == second.targets).all()
+    assert (first.targets != other.targets).any()
+
+
+def test_the_largest_logit_of_all_parties_is_the_scale() -> None:
+    """With scale="max" a first round finds the bound and a second brings the scores."""
+    strategy = recorded(scale="max", weights="uniform")
+    model = run(strategy, num_rounds=3)
+
+    largest = max(np.abs(own_logits(i)).max() for i in range(NUM_PARTIES))
+    assert strategy.bound_ == largest
+    step = 2 * largest / 199
+    plain = np.mean([own_logits(i) for i in range(NUM_PARTIES)], axis=0)
+    assert np.abs(model.targets - plain).max() <= step / 2
+    assert strategy.round_ == 2
+
+
+def test_one_round_is_not_enough_for_the_largest_logit() -> None:
+    """The run says that it has no model yet, and a second start goes on."""
+    strategy = recorded(scale="max")
+    grid = InMemoryGrid(APP, NUM_PARTIES)
+    strategy.start(grid, ArrayRecord(), num_rounds=1)
+    with pytest.raises(NotFitted, match="the scale is known and the scores are not"):
+        strategy.model_  # noqa: B018
+
+    strategy.start(grid, ArrayRecord(), num_rounds=1)
+    assert strategy.model_
+
+
+def test_a_party_trains_once_in_two_rounds() -> None:
+    """The logits of the first round are kept for the second."""
+    fitted: list[int] = []
+
+    class Counting(CentroidLearner):
+        def fit(self, x: Any, y: Any, *, rng: Any) -> Any:
+            fitted.append(1)
+            return super().fit(x, y, rng=rng)
+
+    def load(context: Context) -> Party:
+        return replace(load_toy_party(context), learner_fn=Counting)
+
+    run(recorded(scale="max"), client_app(load), num_rounds=2)
+
+    assert len(fitted) == NUM_PARTIES
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ({"loss": "l2"}, Recipe(loss="l2")),
+        ({"loss": "mse", "distill_epochs": 3}, Recipe(loss="mse", epochs=3)),
+        (
+            {"loss": "kl", "temperature": 3.0},
+            Recipe(loss="cross-entropy", link="softmax", temperature=3.0),
+        ),
+    ],
+)
+def test_losses_become_recipes(loss: dict[str, object], expected: Recipe) -> None:
+    """A norm matches logits; a divergence matches probabilities at its temperature."""
+    model = run(recorded(**loss))
+
+    assert model.recipe == expected
+    if expected.link == "softmax":
+        plain = run(recorded())
+        assert model.targets == pytest.approx(softmax(plain.targets / 3.0, axis=1))
+
+
+def test_parties_may_lack_classes() -> None:
+    """A class that one party lacks is decided by the others, and one that all lack is dull."""
+
+    def without_last(context: Context) -> Party:
+        party = load_toy_party(context)
+        rows = party.y < 2
+        return replace(party, x=party.x[rows], y=party.y[rows])
+
+    model = run(recorded(), client_app(without_last))
+
+    assert np.isfinite(model.targets).all()
+    assert (model.targets.argmax(axis=1) < 2).all()
+
+
+def test_public_labels_join_the_training() -> None:
+    """Parties that hold labels of the public rows train on both."""
+
+    def load(context: Context) -> Party:
+        party = load_toy_party(context)
+        few = replace(party, x=party.x[:2], y=party.y[:2])
+        return replace(few, public_y=PUBLIC_LABELS)
+
+    alone, helped = (
+        run(recorded(public_labels=use), client_app(load)) for use in (False, True)
+    )
+
+    assert accuracy(helped.predict(TEST[0])) > accuracy(alone.predict(TEST[0]))
+
+
+def test_public_labels_must_be_there() -> None:
+    """A party without them says so and takes no part."""
+    strategy = recorded(public_labels=True)
+    run_local(strategy, APP, NUM_PARTIES)
+
+    assert all("public_y must be given" in why for why in strategy.rejected_.values())
+    assert len(strategy.rejected_) == NUM_PARTIES
+
+
+def image_party(partition_id: int) -> Party:
+    party = toy_party(partition_id)
+    return replace(
+        party, x=party.x.reshape(-1, 1, 1, 2), public=PUBLIC.reshape(-1, 1, 1, 2),
+        learner_fn=FlatRecording, x_test=None, y_test=None,
+    )  # fmt: skip
+
+
+class FlatRecording(Recording):
+    """Sees images as flat rows."""
+
+    def fit(self, x: Any, y: Any, *, rng: Any) -> Any:
+        return super().fit(x.reshape(len(x), -1), y, rng=rng)
+
+    def distill(self, x: Any, targets: Any, *, rng: Any, recipe: Recipe) -> Any:
+        return super().distill(x.reshape(len(x), -1), targets, rng=rng, recipe=recipe)
+
+    def logits(self, x: Any) -> Any:
+        return super().logits(x.reshape(len(x), -1))
+
+
+def test_repeated_predictions_are_all_learned_from() -> None:
+    """Three predictions a row give three times the rows, each with its own scores."""
+    app = client_app(lambda context: image_party(int(context.node_config["partition-id"])))
+    strategy = toy_fedkd(
+        learner_fn=FlatRecording, public=PUBLIC.reshape(-1, 1, 1, 2), num_predictions=3,
+        augmentation="crop", evaluate=False,
+    )  # fmt: skip
+    model = run(strategy, app)
+
+    assert model.rows.shape == (180, 2)
+    assert model.targets.shape == (180, 3)
+    assert (model.rows[:60] == PUBLIC).all()
+    assert (model.rows[60:120] != model.rows[120:]).any()
+
+
+class Tampering(InMemoryGrid):
+    """Lets one party send something else."""
+
+    def __init__(self, arrays: dict[str, np.ndarray], **meta: object) -> None:
+        super().__init__(APP, NUM_PARTIES)
+        self.arrays, self.meta = arrays, meta
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+        replies = super().send_and_receive(messages, timeout=timeout)
+        for content in [reply.content for reply in replies[:1]]:
+            if content[keys.META][keys.KIND] not in ("scores", "scale"):
+                continue
+            held = content[keys.ARRAYS]
+            assert isinstance(held, ArrayRecord)
+            changed = {name: Array(array) for name, array in self.arrays.items()}
+            content[keys.ARRAYS] = ArrayRecord({**held, **changed})
+            content[keys.META] = ConfigRecord({**content[keys.META], **self.meta})  # type: ignore[dict-item]
+        return replies
+
+
+@pytest.mark.parametrize(
+    ("options", "arrays", "reason"),
+    [
+        ({}, {"scores": np.zeros(179, np.uint8)}, "must be 180 bytes"),
+        ({}, {"scores": np.zeros(240, np.uint8)}, "must be 180 bytes"),
+        ({}, {"scores": np.full(180, 255, np.uint8)}, "values must be below 200, got 255"),
+        ({}, {CLASS_COUNTS: np.zeros(4)}, "class-counts must be 3 numbers"),
+        ({}, {CLASS_COUNTS: np.full(3, np.nan)}, "class-counts must be from 0"),
+        (
+            {"num_levels": None},
+            {"scores": np.full((60, 3), np.nan, np.float32)},
+            "logits must be finite",
+        ),
+        (
+            {"num_levels": None},
+            {"scores": np.zeros((60, 4), np.float32)},
+            r"logits must be float32 of shape \(60, 3\)",
+        ),
+        ({"scale": "max"}, {"scale": np.zeros(1)}, "the largest logit must be one"),
+        (
+            {"scale": "max"},
+            {"scale": np.array([1e300])},
+            "the largest logit must be one",
+        ),
+        ({"scale": "max"}, {"scale": np.array([np.nan])}, "the largest logit must be one"),
+    ],
+)
+def test_one_bad_party_is_left_out_and_the_rest_goes_on(
+    options: dict[str, object], arrays: dict[str, np.ndarray], reason: str
+) -> None:
+    """One clear line names the party's fault; three others make the model."""
+    strategy = toy_fedkd(**options)
+    grid = Tampering(arrays)
+    result = strategy.start(grid, ArrayRecord(), num_rounds=1)
+
+    (why,) = strategy.rejected_.values()
+    assert re.search(reason, why)
+    assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 3
+
+
+def test_a_second_party_of_the_same_number_is_left_out() -> None:
+    """Nobody can speak twice by claiming somebody else's number."""
+    strategy = toy_fedkd()
+    result = strategy.start(
+        Tampering({}, **{keys.PARTITION_ID: 2}), ArrayRecord(), num_rounds=1
+    )
+
+    (why,) = strategy.rejected_.values()
+    assert "partition-id must be the party's own, got 2" in why
+    assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 3
+
+
+def test_a_party_with_a_broken_model_says_so() -> None:
+    """NaN logits never leave."""
+
+    class Broken(CentroidLearner):
+        def logits(self, x: Any) -> Any:
+            return np.full((len(x), 3), np.nan)
+
+    strategy = toy_fedkd()
+    app = client_app(
+        lambda c: (
+            replace(load_toy_party(c), learner_fn=Broken)
+            if c.node_config["partition-id"] == 1
+            else load_toy_party(c)
+        )
+    )
+    run_local(strategy, app, NUM_PARTIES)
+
+    (why,) = strategy.rejected_.values()
+    assert why == "Party 1: logits must be finite, got NaN or infinity."
+    assert strategy.model_
+
+
+def test_levels_take_an_eighth_of_float64() -> None:
+    """Measured on the encoded messages of 2000 rows x 10 classes at S = 200."""
+    public = np.random.default_rng(0).normal(size=(2000, 2))
+
+    class Ten(CentroidLearner):
+        num_classes = 10
+
+        def logits(self, x: Any) -> Any:
+            return np.tile(super().logits(x), (1, 4))[:, :10]
+
+    def load(context: Context) -> Party:
+        return replace(
+            load_toy_party(context), public=public, num_classes=10, learner_fn=Ten,
+            x_test=None, y_test=None,
+        )  # fmt: skip
+
+    strategy = toy_fedkd(public=public, num_classes=10, learner_fn=Ten, evaluate=False)
+    result = run_local(strategy, client_app(load), NUM_PARTIES)
+
+    sent = result.train_metrics_clientapp[1][keys.NUM_BYTES_SENT]
+    assert isinstance(sent, int | float)
+    assert NUM_PARTIES * 2000 * 10 * 8 / sent > 7.6
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"num_levels": 1}, "num_levels must be from 2"),
+        ({"clip": 0.0}, "clip must be above 0"),
+        ({"scale": "mean"}, "scale must be one of clip, max"),
+        ({"weights": "none"}, "weights must be one of counts, noisy-counts, uniform"),
+        ({"loss": "hinge"}, "loss must be one of l1, l2, mse, kl"),
+        ({"loss": "kl"}, "temperature must be finite and above 0 for 'kl'"),
+        ({"temperature": 3.0}, "temperature must be left out unless loss is 'kl'"),
+        ({"num_predictions": 2}, "augmentation must be given"),
+        ({"task": "regression"}, "task must be a classification"),
+        ({"gamma": -1.0}, "gamma must be greater than 0"),
+        ({"weights": "noisy-counts", "count_epsilon": 0.0}, "epsilon must be"),
+        ({"rounding": "down"}, "rounding must be 'nearest' or 'stochastic'"),
+    ],
+)
+def test_bad_parameters_are_named(changes: dict[str, object], rule: str) -> None:
+    """Before any data moves."""
+    with pytest.raises(InvalidParameter, match=rule):
+        toy_fedkd(**changes)
+
+
+def test_the_final_model_must_learn_from_scores() -> None:
+    """A learner of labels alone is refused in the constructor."""
+
+    class LabelsOnly:
+        num_classes = 3
+
+        def fit(self, x: Any, y: Any, *, rng: Any) -> Any: ...
+
+        def predict(self, x: Any) -> Any: ...
+
+        def logits(self, x: Any) -> Any: ...
+
+    with pytest.raises(UnsupportedLearner, match="must have distill to learn from scores"):
+        toy_fedkd(learner_fn=LabelsOnly)
+
+
+def test_another_task_is_another_federation() -> None:
+    """A single-label party does not answer a multi-label server."""
+    strategy = toy_fedkd(task="multi-label")
+    run_local(strategy, APP, NUM_PARTIES)
+
+    assert all("task must be one of single-label" in w for w in strategy.rejected_.values())
+
+
+def test_more_noise_costs_accuracy() -> None:
+    """Scores drowned in noise teach nothing."""
+    accuracies = [
+        accuracy(run(recorded(seeded_noise=True, gamma=gamma)).predict(TEST[0]))
+        for gamma in (100.0, 0.001)
+    ]
+
+    assert accuracies[0] > 0.85 > accuracies[1]
+    assert math.isfinite(accuracies[1])

@@ -1,0 +1,167 @@
+"""FedKD's ledger: what each setting promises, to whom, and what is refused."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context
+from flwr.serverapp.strategy import Result
+
+from clients.app import client_app
+from fl_strategies import FedKD, Party, keys
+from fl_strategies.exceptions import NotFitted
+from fl_strategies.privacy.accountant import claim
+from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, LaplaceEvent
+from fl_strategies.privacy.gaussian import gaussian_epsilon
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from simulations.local import run_local
+from tests.toys import CentroidLearner, load_toy_party, toy_fedkd
+
+NUM_PARTIES = 4
+APP = client_app(load_toy_party)
+
+
+def run(strategy: FedKD, app: Any = APP, num_rounds: int = 1) -> Result:
+    return run_local(strategy, app, NUM_PARTIES, num_rounds=num_rounds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"weights": "uniform"}, "logits left the party without noise"),
+        ({"weights": "counts", "gamma": 1.0}, "exact class counts left the party"),
+        (
+            {"weights": "uniform", "gamma": 1.0, "scale": "max"},
+            "the quantization scale is the largest logit of all private models",
+        ),
+    ],
+)
+def test_no_guarantee_is_said_with_its_reason(settings: dict[str, Any], reason: str) -> None:
+    """Epsilon is infinite, and the statement tells why."""
+    strategy = toy_fedkd(**settings)
+    result = run(strategy, num_rounds=2)
+
+    assert strategy.ledger_.get_epsilon() == math.inf
+    assert reason in strategy.ledger_.statement()
+    assert result.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE] == math.inf
+
+
+def test_uniform_weights_and_a_public_bound_protect_parties() -> None:
+    """Gaussian noise: mu = 2 B sqrt(rows) / (K sigma), for a party and so for an example."""
+    strategy = toy_fedkd(weights="uniform", noise="gaussian", sigma=30.0, clip=5.0)
+    metrics = run(strategy).train_metrics_clientapp[1]
+
+    expected = gaussian_epsilon(2 * 5.0 * math.sqrt(60) / (NUM_PARTIES * 30.0), 1e-5)
+    assert strategy.ledger_.unit == "party"
+    assert metrics[keys.EPSILON_PARTY] == pytest.approx(expected, rel=1e-4)
+    assert metrics[keys.EPSILON_EXAMPLE] == metrics[keys.EPSILON_PARTY]
+    ((event, count),) = strategy.ledger_.entries
+    assert isinstance(event, GaussianEvent)
+    assert (event.relation, count) == ("replace-one", 60)
+
+
+def test_laplace_noise_is_entered_entry_by_entry() -> None:
+    """180 entries, each moved by at most 2 B / K."""
+    strategy = toy_fedkd(weights="uniform", gamma=0.001)
+    run(strategy)
+
+    ((event, count),) = strategy.ledger_.entries
+    assert isinstance(event, LaplaceEvent)
+    assert count == 180
+    assert event.l1_sensitivity == pytest.approx(2 * 10.0 / NUM_PARTIES, rel=1e-3)
+    assert event.scale == 1000.0
+
+
+def test_noisy_counts_protect_examples_and_are_paid_for() -> None:
+    """Counts decide weights, so a logit may move by 2 B; both releases are in the ledger."""
+    strategy = toy_fedkd(weights="noisy-counts", gamma=0.0005, count_epsilon=0.5)
+    metrics = run(strategy).train_metrics_clientapp[1]
+
+    events = [event for event, _ in strategy.ledger_.entries]
+    assert strategy.ledger_.unit == "example"
+    assert [round(e.l1_sensitivity) for e in events if isinstance(e, LaplaceEvent)] == [20, 2]
+    epsilon = metrics[keys.EPSILON_EXAMPLE]
+    assert isinstance(epsilon, float)
+    assert 0.5 < epsilon < 180 * 20 * 0.0005 + 0.5
+    assert metrics[keys.EPSILON_PARTY] == math.inf
+
+
+def test_a_target_is_met() -> None:
+    """The noise is just strong enough for the epsilon that was asked for."""
+    strategy = toy_fedkd(weights="uniform", noise="gaussian", target_epsilon=2.0)
+    run(strategy)
+
+    assert 1.95 < strategy.ledger_.get_epsilon() <= 2.0
+
+
+def test_the_budget_is_checked_before_the_noise_is_drawn() -> None:
+    """Beyond max_epsilon there is neither a model nor an entry."""
+    strategy = toy_fedkd(weights="uniform", gamma=1.0, max_epsilon=5.0)
+    run(strategy)
+
+    assert not strategy.ledger_.entries
+    with pytest.raises(NotFitted, match="epsilon"):
+        strategy.model_  # noqa: B018
+
+
+def guarded(folder: Path, max_epsilon: float | None, learner: type[CentroidLearner]) -> Any:
+    """Return an app whose parties keep journals."""
+
+    def load(context: Context) -> Party:
+        party = load_toy_party(context)
+        journal = PartyJournal(
+            folder / str(party.partition_id),
+            fingerprint=data_fingerprint(party.x, party.y),
+            max_epsilon=max_epsilon,
+        )
+        return replace(party, journal=journal, run="one", learner_fn=learner)
+
+    return client_app(load)
+
+
+def test_a_party_with_a_budget_sends_no_bare_logits(tmp_path: Path) -> None:
+    """The server's noise comes after the logits have left: the party refuses by itself."""
+    strategy = toy_fedkd(weights="uniform", noise="gaussian", target_epsilon=1.0)
+    run(strategy, guarded(tmp_path, 3.0, CentroidLearner))
+
+    assert len(strategy.rejected_) == NUM_PARTIES
+    assert all("logits left the party without noise" in w for w in strategy.rejected_.values())
+
+
+class Careful(CentroidLearner):
+    """Claims to have been trained with DP-SGD; the arithmetic of charges is what is tested."""
+
+    privacy_events = (
+        (DPSGDEvent(noise_multiplier=4.0, records=40, batch_size=4, steps=10), 1),
+    )  # fmt: skip
+
+
+def test_privately_trained_parties_send_logits_for_free(tmp_path: Path) -> None:
+    """Logits of a DP-SGD model are post-processing: only the training is charged."""
+    strategy = toy_fedkd(weights="uniform")
+    metrics = run(strategy, guarded(tmp_path, 50.0, Careful)).train_metrics_clientapp[1]
+
+    assert not strategy.rejected_
+    expected = claim(Careful.privacy_events, 1e-5).epsilon
+    assert metrics[keys.EPSILON_EXAMPLE] == pytest.approx(expected)
+    assert metrics[keys.EPSILON_PARTY] == math.inf
+
+
+def test_a_second_run_composes_with_the_first(tmp_path: Path) -> None:
+    """The journal remembers: the same data pay twice."""
+    app = guarded(tmp_path, 50.0, Careful)
+    first = run(toy_fedkd(weights="uniform"), app).train_metrics_clientapp[1]
+    second = run(toy_fedkd(weights="uniform", seed=1), app).train_metrics_clientapp[1]
+
+    assert second[keys.EPSILON_EXAMPLE] > first[keys.EPSILON_EXAMPLE]  # type: ignore[operator]
+
+
+def test_exact_counts_are_refused_by_a_party_with_a_budget(tmp_path: Path) -> None:
+    """Even a private model's party keeps its class counts to itself."""
+    strategy = toy_fedkd(weights="counts")
+    run(strategy, guarded(tmp_path, 50.0, Careful))
+
+    assert all("exact class counts" in why for why in strategy.rejected_.values())
+    assert len(strategy.rejected_) == NUM_PARTIES
