@@ -1,0 +1,265 @@
+"""What a party of FedMD keeps: its model, its sample, what it has digested and spent.
+
+Flower's `Context.state` lives as long as a run. A sample that was drawn once must live as
+long as the data, so a party with a journal keeps it in a file beside the journal: a new run
+then uses the sample that has been paid for.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from fl_strategies import keys
+from fl_strategies.exceptions import InvalidData, KnowledgeMismatch
+from fl_strategies.knowledge import Metrics, decode_arrays, encode_arrays
+from fl_strategies.packing import pack_labels, unpack_labels
+from fl_strategies.party import Party
+from fl_strategies.privacy.accountant import Entry, delta_at
+from fl_strategies.privacy.events import SubsampleEvent
+from fl_strategies.privacy.journal import PartyJournal
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.mechanisms import SubsampleOnce
+from fl_strategies.privacy.nfdp import nfdp_tight
+from fl_strategies.privacy.reporting import privacy_metrics, spend, unprotected
+from fl_strategies.protocols import Array, IntArray, Learner, PortableLearner
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+_NOTES = "fedmd"
+_MODEL = "fedmd-model"
+_SAMPLE = "fedmd-sample"
+_CONSENSUS = "fedmd-consensus"
+_DIGESTED = "digested-round"
+_DRAWN = "sample"
+_LEDGER = "ledger"
+
+WHOLE_PARTY = "all records of a party together have no protection"
+
+
+class PartyMemory:
+    """One party's records in Flower's `Context.state`.
+
+    Parameters
+    ----------
+    party : Party
+    state : RecordDict
+    delta : float
+        At which a party without a journal states what it has spent.
+    """
+
+    def __init__(self, party: Party, state: RecordDict, *, delta: float) -> None:
+        self._party = party
+        self._state = state
+        self._delta = delta
+
+    # What the party has learned.
+
+    @property
+    def digested_round(self) -> int:
+        """Round of the consensus that was digested last; 0 before the first."""
+        value = self._notes().get(_DIGESTED, 0)
+        return value if isinstance(value, int) else 0
+
+    def start_anew(self) -> None:
+        """Forget model and consensus; the sample and what was spent stay."""
+        for name in (_MODEL, _CONSENSUS):
+            self._state.pop(name, None)
+        self._note(_DIGESTED, 0)
+
+    def model(self) -> Learner | None:
+        """Return the model as it was kept, if there is one."""
+        arrays, twin = self._arrays(_MODEL), self._party.learner_fn()
+        if arrays is None or not isinstance(twin, PortableLearner):
+            return None
+        return twin.from_arrays(arrays)
+
+    def keep_model(self, model: PortableLearner, *, digested_round: int) -> None:
+        """Keep a model together with what it has digested."""
+        self._state[_MODEL] = encode_arrays(model.to_arrays())
+        self._note(_DIGESTED, digested_round)
+
+    def consensus_labels(self, num_public: int) -> IntArray | None:
+        """Return the labels of the last consensus, for learners that start anew each time."""
+        arrays = self._arrays(_CONSENSUS)
+        if arrays is None:
+            return None
+        return unpack_labels(arrays["labels"], (num_public,), self._party.num_classes)
+
+    def keep_consensus(self, labels: IntArray, *, digested_round: int) -> None:
+        """Keep the labels of a consensus and its round."""
+        packed = pack_labels(labels, self._party.num_classes)
+        self._state[_CONSENSUS] = encode_arrays({"labels": packed})
+        self._note(_DIGESTED, digested_round)
+
+    # What the party has spent.
+
+    def charge(self, charges: Sequence[Entry], purpose: str) -> PrivacyLedger:
+        """Record what is about to leave, and return everything that has been recorded.
+
+        With a journal that is the party's whole past; without one, the run's.
+        """
+        if self._party.journal is not None:
+            return spend(self._party, charges, purpose, self._delta)
+        ledger = self.ledger()
+        ledger.charge_all(charges)
+        self._note(_LEDGER, json.dumps(ledger.state_dict()))
+        return ledger
+
+    def ledger(self) -> PrivacyLedger:
+        """Return everything that has been recorded."""
+        if self._party.journal is not None:
+            return self._party.journal.ledger()
+        ledger = PrivacyLedger("example", delta=self._delta)
+        written = self._notes().get(_LEDGER)
+        if isinstance(written, str):
+            ledger.load_state_dict(json.loads(written))
+        return ledger
+
+    # The sample of noise-free privacy.
+
+    def sample(
+        self, num_samples: int, *, replacement: bool, rng: np.random.Generator | None
+    ) -> IntArray:
+        """Return the positions of the records in use: drawn and charged once, then kept.
+
+        Raises
+        ------
+        InvalidData
+            If another sample of the same data was used in this run and no journal would
+            compose the two.
+        PrivacyBudgetExceeded
+            If the journal's budget does not allow a sample; none is drawn then.
+        """
+        party, records = self._party, len(self._party.y)
+        self._check_size(num_samples, replacement)
+        mechanism = SubsampleOnce(records=records, samples=num_samples, replacement=replacement)
+        source = "the operating system" if rng is None else "a known seed"
+        wanted = f"{_name(mechanism)} of {records} by {source}"
+        drawn, kept = self._notes().get(_DRAWN), self._arrays(_SAMPLE)
+        if kept is not None and drawn == wanted:
+            return kept["rows"]
+        if kept is not None and party.journal is None:
+            raise InvalidData(
+                f"Party {party.partition_id}: a second sample must be composed with the first "
+                f"one ({drawn!r}) by a journal, got none."
+            )
+        rows = self._paid_sample(mechanism) if rng is None else None
+        if rows is None:
+            rows = self._draw(mechanism, rng)
+        self._state[_SAMPLE] = encode_arrays({"rows": rows})
+        self._note(_DRAWN, wanted)
+        return rows
+
+    def _check_size(self, num_samples: int, replacement: bool) -> None:
+        records = len(self._party.y)
+        if not replacement and num_samples > records:
+            raise KnowledgeMismatch(
+                f"Party {self._party.partition_id}: num-samples must be at most {records}, "
+                f"its records, without replacement, got {num_samples}."
+            )
+
+    def _draw(self, mechanism: SubsampleOnce, rng: np.random.Generator | None) -> IntArray:
+        charges = mechanism.charges(seeded=rng is not None)
+        self.charge(charges, f"fedmd nfdp: a sample of {mechanism.samples} records")
+        rows: IntArray = mechanism.release(rng).values
+        if self._party.journal is not None and rng is None:
+            _write_sample(self._party.journal, mechanism, rows)
+        delta = nfdp_tight(
+            mechanism.records, mechanism.samples, replacement=mechanism.replacement
+        ).delta
+        if delta > 1 / mechanism.records:
+            logger.warning(
+                "Party %s: delta %.4g of its sample is above 1 / %s: each record is used in "
+                "the clear with this chance.",
+                self._party.partition_id, delta, mechanism.records,
+            )  # fmt: skip
+        return rows
+
+    def _paid_sample(self, mechanism: SubsampleOnce) -> IntArray | None:
+        """Return the sample of an earlier run, if the journal knows that it was paid."""
+        journal = self._party.journal
+        if journal is None:
+            return None
+        paid = any(
+            entry.fingerprint == journal.fingerprint and event == mechanism.event
+            for entry in journal.entries()
+            for event, _ in entry.charges
+        )
+        return _read_sample(journal, mechanism) if paid else None
+
+    # Records.
+
+    def _notes(self) -> ConfigRecord:
+        notes = self._state.get(_NOTES)
+        return notes if isinstance(notes, ConfigRecord) else ConfigRecord()
+
+    def _note(self, name: str, value: str | int) -> None:
+        self._state[_NOTES] = ConfigRecord({**self._notes(), name: value})
+
+    def _arrays(self, name: str) -> dict[str, Array] | None:
+        record = self._state.get(name)
+        return decode_arrays(record, sys.maxsize) if isinstance(record, ArrayRecord) else None
+
+
+def spent_metrics(ledger: PrivacyLedger) -> Metrics:
+    """Return the privacy figures of a party.
+
+    A secret sample spends delta whatever epsilon is. If there is one, delta is the chance
+    that a record is in it, plus the ledger's own delta if noise was used as well.
+    """
+    metrics = privacy_metrics(party=unprotected(WHOLE_PARTY), example=ledger)
+    samples = [entry for entry in ledger.entries if isinstance(entry[0], SubsampleEvent)]
+    if not samples:
+        return metrics
+    delta = delta_at(samples, 0.0)
+    if len(samples) < len(ledger.entries):
+        delta += (1 - delta) * ledger.delta
+    # At delta 1 anything is allowed, so nothing is promised.
+    epsilon = ledger.get_epsilon(delta) if delta < 1 else float("inf")
+    return {**metrics, keys.EPSILON_EXAMPLE: epsilon, keys.DELTA_EXAMPLE: delta}
+
+
+def _name(mechanism: SubsampleOnce) -> str:
+    how = "with" if mechanism.replacement else "without"
+    return f"sample-{mechanism.samples}-{how}-replacement"
+
+
+def _sample_path(journal: PartyJournal, mechanism: SubsampleOnce) -> Path:
+    stem = journal.path.name.removesuffix(".jsonl")
+    return journal.folder / f"{stem}.{_name(mechanism)}.json"
+
+
+def _write_sample(journal: PartyJournal, mechanism: SubsampleOnce, rows: IntArray) -> None:
+    """Keep a sample for later runs, readable by its owner only."""
+    path = _sample_path(journal, mechanism)
+    draft = path.with_name(f"{path.name}.draft-{os.getpid()}")
+    content = {
+        "fingerprint": journal.fingerprint,
+        "records": mechanism.records,
+        "rows": rows.tolist(),
+    }
+    with open(draft, "w", opener=lambda p, flags: os.open(p, flags, 0o600)) as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _read_sample(journal: PartyJournal, mechanism: SubsampleOnce) -> IntArray | None:
+    """Return the sample of these very data; None, and so a new charge, for anything else."""
+    try:
+        content = json.loads(_sample_path(journal, mechanism).read_bytes())
+        rows = np.array(content["rows"], dtype=np.int64)
+        own = (content["fingerprint"], content["records"]) == (
+            journal.fingerprint, mechanism.records,
+        )  # fmt: skip
+    except (OSError, ValueError, TypeError, LookupError, OverflowError):
+        return None
+    inside = bool(((rows >= 0) & (rows < mechanism.records)).all())
+    return rows if own and rows.shape == (mechanism.samples,) and inside else None

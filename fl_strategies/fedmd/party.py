@@ -1,0 +1,173 @@
+"""The party's half of FedMD; see `fl_strategies.fedmd`."""
+
+import math
+from typing import Final
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from fl_strategies import keys
+from fl_strategies.consensus import MAX_WEIGHT
+from fl_strategies.exceptions import KnowledgeMismatch, require_data
+from fl_strategies.fedmd.memory import PartyMemory, spent_metrics
+from fl_strategies.fedmd.release import answer, public_rows
+from fl_strategies.fedmd.settings import FedMDSettings
+from fl_strategies.fedmd.student import Lesson, Student, student_of
+from fl_strategies.half import PartyHalf, check_public_data, measure, read_seed
+from fl_strategies.knowledge import Knowledge, Metrics, config_int
+from fl_strategies.party import Party
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.nfdp import nfdp_theorem
+from fl_strategies.protocols import Array, IntArray, Learner, TrainingSet
+from fl_strategies.tasks import METRICS
+
+NUM_RECORDS: Final = "num-records"
+EPSILON_THEOREM: Final = "epsilon-theorem"
+ANSWERS: Final = "answers"
+CONSENSUS: Final = "consensus"
+MODEL: Final = "model"
+CONSENSUS_ROUND: Final = "consensus-round"
+CLASS_COUNTS: Final = "class-counts"
+
+MAX_ROUNDS: Final = 2**31 - 1
+_UNPROTECTED = "predictions on public rows left the party without noise"
+
+
+class FedMDParty(PartyHalf):
+    """The party's half: digest, revisit, answer; the model stays at home.
+
+    A party whose budget is spent sends nothing more, but goes on to learn from the others.
+    """
+
+    def train(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Knowledge, Metrics]:
+        """Learn for one round and return answers about its public rows."""
+        desk = _Desk(party, config, state)
+        lesson = desk.lesson(received, newest=desk.server_round - 1)
+        given = received if _is_own_model(party, received) else None
+        model, training = desk.student.learn(desk.server_round, lesson, given)
+        if desk.settings.release == "none":
+            # What privately trained learners cost is their training, whoever sees it.
+            unprotected = NonPrivateEvent(unit="example", reason=_UNPROTECTED)
+            desk.memory.charge(training or [(unprotected, 1)], desk.purpose)
+        desk.student.keep(model)
+        arrays = desk.settings.replies.encode(desk.released(model))
+        if desk.settings.class_weighted:
+            arrays[CLASS_COUNTS] = desk.class_counts()
+        return Knowledge(ANSWERS, arrays), desk.metrics()
+
+    def evaluate(
+        self, party: Party, received: Knowledge, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Learner, Metrics]:
+        """Digest the consensus of the round and measure the party's own model."""
+        desk = _Desk(party, config, state)
+        lesson = desk.lesson(received, newest=desk.server_round)
+        if lesson is None:
+            raise KnowledgeMismatch(
+                f"Server: an evaluate message must carry a {CONSENSUS}, "
+                f"got {received.kind[:40]!r}."
+            )
+        model = desk.student.finish(lesson)
+        metrics = measure(party, model)
+        if desk.is_silent(model):
+            metrics[METRICS[party.task]] = math.nan
+        return model, metrics
+
+
+def _is_own_model(party: Party, received: Knowledge | None) -> bool:
+    """Return whether this is a model to start from, of the kind that the party has."""
+    if received is None or received.kind != MODEL:
+        return False
+    return received.meta.get(keys.LEARNER) == party.learner_name
+
+
+class _Desk:
+    """Everything that one message is about, checked."""
+
+    def __init__(self, party: Party, config: ConfigRecord, state: RecordDict) -> None:
+        owner = f"Party {party.partition_id}"
+        check_public_data(party, config)
+        require_data(len(party.y) > 0, owner, "x", "records to learn from", "none")
+        single = party.task == "single-label"
+        require_data(single, owner, "task", "single-label for FedMD", party.task)
+        self.party = party
+        self.seed = read_seed(config)
+        self.server_round = config_int(config, keys.SERVER_ROUND, minimum=1, maximum=MAX_ROUNDS)
+        self.settings = FedMDSettings.from_config(
+            config, num_public=len(party.public), num_classes=party.num_classes
+        )
+        self.memory = PartyMemory(party, state, delta=self.settings.delta)
+        self.student: Student = student_of(party)(
+            party, self.memory, self.records, self.settings.payload,
+            self.settings.num_public, self.settings.epochs, self.seed,
+        )  # fmt: skip
+
+    @property
+    def purpose(self) -> str:
+        """What is written into the journal."""
+        return f"fedmd {self.settings.release}, round {self.server_round}"
+
+    def records(self) -> TrainingSet:
+        """Return the records in use; with NFDP a sample, and nothing else is looked at."""
+        party, settings = self.party, self.settings
+        if settings.num_samples is None:
+            return party.x, party.y
+        rows = self.memory.sample(
+            settings.num_samples, replacement=settings.with_replacement,
+            rng=settings.secret_rng(self.seed, "sample", party.partition_id),
+        )  # fmt: skip
+        return party.x[rows], party.y[rows]
+
+    def lesson(self, received: Knowledge | None, *, newest: int) -> Lesson | None:
+        """Read the consensus that a message carries, if it carries one."""
+        if received is None or received.kind != CONSENSUS:
+            return None
+        server_round = config_int(
+            ConfigRecord({**received.meta}), CONSENSUS_ROUND, minimum=1, maximum=newest
+        )
+        rows = self._rows(server_round)
+        return Lesson(server_round, rows, self.settings.consensus.decode(received.arrays))
+
+    def _rows(self, server_round: int) -> IntArray:
+        num_rows, num_public = len(self.party.public), self.settings.num_public
+        return public_rows(self.seed, server_round, num_rows, num_public)
+
+    def released(self, model: Learner) -> Array:
+        """Return the answers that may leave, paid for if they have to be."""
+        settings, rows = self.settings, self._rows(self.server_round)
+        answers = answer(model, self.party.public[rows], settings.payload)
+        if settings.noise is None:
+            return answers
+        charges = settings.noise.charges(len(rows), seeded=settings.seeded_noise)
+        self.memory.charge(charges, self.purpose)
+        party = self.party.partition_id
+        rng = settings.secret_rng(self.seed, "party", party, self.server_round)
+        return settings.noise.release(answers, rng)
+
+    def class_counts(self) -> IntArray:
+        """Return how many records of each class are in use."""
+        _, y = self.records()
+        counts = np.bincount(y, minlength=self.settings.num_classes).astype(np.int64)
+        return np.minimum(counts, MAX_WEIGHT)
+
+    def metrics(self) -> Metrics:
+        """Return how many records are in use, and what the party has spent."""
+        settings, records = self.settings, len(self.party.y)
+        metrics = spent_metrics(self.memory.ledger())
+        if settings.num_samples is None:
+            return {keys.NUM_EXAMPLES: records, **metrics}
+        theorem = nfdp_theorem(
+            records, settings.num_samples, replacement=settings.with_replacement
+        )
+        return {
+            keys.NUM_EXAMPLES: settings.num_samples,
+            NUM_RECORDS: records,
+            EPSILON_THEOREM: math.inf if settings.seeded_noise else theorem.epsilon,
+            **metrics,
+        }
+
+    def is_silent(self, model: Learner) -> bool:
+        """Return whether the accuracy of a model would tell more than has been paid for."""
+        secret_noise = self.settings.release == "ldp" and not self.settings.seeded_noise
+        return secret_noise or bool(getattr(model, "privacy_events", ()))

@@ -1,0 +1,379 @@
+"""FedMD: federated model distillation, with or without noise-free privacy, in many rounds.
+
+Sun, Lyu: Federated Model Distillation with Noise-Free Differential Privacy (IJCAI 2021),
+Algorithm 1, after Li, Wang: FedMD (2019).
+
+    round 1   party    a model is trained on private records (with NFDP: on a sample of them,
+                       drawn once), and says what it thinks of some public rows
+              server   combines the answers of all parties to a consensus
+    round r   party    digests the consensus of round r - 1 on the public rows it is about,
+                       revisits its records and answers about the public rows of round r
+              server   combines the answers to the next consensus
+    each end  party    digests the consensus of the round and measures its model
+
+Every party keeps its own model, of whatever kind. Which public rows a round is about follows
+from seed and round on all sides, so their positions never travel.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from fl_strategies import keys
+from fl_strategies.base import FederationOptions, KnowledgeStrategy
+from fl_strategies.consensus import (
+    CONSENSUS_RULES,
+    MAX_WEIGHT,
+    ROBUST_RULES,
+    ConsensusRule,
+    VoteCounts,
+    check_trim,
+    make_consensus,
+    to_probabilities,
+)
+from fl_strategies.exceptions import KnowledgeMismatch, PrivacyBudgetExceeded, require
+from fl_strategies.fedmd.party import (
+    ANSWERS,
+    CLASS_COUNTS,
+    CONSENSUS,
+    CONSENSUS_ROUND,
+    EPSILON_THEOREM,
+    MODEL,
+    NUM_RECORDS,
+)
+from fl_strategies.fedmd.release import (
+    AnswerNoiseKind,
+    Payload,
+    public_rows,
+)
+from fl_strategies.fedmd.settings import (
+    FedMDSettings,
+    Release,
+    make_noise,
+    noise_template,
+)
+from fl_strategies.fedmd.student import Epochs, Lesson, teach
+from fl_strategies.knowledge import Knowledge, Metrics, Scalar, encode_arrays
+from fl_strategies.party import check_rows, content_hash
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.mechanisms import SubsampleOnce
+from fl_strategies.privacy.nfdp import nfdp_tight
+from fl_strategies.privacy.reporting import AUDIENCES
+from fl_strategies.protocols import Array, IntArray, Learner, LearnerFactory
+from fl_strategies.randomness import derive_rng
+from fl_strategies.replies import PartyReply
+from fl_strategies.voting import agreement, plurality
+
+NOISE_SCALE: Final = "noise-scale"
+_USUAL_NUM_PUBLIC: Final = 5000
+_UNPROTECTED: Final = "predictions on public rows left the party without noise"
+
+
+class FedMD(KnowledgeStrategy[None]):
+    """Parties of any kind learn from each other's predictions on public rows.
+
+    Leaves the party
+        In every round its predictions on `num_public` public rows: as labels of
+        ceil(log2 C) bits (argmax), or as rows of float32 (logits, softmax). With
+        ``consensus="class-weighted"`` also how many records of each class it uses.
+    Guarantee
+        The unit is an example, replaced by another within its party, against the server
+        and everybody else; the number of records is public.
+        none: no guarantee, epsilon is reported as infinite; but what learners that are
+        trained privately (`privacy_events`) spend in each round is composed and reported.
+        nfdp: a sample of `num_samples` records, drawn once, is used in the clear, and no
+        other record at all. The exact statement is (0, delta), where delta is the chance to
+        be drawn, and it does not depend on the number of rounds. The theorems' epsilon is
+        reported beside it as ``epsilon-theorem``. A sample survives a run only if the party
+        keeps a journal; without one every run is one more sample.
+        ldp: noise on every answer, composed over rows and rounds.
+        Not covered: rows that parties only evaluate on; with ldp their accuracy is
+        therefore kept at home, unless the noise is seeded. Records of one person at
+        several parties add up.
+
+    Parameters
+    ----------
+    public : (num_rows, ...)
+        Unlabelled rows; every party holds the same.
+    num_classes : int
+        Length of the federation's class list.
+    learner_fn, learner_name : factory, str
+        What `model_` is made of, and what parties call it.
+    release : "none", "nfdp" or "ldp"
+    payload : "logits", "softmax" or "argmax"
+        The last is the default: smallest, recommended by the paper, and the only one that
+        does not compare scores of models that differ in kind.
+    num_public : int, optional
+        Public rows of a round, drawn anew each time; by default all, but at most the
+        paper's 5000.
+    epochs_initial, epochs_digest, epochs_revisit : int
+        The paper's T1, T2 and T3.
+    num_samples, with_replacement : int, bool
+        With nfdp: the sample.
+    consensus : "mean", "class-weighted", "median" or "trimmed-mean"
+        How answers are combined; see `fl_strategies.consensus`. Labels are counted, with
+        equal or with class weights, and the majority wins.
+    trim_fraction : float
+        Share of parties that the trimmed mean leaves out at either end.
+    noise, gamma, sigma, target_epsilon, clipping_norm
+        With ldp: "gaussian" noise of deviation `sigma`, or "laplace" noise of scale
+        1 / `gamma`, or for labels also "gumbel" noise, which is randomised response; or
+        the least noise for `target_epsilon` in `num_rounds_planned` rounds. Logits must be
+        clipped, to `clipping_norm`.
+    num_rounds_planned : int, optional
+        With `target_epsilon`. Further rounds are possible and cost more than the target.
+    delta : float
+    max_epsilon : float, optional
+        With ldp: the run ends before a round that would exceed it.
+    seeded_noise : bool (default: False)
+        Draw noise and samples from the seed, for repeatable simulations. Epsilon is then
+        infinite.
+    pretrain_epochs : int
+        Passes over all public rows, with the labels that parties hold (`Party.public_y`),
+        before a party's first training.
+    pretrained : mapping of name to array, optional
+        Instead: a model from which all parties start that call theirs `learner_name`. It
+        is sent in round 1; a party that comes later starts by itself.
+    **federation
+        See `KnowledgeStrategy`.
+
+    Attributes
+    ----------
+    consensus_ : (num_public, num_classes) or (num_public,), or None
+        The last consensus: scores, or labels for ``payload="argmax"``.
+    indices_ : (num_public,) or None
+        Which public rows it is about.
+    model_ : Learner
+        Made when it is first asked for: learned from the last consensus alone. The run's
+        real results are the parties' own models.
+
+    Notes
+    -----
+    Round 1 is the paper's initialisation, so its R rounds are R + 1 here. All that a round
+    needs of earlier ones is the last consensus and what each party keeps: a party that was
+    away digests the newest consensus when it comes back, and another call of `start` goes
+    on where the last one ended.
+
+    Learners that cannot go on, or not be kept as arrays, are fitted anew each time to
+    their records together with the public rows of the last consensus and its labels.
+
+    Deviations from the paper: a consensus is digested on the rows that it is about, not on
+    newly drawn ones. The sample is uniform over all records, as the theorems ask, not so
+    many of each class. Logits have mean zero in each row and are learned by their absolute
+    error, as in the code of FedMD; probabilities by cross-entropy.
+    """
+
+    name: ClassVar[str] = "fedmd"
+    central: ClassVar[bool] = False
+    reply_kind = ANSWERS
+
+    def __init__(
+        self,
+        *,
+        public: Array,
+        num_classes: int,
+        learner_fn: LearnerFactory,
+        learner_name: str = "learner",
+        release: Release = "none",
+        payload: Payload = "argmax",
+        num_public: int | None = None,
+        epochs_initial: int = 20,
+        epochs_digest: int = 2,
+        epochs_revisit: int = 1,
+        num_samples: int | None = None,
+        with_replacement: bool = True,
+        consensus: ConsensusRule = "mean",
+        trim_fraction: float = 0.2,
+        noise: AnswerNoiseKind = "gaussian",
+        gamma: float | None = None,
+        sigma: float | None = None,
+        target_epsilon: float | None = None,
+        clipping_norm: float | None = None,
+        num_rounds_planned: int | None = None,
+        delta: float = 1e-5,
+        max_epsilon: float | None = None,
+        seeded_noise: bool = False,
+        pretrain_epochs: int = 0,
+        pretrained: Mapping[str, Array] | None = None,
+        **federation: Unpack[FederationOptions],
+    ) -> None:
+        super().__init__(**federation)
+        check_rows("FedMD", "public", public)
+        require(num_classes >= 2, "FedMD", "num_classes", "at least 2", num_classes)
+        asked = min(len(public), _USUAL_NUM_PUBLIC) if num_public is None else num_public
+        rule = f"from 1 to {len(public)}, the public rows"
+        require(1 <= asked <= len(public), "FedMD", "num_public", rule, asked)
+        _check_rule(consensus, payload)
+        check_trim("FedMD", trim_fraction)
+        once = pretrained is None or not pretrain_epochs
+        require(once, "FedMD", "pretrain_epochs", "0 if pretrained is given", pretrain_epochs)
+        limited = max_epsilon is None or release == "ldp"
+        require(limited, "FedMD", "max_epsilon", "left out unless release='ldp'", max_epsilon)
+        self.settings = FedMDSettings(
+            release=release, payload=payload, num_public=asked, num_classes=num_classes,
+            epochs=Epochs(
+                pretrain=pretrain_epochs, initial=epochs_initial, digest=epochs_digest,
+                revisit=epochs_revisit,
+            ),
+            num_samples=num_samples, with_replacement=with_replacement,
+            noise=make_noise(
+                noise_template(release, payload, noise, num_classes, clipping_norm),
+                gamma=gamma, sigma=sigma, target_epsilon=target_epsilon,
+                num_rounds_planned=num_rounds_planned, num_public=asked, delta=delta,
+            ),
+            class_weighted=consensus == "class-weighted", delta=delta,
+            seeded_noise=seeded_noise,
+        )  # fmt: skip
+        self.public = public
+        self.learner_fn = learner_fn
+        self.model_name = learner_name
+        self.rule, self.trim_fraction = consensus, trim_fraction
+        self.consensus_: Array | None = None
+        self.indices_: IntArray | None = None
+        self.ledger_ = PrivacyLedger(
+            "example", delta=delta, max_epsilon=max_epsilon,
+            audience=AUDIENCES["L0" if release == "none" else "L2"],
+        )  # fmt: skip
+        self._public_hash = content_hash(public)
+        self._start_model: Knowledge | None = None
+        if pretrained is not None:
+            self._start_model = Knowledge(MODEL, pretrained, {keys.LEARNER: learner_name})
+        self._fewest_records: int | None = None
+        self._gather()
+
+    def _gather(self) -> None:
+        """Make room for the answers of a round."""
+        shape = self.settings.num_public, self.settings.num_classes
+        self._votes, self._weighted_votes = VoteCounts(shape), VoteCounts(shape)
+        self._scores = make_consensus(
+            self.rule, shape, bound=self.settings.replies.high,
+            trim_fraction=self.trim_fraction,
+        )  # fmt: skip
+
+    def party_config(self, server_round: int) -> dict[str, Scalar]:  # noqa: ARG002
+        """Return the settings, and what identifies the public data."""
+        return {**self.settings.to_config(), keys.PUBLIC_HASH: self._public_hash}
+
+    def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
+        """Return the last consensus, or in round 1 the model to start from."""
+        return self._start_model if self.round_ == 1 else self._delivery
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask every connected party, unless the answers would cost too much."""
+        self._gather()
+        noise, settings = self.settings.noise, self.settings
+        if noise is not None:
+            charges = noise.charges(settings.num_public, seeded=settings.seeded_noise)
+            try:
+                self.ledger_.charge_all(charges)
+            except PrivacyBudgetExceeded as error:
+                self._fail(str(error).rstrip("."))
+                self._sent = []
+                return []
+        return list(super().configure_train(server_round, arrays, config, grid))
+
+    def read(self, knowledge: Knowledge) -> None:
+        """Check one party's answers and add them to the others; nothing else is kept."""
+        expected = {*self.settings.replies.names}
+        if self.settings.class_weighted:
+            expected.add(CLASS_COUNTS)
+        if set(knowledge.arrays) != expected:
+            raise KnowledgeMismatch(
+                f"FedMD: arrays must be named {sorted(expected)}, "
+                f"got {sorted(knowledge.arrays)[:8]}."
+            )
+        answers = self.settings.replies.decode(knowledge.arrays)
+        weights = self._read_weights(knowledge.arrays)
+        if self.settings.payload == "argmax":
+            self._votes.add(answers)
+            self._weighted_votes.add(answers, weights)
+        else:
+            self._votes.add(answers.argmax(axis=1))
+            self._scores.add(answers, weights)
+
+    def _read_weights(self, arrays: Mapping[str, Array]) -> IntArray | None:
+        if not self.settings.class_weighted:
+            return None
+        counts, num_classes = arrays[CLASS_COUNTS], self.settings.num_classes
+        plain = counts.dtype == np.int64 and counts.shape == (num_classes,)
+        if not plain or not ((counts >= 0) & (counts <= MAX_WEIGHT)).all():
+            raise KnowledgeMismatch(
+                f"FedMD: {CLASS_COUNTS} must be {num_classes} whole numbers (int64) from 0 to "
+                f"{MAX_WEIGHT}, got shape {counts.shape} of {counts.dtype} or others."
+            )
+        return counts
+
+    def aggregate(
+        self, server_round: int, replies: Sequence[PartyReply[None]]
+    ) -> tuple[ArrayRecord | None, Metrics]:
+        """Make the consensus of the round from what `read` has gathered."""
+        arrays = self.settings.consensus.encode(self._combined(server_round))
+        self.consensus_ = self.settings.consensus.decode(arrays)
+        self.indices_ = public_rows(
+            self.seed, server_round, len(self.public), self.settings.num_public
+        )
+        self._delivery = Knowledge(CONSENSUS, arrays, {CONSENSUS_ROUND: server_round})
+        self._model = None
+        metrics = {keys.VOTE_AGREEMENT: agreement(self._votes.counts)}
+        self._gather()
+        return encode_arrays(arrays), {**metrics, **self._privacy(replies)}
+
+    def _combined(self, server_round: int) -> Array:
+        if self.settings.payload != "argmax":
+            scores = self._scores.result()
+            return to_probabilities(scores) if self.settings.payload == "softmax" else scores
+        plain, weighted = self._votes.counts, self._weighted_votes.counts
+        # Where only parties vote that have no record of the class, all count the same.
+        counts = np.where(weighted.any(axis=1, keepdims=True), weighted, plain)
+        return plurality(counts, derive_rng(self.seed, "server", "ties", server_round))
+
+    def _privacy(self, replies: Sequence[PartyReply[None]]) -> Metrics:
+        """Record what left the parties in this round, where that was not done before."""
+        settings = self.settings
+        if settings.noise is not None:
+            return {NOISE_SCALE: settings.noise.scale}
+        if settings.num_samples is None:
+            self.ledger_.charge(NonPrivateEvent(unit="example", reason=_UNPROTECTED))
+            return {}
+        stated = [reply.metrics.get(NUM_RECORDS, 1.0) for reply in replies]
+        sizes = [int(size) if 1 <= size < 2**53 else 1 for size in stated]
+        self._record_sample(min(sizes), settings.num_samples)
+        epsilons = [reply.metrics.get(EPSILON_THEOREM, np.inf) for reply in replies]
+        return {NUM_RECORDS: min(sizes), EPSILON_THEOREM: max(epsilons)}
+
+    def _record_sample(self, num_records: int, num_samples: int) -> None:
+        """Let the ledger state the sample of the party with fewest records so far."""
+        replacement = self.settings.with_replacement
+        fewest = min(num_records, self._fewest_records or num_records)
+        self._fewest_records = fewest = max(fewest, 1 if replacement else num_samples)
+        delta = nfdp_tight(fewest, num_samples, replacement=replacement).delta
+        self.ledger_ = PrivacyLedger(
+            "example", delta=delta if delta < 1 else self.settings.delta,
+            audience=AUDIENCES["L2"], num_records=fewest,
+        )  # fmt: skip
+        sample = SubsampleOnce(records=fewest, samples=num_samples, replacement=replacement)
+        self.ledger_.charge_all(sample.charges(seeded=self.settings.seeded_noise))
+
+    @property
+    def model_(self) -> Learner:
+        """A model that has learned the last consensus, made when it is first asked for."""
+        if self._model is None and self.consensus_ is not None and self.indices_ is not None:
+            lesson = Lesson(self.round_, self.indices_, self.consensus_)
+            rng = derive_rng(self.seed, "server", "final")
+            x = self.public[self.indices_]
+            self._model = teach(self.learner_fn(), x, lesson, self.settings.payload, rng)
+        return super().model_
+
+
+def _check_rule(rule: ConsensusRule, payload: Payload) -> None:
+    known = f"one of {', '.join(CONSENSUS_RULES)}"
+    require(rule in CONSENSUS_RULES, "FedMD", "consensus", known, rule)
+    fits = payload != "argmax" or rule not in ROBUST_RULES
+    needed = "mean or class-weighted for labels, whose majority is robust by itself"
+    require(fits, "FedMD", "consensus", needed, rule)

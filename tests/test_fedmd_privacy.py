@@ -1,0 +1,605 @@
+"""FedMD's promises: the sample of NFDP, the noise of LDP, and nothing for nothing."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, RecordDict
+
+from fl_strategies import Knowledge, Party, keys
+from fl_strategies.exceptions import (
+    InvalidData,
+    InvalidParameter,
+    KnowledgeMismatch,
+    PrivacyBudgetExceeded,
+)
+from fl_strategies.fedmd import FedMD, FedMDParty
+from fl_strategies.fedmd.memory import PartyMemory, spent_metrics
+from fl_strategies.fedmd.release import AnswerNoise, GaussianProbabilities, calibrated
+from fl_strategies.packing import pack_labels
+from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, SubsampleEvent
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
+from tests.test_fedmd import (
+    Federation,
+    Refitted,
+    SoftmaxRegression,
+    linear_fedmd,
+    linear_party,
+    refitted_party,
+    request,
+)
+from tests.toys import TEST, accuracy
+
+NFDP = {"release": "nfdp", "num_samples": 10}
+LDP = {"release": "ldp", "payload": "softmax", "sigma": 50.0}
+MAKERS = [linear_party, refitted_party]
+
+
+def train(
+    party: Party, strategy: FedMD, state: RecordDict | None = None, server_round: int = 1
+) -> tuple[Knowledge, dict[str, float]]:
+    kept = RecordDict() if state is None else state
+    return FedMDParty().train(party, None, request(strategy, server_round), kept)
+
+
+def sample_of(state: RecordDict) -> list[int]:
+    return state.array_records["fedmd-sample"]["rows"].numpy().tolist()
+
+
+def with_journal(party: Party, folder: Path, **options: Any) -> Party:
+    fingerprint = data_fingerprint(party.x, party.y)
+    return replace(party, journal=PartyJournal(folder, fingerprint=fingerprint, **options))
+
+
+# Noise-free privacy.
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_the_figures_of_a_sample(replacement: bool) -> None:
+    """(0, delta) is the claim, the theorem's epsilon stands beside it, in every round."""
+    strategy = linear_fedmd(**NFDP, with_replacement=replacement)
+    result = Federation().run(strategy, 3)
+
+    for server_round in (1, 2, 3):
+        metrics = result.train_metrics_clientapp[server_round]
+        tight = nfdp_tight(40, 10, replacement=replacement)
+        assert metrics[keys.EPSILON_EXAMPLE] == 0
+        assert metrics[keys.DELTA_EXAMPLE] == pytest.approx(tight.delta, rel=1e-12)
+        theorem = nfdp_theorem(40, 10, replacement=replacement)
+        assert metrics["epsilon-theorem"] == theorem.epsilon
+        assert metrics[keys.EPSILON_PARTY] == math.inf
+        assert metrics[keys.NUM_EXAMPLES] == 4 * 10
+        assert metrics[keys.NUM_RELEASES] == 4
+    assert strategy.ledger_.get_epsilon() == 0
+    assert "delta 0.2" in strategy.ledger_.statement()
+    assert "is not below 1 / 40" in strategy.ledger_.statement()
+
+
+@pytest.mark.parametrize(
+    ("samples", "epsilon", "delta"),
+    [(18, 0.006249, 0.006232), (60, 0.020830, 0.020621), (2880, 0.999826, 0.632184)],
+)
+def test_the_papers_femnist_rows(samples: int, epsilon: float, delta: float) -> None:
+    """Table 2 with natural logarithms: a party of 2880 records."""
+    strategy = linear_fedmd(release="nfdp", num_samples=samples, epochs_initial=1)
+    _, metrics = train(linear_party(0, 2880), strategy)
+
+    assert metrics["epsilon-theorem"] == pytest.approx(epsilon, abs=1e-6)
+    assert metrics[keys.DELTA_EXAMPLE] == pytest.approx(delta, abs=1e-6)
+
+
+def test_the_largest_sample_promises_nothing() -> None:
+    """All records without replacement: delta is 1, so epsilon is infinite."""
+    strategy = linear_fedmd(release="nfdp", num_samples=40, with_replacement=False)
+    result = Federation().run(strategy)
+
+    metrics = result.train_metrics_clientapp[1]
+    assert (metrics[keys.EPSILON_EXAMPLE], metrics[keys.DELTA_EXAMPLE]) == (math.inf, 1.0)
+    assert strategy.ledger_.get_epsilon() == math.inf
+
+
+@pytest.mark.parametrize("make_party", MAKERS)
+def test_no_other_record_is_looked_at(make_party: Callable[..., Party]) -> None:
+    """Changing every record that was not drawn changes no bit of what leaves."""
+    strategy = linear_fedmd(
+        **NFDP, payload="softmax", consensus="class-weighted", seeded_noise=True
+    )
+    party, state = make_party(0), RecordDict()
+    reply, metrics = train(party, strategy, state)
+    others = np.setdiff1d(np.arange(40), sample_of(state))
+    x, y = party.x.copy(), party.y.copy()
+    x[others], y[others] = 77.0, (y[others] + 1) % 3
+    reply_after, metrics_after = train(replace(party, x=x, y=y), strategy)
+
+    assert len(others) > 20
+    for name, array in reply.arrays.items():
+        assert array.tobytes() == reply_after.arrays[name].tobytes()
+    np.testing.assert_array_equal(
+        reply.arrays["class-counts"], np.bincount(party.y[sample_of(state)], minlength=3)
+    )
+    assert metrics == metrics_after
+    assert metrics[keys.NUM_EXAMPLES] == 10
+
+
+def test_the_sample_is_secret_unless_seeded() -> None:
+    """Two runs of one seed draw differently; seeded ones do not, and promise nothing."""
+    drawn = []
+    for seeded in (False, False, True, True):
+        state = RecordDict()
+        _, metrics = train(linear_party(0), linear_fedmd(**NFDP, seeded_noise=seeded), state)
+        drawn.append(sample_of(state))
+        assert math.isinf(metrics[keys.EPSILON_EXAMPLE]) == seeded
+        assert math.isinf(metrics["epsilon-theorem"]) == seeded
+
+    assert drawn[0] != drawn[1]
+    assert drawn[2] == drawn[3]
+
+
+def test_the_sample_is_drawn_once_also_if_training_fails() -> None:
+    """It is kept before it is used, so a failure does not lead to a second one."""
+    fails = [True]
+
+    class Fragile(SoftmaxRegression):
+        def partial_fit(self, x: Any, y: Any, *, rng: Any, epochs: int) -> Any:
+            if fails.pop() if fails else False:
+                raise RuntimeError("out of memory")
+            return super().partial_fit(x, y, rng=rng, epochs=epochs)
+
+    party, state = linear_party(0, learner_fn=Fragile), RecordDict()
+    with pytest.raises(RuntimeError):
+        train(party, linear_fedmd(**NFDP), state)
+    first = sample_of(state)
+    _, metrics = train(party, linear_fedmd(**NFDP), state)
+    train(party, linear_fedmd(**NFDP), state, 2)
+
+    assert sample_of(state) == first
+    assert metrics[keys.NUM_RELEASES] == 1
+
+
+def test_a_large_delta_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Above 1 / n there is a warning, at 1 / n (one record) there is none."""
+    with caplog.at_level("WARNING", logger="flwr.fl_strategies"):
+        train(linear_party(0), linear_fedmd(release="nfdp", num_samples=1))
+        assert not caplog.records
+        train(linear_party(0), linear_fedmd(**NFDP))
+
+    assert "Party 0: delta 0.2237 of its sample is above 1 / 40" in caplog.text
+
+
+def test_samples_that_cannot_be_drawn_are_refused() -> None:
+    """More than there are without replacement, none at all, and none where some are due."""
+    strategy = linear_fedmd(release="nfdp", num_samples=41, with_replacement=False)
+    with pytest.raises(KnowledgeMismatch, match="Party 0: num-samples must be at most 40"):
+        train(linear_party(0), strategy)
+    train(linear_party(0), linear_fedmd(release="nfdp", num_samples=41))
+    for changes in ({"num_samples": 0}, {"num_samples": None}):
+        with pytest.raises(InvalidParameter, match="num_samples must be at least 1 and given"):
+            linear_fedmd(**{**NFDP, **changes})
+    with pytest.raises(InvalidParameter, match="num_samples must be left out unless"):
+        linear_fedmd(num_samples=10)
+
+
+def test_without_a_journal_there_is_no_second_sample() -> None:
+    """Nothing would compose the two, so the party refuses."""
+    party, state = linear_party(0), RecordDict()
+    train(party, linear_fedmd(**NFDP), state)
+
+    for changes in ({"num_samples": 11}, {"with_replacement": False}, {"seeded_noise": True}):
+        with pytest.raises(InvalidData, match="Party 0: a second sample must be composed"):
+            train(party, linear_fedmd(**{**NFDP, **changes}), state)
+
+
+def test_a_sample_survives_a_run_beside_the_journal(tmp_path: Path) -> None:
+    """A new run uses the sample that was paid for, and the journal has one line."""
+    first, second = RecordDict(), RecordDict()
+    party = with_journal(linear_party(0), tmp_path)
+    train(party, linear_fedmd(**NFDP), first)
+    train(party, linear_fedmd(**NFDP), first, 2)
+    _, metrics = train(party, linear_fedmd(**NFDP, seed=9), second)
+
+    (file,) = tmp_path.glob("*.json")
+    assert sample_of(first) == sample_of(second) == json.loads(file.read_text())["rows"]
+    assert file.stat().st_mode & 0o077 == 0
+    assert party.journal is not None
+    ((entry, *_),) = [party.journal.entries()]
+    assert len(party.journal.entries()) == 1
+    assert entry.charges[0][0] == SubsampleEvent(records=40, samples=10, replacement=True)
+    assert metrics[keys.DELTA_EXAMPLE] == pytest.approx(nfdp_tight(40, 10).delta)
+
+
+@pytest.mark.parametrize("damage", ["lost", "torn", "other-data", "outside", "too-few"])
+def test_a_lost_sample_is_drawn_and_charged_again(tmp_path: Path, damage: str) -> None:
+    """Two samples of the same data: the chance to be in one of them is what is stated."""
+    party = with_journal(linear_party(0), tmp_path)
+    train(party, linear_fedmd(**NFDP))
+    (file,) = tmp_path.glob("*.json")
+    content = json.loads(file.read_text())
+    if damage == "lost":
+        file.unlink()
+    elif damage == "torn":
+        file.write_text(file.read_text()[:-9])
+    else:
+        content |= {
+            "other-data": {"fingerprint": "0" * 64},
+            "outside": {"rows": [40] * 10},
+            "too-few": {"rows": [1, 2]},
+        }[damage]
+        file.write_text(json.dumps(content))
+    _, metrics = train(party, linear_fedmd(**NFDP))
+
+    assert metrics[keys.NUM_RELEASES] == 2
+    assert metrics[keys.EPSILON_EXAMPLE] == 0
+    expected = nfdp_tight(40, 10, runs=2).delta
+    assert metrics[keys.DELTA_EXAMPLE] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_sample_that_nobody_paid_for_is_not_used(tmp_path: Path) -> None:
+    """A file without its line in the journal is charged like a new sample."""
+    party = with_journal(linear_party(0), tmp_path / "old")
+    train(party, linear_fedmd(**NFDP))
+    (file,) = (tmp_path / "old").glob("*.json")
+    (tmp_path / "new").mkdir()
+    file.rename(tmp_path / "new" / file.name)
+    moved = with_journal(linear_party(0), tmp_path / "new")
+    train(moved, linear_fedmd(**NFDP))
+
+    assert moved.journal is not None
+    assert len(moved.journal.entries()) == 1
+
+
+def test_a_journals_budget_stops_a_second_sample(tmp_path: Path) -> None:
+    """One sample fits into delta 0.3, another one does not; nothing is drawn then."""
+    party = with_journal(linear_party(0), tmp_path, delta=0.3, max_epsilon=0.5)
+    state = RecordDict()
+    train(party, linear_fedmd(**NFDP), state)
+    first = sample_of(state)
+    with pytest.raises(PrivacyBudgetExceeded):
+        train(party, linear_fedmd(release="nfdp", num_samples=9), state)
+
+    assert sample_of(state) == first
+    assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+def test_the_server_states_the_party_with_fewest_records() -> None:
+    """Its chance to be drawn is the largest, also if it was there only once."""
+
+    def sized(partition_id: int) -> Party:
+        return linear_party(partition_id, 20 + 20 * partition_id)
+
+    strategy = linear_fedmd(**NFDP)
+    result = Federation(sized).run(strategy, 2)
+    ((event, count),) = strategy.ledger_.entries
+
+    assert (event, count) == (SubsampleEvent(records=20, samples=10, replacement=True), 1)
+    assert strategy.ledger_.delta == nfdp_tight(20, 10).delta
+    assert result.train_metrics_clientapp[2]["num-records"] == 20
+    largest = nfdp_theorem(20, 10).epsilon
+    assert result.train_metrics_clientapp[2]["epsilon-theorem"] == largest
+
+
+def test_noise_and_a_sample_add_up() -> None:
+    """With both in one ledger, delta is that of the sample and a little more."""
+    ledger = PrivacyLedger("example", delta=1e-5)
+    ledger.compose(SubsampleEvent(records=100, samples=5, replacement=False))
+    ledger.compose(
+        GaussianEvent(unit="example", relation="replace-one", scale=10.0, l2_sensitivity=1.0)
+    )
+    metrics = spent_metrics(ledger)
+
+    assert metrics[keys.DELTA_EXAMPLE] == pytest.approx(0.05 + 0.95e-5)
+    alone = PrivacyLedger("example")
+    alone.compose(ledger.entries[1][0])
+    assert metrics[keys.EPSILON_EXAMPLE] == pytest.approx(alone.get_epsilon(1e-5), rel=1e-6)
+
+
+# Noise on what leaves.
+
+
+def test_the_reference_values_of_gaussian_noise_on_probabilities() -> None:
+    """10**5 softmax rows: epsilon 0.141685 at sigma 10**4; sigma 268.43 for epsilon 8."""
+    noise = AnswerNoise(payload="softmax", noise="gaussian", scale=1e4, num_classes=6)
+    ledger = PrivacyLedger("example")
+    ledger.charge_all(noise.charges(100_000, seeded=False))
+    fitted = calibrated(noise, num_rows=5000, num_rounds=20, target_epsilon=8.0, delta=1e-5)
+
+    # Rounding to the grid of the noise is part of the sensitivity: 0.2 % at this scale.
+    assert 0.141685 < ledger.get_epsilon() < 0.141685 * 1.003
+    assert fitted.scale == pytest.approx(268.430602, rel=1e-4)
+
+
+@pytest.mark.parametrize("make_party", MAKERS)
+def test_every_round_is_charged_and_composed(make_party: Callable[..., Party]) -> None:
+    """Without a journal the run's rounds are remembered, and server and parties agree."""
+    strategy = linear_fedmd(**LDP)
+    result = Federation(make_party).run(strategy, 3)
+
+    epsilons = [result.train_metrics_clientapp[r][keys.EPSILON_EXAMPLE] for r in (1, 2, 3)]
+    assert epsilons == sorted(set(epsilons))
+    assert epsilons[2] == strategy.ledger_.get_epsilon()
+    ((event, count),) = strategy.ledger_.entries
+    assert count == 3 * 30
+    assert event.scale == 50.0
+    assert event.l2_sensitivity == pytest.approx(math.sqrt(2), rel=1e-4)
+    assert result.train_metrics_clientapp[3][keys.NUM_RELEASES] == 4 * 90
+    assert result.train_metrics_clientapp[3]["noise-scale"] == 50.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"payload": "softmax", "noise": "gaussian"},
+        {"payload": "softmax", "noise": "laplace"},
+        {"payload": "logits", "noise": "gaussian", "clipping_norm": 3.0},
+        {"payload": "logits", "noise": "laplace", "clipping_norm": 500.0},
+        {"payload": "argmax", "noise": "gumbel"},
+        {"payload": "argmax", "noise": "laplace"},
+        {"payload": "argmax", "noise": "gaussian"},
+    ],
+)
+def test_a_target_is_met_after_the_planned_rounds(changes: dict[str, Any]) -> None:
+    """Not exceeded and hardly undercut after three rounds; a fourth is honestly dearer."""
+    strategy = linear_fedmd(release="ldp", target_epsilon=2.0, num_rounds_planned=3, **changes)
+    result = Federation().run(strategy, 4)
+
+    epsilons = [result.train_metrics_clientapp[r][keys.EPSILON_EXAMPLE] for r in (1, 2, 3, 4)]
+    assert not strategy.rejected_
+    assert 1.99 < epsilons[2] <= 2.0 < epsilons[3] < math.inf
+
+
+def test_weak_noise_is_useful_and_strong_noise_is_chance() -> None:
+    """Noise that promises nothing leaves the consensus right, a strict promise destroys it."""
+    shares = []
+    for target in (5000.0, 0.5):
+        strategy = linear_fedmd(
+            release="ldp", payload="softmax", num_public=60,
+            target_epsilon=target, num_rounds_planned=2,
+        )  # fmt: skip
+        Federation().run(strategy, 2)
+        shares.append(accuracy(strategy.model_.predict(TEST[0])))
+
+    assert shares[0] > 0.85
+    assert shares[1] < 0.75
+
+
+def test_the_servers_budget_ends_the_run_before_it_is_exceeded() -> None:
+    """The third round would cost too much: nothing is sent, and the reason is kept."""
+    strategy = linear_fedmd(**LDP)
+    strategy.ledger_.charge_all(strategy.settings.noise.charges(60, seeded=False))  # type: ignore[union-attr]
+    budget = strategy.ledger_.get_epsilon() * 1.01
+    limited = linear_fedmd(**LDP, max_epsilon=budget)
+    result = Federation().run(limited, 4)
+
+    assert list(result.train_metrics_clientapp) == [1, 2]
+    assert limited.ledger_.get_epsilon() <= budget
+    assert limited.round_ == 2
+    assert "epsilon must be at most" in limited._failure
+    assert limited.model_ is not None
+
+
+def test_a_party_whose_budget_is_spent_learns_on_and_sends_nothing(tmp_path: Path) -> None:
+    """Its journal refuses the second round; its model still digests the others' consensus."""
+    noise = linear_fedmd(**LDP).settings.noise
+    assert noise is not None
+    ledger = PrivacyLedger("example")
+    ledger.charge_all(noise.charges(30, seeded=False))
+    budget = ledger.get_epsilon() * 1.01
+
+    def guarded(partition_id: int) -> Party:
+        party = linear_party(partition_id)
+        if partition_id:
+            return party
+        return with_journal(party, tmp_path, max_epsilon=budget)
+
+    federation, strategy = Federation(guarded), linear_fedmd(**LDP)
+    federation.run(strategy, 1)
+    before = federation.bits()[0]
+    result = federation.run(strategy, 1)
+
+    assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 3
+    ((_, reason),) = strategy.rejected_.items()
+    assert "epsilon must be at most" in reason
+    assert federation.bits()[0] != before
+    journal = guarded(0).journal
+    assert journal is not None
+    (entry,) = journal.entries()
+    assert entry.purpose == "fedmd ldp, round 1"
+    assert entry.charges[0][1] == 30
+
+
+def test_a_charge_that_fails_keeps_the_answer_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No noise is drawn before the journal has its line."""
+    drawn: list[object] = []
+    monkeypatch.setattr(AnswerNoise, "release", lambda *_: drawn.append(1))
+    party = with_journal(linear_party(0), tmp_path, max_epsilon=1e-6)
+
+    with pytest.raises(PrivacyBudgetExceeded):
+        train(party, linear_fedmd(**LDP))
+    assert not drawn
+
+
+def test_noise_is_what_it_says_it_is() -> None:
+    """Deviation of Gaussian and Laplace noise, and how often randomised response is true."""
+    zeros = np.full((4000, 2), 0.5)
+    for noise, deviation in (("gaussian", 3.0), ("laplace", 3.0 * math.sqrt(2))):
+        kind = AnswerNoise(payload="softmax", noise=noise, scale=3.0, num_classes=2)  # type: ignore[arg-type]
+        released = kind.release(zeros, None)
+        assert released.std() == pytest.approx(deviation, rel=0.06)
+        assert released.mean() == pytest.approx(0.5, abs=0.3)
+        assert np.abs(released).max() <= kind.limit
+    response = AnswerNoise(payload="argmax", noise="gumbel", scale=0.5, num_classes=3)
+    truth = np.arange(6000) % 3
+    kept = (response.release(truth, None) == truth).mean()
+
+    assert kept == pytest.approx(math.exp(2) / (math.exp(2) + 2), abs=0.03)
+
+
+def test_logits_are_clipped_before_noise() -> None:
+    """Rows of any length leave with at most the norm that was paid for."""
+    noise = AnswerNoise(
+        payload="logits", noise="gaussian", scale=1e-3, num_classes=2, clipping_norm=2.0
+    )
+    released = noise.release(np.array([[30.0, -40.0], [0.3, -0.4]]), None)
+
+    np.testing.assert_allclose(released, [[1.2, -1.6], [0.3, -0.4]], atol=0.01)
+
+
+def test_the_smaller_sensitivity_is_for_probabilities_only() -> None:
+    """Rows that are none are refused, because two of them could be further apart."""
+    mechanism = GaussianProbabilities(bound=1.0, scale=1.0, num_values=2, unit="example")
+
+    for row in ([0.9, 0.0], [1.5, -0.5], [0.8, 0.8]):
+        with pytest.raises(InvalidData, match="scores must be probabilities"):
+            mechanism.release(np.array([row]))
+
+
+def test_accuracy_stays_at_home_where_noise_protects() -> None:
+    """It is no noisy release; seeded noise protects nobody, so there it is told."""
+    secret = Federation().run(linear_fedmd(**LDP)).evaluate_metrics_clientapp[1]
+    seeded = linear_fedmd(**LDP, seeded_noise=True)
+    told = Federation().run(seeded)
+
+    assert math.isnan(secret[keys.ACCURACY])
+    assert told.evaluate_metrics_clientapp[1][keys.ACCURACY] > 0.5
+    assert told.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE] == math.inf
+    assert seeded.ledger_.get_epsilon() == math.inf
+
+
+def test_noise_does_not_come_from_the_seed() -> None:
+    """Two runs of one seed differ; two with seeded noise do not."""
+    found = []
+    for seeded in (False, False, True, True):
+        strategy = linear_fedmd(**LDP, seeded_noise=seeded)
+        Federation().run(strategy)
+        assert strategy.consensus_ is not None
+        found.append(strategy.consensus_.tobytes())
+
+    assert found[0] != found[1]
+    assert found[2] == found[3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sigma": None}, "sigma or target_epsilon must be given, one of the two"),
+        ({"target_epsilon": 1.0}, "sigma or target_epsilon must be given, one of the two"),
+        ({"gamma": 1.0}, "gamma must be left out for gaussian noise"),
+        ({"noise": "laplace"}, "sigma must be left out for laplace noise"),
+        ({"noise": "gumbel"}, "noise must be one of gaussian, laplace for softmax"),
+        ({"noise": "pink", "payload": "argmax"}, "noise must be one of gaussian"),
+        ({"sigma": -1.0}, "sigma must be finite and above 0"),
+        ({"sigma": 1e-9}, "scale must be at least"),
+        ({"sigma": None, "target_epsilon": 1.0}, "num_rounds_planned must be at least 1"),
+        ({"num_rounds_planned": 3}, "num_rounds_planned must be left out without"),
+        ({"payload": "logits"}, "clipping_norm must be finite and above 0 for noisy logits"),
+        ({"clipping_norm": 1.0}, "clipping_norm must be left out unless logits"),
+        ({"consensus": "class-weighted"}, "consensus must be another one for release='ldp'"),
+        ({"release": "none"}, "must be left out unless release='ldp'"),
+    ],
+)
+def test_wrong_noise_is_refused_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    """Each mistake names its parameter, rule and value."""
+    with pytest.raises(InvalidParameter, match=sentence):
+        linear_fedmd(**{**LDP, **changes})
+
+
+def test_a_party_checks_the_noise_it_is_told() -> None:
+    """Noise of another payload, or too little to hide rounding, is the server's mistake."""
+    config = request(linear_fedmd(**LDP), scale=1e-12)
+    with pytest.raises(KnowledgeMismatch, match="Server: GaussianProbabilities: scale must be"):
+        FedMDParty().train(linear_party(0), None, config, RecordDict())
+    config = request(linear_fedmd(**LDP), noise="gumbel")
+    with pytest.raises(KnowledgeMismatch, match="Server: FedMD: noise must be one of gaussian"):
+        FedMDParty().train(linear_party(0), None, config, RecordDict())
+
+
+# Neither.
+
+
+@pytest.mark.parametrize("make_party", MAKERS)
+def test_without_protection_epsilon_is_infinite(
+    make_party: Callable[..., Party], tmp_path: Path
+) -> None:
+    """Reported by everybody, and a party with a budget refuses to take part."""
+    strategy = linear_fedmd()
+    result = Federation(make_party).run(strategy, 2)
+
+    assert result.train_metrics_clientapp[2][keys.EPSILON_EXAMPLE] == math.inf
+    assert "none, because predictions on public rows" in strategy.ledger_.statement()
+    with pytest.raises(PrivacyBudgetExceeded, match="without noise"):
+        train(with_journal(make_party(0), tmp_path, max_epsilon=50.0), strategy)
+
+
+EVENT = DPSGDEvent(noise_multiplier=4.0, records=40, batch_size=2, steps=3)
+
+
+class PrivatelyContinued(SoftmaxRegression):
+    """A learner that says what each of its private trainings cost."""
+
+    privacy_events: tuple[Any, ...] = ()
+
+    def partial_fit(self, x: Any, y: Any, *, rng: Any, epochs: int) -> Any:
+        self.privacy_events = (*self.privacy_events, (EVENT, 1))
+        return super().partial_fit(x, y, rng=rng, epochs=epochs)
+
+
+class PrivatelyRefitted(Refitted):
+    """The same for a learner that starts anew."""
+
+    privacy_events: tuple[Any, ...] = ()
+
+    def fit(self, x: Any, y: Any, *, rng: Any) -> Any:
+        self.privacy_events = ((EVENT, 1),)
+        return super().fit(x, y, rng=rng)
+
+
+@pytest.mark.parametrize("learner_fn", [PrivatelyContinued, PrivatelyRefitted])
+def test_private_training_is_composed_over_rounds(learner_fn: Callable[[], Any]) -> None:
+    """Each round's training on records counts once; digesting public rows does not."""
+    pytest.importorskip("dp_accounting")
+    strategy = linear_fedmd()
+    federation = Federation(lambda i: replace(linear_party(i), learner_fn=learner_fn))
+    result = federation.run(strategy, 3)
+
+    expected = PrivacyLedger("example")
+    expected.compose(EVENT, 3)
+    metrics = result.train_metrics_clientapp[3]
+    assert metrics[keys.EPSILON_EXAMPLE] == expected.get_epsilon() < math.inf
+    # A model that was fitted anew to be measured has not been paid for.
+    told = result.evaluate_metrics_clientapp[3][keys.ACCURACY]
+    assert math.isnan(told) == (learner_fn is PrivatelyRefitted)
+
+
+def test_a_party_that_comes_late_pays_for_both_trainings() -> None:
+    """Initial training and revisit are two, in one message."""
+    pytest.importorskip("dp_accounting")
+    party = linear_party(0, learner_fn=PrivatelyContinued)
+    _, metrics = train(party, linear_fedmd(), None, 4)
+
+    assert metrics[keys.NUM_RELEASES] == 2
+
+
+def test_memory_is_small_and_plain() -> None:
+    """What a party keeps are its arrays, a round and its ledger; for refits only labels."""
+    labels = pack_labels(np.zeros(30, int), 3)
+    consensus = Knowledge("consensus", {"labels": labels}, {"consensus-round": 1})
+    for make_party, kept in (
+        (linear_party, "fedmd-model"),
+        (refitted_party, "fedmd-consensus"),
+    ):
+        state = RecordDict()
+        train(make_party(0), linear_fedmd(), state)
+        FedMDParty().evaluate(make_party(0), consensus, request(linear_fedmd()), state)
+
+        assert set(state) == {"fedmd", kept}
+        assert PartyMemory(make_party(0), state, delta=1e-5).digested_round == 1
+        assert isinstance(state[kept], ArrayRecord)
+        assert sum(record.count_bytes() for record in state.values()) < 1500
