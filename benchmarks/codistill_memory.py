@@ -1,0 +1,88 @@
+"""What the server of a co-distillation holds after every round, in megabytes.
+
+Run: ``python benchmarks/codistill_memory.py``. Five agents send models of one megabyte for
+ten rounds. AKD, AvgKD and PKD hold the newest model of each agent, so the line is flat; EKD
+holds all terms of its sum, and the line rises by five megabytes a round. The peak adds the
+messages of a round: in AvgKD and PKD M (M - 1) models are on their way, several copies of
+each, because nodes and server share this process.
+
+Agents answer with random numbers instead of training, and keep nothing.
+"""
+
+import gc
+import logging
+import tracemalloc
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+
+from clients.app import client_app
+from fl_strategies import Knowledge, Learner, Party, PartyHalf, keys
+from fl_strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation
+from fl_strategies.codistill.party import PRIVACY_EVENTS, UNPROTECTED_MODEL
+from fl_strategies.codistill.relay import events_to_text
+from fl_strategies.knowledge import Metrics
+from fl_strategies.privacy.events import NonPrivateEvent
+from simulations.local import InMemoryGrid
+
+NUM_AGENTS, NUM_ROUNDS, MODEL_BYTES = 5, 10, 2**20
+STRATEGIES: tuple[type[Codistillation], ...] = (AKD, AvgKD, PKD, EKD)
+RANDOM = np.random.default_rng(0)
+EVENTS = events_to_text([(NonPrivateEvent(unit="example", reason=UNPROTECTED_MODEL), 1)])
+
+
+class RandomModels(PartyHalf):
+    """A party that sends a new random model whatever it is asked."""
+
+    def train(
+        self,
+        party: Party,  # noqa: ARG002
+        received: Knowledge | None,  # noqa: ARG002
+        config: ConfigRecord,  # noqa: ARG002
+        state: RecordDict,  # noqa: ARG002
+    ) -> tuple[Knowledge, Metrics]:
+        """Return a model of one megabyte."""
+        weights = RANDOM.normal(size=MODEL_BYTES // 8)
+        return Knowledge("model", {"weights": weights}, {PRIVACY_EVENTS: EVENTS}), {}
+
+
+def no_learner() -> Learner:
+    raise NotImplementedError
+
+
+def load_party(context: Context) -> Party:
+    rows = np.zeros((1, 1))
+    return Party(
+        x=rows, y=rows, public=rows, num_classes=1, task="regression", learner_fn=no_learner,
+        learner_name="random", partition_id=int(context.node_config[keys.PARTITION_ID]),
+    )  # fmt: skip
+
+
+def memory_by_round(kind: type[Codistillation]) -> tuple[list[float], float]:
+    """Return the megabytes held after each round, and the largest number on the way."""
+    strategy = kind(
+        num_classes=1, task="regression", num_parties=NUM_AGENTS, evaluate=False, max_wait=0.0
+    )
+    app = client_app(load_party, halves={kind.name: RandomModels()})
+    grid = InMemoryGrid(app, NUM_AGENTS)
+    held = []
+    tracemalloc.start()
+    for _ in range(NUM_ROUNDS):
+        strategy.start(grid, ArrayRecord(), num_rounds=1)
+        gc.collect()
+        held.append(tracemalloc.get_traced_memory()[0] / 2**20)
+    peak = tracemalloc.get_traced_memory()[1] / 2**20
+    tracemalloc.stop()
+    return held, peak
+
+
+def main() -> None:
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    for kind in STRATEGIES:
+        held, peak = memory_by_round(kind)
+        line = " ".join(f"{size:5.1f}" for size in held)
+        print(f"{kind.name:6} after each round {line}   peak {peak:5.1f}")
+
+
+if __name__ == "__main__":
+    main()

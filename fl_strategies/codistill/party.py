@@ -1,0 +1,294 @@
+"""The party half of AKD, AvgKD, PKD and EKD; see `fl_strategies.codistill`."""
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from fl_strategies import keys
+from fl_strategies.codistill.committee import RememberedScores, SignedEnsemble, outputs
+from fl_strategies.codistill.relay import (
+    MODEL,
+    MODELS,
+    events_to_text,
+    join_models,
+    keep,
+    part_models,
+    recall,
+)
+from fl_strategies.exceptions import (
+    KnowledgeMismatch,
+    StrategyError,
+    UnsupportedLearner,
+    require_data,
+)
+from fl_strategies.half import (
+    PartyHalf,
+    check_public_data,
+    measure,
+    read_seed,
+    receive_model,
+)
+from fl_strategies.knowledge import Knowledge, Metrics, config_choice, config_int
+from fl_strategies.party import Party
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.reporting import (
+    DEFAULT_DELTA,
+    privacy_metrics,
+    spend,
+    training_charges,
+    unprotected,
+)
+from fl_strategies.protocols import (
+    FloatArray,
+    Learner,
+    PortableLearner,
+    Recipe,
+    SoftLearner,
+    require_portable,
+    require_soft,
+)
+from fl_strategies.tasks import Task
+
+LOSSES: Final[Sequence[str]] = ("mse", "cross-entropy")
+SCHEMES: Final[Sequence[str]] = ("akd", "avgkd", "ekd", "pkd")
+MAX_ROUNDS: Final = 2**31
+
+LOSS: Final = "loss"
+TASK: Final = "task"
+KEPT: Final = "kept-model"
+SIGN: Final = "sign"
+FIRST_TERM: Final = "first-term"
+NUM_TERMS: Final = "num-terms"
+SCORES: Final = "scores"
+PRIVACY_EVENTS: Final = "privacy-events"
+NUM_MODELS_REFUSED: Final = "num-models-refused"
+UNPROTECTED_MODEL: Final = "models left the agents that were trained without noise"
+
+# Slots of an agent's state.
+_OWN: Final = "codistill-model"
+_TERMS: Final = "codistill-terms"
+_SCORES: Final = "codistill-scores"
+_LEDGER: Final = "codistill-ledger"
+
+
+class CodistillParty(PartyHalf):
+    """What an agent does in all four schemes: predict its inputs, train from scratch.
+
+    Notes
+    -----
+    A received model that cannot be read (another architecture, another number of classes,
+    scores that are not finite) is left out and counted in ``num-models-refused``; if none
+    is left to learn from, the agent says why and takes no part in the round.
+
+    The agent keeps its own newest model in Flower's state: PKD needs its predictions, and
+    the model is measured without crossing the wire again. In EKD it keeps all terms of the
+    ensemble that were delivered, and the sum of their predictions on its held-out rows, so
+    that every term is evaluated once.
+    """
+
+    def train(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Knowledge, Metrics]:
+        """Return a new model, trained on what the scheme makes of the received ones."""
+        scheme = config_choice(config, keys.STRATEGY, SCHEMES)
+        server_round = config_int(config, keys.SERVER_ROUND, minimum=1, maximum=MAX_ROUNDS)
+        recipe = _read_recipe(party, config)
+        learner = _new_learner(party)
+        spent = tuple(getattr(learner, "privacy_events", ()))
+        targets, refused = _targets(party, scheme, received, state)
+        rng = party.rng(read_seed(config), "codistill", server_round)
+        model = learner.distill(party.x, targets, rng=rng, recipe=recipe)
+        arrays = require_portable(model).to_arrays()
+        private = tuple(getattr(model, "privacy_events", ())) != spent
+        charges, metrics = _charge(party, [model] if private else [], state, scheme)
+        keep(state, _OWN, Knowledge(MODEL, arrays, {keys.LEARNER: party.learner_name}))
+        meta = {PRIVACY_EVENTS: events_to_text(charges)}
+        return Knowledge(MODEL, arrays, meta), {NUM_MODELS_REFUSED: refused, **metrics}
+
+    def evaluate(
+        self, party: Party, received: Knowledge, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Learner, Metrics]:
+        """Measure the agent's own newest model or, in EKD, the ensemble with its new terms."""
+        if config_choice(config, keys.STRATEGY, SCHEMES) == "ekd":
+            return _evaluate_ensemble(party, received, state)
+        own = recall(state, _OWN, MODEL)
+        if own is None or received.kind != KEPT:
+            raise KnowledgeMismatch(
+                f"Party {party.partition_id}: a model must be kept from training to be "
+                f"measured, got {received.kind!r} and {'no' if own is None else 'a'} model."
+            )
+        model = receive_model(party, own)
+        return model, measure(party, model)
+
+
+def make_recipe(task: Task, loss: str) -> Recipe:
+    """Return how agents learn: probabilities in classification, numbers in regression."""
+    if task == "regression":
+        return Recipe(loss="mse", link="identity")
+    return Recipe(loss="mse" if loss == "mse" else "cross-entropy", link="softmax")
+
+
+def _read_recipe(party: Party, config: ConfigRecord) -> Recipe:
+    """Return the recipe after checking that server and party mean the same problem."""
+    if keys.PUBLIC_HASH in config:
+        check_public_data(party, config)
+    count = party.num_classes
+    config_int(config, keys.NUM_CLASSES, minimum=count, maximum=count)
+    config_choice(config, TASK, [party.task])
+    owner = f"Party {party.partition_id}"
+    require_data(len(party.x) > 0, owner, "x", "at least one record", "none")
+    return make_recipe(party.task, config_choice(config, LOSS, LOSSES))
+
+
+def _new_learner(party: Party) -> SoftLearner:
+    """Return an unfitted model that can learn from predictions and travel."""
+    owner, learner = f"Party {party.partition_id}", party.learner_fn()
+    if not isinstance(learner, PortableLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must have to_arrays and from_arrays, because models travel "
+            f"from agent to agent, got {type(learner).__name__}."
+        )
+    return require_soft(owner, learner)
+
+
+def _labels(party: Party) -> FloatArray:
+    """Return the agent's own labels as targets, (n, num_classes)."""
+    if party.task == "regression":
+        return party.y.astype(np.float64)
+    return np.eye(party.num_classes)[party.y]
+
+
+def _receive(party: Party, relayed: Knowledge) -> Learner:
+    """Rebuild another agent's model; raise `KnowledgeMismatch` if it is none for this one."""
+    model = receive_model(party, relayed)
+    if model.num_classes != party.num_classes:
+        raise KnowledgeMismatch(
+            f"Party {party.partition_id}: a received model must have {party.num_classes} "
+            f"classes or outputs, got {model.num_classes}."
+        )
+    return model
+
+
+def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], int]:
+    """Return what each received model predicts on the agent's inputs, and how many cannot."""
+    found: list[FloatArray] = []
+    relayed = part_models(received)
+    reason = ""
+    for part in relayed:
+        try:
+            found.append(outputs(_receive(party, part), party.x, party.task))
+        except StrategyError as error:
+            reason = str(error)
+        except Exception as error:  # a hostile model may make a learner raise anything
+            # The text could quote the agent's own rows.
+            reason = f"{type(error).__name__} while it was read"
+    if not found:
+        raise KnowledgeMismatch(
+            f"Party {party.partition_id}: a model to learn from must be one that this party "
+            f"can read, got none of {len(relayed)}: {reason.rstrip('.')}."
+        )
+    return found, len(relayed) - len(found)
+
+
+def _targets(
+    party: Party, scheme: str, received: Knowledge | None, state: RecordDict
+) -> tuple[FloatArray, int]:
+    """Return what the agent is to learn, and how many received models it cannot read."""
+    if received is None:
+        return _labels(party), 0
+    predictions, refused = _predictions(party, received)
+    if scheme == "avgkd":
+        predictions.append(_labels(party))
+    if scheme == "pkd":
+        predictions += _own_predictions(party, state)
+    return np.asarray(np.mean(predictions, axis=0)), refused
+
+
+def _own_predictions(party: Party, state: RecordDict) -> list[FloatArray]:
+    own = recall(state, _OWN, MODEL)
+    return [] if own is None else [outputs(receive_model(party, own), party.x, party.task)]
+
+
+def _charge(
+    party: Party, private: Sequence[Learner], state: RecordDict, scheme: str
+) -> tuple[Sequence[Entry], Metrics]:
+    """Record what a round costs a record of the party, on top of all rounds before.
+
+    Parameters
+    ----------
+    private : sequence of Learner
+        The new model, if learning the targets has added to its events. One that has
+        events from elsewhere and learns targets without noise protects nobody.
+    """
+    charges = training_charges(private, 1) if private else ()
+    if not charges:
+        charges = [(NonPrivateEvent(unit="example", reason=UNPROTECTED_MODEL), 1)]
+    if party.journal is not None:
+        ledger = spend(party, charges, scheme, DEFAULT_DELTA)
+    else:
+        ledger = PrivacyLedger("example", delta=DEFAULT_DELTA)
+        kept = state.get(_LEDGER)
+        if isinstance(kept, ConfigRecord):
+            ledger.load_state_dict(json.loads(str(kept["entries"])))
+        ledger.charge_all(charges)
+        state[_LEDGER] = ConfigRecord({"entries": json.dumps(ledger.state_dict())})
+    return charges, privacy_metrics(party=unprotected(UNPROTECTED_MODEL), example=ledger)
+
+
+def _evaluate_ensemble(
+    party: Party, received: Knowledge, state: RecordDict
+) -> tuple[Learner, Metrics]:
+    """Add the delivered terms to those that are kept, and measure the sum of all."""
+    kept = recall(state, _TERMS, MODELS)
+    known = part_models(kept) if kept else []
+    first = received.meta.get(FIRST_TERM)
+    if type(first) is not int or not 0 <= first <= len(known):
+        raise KnowledgeMismatch(
+            f"Server: {FIRST_TERM} must be from 0 to {len(known)}, the terms known so far, "
+            f"got {first!r}."
+        )
+    terms = known[:first] + part_models(received)
+    ensemble = _ensemble(party, terms)
+    metrics = _measure_sum(party, ensemble, first, state)
+    keep(state, _TERMS, join_models(terms))
+    return ensemble, metrics
+
+
+def _ensemble(party: Party, terms: Sequence[Knowledge]) -> SignedEnsemble:
+    return SignedEnsemble(
+        [_receive(party, term) for term in terms],
+        [_read_sign(term) for term in terms],
+        [str(term.meta[keys.LEARNER]) for term in terms],
+        num_classes=party.num_classes,
+        task=party.task,
+        model_fns={party.learner_name: party.learner_fn, **party.catalogue},
+    )
+
+
+def _read_sign(term: Knowledge) -> int:
+    sign = term.meta.get(SIGN)
+    if type(sign) is not int or abs(sign) != 1:
+        raise KnowledgeMismatch(f"Server: the sign of a term must be 1 or -1, got {sign!r}.")
+    return sign
+
+
+def _measure_sum(
+    party: Party, ensemble: SignedEnsemble, first: int, state: RecordDict
+) -> Metrics:
+    """Measure the ensemble; members before `first` are not evaluated a second time."""
+    x = party.x_test
+    if party.journal is not None or x is None or not len(x):
+        return measure(party, ensemble)
+    kept = recall(state, _SCORES, SCORES)
+    scores = kept.arrays[SCORES] if kept and kept.meta[NUM_TERMS] == first else None
+    if scores is None or len(scores) != len(x):
+        scores, first = np.zeros((len(x), party.num_classes)), 0
+    scores = scores + ensemble.sum_from(first, x)
+    meta = {NUM_TERMS: len(ensemble.members)}
+    keep(state, _SCORES, Knowledge(SCORES, {SCORES: scores}, meta))
+    return measure(party, RememberedScores(scores))

@@ -1,0 +1,168 @@
+"""Models on their way from agent to agent: on the wire, in an agent's state, in chains."""
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from fl_strategies import keys
+from fl_strategies.exceptions import InvalidData, KnowledgeMismatch
+from fl_strategies.knowledge import (
+    Knowledge,
+    Scalar,
+    encode_arrays,
+    join_arrays,
+    part_arrays,
+)
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.events import event_from_json, event_to_json
+
+NUM_MODELS: Final = "num-models"
+MODEL: Final = "model"
+MODELS: Final = "models"
+MAX_MODELS: Final = 100_000
+MAX_NAME: Final = 200
+MAX_EVENTS_TEXT: Final = 100_000
+
+
+def join_models(models: Sequence[Knowledge], **meta: Scalar) -> Knowledge:
+    """Return several models as one piece of knowledge, in this order."""
+    joined: dict[str, Scalar] = {NUM_MODELS: len(models), **meta}
+    for index, model in enumerate(models):
+        joined |= {f"{index}/{key}": value for key, value in model.meta.items()}
+    return Knowledge(MODELS, join_arrays([model.arrays for model in models]), joined)
+
+
+def part_models(knowledge: Knowledge) -> list[Knowledge]:
+    """Undo `join_models`, also for a stranger's knowledge."""
+    count = knowledge.meta.get(NUM_MODELS)
+    if knowledge.kind != MODELS or type(count) is not int or not 1 <= count <= MAX_MODELS:
+        raise KnowledgeMismatch(
+            f"Knowledge: {NUM_MODELS} must be from 1 to {MAX_MODELS} of kind {MODELS!r}, "
+            f"got {count!r} of kind {knowledge.kind!r}."
+        )
+    metas: list[dict[str, Scalar]] = [{} for _ in range(count)]
+    for full_name, value in knowledge.meta.items():
+        index, _, name = full_name.partition("/")
+        if index.isdecimal() and len(index) < 10 and int(index) < count:
+            metas[int(index)][name] = value
+    parts = part_arrays(knowledge.arrays, count)
+    return [Knowledge(MODEL, arrays, meta) for arrays, meta in zip(parts, metas, strict=True)]
+
+
+def check_relayed(knowledge: Knowledge) -> str:
+    """Return the name of a model's learner; refuse what no receiver could use."""
+    name = knowledge.meta.get(keys.LEARNER)
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        raise KnowledgeMismatch(
+            f"Reply: {keys.LEARNER} must be a name of 1 to {MAX_NAME} letters, got others."
+        )
+    if not knowledge.arrays:
+        raise KnowledgeMismatch("Reply: a model must have arrays, got none.")
+    return name
+
+
+def check_finite(knowledge: Knowledge) -> None:
+    """Raise `KnowledgeMismatch` if a number of a model is NaN or infinite."""
+    for name, array in knowledge.arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise KnowledgeMismatch(
+                f"Reply: array {name[:MAX_NAME]!r} of a model must be finite, "
+                f"got NaN or infinity."
+            )
+
+
+def events_to_text(charges: Sequence[Entry]) -> str:
+    """Return what a release costs as text that travels with it."""
+    return json.dumps([[event_to_json(event), int(count)] for event, count in charges])
+
+
+def events_from_text(text: object) -> list[Entry]:
+    """Read what a party says a release costs each of its records."""
+    problem = KnowledgeMismatch("Reply: privacy events must be as written here, got others.")
+    if not isinstance(text, str) or len(text) > MAX_EVENTS_TEXT:
+        raise problem
+    try:
+        entries = [(event_from_json(event), count) for event, count in json.loads(text)]
+    except (InvalidData, ValueError, TypeError, RecursionError) as error:
+        raise problem from error
+    counted = all(type(count) is int and count >= 1 for _, count in entries)
+    if not entries or not counted or any(event.unit != "example" for event, _ in entries):
+        raise problem
+    return entries
+
+
+def keep(state: RecordDict, slot: str, knowledge: Knowledge) -> None:
+    """Put knowledge into a slot of a node's state, instead of what was there."""
+    state[slot] = encode_arrays(knowledge.arrays)
+    state[f"{slot}-meta"] = ConfigRecord({keys.KIND: knowledge.kind, **knowledge.meta})
+
+
+def recall(state: RecordDict, slot: str, kind: str) -> Knowledge | None:
+    """Return what was kept in a slot, or None."""
+    arrays, meta = state.get(slot), state.get(f"{slot}-meta")
+    if not isinstance(arrays, ArrayRecord) or not isinstance(meta, ConfigRecord):
+        return None
+    content = RecordDict({keys.ARRAYS: arrays, keys.META: meta})
+    return Knowledge.read(content, kind=kind, max_bytes=arrays.count_bytes())
+
+
+@dataclass
+class Chain:
+    """A model that goes from agent to agent, each of whom learns it anew.
+
+    Parameters
+    ----------
+    start, holder : int
+        Partition ids of the agents that trained the first and the newest model.
+    model : Knowledge
+        The newest model.
+    length : int
+        How many models the chain has had.
+    """
+
+    start: int
+    holder: int
+    model: Knowledge
+    length: int = 1
+
+    def __post_init__(self) -> None:
+        """Begin to look for the next agent after the holder."""
+        self._after = self.holder
+
+    @property
+    def sign(self) -> int:
+        """Sign of the newest model in EKD's sum: plus for the first."""
+        return 1 if self.length % 2 else -1
+
+    def next_agent(self, present: Iterable[int]) -> int | None:
+        """Return who is to go on: the next in the circle, never the holder itself."""
+        others = [agent for agent in sorted(present) if agent != self.holder]
+        later = [agent for agent in others if agent > self._after]
+        return next(iter(later or others), None)
+
+    def skip(self, agent: int) -> None:
+        """Offer the model to the agent after this one, who could not go on."""
+        self._after = agent
+
+    def follow(self, agent: int, model: Knowledge) -> None:
+        """Take the model that the next agent has trained."""
+        self.holder = self._after = agent
+        self.model, self.length = model, self.length + 1
+
+
+def take_turns(chains: Sequence[Chain], present: Collection[int]) -> dict[int, Chain]:
+    """Return for each agent that is to train the chain that it goes on with.
+
+    Nobody trains twice in a round: a chain whose next agent is busy waits, and the
+    shortest chains choose first.
+    """
+    turns: dict[int, Chain] = {}
+    for chain in sorted(chains, key=lambda chain: (chain.length, chain.start)):
+        agent = chain.next_agent(present)
+        if agent is not None:
+            turns.setdefault(agent, chain)
+    return turns

@@ -1,0 +1,289 @@
+"""The server half that AKD, AvgKD, PKD and EKD share; see `fl_strategies.codistill`."""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeVar, Unpack
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from fl_strategies import keys
+from fl_strategies.base import FederationOptions, KnowledgeStrategy
+from fl_strategies.codistill.committee import MeanEnsemble, rebuild
+from fl_strategies.codistill.party import (
+    KEPT,
+    LOSS,
+    LOSSES,
+    NUM_MODELS_REFUSED,
+    PRIVACY_EVENTS,
+    TASK,
+)
+from fl_strategies.codistill.relay import (
+    MODEL,
+    check_finite,
+    check_relayed,
+    events_from_text,
+    join_models,
+)
+from fl_strategies.exceptions import NotEnoughParties, require
+from fl_strategies.knowledge import Knowledge, Metrics, Scalar
+from fl_strategies.party import check_rows, content_hash
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.reporting import DEFAULT_DELTA
+from fl_strategies.protocols import Array, Learner, LearnerFactory, PortableLearner
+from fl_strategies.replies import PartyReply
+from fl_strategies.tasks import Task, check_task
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+CodistillLoss = Literal["mse", "cross-entropy"]
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentModel:
+    """What an agent sent: a model, and what its training cost a record."""
+
+    model: Knowledge
+    charges: Sequence[Entry]
+
+
+class Codistillation(KnowledgeStrategy[AgentModel]):
+    """Base of the four schemes: the server relays models and learns nothing itself.
+
+    Leaves the party
+        Its model of every round that it takes part in, to the server and by it to other
+        agents, as arrays; nothing is unpickled. A model that contains its training rows,
+        such as kernel regression, carries them out of the party. An exchange of
+        predictions instead of models is not offered: models are asked about the
+        receiver's inputs, which would have to leave the receiver.
+    Guarantee
+        None: epsilon is infinite. Only if every agent trains with differential privacy,
+        by a learner whose `distill` adds to its `privacy_events`, each record is protected
+        against the server and all agents, and the events of all rounds add up; `ledger_`
+        is that of the agent with the largest epsilon, as the agents report it. Not covered:
+        rows that agents only evaluate on, the number of records, settings chosen on
+        private data.
+
+    Parameters
+    ----------
+    num_classes : int
+        Length of the federation's class list; in regression the number of outputs.
+    learner_fn : factory, optional
+        How the server rebuilds models named `learner_name`. Without any factory it relays
+        models unread, and there is no `model_`.
+    learner_name : str
+    model_fns : mapping of learner name to factory, optional
+        Factories for the other learners of the federation. With a factory the server
+        refuses a model that does not fit; without one it checks types, sizes and that all
+        numbers are finite.
+    public : (num_public, ...), optional
+        Not learned from. If it is given, agents that hold other public rows are left out:
+        that mostly means other preprocessing.
+    task : "single-label" or "regression"
+    target_loss : "mse" or "cross-entropy"
+        How agents learn probabilities, "mse" in the paper's figures; regression has "mse".
+    **federation
+        See `KnowledgeStrategy`.
+
+    Attributes
+    ----------
+    models_ : dict of partition id to Learner
+        The newest model of every agent whose learner the server has a factory for.
+
+    Notes
+    -----
+    Agents are ordered by partition id, which the server learns from the first round.
+    Parties need a factory, their own or in `Party.catalogue`, for every learner that they
+    are to learn from. The server keeps the newest model of every agent and no older one.
+    """
+
+    reply_kind = MODEL
+    central: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        learner_fn: LearnerFactory | None = None,
+        learner_name: str = "learner",
+        model_fns: Mapping[str, LearnerFactory] | None = None,
+        public: Array | None = None,
+        task: Task = "single-label",
+        target_loss: CodistillLoss = "mse",
+        **federation: Unpack[FederationOptions],
+    ) -> None:
+        super().__init__(**federation)
+        owner = type(self).__name__
+        check_task(owner, task, num_classes)
+        require(task != "multi-label", owner, "task", "single-label or regression", task)
+        require(
+            target_loss in LOSSES,
+            owner,
+            "target_loss",
+            f"one of {', '.join(LOSSES)}",
+            target_loss,
+        )
+        fits = task != "regression" or target_loss == "mse"
+        require(fits, owner, "target_loss", "'mse' in regression", target_loss)
+        if public is not None:
+            check_rows(owner, "public", public)
+        self.num_classes, self.task, self.target_loss = num_classes, task, target_loss
+        self.model_name = learner_name
+        own = {} if learner_fn is None else {learner_name: learner_fn}
+        self.model_fns: dict[str, LearnerFactory] = {**own, **(model_fns or {})}
+        self._check_factories(owner)
+        self._public_hash = None if public is None else content_hash(public)
+        self.ledger_ = self._new_ledger()
+        self._ledgers: dict[int, tuple[float, PrivacyLedger]] = {}
+        self._agents: dict[int, int] = {}
+        self._newest: dict[int, Knowledge] = {}
+        self._answered: set[int] = set()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Create what a scheme keeps besides the newest models; nothing by default."""
+
+    def _check_factories(self, owner: str) -> None:
+        for name, factory in self.model_fns.items():
+            learner = factory()
+            portable = isinstance(learner, PortableLearner)
+            rule = "learners with to_arrays and from_arrays"
+            require(portable, owner, "model_fns", rule, f"{name}: {type(learner).__name__}")
+            rule = f"learners of {self.num_classes} classes or outputs"
+            same = learner.num_classes == self.num_classes
+            require(same, owner, "model_fns", rule, f"{name}: {learner.num_classes}")
+
+    def _new_ledger(self) -> PrivacyLedger:
+        return PrivacyLedger(
+            "example", delta=DEFAULT_DELTA, num_parties=self.num_parties,
+            audience="the server, the other agents and everybody who sees a model",
+        )  # fmt: skip
+
+    def party_config(self, server_round: int) -> dict[str, Scalar]:  # noqa: ARG002
+        """Return the problem: task, number of classes and loss."""
+        public = {} if self._public_hash is None else {keys.PUBLIC_HASH: self._public_hash}
+        return {
+            keys.NUM_CLASSES: self.num_classes,
+            TASK: self.task,
+            LOSS: self.target_loss,
+            **public,
+        }
+
+    def read(self, knowledge: Knowledge) -> AgentModel:
+        """Check a model: by its factory, or as far as numbers can be judged without one."""
+        name = check_relayed(knowledge)
+        if name in self.model_fns:
+            owner = type(self).__name__
+            rebuild(owner, name, knowledge.arrays, self.model_fns, self.num_classes)
+        else:
+            check_finite(knowledge)
+        charges = events_from_text(knowledge.meta.get(PRIVACY_EVENTS))
+        return AgentModel(Knowledge(MODEL, knowledge.arrays, {keys.LEARNER: name}), charges)
+
+    def aggregate(
+        self,
+        server_round: int,  # noqa: ARG002 - all rounds are alike
+        replies: Sequence[PartyReply[AgentModel]],
+    ) -> tuple[ArrayRecord | None, Metrics]:
+        """Keep the new models and what they cost."""
+        for reply in replies:
+            agent = reply.partition_id
+            self._agents = {n: other for n, other in self._agents.items() if other != agent}
+            self._agents[reply.node_id] = agent
+            self._newest[agent] = reply.knowledge.model
+            self._charge(reply)
+        if replies:
+            self._answered = {reply.partition_id for reply in replies}
+        refused = sum(reply.metrics.get(NUM_MODELS_REFUSED, 0) for reply in replies)
+        return None, {NUM_MODELS_REFUSED: refused}
+
+    def _charge(self, reply: PartyReply[AgentModel]) -> None:
+        """Record the agent's events; its own epsilon says whose ledger to show.
+
+        The server does not compute it: a stranger's events may take the accountant hours.
+        """
+        _, ledger = self._ledgers.get(reply.partition_id, (0.0, self._new_ledger()))
+        ledger.charge_all(reply.knowledge.charges)
+        told = reply.metrics.get(keys.EPSILON_EXAMPLE, math.nan)
+        self._ledgers[reply.partition_id] = (math.inf if math.isnan(told) else told, ledger)
+        self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
+
+    @property
+    def models_(self) -> dict[int, Learner]:
+        """The newest model of every agent whose learner the server can rebuild."""
+        known = sorted(self._newest.items())
+        return {
+            agent: self._rebuild(model)
+            for agent, model in known
+            if model.meta[keys.LEARNER] in self.model_fns
+        }
+
+    @property
+    def model_(self) -> Learner:
+        """The scheme's predictor, rebuilt from the models that the server holds."""
+        parts = self._parts()
+        missing = {str(part.meta[keys.LEARNER]) for part in parts} - set(self.model_fns)
+        if parts and not missing:
+            return self._combine(parts)
+        if missing:
+            names = ", ".join(map(repr, sorted(missing)))
+            self._failure = (
+                f"the server relays models of {names} without a factory in model_fns"
+            )
+        return super().model_
+
+    def _rebuild(self, part: Knowledge) -> Learner:
+        name, owner = str(part.meta[keys.LEARNER]), type(self).__name__
+        return rebuild(owner, name, part.arrays, self.model_fns, self.num_classes)
+
+    def _parts(self) -> list[Knowledge]:
+        """Return the models that `model_` is made of."""
+        return [self._newest[agent] for agent in sorted(self._answered)]
+
+    def _combine(self, parts: Sequence[Knowledge]) -> Learner:
+        members = [self._rebuild(part) for part in parts]
+        return MeanEnsemble(members, num_classes=self.num_classes, task=self.task)
+
+    def knowledge_for(self, node_id: int) -> Knowledge | None:
+        """Return the other agents' models of the last round."""
+        own = self._agents.get(node_id)
+        others = [self._newest[agent] for agent in sorted(self._answered) if agent != own]
+        return join_models(others) if others else None
+
+    def delivery_for(self, node_id: int) -> Knowledge | None:
+        """Ask agents whose model was accepted to measure it; they have kept it."""
+        return None if node_id in self.rejected_ else Knowledge(KEPT, {})
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask the agents; once too few are left, send nothing and keep the result."""
+        try:
+            return super().configure_train(server_round, arrays, config, grid)
+        except NotEnoughParties as error:
+            if not self._newest:
+                raise
+            logger.warning("%s ended after round %s: %s", self.name, self.round_, error)
+            self._sent = []
+            return []
+
+    def _accept(
+        self, replies: Iterable[Message], kind: str, read: Callable[[Knowledge], S]
+    ) -> list[PartyReply[S]]:
+        """Leave out nodes that answer as an agent they were not before."""
+        asked = {message.metadata.dst_node_id for message in self._sent}
+        kept = []
+        for reply in super()._accept(replies, kind, read):
+            node, agent = reply.node_id, reply.partition_id
+            others = {other for n, other in self._agents.items() if n in asked - {node}}
+            if self._agents.get(node, agent) == agent and agent not in others:
+                kept.append(reply)
+            else:
+                self._reject(
+                    node, f"Reply: {keys.PARTITION_ID} must stay the same, got {agent}."
+                )
+        return kept

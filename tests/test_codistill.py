@@ -1,0 +1,1006 @@
+"""AKD, AvgKD, PKD and EKD over real messages, with the paper's closed forms as the oracle."""
+
+import gc
+import logging
+import math
+import tracemalloc
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from sklearn.ensemble import RandomForestRegressor
+
+from clients.app import client_app
+from clients.forest_scores import ForestScores
+from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
+from fl_strategies import Knowledge, Party, keys
+from fl_strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation, CodistillParty
+from fl_strategies.codistill.committee import SignedEnsemble
+from fl_strategies.codistill.party import (
+    FIRST_TERM,
+    KEPT,
+    LOSS,
+    NUM_MODELS_REFUSED,
+    PRIVACY_EVENTS,
+    SIGN,
+    TASK,
+)
+from fl_strategies.codistill.relay import join_models
+from fl_strategies.exceptions import (
+    InvalidParameter,
+    KnowledgeMismatch,
+    NotEnoughParties,
+    NotFitted,
+)
+from fl_strategies.privacy.events import GaussianEvent
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.protocols import LearnerFactory, Recipe
+from fl_strategies.randomness import derive_rng
+from simulations.local import InMemoryGrid, run_local
+from simulations.references import (
+    KernelAgent,
+    KernelFederation,
+    laplace_kernel,
+    linear_kernel,
+    rbf_kernel,
+)
+from tests.toys import PUBLIC, TEST, CentroidLearner, toy_party
+
+SCHEMES: Mapping[str, type[Codistillation]] = {
+    "akd": AKD, "avgkd": AvgKD, "pkd": PKD, "ekd": EKD,
+}  # fmt: skip
+HALVES = dict.fromkeys(SCHEMES, CodistillParty())
+GRID = derive_rng(0, "grid").normal(size=(9, 2))
+Load = Callable[[Context], Party]
+
+
+class Recorder(InMemoryGrid):
+    """Keeps the last messages of each type; nodes can leave, and replies can be changed."""
+
+    def __init__(self, load: Load, num_nodes: int) -> None:
+        super().__init__(client_app(load, halves=HALVES), num_nodes)
+        self.sent: dict[str, list[Message]] = {}
+        self.away: set[int] = set()
+        self.change: Callable[[Message], None] = lambda _: None
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in super().get_node_ids() if node - 1000 not in self.away]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        sent = list(messages)
+        for message in sent[:1]:
+            self.sent[message.metadata.message_type] = sent
+        replies = super().send_and_receive(sent, timeout=timeout)
+        for reply in replies:
+            self.change(reply)
+        return replies
+
+    @property
+    def requests(self) -> list[Message]:
+        """What agents were asked to train on."""
+        return self.sent.get(MessageType.TRAIN, [])
+
+    def asked(self) -> list[int]:
+        """Return which agents were asked to train."""
+        return [message.metadata.dst_node_id - 1000 for message in self.requests]
+
+
+def step(strategy: Codistillation, grid: InMemoryGrid) -> Any:
+    """Play one round; a second call of `start` goes on where the first stopped."""
+    return strategy.start(grid, ArrayRecord(), num_rounds=1)
+
+
+# Kernel regression: an agent's model depends on nothing but its targets.
+
+
+def kernel_world(num_agents: int, kind: str, ridge: float) -> KernelFederation:
+    rng = derive_rng(0, "world", num_agents)
+    kernels = {
+        "same": [rbf_kernel(0.5)] * 3,
+        "different": [rbf_kernel(0.5), laplace_kernel(0.7), rbf_kernel(1.2)],
+    }[kind]
+    agents = [
+        KernelAgent(rng.normal(size=(n, 2)), rng.normal(size=(n, 2)), kernel)
+        for n, kernel in zip((8, 6, 7)[:num_agents], kernels, strict=False)
+    ]
+    return KernelFederation(agents, ridge)
+
+
+def kernel_factories(world: KernelFederation, kind: str) -> dict[str, LearnerFactory]:
+    settings: list[dict[str, Any]] = {
+        "same": [{"kernel": "rbf", "gamma": 0.5}] * 3,
+        "different": [
+            {"kernel": "rbf", "gamma": 0.5},
+            {"kernel": "laplace", "gamma": 0.7},
+            {"kernel": "rbf", "gamma": 1.2},
+        ],
+        "linear": [{"intercept": False}] * 3,
+    }[kind]
+    learner = RidgeLearner if kind == "linear" else KernelRidgeLearner
+
+    def factory(i: int) -> LearnerFactory:
+        chosen = {"num_classes": 2, "task": "regression", "ridge": world.local_ridge(i)}
+        return lambda: learner(**chosen, **settings[i])
+
+    return {f"agent-{i}": factory(i) for i in range(len(world.agents))}
+
+
+def regression_loader(world: KernelFederation, factories: Mapping[str, LearnerFactory]) -> Load:
+    def load(context: Context) -> Party:
+        number = int(context.node_config[keys.PARTITION_ID])
+        agent, name = world.agents[number], f"agent-{number}"
+        return Party(
+            x=agent.x, y=agent.y, public=agent.x[:1], num_classes=2, task="regression",
+            learner_fn=factories[name], learner_name=name, partition_id=number,
+            catalogue=factories, x_test=agent.x, y_test=agent.y,
+        )  # fmt: skip
+
+    return load
+
+
+def regression(scheme: str, world: KernelFederation, kind: str) -> tuple[Any, Recorder]:
+    factories = kernel_factories(world, kind)
+    strategy = SCHEMES[scheme](
+        num_classes=2, task="regression", model_fns=factories, num_parties=len(world.agents),
+        max_wait=0.0,
+    )  # fmt: skip
+    return strategy, Recorder(regression_loader(world, factories), len(world.agents))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("ridge", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("num_agents", "kind"), [(2, "same"), (2, "different"), (3, "different")]
+)
+def test_every_round_equals_the_closed_form(
+    scheme: str, kind: str, ridge: float, num_agents: int
+) -> None:
+    """Real messages and real learners give the paper's formulas to 1e-8 in each round."""
+    world = kernel_world(num_agents, kind, ridge)
+    strategy, grid = regression(scheme, world, kind)
+
+    for t in range(5):
+        result = step(strategy, grid)
+
+        assert not strategy.rejected_
+        if scheme == "akd":
+            expected = {t % num_agents: world.akd(t, GRID)}
+            np.testing.assert_allclose(
+                strategy.model_.logits(GRID), world.akd(t, GRID), atol=1e-8
+            )
+        elif scheme == "ekd":
+            expected = {
+                (start + t) % num_agents: world.akd(t, GRID, start)
+                for start in range(num_agents)
+            }
+            np.testing.assert_allclose(
+                strategy.model_.logits(GRID), world.ekd(t, GRID), atol=1e-8
+            )
+        else:
+            closed = world.avgkd if scheme == "avgkd" else world.pkd
+            expected = {i: closed(t, GRID, i) for i in range(num_agents)}
+            mean = np.mean(list(expected.values()), axis=0)
+            np.testing.assert_allclose(strategy.model_.logits(GRID), mean, atol=1e-8)
+        for agent, values in expected.items():
+            np.testing.assert_allclose(strategy.models_[agent].logits(GRID), values, atol=1e-8)
+        assert keys.MEAN_SQUARED_ERROR in result.evaluate_metrics_clientapp[1]
+
+
+def test_the_measured_errors_are_those_of_the_closed_forms() -> None:
+    """Each agent measures its own model, and in EKD the whole sum, on its held-out rows."""
+    world = kernel_world(2, "different", 0.05)
+    averaging, averaging_grid = regression("avgkd", world, "different")
+    summing, summing_grid = regression("ekd", world, "different")
+
+    for t in range(4):
+        own = step(averaging, averaging_grid).evaluate_metrics_clientapp[1]
+        step(summing, summing_grid)
+
+        expected = [
+            np.square(world.avgkd(t, a.x, i) - a.y).mean() for i, a in enumerate(world.agents)
+        ]
+        by_party = own[f"{keys.MEAN_SQUARED_ERROR}-by-party"]
+        np.testing.assert_allclose(by_party, expected, rtol=1e-7)
+        assert own[keys.PARTITION_IDS] == [0.0, 1.0]
+        for i, agent in enumerate(world.agents):
+            error = np.square(world.ekd(t, agent.x) - agent.y).mean()
+            measured = summing.parties_[i].evaluate[keys.MEAN_SQUARED_ERROR]
+            assert measured == pytest.approx(error, rel=1e-7)
+
+
+def linear_world(ridge: float, order: str) -> KernelFederation:
+    """Return the paper's toy problem: A x = b, 1.5 rows a column, split 0.6 and 0.4."""
+    rng = derive_rng(0, "toy")
+    x, weights = rng.normal(size=(30, 20)), rng.normal(size=(20, 2))
+    y = x @ weights
+    rows = np.argsort(y[:, 0]) if order == "sorted" else np.arange(30)
+    parts = rows[:18], rows[18:]
+    return KernelFederation([KernelAgent(x[p], y[p], linear_kernel) for p in parts], ridge)
+
+
+@pytest.mark.parametrize("order", ["random", "sorted"])
+def test_linear_regression_as_in_figure_three(order: str) -> None:
+    """AKD loses everything, AvgKD stays at its limit, EKD reaches the pooled model."""
+    world = linear_world(0.5, order)
+    final = {}
+    for scheme, rounds in (("akd", 40), ("avgkd", 16), ("ekd", 40)):
+        strategy, grid = regression(scheme, world, "linear")
+        strategy.evaluate = False
+        strategy.start(grid, ArrayRecord(), num_rounds=rounds)
+        final[scheme] = strategy
+    rows = np.concatenate([agent.x for agent in world.agents])
+    scale = np.abs(world.labels).max()
+
+    assert np.abs(final["akd"].model_.logits(rows)).max() < 1e-3 * scale
+    for number, model in final["avgkd"].models_.items():
+        np.testing.assert_allclose(
+            model.logits(rows), world.avgkd_limit(rows, number), atol=1e-5 * scale
+        )
+    pooled = world.centralised(rows)
+    np.testing.assert_allclose(final["ekd"].model_.logits(rows), pooled, atol=1e-3 * scale)
+    errors = {
+        name: np.square(strategy.model_.logits(rows) - world.labels).mean()
+        for name, strategy in final.items()
+    }
+    assert errors["ekd"] < errors["avgkd"] < errors["akd"]
+
+
+# Classification: who is asked, what travels, and what happens when somebody is missing.
+
+
+def ridge() -> RidgeLearner:
+    return RidgeLearner(num_classes=3, ridge=0.01)
+
+
+def load_ridge(context: Context) -> Party:
+    party = toy_party(int(context.node_config[keys.PARTITION_ID]), num_records=12)
+    return replace(party, learner_fn=ridge, learner_name="ridge")
+
+
+def load_changed(change: Callable[[Party], Party], *numbers: int) -> Load:
+    """Load parties of which some are changed, or raise."""
+
+    def load(context: Context) -> Party:
+        party = load_ridge(context)
+        return change(party) if party.partition_id in numbers else party
+
+    return load
+
+
+def classification(scheme: str, num_agents: int = 3, **options: Any) -> Any:
+    given = {
+        "num_classes": 3, "learner_fn": ridge, "learner_name": "ridge",
+        "num_parties": num_agents, "max_wait": 0.0,
+    }  # fmt: skip
+    return SCHEMES[scheme](**{**given, **options})
+
+
+def coefficients(message: Message) -> list[bytes]:
+    """Return the models in a message, by their weights."""
+    arrays = message.content.get(keys.ARRAYS, {})
+    return [a.numpy().tobytes() for name, a in arrays.items() if name.endswith("coefficients")]
+
+
+def weights(model: Any) -> bytes:
+    return model.to_arrays()["coefficients"].tobytes()
+
+
+def test_alternating_asks_one_agent_a_round_and_sends_it_one_model() -> None:
+    """1 -> 2 -> 3 -> 1, each with the model of the agent before and nothing else."""
+    strategy, grid = classification("akd"), Recorder(load_ridge, 3)
+    step(strategy, grid)
+    assert grid.asked() == [0, 1, 2]
+    assert [coefficients(message) for message in grid.requests] == [[], [], []]
+
+    for agent in (1, 2, 0, 1):
+        before = weights(strategy.model_)
+        result = step(strategy, grid)
+
+        assert grid.asked() == [agent]
+        assert coefficients(grid.requests[0]) == [before]
+        assert result.evaluate_metrics_clientapp[1][keys.PARTITION_IDS] == [float(agent)]
+        assert weights(strategy.model_) == weights(strategy.models_[agent]) != before
+
+
+@pytest.mark.parametrize("scheme", ["avgkd", "pkd"])
+def test_averaging_sends_every_agent_the_others_models(scheme: str) -> None:
+    """M - 1 models in the order of the agents, never the agent's own."""
+    strategy, grid = classification(scheme), Recorder(load_ridge, 3)
+    step(strategy, grid)
+    first = [weights(model) for model in strategy.models_.values()]
+
+    step(strategy, grid)
+
+    assert grid.asked() == [0, 1, 2]
+    for agent, message in enumerate(grid.requests):
+        assert coefficients(message) == [w for i, w in enumerate(first) if i != agent]
+
+
+def test_ensembling_hands_every_agent_the_model_before_it() -> None:
+    """M chains go round at once: agent i continues what agent i - 1 held."""
+    strategy, grid = classification("ekd"), Recorder(load_ridge, 3)
+    step(strategy, grid)
+
+    for _ in range(3):
+        held = [weights(model) for model in strategy.models_.values()]
+        step(strategy, grid)
+
+        assert [coefficients(m) for m in grid.requests] == [[held[2]], [held[0]], [held[1]]]
+
+
+def test_own_models_are_measured_without_crossing_the_wire_again() -> None:
+    """Evaluate messages of AvgKD ask for a figure and carry no model."""
+    strategy, grid = classification("avgkd"), Recorder(load_ridge, 3)
+
+    result = step(strategy, grid)
+
+    assert [coefficients(m) for m in grid.sent[MessageType.EVALUATE]] == [[], [], []]
+    figures = result.evaluate_metrics_clientapp[1][f"{keys.ACCURACY}-by-party"]
+    known = [(m.predict(TEST[0]) == TEST[1]).mean() for m in strategy.models_.values()]
+    assert figures == pytest.approx(known)
+
+
+def test_every_party_ends_with_the_ensemble() -> None:
+    """New terms are delivered once, and kept: all parties hold the server's sum."""
+    received: list[Any] = []
+    app = client_app(load_ridge, halves=HALVES, on_model=lambda m, *_: received.append(m))
+    strategy = classification("ekd")
+    grid = InMemoryGrid(app, 3)
+    sizes = []
+    for _ in range(4):
+        step(strategy, grid)
+        sizes.append(strategy.parties_[0].evaluate[keys.NUM_BYTES_RECEIVED])
+
+    assert len(strategy.model_.members) == 12
+    assert strategy.model_.signs == (1,) * 3 + (-1,) * 3 + (1,) * 3 + (-1,) * 3
+    for model in received[-3:]:
+        np.testing.assert_array_equal(model.logits(TEST[0]), strategy.model_.logits(TEST[0]))
+    assert max(sizes) < 1.2 * min(sizes), "a round delivers its own terms only"
+
+
+def test_terms_that_were_not_confirmed_are_delivered_again() -> None:
+    """A lost reply costs a party nothing: its sum is complete a round later."""
+    strategy, grid = classification("ekd"), Recorder(load_ridge, 3)
+    replies_lost = iter([True])
+
+    def lose(reply: Message) -> None:
+        if reply.content[keys.META][keys.KIND] == "evaluation" and next(replies_lost, False):
+            del reply.content[keys.META]
+
+    grid.change = lose
+    for _ in range(3):
+        step(strategy, grid)
+
+    accuracy = (strategy.model_.predict(TEST[0]) == TEST[1]).mean()
+    for report in strategy.parties_.values():
+        assert report.evaluate[keys.ACCURACY] == pytest.approx(accuracy)
+
+
+def test_models_start_anew_in_every_round() -> None:
+    """Each round takes a learner fresh from the factory and teaches it once."""
+    taught: list[int] = []
+
+    class Counting(RidgeLearner):
+        def distill(self, *arguments: Any, **options: Any) -> Any:
+            self.lessons = getattr(self, "lessons", 0) + 1
+            taught.append(self.lessons)
+            return super().distill(*arguments, **options)
+
+    def counting(party: Party) -> Party:
+        return replace(party, learner_fn=lambda: Counting(num_classes=3, ridge=0.01))
+
+    strategy = classification("pkd", 2)
+    run_local(
+        strategy, client_app(load_changed(counting, 0, 1), halves=HALVES), 2, num_rounds=3
+    )  # fmt: skip
+
+    assert taught == [1] * 6
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+def test_agents_learn_probabilities_by_the_chosen_loss(loss: str) -> None:
+    """One-hot labels first, then distributions; the loss comes from the server."""
+    seen: list[tuple[Recipe, np.ndarray]] = []
+
+    class Watching(RidgeLearner):
+        def distill(self, x: Any, targets: Any, *, rng: Any, recipe: Any) -> Any:
+            seen.append((recipe, targets))
+            return super().distill(x, targets, rng=rng, recipe=recipe)
+
+    def watching(party: Party) -> Party:
+        return replace(party, learner_fn=lambda: Watching(num_classes=3, ridge=0.01))
+
+    load = load_changed(watching, 0, 1)
+    strategy = classification("avgkd", 2, target_loss=loss)
+    run_local(strategy, client_app(load, halves=HALVES), 2, num_rounds=2)
+
+    assert all(recipe == Recipe(loss=loss, link="softmax") for recipe, _ in seen)
+    assert set(np.unique(seen[0][1])) == {0.0, 1.0}
+    for _, targets in seen:
+        np.testing.assert_allclose(targets.sum(axis=1), 1.0)
+    assert ((seen[2][1] * (seen[0][1] == 1)).sum(axis=1) >= 0.5).all(), "labels keep 1 / M"
+
+
+def test_a_network_and_a_forest_teach_each_other() -> None:
+    """Figures 13 and 14: models that have nothing in common but their predictions."""
+    pytest.importorskip("torch")
+    from clients.torch_learner import TorchLearner
+    from simulations.models import multilayer_perceptron
+
+    factories: dict[str, LearnerFactory] = {
+        "mlp": lambda: TorchLearner(
+            lambda: multilayer_perceptron(2, 3), num_classes=3, epochs=30, learning_rate=0.01
+        ),
+        "forest": lambda: ForestScores(RandomForestRegressor(10), num_classes=3),
+    }
+
+    def load(context: Context) -> Party:
+        party = toy_party(int(context.node_config[keys.PARTITION_ID]))
+        name = ["mlp", "forest"][party.partition_id]
+        x = party.x.astype(np.float32)
+        return replace(
+            party, x=x, public=PUBLIC.astype(np.float32), x_test=TEST[0].astype(np.float32),
+            learner_fn=factories[name], learner_name=name, catalogue=factories,
+        )  # fmt: skip
+
+    strategy = AvgKD(num_classes=3, model_fns=factories, num_parties=2, max_wait=0.0)
+    result = run_local(strategy, client_app(load, halves=HALVES), 2, num_rounds=2)
+
+    assert not strategy.rejected_
+    assert [type(m).__name__ for m in strategy.models_.values()] == [
+        "TorchLearner", "ForestScores",
+    ]  # fmt: skip
+    assert min(result.evaluate_metrics_clientapp[2][f"{keys.ACCURACY}-by-party"]) > 0.8
+
+
+# Agents that leave, fail, or send what nobody can use.
+
+
+def test_a_chain_skips_agents_that_have_left() -> None:
+    """The model goes to the next agent that is there, and to nobody when none is."""
+    strategy = classification("akd", 4, min_parties=1)
+    grid = Recorder(load_ridge, 4)
+    step(strategy, grid)
+    grid.away = {1}
+    step(strategy, grid)
+    assert grid.asked() == [2]
+    grid.away = {0, 1, 3}
+    before, grid.sent = weights(strategy.model_), {}
+
+    result = step(strategy, grid)
+
+    assert grid.sent == {}
+    assert not result.train_metrics_clientapp
+    assert weights(strategy.model_) == before
+    grid.away = set()
+    step(strategy, grid)
+    assert grid.asked() == [3], "the chain goes on when an agent comes back"
+
+
+def test_a_chain_skips_an_agent_that_fails_and_ends_only_with_the_rounds() -> None:
+    """Agent 1 raises: the model of agent 0 goes to agent 2, then to 0, then 1 is tried."""
+
+    def fail(_: Party) -> Party:
+        raise ValueError("broken disk")
+
+    strategy, grid = classification("akd"), Recorder(load_ridge, 3)
+    step(strategy, grid)
+    grid.client_app = client_app(load_changed(fail, 1), halves=HALVES)
+
+    asked, rejected = [], []
+    for _ in range(5):
+        result = step(strategy, grid)
+        asked += grid.asked()
+        rejected.append(result.train_metrics_clientapp[1][keys.NUM_REJECTED])
+
+    assert asked == [1, 2, 0, 1, 2]
+    assert rejected == [1, 0, 0, 1, 0]
+
+
+def test_two_chains_that_need_one_agent_take_turns() -> None:
+    """EKD without agent 1: no model is lost or counted twice, signs follow the chains."""
+    strategy, grid = classification("ekd"), Recorder(load_ridge, 3)
+    step(strategy, grid)
+    grid.away = {1}
+
+    for expected in ([0, 2], [0, 2], [0, 2]):
+        step(strategy, grid)
+        assert grid.asked() == expected
+
+    ensemble = strategy.model_
+    assert len({weights(member) for member in ensemble.members}) == 3 + 6
+    assert ensemble.signs == (1, 1, 1, -1, -1, 1, -1, 1, 1)
+
+
+def test_averaging_goes_on_without_agents_that_have_left() -> None:
+    """The targets of the next round are made by those who answered the last one."""
+    strategy, grid = classification("avgkd", 3, min_parties=2), Recorder(load_ridge, 3)
+    step(strategy, grid)
+    grid.away = {0}
+    step(strategy, grid)
+    assert [len(coefficients(m)) for m in grid.requests] == [2, 2], "models of the round before"
+
+    step(strategy, grid)
+
+    assert [len(coefficients(m)) for m in grid.requests] == [1, 1]
+    assert len(strategy.model_.members) == 2
+    grid.away = {0, 1}
+    assert not step(strategy, grid).train_metrics_clientapp, "one is too few, and that is all"
+    assert len(strategy.model_.members) == 2
+
+
+def test_too_few_agents_at_first_is_an_error() -> None:
+    """Without a first round there is no result to end with."""
+    with pytest.raises(NotEnoughParties, match="3 of 5 parties must connect"):
+        step(
+            classification("akd", 5, min_parties=3), Recorder(load_ridge, 2)
+        )  # fmt: skip
+
+
+def other_architecture(party: Party) -> Party:
+    """Send a model that is not what its name says."""
+    return replace(party, learner_fn=CentroidLearner)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_server_with_a_factory_refuses_another_architecture(scheme: str) -> None:
+    """The sender is named at once, and its model reaches nobody."""
+    strategy = classification(scheme)
+    app = client_app(load_changed(other_architecture, 2), halves=HALVES)
+
+    result = run_local(strategy, app, 3, num_rounds=3)
+
+    assert result.train_metrics_clientapp[1][keys.NUM_REJECTED] == 1
+    assert set(strategy.models_) == {0, 1}
+    assert strategy.model_ is not None
+
+
+def test_relayed_models_of_another_architecture_are_left_out_by_their_readers() -> None:
+    """Without factories the server relays them; agents go on with those they can read."""
+    strategy = classification("avgkd", learner_fn=None)
+    app = client_app(load_changed(other_architecture, 2), halves=HALVES)
+
+    result = run_local(strategy, app, 3, num_rounds=2)
+
+    assert result.train_metrics_clientapp[2][NUM_MODELS_REFUSED] == 2
+    assert result.train_metrics_clientapp[2][keys.NUM_REJECTED] == 1, "it reads no ridge model"
+
+
+def test_a_chain_says_which_agent_could_not_read_the_model() -> None:
+    """The error names the agent and the reason, and the chain offers it to the next."""
+    strategy = classification("akd", learner_fn=None)
+    grid = Recorder(load_changed(other_architecture, 0), 3)
+    step(strategy, grid)
+
+    for agent in (1, 2, 1):
+        step(strategy, grid)
+        assert grid.asked() == [agent]
+        (reason,) = strategy.rejected_.values()
+        assert reason.startswith(f"Party {agent}: a model to learn from must be one that this")
+        assert "got none of 1: RidgeLearner:" in reason
+
+
+def test_the_text_of_a_foreign_error_stays_at_home() -> None:
+    """What a learner raises about private rows is named by its type only."""
+
+    class Talkative(RidgeLearner):
+        def logits(self, x: Any) -> Any:
+            raise ValueError(f"patient 4711 in {x}")
+
+    def talkative(party: Party) -> Party:
+        return replace(party, catalogue={"ridge": lambda: Talkative(num_classes=3)})
+
+    strategy = classification("akd")
+    grid = Recorder(load_changed(talkative, 1), 3)
+    strategy.evaluate = False
+    step(strategy, grid)
+    step(strategy, grid)
+
+    (reason,) = strategy.rejected_.values()
+    assert "ValueError while it was read" in reason
+    assert "4711" not in reason
+
+
+def four_classes(party: Party) -> Party:
+    return replace(
+        party, num_classes=4, learner_fn=lambda: RidgeLearner(num_classes=4, ridge=0.01)
+    )
+
+
+def nan_target(party: Party) -> Party:
+    return replace(party, task="regression", y=np.full((len(party.x), 3), np.nan))
+
+
+def as_regression(party: Party) -> Party:
+    targets = {"y": np.eye(3)[party.y], "y_test": np.eye(3)[TEST[1]]}
+    return replace(party, task="regression", **targets)
+
+
+def not_soft(party: Party) -> Party:
+    class Hard(CentroidLearner):
+        distill = None  # type: ignore[assignment]
+
+    return replace(party, learner_fn=Hard)
+
+
+def not_portable(party: Party) -> Party:
+    class Rooted(RidgeLearner):
+        to_arrays = None  # type: ignore[assignment]
+
+    return replace(party, learner_fn=lambda: Rooted(num_classes=3))
+
+
+def other_public(party: Party) -> Party:
+    return replace(party, public=PUBLIC + 1)
+
+
+def no_records(party: Party) -> Party:
+    return replace(party, x=party.x[:0], y=party.y[:0])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (four_classes, "Server: num-classes must be a whole number from 4 to 4, got 3"),
+        (nan_target, "Party 1: y must be finite, got NaN or infinity"),
+        (as_regression, "Server: task must be one of regression, got 'single-label'"),
+        (not_soft, "the learner must have distill"),
+        (not_portable, "Party 1: the learner must have to_arrays and from_arrays"),
+        (other_public, "Party 1: public data must be the server's"),
+        (no_records, "Party 1: x must be at least one record, got none"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_bad_input_of_one_party_is_its_own_clear_error(
+    scheme: str, change: Callable[[Party], Party], reason: str
+) -> None:
+    """The party is named with the reason, and the other two go on."""
+    strategy = classification(scheme, public=PUBLIC)
+    app = client_app(load_changed(change, 1), halves=HALVES)
+    reasons = []
+    grid = InMemoryGrid(app, 3)
+    for _ in range(2):
+        step(strategy, grid)
+        reasons += strategy.rejected_.values()
+
+    assert reason in reasons[0]
+    assert set(strategy.models_) == {0, 2}
+
+
+def test_without_public_data_nothing_is_compared() -> None:
+    """The schemes need none, so parties may hold what they like."""
+    strategy = classification("avgkd")
+
+    run_local(strategy, client_app(load_changed(other_public, 1), halves=HALVES), 3)
+
+    assert not strategy.rejected_
+
+
+def test_a_node_cannot_become_another_agent() -> None:
+    """From the second round on a node answers as who it was, or not at all."""
+    strategy, grid = classification("avgkd"), Recorder(load_ridge, 3)
+    step(strategy, grid)
+    known = strategy.models_
+
+    def pretend(reply: Message) -> None:
+        if reply.content[keys.META][keys.PARTITION_ID] == 2:
+            reply.content[keys.META][keys.PARTITION_ID] = 0
+
+    grid.away, grid.change, strategy.evaluate = {0}, pretend, False
+    step(strategy, grid)
+
+    (reason,) = strategy.rejected_.values()
+    assert "partition-id must stay the same, got 0" in reason
+    assert weights(strategy.models_[0]) == weights(known[0])
+
+
+@pytest.mark.parametrize(
+    ("meta", "reason"),
+    [
+        ({PRIVACY_EVENTS: "[]"}, "privacy events must be"),
+        ({PRIVACY_EVENTS: "not json"}, "privacy events must be"),
+        ({keys.LEARNER: "x" * 300}, "learner must be a name of 1 to 200 letters"),
+    ],
+)
+def test_hostile_words_beside_a_model_are_refused(meta: dict[str, str], reason: str) -> None:
+    """Names and events of a stranger are read within limits."""
+    strategy, grid = classification("avgkd"), Recorder(load_ridge, 3)
+
+    def lie(reply: Message) -> None:
+        record = reply.content[keys.META]
+        if record[keys.PARTITION_ID] == 1 and PRIVACY_EVENTS in record:
+            record.update(meta)
+
+    grid.change = lie
+    step(strategy, grid)
+
+    (rejection,) = strategy.rejected_.values()
+    assert reason in rejection
+
+
+def test_relayed_numbers_must_be_finite() -> None:
+    """A server that cannot read a model still refuses NaN."""
+    strategy, grid = classification("avgkd", learner_fn=None), Recorder(load_ridge, 3)
+
+    def spoil(reply: Message) -> None:
+        arrays = reply.content[keys.ARRAYS]
+        if reply.content[keys.META][keys.PARTITION_ID] == 1 and "coefficients" in arrays:
+            broken = np.full(arrays["coefficients"].shape, np.nan)
+            arrays["coefficients"] = type(arrays["coefficients"])(broken)
+
+    grid.change = spoil
+    step(strategy, grid)
+
+    (reason,) = strategy.rejected_.values()
+    assert "'coefficients' of a model must be finite" in reason
+
+
+# One agent alone, asked by a server that makes mistakes.
+
+
+def asked(scheme: str, server_round: int = 2) -> ConfigRecord:
+    return ConfigRecord(
+        {
+            keys.STRATEGY: scheme, keys.SERVER_ROUND: server_round, keys.SEED: 0,
+            keys.NUM_CLASSES: 3, TASK: "single-label", LOSS: "mse",
+        }
+    )  # fmt: skip
+
+
+def ridge_party(**changes: Any) -> Party:
+    return replace(toy_party(0, 12), learner_fn=ridge, learner_name="ridge", **changes)
+
+
+def fitted_model(num_classes: int = 3, name: str = "ridge", **meta: Any) -> Knowledge:
+    party = ridge_party()
+    targets = np.eye(num_classes)[party.y]
+    learner = RidgeLearner(num_classes=num_classes, ridge=0.01)
+    learner.distill(party.x, targets, rng=derive_rng(0, "x"), recipe=Recipe(link="softmax"))
+    return Knowledge("model", learner.to_arrays(), {keys.LEARNER: name, **meta})
+
+
+def test_a_model_of_other_classes_is_left_out_though_its_learner_is_known() -> None:
+    """The catalogue's factory reads four classes; this agent's problem has three."""
+    party = ridge_party(catalogue={"four": lambda: RidgeLearner(num_classes=4, ridge=0.01)})
+    received = join_models([fitted_model(4, "four"), fitted_model()])
+
+    _, metrics = CodistillParty().train(party, received, asked("avgkd"), RecordDict())
+
+    assert metrics[NUM_MODELS_REFUSED] == 1
+    with pytest.raises(KnowledgeMismatch, match="must have 3 classes or outputs, got 4"):
+        CodistillParty().train(
+            party, join_models([fitted_model(4, "four")]), asked("akd"), RecordDict()
+        )
+
+
+def test_parallel_distillation_learns_from_its_own_model_too() -> None:
+    """With the same models all around, nothing but regularisation changes the targets."""
+    half, party, state = CodistillParty(), ridge_party(), RecordDict()
+    own, _ = half.train(party, None, asked("pkd", 1), state)
+    alone, _ = half.train(party, join_models([fitted_model()]), asked("pkd"), state)
+
+    other, _ = half.train(party, join_models([fitted_model()]), asked("akd"), RecordDict())
+
+    assert (
+        own.arrays["coefficients"].tobytes() == fitted_model().arrays["coefficients"].tobytes()
+    )
+    np.testing.assert_allclose(alone.arrays["coefficients"], other.arrays["coefficients"])
+
+
+def test_nothing_is_measured_that_was_not_kept() -> None:
+    """An evaluate message without training before it is an error of the server."""
+    with pytest.raises(KnowledgeMismatch, match="a model must be kept from training"):
+        CodistillParty().evaluate(
+            ridge_party(), Knowledge(KEPT, {}), asked("akd"), RecordDict()
+        )
+
+
+@pytest.mark.parametrize("first", [1, -1, None, "0", True])
+def test_terms_that_leave_a_gap_are_refused(first: Any) -> None:
+    """A sum with missing terms is another predictor."""
+    meta = {} if first is None else {FIRST_TERM: first}
+    received = join_models([fitted_model(sign=1)], **meta)
+
+    with pytest.raises(KnowledgeMismatch, match="first-term must be from 0 to 0"):
+        CodistillParty().evaluate(ridge_party(), received, asked("ekd"), RecordDict())
+
+
+@pytest.mark.parametrize("sign", [0, 2, 1.0, "1", None])
+def test_signs_are_plus_or_minus_one(sign: Any) -> None:
+    """Nothing else is a term of the sum."""
+    meta = {} if sign is None else {SIGN: sign}
+    received = join_models([fitted_model(**meta)], **{FIRST_TERM: 0})
+
+    with pytest.raises(KnowledgeMismatch, match="the sign of a term must be 1 or -1"):
+        CodistillParty().evaluate(ridge_party(), received, asked("ekd"), RecordDict())
+
+
+def test_each_term_is_evaluated_once_unless_the_rows_change() -> None:
+    """The kept sum is used again for the same rows, and made anew for others."""
+    calls: list[int] = []
+
+    class Counting(RidgeLearner):
+        def logits(self, x: Any) -> Any:
+            calls.append(len(x))
+            return super().logits(x)
+
+    party = ridge_party(catalogue={"ridge": lambda: Counting(num_classes=3, ridge=0.01)})
+    half, state = CodistillParty(), RecordDict()
+    for number in range(3):
+        term = fitted_model(sign=(-1) ** number)
+        half.evaluate(party, join_models([term], **{FIRST_TERM: number}), asked("ekd"), state)
+    assert calls == [200, 200, 200]
+
+    fewer = replace(party, x_test=TEST[0][:50], y_test=TEST[1][:50])
+    again = join_models([fitted_model(sign=-1)], **{FIRST_TERM: 3})
+    model, metrics = half.evaluate(fewer, again, asked("ekd"), state)
+
+    assert calls[3:] == [50] * 4
+    assert metrics[keys.ACCURACY] == (model.predict(TEST[0][:50]) == TEST[1][:50]).mean()
+
+
+def test_a_party_without_held_out_rows_still_gets_the_ensemble() -> None:
+    """Its figure is not a number, and nothing is evaluated."""
+    party = ridge_party(x_test=None, y_test=None)
+    received = join_models([fitted_model(sign=1)], **{FIRST_TERM: 0})
+
+    model, metrics = CodistillParty().evaluate(party, received, asked("ekd"), RecordDict())
+
+    assert isinstance(model, SignedEnsemble)
+    assert math.isnan(metrics[keys.ACCURACY])
+
+
+# What the server has, and what it costs.
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_without_factories_the_server_only_relays(scheme: str) -> None:
+    """The rounds go on, models_ is empty, and model_ says what is missing."""
+    strategy = classification(scheme, learner_fn=None)
+
+    result = run_local(strategy, client_app(load_ridge, halves=HALVES), 3, num_rounds=3)
+
+    assert keys.ACCURACY in result.evaluate_metrics_clientapp[3]
+    assert strategy.models_ == {}
+    with pytest.raises(NotFitted, match="relays models of 'ridge' without a factory"):
+        strategy.model_  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "multi-label"}, "task must be single-label or regression"),
+        ({"target_loss": "l1"}, "target_loss must be one of mse, cross-entropy, got 'l1'"),
+        (
+            {"task": "regression", "target_loss": "cross-entropy"},
+            "target_loss must be 'mse' in regression",
+        ),
+        ({"num_classes": 4}, "model_fns must be learners of 4 classes or outputs"),
+        ({"model_fns": {"x": object}}, "model_fns must be learners with to_arrays"),
+    ],
+)
+def test_bad_settings_name_themselves(options: dict[str, Any], message: str) -> None:
+    """One sentence at construction."""
+    with pytest.raises(InvalidParameter, match=message):
+        classification("avgkd", **options)
+
+
+class Private(RidgeLearner):
+    """A learner that says what its training cost."""
+
+    def distill(self, x: Any, targets: Any, *, rng: Any, recipe: Any) -> Any:
+        event = GaussianEvent(
+            unit="example", relation="replace-one", l2_sensitivity=1.0, scale=5.0
+        )
+        self.privacy_events = ((event, 1),)
+        return super().distill(x, targets, rng=rng, recipe=recipe)
+
+
+def private(party: Party) -> Party:
+    return replace(party, learner_fn=lambda: Private(num_classes=3, ridge=0.01))
+
+
+def test_private_training_is_composed_over_rounds() -> None:
+    """Every round adds the events of its training, at the agents and in the ledger."""
+    strategy = classification("avgkd", 2)
+    app = client_app(load_changed(private, 0, 1), halves=HALVES)
+
+    result = run_local(strategy, app, 2, num_rounds=3)
+
+    told = [result.train_metrics_clientapp[r][keys.EPSILON_EXAMPLE] for r in (1, 2, 3)]
+    assert 0 < told[0] < told[1] < told[2] < math.inf
+    ((_, count),) = strategy.ledger_.entries
+    assert count == 3
+    assert strategy.ledger_.get_epsilon() == pytest.approx(told[2])
+    assert "without looking at the data" in strategy.ledger_.statement()
+
+
+def test_one_agent_without_noise_leaves_no_guarantee() -> None:
+    """The ledger is that of the least protected agent."""
+    strategy = classification("avgkd", 2)
+    app = client_app(load_changed(private, 0), halves=HALVES)
+
+    result = run_local(strategy, app, 2, num_rounds=2)
+
+    assert strategy.parties_[0].train[keys.EPSILON_EXAMPLE] < math.inf
+    assert result.train_metrics_clientapp[2][keys.EPSILON_EXAMPLE] == math.inf
+    assert strategy.ledger_.get_epsilon() == math.inf
+    assert "none, because models left the agents" in strategy.ledger_.statement()
+
+
+def test_events_from_elsewhere_do_not_make_a_model_private() -> None:
+    """A learner that has paid for something else and learns targets without noise: none."""
+
+    class Stale(RidgeLearner):
+        privacy_events = (
+            Private(num_classes=3)
+            .distill(
+                np.eye(3), np.eye(3), rng=derive_rng(0, "x"), recipe=Recipe(link="softmax")
+            )
+            .privacy_events
+        )
+
+    party = replace(ridge_party(), learner_fn=lambda: Stale(num_classes=3, ridge=0.01))
+    _, metrics = CodistillParty().train(party, None, asked("avgkd", 1), RecordDict())
+
+    assert metrics[keys.EPSILON_EXAMPLE] == math.inf
+
+
+def test_a_journal_counts_every_round_and_can_refuse_one(tmp_path: Any) -> None:
+    """A party with a budget stops taking part when it is used up, and measures in silence."""
+
+    def journaled(party: Party) -> Party:
+        journal = PartyJournal(
+            tmp_path, fingerprint=data_fingerprint(party.x, party.y), max_epsilon=1.5
+        )
+        return replace(private(party), journal=journal)
+
+    strategy = classification("avgkd", 2)
+    grid = InMemoryGrid(client_app(load_changed(journaled, 1), halves=HALVES), 2)
+    reasons = []
+    for _ in range(4):
+        step(strategy, grid)
+        reasons.append("".join(strategy.rejected_.values()))
+
+    assert reasons[0] == ""
+    assert "epsilon must be at most 1.5, the budget" in reasons[-1]
+    assert math.isnan(strategy.parties_[1].evaluate[keys.ACCURACY])
+
+
+def test_the_server_keeps_no_model_but_the_newest(caplog: pytest.LogCaptureFixture) -> None:
+    """More rounds of averaging hold no model more; EKD holds its terms, one a model."""
+    caplog.set_level(logging.CRITICAL, logger="flwr")  # what is captured takes memory too
+    wide = derive_rng(0, "wide").normal(size=(4, 20_000))
+
+    def load(context: Context) -> Party:
+        number = int(context.node_config[keys.PARTITION_ID])
+        return Party(
+            x=wide + number, y=wide[:, :1], public=wide[:1], num_classes=1, task="regression",
+            learner_fn=lambda: RidgeLearner(num_classes=1, task="regression"),
+            learner_name="ridge", partition_id=number,
+        )  # fmt: skip
+
+    def held(scheme: str, rounds: int) -> int:
+        strategy = SCHEMES[scheme](
+            num_classes=1, task="regression", num_parties=2, evaluate=False, max_wait=0.0
+        )
+        grid = InMemoryGrid(client_app(load, halves=HALVES), 2)
+        tracemalloc.start()
+        for _ in range(rounds):
+            step(strategy, grid)
+        del grid
+        gc.collect()
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return size
+
+    model = 20_000 * 8
+    assert held("avgkd", 8) - held("avgkd", 2) < model
+    growth = held("ekd", 8) - held("ekd", 2)
+    assert 0.8 * 12 * model < growth < 1.5 * 12 * model

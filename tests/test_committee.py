@@ -1,0 +1,248 @@
+"""Means and signed sums of models: mathematics, arrays and distillation."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from scipy.special import softmax
+
+from clients.kernel_learner import RidgeLearner
+from fl_strategies.codistill.committee import (
+    MeanEnsemble,
+    RememberedScores,
+    SignedEnsemble,
+    nearest_probabilities,
+    outputs,
+)
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
+from fl_strategies.protocols import FloatArray, Learner, PortableLearner, Recipe
+from fl_strategies.randomness import derive_rng
+from tests.toys import TEST, CentroidLearner, blobs
+
+RNG = np.random.default_rng(0)
+
+
+def fitted(number: int) -> CentroidLearner:
+    x, y = blobs(60, "committee", number)
+    return CentroidLearner().fit(x, y, rng=derive_rng(0, "fit", number))
+
+
+def signed(signs: tuple[int, ...] = (1, 1, -1)) -> SignedEnsemble:
+    members = [fitted(number) for number in range(len(signs))]
+    names = ["centroid"] * len(signs)
+    return SignedEnsemble(
+        members, signs, names,
+        num_classes=3, task="single-label", model_fns={"centroid": CentroidLearner},
+    )  # fmt: skip
+
+
+def test_a_signed_sum_adds_and_subtracts_probabilities() -> None:
+    """The scores are the sum of softmax outputs with their signs, all or from one on."""
+    ensemble = signed()
+    one, two, three = (softmax(m.logits(TEST[0]), axis=1) for m in ensemble.members)
+
+    np.testing.assert_allclose(ensemble.logits(TEST[0]), one + two - three)
+    np.testing.assert_allclose(ensemble.sum_from(1, TEST[0]), two - three)
+    expected = (one + two - three).argmax(axis=1)
+    np.testing.assert_array_equal(ensemble.predict(TEST[0]), expected)
+    assert isinstance(ensemble, Learner)
+    assert isinstance(ensemble, PortableLearner)
+
+
+def test_a_mean_of_probabilities_is_given_as_logarithms() -> None:
+    """exp(logits) is the mean, which sums to one."""
+    members = [fitted(0), fitted(1)]
+    mean = np.mean([softmax(m.logits(TEST[0]), axis=1) for m in members], axis=0)
+
+    ensemble = MeanEnsemble(members, num_classes=3, task="single-label")
+
+    np.testing.assert_allclose(np.exp(ensemble.logits(TEST[0])), mean, atol=2e-12)
+
+
+def test_outputs_of_a_regression_are_taken_as_they_are() -> None:
+    """No softmax: sums and means of numbers."""
+    x, y = RNG.normal(size=(20, 3)), RNG.normal(size=(20, 2))
+    models = [
+        RidgeLearner(num_classes=2, task="regression").fit(x[rows], y[rows], rng=RNG)
+        for rows in (slice(0, 10), slice(10, 20))
+    ]
+    one, two = (model.logits(x) for model in models)
+
+    mean = MeanEnsemble(models, num_classes=2, task="regression")
+    difference = SignedEnsemble(
+        models, (1, -1), ("a", "a"), num_classes=2, task="regression", model_fns={}
+    )
+
+    np.testing.assert_allclose(mean.logits(x), (one + two) / 2)
+    np.testing.assert_allclose(difference.logits(x), one - two)
+
+
+def test_a_saved_ensemble_is_the_same_to_the_bit() -> None:
+    """Arrays carry signs, names and members; factories come from the receiver."""
+    ensemble = signed()
+    blank = SignedEnsemble(
+        num_classes=3, task="single-label", model_fns={"centroid": CentroidLearner}
+    )
+
+    twin = blank.from_arrays(ensemble.to_arrays())
+
+    assert twin.signs == ensemble.signs
+    assert twin.logits(TEST[0]).tobytes() == ensemble.logits(TEST[0]).tobytes()
+
+
+def text(value: object) -> np.ndarray:
+    return np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"signs": np.array([1, 1, 2], dtype=np.int8)},
+        {"signs": np.array([1, 1, -1])},
+        {"signs": np.array([1, 1], dtype=np.int8)},
+        {"signs": np.empty(0, dtype=np.int8)},
+        {"names": np.array([255, 254], dtype=np.uint8)},
+        {"names": text({"a": 1})},
+        {"names": text(["centroid", "centroid", 3])},
+        {"names": text(["centroid", "centroid", "other"])},
+        {"names": text(["centroid", "centroid"])},
+        {"names": np.zeros(2**20 + 1, dtype=np.uint8)},
+        {"names": np.frombuffer(b"[" * 10_000, dtype=np.uint8)},
+        {"2/centroids": np.zeros((4, 2))},
+        {"3/centroids": np.zeros((3, 2))},
+        {"stray": np.zeros(1)},
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(changes: dict[str, np.ndarray]) -> None:
+    """Whatever a stranger changes is one clear error."""
+    ensemble = signed()
+
+    with pytest.raises(KnowledgeMismatch):
+        ensemble.from_arrays({**ensemble.to_arrays(), **changes})
+
+
+def test_missing_arrays_are_refused() -> None:
+    """Each array is needed."""
+    ensemble = signed()
+    whole = ensemble.to_arrays()
+
+    for name in whole:
+        with pytest.raises(KnowledgeMismatch):
+            ensemble.from_arrays({key: a for key, a in whole.items() if key != name})
+
+
+def test_members_of_another_class_list_are_refused() -> None:
+    """A factory of the right name with other classes does not make a member."""
+    ensemble = signed()
+    ensemble.num_classes = 4
+
+    with pytest.raises(KnowledgeMismatch, match="must have 4 classes or outputs, got 3"):
+        ensemble.from_arrays(ensemble.to_arrays())
+
+
+def test_an_ensemble_can_be_distilled_into_one_learner() -> None:
+    """The student agrees with the sum on new rows, from raw sums and from probabilities."""
+    ensemble, (x, _) = signed(), blobs(300, "distill")
+
+    for link in ("identity", "softmax"):
+        student = ensemble.distill_into(
+            CentroidLearner, x, rng=derive_rng(0, link), recipe=Recipe(link=link)
+        )
+        agreement = (student.predict(TEST[0]) == ensemble.predict(TEST[0])).mean()
+        assert agreement > 0.8
+
+
+def test_a_student_gets_the_sums_or_the_nearest_probabilities() -> None:
+    """What the link asks for."""
+    ensemble, seen = signed(), []
+
+    class Watching(CentroidLearner):
+        def distill(self, x: Any, targets: Any, **options: Any) -> Any:
+            seen.append(targets)
+            return super().distill(x, targets, **options)
+
+    for link in ("identity", "softmax"):
+        ensemble.distill_into(Watching, TEST[0], rng=RNG, recipe=Recipe(link=link))
+
+    sums = ensemble.logits(TEST[0])
+    np.testing.assert_array_equal(seen[0], sums)
+    np.testing.assert_array_equal(seen[1], nearest_probabilities(sums))
+
+
+def test_links_that_have_no_meaning_are_refused() -> None:
+    """Independent labels cannot be made of a distribution."""
+    with pytest.raises(InvalidParameter, match=r"recipe\.link must be one for single-label"):
+        signed().distill_into(CentroidLearner, TEST[0], rng=RNG, recipe=Recipe(link="sigmoid"))
+
+
+scores = arrays(
+    np.float64,
+    array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=6),
+    elements=st.floats(-50, 50),
+)
+
+
+@given(scores=scores, shift=st.floats(-5, 5))
+def test_nearest_probabilities(scores: FloatArray, shift: float) -> None:
+    """They are probabilities, no vertex is nearer, and a shift of a row changes nothing."""
+    found = nearest_probabilities(scores)
+
+    assert (found >= 0).all()
+    np.testing.assert_allclose(found.sum(axis=1), 1.0)
+    np.testing.assert_allclose(nearest_probabilities(scores + shift), found, atol=1e-9)
+    # Optimal on a convex set: no vertex lies on the other side of the tangent plane.
+    towards = (scores - found) @ np.eye(scores.shape[1])
+    assert (towards <= ((scores - found) * found).sum(axis=1)[:, None] + 1e-8).all()
+
+
+class Odd(CentroidLearner):
+    """A model that answers what it was given."""
+
+    def __init__(self, answer: FloatArray) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def logits(self, x: Any) -> FloatArray:  # noqa: ARG002 - whatever is asked
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (np.zeros((2, 3)), r"logits must be of shape \(4, 3\), got \(2, 3\)"),
+        (np.zeros((4, 2)), r"logits must be of shape \(4, 3\), got \(4, 2\)"),
+        (np.full((4, 3), np.nan), "logits must be finite"),
+        (np.full((4, 3), np.inf), "logits must be finite"),
+    ],
+)
+def test_odd_answers_of_a_received_model_are_refused(answer: FloatArray, message: str) -> None:
+    """One broken model must not carry NaN into everybody's targets."""
+    with pytest.raises(KnowledgeMismatch, match=message):
+        outputs(Odd(answer), np.zeros((4, 2)), "single-label")
+
+
+def test_impossible_classes_may_have_infinite_logits() -> None:
+    """The logarithm of zero is a fair answer."""
+    answer = np.array([[0.0, -np.inf, 0.0]])
+
+    found = outputs(Odd(answer), np.zeros((1, 2)), "single-label")
+
+    np.testing.assert_allclose(found, [[0.5, 0.0, 0.5]])
+
+
+def test_committees_cannot_be_fitted_and_need_members() -> None:
+    """Each refusal is one sentence."""
+    with pytest.raises(UnsupportedLearner, match="SignedEnsemble: members must be fitted"):
+        signed().fit(*TEST, rng=RNG)
+    with pytest.raises(InvalidParameter, match="members must be at least one model"):
+        MeanEnsemble([], num_classes=3, task="single-label")
+    with pytest.raises(InvalidParameter, match="signs must be 1 and -1"):
+        signed((1, 0))
+    with pytest.raises(InvalidParameter, match="members must be as many as signs"):
+        SignedEnsemble([fitted(0)], num_classes=3, task="single-label", model_fns={})
+    with pytest.raises(InvalidParameter, match="x must be the same rows"):
+        RememberedScores(np.zeros((3, 2))).logits(np.zeros((4, 1)))

@@ -1,0 +1,173 @@
+"""Models between agents: packing, an agent's memory, and the order of chains."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_strategies import Knowledge, keys
+from fl_strategies.codistill.relay import (
+    MAX_MODELS,
+    NUM_MODELS,
+    Chain,
+    check_finite,
+    check_relayed,
+    events_from_text,
+    events_to_text,
+    join_models,
+    keep,
+    part_models,
+    recall,
+    take_turns,
+)
+from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.privacy.events import GaussianEvent, NonPrivateEvent, event_to_json
+
+NOISE = GaussianEvent(unit="example", relation="replace-one", scale=2.0, l2_sensitivity=1.0)
+
+
+def model(value: float, name: str = "a") -> Knowledge:
+    return Knowledge("model", {"w": np.full(2, value)}, {keys.LEARNER: name, "sign": -1})
+
+
+def test_joined_models_come_apart_again() -> None:
+    """Order, arrays and every scalar beside them survive."""
+    parts = part_models(join_models([model(1.0), model(2.0, "b/0")]))
+
+    assert [part.meta for part in parts] == [
+        {keys.LEARNER: "a", "sign": -1},
+        {keys.LEARNER: "b/0", "sign": -1},
+    ]
+    np.testing.assert_array_equal(parts[1].arrays["w"], [2.0, 2.0])
+
+
+@pytest.mark.parametrize("count", [0, -1, MAX_MODELS + 1, 1.0, True, "2"])
+def test_a_number_of_models_that_cannot_be_is_refused(count: int | float | str) -> None:
+    """Before anything of that size is made."""
+    joined = join_models([model(1.0)])
+    hostile = Knowledge(joined.kind, joined.arrays, {**joined.meta, NUM_MODELS: count})
+
+    with pytest.raises(KnowledgeMismatch, match="num-models must be from 1 to"):
+        part_models(hostile)
+
+
+def test_strays_are_refused_or_ignored() -> None:
+    """Arrays of a model that is not there are an error; so is another kind."""
+    joined = join_models([model(1.0)])
+
+    with pytest.raises(KnowledgeMismatch, match="must belong to models 0 to 0"):
+        part_models(Knowledge(joined.kind, {"7/w": np.zeros(1)}, joined.meta))
+    with pytest.raises(KnowledgeMismatch, match="of kind 'votes'"):
+        part_models(Knowledge("votes", joined.arrays, joined.meta))
+    (part,) = part_models(Knowledge(joined.kind, joined.arrays, {**joined.meta, "9/x": 1}))
+    assert "x" not in part.meta
+
+
+def test_what_is_kept_is_recalled() -> None:
+    """A slot holds the last knowledge that was put in, and others stay as they were."""
+    state = RecordDict()
+    assert recall(state, "mine", "model") is None
+
+    keep(state, "mine", model(1.0))
+    keep(state, "mine", model(3.0))
+    keep(state, "other", join_models([model(2.0)]))
+
+    found = recall(state, "mine", "model")
+    assert found is not None
+    assert found.meta[keys.LEARNER] == "a"
+    np.testing.assert_array_equal(found.arrays["w"], [3.0, 3.0])
+
+
+def test_relayed_models_have_a_name_and_finite_numbers() -> None:
+    """What no receiver could use is refused on the way."""
+    assert check_relayed(model(1.0)) == "a"
+    for meta in ({}, {keys.LEARNER: ""}, {keys.LEARNER: 3}, {keys.LEARNER: "x" * 201}):
+        with pytest.raises(KnowledgeMismatch, match="learner must be a name"):
+            check_relayed(Knowledge("model", {"w": np.zeros(1)}, meta))
+    with pytest.raises(KnowledgeMismatch, match="must have arrays, got none"):
+        check_relayed(Knowledge("model", {}, {keys.LEARNER: "a"}))
+    check_finite(Knowledge("model", {"w": np.zeros(1), "n": np.array([1])}))
+    for value in (np.nan, np.inf):
+        with pytest.raises(KnowledgeMismatch, match="'w' of a model must be finite"):
+            check_finite(model(value))
+
+
+def test_events_survive_the_wire() -> None:
+    """Events and their counts are read as they were written."""
+    entries = [(NOISE, 3), (NonPrivateEvent(unit="example", reason="raw"), 1)]
+
+    assert events_from_text(events_to_text(entries)) == entries
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None, 3, "", "{}", "[]", "[1]", "[[1, 2]]", "[" * 5_000, "x" * 200_000,
+        json.dumps([[event_to_json(NOISE), 0]]),
+        json.dumps([[event_to_json(NOISE), 1.5]]),
+        json.dumps([[event_to_json(NOISE), True]]),
+        json.dumps([[{**event_to_json(NOISE), "scale": -1}, 1]]),
+        json.dumps([[{**event_to_json(NOISE), "unit": "party"}, 1]]),
+    ],
+    ids=lambda text: str(text)[:12],
+)  # fmt: skip
+def test_events_that_were_not_written_here_are_refused(text: object) -> None:
+    """A stranger's text is one clear error, whatever is in it."""
+    with pytest.raises(KnowledgeMismatch, match="privacy events must be"):
+        events_from_text(text)
+
+
+def test_a_chain_goes_round_and_skips() -> None:
+    """The next agent follows the holder; after a failure, the one after that."""
+    chain = Chain(0, 0, model(1.0))
+    assert chain.sign == 1
+    assert chain.next_agent([0, 1, 2]) == 1
+
+    chain.skip(1)
+    assert chain.next_agent([0, 1, 2]) == 2
+    chain.skip(2)
+    assert chain.next_agent([0, 1, 2]) == 1, "never the holder, who trained the model"
+    assert chain.next_agent([0]) is None
+
+    chain.follow(2, model(2.0))
+    assert (chain.sign, chain.length) == (-1, 2)
+    assert chain.next_agent([0, 1, 2]) == 0
+
+
+@given(
+    num_agents=st.integers(2, 6),
+    away=st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=12),
+    failing=st.sets(st.integers(0, 5)),
+)
+def test_chains_take_turns(num_agents: int, away: list[set[int]], failing: set[int]) -> None:
+    """Whoever is away or fails: nobody trains two chains, or its own model again."""
+    chains = [Chain(agent, agent, model(float(agent))) for agent in range(num_agents)]
+    for absent in away:
+        present = set(range(num_agents)) - absent
+        turns = take_turns(chains, present)
+
+        assert set(turns) <= present
+        assert len(set(map(id, turns.values()))) == len(turns)
+        assert len(present) < 2 or turns, "somebody can always go on"
+        for agent, chain in turns.items():
+            assert agent != chain.holder
+            if agent in failing:
+                chain.skip(agent)
+            else:
+                chain.follow(agent, model(0.0))
+
+
+@given(num_agents=st.integers(2, 6), rounds=st.integers(1, 15))
+def test_undisturbed_chains_go_in_step(num_agents: int, rounds: int) -> None:
+    """All are of one length, and each is where its start and the round say."""
+    chains = [Chain(agent, agent, model(float(agent))) for agent in range(num_agents)]
+    for _ in range(rounds):
+        for agent, chain in take_turns(chains, range(num_agents)).items():
+            chain.follow(agent, model(0.0))
+
+    for chain in chains:
+        assert chain.length == rounds + 1
+        assert chain.holder == (chain.start + rounds) % num_agents
