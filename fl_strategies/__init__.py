@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_strategies.base import KnowledgeStrategy
+from fl_strategies.codistill import AKD, EKD, PKD, AvgKD, CodistillParty
+from fl_strategies.fedkd import FedKD, FedKDParty
 from fl_strategies.fedkt import FedKT, FedKTParty
+from fl_strategies.fedmd import FedMD, FedMDParty
 from fl_strategies.half import PartyHalf
 from fl_strategies.knowledge import Knowledge
 from fl_strategies.party import Party
 from fl_strategies.protocols import (
     EnsembleLearner,
+    IncrementalLearner,
     Learner,
     LearnerFactory,
     PortableLearner,
+    Recipe,
     SoftLearner,
 )
 
@@ -32,22 +37,39 @@ class Algorithm:
 
 
 REGISTRY = {
+    "akd": Algorithm(AKD, CodistillParty()),
+    "avgkd": Algorithm(AvgKD, CodistillParty()),
+    "ekd": Algorithm(EKD, CodistillParty()),
+    "fedkd": Algorithm(FedKD, FedKDParty()),
     "fedkt": Algorithm(FedKT, FedKTParty()),
+    "fedmd": Algorithm(FedMD, FedMDParty()),
+    "pkd": Algorithm(PKD, CodistillParty()),
 }
 
 __all__ = [
+    "AKD",
     "Algorithm",
+    "AvgKD",
+    "CodistillParty",
+    "EKD",
     "EnsembleLearner",
+    "FedKD",
+    "FedKDParty",
     "FedKT",
     "FedKTParty",
+    "FedMD",
+    "FedMDParty",
+    "IncrementalLearner",
     "Knowledge",
     "KnowledgeStrategy",
     "Learner",
     "LearnerFactory",
+    "PKD",
     "Party",
     "PartyHalf",
     "PortableLearner",
     "REGISTRY",
+    "Recipe",
     "SoftLearner",
     "__version__",
 ]

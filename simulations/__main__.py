@@ -17,6 +17,7 @@ from simulations.config import (
     parse_assignment,
     preset,
 )
+from simulations.datasets import LOADERS
 from simulations.experiment import load_federation
 from simulations.flower import run_with_flower
 from simulations.local import run_local
@@ -30,6 +31,7 @@ from simulations.report import (
     write_json,
     write_report,
 )
+from simulations.reproduce import Table, markdown, run_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,6 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     repeat.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
     repeat.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
     repeat.set_defaults(command=_repeat)
+    tables = commands.add_parser(
+        "table", help="run a table of experiments; what is finished is not run again"
+    )
+    tables.add_argument("name", help="file in simulations/tables, such as fedkd_cifar10")
+    tables.add_argument(
+        "--json", type=Path, metavar="OUT", help="results so far (default: runs/<name>.json)"
+    )
+    tables.set_defaults(command=_table)
     return parser
 
 
@@ -77,9 +87,7 @@ def _list_settings() -> str:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategy", help="strategy to run (default: fedkt)")
-    parser.add_argument(
-        "--data", help="digits, breast-cancer, adult, cod-rna, mnist, FILE.npz or FILE.csv"
-    )
+    parser.add_argument("--data", help=f"{', '.join(LOADERS)}, FILE.npz or FILE.csv")
     parser.add_argument("--label", metavar="COLUMN", help="label column of FILE.csv")
     parser.add_argument("--learner", metavar="NAMES", help="party models, comma-separated")
     parser.add_argument(
@@ -121,6 +129,7 @@ def _run_once(settings: Settings) -> Report:
         strategy,
         app,
         settings.num_parties,
+        num_rounds=settings.num_server_rounds,
         run_config=settings.to_run_config(),
         num_workers=settings.workers,
     )
@@ -158,6 +167,14 @@ def _repeat(options: argparse.Namespace) -> int:
     return 0
 
 
+def _table(options: argparse.Namespace) -> int:
+    experiments = Table.load(options.name)
+    kept = options.json or Path(Settings().output_dir) / f"{options.name}.json"
+    run_table(experiments, _run_once, kept, lambda line: print(line, flush=True))
+    print(markdown(experiments, kept))
+    return 0
+
+
 def _compare(reports: Sequence[Report], preset_name: str | None) -> list[list[str]]:
     """Return mean and deviation over seeds, beside what the paper prints."""
     first = reports[0]
@@ -165,7 +182,8 @@ def _compare(reports: Sequence[Report], preset_name: str | None) -> list[list[st
         paper_table(first["strategy"])[first["data"]]["published"] if preset_name else {}
     )
     rows = []
-    for key in ("accuracy", "solo-accuracy", "best-solo-accuracy", "central-accuracy"):
+    for prefix in ("", "solo-", "best-solo-", "central-"):
+        key = f"{prefix}{first['metric']}"
         values = [report[key] for report in reports if report[key] is not None]
         if values:
             rows.append([key, *map(percent, summarise(values)), percent(published.get(key))])

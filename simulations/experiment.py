@@ -15,7 +15,8 @@ from fl_strategies import REGISTRY, KnowledgeStrategy, Learner, Party
 from fl_strategies.exceptions import require
 from fl_strategies.protocols import IntArray, LearnerFactory
 from fl_strategies.randomness import derive_rng
-from simulations.config import OPTIONAL, Settings
+from fl_strategies.tasks import METRICS, quality
+from simulations.config import Settings, optional_settings
 from simulations.datasets import Dataset, load_dataset
 from simulations.models import learner_factory
 from simulations.partition import partition
@@ -33,12 +34,21 @@ class Federation:
     """Row numbers of `dataset.x_train` that each party holds."""
 
     def factory(self, name: str) -> LearnerFactory:
-        """Return the factory of a named learner for this data set."""
+        """Return the factory of a party's learner for this data set."""
+        return self._factory(name, self.settings)
+
+    def final_factory(self) -> LearnerFactory:
+        """Return the factory of the server's learner."""
+        return self._factory(self.settings.final_learner, self.settings.for_final_learner())
+
+    def _factory(self, name: str, settings: Settings) -> LearnerFactory:
+        data = self.dataset
         return learner_factory(
             name,
-            num_features=int(np.prod(self.dataset.x_train.shape[1:])),
-            num_classes=len(self.dataset.classes),
-            settings=self.settings,
+            row_shape=data.row_shape,
+            num_classes=data.num_classes,
+            task=data.task,
+            settings=settings,
         )
 
     def catalogue(self) -> dict[str, LearnerFactory]:
@@ -59,7 +69,9 @@ class Federation:
             x=data.x_train[rows],
             y=data.y_train[rows],
             public=data.x_public,
-            num_classes=len(data.classes),
+            public_y=data.y_public,
+            num_classes=data.num_classes,
+            task=data.task,
             learner_fn=self.factory(name),
             teacher_fn=self.factory(settings.teacher) if settings.teacher else None,
             learner_name=name,
@@ -75,12 +87,14 @@ class Federation:
         kind = REGISTRY[settings.strategy].strategy
         options: dict[str, Any] = {
             "public": self.dataset.x_public,
-            "num_classes": len(self.dataset.classes),
-            "learner_fn": self.factory(settings.final_learner),
+            "num_classes": self.dataset.num_classes,
+            "task": self.dataset.task,
+            "learner_fn": self.final_factory(),
             "learner_name": settings.final_learner,
             "student_fns": self.catalogue(),
+            "model_fns": self.catalogue(),
         }
-        left_out = {name: None for name in OPTIONAL if not getattr(settings, name)}
+        left_out = {name: None for name in optional_settings() if not getattr(settings, name)}
         available = {**vars(settings), **left_out, **options}
         own = inspect.signature(kind.__init__).parameters
         taken = {name: value for name, value in available.items() if name in own}
@@ -91,32 +105,38 @@ class Federation:
             **taken,
         )
 
-    def accuracy(self, model: Learner) -> float:
-        """Return the share of test rows that a model labels right."""
-        return float((model.predict(self.dataset.x_test) == self.dataset.y_test).mean())
+    @property
+    def metric(self) -> str:
+        """Name of the figure that models are judged by."""
+        return METRICS[self.dataset.task]
 
-    def solo_accuracy(self, partition_id: int) -> float:
+    def quality(self, model: Learner) -> float:
+        """Return a model's accuracy, or the figure of another task, on the test rows."""
+        data = self.dataset
+        return quality(model, data.x_test, data.y_test, data.task)
+
+    def solo_quality(self, partition_id: int) -> float:
         """Train one party's model on its own records alone."""
         party = self.party(partition_id)
         rng = derive_rng(self.settings.seed, "party", partition_id, "solo")
-        return self.accuracy(party.learner_fn().fit(party.x, party.y, rng=rng))
+        return self.quality(party.learner_fn().fit(party.x, party.y, rng=rng))
 
-    def solo_accuracies(self, num_workers: int = 1) -> list[float]:
+    def solo_qualities(self, num_workers: int = 1) -> list[float]:
         """Train every party alone; with several workers, in forked processes."""
         logger.info("Training every party alone for comparison.")
         numbers = range(self.settings.num_parties)
         if num_workers == 1:
-            return [self.solo_accuracy(number) for number in numbers]
+            return [self.solo_quality(number) for number in numbers]
         fork = multiprocessing.get_context("fork")
         with ProcessPoolExecutor(num_workers, mp_context=fork) as workers:
-            return list(workers.map(_solo_accuracy, repeat(self.settings), numbers))
+            return list(workers.map(_solo_quality, repeat(self.settings), numbers))
 
-    def central_accuracy(self) -> float:
+    def central_quality(self) -> float:
         """Train the final learner on all private data pooled: what no federation may do."""
         logger.info("Training on the pooled data for comparison.")
         rng = derive_rng(self.settings.seed, "central")
-        model = self.factory(self.settings.final_learner)()
-        return self.accuracy(model.fit(self.dataset.x_train, self.dataset.y_train, rng=rng))
+        model = self.final_factory()()
+        return self.quality(model.fit(self.dataset.x_train, self.dataset.y_train, rng=rng))
 
 
 @lru_cache(maxsize=1)
@@ -124,19 +144,30 @@ def load_federation(settings: Settings) -> Federation:
     """Load the data and deal it to the parties."""
     rng = np.random.RandomState(settings.seed)
     data = load_dataset(
-        settings.data, rng=rng, data_dir=settings.data_dir, label=settings.label
+        settings.data,
+        rng=rng,
+        data_dir=settings.data_dir,
+        label=settings.label,
+        public=settings.public,
+        num_train=settings.train_rows,
+        num_public=settings.public_rows,
+        num_test=settings.test_rows,
     )
     rows = partition(
         data.y_train,
         num_parties=settings.num_parties,
         scheme=settings.partition,
         beta=settings.beta,
+        balanced=settings.balanced,
+        mixing=settings.mixing,
+        shares=settings.party_shares,
+        groups=data.groups,
         min_records=settings.min_records,
         rng=rng,
-        num_classes=len(data.classes),
+        num_classes=data.num_classes,
     )
     return Federation(settings, data, rows)
 
 
-def _solo_accuracy(settings: Settings, partition_id: int) -> float:
-    return load_federation(settings).solo_accuracy(partition_id)
+def _solo_quality(settings: Settings, partition_id: int) -> float:
+    return load_federation(settings).solo_quality(partition_id)

@@ -5,6 +5,7 @@ nothing that runs. What a column means is decided by the public rows alone (see
 `simulations.datasets`).
 """
 
+import os
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -18,7 +19,50 @@ from fl_strategies.party import check_rows
 from fl_strategies.protocols import Array, FloatArray, IntArray
 from simulations.models import import_library
 
+DATA_VARIABLE: Final = "FL_STRATEGIES_DATA"
 MAX_CATEGORIES: Final = 256
+COLOUR_CHANNELS: Final = (1, 3)
+
+
+def local_file(file: str, data_dir: str) -> Path | None:
+    """Return the path of a file in the data folder, or None if it is not there."""
+    folder = data_dir or os.environ.get(DATA_VARIABLE, "")
+    if folder and not Path(folder).is_dir():
+        raise InvalidParameter(
+            f"load_dataset: data-dir must be a folder that exists, got {folder!r}."
+        )
+    path = Path(folder) / file
+    return path if folder and path.is_file() else None
+
+
+def cache_folder() -> Path:
+    """Return the folder for downloads; make it if it is not there."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root) / "fl-strategies"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def unreachable(name: str, file: str, content: str, origin: str = "") -> InvalidData:
+    """Return the error for data that are nowhere to be found.
+
+    Parameters
+    ----------
+    name, file, content : str
+        The data set, its file and what the file must hold.
+    origin : str
+        Where people get data that are not downloaded for them; empty: they are.
+    """
+    rule = (
+        "in a local folder, got none"
+        if origin
+        else "in a local folder or downloadable, got neither"
+    )
+    hint = f" The data come from {origin}." if origin else ""
+    return InvalidData(
+        f"load_dataset: {name} must be {rule}. "
+        f"Set data-dir or {DATA_VARIABLE} to a folder that holds {file} with {content}.{hint}"
+    )
 
 
 def read_npz(path: Path, *required: str, optional: tuple[str, ...] = ()) -> dict[str, Array]:
@@ -44,6 +88,22 @@ def flat_rows(owner: str, name: str, x: Array) -> FloatArray:
     check_rows(owner, name, x)
     require_data(len(x) > 0, owner, name, "at least one row", "none")
     return x.reshape(len(x), -1).astype(np.float64 if x.ndim == 2 else np.float32)
+
+
+def picture_rows(owner: str, name: str, x: Array) -> FloatArray:
+    """Return images as (num_rows, channels, height, width), and other rows flat.
+
+    Channels are the last axis if that has length 1 or 3, else the first one of a row.
+    """
+    check_rows(owner, name, x)
+    require_data(len(x) > 0, owner, name, "at least one row", "none")
+    if x.ndim == 3:
+        return x[:, np.newaxis].astype(np.float32)
+    if x.ndim == 4 and x.shape[3] in COLOUR_CHANNELS:
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2), dtype=np.float32)
+    if x.ndim == 4 and x.shape[1] in COLOUR_CHANNELS:
+        return x.astype(np.float32)
+    return flat_rows(owner, name, x)
 
 
 def class_indices(

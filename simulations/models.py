@@ -6,24 +6,41 @@ needs no torch, and one of neural networks no XGBoost.
 
 import functools
 import importlib
+import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
-from fl_strategies.exceptions import InvalidParameter, MissingExtra
+from fl_strategies.exceptions import InvalidParameter, MissingExtra, require
 from fl_strategies.protocols import Learner, LearnerFactory
+from fl_strategies.tasks import Task
 
 if TYPE_CHECKING:
     import torch
 
     from simulations.config import Settings
 
-Builder: TypeAlias = "Callable[[Settings, int, int], Learner]"
+
+class Problem(NamedTuple):
+    """What a model is to learn: rows of which shape, how many outputs, of which kind."""
+
+    row_shape: tuple[int, ...]
+    num_classes: int
+    task: Task
+
+
+Builder: TypeAlias = "Callable[[Settings, Problem], Learner]"
+ClassifierBuilder: TypeAlias = "Callable[[Settings, int], Learner]"
 
 HIDDEN_UNITS: Final = 100
 BOOSTING_DEPTH: Final = 6
 SOLVER_STEPS: Final = 2000
+AUGMENT_PADDING: Final = 4
+FEDMD_NAME: Final = re.compile(r"cnn-2(-[1-9]\d{0,3}){2}|cnn-3(-[1-9]\d{0,3}){3}")
+FLAT_NETWORKS: Final = ("mlp", "mnist-mlp", "embedding-bag")
+"""Networks without convolutions, for which the layout of images does not matter."""
 
 
 def import_library(owner: str, module: str, extra: str) -> ModuleType:
@@ -82,6 +99,21 @@ def multilayer_perceptron(num_features: int, num_classes: int) -> "torch.nn.Modu
     return network
 
 
+# Classifiers: labels only, and one model per label where records have several
+
+
+def _classifier(build: ClassifierBuilder, settings: "Settings", problem: Problem) -> Learner:
+    if problem.task == "single-label":
+        return build(settings, problem.num_classes)
+    has_labels, rule = problem.task == "multi-label", "single-label or multi-label"
+    require(has_labels, "learner_factory", "task", f"{rule} for a classifier", problem.task)
+    from clients.multilabel import MultiLabelLearner
+
+    return MultiLabelLearner(
+        functools.partial(build, settings, 2), num_classes=problem.num_classes
+    )
+
+
 def _sklearn_learner(
     name: str, module: str, estimator: str, num_classes: int, **parameters: Any
 ) -> Learner:
@@ -91,41 +123,39 @@ def _sklearn_learner(
     return SklearnLearner(getattr(library, estimator)(**parameters), num_classes=num_classes)
 
 
-def _random_forest(settings: "Settings", _num_features: int, num_classes: int) -> Learner:
+def _random_forest(settings: "Settings", num_classes: int) -> Learner:
     return _sklearn_learner(
         "random-forest", "ensemble", "RandomForestClassifier", num_classes,
         n_estimators=settings.num_trees, max_depth=settings.max_depth or None, n_jobs=1,
     )  # fmt: skip
 
 
-def _extra_trees(settings: "Settings", _num_features: int, num_classes: int) -> Learner:
+def _extra_trees(settings: "Settings", num_classes: int) -> Learner:
     return _sklearn_learner(
         "extra-trees", "ensemble", "ExtraTreesClassifier", num_classes,
         n_estimators=settings.num_trees, max_depth=settings.max_depth or None, n_jobs=1,
     )  # fmt: skip
 
 
-def _decision_tree(settings: "Settings", _num_features: int, num_classes: int) -> Learner:
+def _decision_tree(settings: "Settings", num_classes: int) -> Learner:
     return _sklearn_learner(
         "decision-tree", "tree", "DecisionTreeClassifier", num_classes,
         max_depth=settings.max_depth or None,
     )  # fmt: skip
 
 
-def _logistic_regression(
-    _settings: "Settings", _num_features: int, num_classes: int
-) -> Learner:
+def _logistic_regression(_settings: "Settings", num_classes: int) -> Learner:
     return _sklearn_learner(
         "logistic-regression", "linear_model", "LogisticRegression", num_classes,
         max_iter=SOLVER_STEPS,
     )  # fmt: skip
 
 
-def _svm(_settings: "Settings", _num_features: int, num_classes: int) -> Learner:
+def _svm(_settings: "Settings", num_classes: int) -> Learner:
     return _sklearn_learner("svm", "svm", "SVC", num_classes)
 
 
-def _nearest_neighbours(_settings: "Settings", _num_features: int, num_classes: int) -> Learner:
+def _nearest_neighbours(_settings: "Settings", num_classes: int) -> Learner:
     # One neighbour: a teacher may be given two records, and five cannot be found there.
     return _sklearn_learner(
         "k-nearest-neighbours", "neighbors", "KNeighborsClassifier", num_classes,
@@ -133,7 +163,7 @@ def _nearest_neighbours(_settings: "Settings", _num_features: int, num_classes: 
     )  # fmt: skip
 
 
-def _gradient_boosting(settings: "Settings", _num_features: int, num_classes: int) -> Learner:
+def _gradient_boosting(settings: "Settings", num_classes: int) -> Learner:
     return _sklearn_learner(
         "gradient-boosting", "ensemble", "GradientBoostingClassifier", num_classes,
         n_estimators=settings.boosting_rounds, learning_rate=settings.boosting_learning_rate,
@@ -141,74 +171,174 @@ def _gradient_boosting(settings: "Settings", _num_features: int, num_classes: in
     )  # fmt: skip
 
 
-def _xgboost(settings: "Settings", _num_features: int, num_classes: int) -> Learner:
+def _boosting_options(settings: "Settings") -> dict[str, Any]:
+    return {
+        "num_rounds": settings.boosting_rounds,
+        "max_depth": settings.max_depth or BOOSTING_DEPTH,
+        "learning_rate": settings.boosting_learning_rate,
+        "gamma": settings.boosting_gamma,
+        "reg_lambda": 1.0,
+        "num_threads": 1,
+    }
+
+
+def _xgboost(settings: "Settings", num_classes: int) -> Learner:
     import_library("xgboost", "xgboost", "xgboost")
     from clients.xgboost_learner import XGBoostLearner
 
-    return XGBoostLearner(
-        num_classes=num_classes,
-        num_rounds=settings.boosting_rounds,
-        max_depth=settings.max_depth or BOOSTING_DEPTH,
-        learning_rate=settings.boosting_learning_rate,
-        gamma=settings.boosting_gamma,
-        reg_lambda=1.0,
-        num_threads=1,
+    return XGBoostLearner(num_classes=num_classes, **_boosting_options(settings))
+
+
+# Models that learn scores as well as labels
+
+
+def _xgboost_scores(settings: "Settings", problem: Problem) -> Learner:
+    import_library("xgboost-scores", "xgboost", "xgboost")
+    from clients.soft_trees import XGBoostScores
+
+    return XGBoostScores(
+        num_classes=problem.num_classes, task=problem.task, **_boosting_options(settings)
     )
 
 
-def _mlp(settings: "Settings", num_features: int, num_classes: int) -> Learner:
-    import_library("mlp", "torch", "torch")
+def _forest_scores(settings: "Settings", problem: Problem) -> Learner:
+    library = import_library("forest-scores", "sklearn.ensemble", "sklearn")
+    from clients.forest_scores import ForestScores
+
+    # A third of the columns at every split, as is usual for forests of numbers: with all of
+    # them the trees would hardly differ.
+    forest = library.RandomForestRegressor(
+        n_estimators=settings.num_trees, max_depth=settings.max_depth or None,
+        max_features=1 / 3, n_jobs=1,
+    )  # fmt: skip
+    return ForestScores(forest, num_classes=problem.num_classes, task=problem.task)
+
+
+def _kernel_ridge(settings: "Settings", problem: Problem) -> Learner:
+    from clients.kernel_learner import Kernel, KernelRidgeLearner
+
+    return KernelRidgeLearner(
+        num_classes=problem.num_classes, task=problem.task,
+        kernel=cast("Kernel", settings.kernel), ridge=settings.ridge,
+    )  # fmt: skip
+
+
+def _ridge(settings: "Settings", problem: Problem) -> Learner:
+    from clients.kernel_learner import RidgeLearner
+
+    return RidgeLearner(
+        num_classes=problem.num_classes, task=problem.task,
+        ridge=settings.ridge,
+    )  # fmt: skip
+
+
+# Networks
+
+
+def _network(name: str, settings: "Settings", problem: Problem) -> Learner:
+    import_library(name, "torch", "torch")
     from clients.torch_learner import TorchLearner
 
+    is_image = len(problem.row_shape) == 3
+    training: dict[str, Any] = {"optimizer": settings.optimizer, "schedule": settings.schedule}
     return TorchLearner(
-        functools.partial(multilayer_perceptron, num_features, num_classes),
-        num_classes=num_classes,
+        _module_factory(name, problem),
+        num_classes=problem.num_classes,
+        task=problem.task,
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
+        final_learning_rate=settings.end_learning_rate or None,
+        augment=_augment(problem) if is_image and settings.augment else None,
+        channels_last=is_image and name not in FLAT_NETWORKS,
+        **training,
     )
+
+
+def _module_factory(name: str, problem: Problem) -> "Callable[[], torch.nn.Module]":
+    row_shape, num_classes, _ = problem
+    if name == "mlp":
+        return functools.partial(multilayer_perceptron, math.prod(row_shape), num_classes)
+    from simulations import networks
+
+    if FEDMD_NAME.fullmatch(name):
+        widths = tuple(int(width) for width in name.split("-")[2:])
+        return functools.partial(networks.fedmd_convolutional, widths, row_shape, num_classes)
+    network: networks.Network = getattr(networks, name.replace("-", "_"))
+    return functools.partial(network, row_shape, num_classes)
+
+
+def _augment(problem: Problem) -> "Callable[[torch.Tensor], torch.Tensor]":
+    """Return random crops, and mirror images of photographs but not of grey digits."""
+    from clients.torch_augment import crop_and_flip
+
+    return crop_and_flip(padding=AUGMENT_PADDING, flip=problem.row_shape[0] == 3)
 
 
 LEARNERS: Final[Mapping[str, Builder]] = MappingProxyType(
     {
-        "random-forest": _random_forest,
-        "decision-tree": _decision_tree,
-        "extra-trees": _extra_trees,
-        "logistic-regression": _logistic_regression,
-        "svm": _svm,
-        "k-nearest-neighbours": _nearest_neighbours,
-        "gradient-boosting": _gradient_boosting,
-        "xgboost": _xgboost,
-        "mlp": _mlp,
+        "random-forest": functools.partial(_classifier, _random_forest),
+        "decision-tree": functools.partial(_classifier, _decision_tree),
+        "extra-trees": functools.partial(_classifier, _extra_trees),
+        "logistic-regression": functools.partial(_classifier, _logistic_regression),
+        "svm": functools.partial(_classifier, _svm),
+        "k-nearest-neighbours": functools.partial(_classifier, _nearest_neighbours),
+        "gradient-boosting": functools.partial(_classifier, _gradient_boosting),
+        "xgboost": functools.partial(_classifier, _xgboost),
+        "xgboost-scores": _xgboost_scores,
+        "forest-scores": _forest_scores,
+        "kernel-ridge": _kernel_ridge,
+        "ridge": _ridge,
+        "mlp": functools.partial(_network, "mlp"),
+        "mnist-mlp": functools.partial(_network, "mnist-mlp"),
+        "mnist-net": functools.partial(_network, "mnist-net"),
+        "convolutional": functools.partial(_network, "convolutional"),
+        "vgg9": functools.partial(_network, "vgg9"),
+        "resnet8": functools.partial(_network, "resnet8"),
+        "resnet34": functools.partial(_network, "resnet34"),
+        "embedding-bag": functools.partial(_network, "embedding-bag"),
     }
 )
 
 
 def check_learner_name(owner: str, parameter: str, name: str) -> None:
     """Raise `InvalidParameter` with the known names unless `name` is one of them."""
-    if name not in LEARNERS:
+    if name not in LEARNERS and not FEDMD_NAME.fullmatch(name):
         raise InvalidParameter(
-            f"{owner}: {parameter} must be one of {', '.join(LEARNERS)}, got {name!r}."
+            f"{owner}: {parameter} must be one of {', '.join(LEARNERS)}, cnn-2-A-B or "
+            f"cnn-3-A-B-C with numbers of filters, got {name!r}."
         )
 
 
 def learner_factory(
-    name: str, *, num_features: int, num_classes: int, settings: "Settings"
+    name: str,
+    *,
+    num_classes: int,
+    settings: "Settings",
+    row_shape: tuple[int, ...] | None = None,
+    num_features: int = 0,
+    task: Task = "single-label",
 ) -> LearnerFactory:
     """Return a factory of unfitted learners.
 
     Parameters
     ----------
     name : str
-        One of `LEARNERS`.
-    num_features : int
-        Length of a flat row; only networks need it.
+        One of `LEARNERS`, or a network of FedMD by its numbers of filters, such as
+        `cnn-2-128-256` or `cnn-3-64-128-256`.
     num_classes : int
-        Length of the federation's class list.
+        Length of the federation's class list, or number of labels or targets.
     settings : Settings
         Source of the hyper-parameters. A depth of 0 means unlimited trees in forests and
         six levels in boosting, whose trees are meant to be weak.
+    row_shape : tuple of int
+        Shape of a row; only networks need it.
+    num_features : int
+        Length of a flat row, where `row_shape` is left out.
+    task : "single-label", "multi-label" or "regression"
+        What is to be learned. Classifiers learn several labels by one model for each.
 
     Returns
     -------
@@ -218,11 +348,14 @@ def learner_factory(
     Examples
     --------
     >>> from simulations.config import Settings
-    >>> learner_factory("forest", num_features=4, num_classes=2, settings=Settings())
+    >>> learner_factory(
+    ...     "forest", num_features=4, num_classes=2, settings=Settings()
+    ... )  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     fl_strategies.exceptions.InvalidParameter: learner_factory: name must be one of \
-random-forest, decision-tree, extra-trees, logistic-regression, svm, k-nearest-neighbours, \
-gradient-boosting, xgboost, mlp, got 'forest'.
+random-forest, ..., cnn-2-A-B or cnn-3-A-B-C with numbers of filters, got 'forest'.
     """
     check_learner_name("learner_factory", "name", name)
-    return functools.partial(LEARNERS[name], settings, num_features, num_classes)
+    build = LEARNERS.get(name) or functools.partial(_network, name)
+    problem = Problem(row_shape or (num_features,), num_classes, task)
+    return functools.partial(build, settings, problem)

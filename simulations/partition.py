@@ -5,16 +5,19 @@ once: the paper's balancing, every row dealt exactly once, and a clear error ins
 party that is too small.
 """
 
+import math
 from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_strategies.exceptions import InvalidParameter, require
-from fl_strategies.party import check_labels
+from fl_strategies.exceptions import InvalidParameter, require, require_data
 from fl_strategies.protocols import FloatArray, IntArray
+from fl_strategies.tasks import check_labels, check_targets
 
-Scheme: TypeAlias = Literal["dirichlet", "iid", "by-label"]
+Scheme: TypeAlias = Literal[
+    "dirichlet", "iid", "by-label", "pooled-halves", "random-shares", "by-group"
+]
 
 SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
 MAX_DRAWS: Final = 10_000
@@ -30,25 +33,35 @@ def partition(
     beta: float = 0.5,
     min_records: int = 10,
     labels_per_party: int = 0,
+    balanced: bool = True,
+    mixing: float = 0.0,
+    shares: tuple[float, ...] = (),
+    groups: IntArray | None = None,
 ) -> list[IntArray]:
     """Deal every row to exactly one party.
 
     Parameters
     ----------
-    y : (num_records,)
-        Class index of every row.
+    y : (num_records,) or (num_records, num_classes)
+        Class index of every row, or its labels of -1, 0 and 1. A row with several labels is
+        dealt as one of its rarest positive label (FedKD); rows without any form one more
+        class, the last.
     num_parties : int
         How many parties there are.
-    scheme : {"dirichlet", "iid", "by-label"}
-        `dirichlet`: each class is shared out in proportions drawn from Dirichlet(`beta`);
-        a party that already holds its fair share of rows gets none of the classes that
-        follow, but for a row that rounding leaves over. Rarer classes are dealt first. The
-        draw is repeated until every party has `min_records` rows. For Adult and cod-rna,
-        the same seed gives the very partitions of FedKT's authors.
+    scheme : {"dirichlet", "iid", "by-label", "pooled-halves", "random-shares", "by-group"}
+        `dirichlet`: each class is shared out in proportions drawn from Dirichlet(`beta`),
+        rarer classes first. The draw is repeated until every party has `min_records` rows.
+        For Adult and cod-rna, the same seed gives the very partitions of FedKT's authors.
         `iid`: at random, in shares that differ by at most one row.
         `by-label`: party p holds the `labels_per_party` neighbouring classes that start at
         p * `labels_per_party` (counted round the class list); parties that hold the same
         class share its rows evenly at random.
+        `pooled-halves`: each party holds a block of neighbouring classes, as long as its
+        share says; then a fraction `mixing` of every party's rows is pooled, shuffled and
+        dealt back in the numbers that were given (AvgKD).
+        `random-shares`: at random, in the proportions of `shares`.
+        `by-group`: each party holds whole groups, as many as the others or one more; parties
+        beyond the number of groups share the rows of one.
     rng : RandomState
         The only source of randomness; see `load_dataset` on why it is numpy's older one.
     num_classes : int
@@ -60,6 +73,16 @@ def partition(
         The fewest rows a party may hold.
     labels_per_party : int
         Classes of a party in `by-label`; 0 takes the fewest that leave no class out.
+    balanced : bool
+        Whether in `dirichlet` a party that already holds its fair share of rows gets none of
+        the classes that follow, but for a row that rounding leaves over (FedKT); without,
+        parties may differ much in size (FedDF, FedKD).
+    mixing : float
+        Fraction of rows that `pooled-halves` deals anew: 0 keeps classes apart, 1 is i.i.d.
+    shares : tuple of float
+        Each party's share; equal ones if empty.
+    groups : (num_records,), optional
+        Group of every row, such as its writer, for `by-group`.
 
     Returns
     -------
@@ -78,17 +101,45 @@ def partition(
     """
     require(scheme in SCHEMES, "partition", "scheme", f"one of {', '.join(SCHEMES)}", scheme)
     require(num_parties >= 1, "partition", "num-parties", "at least 1", num_parties)
-    check_labels("partition", "y", y, len(y), num_classes)
+    y, num_classes = _dealt_classes(y, num_classes)
     if num_parties * min_records > len(y):
         raise InvalidParameter(
             f"partition: num-parties x min-records must be at most {len(y)}, the rows there "
             f"are, got {num_parties} x {min_records}. Lower either."
         )
     if scheme == "dirichlet":
-        return _dirichlet(y, num_parties, num_classes, beta, min_records, rng)
+        return _dirichlet(y, num_parties, num_classes, beta, min_records, balanced, rng)
     if scheme == "iid":
         return [np.sort(part) for part in np.array_split(rng.permutation(len(y)), num_parties)]
-    return _by_label(y, num_parties, num_classes, labels_per_party, min_records, rng)
+    if scheme == "by-label":
+        parts = _by_label(y, num_parties, num_classes, labels_per_party, rng)
+    elif scheme == "by-group":
+        parts = _by_group(len(y), groups, num_parties, rng)
+    elif scheme == "random-shares":
+        ends = _ends(shares, num_parties, len(y))
+        parts = np.split(rng.permutation(len(y)), ends)
+    else:
+        blocks = _ends(shares, num_parties, num_classes)
+        parts = _pooled(np.searchsorted(blocks, y, side="right"), num_parties, mixing, rng)
+    smallest = min(map(len, parts))
+    require(
+        smallest >= min_records, "partition", "min-records",
+        f"at most {smallest}, the rows of the smallest party", min_records,
+    )  # fmt: skip
+    return [np.sort(part) for part in parts]
+
+
+def _dealt_classes(y: IntArray, num_classes: int) -> tuple[IntArray, int]:
+    """Return one class a row and the number of classes, also where rows have several labels."""
+    if y.ndim == 1:
+        check_labels("partition", "y", y, len(y), num_classes)
+        return y, num_classes
+    check_targets("partition", "y", y, len(y), num_classes, "multi-label")
+    is_positive = y == 1
+    counts = is_positive.sum(axis=0)
+    rarity = np.where(is_positive, counts, len(y) + 1)
+    rarest = rarity.argmin(axis=1)
+    return np.where(is_positive.any(axis=1), rarest, num_classes), num_classes + 1
 
 
 def _dirichlet(
@@ -97,6 +148,7 @@ def _dirichlet(
     num_classes: int,
     beta: float,
     min_records: int,
+    balanced: bool,
     rng: np.random.RandomState,
 ) -> list[IntArray]:
     require(beta > 0, "partition", "beta", "greater than 0", beta)
@@ -107,7 +159,9 @@ def _dirichlet(
         for label in rarest_first:
             rows = rng.permutation(np.flatnonzero(y == label))
             shares = rng.dirichlet(np.full(num_parties, beta))
-            is_open = np.array([len(part) < len(y) / num_parties for part in parts])
+            is_open = np.array(
+                [not balanced or len(part) < len(y) / num_parties for part in parts]
+            )
             ends = (np.cumsum(_only_to(is_open, shares)) * len(rows)).astype(np.int64)
             dealt = np.split(rows, ends[:-1])
             parts = [np.concatenate(pair) for pair in zip(parts, dealt, strict=True)]
@@ -147,7 +201,6 @@ def _by_label(
     num_parties: int,
     num_classes: int,
     labels_per_party: int,
-    min_records: int,
     rng: np.random.RandomState,
 ) -> list[IntArray]:
     held = labels_per_party or -(-num_classes // num_parties)
@@ -161,9 +214,55 @@ def _by_label(
         counts[label, holders] = [
             len(part) for part in np.array_split(range(size), len(holders))
         ]
-    smallest = counts.sum(axis=0).min()
-    require(
-        smallest >= min_records, "partition", "min-records",
-        f"at most {smallest}, the rows of the smallest party", min_records,
-    )  # fmt: skip
     return _deal(y, counts, rng)
+
+
+def _by_group(
+    num_rows: int, groups: IntArray | None, num_parties: int, rng: np.random.RandomState
+) -> list[IntArray]:
+    if groups is None:
+        raise InvalidParameter(
+            "partition: scheme must be another one for data without groups, got 'by-group'."
+        )
+    fits = groups.shape == (num_rows,)
+    require_data(fits, "partition", "groups", f"{num_rows} groups, one a row", groups.shape)
+    names, group_of_row = np.unique(groups, return_inverse=True)
+    order = rng.permutation(len(names))
+    if num_parties <= len(names):
+        hands = np.array_split(order, num_parties)
+        return [np.flatnonzero(np.isin(group_of_row, hand)) for hand in hands]
+    holders = np.arange(num_parties) % len(names)
+    parts = [np.empty(0, dtype=np.int64)] * num_parties
+    for position, group in enumerate(order):
+        rows = rng.permutation(np.flatnonzero(group_of_row == group))
+        parties = np.flatnonzero(holders == position)
+        for party, part in zip(parties, np.array_split(rows, len(parties)), strict=True):
+            parts[party] = part
+    return parts
+
+
+def _ends(shares: tuple[float, ...], num_parties: int, total: int) -> IntArray:
+    """Return where the part of each party but the last ends among so many things."""
+    shares = shares or (1 / num_parties,) * num_parties
+    fits = len(shares) == num_parties and min(shares) > 0 and math.isclose(sum(shares), 1)
+    rule = f"{num_parties} numbers above 0 that sum to 1"
+    require(fits, "partition", "shares", rule, shares)
+    ends: IntArray = np.rint(np.cumsum(shares)[:-1] * total).astype(np.int64)
+    return ends
+
+
+def _pooled(
+    owner: IntArray, num_parties: int, mixing: float, rng: np.random.RandomState
+) -> list[IntArray]:
+    """Let every party give a fraction of its rows and get as many back from the pool."""
+    require(0 <= mixing <= 1, "partition", "mixing", "between 0 and 1", mixing)
+    orders = [rng.permutation(np.flatnonzero(owner == party)) for party in range(num_parties)]
+    given = [int(mixing * len(order)) for order in orders]
+    pool = rng.permutation(
+        np.concatenate([order[:count] for order, count in zip(orders, given, strict=True)])
+    )
+    returned = np.split(pool, np.cumsum(given)[:-1])
+    return [
+        np.concatenate([order[count:], back])
+        for order, count, back in zip(orders, given, returned, strict=True)
+    ]

@@ -40,27 +40,33 @@ def make_report(
     Epsilon is ``Infinity``, as Python's `json` writes it, where nothing is promised. The
     comparisons use `num_workers` processes.
     """
-    train = dict(result.train_metrics_clientapp.get(1, {}))
-    evaluate = dict(result.evaluate_metrics_clientapp.get(1, {}))
-    settings, accuracy = federation.settings, federation.accuracy(strategy.model_)
-    solo = federation.solo_accuracies(num_workers) if settings.solo else []
+    rounds = _rounds(result)
+    train, evaluate = rounds[-1]["train"], rounds[-1]["evaluate"]
+    settings, metric = federation.settings, federation.metric
+    figure = _figure(federation, strategy, evaluate)
+    solo = federation.solo_qualities(num_workers) if settings.solo else []
+    best = min if metric == keys.MEAN_SQUARED_ERROR else max
     return {
         "strategy": settings.strategy,
         "data": settings.data,
         "seed": settings.seed,
-        "accuracy": accuracy,
-        "solo-accuracy": fmean(solo) if solo else None,
-        "best-solo-accuracy": max(solo, default=None),
-        "central-accuracy": federation.central_accuracy() if settings.central else None,
+        "metric": metric,
+        metric: figure,
+        f"solo-{metric}": fmean(solo) if solo else None,
+        f"best-solo-{metric}": best(solo, default=None),
+        f"central-{metric}": federation.central_quality() if settings.central else None,
         **{key: train[key] for key in (keys.EPSILON_PARTY, keys.DELTA_PARTY)},
         **{key: train[key] for key in (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE)},
         "ledger": strategy.ledger_.state_dict(),
         "privacy-statement": strategy.ledger_.statement(),
-        keys.NUM_BYTES_SENT: train[keys.NUM_BYTES_SENT],
-        keys.NUM_BYTES_RECEIVED: train[keys.NUM_BYTES_RECEIVED],
+        keys.NUM_BYTES_SENT: sum(r["train"].get(keys.NUM_BYTES_SENT, 0) for r in rounds),
+        keys.NUM_BYTES_RECEIVED: sum(
+            r["train"].get(keys.NUM_BYTES_RECEIVED, 0) for r in rounds
+        ),
         "seconds": seconds,
         "cpu-seconds": cpu_seconds,
         "metrics": {"train": train, "evaluate": evaluate},
+        "rounds": rounds,
         "parties": _describe_parties(federation, strategy, solo),
         "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
         "settings": settings.to_run_config(),
@@ -68,6 +74,29 @@ def make_report(
         "versions": _versions(),
         "commit": _commit(),
     }
+
+
+def _rounds(result: Result) -> list[Report]:
+    """Return the metrics of every round that had any; an empty one if none had."""
+    train, evaluate = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
+    return [
+        {"round": r, "train": dict(train.get(r, {})), "evaluate": dict(evaluate.get(r, {}))}
+        for r in sorted({*train, *evaluate})
+    ] or [{"round": 0, "train": {}, "evaluate": {}}]
+
+
+def _total(rounds: Sequence[Report], key: str) -> float:
+    return float(sum(one["train"].get(key, 0) for one in rounds))
+
+
+def _figure(
+    federation: Federation, strategy: KnowledgeStrategy[Any], evaluate: Report
+) -> float:
+    """Return how good the final model is, or the mean over parties that keep their own."""
+    if strategy.central:
+        return federation.quality(strategy.model_)
+    own = evaluate.get(f"{federation.metric}-by-party") or []
+    return fmean(own) if own else federation.quality(strategy.model_)
 
 
 def _describe_parties(
@@ -80,7 +109,7 @@ def _describe_parties(
             keys.PARTITION_ID: number,
             keys.LEARNER: names[number % len(names)],
             "num-records": len(rows),
-            "solo-accuracy": solo[number] if solo else None,
+            f"solo-{federation.metric}": solo[number] if solo else None,
             "metrics": strategy.parties_[number].train if number in strategy.parties_ else {},
         }
         for number, rows in enumerate(federation.rows)
@@ -148,24 +177,25 @@ def render(report: Report) -> str:
             str(party[keys.PARTITION_ID]),
             str(party[keys.LEARNER]),
             str(party["num-records"]),
-            percent(party["solo-accuracy"]),
+            percent(party[f"solo-{report['metric']}"]),
         ]
         for party in report["parties"]
     ]
+    metric = report["metric"]
     summary = {
-        "federation": report["accuracy"],
-        "mean of parties alone": report["solo-accuracy"],
-        "best party alone": report["best-solo-accuracy"],
-        "all data in one place": report["central-accuracy"],
+        "federation": report[metric],
+        "mean of parties alone": report[f"solo-{metric}"],
+        "best party alone": report[f"best-solo-{metric}"],
+        "all data in one place": report[f"central-{metric}"],
     }
     learner = report["settings"]["final-learner"]
-    accuracies = [[name, percent(value)] for name, value in summary.items()]
+    figures = [[name, percent(value)] for name, value in summary.items()]
     lines = [
         "",
         table(["party", "learner", "records", "alone"], rows),
         "",
         f"{report['strategy']} on {report['data']}, seed {report['seed']}, final {learner}",
-        table(["accuracy", ""], accuracies),
+        table([metric, ""], figures),
         f"epsilon for a party: {report[keys.EPSILON_PARTY]}",
         f"epsilon for an example: {report[keys.EPSILON_EXAMPLE]}",
         f"sent by parties: {report[keys.NUM_BYTES_SENT]} bytes",

@@ -19,7 +19,9 @@ def main(grid: Grid, context: Context) -> None:
     federation = load_federation(settings)
     strategy = federation.strategy()
     start = time.perf_counter()
-    result = strategy.start(grid, ArrayRecord(), num_rounds=1, timeout=settings.timeout)
+    result = strategy.start(
+        grid, ArrayRecord(), num_rounds=settings.num_server_rounds, timeout=settings.timeout
+    )
     report = make_report(federation, strategy, result, seconds=time.perf_counter() - start)
     log_report(report)
     write_report(report, settings.output_dir)

@@ -6,10 +6,11 @@ from typing import Self
 
 import numpy as np
 from flwr.app import Context
+from scipy.special import softmax
 
-from fl_strategies import FedKT, Party
+from fl_strategies import FedKD, FedKT, Party
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.protocols import Array, FloatArray, IntArray
+from fl_strategies.protocols import Array, FloatArray, IntArray, Recipe
 from fl_strategies.randomness import derive_rng
 
 NUM_CLASSES = 3
@@ -31,6 +32,34 @@ class CentroidLearner:
             self.centroids[label] = x[y == label].mean(axis=0)
         return self
 
+    def distill(
+        self, x: Array, targets: FloatArray, *, rng: np.random.Generator, recipe: Recipe
+    ) -> Self:
+        """Take the means of rows, weighted by the chance of each class."""
+        rows = rng.integers(len(x), size=len(x))
+        chances = softmax(targets[rows], axis=1) if recipe.link == "identity" else targets[rows]
+        totals = chances.sum(axis=0)[:, None]
+        means = chances.T @ x[rows] / np.maximum(totals, 1e-12)
+        self.centroids = np.where(totals > 1e-9, means, np.inf)
+        return self
+
+    def partial_fit(
+        self,
+        x: Array,
+        y: IntArray,
+        *,
+        rng: np.random.Generator,
+        epochs: int,  # noqa: ARG002 - one pass is all there is
+    ) -> Self:
+        """Move the known centroids half-way to those of the new rows."""
+        new = CentroidLearner().fit(x, y, rng=rng).centroids
+        known = np.isfinite(self.centroids) & np.isfinite(new)
+        with np.errstate(invalid="ignore"):
+            between = (self.centroids + new) / 2
+        unknown = np.where(np.isfinite(new), new, self.centroids)
+        self.centroids = np.where(known, between, unknown)
+        return self
+
     def logits(self, x: Array) -> FloatArray:
         distances = ((x[:, None, :] - self.centroids[None]) ** 2).sum(axis=2)
         return -np.minimum(distances, 1e6)
@@ -43,7 +72,11 @@ class CentroidLearner:
 
     def from_arrays(self, arrays: Mapping[str, Array]) -> "CentroidLearner":
         centroids = arrays.get("centroids")
-        if centroids is None or centroids.shape != (NUM_CLASSES, 2):
+        if (
+            set(arrays) != {"centroids"}
+            or centroids is None
+            or centroids.shape != (NUM_CLASSES, 2)
+        ):
             raise KnowledgeMismatch("CentroidLearner: centroids must be (3, 2), got others.")
         twin = CentroidLearner()
         twin.centroids = centroids
@@ -111,6 +144,10 @@ def common_options(num_parties: int = 4, seed: int = 0) -> dict[str, object]:
 
 def toy_fedkt(**changes: object) -> FedKT:
     return FedKT(**{**common_options(), **changes})  # type: ignore[arg-type]
+
+
+def toy_fedkd(**changes: object) -> FedKD:
+    return FedKD(**{**common_options(), **changes})  # type: ignore[arg-type]
 
 
 def accuracy(labels: Sequence[int] | IntArray) -> float:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidParameter
 from simulations.config import (
-    CHOICES,
     Settings,
     Value,
     describe,
@@ -18,6 +17,7 @@ from simulations.config import (
     parse_assignment,
     preset,
 )
+from simulations.partition import SCHEMES
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 DATA_SETS = ("adult", "cod-rna", "mnist")
@@ -129,7 +129,15 @@ def test_a_wrong_type_is_named(name: str, value: Any, rule: str) -> None:
         ("beta", 0.0, "greater than 0"),
         ("learning_rate", -0.1, "greater than 0"),
         ("max_wait", 0.0, "greater than 0"),
-        ("strategy", "fedxyz", "one of fedkt"),
+        ("mixing", -0.1, "at least 0"),
+        ("num_levels", -1, "at least 0"),
+        ("clip", 0.0, "greater than 0"),
+        ("weights", "equal", "one of counts, noisy-counts, uniform"),
+        ("loss", "hinge", "one of l1, l2, mse, kl"),
+        ("augmentation", "blur", "one of none, crop, crop-flip"),
+        ("shares", "half", "numbers with commas"),
+        ("public", "digits", "empty, or with data one of mnist"),
+        ("strategy", "fedxyz", "one of akd, avgkd"),
         ("partition", "random", "one of dirichlet, iid, by-label"),
         ("privacy_level", "L3", "one of L0, L1, L2"),
         ("exchange", "weights", "one of votes, models"),
@@ -158,6 +166,18 @@ def test_data_may_be_a_file(data: str) -> None:
 def test_learner_names_are_split_and_trimmed() -> None:
     """Spaces around the commas are allowed."""
     assert Settings(learner="svm, mlp ,xgboost").learner_names == ("svm", "mlp", "xgboost")
+
+
+def test_the_final_model_may_have_settings_of_its_own() -> None:
+    """What is left at 0 is the parties' setting."""
+    chosen = Settings(epochs=9, batch_size=4, final_learner_epochs=2).for_final_learner()
+    assert (chosen.epochs, chosen.batch_size) == (2, 4)
+
+
+def test_shares_are_numbers() -> None:
+    """An empty text means equal shares."""
+    assert Settings(shares="0.7, 0.3").party_shares == (0.7, 0.3)
+    assert Settings().party_shares == ()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +224,7 @@ def test_a_bad_assignment_is_named(text: str, message: str) -> None:
             "num_parties": st.integers(1, 10_000),
             "beta": st.floats(1e-6, 1e6),
             "solo": st.booleans(),
-            "partition": st.sampled_from(CHOICES["partition"]),
+            "partition": st.sampled_from(SCHEMES),
             "label": st.text(max_size=20).map(str.strip),
         }
     )

@@ -10,6 +10,7 @@ import pytest
 
 from fl_strategies.exceptions import InvalidParameter, MissingExtra
 from fl_strategies.protocols import Learner, LearnerFactory
+from fl_strategies.tasks import quality
 from simulations import models
 from simulations.config import Settings
 from simulations.datasets import Dataset, load_dataset
@@ -18,6 +19,9 @@ from simulations.models import LEARNERS, import_torchvision, learner_factory
 ROOT = Path(__file__).parents[2]
 QUICK = Settings(num_trees=20, boosting_rounds=10, epochs=30)
 FORESTS = ("random-forest", "extra-trees")
+IMAGE_NETWORKS = ("mnist-net", "convolutional", "vgg9", "resnet8", "resnet34")
+FOR_VECTORS = [name for name in LEARNERS if name not in (*IMAGE_NETWORKS, "embedding-bag")]
+CLASSIFIERS = FOR_VECTORS[: FOR_VECTORS.index("xgboost") + 1]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,7 @@ def options(name: str, wrapper: str, settings: Settings) -> Any:
         return factory(name, settings)()
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", FOR_VECTORS)
 def test_every_name_makes_a_model_that_learns(name: str, digits: Dataset) -> None:
     """Each model labels unseen digits far better than chance after 200 examples."""
     learner = factory(name)()
@@ -54,7 +58,7 @@ def test_every_name_makes_a_model_that_learns(name: str, digits: Dataset) -> Non
     assert learner.logits(digits.x_test[:7]).shape == (7, 10)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", FOR_VECTORS)
 @pytest.mark.parametrize("labels", [(4, 4), (4, 9), (7,)])
 def test_every_model_takes_the_smallest_training_sets(
     name: str, labels: tuple[int, ...], digits: Dataset
@@ -65,7 +69,7 @@ def test_every_model_takes_the_smallest_training_sets(
     assert set(learner.predict(digits.x_test[:30])) <= set(labels)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", FOR_VECTORS)
 def test_the_generator_alone_decides_the_model(name: str, digits: Dataset) -> None:
     """Twins fitted with equal generators give equal scores to the bit."""
     make = factory(name)
@@ -77,10 +81,11 @@ def test_the_generator_alone_decides_the_model(name: str, digits: Dataset) -> No
     assert np.array_equal(first.logits(digits.x_public), second.logits(digits.x_public))
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", [*LEARNERS, "cnn-2-8-16"])
 def test_a_factory_can_be_sent_to_another_process(name: str) -> None:
     """Worker processes get the factory, not the model."""
-    assert pickle.dumps(factory(name))
+    copy = pickle.loads(pickle.dumps(factory(name)))  # noqa: S301 - made in this very line
+    assert copy.args == factory(name).args
 
 
 @pytest.mark.parametrize("name", FORESTS)
@@ -129,11 +134,111 @@ def test_the_perceptron_takes_the_settings_of_training() -> None:
     settings = Settings(epochs=3, batch_size=8, learning_rate=0.01, weight_decay=0.5)
     assert options("mlp", "torch_learner.TorchLearner", settings) == {
         "num_classes": 10,
+        "task": "single-label",
         "epochs": 3,
         "batch_size": 8,
         "learning_rate": 0.01,
         "weight_decay": 0.5,
+        "optimizer": "adam",
+        "momentum": 0.9,
+        "schedule": "constant",
+        "final_learning_rate": None,
+        "augment": None,
+        "channels_last": False,
     }
+
+
+def network_options(name: str, row_shape: tuple[int, ...], **changes: Any) -> Any:
+    """Return the keyword arguments that TorchLearner would get, with settings to come."""
+    settings: Any = types.SimpleNamespace(**{**vars(Settings()), **changes})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("clients.torch_learner.TorchLearner", lambda *_, **given: given)
+        return learner_factory(name, row_shape=row_shape, num_classes=2, settings=settings)()
+
+
+def test_a_network_takes_the_settings_of_its_optimizer() -> None:
+    """Names of optimizer and schedule, momentum and the last rate reach the learner."""
+    changes = {"optimizer": "sgd", "schedule": "cosine", "momentum": 0.5}
+    given = network_options("resnet8", (3, 8, 8), **changes, final_learning_rate=0.001)
+    assert {name: given[name] for name in changes} == changes
+    assert given["final_learning_rate"] == 0.001
+    assert given["channels_last"]
+
+
+@pytest.mark.parametrize(("channels", "may_flip"), [(3, True), (1, False)])
+def test_images_are_cropped_and_only_photographs_mirrored(
+    channels: int, may_flip: bool
+) -> None:
+    """A mirrored letter is another letter; rows that are no images stay as they are."""
+    augment = network_options("resnet8", (channels, 8, 8), augment=True)["augment"]
+    assert augment.keywords == {"padding": 4, "flip": may_flip}
+    assert network_options("mlp", (64,), augment=True)["augment"] is None
+
+
+def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
+    """Rounds and depth, the number of trees, kernel and ridge reach the learners."""
+    settings: Any = types.SimpleNamespace(
+        **{**vars(Settings(boosting_rounds=9, num_trees=7, max_depth=3)),
+           "kernel": "laplace", "ridge": 0.5}
+    )  # fmt: skip
+    boosting = options("xgboost-scores", "soft_trees.XGBoostScores", settings)
+    assert (boosting["num_rounds"], boosting["max_depth"], boosting["task"]) == (
+        9, 3, "single-label",
+    )  # fmt: skip
+    kernel = options("kernel-ridge", "kernel_learner.KernelRidgeLearner", settings)
+    assert kernel == {
+        "num_classes": 10, "task": "single-label", "kernel": "laplace", "ridge": 0.5,
+    }  # fmt: skip
+    assert options("ridge", "kernel_learner.RidgeLearner", settings)["ridge"] == 0.5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("clients.forest_scores.ForestScores", lambda inner, **_: inner)
+        forest: Any = factory("forest-scores", settings)()
+    assert (forest.n_estimators, forest.max_depth, forest.n_jobs) == (7, 3, 1)
+
+
+# Other tasks
+
+
+def several_labels(digits: Dataset) -> tuple[Any, Any]:
+    """Return whether a digit is even, and whether it is above 4; some are unknown."""
+    y = np.stack([digits.y_train % 2 == 0, digits.y_train > 4], axis=1).astype(np.int64)
+    y[::7, 0] = -1
+    return digits.x_train[:200], y[:200]
+
+
+@pytest.mark.parametrize("name", FOR_VECTORS)
+def test_every_name_learns_several_labels(name: str, digits: Dataset) -> None:
+    """Each model ranks unseen rows far better than chance for both labels."""
+    x, y = several_labels(digits)
+    make = learner_factory(
+        name, row_shape=(64,), num_classes=2, settings=QUICK, task="multi-label"
+    )
+    learner = make().fit(x, y, rng=np.random.default_rng(0))
+    truth = np.stack([digits.y_test % 2 == 0, digits.y_test > 4], axis=1).astype(np.int64)
+    assert learner.num_classes == 2
+    assert quality(learner, digits.x_test, truth, "multi-label") > 0.7
+
+
+@pytest.mark.parametrize("name", [name for name in FOR_VECTORS if name not in CLASSIFIERS])
+def test_score_learners_and_networks_regress(name: str) -> None:
+    """A line is learned far better than by its mean."""
+    x = np.linspace(-1, 1, 200, dtype=np.float32).reshape(-1, 1)
+    y = 2 * x.astype(np.float64)
+    make = learner_factory(
+        name, row_shape=(1,), num_classes=1, settings=QUICK, task="regression"
+    )
+    learner = make().fit(x, y, rng=np.random.default_rng(0))
+    assert quality(learner, x, y, "regression") < 0.2 * y.var()
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_classifier_cannot_regress(name: str) -> None:
+    """The sentence names the task and what would fit."""
+    make = learner_factory(
+        name, num_features=4, num_classes=1, settings=QUICK, task="regression"
+    )
+    with pytest.raises(InvalidParameter, match="task must be single-label or multi-label for"):
+        make()
 
 
 def test_the_perceptron_has_two_hidden_layers_of_a_hundred_units() -> None:
@@ -145,10 +250,10 @@ def test_the_perceptron_has_two_hidden_layers_of_a_hundred_units() -> None:
 
 def test_an_unknown_name_lists_the_known() -> None:
     """The answer names every model."""
-    with pytest.raises(
-        InvalidParameter, match=r"one of random-forest, .*, mlp, got 'lightgbm'"
-    ):
-        factory("lightgbm")
+    message = r"one of random-forest, .*, mlp, .*, cnn-2-A-B or cnn-3-A-B-C .*, got '{}'"
+    for name in ("lightgbm", "cnn-2-8", "cnn-3-8-8", "cnn-2-8-8-8", "cnn-2-0-8", "cnn-4-1-1-1"):
+        with pytest.raises(InvalidParameter, match=message.format(name)):
+            factory(name)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +263,9 @@ def test_an_unknown_name_lists_the_known() -> None:
         ("svm", "sklearn.svm", "sklearn"),
         ("xgboost", "xgboost", "xgboost"),
         ("mlp", "torch", "torch"),
+        ("resnet8", "torch", "torch"),
+        ("xgboost-scores", "xgboost", "xgboost"),
+        ("forest-scores", "sklearn.ensemble", "sklearn"),
     ],
 )
 def test_a_missing_library_names_its_extra(

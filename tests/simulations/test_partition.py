@@ -38,6 +38,9 @@ def test_every_row_goes_to_exactly_one_party(
         min_records=0,
         rng=np.random.RandomState(seed),
         num_classes=num_classes,
+        balanced=seed % 2 == 0,
+        mixing=seed / 1000,
+        groups=labels(num_rows, 5, seed + 1),
     )
     assert len(parts) == num_parties
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(num_rows))
@@ -49,11 +52,14 @@ def test_every_row_goes_to_exactly_one_party(
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_generator_alone_decides(scheme: str) -> None:
     """Equal generators give equal parts and another generator gives others."""
-    y = labels(300, 3)
+    y, groups = labels(300, 3), labels(300, 9, seed=1)
 
     def deal(seed: int) -> list[list[int]]:
         rng = np.random.RandomState(seed)
-        parts = partition(y, num_parties=5, scheme=scheme, rng=rng, num_classes=3)
+        parts = partition(
+            y, num_parties=3, scheme=scheme, rng=rng, num_classes=3, mixing=0.5, groups=groups,
+            labels_per_party=2,
+        )  # fmt: skip
         return [part.tolist() for part in parts]
 
     assert deal(1) == deal(1)
@@ -223,7 +229,7 @@ def test_a_tiny_beta_still_deals_every_row() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scheme": "random"}, r"scheme must be one of dirichlet, iid, by-label, got 'random'"),
+        ({"scheme": "random"}, r"scheme must be one of dirichlet, iid, .*, got 'random'"),
         ({"num_parties": 0}, r"num-parties must be at least 1, got 0"),
         ({"beta": 0.0}, r"beta must be greater than 0, got 0.0"),
         (
@@ -233,6 +239,27 @@ def test_a_tiny_beta_still_deals_every_row() -> None:
         (
             {"scheme": "by-label", "min_records": 59},
             r"min-records must be at most \d+, the rows of the smallest party, got 59",
+        ),
+        ({"scheme": "by-group"}, r"scheme must be another one for data without groups"),
+        (
+            {"scheme": "pooled-halves", "mixing": 1.1},
+            r"mixing must be between 0 and 1, got 1.1",
+        ),
+        (
+            {"scheme": "pooled-halves", "num_parties": 4},
+            r"min-records must be at most 0, the rows of the smallest party, got 10",
+        ),
+        (
+            {"scheme": "random-shares", "shares": (0.7, 0.2)},
+            r"shares must be 5 numbers above 0 that sum to 1, got \(0.7, 0.2\)",
+        ),
+        (
+            {"scheme": "random-shares", "shares": (0.7, 0.2), "num_parties": 2},
+            r"shares must be 2 numbers above 0 that sum to 1",
+        ),
+        (
+            {"scheme": "random-shares", "shares": (1.5, -0.5), "num_parties": 2},
+            r"shares must be 2 numbers above 0 that sum to 1",
         ),
     ],
 )
@@ -259,3 +286,163 @@ def test_labels_outside_the_class_list_are_refused() -> None:
             rng=np.random.RandomState(0),
             num_classes=2,
         )
+
+
+# Dirichlet without balance
+
+
+def test_without_balance_each_class_follows_its_own_draw() -> None:
+    """Every party's share of a class is the drawn one, whatever it already holds."""
+    y = np.repeat(np.arange(4), [10, 20, 30, 400])
+    parts = partition(
+        y, num_parties=3, scheme="dirichlet", beta=0.5, min_records=0, balanced=False,
+        rng=np.random.RandomState(5), num_classes=4,
+    )  # fmt: skip
+    rng = np.random.RandomState(5)
+    for label, size in enumerate([10, 20, 30, 400]):
+        rng.permutation(size)
+        drawn = rng.dirichlet(np.full(3, 0.5)) * size
+        held = [np.sum(y[part] == label) for part in parts]
+        assert np.abs(held - drawn).max() <= 1
+
+
+def test_balance_is_what_keeps_parties_alike_in_size() -> None:
+    """The largest party is much larger without balance, and the minimum still holds."""
+    y = labels(2000, 10)
+
+    def largest(balanced: bool) -> int:
+        parts = partition(
+            y, num_parties=10, scheme="dirichlet", beta=0.1, balanced=balanced,
+            rng=np.random.RandomState(0), num_classes=10,
+        )  # fmt: skip
+        assert min(sizes(parts)) >= 10
+        return max(sizes(parts))
+
+    assert largest(False) > 1.3 * largest(True)
+
+
+# Several labels a row
+
+
+def test_a_row_with_several_labels_counts_as_its_rarest() -> None:
+    """Label 1 is rarer than 0, 2 the rarest; a row without a yes is of a class of its own."""
+    y = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0], [-1, -1, 0], [1, 0, -1]])
+    parts = partition(
+        y, num_parties=4, scheme="by-label", min_records=0, num_classes=3,
+        rng=np.random.RandomState(0),
+    )  # fmt: skip
+    assert [part.tolist() for part in parts] == [[1, 5], [0], [2], [3, 4]]
+
+
+def test_rows_with_several_labels_are_dealt_by_dirichlet() -> None:
+    """The parts are those of the rows' rarest labels; here a higher label is always rarer."""
+    chances = [0.5, 0.4, 0.2, 0.1, 0.03]
+    y = (np.random.RandomState(0).random_sample((600, 5)) < chances).astype(np.int64)
+    rarest = np.where(y.any(axis=1), 4 - y[:, ::-1].argmax(axis=1), 5)
+    several, single = (
+        partition(
+            classes, num_parties=3, scheme="dirichlet", num_classes=num_classes,
+            rng=np.random.RandomState(1),
+        )
+        for classes, num_classes in ((y, 5), (rarest, 6))
+    )  # fmt: skip
+    assert [part.tolist() for part in several] == [part.tolist() for part in single]
+
+
+def test_labels_other_than_yes_no_and_unknown_are_refused() -> None:
+    """A matrix of class indices is no set of labels."""
+    with pytest.raises(InvalidData, match="y must be an array of -1, 0 and 1"):
+        partition(
+            np.full((20, 2), 2), num_parties=1, scheme="iid", rng=np.random.RandomState(0),
+            num_classes=2,
+        )  # fmt: skip
+
+
+# Pooled halves, random shares and groups
+
+
+def pooled(mixing: float, num_parties: int = 2, **options: object) -> list[IntArray]:
+    return partition(
+        np.repeat(np.arange(10), 50), num_parties=num_parties, scheme="pooled-halves",
+        mixing=mixing, rng=np.random.RandomState(0), num_classes=10,
+        **options,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_parties", "num_held"), [(2, 5), (5, 2), (10, 1)])
+def test_without_mixing_parties_hold_neighbouring_classes(
+    num_parties: int, num_held: int
+) -> None:
+    """Two parties hold a half of the classes each, five hold pairs."""
+    parts = pooled(0.0, num_parties)
+    assert [part.tolist() for part in parts] == [
+        list(range(start, start + 50 * num_held)) for start in range(0, 500, 50 * num_held)
+    ]
+
+
+def test_mixing_deals_a_fraction_anew_and_keeps_the_sizes() -> None:
+    """A fifth of the rows is pooled, so about a tenth changes its owner between two."""
+    parts = pooled(0.2)
+    assert sizes(parts) == [250, 250]
+    foreign = np.sum(parts[0] >= 250)
+    assert foreign == np.sum(parts[1] < 250)
+    assert 10 <= foreign <= 40
+
+
+def test_full_mixing_is_a_random_split() -> None:
+    """With mixing 1 both parties hold every class in nearly equal number."""
+    counts = np.bincount(pooled(1.0)[0] // 50, minlength=10)
+    assert counts.min() >= 15
+    assert counts.max() <= 35
+
+
+def test_shares_decide_the_blocks_of_classes() -> None:
+    """At 7 to 3 the first party starts with seven of ten classes."""
+    parts = pooled(0.0, shares=(0.7, 0.3))
+    assert sizes(parts) == [350, 150]
+    assert parts[0].max() == 349
+
+
+def test_random_shares_have_their_sizes_and_all_classes() -> None:
+    """Rows are dealt 7 to 3 without regard to their class."""
+    y = labels(1000, 4)
+    parts = partition(
+        y, num_parties=2, scheme="random-shares", shares=(0.7, 0.3),
+        rng=np.random.RandomState(0), num_classes=4,
+    )  # fmt: skip
+    assert sizes(parts) == [700, 300]
+    assert np.allclose(np.bincount(y[parts[1]]) / 300, 0.25, atol=0.08)
+
+
+def grouped(num_parties: int, groups: IntArray) -> list[list[int]]:
+    parts = partition(
+        np.zeros(len(groups), np.int64), num_parties=num_parties, scheme="by-group",
+        min_records=1, groups=groups, rng=np.random.RandomState(0), num_classes=2,
+    )  # fmt: skip
+    return [np.unique(groups[part]).tolist() for part in parts]
+
+
+def test_parties_hold_whole_groups() -> None:
+    """As many parties as groups hold one each, fewer hold several, none is divided."""
+    groups = np.repeat([3, 7, 20, 21, 30], 12)
+    one_each, several = grouped(5, groups), grouped(2, groups)
+    assert sorted(one_each) == [[3], [7], [20], [21], [30]]
+    assert sorted(map(len, several)) == [2, 3]
+    assert sorted(several[0] + several[1]) == [3, 7, 20, 21, 30]
+
+
+def test_more_parties_than_groups_share_the_rows_of_one() -> None:
+    """Each party still sees a single group."""
+    held = grouped(7, np.repeat([0, 1, 2], 12))
+    assert [len(groups) for groups in held] == [1] * 7
+    counts = np.bincount([groups[0] for groups in held])
+    assert sorted(counts) == [2, 2, 3]
+
+
+def test_groups_of_another_length_are_refused() -> None:
+    """Rows without a group would be lost."""
+    with pytest.raises(InvalidData, match="groups must be 20 groups, one a row"):
+        partition(
+            np.zeros(20, np.int64), num_parties=1, scheme="by-group", num_classes=2,
+            groups=np.zeros(19, np.int64), rng=np.random.RandomState(0),
+        )  # fmt: skip

@@ -1,0 +1,163 @@
+"""Tables of experiments: one file of settings each, run once a row and seed.
+
+A table is a file in `simulations/tables`: `[settings]` for all rows, and for each row its
+name, its own settings and, where a paper prints one, the published figure. Results are kept
+in a file of their own as they come, so a table that was stopped goes on where it was.
+"""
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from fl_strategies import keys
+from fl_strategies.exceptions import InvalidParameter, require
+from simulations.config import Settings, Value
+from simulations.report import Report, summarise, write_json
+
+Runner: TypeAlias = Callable[[Settings], Report]
+Outcome: TypeAlias = dict[str, Any]
+
+OWNER = "table"
+COLUMNS = ("", "solo-", "central-")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table."""
+
+    name: str
+    settings: Mapping[str, Value]
+    published: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Experiments that belong together.
+
+    Parameters
+    ----------
+    name : str
+        Name of the file without its ending.
+    title : str
+    source : str
+        The paper's table or figure.
+    seeds : tuple of int
+    rows : tuple of Row
+    """
+
+    name: str
+    title: str
+    source: str
+    seeds: tuple[int, ...]
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """Read a table of this package by name; every row must have valid settings."""
+        folder = resources.files("simulations") / "tables"
+        known = sorted(
+            item.name.removesuffix(".toml") for item in folder.iterdir() if "_" in item.name
+        )
+        require(name in known, OWNER, "name", f"one of {', '.join(known)}", name)
+        content = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
+        common = content["settings"]
+        rows = tuple(
+            Row(row["name"], {**common, **row.get("settings", {})}, row.get("published", ""))
+            for row in content["rows"]
+        )
+        for row in rows:
+            Settings.from_run_config(row.settings)
+        return cls(name, content["title"], content["source"], tuple(content["seeds"]), rows)
+
+
+def run_table(table: Table, run: Runner, kept: Path, report: Callable[[str], None]) -> None:
+    """Run what is missing, row by row and seed by seed, and keep each result at once."""
+    outcomes = read_outcomes(kept)
+    for row in table.rows:
+        for seed in table.seeds:
+            asked = {**row.settings, "seed": seed}
+            if find(outcomes, asked):
+                continue
+            outcome = _outcome(asked, run(Settings.from_run_config(asked)))
+            outcomes = [*outcomes, outcome]
+            write_json({"table": table.name, "outcomes": outcomes}, kept)
+            report(f"{row.name}, seed {seed}: {100 * outcome['figures']['']:.1f}")
+
+
+def read_outcomes(kept: Path) -> list[Outcome]:
+    """Return the results that a file holds; none if there is no file."""
+    if not kept.exists():
+        return []
+    try:
+        outcomes: list[Outcome] = json.loads(kept.read_text(encoding="utf-8"))["outcomes"]
+    except (ValueError, KeyError) as error:
+        raise InvalidParameter(
+            f"{OWNER}: {kept} must hold the results of a table, got something else. "
+            "Name another file."
+        ) from error
+    return outcomes
+
+
+def find(outcomes: Sequence[Outcome], asked: Mapping[str, Value]) -> Outcome | None:
+    """Return the result for the very same settings, whatever the row was called."""
+    return next((outcome for outcome in outcomes if outcome["settings"] == asked), None)
+
+
+def _outcome(asked: Mapping[str, Value], report: Report) -> Outcome:
+    metric = report["metric"]
+    return {
+        "settings": dict(asked),
+        "metric": metric,
+        "figures": {prefix: report[f"{prefix}{metric}"] for prefix in COLUMNS},
+        "rounds": [_figures_of(one, metric) for one in report["rounds"]],
+        keys.EPSILON_PARTY: report[keys.EPSILON_PARTY],
+        keys.EPSILON_EXAMPLE: report[keys.EPSILON_EXAMPLE],
+        keys.NUM_BYTES_SENT: report[keys.NUM_BYTES_SENT],
+        "cpu-seconds": report["cpu-seconds"],
+        "date": report["date"],
+        "commit": report["commit"],
+    }
+
+
+def _figures_of(one: Report, metric: str) -> Outcome:
+    evaluate = one["evaluate"]
+    return {"round": one["round"], "mean": evaluate.get(metric),
+            "by-party": evaluate.get(f"{metric}-by-party")}  # fmt: skip
+
+
+def markdown(table: Table, kept: Path) -> str:
+    """Return the table for documentation: mean and deviation over seeds, in percent."""
+    outcomes = read_outcomes(kept)
+    found = {row.name: _of_row(table, row, outcomes) for row in table.rows}
+    rows = [[r.name, *_spreads(found[r.name]), r.published] for r in table.rows]
+    header = ["", "federation", "parties alone", "all data in one place", "paper"]
+    lines = [header, ["---"] * len(header), *rows]
+    shown = [outcome for outcomes_of_row in found.values() for outcome in outcomes_of_row]
+    commits = ", ".join(sorted({str(outcome["commit"])[:10] for outcome in shown}))
+    dates = ", ".join(sorted({str(outcome["date"])[:10] for outcome in shown}))
+    seeds = ", ".join(map(str, table.seeds))
+    caption = (
+        f"{table.title} Paper: {table.source}. Seeds {seeds}; commit {commits}; {dates}; "
+        f"`python -m simulations table {table.name}`."
+    )
+    cells = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([*cells, "", caption])
+
+
+def _of_row(table: Table, row: Row, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    found = [find(outcomes, {**row.settings, "seed": seed}) for seed in table.seeds]
+    return [outcome for outcome in found if outcome is not None]
+
+
+def _spreads(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return mean and deviation of each column; nothing where nothing was measured."""
+    columns = []
+    for prefix in COLUMNS:
+        figures = [o["figures"][prefix] for o in outcomes if o["figures"][prefix] is not None]
+        mean, deviation = summarise(figures) if figures else (0.0, 0.0)
+        columns.append(f"{100 * mean:.1f} ± {100 * deviation:.1f}" if figures else "")
+    return columns

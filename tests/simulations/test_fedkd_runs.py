@@ -1,0 +1,155 @@
+"""FedKD from settings to report, at toy size: labels, texts, other domains, no torch."""
+
+import csv
+import io
+import lzma
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulations.client_app import app
+from simulations.config import Settings
+from simulations.experiment import Federation, load_federation
+from simulations.local import run_local
+from simulations.report import make_report
+
+COMMON = {"strategy": "fedkd", "num-parties": 3, "solo": True, "central": True}
+WORDS = ("minister treaty embassy", "goal coach stadium", "shares bank profit", "chip code lab")
+
+
+def run(**settings: Any) -> dict[str, Any]:
+    given = {**COMMON, **{key.replace("_", "-"): value for key, value in settings.items()}}
+    chosen = Settings.from_run_config(given)
+    federation = load_federation(chosen)
+    strategy = federation.strategy()
+    result = run_local(
+        strategy, app, chosen.num_parties, num_rounds=chosen.num_server_rounds,
+        run_config=chosen.to_run_config(),
+    )  # fmt: skip
+    return make_report(federation, strategy, result, seconds=1.0)
+
+
+@pytest.fixture
+def chest(tmp_path: Path) -> Path:
+    """Write X-rays on which finding k is a bright band k; some labels are unknown."""
+    rng = np.random.default_rng(0)
+    y = (rng.random((300, 3)) < 0.4).astype(np.int8)
+    x = rng.integers(0, 90, (300, 32, 32), dtype=np.uint8)
+    for finding in range(3):
+        x[y[:, finding] == 1, 10 * finding : 10 * finding + 8] += 120
+    y[rng.random((300, 3)) < 0.1] = -1
+    np.savez(
+        tmp_path / "nih_cxr14_5k.npz", x=x, y=y, patient_id=np.arange(300) // 2,
+        classes=np.array(["first", "second", "third"]),
+    )  # fmt: skip
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("learner", "final", "tolerance"),
+    [
+        ("convolutional", "convolutional", 0.75),
+        ("logistic-regression,random-forest,forest-scores", "xgboost-scores", 0.75),
+    ],
+)
+def test_several_labels(chest: Path, learner: str, final: str, tolerance: float) -> None:
+    """Findings are learned by networks, and without torch by trees on scores."""
+    report = run(
+        data="nih-cxr", data_dir=str(chest), learner=learner, final_learner=final,
+        num_trees=20, boosting_rounds=20, epochs=8, balanced=False, beta=5.0,
+    )  # fmt: skip
+
+    assert report["metric"] == "mean-auc"
+    assert tolerance < report["mean-auc"] <= 1
+    assert report["solo-mean-auc"] > 0.5
+    assert report["epsilon-example"] == float("inf")
+
+
+def test_labelled_public_rows_help(chest: Path) -> None:
+    """Parties that may use public labels end higher than those that may not."""
+    alone, helped = (
+        run(
+            data="nih-cxr", data_dir=str(chest), learner="logistic-regression",
+            final_learner="ridge", public_labels=use, train_rows=6, min_records=1, beta=5.0,
+        )["mean-auc"]
+        for use in (False, True)
+    )  # fmt: skip
+
+    assert helped > alone
+
+
+@pytest.fixture
+def news(tmp_path: Path) -> Path:
+    """Write short texts of four topics, each with words of its own."""
+    rng = np.random.default_rng(1)
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow(["split", "label", "text"])
+    for number in range(360):
+        words = WORDS[number % 4].split()
+        split = "train" if number < 240 else "test"
+        table.writerow(
+            [split, number % 4, " ".join(rng.permutation([*words[:2], "the", "of"]))]
+        )
+    (tmp_path / "ag_news.csv.xz").write_bytes(lzma.compress(text.getvalue().encode()))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("data", "learner", "final"),
+    [
+        ("ag-news", "logistic-regression,random-forest", "xgboost-scores"),
+        ("ag-news-tokens", "embedding-bag", "embedding-bag"),
+    ],
+)
+def test_texts(news: Path, data: str, learner: str, final: str) -> None:
+    """Word weights suit any model, token numbers a network with an embedding."""
+    report = run(
+        data=data, data_dir=str(news), learner=learner, final_learner=final, num_trees=20,
+        boosting_rounds=20, epochs=15, learning_rate=0.02, beta=2.0,
+    )  # fmt: skip
+
+    assert report["accuracy"] > 0.8
+
+
+def test_public_images_of_another_alphabet(tmp_path: Path) -> None:
+    """Digits are private, letters public, and two rounds find the scale by themselves."""
+    rng = np.random.default_rng(2)
+
+    def drawn(size: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+        y = np.arange(size) % num_classes
+        x = rng.integers(0, 60, (size, 28, 28), dtype=np.uint8)
+        for image, label in zip(x, y, strict=True):
+            image[2 * label : 2 * label + 8, 4:24] += 150
+        return x, y
+
+    for file, size, count in (("mnist", 300, 10), ("emnist_letters_af", 200, 6)):
+        (x, y), (x_test, y_test) = drawn(size, count), drawn(80, count)
+        names = np.array([str(number) for number in range(count)])
+        np.savez(
+            tmp_path / f"{file}.npz", x_train=x, y_train=y, x_test=x_test, y_test=y_test,
+            classes=names,
+        )  # fmt: skip
+
+    report = run(
+        data="mnist", public="emnist-letters", data_dir=str(tmp_path), learner="mlp",
+        final_learner="mlp", scale="max", num_server_rounds=2, epochs=20, beta=5.0,
+    )  # fmt: skip
+
+    assert report["accuracy"] > 0.5
+    assert report["ledger"]["entries"]
+    assert "largest logit" in report["privacy-statement"]
+
+
+def test_the_federation_knows_its_task(chest: Path) -> None:
+    """Parties and strategy are built for the data set's task."""
+    settings = Settings.from_run_config(
+        {**COMMON, "data": "nih-cxr", "data-dir": str(chest), "final-learner": "ridge"}
+    )
+    federation: Federation = load_federation(settings)
+
+    assert federation.metric == "mean-auc"
+    assert federation.party(0).task == "multi-label"
+    assert federation.party(0).public_y is not None

@@ -1,0 +1,473 @@
+import os
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_strategies.exceptions import InvalidData
+from simulations import images
+from simulations.datasets import DATA_VARIABLE, Dataset, load_dataset
+from simulations.images import IMAGE_SETS, fit_images, normalise
+
+REAL_DATA = os.environ.get(DATA_VARIABLE, "")
+
+FINE_NAMES = np.array([f"fine{number}" for number in range(100)])
+COARSE_NAMES = np.array([f"coarse{number}" for number in range(20)])
+
+
+@pytest.fixture(autouse=True)
+def nothing_local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide data folders and caches of the machine."""
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def pixels(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
+
+
+def labels(size: int, num_classes: int) -> Any:
+    return (np.arange(size) % num_classes).astype(np.uint8)
+
+
+def split_arrays(shape: tuple[int, ...], num_classes: int) -> dict[str, Any]:
+    return {
+        "x_train": pixels(60, *shape),
+        "y_train": labels(60, num_classes),
+        "x_test": pixels(20, *shape, seed=1),
+        "y_test": labels(20, num_classes),
+    }
+
+
+def cifar100_arrays() -> dict[str, Any]:
+    """Return four training and two test images of each of 15 fine classes."""
+    fine = np.repeat([0, 2, 20, 63, 71, 82, *range(30, 39)], 4).astype(np.uint8)
+    coarse = np.repeat([0, 1, 7, 8, 9, 2, 0, 0, 1, 1, 2, 3, 4, 5, 5], 4).astype(np.uint8)
+    return {
+        "x_train": pixels(60, 32, 32, 3), "y_train": fine, "y_train_coarse": coarse,
+        "x_test": pixels(30, 32, 32, 3, seed=1), "y_test": fine[::2],
+        "y_test_coarse": coarse[::2], "fine_names": FINE_NAMES, "coarse_names": COARSE_NAMES,
+    }  # fmt: skip
+
+
+def patient_arrays(size: int, num_labels: int, patients: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "x": pixels(size, 32, 32),
+        "y": rng.integers(2, size=(size, num_labels), dtype=np.uint8),
+        "patient_id": patients,
+        "classes": np.array([f"finding{number}" for number in range(num_labels)]),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a small file of every image set."""
+    save = np.savez
+    save(tmp_path / "mnist.npz", **split_arrays((28, 28), 10))
+    letters = {**split_arrays((28, 28), 6), "classes": np.array([*"abcdef"])}
+    save(tmp_path / "emnist_letters_af.npz", **letters)
+    save(
+        tmp_path / "cifar10.npz",
+        **split_arrays((32, 32, 3), 10),
+        classes=np.array([*"0123456789"]),
+    )
+    save(tmp_path / "cifar100_subset.npz", **cifar100_arrays())
+    save(tmp_path / "svhn_test10k.npz", x_test=pixels(50, 32, 32, 3), y_test=labels(50, 10))
+    save(
+        tmp_path / "chars74k_hnd.npz", x=pixels(50, 28, 28), y=labels(50, 5),
+        writer=np.repeat(np.arange(5, dtype=np.uint8), 10), classes=np.array([*"01aBc"]),
+    )  # fmt: skip
+    save(
+        tmp_path / "pneumoniamnist.npz", **split_arrays((28, 28), 2),
+        x_val=pixels(9, 28, 28, seed=2), y_val=labels(9, 2),
+        classes=np.array(["normal", "pneumonia"]),
+    )  # fmt: skip
+    numbers = np.repeat(np.arange(100, 120, dtype=np.int32), 5)
+    save(tmp_path / "nih_cxr14_5k.npz", **patient_arrays(100, 14, numbers))
+    names = np.repeat([f"p{number}" for number in range(10)], 3)
+    save(tmp_path / "covid_cxr.npz", **patient_arrays(30, 7, names))
+    return tmp_path
+
+
+def load(folder: Path, name: str, seed: int = 0, **options: Any) -> Dataset:
+    rng = np.random.RandomState(seed)
+    return load_dataset(name, rng=rng, data_dir=str(folder), **options)
+
+
+def sizes(data: Dataset) -> tuple[int, int, int]:
+    return len(data.x_train), len(data.x_public), len(data.x_test)
+
+
+def rows_of(x: Any) -> set[bytes]:
+    return {row.tobytes() for row in x}
+
+
+@pytest.mark.parametrize("name", IMAGE_SETS)
+def test_every_set_has_normalised_channels_of_pixels(folder: Path, name: str) -> None:
+    """Rows are float32 (channels, height, width) in the published scale, with labels."""
+    data = load(folder, name)
+    side = 28 if name in ("mnist", "emnist-letters", "chars74k", "pneumonia") else 32
+    channels = 3 if name.startswith(("cifar", "svhn")) else 1
+    mean, deviation = (np.array(each)[:, None, None] for each in IMAGE_SETS[name].scale)
+    for x in (data.x_train, data.x_public, data.x_test):
+        assert x.dtype == np.float32
+        assert x.shape[1:] == (channels, side, side)
+        levels = (x * deviation + mean) * 255
+        assert np.allclose(levels, np.rint(levels), atol=1e-3)
+        assert levels.min() >= -1e-3
+        assert levels.max() <= 255.001
+    shape = (data.num_classes,) if data.task == "multi-label" else ()
+    assert data.y_train.dtype == np.int64
+    assert data.y_train.shape == (len(data.x_train), *shape)
+    assert data.y_public is not None
+    assert data.y_public.shape == (len(data.x_public), *shape)
+
+
+@pytest.mark.parametrize("name", IMAGE_SETS)
+def test_no_image_is_in_two_parts_and_none_is_lost(folder: Path, name: str) -> None:
+    """Train, public and test are disjoint and the seed decides them."""
+    data, again, other = load(folder, name), load(folder, name), load(folder, name, seed=1)
+    train, public, test = map(rows_of, (data.x_train, data.x_public, data.x_test))
+    assert len(train | public | test) == sum(sizes(data))
+    assert np.array_equal(data.x_test, again.x_test)
+    assert name == "pneumonia" or not np.array_equal(data.x_test, other.x_test)
+
+
+def test_mnist_keeps_all_training_images_and_halves_the_test_images(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Order and split are those of the first release, also from the environment's folder."""
+    monkeypatch.setenv(DATA_VARIABLE, str(folder))
+    data = load_dataset("mnist", rng=np.random.RandomState(4))
+    arrays = split_arrays((28, 28), 10)
+    expected = (arrays["x_train"] / 255 - 0.1307) / 0.3081
+    assert np.allclose(data.x_train[:, 0], expected, atol=1e-5)
+    assert data.y_train.tolist() == arrays["y_train"].tolist()
+    order = np.random.RandomState(4).permutation(20)
+    held_out = (arrays["x_test"][order] / 255 - 0.1307) / 0.3081
+    assert np.allclose(data.x_public[:, 0], held_out[:10], atol=1e-5)
+    assert np.allclose(data.x_test[:, 0], held_out[10:], atol=1e-5)
+    assert data.y_test.tolist() == arrays["y_test"][order[10:]].tolist()
+    assert data.y_public is not None
+    assert data.y_public.tolist() == arrays["y_test"][order[:10]].tolist()
+
+
+def test_the_argument_wins_over_the_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data folder that is asked for is the one that is read."""
+    monkeypatch.setenv(DATA_VARIABLE, str(folder / "elsewhere"))
+    assert sizes(load(folder, "mnist")) == (60, 10, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cifar10", (60, 10, 10)),
+        ("svhn", (30, 10, 10)),
+        ("chars74k", (30, 10, 10)),
+        ("pneumonia", (60, 9, 20)),
+        ("nih-cxr", (60, 20, 20)),
+        ("covid-cxr", (18, 6, 6)),
+    ],
+)
+def test_sets_are_split_as_their_sources_allow(
+    folder: Path, name: str, expected: tuple[int, int, int]
+) -> None:
+    """Half of a test part, a validation part, or a fifth of one lot is public."""
+    assert sizes(load(folder, name)) == expected
+
+
+def test_colours_keep_their_channel(folder: Path) -> None:
+    """The last axis of the file becomes the first of a row, channel by channel."""
+    data = load(folder, "cifar10")
+    red, green, blue = split_arrays((32, 32, 3), 10)["x_train"].transpose(3, 0, 1, 2) / 255
+    assert np.allclose(data.x_train[:, 0], (red - 0.4914) / 0.2470, atol=1e-5)
+    assert np.allclose(data.x_train[:, 1], (green - 0.4822) / 0.2435, atol=1e-5)
+    assert np.allclose(data.x_train[:, 2], (blue - 0.4465) / 0.2616, atol=1e-5)
+
+
+# CIFAR-100
+
+
+def test_cifar100_has_the_fine_classes_that_occur(folder: Path) -> None:
+    """Classes are renumbered without gaps and keep their names."""
+    data = load(folder, "cifar100")
+    assert data.num_classes == 15
+    assert data.classes[2] == "fine20"
+    assert np.bincount(data.y_train).tolist() == [4] * 15
+
+
+def test_fedmd_takes_six_classes_of_cifar100(folder: Path) -> None:
+    """Only the private classes of FedMD are left, in its order, with their images."""
+    data = load(folder, "cifar100-fedmd")
+    assert data.classes == ("fine0", "fine2", "fine20", "fine63", "fine71", "fine82")
+    assert sizes(data) == (24, 6, 6)
+    assert data.y_train.tolist() == np.repeat(np.arange(6), 4).tolist()
+    mean, deviation = IMAGE_SETS["cifar100"].scale
+    expected = normalise(cifar100_arrays()["x_train"][:24], mean, deviation)
+    assert np.array_equal(data.x_train, expected)
+
+
+def test_superclasses_are_grouped_by_their_fine_classes(folder: Path) -> None:
+    """A party that holds group g holds the g-th fine class of every superclass."""
+    data = load(folder, "cifar100-superclasses")
+    assert data.classes == tuple(f"coarse{number}" for number in range(6))
+    assert data.groups is not None
+    pairs = sorted({*zip(data.y_train.tolist(), data.groups.tolist(), strict=True)})
+    assert pairs == [
+        (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0), (4, 0),
+        (5, 0), (5, 1),
+    ]  # fmt: skip
+
+
+# Writers and patients
+
+
+def test_characters_name_their_writers(folder: Path) -> None:
+    """Every private row keeps the writer that the file gives it."""
+    data = load(folder, "chars74k")
+    stored = pixels(50, 28, 28)
+    mean, deviation = IMAGE_SETS["chars74k"].scale
+    writers = {
+        row.tobytes(): writer // 10
+        for writer, row in enumerate(normalise(stored[..., None], mean, deviation))
+    }
+    assert data.groups is not None
+    assert [writers[row.tobytes()] for row in data.x_train] == data.groups.tolist()
+
+
+@pytest.mark.parametrize(("name", "num_images"), [("nih-cxr", 100), ("covid-cxr", 30)])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_patient_is_in_two_parts(
+    folder: Path, name: str, num_images: int, seed: int
+) -> None:
+    """All images of a person are private, public or for testing, also with names as text."""
+    data = load(folder, name, seed=seed)
+    images_a_patient = 5 if name == "nih-cxr" else 3
+    mean, deviation = IMAGE_SETS[name].scale
+    stored = normalise(pixels(num_images, 32, 32)[..., None], mean, deviation)
+    patient = {row.tobytes(): n // images_a_patient for n, row in enumerate(stored)}
+    parts = [
+        {patient[row.tobytes()] for row in x}
+        for x in (data.x_train, data.x_public, data.x_test)
+    ]
+    assert len(set.union(*parts)) == sum(map(len, parts))
+    assert data.task == "multi-label"
+    assert set(np.unique(data.y_train)) == {0, 1}
+
+
+# Public images of another domain
+
+
+@pytest.mark.parametrize(
+    ("name", "public", "expected"),
+    [
+        ("cifar10", "cifar100", (60, 60, 20)),
+        ("cifar100-fedmd", "cifar10", (24, 60, 12)),
+        ("mnist", "emnist-letters", (60, 60, 20)),
+        ("emnist-letters", "mnist", (60, 60, 20)),
+        ("nih-cxr", "covid-cxr", (60, 30, 40)),
+        ("nih-cxr", "pneumonia", (60, 60, 40)),
+        ("pneumonia", "nih-cxr", (60, 100, 20)),
+        ("svhn", "mnist", (30, 60, 20)),
+        ("mnist", "svhn", (60, 50, 20)),
+    ],
+)
+def test_another_set_gives_the_public_images(
+    folder: Path, name: str, public: str, expected: tuple[int, int, int]
+) -> None:
+    """Its training images, in the shape of the private ones, without labels."""
+    data = load(folder, name, public=public)
+    assert sizes(data) == expected
+    assert data.x_public.shape[1:] == data.row_shape
+    assert data.y_public is None
+
+
+def test_private_images_do_not_depend_on_the_public_ones(folder: Path) -> None:
+    """The same seed trains on the same rows, so that public sets can be compared."""
+    own, covid, pneumonia = (
+        load(folder, "nih-cxr", public=public) for public in ("", "covid-cxr", "pneumonia")
+    )
+    assert np.array_equal(own.x_train, covid.x_train)
+    assert np.array_equal(covid.x_test, pneumonia.x_test)
+    assert rows_of(own.x_test) < rows_of(covid.x_test)
+
+
+def test_public_images_have_the_scale_of_the_private_set(folder: Path) -> None:
+    """A model sees a white pixel as the same number in both domains."""
+    data = load(folder, "mnist", public="emnist-letters")
+    letters = split_arrays((28, 28), 6)["x_train"]
+    assert np.allclose(data.x_public[:, 0], (letters / 255 - 0.1307) / 0.3081, atol=1e-5)
+
+
+def test_limits_apply_to_public_images_of_another_domain(folder: Path) -> None:
+    """Any number of rows of each kind can be asked for."""
+    data = load(folder, "cifar10", public="cifar100", num_train=11, num_public=7, num_test=5)
+    assert sizes(data) == (11, 7, 5)
+    assert len(data.y_train) == 11
+
+
+def test_groups_follow_their_rows_through_a_limit(folder: Path) -> None:
+    """As many groups as private rows are left."""
+    data = load(folder, "chars74k", num_train=9)
+    assert data.groups is not None
+    assert data.groups.shape == (9,)
+
+
+# Fitting images
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    size=st.integers(1, 9), height=st.integers(1, 9), width=st.integers(1, 9),
+    channels=st.sampled_from([1, 3]), wanted=st.sampled_from([1, 3]),
+)  # fmt: skip
+def test_images_of_any_size_and_colour_are_made_to_fit(
+    size: int, height: int, width: int, channels: int, wanted: int
+) -> None:
+    """Bytes stay bytes, and fitting an image that fits changes nothing."""
+    x = pixels(2, size, size, channels)
+    fitted = fit_images(x, (height, width, wanted))
+    assert fitted.shape == (2, height, width, wanted)
+    assert fitted.dtype == np.uint8
+    assert np.array_equal(fit_images(fitted, (height, width, wanted)), fitted)
+
+
+def test_a_smaller_image_gets_a_black_border_and_a_larger_one_loses_it() -> None:
+    """From 28 to 32 pixels and back is the same image."""
+    x = pixels(3, 28, 28, 1)
+    wide = fit_images(x, (32, 32, 1))
+    assert np.array_equal(wide[:, 2:30, 2:30], x)
+    assert wide.sum() == x.sum()
+    assert np.array_equal(fit_images(wide, (28, 28, 1)), x)
+
+
+def test_grey_is_the_luminance_of_colours() -> None:
+    """Pure colours have the brightness of television's rule; grey survives a round trip."""
+    colours = (np.eye(3) * 255).astype(np.uint8).reshape(3, 1, 1, 3)
+    assert fit_images(colours, (1, 1, 1)).ravel().tolist() == [76, 150, 29]
+    grey = pixels(4, 5, 5, 1)
+    assert np.array_equal(fit_images(fit_images(grey, (5, 5, 3)), (5, 5, 1)), grey)
+
+
+# Files that are missing or wrong
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGE_SETS if name != "mnist"])
+def test_a_missing_file_says_what_is_needed(tmp_path: Path, name: str) -> None:
+    """The answer names file, arrays and the source of the images."""
+    source = IMAGE_SETS[name]
+    message = (
+        rf"{name} must be in a local folder, got none\. .* {source.file} with "
+        rf"{', '.join(source.keys)}\. The data come from {source.origin}"
+    )
+    with pytest.raises(InvalidData, match=message):
+        load(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x_train": pixels(60, 784)}, r"x_train must be bytes \(n, height, width\) or"),
+        ({"x_train": np.zeros((60, 28, 28))}, r"x_train must be bytes .* got float64"),
+        ({"x_test": pixels(20, 28, 28, 4)}, r"x_test must be bytes .*\(20, 28, 28, 4\)"),
+        ({"x_test": pixels(20, 27, 28)}, r"x_test must be images of shape \(28, 28, 1\)"),
+        ({"x_train": pixels(0, 28, 28)}, r"x_train must be bytes"),
+        ({"y_train": labels(60, 11)}, r"y_train must be between 0 and 9"),
+        ({"y_test": labels(19, 10)}, r"y_test must be 20 labels, one a row, got 19"),
+    ],
+)
+def test_a_wrong_split_file_is_described(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    """Odd shapes, types, lengths and labels each give one sentence."""
+    np.savez(tmp_path / "mnist.npz", **{**split_arrays((28, 28), 10), **change})
+    with pytest.raises(InvalidData, match=rf"mnist.npz: {message}"):
+        load(tmp_path, "mnist")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": np.zeros((30, 6), np.uint8)}, r"y must be of shape \(30, 7\)"),
+        ({"y": np.full((30, 7), 2)}, r"y must be an array of -1, 0 and 1"),
+        ({"patient_id": np.arange(29)}, r"patient_id must be 30 names, got \(29,\)"),
+    ],
+)
+def test_a_wrong_chest_file_is_described(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    """Labels and patients must be there for every image."""
+    arrays = patient_arrays(30, 7, np.arange(30))
+    np.savez(tmp_path / "covid_cxr.npz", **{**arrays, **change})
+    with pytest.raises(InvalidData, match=rf"covid_cxr.npz: {message}"):
+        load(tmp_path, "covid-cxr")
+
+
+def test_a_file_without_the_classes_of_fedmd_is_described(tmp_path: Path) -> None:
+    """Another part of CIFAR-100 is no substitute."""
+    arrays = cifar100_arrays()
+    arrays["y_train"][:], arrays["y_test"] = 5, np.full(30, 5, np.uint8)
+    np.savez(tmp_path / "cifar100_subset.npz", **arrays)
+    with pytest.raises(InvalidData, match=r"the file must be with classes \(0, 2, 20"):
+        load(tmp_path, "cifar100-fedmd")
+
+
+# Downloads
+
+
+class TorchvisionMnist:
+    """Stand in for torchvision's MNIST, which needs a network."""
+
+    def __init__(self, root: str, *, train: bool, download: bool) -> None:
+        torch = pytest.importorskip("torch")
+        assert download
+        assert Path(root).is_dir()
+        size = 30 if train else 20
+        self.data = torch.full((size, 28, 28), 255, dtype=torch.uint8)
+        self.targets = torch.arange(size) % 10
+
+
+def with_torchvision(monkeypatch: pytest.MonkeyPatch, mnist: Callable[..., Any]) -> None:
+    library = types.SimpleNamespace(datasets=types.SimpleNamespace(MNIST=mnist))
+    monkeypatch.setattr(images, "import_torchvision", lambda _owner: library)
+
+
+def test_mnist_comes_from_torchvision_when_not_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The downloaded tensors pass through the same normalisation and split."""
+    with_torchvision(monkeypatch, TorchvisionMnist)
+    data = load_dataset("mnist", rng=np.random.RandomState(0))
+    assert sizes(data) == (30, 10, 10)
+    assert np.allclose(data.x_train, (1 - 0.1307) / 0.3081)
+    assert data.y_train.tolist() == [label % 10 for label in range(30)]
+
+
+def test_an_unreachable_mnist_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline, the answer names the file and its four arrays."""
+
+    def fail(*_arguments: Any, **_options: Any) -> Any:
+        raise RuntimeError("Error downloading")
+
+    with_torchvision(monkeypatch, fail)
+    with pytest.raises(InvalidData, match=r"mnist.npz with x_train, y_train, x_test, y_test"):
+        load_dataset("mnist", rng=np.random.RandomState(0))
+
+
+# Real files
+
+
+@pytest.mark.skipif(not REAL_DATA, reason="needs FL_STRATEGIES_DATA")
+@pytest.mark.parametrize("name", IMAGE_SETS)
+def test_real_images_have_about_mean_0_in_their_scale(name: str) -> None:
+    """The constants belong to the images: no channel is far off."""
+    data = load_dataset(name, rng=np.random.RandomState(0), data_dir=REAL_DATA, num_train=500)
+    means = data.x_train.mean(axis=(0, 2, 3))
+    assert np.abs(means).max() < 0.35
+    assert 0.25 < data.x_train.std() < 1.3

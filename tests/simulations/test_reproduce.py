@@ -1,0 +1,118 @@
+"""Tables of experiments: what is run, what is kept, and what is shown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_strategies.exceptions import InvalidParameter
+from simulations.__main__ import main
+from simulations.config import Settings
+from simulations.reproduce import Row, Table, markdown, read_outcomes, run_table
+
+TABLE = Table(
+    name="toy_table",
+    title="Toy.",
+    source="nowhere",
+    seeds=(0, 1),
+    rows=(
+        Row("two parties", {"num-parties": 2}, "81.0"),
+        Row("three parties", {"num-parties": 3}),
+    ),
+)
+ALL_TABLES = sorted(
+    path.stem
+    for path in (Path(__file__).parents[2] / "simulations" / "tables").glob("*_*.toml")
+)
+
+
+class Runs:
+    """Stands for the real run, which other tests cover; counts what it was asked for."""
+
+    def __init__(self, stop_after: int = 99) -> None:
+        self.asked: list[Settings] = []
+        self.stop_after = stop_after
+
+    def __call__(self, settings: Settings) -> dict[str, Any]:
+        if len(self.asked) == self.stop_after:
+            raise KeyboardInterrupt
+        self.asked.append(settings)
+        return {
+            "metric": "accuracy",
+            "accuracy": 0.5 + 0.1 * settings.num_parties + 0.02 * settings.seed,
+            "solo-accuracy": 0.25,
+            "central-accuracy": None,
+            "rounds": [{"round": 1, "evaluate": {"accuracy": 0.7}}],
+            "epsilon-party": float("inf"),
+            "epsilon-example": 2.0,
+            "num-bytes-sent": 10,
+            "cpu-seconds": 1.0,
+            "date": "2026-01-02T03:04:05",
+            "commit": "0123456789abcdef",
+        }
+
+
+def test_every_row_runs_once_a_seed(tmp_path: Path) -> None:
+    """Rows differ by their settings and seeds by their number."""
+    runs, lines = Runs(), []
+    run_table(TABLE, runs, tmp_path / "kept.json", lines.append)
+
+    asked = [(settings.num_parties, settings.seed) for settings in runs.asked]
+    assert asked == [(2, 0), (2, 1), (3, 0), (3, 1)]
+    assert lines[0] == "two parties, seed 0: 70.0"
+
+
+def test_a_stopped_table_goes_on_where_it_was(tmp_path: Path) -> None:
+    """What was finished before the stop is kept and not run again."""
+    kept, runs = tmp_path / "kept.json", Runs()
+    with pytest.raises(KeyboardInterrupt):
+        run_table(TABLE, Runs(stop_after=3), kept, lambda _: None)
+
+    assert len(read_outcomes(kept)) == 3
+    run_table(TABLE, runs, kept, lambda _: None)
+
+    assert [(s.num_parties, s.seed) for s in runs.asked] == [(3, 1)]
+
+
+def test_the_table_shows_mean_and_deviation_beside_the_paper(tmp_path: Path) -> None:
+    """Also half-way: rows without results are empty."""
+    kept = tmp_path / "kept.json"
+    with pytest.raises(KeyboardInterrupt):
+        run_table(TABLE, Runs(stop_after=2), kept, lambda _: None)
+
+    text = markdown(TABLE, kept)
+
+    assert "| two parties | 71.0 ± 1.4 | 25.0 ± 0.0 |  | 81.0 |" in text
+    assert "| three parties |  |  |  |  |" in text
+    assert "commit 0123456789; 2026-01-02" in text
+    assert "python -m simulations table toy_table" in text
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    """Nothing is overwritten by mistake."""
+    kept = tmp_path / "kept.json"
+    kept.write_text('{"runs": []}')
+
+    with pytest.raises(InvalidParameter, match="must hold the results of a table"):
+        run_table(TABLE, Runs(), kept, lambda _: None)
+    assert json.loads(kept.read_text()) == {"runs": []}
+
+
+@pytest.mark.parametrize("name", ALL_TABLES)
+def test_every_table_of_the_package_is_valid(name: str) -> None:
+    """Settings are known ones, rows have names of their own, and there are three seeds."""
+    table = Table.load(name)
+
+    names = [row.name for row in table.rows]
+    assert len(set(names)) == len(names) > 0
+    assert len(table.seeds) >= 3
+
+
+def test_an_unknown_table_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line answers in one sentence."""
+    assert main(["table", "fedkd_imagenet"]) == 1
+
+    error = capsys.readouterr().err
+    assert error.startswith("error: table: name must be one of ")
+    assert "fedkd_cifar10" in error
