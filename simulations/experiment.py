@@ -116,10 +116,16 @@ class Federation:
         return quality(model, data.x_test, data.y_test, data.task)
 
     def solo_quality(self, partition_id: int) -> float:
-        """Train one party's model on its own records alone."""
-        party = self.party(partition_id)
-        rng = derive_rng(self.settings.seed, "party", partition_id, "solo")
-        return self.quality(party.learner_fn().fit(party.x, party.y, rng=rng))
+        """Train one party's model on its own records alone, as many as it may use."""
+        party, settings = self.party(partition_id), self.settings
+        rng = derive_rng(settings.seed, "party", partition_id, "solo")
+        x, y = party.x, party.y
+        if settings.strategy == "fedmd" and settings.release == "nfdp":
+            drawn = derive_rng(settings.seed, "party", partition_id, "solo sample").choice(
+                len(y), size=settings.num_samples, replace=settings.with_replacement
+            )
+            x, y = x[drawn], y[drawn]
+        return self.quality(party.learner_fn().fit(x, y, rng=rng))
 
     def solo_qualities(self, num_workers: int = 1) -> list[float]:
         """Train every party alone; with several workers, in forked processes."""
