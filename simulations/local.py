@@ -10,7 +10,7 @@ import logging
 import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
@@ -70,7 +70,7 @@ class InMemoryGrid(Grid):
     run_config : mapping, optional
         What clients find in ``context.run_config``.
     num_workers : int (default: 1)
-        Processes that serve nodes. Results do not depend on it.
+        Processes that serve nodes, until `close` ends them. Results do not depend on it.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class InMemoryGrid(Grid):
             for i in range(num_nodes)
         }
         self._replies: dict[str, Message] = {}
+        self._pool: ProcessPoolExecutor | None = None
 
     @property
     def run(self) -> _compat.Run:
@@ -148,30 +149,40 @@ class InMemoryGrid(Grid):
         nodes = [self._nodes[message.metadata.dst_node_id] for message in messages]
         requests = [_compat.message_to_bytes(message) for message in messages]
         step = max(1, len(messages) // _PROGRESS_STEPS)
-        with self._workers() as workers:
-            answers = (
-                workers.map(_answer, nodes, requests)
-                if workers
-                else map(
-                    lambda node, request: node.answer(self.client_app, request), nodes, requests
-                )
+        workers = self._workers()
+        answers = (
+            workers.map(_answer, nodes, requests)
+            if workers
+            else map(
+                lambda node, request: node.answer(self.client_app, request), nodes, requests
             )
-            for count, (node, reply) in enumerate(answers, start=1):
-                self._nodes[node.node_id] = node
-                if count % step == 0 or count == len(messages):
-                    logger.info("%s of %s parties have answered.", count, len(messages))
-                yield _compat.message_from_bytes(reply)
-
-    def _workers(self) -> AbstractContextManager[ProcessPoolExecutor | None]:
-        if self.num_workers == 1:
-            return nullcontext()
-        # Forked workers inherit the client app, which need not be importable or picklable.
-        return ProcessPoolExecutor(
-            self.num_workers,
-            mp_context=multiprocessing.get_context("fork"),
-            initializer=_adopt,
-            initargs=(self.client_app,),
         )
+        for count, (node, reply) in enumerate(answers, start=1):
+            self._nodes[node.node_id] = node
+            if count % step == 0 or count == len(messages):
+                logger.info("%s of %s parties have answered.", count, len(messages))
+            yield _compat.message_from_bytes(reply)
+
+    def _workers(self) -> ProcessPoolExecutor | None:
+        """Return the worker processes, which live as long as the grid.
+
+        What a worker has once imported or loaded serves all rounds. Forked workers inherit
+        the client app, which need not be importable or picklable.
+        """
+        if self.num_workers > 1 and self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self.num_workers,
+                mp_context=multiprocessing.get_context("fork"),
+                initializer=_adopt,
+                initargs=(self.client_app,),
+            )
+        return self._pool
+
+    def close(self) -> None:
+        """End the worker processes; a later message starts new ones."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
 
 _adopted: list[ClientApp] = []
@@ -199,4 +210,5 @@ def run_local(
     Parameters are those of `InMemoryGrid`; `num_rounds` goes to the strategy.
     """
     grid = InMemoryGrid(client_app, num_nodes, run_config=run_config, num_workers=num_workers)
-    return strategy.start(grid, ArrayRecord(), num_rounds=num_rounds)
+    with closing(grid):
+        return strategy.start(grid, ArrayRecord(), num_rounds=num_rounds)
