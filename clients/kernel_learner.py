@@ -10,7 +10,7 @@ from scipy.spatial.distance import cdist
 
 from clients.scores import ScoreLearner
 from clients.tabular import require_array, require_known, require_names
-from fl_strategies.exceptions import require, require_data
+from fl_strategies.exceptions import UnsupportedLearner, require, require_data
 from fl_strategies.protocols import Array, FloatArray
 from fl_strategies.tasks import Task
 
@@ -35,9 +35,8 @@ class KernelRidgeLearner(ScoreLearner):
     c = 0 the inverse is the pseudo-inverse, so f is the least-norm function among those
     that fit best.
 
-    A model consists of its training rows. `to_arrays` puts every one of them on the
-    wire, to the bit: a model that was trained on private data must never be sent. Send
-    what it predicts, or take `RidgeLearner`, whose models are coefficients.
+    A model consists of its training rows, to the bit, so it only travels if `reveal_rows`
+    allows it. Send what it predicts, or take `RidgeLearner`, whose models are coefficients.
 
     Parameters
     ----------
@@ -56,6 +55,8 @@ class KernelRidgeLearner(ScoreLearner):
         Power of the polynomial kernel, at least 1.
     offset : float
         Constant of the polynomial kernel, at least 0.
+    reveal_rows : bool
+        Whether models may travel, and with them every training row.
 
     Examples
     --------
@@ -78,6 +79,7 @@ class KernelRidgeLearner(ScoreLearner):
         gamma: float | None = None,
         degree: int = 3,
         offset: float = 1.0,
+        reveal_rows: bool = False,
     ) -> None:
         super().__init__(num_classes=num_classes, task=task)
         owner = self._owner
@@ -89,6 +91,7 @@ class KernelRidgeLearner(ScoreLearner):
         require(0 <= offset < math.inf, owner, "offset", "finite and at least 0", offset)
         self._kernel, self._ridge = kernel, ridge
         self._gamma, self._degree, self._offset = gamma, degree, offset
+        self._reveal_rows = reveal_rows
         self._rows: FloatArray
         self._dual: FloatArray
 
@@ -130,6 +133,11 @@ class KernelRidgeLearner(ScoreLearner):
         return np.array([kernel, gamma, self._degree, self._offset], dtype=np.float64)
 
     def _to_arrays(self) -> dict[str, Array]:
+        if not self._reveal_rows:
+            raise UnsupportedLearner(
+                f"{self._owner}: reveal_rows must be True for a model to travel, because it "
+                f"carries all {len(self._rows)} training rows along, got False."
+            )
         return {
             "kernel": self._settings(),
             "support-rows": self._rows.copy(),

@@ -19,12 +19,13 @@ from clients.opacus_checks import OWNER, check_layers, check_module, record_grad
 from clients.torch_learner import SQUARED_SCORES, TorchLearner
 from clients.torch_training import (
     RECORD_LOSSES,
+    BatchLoss,
     OptimizerName,
-    RowLoss,
     as_float32,
     check_count,
     isolated,
     make_optimizer,
+    weighted,
 )
 from fl_strategies.exceptions import InvalidParameter, MissingExtra, require
 from fl_strategies.privacy.events import DPSGDEvent
@@ -82,16 +83,20 @@ class DPTorchLearner(TorchLearner):
     noise_multiplier : float, optional
         Standard deviation of the noise divided by `max_grad_norm`.
     target_epsilon : float, optional
-        Instead of `noise_multiplier`: each call of `fit` or `partial_fit` spends at most this,
-        at `delta`, with as little noise as that allows but a multiplier of at least 0.3.
+        Instead of `noise_multiplier`: each call that trains privately spends at most this, at
+        `delta`, with as little noise as that allows but a multiplier of at least 0.3.
     delta : float
         Used with `target_epsilon` only.
     secure : bool
         Draw noise and batches from the operating system, so that two fits differ even if
         their `rng` is equal. False draws them from `rng`, for tests and simulations: who
         knows the seed can take the noise off again, and the event says so.
+    private_distill : bool
+        What rows `distill` is given. False: public ones, learned without noise and without
+        an event. True: private ones, such as those of an agent in co-distillation, learned
+        by DP-SGD like the rows of `fit`, and charged.
     distill_learning_rate : float
-        Step size of Adam in `distill`, with the learner's schedule.
+        Step size of Adam in a `distill` that is not private, with the learner's schedule.
 
     Notes
     -----
@@ -121,6 +126,7 @@ class DPTorchLearner(TorchLearner):
     target_epsilon: float | None = None
     delta: float = 1e-5
     secure: bool = True
+    private_distill: bool = False
     distill_learning_rate: float = 1e-3
     _events: Spent = field(default=(), init=False, repr=False)
 
@@ -138,17 +144,20 @@ class DPTorchLearner(TorchLearner):
             value = getattr(self, name)
             require(0 < value < math.inf, OWNER, name, "finite and above 0", value)
         require(0 < self.delta < 1, OWNER, "delta", "between 0 and 1", self.delta)
-        require(isinstance(self.secure, bool), OWNER, "secure", "True or False", self.secure)
+        for name in ("secure", "private_distill"):
+            value = getattr(self, name)
+            require(isinstance(value, bool), OWNER, name, "True or False", value)
         for name in ("augment", "channels_last"):
             value = getattr(self, name)
             require(not value, OWNER, name, "left out in private training", value)
 
     @property
     def privacy_events(self) -> Spent:
-        """What fits of this learner have spent so far, each event with its count.
+        """What training of this learner has spent so far, each event with its count.
 
-        Predictions, `distill` and `to_arrays` add nothing. A twin from `from_arrays` has
-        touched no private data here and so has no events; its sender's learner has them.
+        Predictions, `to_arrays` and a `distill` of public rows add nothing. A twin from
+        `from_arrays` has touched no private data here and so has no events; its sender's
+        learner has them.
         """
         return self._events
 
@@ -158,7 +167,7 @@ class DPTorchLearner(TorchLearner):
         The module is initialised from `rng`. The fit adds an event to `privacy_events`.
         """
         x, y = self._checked_set(x, y)
-        return self._learn_privately(None, x, y, self.epochs, rng)
+        return self._learn(None, x, y, self._record_loss, self.epochs, rng)
 
     def partial_fit(self, x: Array, y: Array, *, rng: np.random.Generator, epochs: int) -> Self:
         """Go on privately for so many epochs, from the parameters that were learned before.
@@ -168,7 +177,7 @@ class DPTorchLearner(TorchLearner):
         """
         check_count("epochs", epochs)
         x, y = self._checked_set(self._checked_rows(x), y)
-        return self._learn_privately(self._module, x, y, epochs, rng)
+        return self._learn(self._module, x, y, self._record_loss, epochs, rng)
 
     def fit_many(
         self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
@@ -188,11 +197,16 @@ class DPTorchLearner(TorchLearner):
         rng: np.random.Generator,
         recipe: Recipe = SQUARED_SCORES,
     ) -> Self:
-        """Learn targets (n, num_classes) of PUBLIC rows `x` (n, ...), as `TorchLearner` does.
+        """Learn targets (n, num_classes) of rows `x` (n, ...), as `TorchLearner` does.
 
-        Nothing is clipped, noised or accounted: neither rows nor targets may hold anything
-        private that has not been paid for.
+        Unless `private_distill` is set, the rows must be PUBLIC: nothing is clipped, noised
+        or accounted, so neither rows nor targets may hold anything private that has not
+        been paid for. If it is set, every call adds an event to `privacy_events`, and what
+        is protected is a row together with its own target: the target of a row must not
+        depend on other private rows, unless through what they have paid for.
         """
+        if self.private_distill:
+            return super().distill(x, targets, rng=rng, recipe=recipe)
         plain = TorchLearner(
             self.module_fn, num_classes=self.num_classes, task=self.task, epochs=self.epochs,
             batch_size=self.batch_size, learning_rate=self.distill_learning_rate,
@@ -224,11 +238,16 @@ class DPTorchLearner(TorchLearner):
             seeded=not self.secure,
         )  # fmt: skip
 
-    def _learn_privately(
+    @property
+    def _record_loss(self) -> BatchLoss:
+        return weighted(RECORD_LOSSES[self.task])
+
+    def _learn(
         self,
         module: nn.Module | None,
         x: Array,
-        y: Array,
+        targets: Array,
+        loss: BatchLoss,
         epochs: int,
         rng: np.random.Generator,
     ) -> Self:
@@ -239,12 +258,19 @@ class DPTorchLearner(TorchLearner):
             check_layers(module.train())
             self._evaluate(module, x[:1])
             check_module(module.train(), x.shape[1:])
-            self._train_privately(module, x, y, event, None if self.secure else rng)
+            source = None if self.secure else rng
+            self._train_privately(module, x, targets, loss, event, source)
         self._events = _with_event(self._events, event)
         return self._keep(module, x.shape[1:])
 
     def _train_privately(
-        self, module: nn.Module, x: Array, y: Array, event: DPSGDEvent, source: Source
+        self,
+        module: nn.Module,
+        x: Array,
+        targets: Array,
+        loss: BatchLoss,
+        event: DPSGDEvent,
+        source: Source,
     ) -> None:
         """Train a copy: Opacus leaves gradients of single records on what it touches."""
         if source is None:
@@ -256,12 +282,12 @@ class DPTorchLearner(TorchLearner):
             weight_decay=self.weight_decay, momentum=self.momentum, fused=False,
         )  # fmt: skip
         optimizer = _NoisyOptimizer(descent, source, event, self.max_grad_norm)
-        chance, loss = event.batch_size / event.records, RECORD_LOSSES[self.task]
-        rows, labels = torch.from_numpy(as_float32("x", [x])), torch.from_numpy(y)
+        chance = event.batch_size / event.records
+        rows, wanted = torch.from_numpy(as_float32("x", [x])), torch.from_numpy(targets)
         for _ in self._steps(descent, event.steps):
             uniform = (random_words(event.records, source) >> np.uint64(11)) * 2.0**-53
             drawn = torch.from_numpy(uniform < chance)
-            _step(model, optimizer, loss, rows[drawn], labels[drawn])
+            _step(model, optimizer, loss, rows[drawn], wanted[drawn])
         module.load_state_dict(model.to_standard_module().state_dict())
 
 
@@ -304,7 +330,7 @@ class _NoisyOptimizer(DPOptimizer):  # type: ignore[misc] # Opacus has no types
 
 
 def _step(
-    model: Any, optimizer: _NoisyOptimizer, loss: RowLoss, rows: Tensor, labels: Tensor
+    model: Any, optimizer: _NoisyOptimizer, loss: BatchLoss, rows: Tensor, targets: Tensor
 ) -> None:
     """Take one noisy step on a batch (b, ...), in as many passes as memory asks for."""
     size = max(1, GRADIENTS_PER_PASS // sum(p.numel() for p in optimizer.params))
@@ -313,7 +339,8 @@ def _step(
         optimizer.zero_grad()
         optimizer.signal_skip_step(do_skip=start + size < len(rows))
         if len(rows):
-            record_gradients(loss(model(rows[some]), labels[some]).sum())
+            scores = model(rows[some])
+            record_gradients(loss(scores, targets[some], scores.new_ones(len(scores))))
         else:  # not every layer takes no rows, and the noise is due all the same
             for parameter in optimizer.params:
                 parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)

@@ -130,7 +130,7 @@ class ScoreLearner(ABC):
         return {
             WIDTH: np.array([self._width]),
             LINK: np.array([_LINKS.index(self._fitted_link())]),
-            TEMPERATURE: np.array([self._temperature]),
+            TEMPERATURE: np.array([self._temperature], dtype=np.float64),
             **self._to_arrays(),
         }
 

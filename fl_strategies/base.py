@@ -16,11 +16,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fl_strategies import keys
-from fl_strategies.exceptions import NotEnoughParties, NotFitted, require
+from fl_strategies.exceptions import (
+    NotEnoughParties,
+    NotFitted,
+    UnsupportedLearner,
+    require,
+)
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, encode_arrays
 from fl_strategies.metrics import aggregate_metrics
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.protocols import Learner, PortableLearner
+from fl_strategies.protocols import Learner, require_portable
 from fl_strategies.replies import (
     EVALUATION,
     PartyReply,
@@ -139,6 +144,20 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Combine the accepted replies, sorted by partition id, and add own metrics."""
 
+    def nodes_for_round(self, nodes: list[int]) -> list[int]:
+        """Return which of the connected nodes to ask; all of them by default.
+
+        With none, nothing is sent and the round does not count.
+        """
+        return nodes
+
+    def num_replies_needed(self) -> int:
+        """Return how many valid replies a round needs; `min_parties` by default.
+
+        Never more are needed than nodes were asked.
+        """
+        return self.min_parties
+
     def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
         """Return what this node is to learn from before it trains; nothing by default."""
         return None
@@ -162,12 +181,13 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     def _keep_model(self, model: Learner) -> ArrayRecord | None:
         """Keep the final model; return its arrays if it can travel."""
         self._model = model
-        if isinstance(model, PortableLearner):
-            arrays, meta = model.to_arrays(), {keys.LEARNER: self.model_name}
-            self._delivery = Knowledge("model", arrays, meta)
-            return encode_arrays(arrays)
-        logger.info("%s: the final model cannot travel and stays on the server.", self.name)
-        return None
+        try:
+            arrays = require_portable(model).to_arrays()
+        except UnsupportedLearner as error:
+            logger.info("%s: the final model stays on the server. %s", self.name, error)
+            return None
+        self._delivery = Knowledge("model", arrays, {keys.LEARNER: self.model_name})
+        return encode_arrays(arrays)
 
     # Flower's five methods.
 
@@ -184,12 +204,16 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         config: ConfigRecord,
         grid: Grid,
     ) -> list[Message]:
-        """Ask every connected party, once the expected ones are there."""
+        """Ask the parties of this round, once the expected ones are there."""
         if self.last_round is not None and server_round > self.last_round:
             logger.info("%s ended in round %s; nothing is sent.", self.name, self.last_round)
             self._sent = []
             return []
-        nodes = self._wait_for_parties(grid)
+        nodes = self.nodes_for_round(self._wait_for_parties(grid))
+        if not nodes:
+            logger.info("%s has nobody to ask; nothing is sent.", self.name)
+            self._sent = []
+            return []
         self.rejected_ = {}
         self.round_ += 1
         content = {node: self.knowledge_for(node) for node in nodes}
@@ -205,10 +229,11 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         accepted = self._accept(replies, self.reply_kind, self.read)
         if not self._sent:
             return None, None
-        if len(accepted) < self.min_parties:
+        needed = min(self.num_replies_needed(), len(self._sent))
+        if len(accepted) < needed:
             self._fail(
                 f"{len(accepted)} of {len(self._sent)} parties sent a valid reply and "
-                f"{self.min_parties} are needed ({self._first_rejection()})"
+                f"{needed} are needed ({self._first_rejection()})"
             )
             return None, None
         arrays, metrics = self.aggregate(self.round_, accepted)

@@ -86,6 +86,7 @@ NUM_QUERIES = "num-queries"
 PRIVACY_LEVEL = "privacy-level"
 EXCHANGE = "exchange"
 EXCHANGES: Sequence[str] = ("votes", "models")
+VOTE_INSTEAD = "Let it vote instead: exchange='votes'."
 LEVELS: Sequence[str] = ("L0", "L1", "L2")
 
 # A server cannot make a party train without end.
@@ -247,7 +248,8 @@ class FedKT(KnowledgeStrategy[IntArray]):
             )
         models = part_arrays(knowledge.arrays, self.num_splits)
         return [
-            require_portable(self.student_fns[name]()).from_arrays(arrays) for arrays in models
+            require_portable(self.student_fns[name](), VOTE_INSTEAD).from_arrays(arrays)
+            for arrays in models
         ]
 
     def aggregate(
@@ -340,7 +342,7 @@ class FedKTParty(PartyHalf):
         if config_choice(config, EXCHANGE, EXCHANGES) == "votes":
             packed = pack_labels(labels, party.num_classes)
             return Knowledge("votes", {"votes": packed}), metrics
-        models = [require_portable(student).to_arrays() for student in students]
+        models = [require_portable(student, VOTE_INSTEAD).to_arrays() for student in students]
         return Knowledge("models", join_arrays(models)), metrics
 
     def _label(

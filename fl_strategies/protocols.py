@@ -26,7 +26,7 @@ Link: TypeAlias = Literal["identity", "softmax", "sigmoid"]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a learner is to learn from targets: ``link(logits(x)) = targets``, nearly.
+    """How a learner is to learn: ``link(logits(x) / temperature) = targets``, nearly.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Recipe:
         What turns logits into what the targets are: scores, probabilities of classes, or
         probabilities of independent labels.
     temperature : float
-        Logits are divided by it before a softmax or sigmoid.
+        Logits are divided by it before a softmax or sigmoid; 1 for the identity.
     epochs : int, optional
         Passes over the rows; the learner's own number if left out. Learners that do not
         learn in passes ignore it.
@@ -58,6 +58,8 @@ class Recipe:
         require(fits, "Recipe", "link", "softmax or sigmoid for cross-entropy", self.link)
         warm = 0 < self.temperature < math.inf
         require(warm, "Recipe", "temperature", "finite and above 0", self.temperature)
+        plain = self.link != "identity" or self.temperature == 1
+        require(plain, "Recipe", "temperature", "1 for the identity", self.temperature)
         enough = self.epochs is None or self.epochs >= 1
         require(enough, "Recipe", "epochs", "at least 1", self.epochs)
 
@@ -151,11 +153,12 @@ def require_soft(owner: str, learner: Learner) -> SoftLearner:
     return learner
 
 
-def require_portable(learner: Learner) -> PortableLearner:
-    """Return the learner if it can travel; say what to do if it cannot."""
+def require_portable(learner: Learner, hint: str = "") -> PortableLearner:
+    """Return the learner if it can travel; if not, say so, and the hint what to do."""
     if not isinstance(learner, PortableLearner):
-        raise UnsupportedLearner(
+        sentence = (
             f"Learner: a model that travels must have to_arrays and from_arrays, got "
-            f"{type(learner).__name__}. Let it vote instead: exchange='votes'."
+            f"{type(learner).__name__}."
         )
+        raise UnsupportedLearner(f"{sentence} {hint}".rstrip())
     return learner

@@ -220,6 +220,7 @@ def _kernel_ridge(settings: "Settings", problem: Problem) -> Learner:
     return KernelRidgeLearner(
         num_classes=problem.num_classes, task=problem.task,
         kernel=cast("Kernel", settings.kernel), ridge=settings.ridge,
+        reveal_rows=settings.reveal_rows,
     )  # fmt: skip
 
 

@@ -1,18 +1,19 @@
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from clients.app import client_app
-from fl_strategies import Party, keys
+from fl_strategies import FedKT, Party, keys
 from fl_strategies.base import KnowledgeStrategy
-from fl_strategies.exceptions import NotFitted
+from fl_strategies.exceptions import NotFitted, UnsupportedLearner
 from fl_strategies.half import receive_model
 from fl_strategies.knowledge import Knowledge
 from simulations.local import InMemoryGrid, run_local
-from tests.toys import TEST, CentroidLearner, load_toy_party, toy_fedkt, toy_party
+from tests.toys import PUBLIC, TEST, CentroidLearner, load_toy_party, toy_fedkt, toy_party
 
 APP = client_app(load_toy_party)
 
@@ -93,6 +94,70 @@ def test_without_evaluation_nothing_is_delivered() -> None:
     assert result.evaluate_metrics_clientapp == {}
 
 
+class Choosy(FedKT):
+    """Asks some of the connected nodes, and needs so many replies."""
+
+    chosen: ClassVar[list[int]] = [1000, 1002]
+    needed = 2
+
+    def nodes_for_round(self, nodes: list[int]) -> list[int]:
+        assert nodes == [1000, 1001, 1002, 1003]
+        return self.chosen
+
+    def num_replies_needed(self) -> int:
+        return self.needed
+
+
+def choosy(**changes: Any) -> Choosy:
+    strategy = Choosy(
+        public=PUBLIC, num_classes=3, learner_fn=CentroidLearner, learner_name="centroid",
+        num_parties=4, num_teachers=2, max_wait=0.0,
+    )  # fmt: skip
+    vars(strategy).update(changes)
+    return strategy
+
+
+def test_a_strategy_chooses_whom_to_ask() -> None:
+    """The hook sees all connected nodes; the others get no message and no delivery."""
+    strategy = choosy()
+
+    result = run_local(strategy, APP, 4)
+
+    assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 2
+    assert sorted(strategy.parties_) == [0, 2]
+
+
+def test_a_round_without_anybody_does_not_count() -> None:
+    """Nothing is sent, nothing is combined, and the number of rounds stays."""
+    strategy = choosy(chosen=[])
+
+    result = run_local(strategy, APP, 4)
+
+    assert not result.train_metrics_clientapp
+    assert strategy.round_ == 0
+
+
+@pytest.mark.parametrize(("needed", "silent", "ends_well"), [
+    (2, 0, True), (2, 1, False), (1, 1, True), (1, 2, False), (0, 2, True), (9, 0, True),
+])  # fmt: skip
+def test_a_strategy_says_how_many_replies_it_needs(
+    needed: int, silent: int, ends_well: bool
+) -> None:
+    """Fewer valid replies end the round, but never are more needed than were asked."""
+    strategy, grid = choosy(needed=needed), InMemoryGrid(APP, 4)
+    messages = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    replies = grid.send_and_receive(messages)
+
+    _, metrics = strategy.aggregate_train(1, replies[silent:])
+
+    assert (metrics is not None) == ends_well
+    if metrics is not None:
+        assert metrics[keys.NUM_PARTIES] == 2 - silent
+    else:
+        with pytest.raises(NotFitted, match=f"of 2 parties .* and {needed} are needed"):
+            strategy.model_  # noqa: B018
+
+
 class StayingLearner(CentroidLearner):
     """A learner that cannot travel."""
 
@@ -107,6 +172,35 @@ def test_a_model_that_cannot_travel_stays_on_the_server() -> None:
 
     assert strategy.model_.predict(TEST[0]).shape == (200,)
     assert result.evaluate_metrics_clientapp == {}
+
+
+class RefusingLearner(CentroidLearner):
+    """A learner whose models must not travel."""
+
+    def to_arrays(self) -> NoReturn:
+        raise UnsupportedLearner("RefusingLearner: rows must stay at home, got a call.")
+
+
+@pytest.mark.parametrize(
+    ("learner_fn", "reason"),
+    [
+        (StayingLearner, "must have to_arrays and from_arrays, got StayingLearner."),
+        (RefusingLearner, "RefusingLearner: rows must stay at home, got a call."),
+    ],
+)
+def test_the_log_says_why_a_model_stays(
+    learner_fn: type[CentroidLearner], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model that cannot or must not travel ends no run, and nobody is told to vote."""
+    strategy = toy_fedkt(learner_fn=learner_fn)
+
+    with caplog.at_level(logging.INFO, logger="flwr.fl_strategies"):
+        result = run_local(strategy, APP, 4)
+
+    (line,) = [m for m in caplog.messages if "the final model stays on the server" in m]
+    assert line.endswith(reason)
+    assert result.evaluate_metrics_clientapp == {}
+    assert strategy.model_.predict(TEST[0]).shape == (200,)
 
 
 def test_parties_that_do_not_know_the_model_say_so() -> None:

@@ -1,12 +1,13 @@
 """AKD, AvgKD, PKD and EKD over real messages, with the paper's closed forms as the oracle."""
 
 import gc
+import json
 import logging
 import math
 import tracemalloc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from fl_strategies.exceptions import (
     NotEnoughParties,
     NotFitted,
 )
-from fl_strategies.privacy.events import GaussianEvent
+from fl_strategies.privacy.events import MOST, GaussianEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.protocols import LearnerFactory, Recipe
 from fl_strategies.randomness import derive_rng
@@ -111,6 +112,10 @@ def kernel_world(num_agents: int, kind: str, ridge: float) -> KernelFederation:
     return KernelFederation(agents, ridge)
 
 
+def open_kernel_ridge(**settings: Any) -> KernelRidgeLearner:
+    return KernelRidgeLearner(reveal_rows=True, **settings)
+
+
 def kernel_factories(world: KernelFederation, kind: str) -> dict[str, LearnerFactory]:
     settings: list[dict[str, Any]] = {
         "same": [{"kernel": "rbf", "gamma": 0.5}] * 3,
@@ -121,7 +126,7 @@ def kernel_factories(world: KernelFederation, kind: str) -> dict[str, LearnerFac
         ],
         "linear": [{"intercept": False}] * 3,
     }[kind]
-    learner = RidgeLearner if kind == "linear" else KernelRidgeLearner
+    learner = RidgeLearner if kind == "linear" else open_kernel_ridge
 
     def factory(i: int) -> LearnerFactory:
         chosen = {"num_classes": 2, "task": "regression", "ridge": world.local_ridge(i)}
@@ -779,6 +784,70 @@ def test_a_model_of_other_classes_is_left_out_though_its_learner_is_known() -> N
         )
 
 
+class Unreliable(RidgeLearner):
+    """Predicts what it is told for some records of the agent, all others as it should."""
+
+    told: ClassVar[dict[int, float]] = {3: math.nan, 5: math.inf, 7: 1e300}
+
+    def logits(self, x: Any) -> Any:
+        scores = super().logits(x)
+        for row, value in self.told.items():
+            scores[row] = value
+        return scores
+
+
+@pytest.mark.parametrize("task", ["single-label", "regression"])
+def test_a_record_without_a_prediction_changes_no_other_target(task: Any) -> None:
+    """Leaving the model out would let one record decide about the targets of all."""
+    seen: list[np.ndarray] = []
+
+    class Watching(RidgeLearner):
+        def distill(self, x: Any, targets: Any, *, rng: Any, recipe: Any) -> Any:
+            seen.append(targets)
+            return super().distill(x, targets, rng=rng, recipe=recipe)
+
+    party = ridge_party()
+    if task == "regression":
+        party = as_regression(party)
+    config = ConfigRecord({**asked("akd"), TASK: task})
+    teacher = RidgeLearner(num_classes=3, ridge=0.01, task=task)
+    teacher.distill(
+        party.x, np.eye(3)[toy_party(0, 12).y], rng=derive_rng(0, "x"),
+        recipe=Recipe(link="softmax" if task == "single-label" else "identity"),
+    )  # fmt: skip
+    model = Knowledge("model", teacher.to_arrays(), {keys.LEARNER: "teacher"})
+    for kind in (RidgeLearner, Unreliable):
+        factory = {"teacher": lambda kind=kind: kind(num_classes=3, ridge=0.01, task=task)}
+        able = replace(
+            party, catalogue=factory,
+            learner_fn=lambda: Watching(num_classes=3, ridge=0.01, task=task),
+        )  # fmt: skip
+        _, metrics = CodistillParty().train(able, join_models([model]), config, RecordDict())
+        assert metrics[NUM_MODELS_REFUSED] == 0
+
+    others = np.setdiff1d(np.arange(12), list(Unreliable.told))
+    np.testing.assert_array_equal(seen[1][others], seen[0][others])
+    nothing, largest = (1 / 3, 1 / 3) if task == "single-label" else (0.0, 1e30)
+    np.testing.assert_allclose(seen[1][[3, 5]], nothing)
+    np.testing.assert_allclose(seen[1][7], largest)
+
+
+def test_kernel_models_do_not_carry_rows_out_by_default() -> None:
+    """Whoever did not allow it is named, and nothing of the model leaves."""
+
+    def closed(party: Party) -> Party:
+        return replace(
+            party, learner_fn=lambda: KernelRidgeLearner(num_classes=3), learner_name="kernel"
+        )
+
+    strategy = classification("avgkd")
+    step(strategy, Recorder(load_changed(closed, 1), 3))
+
+    (reason,) = strategy.rejected_.values()
+    assert "reveal_rows must be True for a model to travel" in reason
+    assert set(strategy.models_) == {0, 2}
+
+
 def test_parallel_distillation_learns_from_its_own_model_too() -> None:
     """With the same models all around, nothing but regularisation changes the targets."""
     half, party, state = CodistillParty(), ridge_party(), RecordDict()
@@ -932,6 +1001,145 @@ def test_one_agent_without_noise_leaves_no_guarantee() -> None:
     assert result.train_metrics_clientapp[2][keys.EPSILON_EXAMPLE] == math.inf
     assert strategy.ledger_.get_epsilon() == math.inf
     assert "none, because models left the agents" in strategy.ledger_.statement()
+
+
+def train_with_noise(private_distill: bool, journal_folder: Any = None) -> tuple[Any, Any]:
+    """Run two rounds of two agents, with 40 and 24 records, in batches of 16."""
+    pytest.importorskip("opacus")
+    pytest.importorskip("dp_accounting")
+    from torch import nn
+
+    from clients.opacus_learner import DPTorchLearner
+
+    def learner_fn() -> DPTorchLearner:
+        return DPTorchLearner(
+            lambda: nn.Linear(2, 3), num_classes=3, epochs=2, batch_size=16,
+            noise_multiplier=2.0, private_distill=private_distill,
+        )  # fmt: skip
+
+    def load(context: Context) -> Party:
+        number = int(context.node_config[keys.PARTITION_ID])
+        party = toy_party(number, num_records=(40, 24)[number])
+        journal = None
+        if journal_folder is not None:
+            fingerprint = data_fingerprint(party.x, party.y)
+            journal = PartyJournal(journal_folder / str(number), fingerprint=fingerprint)
+        return replace(party, learner_fn=learner_fn, learner_name="linear", journal=journal)
+
+    strategy = AvgKD(
+        num_classes=3, learner_fn=learner_fn, learner_name="linear", num_parties=2, max_wait=0.0
+    )
+    return strategy, run_local(strategy, client_app(load, halves=HALVES), 2, num_rounds=2)
+
+
+def dp_accounting_epsilon(records: int, steps: int) -> float:
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    step = dp_accounting.PoissonSampledDpEvent(
+        16 / records, dp_accounting.GaussianDpEvent(noise_multiplier=2.0)
+    )
+    accountant = PLDAccountant().compose(dp_accounting.SelfComposedDpEvent(step, steps))
+    return float(accountant.get_epsilon(1e-5))
+
+
+@pytest.mark.parametrize("with_journal", [False, True])
+def test_agents_that_train_with_noise_pay_for_the_steps_of_all_rounds(
+    with_journal: bool, tmp_path: Any
+) -> None:
+    """Real DP-SGD over real messages costs what dp-accounting says of the summed steps."""
+    strategy, result = train_with_noise(True, tmp_path if with_journal else None)
+
+    # An epoch of 40 records takes 3 steps, one of 24 takes 2; both rounds have 2 epochs.
+    expected = {
+        0: dp_accounting_epsilon(40, 2 * 2 * 3),
+        1: dp_accounting_epsilon(24, 2 * 2 * 2),
+    }
+    for agent, epsilon in expected.items():
+        report = strategy.parties_[agent].train
+        assert report[keys.EPSILON_EXAMPLE] == pytest.approx(epsilon, rel=1e-3)
+        assert report[keys.NUM_RELEASES] == 2
+    dearest = max(expected.values())
+    told = result.train_metrics_clientapp[2][keys.EPSILON_EXAMPLE]
+    assert told == pytest.approx(dearest, rel=1e-3)
+    assert strategy.ledger_.get_epsilon() == pytest.approx(dearest, rel=1e-3)
+    ((event, count),) = strategy.ledger_.entries
+    assert (event.records, event.steps, count) == (24, 4, 2)
+
+
+def test_learning_private_rows_without_noise_is_no_guarantee() -> None:
+    """The same learner that takes its rows for public ones leaves epsilon infinite."""
+    strategy, result = train_with_noise(False)
+
+    assert result.train_metrics_clientapp[2][keys.EPSILON_EXAMPLE] == math.inf
+    assert strategy.ledger_.get_epsilon() == math.inf
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_models_that_got_lost_have_been_paid_for(scheme: str) -> None:
+    """A reply that the server never read left its agent all the same."""
+    strategy = classification(scheme, 2, min_parties=1)
+    grid = Recorder(load_changed(private, 0, 1), 2)
+    step(strategy, grid)
+    spent = {0: 1, 1: 1}
+
+    def lose(reply: Message) -> None:
+        if reply.content[keys.META][keys.KIND] == "model":
+            spent[int(reply.content[keys.META][keys.PARTITION_ID])] += 1
+            del reply.content[keys.META]
+
+    def count(reply: Message) -> None:
+        if reply.content[keys.META][keys.KIND] == "model":
+            spent[int(reply.content[keys.META][keys.PARTITION_ID])] += 1
+
+    grid.change = lose
+    step(strategy, grid)
+    grid.change = count
+    for _ in range(3):
+        step(strategy, grid)
+
+    ((_, charged),) = strategy.ledger_.entries
+    assert charged == max(spent.values())
+    largest = max(r.train[keys.EPSILON_EXAMPLE] for r in strategy.parties_.values())
+    assert strategy.ledger_.get_epsilon() == pytest.approx(largest)
+
+
+def test_an_agent_that_returns_as_another_node_pays_for_both() -> None:
+    """The new node has forgotten what the old one spent; the server has not."""
+
+    def load(context: Context) -> Party:
+        number = min(1, int(context.node_config[keys.PARTITION_ID]))
+        return replace(private(load_ridge(context)), partition_id=number)
+
+    strategy, grid = classification("avgkd", 2), Recorder(load, 3)
+    grid.away = {2}
+    step(strategy, grid)
+    step(strategy, grid)
+    grid.away = {1}
+    step(strategy, grid)
+
+    assert not strategy.rejected_
+    assert strategy._ledgers[1][1].entries[0][1] == 3
+    assert strategy.parties_[1].train[keys.NUM_RELEASES] == 1
+
+
+def test_claims_beyond_all_counts_end_no_run() -> None:
+    """An agent that says it has spent as much as a ledger can hold harms itself only."""
+    strategy, grid = classification("avgkd", 2), Recorder(load_changed(private, 0, 1), 2)
+
+    def exaggerate(reply: Message) -> None:
+        record = reply.content[keys.META]
+        if PRIVACY_EVENTS in record and record[keys.PARTITION_ID] == 1:
+            ledger = json.loads(str(record[PRIVACY_EVENTS]))
+            ledger["entries"][0]["count"] = MOST
+            record[PRIVACY_EVENTS] = json.dumps(ledger)
+
+    grid.change = exaggerate
+    for _ in range(3):
+        result = step(strategy, grid)
+
+    assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 2
+    assert strategy._ledgers[1][1].entries[0][1] == MOST
 
 
 def test_events_from_elsewhere_do_not_make_a_model_private() -> None:

@@ -15,16 +15,18 @@ from fl_strategies.codistill.relay import (
     Chain,
     check_finite,
     check_relayed,
-    events_from_text,
-    events_to_text,
+    fill_ledger,
     join_models,
     keep,
+    ledger_from_text,
+    ledger_to_text,
+    new_ledger,
     part_models,
     recall,
     take_turns,
 )
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.privacy.events import GaussianEvent, NonPrivateEvent, event_to_json
+from fl_strategies.privacy.events import MOST, GaussianEvent, NonPrivateEvent, event_to_json
 
 NOISE = GaussianEvent(unit="example", relation="replace-one", scale=2.0, l2_sensitivity=1.0)
 
@@ -95,29 +97,55 @@ def test_relayed_models_have_a_name_and_finite_numbers() -> None:
             check_finite(model(value))
 
 
-def test_events_survive_the_wire() -> None:
-    """Events and their counts are read as they were written."""
-    entries = [(NOISE, 3), (NonPrivateEvent(unit="example", reason="raw"), 1)]
+RAW = NonPrivateEvent(unit="example", reason="raw")
 
-    assert events_from_text(events_to_text(entries)) == entries
+
+def test_a_ledger_survives_the_wire() -> None:
+    """Events, their counts and in how many rounds are read as they were written."""
+    ledger = new_ledger(audience="the server")
+    for charges in ([(NOISE, 3), (RAW, 1)], [(NOISE, 2)]):
+        ledger.charge_all(charges)
+
+    read = ledger_from_text(ledger_to_text(ledger))
+
+    assert read.entries == ((NOISE, 5), (RAW, 1))
+    assert read.state_dict()["entries"] == ledger.state_dict()["entries"]
+
+
+def test_ledgers_of_several_nodes_add_up() -> None:
+    """Counts and rounds of equal events are summed, up to what a ledger can hold."""
+    one, two = new_ledger(), new_ledger()
+    one.charge_all([(NOISE, 3), (RAW, MOST)])
+    two.charge_all([(RAW, 7)])
+    two.charge_all([(NOISE, 4)])
+    two.charge_all([(NOISE, 4)])
+
+    total = fill_ledger(new_ledger(), [one, two])
+
+    assert total.entries == ((NOISE, 11), (RAW, MOST))
+    assert [entry["batches"] for entry in total.state_dict()["entries"]] == [3, 2]
+    assert one.entries == ((NOISE, 3), (RAW, MOST))
+
+
+def ledger_text(count: object = 1, **changes: object) -> str:
+    entry = {"event": {**event_to_json(NOISE), **changes}, "count": count, "batches": 1}
+    return json.dumps({**new_ledger().state_dict(), "entries": [entry]})
 
 
 @pytest.mark.parametrize(
     "text",
     [
         None, 3, "", "{}", "[]", "[1]", "[[1, 2]]", "[" * 5_000, "x" * 200_000,
-        json.dumps([[event_to_json(NOISE), 0]]),
-        json.dumps([[event_to_json(NOISE), 1.5]]),
-        json.dumps([[event_to_json(NOISE), True]]),
-        json.dumps([[{**event_to_json(NOISE), "scale": -1}, 1]]),
-        json.dumps([[{**event_to_json(NOISE), "unit": "party"}, 1]]),
+        ledger_to_text(new_ledger()), ledger_text(0), ledger_text(1.5), ledger_text(True),
+        ledger_text(MOST + 1), ledger_text(scale=-1), ledger_text(unit="party"),
     ],
     ids=lambda text: str(text)[:12],
 )  # fmt: skip
 def test_events_that_were_not_written_here_are_refused(text: object) -> None:
     """A stranger's text is one clear error, whatever is in it."""
+    assert ledger_from_text(ledger_text()).entries == ((NOISE, 1),)
     with pytest.raises(KnowledgeMismatch, match="privacy events must be"):
-        events_from_text(text)
+        ledger_from_text(text)
 
 
 def test_a_chain_goes_round_and_skips() -> None:

@@ -91,6 +91,7 @@ def test_unknown_tasks_are_named(task: str, num_classes: int, rule: str) -> None
         ({"loss": "cross-entropy"}, "link must be softmax or sigmoid for cross-entropy"),
         ({"temperature": 0.0}, "temperature must be finite and above 0"),
         ({"temperature": math.inf}, "temperature must be finite and above 0"),
+        ({"temperature": 2.0}, "temperature must be 1 for the identity"),
         ({"epochs": 0}, "epochs must be at least 1"),
     ],
 )

@@ -30,10 +30,10 @@ MAX_NAME_BYTES: Final = 2**20
 _LEAST_PROBABILITY: Final = 1e-12
 
 
-def outputs(model: Learner, x: Array, task: Task) -> FloatArray:
-    """Return what a model predicts, (n, num_classes): probabilities or, in regression, numbers.
+def raw_outputs(model: Learner, x: Array, task: Task) -> FloatArray:
+    """Return what a model predicts, (n, num_classes), also where that is not finite.
 
-    Raises `KnowledgeMismatch` if that is not what comes out: the model may be a stranger's.
+    Raises `KnowledgeMismatch` for another shape: the model may be a stranger's.
     """
     scores = np.asarray(model.logits(x), dtype=np.float64)
     expected = (len(x), model.num_classes)
@@ -42,7 +42,15 @@ def outputs(model: Learner, x: Array, task: Task) -> FloatArray:
             f"{type(model).__name__}: logits must be of shape {expected}, got {scores.shape}."
         )
     with np.errstate(invalid="ignore"):
-        found = scores if task == "regression" else np.asarray(softmax(scores, axis=1))
+        return scores if task == "regression" else np.asarray(softmax(scores, axis=1))
+
+
+def outputs(model: Learner, x: Array, task: Task) -> FloatArray:
+    """Return what a model predicts, (n, num_classes): probabilities or, in regression, numbers.
+
+    Raises `KnowledgeMismatch` if that is not what comes out.
+    """
+    found = raw_outputs(model, x, task)
     if not np.isfinite(found).all():
         name = type(model).__name__
         raise KnowledgeMismatch(f"{name}: logits must be finite, got NaN or infinity.")

@@ -8,13 +8,14 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from fl_strategies import keys
-from fl_strategies.codistill.committee import RememberedScores, SignedEnsemble, outputs
+from fl_strategies.codistill.committee import RememberedScores, SignedEnsemble, raw_outputs
 from fl_strategies.codistill.relay import (
     MODEL,
     MODELS,
-    events_to_text,
     join_models,
     keep,
+    ledger_to_text,
+    new_ledger,
     part_models,
     recall,
 )
@@ -33,7 +34,6 @@ from fl_strategies.half import (
 )
 from fl_strategies.knowledge import Knowledge, Metrics, config_choice, config_int
 from fl_strategies.party import Party
-from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import (
@@ -57,6 +57,8 @@ from fl_strategies.tasks import Task
 LOSSES: Final[Sequence[str]] = ("mse", "cross-entropy")
 SCHEMES: Final[Sequence[str]] = ("akd", "avgkd", "ekd", "pkd")
 MAX_ROUNDS: Final = 2**31
+# Within float32, so that no learner has to refuse a target that another agent made.
+LARGEST: Final = 1e30
 
 LOSS: Final = "loss"
 TASK: Final = "task"
@@ -81,9 +83,11 @@ class CodistillParty(PartyHalf):
 
     Notes
     -----
-    A received model that cannot be read (another architecture, another number of classes,
-    scores that are not finite) is left out and counted in ``num-models-refused``; if none
-    is left to learn from, the agent says why and takes no part in the round.
+    A received model that cannot be read (another architecture, another number of classes)
+    is left out and counted in ``num-models-refused``; if none is left to learn from, the
+    agent says why and takes no part in the round. A record for which a model predicts
+    nothing finite gets even odds from it, or 0 in regression: were the model left out,
+    one record could decide about the targets of all others, which no noise covers.
 
     The agent keeps its own newest model in Flower's state: PKD needs its predictions, and
     the model is measured without crossing the wire again. In EKD it keeps all terms of the
@@ -105,9 +109,9 @@ class CodistillParty(PartyHalf):
         model = learner.distill(party.x, targets, rng=rng, recipe=recipe)
         arrays = require_portable(model).to_arrays()
         private = tuple(getattr(model, "privacy_events", ())) != spent
-        charges, metrics = _charge(party, [model] if private else [], state, scheme)
+        ledger, metrics = _charge(party, [model] if private else [], state, scheme)
         keep(state, _OWN, Knowledge(MODEL, arrays, {keys.LEARNER: party.learner_name}))
-        meta = {PRIVACY_EVENTS: events_to_text(charges)}
+        meta = {PRIVACY_EVENTS: ledger_to_text(ledger)}
         return Knowledge(MODEL, arrays, meta), {NUM_MODELS_REFUSED: refused, **metrics}
 
     def evaluate(
@@ -174,6 +178,14 @@ def _receive(party: Party, relayed: Knowledge) -> Learner:
     return model
 
 
+def _predict(party: Party, model: Learner) -> FloatArray:
+    """Return what a model predicts on the agent's inputs; no row depends on another."""
+    found = raw_outputs(model, party.x, party.task)
+    usable = np.isfinite(found).all(axis=1, keepdims=True)
+    nothing = 0.0 if party.task == "regression" else 1 / party.num_classes
+    return np.where(usable, np.clip(found, -LARGEST, LARGEST), nothing)
+
+
 def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], int]:
     """Return what each received model predicts on the agent's inputs, and how many cannot."""
     found: list[FloatArray] = []
@@ -181,7 +193,7 @@ def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], i
     reason = ""
     for part in relayed:
         try:
-            found.append(outputs(_receive(party, part), party.x, party.task))
+            found.append(_predict(party, _receive(party, part)))
         except StrategyError as error:
             reason = str(error)
         except Exception as error:  # a hostile model may make a learner raise anything
@@ -211,13 +223,16 @@ def _targets(
 
 def _own_predictions(party: Party, state: RecordDict) -> list[FloatArray]:
     own = recall(state, _OWN, MODEL)
-    return [] if own is None else [outputs(receive_model(party, own), party.x, party.task)]
+    return [] if own is None else [_predict(party, receive_model(party, own))]
 
 
 def _charge(
     party: Party, private: Sequence[Learner], state: RecordDict, scheme: str
-) -> tuple[Sequence[Entry], Metrics]:
+) -> tuple[PrivacyLedger, Metrics]:
     """Record what a round costs a record of the party, on top of all rounds before.
+
+    Returns the ledger of this run, for the server, which may have missed a round. The
+    figures are those of the journal, where there is one: it knows other runs as well.
 
     Parameters
     ----------
@@ -228,16 +243,15 @@ def _charge(
     charges = training_charges(private, 1) if private else ()
     if not charges:
         charges = [(NonPrivateEvent(unit="example", reason=UNPROTECTED_MODEL), 1)]
+    ledger, kept = new_ledger(), state.get(_LEDGER)
+    if isinstance(kept, ConfigRecord):
+        ledger.load_state_dict(json.loads(str(kept["entries"])))
+    ledger.charge_all(charges)
+    known = ledger
     if party.journal is not None:
-        ledger = spend(party, charges, scheme, DEFAULT_DELTA)
-    else:
-        ledger = PrivacyLedger("example", delta=DEFAULT_DELTA)
-        kept = state.get(_LEDGER)
-        if isinstance(kept, ConfigRecord):
-            ledger.load_state_dict(json.loads(str(kept["entries"])))
-        ledger.charge_all(charges)
-        state[_LEDGER] = ConfigRecord({"entries": json.dumps(ledger.state_dict())})
-    return charges, privacy_metrics(party=unprotected(UNPROTECTED_MODEL), example=ledger)
+        known = spend(party, charges, scheme, DEFAULT_DELTA)
+    state[_LEDGER] = ConfigRecord({"entries": ledger_to_text(ledger)})
+    return ledger, privacy_metrics(party=unprotected(UNPROTECTED_MODEL), example=known)
 
 
 def _evaluate_ensemble(

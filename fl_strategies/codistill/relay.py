@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
@@ -17,8 +17,9 @@ from fl_strategies.knowledge import (
     join_arrays,
     part_arrays,
 )
-from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.events import event_from_json, event_to_json
+from fl_strategies.privacy.events import MOST
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.reporting import DEFAULT_DELTA
 
 NUM_MODELS: Final = "num-models"
 MODEL: Final = "model"
@@ -75,24 +76,41 @@ def check_finite(knowledge: Knowledge) -> None:
             )
 
 
-def events_to_text(charges: Sequence[Entry]) -> str:
-    """Return what a release costs as text that travels with it."""
-    return json.dumps([[event_to_json(event), int(count)] for event, count in charges])
+def new_ledger(**settings: Any) -> PrivacyLedger:
+    """Return an empty ledger of what agents' releases cost their records."""
+    return PrivacyLedger("example", delta=DEFAULT_DELTA, **settings)
 
 
-def events_from_text(text: object) -> list[Entry]:
-    """Read what a party says a release costs each of its records."""
+def ledger_to_text(ledger: PrivacyLedger) -> str:
+    """Return all that an agent's releases have cost as text that travels with the last."""
+    return json.dumps(ledger.state_dict())
+
+
+def ledger_from_text(text: object) -> PrivacyLedger:
+    """Read what an agent says its releases have cost each of its records so far."""
     problem = KnowledgeMismatch("Reply: privacy events must be as written here, got others.")
     if not isinstance(text, str) or len(text) > MAX_EVENTS_TEXT:
         raise problem
+    ledger = new_ledger()
     try:
-        entries = [(event_from_json(event), count) for event, count in json.loads(text)]
+        ledger.load_state_dict(json.loads(text))
     except (InvalidData, ValueError, TypeError, RecursionError) as error:
         raise problem from error
-    counted = all(type(count) is int and count >= 1 for _, count in entries)
-    if not entries or not counted or any(event.unit != "example" for event, _ in entries):
+    if not ledger.entries:
         raise problem
-    return entries
+    return ledger
+
+
+def fill_ledger(ledger: PrivacyLedger, parts: Iterable[PrivacyLedger]) -> PrivacyLedger:
+    """Enter all that several ledgers have recorded, as often as they have, and return it."""
+    tallies: dict[str, dict[str, Any]] = {}
+    for entry in [entry for part in parts for entry in part.state_dict()["entries"]]:
+        event = json.dumps(entry["event"], sort_keys=True)
+        known = tallies.setdefault(event, {**entry, "count": 0, "batches": 0})
+        for name in ("count", "batches"):
+            known[name] = min(known[name] + entry[name], MOST)
+    ledger.load_state_dict({**ledger.state_dict(), "entries": list(tallies.values())})
+    return ledger
 
 
 def keep(state: RecordDict, slot: str, knowledge: Knowledge) -> None:

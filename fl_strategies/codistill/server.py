@@ -24,15 +24,15 @@ from fl_strategies.codistill.relay import (
     MODEL,
     check_finite,
     check_relayed,
-    events_from_text,
+    fill_ledger,
     join_models,
+    ledger_from_text,
+    new_ledger,
 )
 from fl_strategies.exceptions import NotEnoughParties, require
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.party import check_rows, content_hash
-from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.reporting import DEFAULT_DELTA
 from fl_strategies.protocols import Array, Learner, LearnerFactory, PortableLearner
 from fl_strategies.replies import PartyReply
 from fl_strategies.tasks import Task, check_task
@@ -45,10 +45,10 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class AgentModel:
-    """What an agent sent: a model, and what its training cost a record."""
+    """What an agent sent: a model, and what all its models have cost a record so far."""
 
     model: Knowledge
-    charges: Sequence[Entry]
+    ledger: PrivacyLedger
 
 
 class Codistillation(KnowledgeStrategy[AgentModel]):
@@ -56,17 +56,18 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
 
     Leaves the party
         Its model of every round that it takes part in, to the server and by it to other
-        agents, as arrays; nothing is unpickled. A model that contains its training rows,
-        such as kernel regression, carries them out of the party. An exchange of
-        predictions instead of models is not offered: models are asked about the
-        receiver's inputs, which would have to leave the receiver.
+        agents, as arrays; nothing is unpickled. A model that contains its training rows
+        carries them out of the party; kernel regression refuses to, unless it was told
+        ``reveal_rows=True``. An exchange of predictions instead of models is not offered:
+        models are asked about the receiver's inputs, which would have to leave the receiver.
     Guarantee
         None: epsilon is infinite. Only if every agent trains with differential privacy,
-        by a learner whose `distill` adds to its `privacy_events`, each record is protected
-        against the server and all agents, and the events of all rounds add up; `ledger_`
-        is that of the agent with the largest epsilon, as the agents report it. Not covered:
-        rows that agents only evaluate on, the number of records, settings chosen on
-        private data.
+        by a learner whose `distill` adds to its `privacy_events` (``DPTorchLearner`` with
+        ``private_distill=True``), each record is protected against the server and all
+        agents, and the events of all rounds add up, also of those whose model got lost on
+        its way. `ledger_` is that of the agent with the largest epsilon, as the agents
+        report it. Not covered: rows that agents only evaluate on, the number of records,
+        settings chosen on private data.
 
     Parameters
     ----------
@@ -139,6 +140,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         self._public_hash = None if public is None else content_hash(public)
         self.ledger_ = self._new_ledger()
         self._ledgers: dict[int, tuple[float, PrivacyLedger]] = {}
+        self._told: dict[int, dict[int, PrivacyLedger]] = {}
         self._agents: dict[int, int] = {}
         self._newest: dict[int, Knowledge] = {}
         self._answered: set[int] = set()
@@ -158,10 +160,10 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
             require(same, owner, "model_fns", rule, f"{name}: {learner.num_classes}")
 
     def _new_ledger(self) -> PrivacyLedger:
-        return PrivacyLedger(
-            "example", delta=DEFAULT_DELTA, num_parties=self.num_parties,
+        return new_ledger(
+            num_parties=self.num_parties,
             audience="the server, the other agents and everybody who sees a model",
-        )  # fmt: skip
+        )
 
     def party_config(self, server_round: int) -> dict[str, Scalar]:  # noqa: ARG002
         """Return the problem: task, number of classes and loss."""
@@ -181,8 +183,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
             rebuild(owner, name, knowledge.arrays, self.model_fns, self.num_classes)
         else:
             check_finite(knowledge)
-        charges = events_from_text(knowledge.meta.get(PRIVACY_EVENTS))
-        return AgentModel(Knowledge(MODEL, knowledge.arrays, {keys.LEARNER: name}), charges)
+        ledger = ledger_from_text(knowledge.meta.get(PRIVACY_EVENTS))
+        return AgentModel(Knowledge(MODEL, knowledge.arrays, {keys.LEARNER: name}), ledger)
 
     def aggregate(
         self,
@@ -202,14 +204,19 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         return None, {NUM_MODELS_REFUSED: refused}
 
     def _charge(self, reply: PartyReply[AgentModel]) -> None:
-        """Record the agent's events; its own epsilon says whose ledger to show.
+        """Record what the agent has spent; its own epsilon says whose ledger to show.
 
         The server does not compute it: a stranger's events may take the accountant hours.
+        A node tells all that it has spent in this run, but an agent that comes back as
+        another node has forgotten what it spent before.
         """
-        _, ledger = self._ledgers.get(reply.partition_id, (0.0, self._new_ledger()))
-        ledger.charge_all(reply.knowledge.charges)
-        told = reply.metrics.get(keys.EPSILON_EXAMPLE, math.nan)
-        self._ledgers[reply.partition_id] = (math.inf if math.isnan(told) else told, ledger)
+        told = self._told.setdefault(reply.partition_id, {})
+        told[reply.node_id] = reply.knowledge.ledger
+        ledger = fill_ledger(self._new_ledger(), told.values())
+        epsilon = reply.metrics.get(keys.EPSILON_EXAMPLE, math.nan)
+        if math.isnan(epsilon):
+            epsilon = math.inf
+        self._ledgers[reply.partition_id] = epsilon, ledger
         self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
 
     @property

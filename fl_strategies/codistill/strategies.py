@@ -16,15 +16,13 @@ Flower counts rounds from 1, the paper from 0.
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, TypeVar
 
-from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, Message
 
 from fl_strategies import keys
 from fl_strategies.codistill.committee import SignedEnsemble
 from fl_strategies.codistill.party import FIRST_TERM, SIGN
 from fl_strategies.codistill.relay import Chain, join_models, take_turns
 from fl_strategies.codistill.server import AgentModel, Codistillation
-from fl_strategies.exceptions import NotEnoughParties
 from fl_strategies.knowledge import Knowledge, Metrics
 from fl_strategies.protocols import Learner
 from fl_strategies.replies import EVALUATION, PartyReply
@@ -74,46 +72,32 @@ class _Chains(Codistillation):
         """Return the chains that the models of the first round begin."""
         return [Chain(agent, agent, self._newest[agent]) for agent in sorted(agents)]
 
-    def _wait_for_parties(self, grid: Grid) -> list[int]:
+    def nodes_for_round(self, nodes: list[int]) -> list[int]:
         """Return the nodes whose turn it is, all of them in the first round."""
-        nodes = super()._wait_for_parties(grid)
         self._turns = {}
         if not self._chains:
             return nodes
         present = {self._agents[node]: node for node in nodes if node in self._agents}
         turns = take_turns(self._chains, present)
         self._turns = {present[agent]: chain for agent, chain in turns.items()}
-        if not self._turns:
-            raise NotEnoughParties(
-                f"{type(self).__name__}: a chain must have another agent to go on with, got "
-                f"{len(present)} agents that are left."
-            )
         return sorted(self._turns)
+
+    def num_replies_needed(self) -> int:
+        """Return 0 once there are chains: one that nobody goes on with waits."""
+        return 0 if self._turns else super().num_replies_needed()
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:
         """Return the one model that this node is to learn from."""
         chain = self._turns.get(node_id)
         return None if chain is None else join_models([chain.model])
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Hand the chains on; one that an agent did not go on with skips that agent."""
-        needed = self.min_parties
-        # After the first round fewer agents are asked than the federation needs.
-        self.min_parties = 0 if self._turns else needed
-        try:
-            return super().aggregate_train(server_round, replies)
-        finally:
-            self.min_parties = needed
-            for node in self._turns.keys() & self.rejected_.keys():
-                self._turns[node].skip(self._agents[node])
-
     def aggregate(
         self, server_round: int, replies: Sequence[PartyReply[AgentModel]]
     ) -> tuple[ArrayRecord | None, Metrics]:
-        """Keep the models that continue the chains, or that begin them."""
+        """Hand the chains on; one that an agent did not go on with skips that agent."""
         result = super().aggregate(server_round, replies)
+        for node in self._turns.keys() & self.rejected_.keys():
+            self._turns[node].skip(self._agents[node])
         for reply in replies:
             if reply.node_id in self._turns:
                 chain = self._turns[reply.node_id]

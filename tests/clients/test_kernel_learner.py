@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients.kernel_learner import KERNELS, KernelRidgeLearner, RidgeLearner, solve_shifted
-from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch
+from fl_strategies.exceptions import (
+    InvalidData,
+    InvalidParameter,
+    KnowledgeMismatch,
+    UnsupportedLearner,
+)
 from fl_strategies.protocols import Array, FloatArray
 
 RNG = np.random.default_rng(0)
@@ -17,7 +22,8 @@ Y = RNG.normal(size=(30, 2))
 
 
 def kernel_ridge(x: Array = X, y: Array = Y, **own: Any) -> KernelRidgeLearner:
-    learner = KernelRidgeLearner(num_classes=y.shape[1], task="regression", **own)
+    settings = {"reveal_rows": True, **own}
+    learner = KernelRidgeLearner(num_classes=y.shape[1], task="regression", **settings)
     return learner.fit(x, y, rng=np.random.default_rng(0))
 
 
@@ -233,6 +239,18 @@ def test_coefficients_are_all_that_travels() -> None:
 def test_a_kernel_model_is_its_rows() -> None:
     """What the docstring warns of is so: the training rows are on the wire."""
     assert np.array_equal(kernel_ridge().to_arrays()["support-rows"], X)
+
+
+def test_rows_stay_at_home_unless_told_otherwise() -> None:
+    """By default a model does not travel, and one sentence says why; it still receives."""
+    received = KernelRidgeLearner(num_classes=2, task="regression").from_arrays(
+        kernel_ridge().to_arrays()
+    )
+
+    assert np.array_equal(received.predict(NEW), kernel_ridge().predict(NEW))
+    for learner in (received, kernel_ridge(reveal_rows=False)):
+        with pytest.raises(UnsupportedLearner, match=r"reveal_rows must be True .* 30 train"):
+            learner.to_arrays()
 
 
 @pytest.mark.parametrize(

@@ -494,6 +494,132 @@ def test_distillation_goes_on_from_what_was_fitted() -> None:
         learner.distill(X[:, :9], np.zeros((len(X), 10)), rng=generator())
 
 
+RECIPES = [
+    Recipe(loss="mse"),
+    Recipe(loss="l1", link="softmax"),
+    Recipe(loss="l2", link="sigmoid", temperature=0.5),
+    Recipe(loss="cross-entropy", link="softmax", temperature=3.0),
+    Recipe(loss="cross-entropy", link="sigmoid"),
+]
+each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.loss}-{r.link}")
+SHARES: Array = generator(1).dirichlet(np.ones(10), size=100)
+
+
+@each_recipe
+def test_private_distillation_minimises_what_the_recipe_says(recipe: Recipe) -> None:
+    """Without clipping and noise a full batch is one step of plain descent."""
+    learner = seeded(
+        private_distill=True, max_grad_norm=1e6, noise_multiplier=1e-12, batch_size=40
+    )
+    plain = TorchLearner(
+        linear, num_classes=10, optimizer="sgd", momentum=0.0, learning_rate=0.5,
+        batch_size=40, epochs=1,
+    )  # fmt: skip
+    learner.distill(X[:40], SHARES[:40], rng=generator(3), recipe=recipe)
+    plain.distill(X[:40], SHARES[:40], rng=generator(3), recipe=recipe)
+    expected = np.concatenate([value.ravel() for value in plain.to_arrays().values()])
+    assert np.allclose(flat(learner), expected, atol=1e-6)
+    assert np.abs(flat(learner) - start(linear, 3)).max() > 1e-4
+
+
+@each_recipe
+def test_private_distillation_clips_every_record(recipe: Recipe) -> None:
+    """However large its gradient, learning rate times norm is all a record gets."""
+    learner = seeded(private_distill=True, max_grad_norm=1e-3, learning_rate=2.0)
+    learner.distill(X[:1], np.eye(10)[:1], rng=generator(1), recipe=recipe)
+    moved = np.linalg.norm(flat(learner) - start(linear, 1))
+    assert moved == pytest.approx(2e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_private_distillation_has_the_noise_that_is_accounted(secure: bool) -> None:
+    """Where there is no gradient, the steps of its event are all that moves a weight."""
+    learner = seeded(
+        silent, private_distill=True, noise_multiplier=1.5, max_grad_norm=2.0,
+        learning_rate=1.0, batch_size=8, secure=secure,
+    )  # fmt: skip
+    with steps_taken() as norms:
+        learner.distill(
+            np.zeros((32, 500)), SHARES[:32], rng=generator(), recipe=Recipe(epochs=4)
+        )
+    ((event, count),) = learner.privacy_events
+    assert event == DPSGDEvent(
+        noise_multiplier=1.5, records=32, batch_size=8, steps=16, seeded=not secure
+    )
+    assert event.steps * count == len(norms)
+    assert flat(learner).std() == pytest.approx(4 * 1.5 * 2.0 / 8, rel=0.05)
+
+
+def test_private_distillation_draws_poisson_samples() -> None:
+    """Batch sizes have the mean and variance of independent draws of every record."""
+    Watched.seen.clear()
+    learner = seeded(Watched, private_distill=True, batch_size=20, epochs=80)
+    learner.distill(X[:100], SHARES, rng=generator())
+    sizes = np.array(Watched.seen[1:])
+    assert len(sizes) == 400
+    assert sizes.mean() == pytest.approx(20, abs=1.2)  # 6 standard errors
+    assert sizes.var() == pytest.approx(16, rel=0.45)
+
+
+def test_private_distillation_adds_its_own_event() -> None:
+    """It goes on from what was fitted, and the ledger adds up the steps of both."""
+    learner = seeded(private_distill=True, noise_multiplier=4.0, epochs=2, secure=True)
+    learner.fit(X[:100], Y[:100], rng=generator())
+    before = flat(learner)
+    learner.learning_rate = 1e-6
+    for epochs in (3, None, 3):
+        learner.distill(X[:100], SHARES, rng=generator(), recipe=Recipe(epochs=epochs))
+    assert [event.steps for event, _ in learner.privacy_events] == [8, 12, 8, 12]
+    assert 0 < np.abs(flat(learner) - before).max() < 1e-4
+    spent = claim(learner.privacy_events, 1e-5).epsilon
+    assert spent == pytest.approx(dpsgd_epsilon(100, 32, 40, 4.0, 1e-5), rel=1e-3)
+
+
+def test_a_target_holds_for_private_distillation() -> None:
+    """A lesson of many passes gets the noise that the target asks for."""
+    learner = seeded(private_distill=True, target_epsilon=2.0, delta=1e-4, secure=True)
+    learner.distill(X[:64], SHARES[:64], rng=generator(), recipe=Recipe(epochs=6))
+    assert 1.9 < epsilon_of(learner, 1e-4) <= 2.0
+
+
+def test_twins_distill_as_privately_as_their_origin() -> None:
+    """A model made of arrays is charged for its own lessons, and only for these."""
+    sender = seeded(private_distill=True).distill(X[:40], SHARES[:40], rng=generator())
+    twin = sender.from_arrays(sender.to_arrays())
+    twin.distill(X[:50], SHARES[:50], rng=generator())
+    assert [event.records for event, _ in twin.privacy_events] == [50]
+    assert [event.records for event, _ in sender.privacy_events] == [40]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"targets": SHARES[:39]}, r"targets must be of shape \(40, 10\)"),
+        ({"targets": SHARES[:40] + 1}, "targets must be probabilities between 0 and 1"),
+        ({"x": X[:40, :9]}, r"x must be rows of shape \(64,\)"),
+    ],
+)
+def test_a_refused_lesson_spends_nothing(change: dict[str, Any], message: str) -> None:
+    """Model and events stay what they were."""
+    learner = seeded(private_distill=True).fit(X[:40], Y[:40], rng=generator())
+    before, events = flat(learner), learner.privacy_events
+    call: dict[str, Any] = {"x": X[:40], "targets": SHARES[:40], **change}
+    with pytest.raises(InvalidData, match=message):
+        learner.distill(**call, rng=generator(), recipe=Recipe(link="softmax"))
+    assert np.array_equal(flat(learner), before)
+    assert learner.privacy_events == events
+
+
+def test_private_distillation_learns() -> None:
+    """With moderate noise most digits are recognised after learning their probabilities."""
+    learner = seeded(private_distill=True, epochs=10, noise_multiplier=0.5)
+    learner.distill(
+        X[:600], np.eye(10)[Y[:600]], rng=generator(),
+        recipe=Recipe(loss="cross-entropy", link="softmax"),
+    )  # fmt: skip
+    assert (learner.predict(X[1200:]) == Y[1200:]).mean() > 0.8
+
+
 def test_going_on_is_charged_like_any_other_training() -> None:
     """Each partial fit adds its own steps to the events, and the ledger adds them up."""
     learner = seeded(noise_multiplier=4.0, epochs=2, secure=True)
@@ -927,6 +1053,7 @@ def test_teachers_are_private_and_students_free() -> None:
         ({"noise_multiplier": 1.0, "delta": 0.0}, "delta must be between 0 and 1, got 0.0"),
         ({"noise_multiplier": 1.0, "delta": 1.0}, "delta must be between 0 and 1, got 1.0"),
         ({"noise_multiplier": 1.0, "secure": 1}, "secure must be True or False, got 1"),
+        ({"noise_multiplier": 1.0, "private_distill": 1}, "private_distill must be True or"),
         (
             {"noise_multiplier": 1.0, "distill_learning_rate": 0},
             "distill_learning_rate must",

@@ -28,7 +28,7 @@ BITS: IntArray = (Y[:, np.newaxis] >> np.arange(4)) & 1  # four labels of every 
 RECIPES = [
     Recipe(),
     Recipe(loss="l1"),
-    Recipe(loss="l2", temperature=2.0),
+    Recipe(loss="l2"),
     Recipe(loss="l1", link="softmax", temperature=3.0),
     Recipe(loss="l2", link="sigmoid"),
     Recipe(loss="mse", link="sigmoid", temperature=0.5),

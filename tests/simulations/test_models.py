@@ -159,7 +159,7 @@ def network_options(name: str, row_shape: tuple[int, ...], **changes: Any) -> An
 def test_a_network_takes_the_settings_of_its_optimizer() -> None:
     """Names of optimizer and schedule, momentum and the last rate reach the learner."""
     changes = {"optimizer": "sgd", "schedule": "cosine", "momentum": 0.5}
-    given = network_options("resnet8", (3, 8, 8), **changes, final_learning_rate=0.001)
+    given = network_options("resnet8", (3, 8, 8), **changes, end_learning_rate=0.001)
     assert {name: given[name] for name in changes} == changes
     assert given["final_learning_rate"] == 0.001
     assert given["channels_last"]
@@ -179,7 +179,7 @@ def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
     """Rounds and depth, the number of trees, kernel and ridge reach the learners."""
     settings: Any = types.SimpleNamespace(
         **{**vars(Settings(boosting_rounds=9, num_trees=7, max_depth=3)),
-           "kernel": "laplace", "ridge": 0.5}
+           "kernel": "laplace", "ridge": 0.5, "reveal_rows": True}
     )  # fmt: skip
     boosting = options("xgboost-scores", "soft_trees.XGBoostScores", settings)
     assert (boosting["num_rounds"], boosting["max_depth"], boosting["task"]) == (
@@ -188,7 +188,11 @@ def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
     kernel = options("kernel-ridge", "kernel_learner.KernelRidgeLearner", settings)
     assert kernel == {
         "num_classes": 10, "task": "single-label", "kernel": "laplace", "ridge": 0.5,
+        "reveal_rows": True,
     }  # fmt: skip
+    assert not options("kernel-ridge", "kernel_learner.KernelRidgeLearner", Settings())[
+        "reveal_rows"
+    ]
     assert options("ridge", "kernel_learner.RidgeLearner", settings)["ridge"] == 0.5
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("clients.forest_scores.ForestScores", lambda inner, **_: inner)
