@@ -20,15 +20,18 @@ from clients.app import client_app
 from fl_strategies import Knowledge, Learner, Party, PartyHalf, keys
 from fl_strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation
 from fl_strategies.codistill.party import PRIVACY_EVENTS, UNPROTECTED_MODEL
-from fl_strategies.codistill.relay import events_to_text
+from fl_strategies.codistill.relay import ledger_to_text
 from fl_strategies.knowledge import Metrics
 from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.reporting import DEFAULT_DELTA, ledger_of
 from simulations.local import InMemoryGrid
 
 NUM_AGENTS, NUM_ROUNDS, MODEL_BYTES = 5, 10, 2**20
 STRATEGIES: tuple[type[Codistillation], ...] = (AKD, AvgKD, PKD, EKD)
 RANDOM = np.random.default_rng(0)
-EVENTS = events_to_text([(NonPrivateEvent(unit="example", reason=UNPROTECTED_MODEL), 1)])
+EVENTS = ledger_to_text(
+    ledger_of([(NonPrivateEvent(unit="example", reason=UNPROTECTED_MODEL), 1)], DEFAULT_DELTA)
+)
 
 
 class RandomModels(PartyHalf):

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
-from clients.app import client_app
+from clients.kernel_learner import RidgeLearner
 from fl_strategies import Knowledge, _compat, keys
 from fl_strategies.consensus import ConsensusRule
 from fl_strategies.fedmd import FedMD
 from fl_strategies.protocols import Array
 from simulations.local import InMemoryGrid
-from tests.toys import CentroidLearner, load_toy_party
 
 NUM_PUBLIC, NUM_CLASSES = 5000, 100
 
@@ -45,10 +45,11 @@ def measure(rule: ConsensusRule, num_parties: int) -> tuple[float, float]:
     start = time.process_time()
     tracemalloc.start()
     strategy = FedMD(
-        public=public, num_classes=NUM_CLASSES, learner_fn=CentroidLearner,
-        payload="softmax", consensus=rule, num_parties=num_parties, evaluate=False,
+        public=public, num_classes=NUM_CLASSES,
+        learner_fn=lambda: RidgeLearner(num_classes=NUM_CLASSES), payload="softmax",
+        consensus=rule, num_parties=num_parties, evaluate=False,
     )  # fmt: skip
-    grid = InMemoryGrid(client_app(load_toy_party), num_parties)
+    grid = InMemoryGrid(ClientApp(), num_parties)
     requests = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
     for message in requests:
         _compat.assign_message_id(message)

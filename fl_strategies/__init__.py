@@ -9,6 +9,7 @@ from typing import Any
 
 from fl_strategies.base import KnowledgeStrategy
 from fl_strategies.codistill import AKD, EKD, PKD, AvgKD, CodistillParty
+from fl_strategies.fedavg import FedAvg, FedAvgParty
 from fl_strategies.fedkd import FedKD, FedKDParty
 from fl_strategies.fedkt import FedKT, FedKTParty
 from fl_strategies.fedmd import FedMD, FedMDParty
@@ -40,6 +41,7 @@ REGISTRY = {
     "akd": Algorithm(AKD, CodistillParty()),
     "avgkd": Algorithm(AvgKD, CodistillParty()),
     "ekd": Algorithm(EKD, CodistillParty()),
+    "fedavg": Algorithm(FedAvg, FedAvgParty()),
     "fedkd": Algorithm(FedKD, FedKDParty()),
     "fedkt": Algorithm(FedKT, FedKTParty()),
     "fedmd": Algorithm(FedMD, FedMDParty()),
@@ -53,6 +55,8 @@ __all__ = [
     "CodistillParty",
     "EKD",
     "EnsembleLearner",
+    "FedAvg",
+    "FedAvgParty",
     "FedKD",
     "FedKDParty",
     "FedKT",

@@ -19,6 +19,7 @@ from simulations.config import (
 )
 from simulations.datasets import LOADERS
 from simulations.experiment import load_federation
+from simulations.figures import draw_table
 from simulations.flower import run_with_flower
 from simulations.local import run_local
 from simulations.report import (
@@ -76,6 +77,17 @@ def _parser() -> argparse.ArgumentParser:
         "--json", type=Path, metavar="OUT", help="results so far (default: runs/<name>.json)"
     )
     tables.set_defaults(command=_table)
+    figure = commands.add_parser(
+        "figure", help="draw how good a table's federations are after each round"
+    )
+    figure.add_argument("name", help="file in simulations/tables, such as fedmd_letters")
+    figure.add_argument(
+        "--json", type=Path, metavar="RESULTS", help="results (default: runs/<name>.json)"
+    )
+    figure.add_argument(
+        "--png", type=Path, metavar="OUT", help="picture (default: runs/<name>.png)"
+    )
+    figure.set_defaults(command=_figure)
     return parser
 
 
@@ -169,10 +181,22 @@ def _repeat(options: argparse.Namespace) -> int:
 
 def _table(options: argparse.Namespace) -> int:
     experiments = Table.load(options.name)
-    kept = options.json or Path(Settings().output_dir) / f"{options.name}.json"
+    kept = options.json or _default_path(options.name, "json")
     run_table(experiments, _run_once, kept, lambda line: print(line, flush=True))
     print(markdown(experiments, kept))
     return 0
+
+
+def _figure(options: argparse.Namespace) -> int:
+    experiments = Table.load(options.name)
+    target = options.png or _default_path(options.name, "png")
+    draw_table(experiments, options.json or _default_path(options.name, "json"), target)
+    print(f"figure: {target}")
+    return 0
+
+
+def _default_path(name: str, ending: str) -> Path:
+    return Path(Settings().output_dir) / f"{name}.{ending}"
 
 
 def _compare(reports: Sequence[Report], preset_name: str | None) -> list[list[str]]:

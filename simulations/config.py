@@ -134,6 +134,7 @@ got 'num-partys'. Did you mean 'num-parties'?
         0, "rounds that target-epsilon is for; 0: not given", optional=True
     )
     pretrain_epochs: int = _setting(0, "passes over labelled public rows before all", least=0)
+    local_epochs: int = _setting(1, "passes of a FedAvg party in a round", least=1)
     noise: str = _setting(
         "gumbel", "gumbel, laplace, gaussian or confident-gaussian", choices=VOTE_NOISES
     )
@@ -168,6 +169,9 @@ got 'num-partys'. Did you mean 'num-parties'?
         "rbf", "of kernel-ridge: linear, rbf, polynomial or laplace", choices=KERNELS
     )
     ridge: float = _setting(0.001, "penalty of kernel-ridge and ridge, per row", least=0)
+    reveal_rows: bool = _setting(
+        False, "kernel-ridge models may travel with their training rows"
+    )
     epochs: int = _setting(30, "passes of a network over its data", least=1)
     batch_size: int = _setting(32, "rows in a step of a network", least=1)
     optimizer: str = _setting("adam", "adam or sgd", choices=("adam", "sgd"))

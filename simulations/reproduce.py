@@ -27,11 +27,12 @@ COLUMNS = ("", "solo-", "central-")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table."""
+    """One line of a table; in figures, rows of the same panel share their axes."""
 
     name: str
     settings: Mapping[str, Value]
     published: str = ""
+    panel: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,12 @@ class Table:
         content = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
         common = content["settings"]
         rows = tuple(
-            Row(row["name"], {**common, **row.get("settings", {})}, row.get("published", ""))
+            Row(
+                row["name"], {**common, **row.get("settings", {})},
+                row.get("published", ""), row.get("panel", ""),
+            )
             for row in content["rows"]
-        )
+        )  # fmt: skip
         for row in rows:
             Settings.from_run_config(row.settings)
         return cls(name, content["title"], content["source"], tuple(content["seeds"]), rows)
@@ -132,11 +136,11 @@ def _figures_of(one: Report, metric: str) -> Outcome:
 def markdown(table: Table, kept: Path) -> str:
     """Return the table for documentation: mean and deviation over seeds, in percent."""
     outcomes = read_outcomes(kept)
-    found = {row.name: _of_row(table, row, outcomes) for row in table.rows}
+    found = {row.name: outcomes_of(table, row, outcomes) for row in table.rows}
     rows = [[r.name, *_spreads(found[r.name]), r.published] for r in table.rows]
     header = ["", "federation", "parties alone", "all data in one place", "paper"]
     lines = [header, ["---"] * len(header), *rows]
-    shown = [outcome for outcomes_of_row in found.values() for outcome in outcomes_of_row]
+    shown = [outcome for several in found.values() for outcome in several]
     commits = ", ".join(sorted({str(outcome["commit"])[:10] for outcome in shown}))
     dates = ", ".join(sorted({str(outcome["date"])[:10] for outcome in shown}))
     seeds = ", ".join(map(str, table.seeds))
@@ -148,7 +152,8 @@ def markdown(table: Table, kept: Path) -> str:
     return "\n".join([*cells, "", caption])
 
 
-def _of_row(table: Table, row: Row, outcomes: Sequence[Outcome]) -> list[Outcome]:
+def outcomes_of(table: Table, row: Row, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the results of one row, by seed, as far as there are any."""
     found = [find(outcomes, {**row.settings, "seed": seed}) for seed in table.seeds]
     return [outcome for outcome in found if outcome is not None]
 

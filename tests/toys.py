@@ -15,6 +15,8 @@ from fl_strategies.randomness import derive_rng
 
 NUM_CLASSES = 3
 CENTRES = np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]])
+OUTSIDE = 10.0
+"""Where the centroid of a class without rows travels: weights must be finite to be averaged."""
 
 
 class CentroidLearner:
@@ -68,7 +70,7 @@ class CentroidLearner:
         return self.logits(x).argmax(axis=1)
 
     def to_arrays(self) -> dict[str, Array]:
-        return {"centroids": self.centroids}
+        return {"centroids": np.nan_to_num(self.centroids, posinf=OUTSIDE)}
 
     def from_arrays(self, arrays: Mapping[str, Array]) -> "CentroidLearner":
         centroids = arrays.get("centroids")
@@ -79,7 +81,7 @@ class CentroidLearner:
         ):
             raise KnowledgeMismatch("CentroidLearner: centroids must be (3, 2), got others.")
         twin = CentroidLearner()
-        twin.centroids = centroids
+        twin.centroids = np.where(centroids == OUTSIDE, np.inf, centroids)
         return twin
 
 

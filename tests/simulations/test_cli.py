@@ -53,6 +53,25 @@ def test_two_runs_of_one_seed_are_equal(tmp_path: Path) -> None:
     assert outcomes[0] == outcomes[1]
 
 
+def test_averaging_takes_as_many_rounds_as_it_is_given(tmp_path: Path) -> None:
+    """FedAvg runs from the command line, and its last round is better than its first."""
+    target = tmp_path / "averaged.json"
+    options = [
+        "--strategy=fedavg", "--learner=mlp", "--set=final-learner=mlp", "--set=solo=false",
+        "--set=num-parties=3", "--set=num-server-rounds=3", "--set=local-epochs=4",
+        "--set=central=false", "--set=num-workers=1", f"--set=output-dir={tmp_path}",
+    ]  # fmt: skip
+
+    assert main(["run", *options, "--json", str(target)]) == 0
+
+    report = json.loads(target.read_text())
+    figures = [one["evaluate"]["accuracy"] for one in report["rounds"]]
+    assert len(figures) == 3
+    assert figures[-1] == pytest.approx(report["accuracy"])
+    assert figures[-1] > figures[0] + 0.1
+    assert report["rejected"] == {}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -109,6 +109,21 @@ def test_every_table_of_the_package_is_valid(name: str) -> None:
     assert len(table.seeds) >= 3
 
 
+def test_rows_have_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row may name the panel of its figure, which no setting depends on."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "toy_table.toml").write_text(
+        'title = "Toy."\nsource = "nowhere"\nseeds = [0]\n[settings]\nnum-parties = 2\n'
+        '[[rows]]\nname = "a"\npanel = "left"\n[[rows]]\nname = "b"\n'
+    )
+    monkeypatch.setattr("simulations.reproduce.resources.files", lambda _: tmp_path)
+
+    table = Table.load("toy_table")
+
+    assert [row.panel for row in table.rows] == ["left", ""]
+    assert [row.settings for row in table.rows] == [{"num-parties": 2}] * 2
+
+
 def test_an_unknown_table_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
     """The command line answers in one sentence."""
     assert main(["table", "fedkd_imagenet"]) == 1

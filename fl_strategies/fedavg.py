@@ -1,0 +1,364 @@
+"""FedAvg: federated averaging of weights, the baseline of federated learning, in many rounds.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep
+Networks from Decentralized Data (AISTATS 2017), Algorithm 1.
+
+    round 1   party    draws first weights, from a generator that is the same for all
+              party    trains them on its records and sends them
+              server   takes the mean of all weights, by numbers of records
+    round r   party    goes on from the mean of round r - 1
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol, TypeAlias, TypeVar, Unpack, runtime_checkable
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fl_strategies import keys
+from fl_strategies.base import FederationOptions, KnowledgeStrategy
+from fl_strategies.exceptions import (
+    InvalidData,
+    KnowledgeMismatch,
+    UnsupportedLearner,
+    require,
+    require_data,
+)
+from fl_strategies.half import PartyHalf, check_public_data, read_seed
+from fl_strategies.knowledge import Knowledge, Metrics, Scalar, config_choice, config_int
+from fl_strategies.party import Party, check_rows, content_hash
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.reporting import (
+    DEFAULT_DELTA,
+    ledger_of,
+    privacy_metrics,
+    spend,
+    training_charges,
+    unprotected,
+)
+from fl_strategies.protocols import (
+    Array,
+    IncrementalLearner,
+    Learner,
+    LearnerFactory,
+    PortableLearner,
+)
+from fl_strategies.randomness import derive_rng
+from fl_strategies.replies import PartyReply
+from fl_strategies.tasks import Task, check_task
+
+LOCAL_EPOCHS: Final = "local-epochs"
+TASK: Final = "task"
+WEIGHTS: Final = "weights"
+PRIVACY_EVENTS: Final = "privacy-events"
+UNPROTECTED_WEIGHTS: Final = "weights left the party that were trained without noise"
+UNPROTECTED: Final[Sequence[Entry]] = (
+    (NonPrivateEvent(unit="example", reason=UNPROTECTED_WEIGHTS), 1),
+)
+AUDIENCE: Final = "the server, the other parties and everybody who sees a model"
+
+MAX_EPOCHS: Final = 2**20
+MAX_RECORDS: Final = 2**40
+MAX_ROUNDS: Final = 2**31
+MAX_EVENTS: Final = 2**20
+MAX_EVENTS_TEXT: Final = 100_000
+_LEDGER: Final = "fedavg-ledger"
+
+S = TypeVar("S")
+Layout: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+@runtime_checkable
+class AveragedLearner(IncrementalLearner, PortableLearner, Protocol):
+    """A learner that can go on from weights it is given, and hand over its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWeights:
+    """What a party sent: weights, how many records they saw, and what that cost a record."""
+
+    arrays: Mapping[str, Array]
+    num_records: int
+    charges: Sequence[Entry]
+
+    @property
+    def layout(self) -> Layout:
+        """Names, types and shapes."""
+        arrays = sorted(self.arrays.items())
+        return tuple((name, array.dtype.str, array.shape) for name, array in arrays)
+
+
+def average(weights: Sequence[LocalWeights]) -> dict[str, Array]:
+    """Return the mean of each array, weighted by records; of whole numbers the largest.
+
+    Whole numbers are counters, such as the batches that a normalisation has seen.
+
+    Examples
+    --------
+    >>> small = LocalWeights({"w": np.array([0.0])}, 1, ())
+    >>> large = LocalWeights({"w": np.array([4.0])}, 3, ())
+    >>> average([small, large])
+    {'w': array([3.])}
+    """
+    total = sum(part.num_records for part in weights)
+    means: dict[str, Array] = {}
+    for name, first in weights[0].arrays.items():
+        arrays = [part.arrays[name] for part in weights]
+        if first.dtype.kind != "f":
+            means[name] = np.asarray(np.max(arrays, axis=0))
+            continue
+        mean = np.zeros(first.shape)
+        for part, array in zip(weights, arrays, strict=True):
+            mean += array * np.float64(part.num_records / total)
+        means[name] = mean.astype(first.dtype)
+    return means
+
+
+class FedAvg(KnowledgeStrategy[LocalWeights]):
+    """All parties train one model in turns; the server averages what they make of it.
+
+    The baseline to compare knowledge transfer with: all parties need the same kind of model,
+    and its weights travel in every round.
+
+    Leaves the party
+        In every round the weights of its model after training, and its number of records.
+    Guarantee
+        None: epsilon is infinite. Only if every party trains with differential privacy, by
+        a learner whose `partial_fit` adds to its `privacy_events`, each record is protected
+        against the server and everybody else, and the events of all rounds add up; `ledger_`
+        is that of the party with the largest epsilon, as the parties report it. Not covered:
+        rows that parties only evaluate on, the number of records, settings chosen on private
+        data. A mean is not robust either: one party can spoil the model, by its weights or
+        by the number of records that it claims.
+
+    Parameters
+    ----------
+    public : (num_public, ...)
+        Not learned from. Parties that hold other public rows are left out, because that
+        mostly means other preprocessing.
+    num_classes : int
+        Length of the federation's class list; labels or outputs in other tasks.
+    learner_fn : factory
+        Makes the model, the same at all parties. It must be an `IncrementalLearner` and a
+        `PortableLearner`, such as `TorchLearner`.
+    learner_name : str
+        What parties must call their own model to take part.
+    task : "single-label", "multi-label" or "regression"
+    local_epochs : int (default: 1)
+        The paper's E: passes of a party over its records in a round.
+    **federation
+        See `KnowledgeStrategy`.
+
+    Notes
+    -----
+    The paper's C is 1: all connected parties take part in every round. Its B, batch size,
+    and its step size are settings of the learner, whose optimizer starts anew in each round.
+    In round 1 nothing is sent: every party draws the same first weights, because the learner
+    draws them before anything else from a generator that the seed names. A party that comes
+    later gets the mean. Weights that the learner cannot read, that are not finite, or whose
+    names, types or shapes differ from the model's are left out; before there is a model, from
+    those that most parties sent.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    reply_kind = WEIGHTS
+
+    def __init__(
+        self,
+        *,
+        public: Array,
+        num_classes: int,
+        learner_fn: LearnerFactory,
+        learner_name: str = "learner",
+        task: Task = "single-label",
+        local_epochs: int = 1,
+        **federation: Unpack[FederationOptions],
+    ) -> None:
+        super().__init__(**federation)
+        check_rows("FedAvg", "public", public)
+        check_task("FedAvg", task, num_classes)
+        within, rule = 1 <= local_epochs <= MAX_EPOCHS, f"from 1 to {MAX_EPOCHS}"
+        require(within, "FedAvg", "local_epochs", rule, local_epochs)
+        learner, rule = require_averaged("FedAvg", learner_fn()), f"of {num_classes} classes"
+        same = learner.num_classes == num_classes
+        require(same, "FedAvg", "learner_fn", rule, learner.num_classes)
+        self.public_hash = content_hash(public)
+        self.num_classes, self.task, self.local_epochs = num_classes, task, local_epochs
+        self.learner_fn = learner_fn
+        self.model_name = learner_name
+        self.ledger_ = self._new_ledger()
+        self._ledgers: dict[int, tuple[float, PrivacyLedger]] = {}
+        self._layout: Layout | None = None
+
+    def _new_ledger(self) -> PrivacyLedger:
+        return PrivacyLedger(
+            "example", delta=DEFAULT_DELTA, num_parties=self.num_parties, audience=AUDIENCE
+        )
+
+    def party_config(self, server_round: int) -> dict[str, Scalar]:  # noqa: ARG002
+        """Return the model's name, its task and for how long it is to be trained."""
+        return {
+            LOCAL_EPOCHS: self.local_epochs,
+            TASK: self.task,
+            keys.LEARNER: self.model_name,
+            keys.NUM_CLASSES: self.num_classes,
+            keys.PUBLIC_HASH: self.public_hash,
+        }
+
+    def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
+        """Return the present model; nothing before there is one."""
+        return self._delivery
+
+    def read(self, knowledge: Knowledge) -> LocalWeights:
+        """Check one party's weights by the server's own learner."""
+        num_records = knowledge.meta.get(keys.NUM_EXAMPLES)
+        if type(num_records) is not int or not 1 <= num_records <= MAX_RECORDS:
+            raise KnowledgeMismatch(
+                f"Reply: {keys.NUM_EXAMPLES} must be a whole number from 1 to {MAX_RECORDS}, "
+                f"got {num_records!r}."
+            )
+        for name, array in knowledge.arrays.items():
+            if not np.isfinite(array).all():
+                raise KnowledgeMismatch(
+                    f"Reply: array {name[:80]!r} must be finite, got NaN or infinity."
+                )
+        self._rebuild(knowledge.arrays)
+        charges = _read_charges(knowledge.meta.get(PRIVACY_EVENTS))
+        return LocalWeights(knowledge.arrays, num_records, charges)
+
+    def _rebuild(self, arrays: Mapping[str, Array]) -> AveragedLearner:
+        return require_averaged("FedAvg", self.learner_fn()).from_arrays(arrays)
+
+    def _accept(
+        self, replies: Iterable[Message], kind: str, read: Callable[[Knowledge], S]
+    ) -> list[PartyReply[S]]:
+        """Also leave out weights that cannot be averaged with the others."""
+        accepted = super()._accept(replies, kind, read)
+        layouts = {
+            reply.node_id: reply.knowledge.layout
+            for reply in accepted
+            if isinstance(reply.knowledge, LocalWeights)
+        }
+        if not layouts:
+            return accepted
+        usual = self._layout or Counter(layouts.values()).most_common(1)[0][0]
+        for node in [node for node, layout in layouts.items() if layout != usual]:
+            self._reject(node, "Reply: weights must have the model's layout, got another.")
+        return [reply for reply in accepted if layouts[reply.node_id] == usual]
+
+    def aggregate(
+        self,
+        server_round: int,  # noqa: ARG002 - all rounds are alike
+        replies: Sequence[PartyReply[LocalWeights]],
+    ) -> tuple[ArrayRecord | None, Metrics]:
+        """Make the mean of all weights the model."""
+        for reply in replies:
+            self._charge(reply)
+        model = self._rebuild(average([reply.knowledge for reply in replies]))
+        self._layout = replies[0].knowledge.layout
+        return self._keep_model(model), {}
+
+    def _charge(self, reply: PartyReply[LocalWeights]) -> None:
+        """Record a party's events; its own epsilon says whose ledger to show.
+
+        The server does not compute it: a stranger's events may take the accountant hours.
+        """
+        _, ledger = self._ledgers.get(reply.partition_id, (0.0, self._new_ledger()))
+        ledger.charge_all(reply.knowledge.charges)
+        told = reply.metrics.get(keys.EPSILON_EXAMPLE, math.nan)
+        self._ledgers[reply.partition_id] = (math.inf if math.isnan(told) else told, ledger)
+        self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
+
+
+class FedAvgParty(PartyHalf):
+    """The party's half: go on from the mean with the own records."""
+
+    def train(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Knowledge, Metrics]:
+        """Return the weights after training, and how many records they have seen."""
+        owner = f"Party {party.partition_id}"
+        check_public_data(party, config)
+        require_data(len(party.y) > 0, owner, "x", "records to learn from", "none")
+        config_choice(config, TASK, [party.task])
+        epochs = config_int(config, LOCAL_EPOCHS, minimum=1, maximum=MAX_EPOCHS)
+        server_round = config_int(config, keys.SERVER_ROUND, minimum=1, maximum=MAX_ROUNDS)
+        _check_name(party, config.get(keys.LEARNER))
+        learner = require_averaged(owner, party.learner_fn())
+        if received is None:
+            rng = derive_rng(read_seed(config), "fedavg", "initial")
+        else:
+            learner = learner.from_arrays(received.arrays)
+            rng = party.rng(read_seed(config), "fedavg", server_round)
+        before = tuple(getattr(learner, "privacy_events", ()))
+        model = learner.partial_fit(party.x, party.y, rng=rng, epochs=epochs)
+        private = tuple(getattr(model, "privacy_events", ())) != before
+        charges = training_charges([model], 1) if private else UNPROTECTED
+        ledger = _spend(party, charges, f"fedavg, round {server_round}", state)
+        metrics = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=ledger)
+        meta: dict[str, Scalar] = {
+            keys.NUM_EXAMPLES: len(party.y),
+            PRIVACY_EVENTS: _write_charges(charges),
+        }
+        return Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
+
+
+def require_averaged(owner: str, learner: Learner) -> AveragedLearner:
+    """Return the learner if its weights can be averaged; say what to do if they cannot."""
+    if not isinstance(learner, AveragedLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must go on learning (distill, partial_fit) and travel "
+            f"(to_arrays, from_arrays) for its weights to be averaged, got "
+            f"{type(learner).__name__}. Use a network, or another strategy."
+        )
+    return learner
+
+
+def _check_name(party: Party, asked: object) -> None:
+    if asked != party.learner_name:
+        raise KnowledgeMismatch(
+            f"Party {party.partition_id}: the averaged model must be this party's own "
+            f"({party.learner_name!r}), got {str(asked)[:80]!r}. FedAvg needs one kind of "
+            f"model at all parties and on the server."
+        )
+
+
+def _spend(
+    party: Party, charges: Sequence[Entry], purpose: str, state: RecordDict
+) -> PrivacyLedger:
+    """Record what a round costs, on top of all rounds before."""
+    if party.journal is not None:
+        return spend(party, charges, purpose, DEFAULT_DELTA)
+    ledger = PrivacyLedger("example", delta=DEFAULT_DELTA)
+    kept = state.get(_LEDGER)
+    if isinstance(kept, ConfigRecord):
+        ledger.load_state_dict(json.loads(str(kept["entries"])))
+    ledger.charge_all(charges)
+    state[_LEDGER] = ConfigRecord({"entries": json.dumps(ledger.state_dict())})
+    return ledger
+
+
+def _write_charges(charges: Sequence[Entry]) -> str:
+    return json.dumps(ledger_of(charges, DEFAULT_DELTA).state_dict())
+
+
+def _read_charges(text: object) -> Sequence[Entry]:
+    """Read what a party says its round has cost each of its records."""
+    problem = KnowledgeMismatch("Reply: privacy events must be as written here, got others.")
+    if not isinstance(text, str) or len(text) > MAX_EVENTS_TEXT:
+        raise problem
+    ledger = PrivacyLedger("example", delta=DEFAULT_DELTA)
+    try:
+        ledger.load_state_dict(json.loads(text))
+    except (InvalidData, ValueError, TypeError, RecursionError) as error:
+        raise problem from error
+    # Unbounded counts would overflow the server's ledger after some rounds.
+    if not 1 <= sum(count for _, count in ledger.entries) <= MAX_EVENTS:
+        raise problem
+    return ledger.entries

@@ -1,0 +1,120 @@
+"""Figures: how good a federation is after each round, from the results of a table."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fl_strategies import keys
+from fl_strategies.exceptions import require
+from simulations.models import import_library
+from simulations.report import summarise
+from simulations.reproduce import Outcome, Table, outcomes_of, read_outcomes
+
+OWNER: Final = "figure"
+COLUMNS: Final = 3
+PANEL_INCHES: Final = (4.6, 3.6)
+DOTS_PER_INCH: Final = 150
+ROUNDS_WITH_MARKERS: Final = 25
+STYLES: Final = ("-", "--", ":", "-.")
+NUM_COLOURS: Final = 10
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One row of a table, round by round: mean and deviation over seeds."""
+
+    name: str
+    rounds: tuple[int, ...]
+    means: tuple[float, ...]
+    deviations: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows that are drawn into the same axes."""
+
+    title: str
+    metric: str
+    curves: tuple[Curve, ...]
+
+
+def make_panels(table: Table, outcomes: Sequence[Outcome]) -> list[Panel]:
+    """Return the table's rows as curves, in its order; rows without results are left out.
+
+    Rows with the same `panel` and the same kind of figure share a panel.
+    """
+    grouped: dict[tuple[str, str], list[Curve]] = {}
+    for row in table.rows:
+        found = outcomes_of(table, row, outcomes)
+        curve = _curve(row.name, found)
+        if curve.rounds:
+            grouped.setdefault((row.panel, found[0]["metric"]), []).append(curve)
+    return [Panel(title, metric, tuple(curves)) for (title, metric), curves in grouped.items()]
+
+
+def _curve(name: str, outcomes: Sequence[Outcome]) -> Curve:
+    """Combine seeds; one that ended earlier, or did not measure a round, is left out there."""
+    by_round: dict[int, list[float]] = {}
+    for outcome in outcomes:
+        for one in outcome["rounds"]:
+            if one["mean"] is not None and math.isfinite(one["mean"]):
+                by_round.setdefault(int(one["round"]), []).append(float(one["mean"]))
+    rounds = tuple(sorted(by_round))
+    spreads = [summarise(by_round[number]) for number in rounds]
+    means, deviations = zip(*spreads, strict=True) if spreads else ((), ())
+    return Curve(name, rounds, means, deviations)
+
+
+def draw_table(table: Table, kept: Path, target: Path) -> None:
+    """Write a picture (PNG) of the results that a file holds; it needs no display."""
+    panels = make_panels(table, read_outcomes(kept))
+    rule = f"a file with measured rounds of {table.name}"
+    require(bool(panels), OWNER, "results", rule, str(kept))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _draw(table.title, panels).savefig(target, format="png", dpi=DOTS_PER_INCH)
+
+
+def _draw(title: str, panels: Sequence[Panel]) -> Any:
+    # A figure of its own, without pyplot, has Agg's canvas and touches no global setting.
+    library = import_library(OWNER, "matplotlib.figure", "figures")
+    columns = min(len(panels), COLUMNS)
+    lines = math.ceil(len(panels) / columns)
+    size = (columns * PANEL_INCHES[0], lines * PANEL_INCHES[1] + 0.4)
+    figure = library.Figure(figsize=size, layout="constrained")
+    figure.suptitle(title, wrap=True)
+    axes = figure.subplots(lines, columns, squeeze=False).flat
+    for one, panel in zip(axes, panels, strict=False):
+        _draw_panel(one, panel)
+    for empty in list(figure.axes)[len(panels) :]:
+        empty.set_axis_off()
+    return figure
+
+
+def _draw_panel(axes: Any, panel: Panel) -> None:
+    factor, unit = (1, "") if panel.metric == keys.MEAN_SQUARED_ERROR else (100, " (%)")
+    for number, curve in enumerate(panel.curves):
+        rounds, look = curve.rounds, _look(number)
+        marker = "." if len(rounds) <= ROUNDS_WITH_MARKERS else ""
+        spreads = list(zip(curve.means, curve.deviations, strict=True))
+        axes.plot(
+            rounds, [factor * mean for mean in curve.means],
+            label=curve.name, marker=marker, **look,
+        )  # fmt: skip
+        axes.fill_between(
+            rounds, [factor * (mean - deviation) for mean, deviation in spreads],
+            [factor * (mean + deviation) for mean, deviation in spreads],
+            color=look["color"], alpha=0.15, linewidth=0,
+        )  # fmt: skip
+    axes.set_title(panel.title, fontsize="medium")
+    axes.set(xlabel="round", ylabel=panel.metric.replace("-", " ") + unit)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="x-small")
+
+
+def _look(number: int) -> dict[str, str]:
+    """Return colour and style of a line, all different for forty lines."""
+    style = STYLES[number // NUM_COLOURS % len(STYLES)]
+    return {"color": f"C{number % NUM_COLOURS}", "linestyle": style}

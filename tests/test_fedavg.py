@@ -1,0 +1,526 @@
+"""FedAvg: the mean of weights, equal first weights, strangers' weights, and what it costs."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clients.app import client_app
+from fl_strategies import FedAvg, Party, keys
+from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner
+from fl_strategies.fedavg import AveragedLearner, LocalWeights, average
+from fl_strategies.knowledge import decode_arrays
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.protocols import Array, LearnerFactory
+from fl_strategies.randomness import derive_rng
+from simulations.local import InMemoryGrid, run_local
+from tests.toys import (
+    PUBLIC,
+    TEST,
+    CentroidLearner,
+    common_options,
+    load_toy_party,
+    load_with,
+    toy_party,
+)
+
+torch = pytest.importorskip("torch")
+SIZES = (12, 30, 45)
+
+
+class RecordingGrid(InMemoryGrid):
+    """Keeps requests and replies, and lets a test change what the first party says."""
+
+    change: Callable[[Message], None] | None = None
+    only_in_round = 1
+    result: Any = None
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+        sent = list(messages)
+        if not sent:
+            return []
+        replies = super().send_and_receive(sent, timeout=timeout)
+        asked_round = sent[0].content[keys.CONFIG][keys.SERVER_ROUND]
+        training = sent[0].metadata.message_type == "train"
+        if self.change is not None and training and asked_round == self.only_in_round:
+            self.change(replies[0])
+        if training:
+            self.wire = [*getattr(self, "wire", []), (sent, replies)]
+        return replies
+
+
+def toy_fedavg(**changes: object) -> FedAvg:
+    return FedAvg(**{**common_options(len(SIZES)), **changes})  # type: ignore[arg-type]
+
+
+def run(
+    strategy: FedAvg,
+    load: Callable[[Any], Party] = load_toy_party,
+    num_rounds: int = 1,
+    change: Callable[[Message], None] | None = None,
+    only_in_round: int = 1,
+) -> Any:
+    grid = RecordingGrid(client_app(load), len(SIZES))
+    grid.change, grid.only_in_round = change, only_in_round
+    grid.result = strategy.start(grid, ArrayRecord(), num_rounds=num_rounds)
+    return grid
+
+
+def network(**changes: Any) -> LearnerFactory:
+    """Return a factory of small networks that take one step of plain descent an epoch."""
+    from clients.torch_learner import TorchLearner
+
+    options = {"optimizer": "sgd", "momentum": 0.0, "batch_size": 10_000, "learning_rate": 0.1}
+    return lambda: TorchLearner(
+        lambda: torch.nn.Sequential(
+            torch.nn.Linear(2, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
+        ),
+        num_classes=3,
+        **{**options, **changes},
+    )
+
+
+def load_network_party(factory: LearnerFactory) -> Callable[[Any], Party]:
+    """Return parties of unequal size with this model."""
+
+    def load(context: Any) -> Party:
+        number = int(context.node_config["partition-id"])
+        return replace(toy_party(number, SIZES[number]), learner_fn=factory)
+
+    return load
+
+
+def arrays_of(message: Message) -> dict[str, Array]:
+    record = message.content[keys.ARRAYS]
+    assert isinstance(record, ArrayRecord)
+    return decode_arrays(record, 2**30)
+
+
+def weights_of(strategy: FedAvg) -> dict[str, Array]:
+    assert isinstance(strategy.model_, AveragedLearner)
+    return strategy.model_.to_arrays()
+
+
+# The mean.
+
+
+@given(
+    values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=6),
+    sizes=st.lists(st.integers(1, 10**6), min_size=6, max_size=6),
+)
+def test_the_mean_lies_between_and_follows_the_records(
+    values: list[float], sizes: list[int]
+) -> None:
+    """It is numpy's weighted mean, in the type of the weights; counters take the largest."""
+    parts = [
+        LocalWeights({"w": np.full((2, 2), v, np.float32), "n": np.array(n)}, n, ())
+        for v, n in zip(values, sizes, strict=False)
+    ]
+
+    mean = average(parts)
+
+    expected = np.average(values, weights=sizes[: len(values)])
+    assert mean["w"].dtype == np.float32
+    assert mean["w"] == pytest.approx(np.full((2, 2), expected), rel=1e-5, abs=1e-2)
+    assert mean["n"] == max(sizes[: len(values)])
+    assert mean["n"].dtype == np.int64
+
+
+def test_the_model_is_the_mean_of_what_was_sent() -> None:
+    """By the numbers of records, as the messages have it."""
+    factory = network()
+    strategy = toy_fedavg(learner_fn=factory)
+    grid = run(strategy, load_network_party(factory))
+
+    ((_, replies),) = grid.wire
+    sent = [arrays_of(reply) for reply in replies]
+    for name, mean in weights_of(strategy).items():
+        expected = np.average([arrays[name] for arrays in sent], axis=0, weights=SIZES)
+        np.testing.assert_allclose(mean, expected, rtol=1e-6)
+        assert not np.array_equal(sent[0][name], sent[1][name])
+
+
+def test_one_whole_batch_a_round_is_descent_on_the_pooled_records() -> None:
+    """The paper's FedSGD: means of gradients are the gradient of all records together."""
+    factory = network()
+    strategy = toy_fedavg(learner_fn=factory)
+    run(strategy, load_network_party(factory), num_rounds=4)
+    parties = [toy_party(number, size) for number, size in enumerate(SIZES)]
+    x, y = (np.concatenate([getattr(party, part) for party in parties]) for part in "xy")
+
+    pooled = factory()
+    assert isinstance(pooled, AveragedLearner)
+    start = derive_rng(0, "fedavg", "initial")
+    for rng in (start, *map(np.random.default_rng, range(3))):
+        pooled.partial_fit(x, y, rng=rng, epochs=1)
+
+    for name, expected in pooled.to_arrays().items():
+        np.testing.assert_allclose(weights_of(strategy)[name], expected, atol=1e-6)
+
+
+def test_all_parties_start_from_equal_weights() -> None:
+    """With hardly a step their first weights are the same; another seed gives others."""
+    factory = network(learning_rate=1e-12)
+    first, other = toy_fedavg(learner_fn=factory), toy_fedavg(learner_fn=factory, seed=1)
+    grid = run(first, load_network_party(factory))
+    run(other, load_network_party(factory))
+
+    ((requests, replies),) = grid.wire
+    assert all(keys.ARRAYS not in request.content for request in requests)
+    for name, mean in weights_of(first).items():
+        for reply in replies:
+            np.testing.assert_allclose(arrays_of(reply)[name], mean, atol=1e-8)
+        assert not np.allclose(weights_of(other)[name], mean, atol=1e-3)
+
+
+def test_rounds_go_on_from_the_mean() -> None:
+    """What parties get in round 2 is the mean of round 1; a second start goes on."""
+    factory = network()
+    once, twice = toy_fedavg(learner_fn=factory), toy_fedavg(learner_fn=factory)
+    load = load_network_party(factory)
+    grid = run(once, load, num_rounds=2)
+    run(twice, load)
+    middle = weights_of(twice)
+    run(twice, load)
+
+    requests, _ = grid.wire[1]
+    for name, mean in middle.items():
+        for request in requests:
+            np.testing.assert_array_equal(arrays_of(request)[name], mean)
+        np.testing.assert_array_equal(weights_of(once)[name], weights_of(twice)[name])
+        assert not np.array_equal(weights_of(once)[name], mean)
+
+
+def test_more_local_epochs_move_further() -> None:
+    """The paper's E: five passes a round are not one."""
+    factory = network()
+    moved = []
+    for epochs in (1, 5):
+        strategy = toy_fedavg(learner_fn=factory, local_epochs=epochs)
+        run(strategy, load_network_party(factory), num_rounds=3)
+        moved.append(float((strategy.model_.predict(TEST[0]) == TEST[1]).mean()))
+
+    assert moved[1] > moved[0] + 0.1
+
+
+def test_normalisation_counts_the_batches_of_the_busiest_party() -> None:
+    """Buffers are averaged too, except for the counter of batches."""
+    from clients.torch_learner import TorchLearner
+
+    def factory() -> TorchLearner:
+        module = torch.nn.Sequential
+        return TorchLearner(
+            lambda: module(
+                torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)
+            ),
+            num_classes=3,
+            batch_size=10,
+        )
+
+    strategy = toy_fedavg(learner_fn=factory, local_epochs=2)
+    grid = run(strategy, load_network_party(factory))
+
+    ((_, replies),) = grid.wire
+    variances = [arrays_of(reply)["1.running_var"] for reply in replies]
+    mean = np.average(variances, axis=0, weights=SIZES)
+    weights = weights_of(strategy)
+    np.testing.assert_allclose(weights["1.running_var"], mean, rtol=1e-5)
+    assert weights["1.num_batches_tracked"] == 2 * math.ceil(SIZES[-1] / 10)
+
+
+# Who takes part.
+
+
+def test_without_a_first_mean_all_start_again() -> None:
+    """A first round that fails costs a round and nothing else."""
+    plain, late = toy_fedavg(), toy_fedavg(min_parties=3)
+    run(plain)
+
+    grid = run(late, num_rounds=2, change=with_meta(keys.KIND, "nothing"))
+
+    assert list(grid.result.train_metrics_clientapp) == [2]
+    np.testing.assert_array_equal(weights_of(late)["centroids"], weights_of(plain)["centroids"])
+
+
+def test_a_party_that_comes_late_gets_the_mean() -> None:
+    """Two parties make the first model, the third goes on from it."""
+    strategy = toy_fedavg(num_parties=2)
+    app = client_app(load_toy_party)
+    grid = RecordingGrid(app, 3)
+    everybody = grid.get_node_ids()
+    grid.get_node_ids = lambda: everybody[:2]  # type: ignore[method-assign]
+    strategy.start(grid, ArrayRecord(), num_rounds=1)
+    first = weights_of(strategy)["centroids"]
+    grid.get_node_ids = lambda: everybody  # type: ignore[method-assign]
+    strategy.start(grid, ArrayRecord(), num_rounds=1)
+
+    requests, _ = grid.wire[1]
+    assert len(requests) == 3
+    np.testing.assert_array_equal(arrays_of(requests[2])["centroids"], first)
+    assert not strategy.rejected_
+
+
+def test_a_party_with_another_model_says_so() -> None:
+    """Weights of different models cannot be averaged."""
+    strategy = toy_fedavg(evaluate=False)
+
+    run(strategy, load_with(lambda p: replace(p, learner_name="forest"), only=1))
+
+    (reason,) = strategy.rejected_.values()
+    assert reason.startswith(
+        "Party 1: the averaged model must be this party's own ('forest'), got 'centroid'."
+    )
+
+
+class Still:
+    """A learner that can neither go on nor travel."""
+
+    num_classes = 3
+    fit = CentroidLearner.fit
+    predict = CentroidLearner.predict
+    logits = CentroidLearner.logits
+
+
+def test_a_model_that_cannot_go_on_is_refused() -> None:
+    """On the server when the strategy is built, at a party in its answer."""
+    rule = r"the learner must go on learning \(distill, partial_fit\) and travel .*got Still"
+    with pytest.raises(UnsupportedLearner, match=f"FedAvg: {rule}"):
+        toy_fedavg(learner_fn=Still)
+
+    strategy = toy_fedavg(evaluate=False)
+    run(strategy, load_with(lambda p: replace(p, learner_fn=Still), only=2))
+
+    (reason,) = strategy.rejected_.values()
+    assert reason.startswith("Party 2: the learner must go on learning")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"local_epochs": 0}, "FedAvg: local_epochs must be from 1 to 1048576, got 0"),
+        ({"num_classes": 4}, "FedAvg: learner_fn must be of 4 classes, got 3"),
+        ({"task": "ranking"}, "FedAvg: task must be one of single-label, "),
+    ],
+)
+def test_bad_settings_name_themselves(options: dict[str, object], sentence: str) -> None:
+    """One sentence with owner, parameter, rule and value."""
+    with pytest.raises(InvalidParameter, match=sentence):
+        toy_fedavg(**options)
+
+
+def test_another_task_is_refused() -> None:
+    """A party that learns something else is left out."""
+    strategy = toy_fedavg(task="multi-label")
+
+    result = run_local(strategy, client_app(load_toy_party), len(SIZES))
+
+    assert not result.train_metrics_clientapp
+    assert all("task must be one of single-label" in r for r in strategy.rejected_.values())
+
+
+# Strangers.
+
+
+def with_arrays(**arrays: Array) -> Callable[[Message], None]:
+    def change(reply: Message) -> None:
+        record = ArrayRecord({name: FlowerArray(array) for name, array in arrays.items()})
+        reply.content[keys.ARRAYS] = record
+
+    return change
+
+
+def with_meta(key: str, value: Any) -> Callable[[Message], None]:
+    def change(reply: Message) -> None:
+        meta = reply.content[keys.META]
+        assert isinstance(meta, ConfigRecord)
+        meta[key] = value
+
+    return change
+
+
+LARGE = np.full((3, 2), 1e300)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (with_arrays(centroids=np.full((3, 2), np.nan)), "'centroids' must be finite"),
+        (with_arrays(centroids=np.full((3, 2), -np.inf)), "'centroids' must be finite"),
+        (with_arrays(centroids=np.ones((2, 2))), "centroids must be (3, 2)"),
+        (with_arrays(centroids=LARGE, more=LARGE), "centroids must be (3, 2)"),
+        (with_arrays(centroids=np.ones((3, 2), np.float32)), "must have the model's layout"),
+        (with_arrays(centroids=np.ones((3, 2), np.int64)), "must have the model's layout"),
+        (with_meta(keys.NUM_EXAMPLES, 0), "num-examples must be a whole number from 1"),
+        (with_meta(keys.NUM_EXAMPLES, -5), "num-examples must be a whole number from 1"),
+        (with_meta(keys.NUM_EXAMPLES, 40.0), "num-examples must be a whole number from 1"),
+        (with_meta(keys.NUM_EXAMPLES, True), "num-examples must be a whole number from 1"),
+        (with_meta(keys.NUM_EXAMPLES, 2**60), "num-examples must be a whole number from 1"),
+        (with_meta("privacy-events", "[]"), "privacy events must be as written here"),
+        (with_meta("privacy-events", "["), "privacy events must be as written here"),
+        (with_meta("privacy-events", "[" * 90_000), "privacy events must be as written here"),
+        (with_meta("privacy-events", 3), "privacy events must be as written here"),
+        (with_meta("privacy-events", " " * 200_000), "privacy events must be as written"),
+    ],
+)
+@pytest.mark.parametrize("server_round", [1, 2])
+def test_bad_weights_are_left_out(
+    change: Callable[[Message], None], reason: str, server_round: int
+) -> None:
+    """Whatever one party sends, before or after there is a model, the others make the mean."""
+    strategy = toy_fedavg()
+
+    grid = run(strategy, num_rounds=server_round, change=change, only_in_round=server_round)
+
+    (found,) = strategy.rejected_.values()
+    assert reason in found
+    _, replies = grid.wire[-1]
+    honest = [arrays_of(reply)["centroids"] for reply in replies[1:]]
+    np.testing.assert_allclose(weights_of(strategy)["centroids"], np.mean(honest, axis=0))
+    assert grid.result.train_metrics_clientapp[server_round][keys.NUM_PARTIES] == 2
+
+
+def test_no_events_at_all_is_not_free_of_charge() -> None:
+    """A party cannot hide a release by an empty list of events."""
+    empty = PrivacyLedger("example").state_dict()
+    strategy = toy_fedavg()
+
+    run(strategy, change=with_meta("privacy-events", str(empty).replace("'", '"')))
+
+    assert len(strategy.rejected_) == 1
+
+
+def test_counts_cannot_overflow_the_servers_ledger() -> None:
+    """More events than anybody has in a round are refused before they are added up."""
+    strategy = toy_fedavg()
+
+    def claim_many(reply: Message) -> None:
+        meta = reply.content[keys.META]
+        assert isinstance(meta, ConfigRecord)
+        text = str(meta["privacy-events"])
+        meta["privacy-events"] = text.replace('"count": 1', f'"count": {2**53}')
+        assert meta["privacy-events"] != text
+
+    run(strategy, change=claim_many)
+
+    (reason,) = strategy.rejected_.values()
+    assert "privacy events must be as written here" in reason
+
+
+def test_a_model_from_the_server_is_checked_by_the_party() -> None:
+    """A server that sends other weights gets a sentence, not a crash."""
+    strategy = toy_fedavg(evaluate=False)
+    run(strategy)
+    strategy._delivery = replace(strategy._delivery, arrays={"centroids": np.ones((9, 9))})  # type: ignore[type-var]
+
+    run(strategy)
+
+    reasons = list(strategy.rejected_.values())
+    assert reasons == ["CentroidLearner: centroids must be (3, 2), got others."] * 3
+
+
+# Privacy.
+
+
+def private_network() -> Any:
+    pytest.importorskip("opacus")
+    from clients.opacus_learner import DPTorchLearner
+
+    return DPTorchLearner(
+        lambda: torch.nn.Linear(2, 3), num_classes=3, batch_size=10, noise_multiplier=3.0
+    )
+
+
+def test_private_training_adds_up_over_rounds() -> None:
+    """Epsilon is that of all rounds of the smallest party, at the party and on the server."""
+    strategy = toy_fedavg(learner_fn=private_network)
+
+    grid = run(strategy, load_network_party(private_network), num_rounds=2)
+
+    trained = private_network()
+    expected = PrivacyLedger("example")
+    party = toy_party(0, SIZES[0])
+    for _ in range(2):
+        trained = private_network().partial_fit(
+            party.x, party.y, rng=np.random.default_rng(0), epochs=1
+        )
+        expected.charge_all(trained.privacy_events)
+    first, second = (
+        grid.result.train_metrics_clientapp[r][keys.EPSILON_EXAMPLE] for r in (1, 2)
+    )
+    assert first < second < math.inf
+    assert second == pytest.approx(expected.get_epsilon())
+    assert strategy.ledger_.get_epsilon() == pytest.approx(second)
+    assert grid.result.train_metrics_clientapp[2][keys.EPSILON_PARTY] == math.inf
+
+
+def test_one_party_without_noise_leaves_no_guarantee() -> None:
+    """The party that is protected least counts."""
+    from clients.torch_learner import TorchLearner
+
+    strategy = toy_fedavg(learner_fn=private_network)
+
+    def plain() -> TorchLearner:
+        return TorchLearner(lambda: torch.nn.Linear(2, 3), num_classes=3)
+
+    def load(context: Any) -> Party:
+        party = load_network_party(private_network)(context)
+        return replace(party, learner_fn=plain) if party.partition_id == 1 else party
+
+    run(strategy, load)
+
+    assert not strategy.rejected_
+    assert strategy.ledger_.get_epsilon() == math.inf
+    assert "trained without noise" in strategy.ledger_.statement()
+
+
+def test_a_journal_keeps_every_round_and_its_budget(tmp_path: Path) -> None:
+    """A party with a budget sends nothing that was trained without noise."""
+
+    def load_kept(budgets: Mapping[int, float]) -> Callable[[Any], Party]:
+        def load(context: Any) -> Party:
+            party = load_toy_party(context)
+            budget = budgets.get(party.partition_id)
+            journal = PartyJournal(
+                tmp_path / f"{len(budgets)}-{party.partition_id}",
+                fingerprint=data_fingerprint(party.x, party.y), max_epsilon=budget,
+            )  # fmt: skip
+            return replace(party, journal=journal, run="r")
+
+        return load
+
+    free, bound = toy_fedavg(), toy_fedavg()
+    run(free, load_kept({}), num_rounds=2)
+    run(bound, load_kept({2: 1.0}))
+
+    party = toy_party(0)
+    kept = PartyJournal(tmp_path / "0-0", fingerprint=data_fingerprint(party.x, party.y))
+    assert [entry.purpose for entry in kept.entries()] == [
+        "fedavg, round 1", "fedavg, round 2",
+    ]  # fmt: skip
+    assert not free.rejected_
+    (reason,) = bound.rejected_.values()
+    assert "epsilon must be at most 1" in reason
+
+
+def test_public_rows_are_not_learned_from() -> None:
+    """Only what they are is compared: other rows on all sides give the same model."""
+    plain, moved = toy_fedavg(), toy_fedavg(public=PUBLIC + 1)
+    run(plain)
+
+    def load(context: Any) -> Party:
+        return replace(load_toy_party(context), public=PUBLIC + 1)
+
+    run(moved, load)
+
+    np.testing.assert_array_equal(
+        weights_of(plain)["centroids"], weights_of(moved)["centroids"]
+    )
