@@ -206,7 +206,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     ) -> list[Message]:
         """Ask the parties of this round, once the expected ones are there."""
         if self.last_round is not None and server_round > self.last_round:
-            logger.info("%s ended in round %s; nothing is sent.", self.name, self.last_round)
+            logger.info("%s has ended; nothing is sent.", self.name)
             self._sent = []
             return []
         nodes = self.nodes_for_round(self._wait_for_parties(grid))

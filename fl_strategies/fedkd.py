@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.augmentation import augmented, check_augmentation
-from fl_strategies.base import FederationOptions, KnowledgeStrategy
+from fl_strategies.base import MAX_REPLY_BYTES, FederationOptions, KnowledgeStrategy
 from fl_strategies.class_weights import (
     CLASS_COUNTS,
     class_counts,
@@ -31,6 +31,7 @@ from fl_strategies.class_weights import (
 )
 from fl_strategies.exceptions import (
     InvalidData,
+    InvalidParameter,
     KnowledgeMismatch,
     PrivacyBudgetExceeded,
     require,
@@ -101,9 +102,10 @@ REQUEST = "request"
 REQUESTS: Sequence[str] = ("scale", "scores")
 LOGITS = "logits"
 
-MAX_PREDICTIONS = 1_000
 MAX_BOUND = 1e6
-"""Largest scale that the server believes; one party must not blow up everybody's steps."""
+MAX_TIMES_MEDIAN = 10.0
+"""A party that states a larger scale than this many medians is not believed: its scale would
+make everybody's steps too wide."""
 
 SEEDED_NOISE = "seeded-noise"
 
@@ -255,11 +257,13 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         self.augmentation = augmentation
         self.public_labels = public_labels
         self.bound_ = clip if scale == "clip" else math.nan
-        self.last_round = 1 if scale == "clip" else 2
+        self.last_round = 1 if scale == "clip" else None
         self.recipe = _recipe(task, loss, temperature, distill_epochs)
         score_format(num_levels, 1.0, rounding)
         if weights == "noisy-counts":
             self._count_mechanism()
+            left = target_epsilon is None or count_epsilon < target_epsilon
+            require(left, "FedKD", "count_epsilon", "below target_epsilon", count_epsilon)
         self.privacy = None
         if (gamma, sigma, target_epsilon) != (None, None, None):
             self.privacy = ScorePrivacy(
@@ -321,16 +325,16 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Combine the parties' scores and distil the final model from them."""
         scales = [r.knowledge for r in replies if isinstance(r.knowledge, float)]
-        if scales:
-            self.bound_ = max(scales)
-            self._failure = "the scale is known and the scores are not; run a second round"
-            return None, {BOUND: self.bound_}
         sent = [r.knowledge for r in replies if isinstance(r.knowledge, PartyScores)]
         try:
+            if scales:
+                return None, self._settle_scale(scales)
             scores, metrics = self._ensemble(sent)
-        except PrivacyBudgetExceeded as error:
+        except (PrivacyBudgetExceeded, InvalidParameter) as error:
             self._fail(str(error))
             return None, {}
+        if self.scale == "max":
+            self.last_round = 0  # the scores are here, whatever round it was
         rows = [
             augmented(self.public, self.augmentation, self.seed, number)
             for number in range(self.num_predictions)
@@ -341,6 +345,13 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
             rng=derive_rng(self.seed, "server", "final"), recipe=self.recipe,
         )  # fmt: skip
         return self._keep_model(model), metrics
+
+    def _settle_scale(self, scales: Sequence[float]) -> Metrics:
+        """Take the largest logit, but no more than some multiple of the middle one."""
+        self._charge_unprotected(PRIVATE_SCALE)
+        self.bound_ = min(max(scales), MAX_TIMES_MEDIAN * float(np.median(scales)))
+        self._failure = "the scale is known and the scores are not; run a second round"
+        return {BOUND: self.bound_}
 
     def _ensemble(self, sent: Sequence[PartyScores]) -> tuple[FloatArray, Metrics]:
         """Return the weighted mean of all parties (Eq. 2), after recording what it costs."""
@@ -356,31 +367,31 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
 
     def _charge(self, num_parties: int) -> ScoreMechanism | None:
         """Enter what is about to be released; return the noise, if there is any."""
-        unit, entries = self.ledger_.unit, self.num_predictions * len(self.public)
-        reasons = {
-            UNPROTECTED: self.privacy is None,
-            EXACT_COUNTS: self.weights == "counts",
-            PRIVATE_SCALE: self.scale == "max",
-        }
-        charges: list[Entry] = [
-            (NonPrivateEvent(unit=unit, reason=why), 1)
-            for why, holds in reasons.items()
-            if holds
-        ]
+        unit, rows = self.ledger_.unit, self.num_predictions * len(self.public)
+        if self.privacy is None:
+            self._charge_unprotected(UNPROTECTED)
+        if self.weights == "counts":
+            self._charge_unprotected(EXACT_COUNTS)
+        charges: list[Entry] = []
+        if self.weights == "noisy-counts":
+            seeded = self.privacy is not None and self.privacy.seeded_noise
+            charges += self._count_mechanism().charges(seeded=seeded)
         mechanism = None
         if self.privacy is not None:
             # Weights that parties' counts decide may give one party all of a class.
             largest = 1.0 if self.weights == "uniform" else float(num_parties)
+            counted = self.weights == "noisy-counts"
             mechanism = self.privacy.mechanism(
                 unit=unit, bound=self.bound_ * largest, num_values=self.num_classes,
-                num_contributors=num_parties, num_rows=entries,
+                num_contributors=num_parties, num_rows=rows,
+                besides=self._count_mechanism().charges() if counted else (),
             )  # fmt: skip
-            charges += self.privacy.charges(mechanism, entries * self.num_classes)
-        if self.weights == "noisy-counts":
-            seeded = self.privacy is not None and self.privacy.seeded_noise
-            charges += self._count_mechanism().charges(seeded=seeded)
+            charges += self.privacy.charges(mechanism, rows * self.num_classes)
         self.ledger_.charge_all(charges)
         return mechanism
+
+    def _charge_unprotected(self, reason: str) -> None:
+        self.ledger_.charge(NonPrivateEvent(unit=self.ledger_.unit, reason=reason))
 
 
 class FedKDParty(PartyHalf):
@@ -409,7 +420,7 @@ class FedKDParty(PartyHalf):
         counts, charges = self._counts(party, config)
         trained = training_charges([model], 1) if model is not None else ()
         charges += trained or [(NonPrivateEvent(unit="example", reason=UNPROTECTED), 1)]
-        ledger = spend(party, charges, "fedkd", DEFAULT_DELTA)
+        ledger = spend(party, charges, "fedkd", DEFAULT_DELTA, state)
         metrics = privacy_metrics(party=unprotected(UNPROTECTED), example=ledger)
         return Knowledge("scores", {"scores": scores, **counts}), metrics
 
@@ -417,16 +428,19 @@ class FedKDParty(PartyHalf):
         self, party: Party, config: ConfigRecord, state: RecordDict
     ) -> tuple[FloatArray, Learner | None]:
         """Return logits on all public rows, and the model unless an earlier round had it."""
-        kept = state.get(LOGITS)
+        most = max(1, MAX_REPLY_BYTES // (4 * party.public.shape[0] * party.num_classes))
+        times = config_int(config, NUM_PREDICTIONS, minimum=1, maximum=most)
+        kept = state.pop(LOGITS, None)  # another request starts anew
         if isinstance(kept, ArrayRecord):
-            return decode_array(LOGITS, kept[LOGITS]), None
+            logits = decode_array(LOGITS, kept[LOGITS])
+            if len(logits) == times * len(party.public):
+                return logits, None
         seed, (x, y) = read_seed(config), _training_rows(party, config)
         model = party.learner_fn().fit(x, y, rng=party.rng(seed, "model"))
-        times = config_int(config, NUM_PREDICTIONS, minimum=1, maximum=MAX_PREDICTIONS)
         name = str(config.get(AUGMENTATION))
         check_augmentation(f"Party {party.partition_id}", name, party.public, times)
         parts = [model.logits(augmented(party.public, name, seed, i)) for i in range(times)]
-        logits: FloatArray = np.concatenate(parts)
+        logits = np.concatenate(parts)
         if party.task == "single-label":
             logits = logits - logits.mean(axis=1, keepdims=True)
         if not np.isfinite(logits).all():
@@ -439,7 +453,7 @@ class FedKDParty(PartyHalf):
         self, party: Party, logits: FloatArray, state: RecordDict
     ) -> tuple[Knowledge, Metrics]:
         event = NonPrivateEvent(unit="example", reason=PRIVATE_SCALE)
-        ledger = spend(party, [(event, 1)], "fedkd scale", DEFAULT_DELTA)
+        ledger = spend(party, [(event, 1)], "fedkd scale", DEFAULT_DELTA, state)
         state[LOGITS] = encode_arrays({LOGITS: logits})
         largest = float(np.abs(logits).max())
         metrics = privacy_metrics(party=unprotected(PRIVATE_SCALE), example=ledger)

@@ -320,7 +320,7 @@ class FedKTParty(PartyHalf):
         party: Party,
         received: Knowledge | None,  # noqa: ARG002 - one round, nothing to receive
         config: ConfigRecord,
-        state: RecordDict,  # noqa: ARG002 - one round, nothing to keep
+        state: RecordDict,
     ) -> tuple[Knowledge, Metrics]:
         """Return the students or their labels on the public rows."""
         check_public_data(party, config)
@@ -332,7 +332,7 @@ class FedKTParty(PartyHalf):
         seed = read_seed(config)
         teachers = train_teachers(party, num_splits, num_teachers, seed)
         counts = teacher_votes(party, teachers, num_splits)
-        sets, metrics = self._label(party, counts, teachers, config, seed)
+        sets, metrics = self._label(party, counts, teachers, config, state)
         students = train_students(party, sets, seed)
         labels = np.stack([student.predict(party.public) for student in students])
         metrics |= {
@@ -351,15 +351,15 @@ class FedKTParty(PartyHalf):
         counts: IntArray,
         teachers: Sequence[Learner],
         config: ConfigRecord,
-        seed: int,
+        state: RecordDict,
     ) -> tuple[list[TrainingSet], Metrics]:
         """Return what each student learns from, after recording what it costs."""
-        level = config_choice(config, PRIVACY_LEVEL, LEVELS)
+        level, seed = config_choice(config, PRIVACY_LEVEL, LEVELS), read_seed(config)
         if level == "L2":
-            return self._label_with_noise(party, counts, config, seed)
+            return self._label_with_noise(party, counts, config, state)
         unprotected_labels = NonPrivateEvent(unit="example", reason=UNPROTECTED)
         charges = training_charges(teachers, len(counts)) or [(unprotected_labels, 1)]
-        ledger = spend(party, charges, f"fedkt {level}", DEFAULT_DELTA)
+        ledger = spend(party, charges, f"fedkt {level}", DEFAULT_DELTA, state)
         sets = [
             (party.public, plurality(votes, party.rng(seed, "ties", split)))
             for split, votes in enumerate(counts)
@@ -370,16 +370,16 @@ class FedKTParty(PartyHalf):
         }
 
     def _label_with_noise(
-        self, party: Party, counts: IntArray, config: ConfigRecord, seed: int
+        self, party: Party, counts: IntArray, config: ConfigRecord, state: RecordDict
     ) -> tuple[list[TrainingSet], Metrics]:
-        num_public = len(party.public)
+        num_public, seed = len(party.public), read_seed(config)
         asked = config_int(config, NUM_QUERIES, minimum=1, maximum=num_public)
         rows = choose_queries(num_public, asked, seed)
         privacy, num_labels = VotePrivacy.from_config(config), len(counts) * len(rows)
         mechanism = privacy.for_examples(party.num_classes, num_labels)
         seeded = privacy.seeded_noise
         charges = mechanism.charges(num_labels, seeded=seeded)
-        example = spend(party, charges, "fedkt L2", privacy.delta)
+        example = spend(party, charges, "fedkt L2", privacy.delta, state)
         sets = []
         for split, votes in enumerate(counts):
             rng = privacy.rng(seed, "party", party.partition_id, split)

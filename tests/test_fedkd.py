@@ -136,6 +136,35 @@ def test_one_round_is_not_enough_for_the_largest_logit() -> None:
     assert strategy.model_
 
 
+def test_one_absurd_scale_does_not_widen_everybody_s_steps() -> None:
+    """A party that states a million is believed up to ten times the median."""
+    strategy = recorded(scale="max")
+    strategy.start(Tampering({"scale": np.array([1e6])}), ArrayRecord(), num_rounds=1)
+
+    honest = [np.abs(own_logits(i)).max() for i in range(1, NUM_PARTIES)]
+    assert strategy.bound_ == 10 * np.median([1e6, *honest])
+
+
+def test_a_failed_first_round_is_asked_again() -> None:
+    """The scale may come late; the scores follow in the round after it."""
+
+    class DeafAtFirst(InMemoryGrid):
+        count = 0
+
+        def send_and_receive(
+            self, messages: Any, *, timeout: float | None = None
+        ) -> list[Message]:
+            self.count += 1
+            replies = super().send_and_receive(messages, timeout=timeout)
+            return [] if self.count == 1 else replies
+
+    strategy = recorded(scale="max")
+    strategy.start(DeafAtFirst(APP, NUM_PARTIES), ArrayRecord(), num_rounds=4)
+
+    assert strategy.model_
+    assert strategy.round_ == 3
+
+
 def test_a_party_trains_once_in_two_rounds() -> None:
     """The logits of the first round are kept for the second."""
     fitted: list[int] = []
@@ -151,6 +180,31 @@ def test_a_party_trains_once_in_two_rounds() -> None:
     run(recorded(scale="max"), client_app(load), num_rounds=2)
 
     assert len(fitted) == NUM_PARTIES
+
+
+def test_logits_of_an_earlier_request_are_not_used_again() -> None:
+    """A second run on the same nodes with another seed gives other logits."""
+    grid = InMemoryGrid(APP, NUM_PARTIES)
+    targets = []
+    for seed in (0, 1):
+        strategy = recorded(scale="max", weights="uniform", seed=seed)
+        strategy.start(grid, ArrayRecord(), num_rounds=2)
+        model = strategy.model_
+        assert isinstance(model, Recording)
+        targets.append(model.targets)
+
+    assert (targets[0] != targets[1]).any()
+
+
+def test_a_server_cannot_ask_for_endless_predictions() -> None:
+    """What a party sends has a limit of its own."""
+    strategy = recorded()
+    strategy.num_predictions = 10**7
+    run_local(strategy, APP, NUM_PARTIES)
+
+    assert all(
+        "num-predictions must be a whole number" in w for w in strategy.rejected_.values()
+    )
 
 
 @pytest.mark.parametrize(

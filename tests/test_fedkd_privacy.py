@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context
 from flwr.serverapp.strategy import Result
 
 from clients.app import client_app
 from fl_strategies import FedKD, Party, keys
-from fl_strategies.exceptions import NotFitted
+from fl_strategies.exceptions import InvalidParameter, NotFitted
 from fl_strategies.privacy.accountant import claim
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, LaplaceEvent
 from fl_strategies.privacy.gaussian import gaussian_epsilon
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from simulations.local import run_local
+from simulations.local import InMemoryGrid, run_local
 from tests.toys import CentroidLearner, load_toy_party, toy_fedkd
 
 NUM_PARTIES = 4
@@ -81,7 +81,7 @@ def test_noisy_counts_protect_examples_and_are_paid_for() -> None:
 
     events = [event for event, _ in strategy.ledger_.entries]
     assert strategy.ledger_.unit == "example"
-    assert [round(e.l1_sensitivity) for e in events if isinstance(e, LaplaceEvent)] == [20, 2]
+    assert [round(e.l1_sensitivity) for e in events if isinstance(e, LaplaceEvent)] == [2, 20]
     epsilon = metrics[keys.EPSILON_EXAMPLE]
     assert isinstance(epsilon, float)
     assert 0.5 < epsilon < 180 * 20 * 0.0005 + 0.5
@@ -94,6 +94,44 @@ def test_a_target_is_met() -> None:
     run(strategy)
 
     assert 1.95 < strategy.ledger_.get_epsilon() <= 2.0
+
+
+@pytest.mark.parametrize("seeded_noise", [False, True])
+def test_a_target_covers_the_counts_too(seeded_noise: bool) -> None:
+    """Counts and scores together keep the target; a seed takes the promise away."""
+    strategy = toy_fedkd(
+        weights="noisy-counts", noise="gaussian", target_epsilon=2.0, count_epsilon=0.5,
+        max_epsilon=None if seeded_noise else 2.0, seeded_noise=seeded_noise,
+    )  # fmt: skip
+    run(strategy)
+
+    assert strategy.model_
+    epsilon = strategy.ledger_.get_epsilon()
+    assert epsilon == math.inf if seeded_noise else 1.9 < epsilon <= 2.0
+
+
+def test_counts_may_not_cost_all_of_the_target() -> None:
+    """Something must be left for the scores."""
+    with pytest.raises(InvalidParameter, match="count_epsilon must be below target_epsilon"):
+        toy_fedkd(weights="noisy-counts", target_epsilon=1.0, count_epsilon=1.0)
+
+
+def test_the_scale_is_in_the_ledger_at_once() -> None:
+    """Also if no scores ever follow."""
+    strategy = toy_fedkd(scale="max", weights="uniform", gamma=1.0)
+    run(strategy, num_rounds=1)
+
+    assert strategy.ledger_.get_epsilon() == math.inf
+    assert "largest logit" in strategy.ledger_.statement()
+
+
+def test_a_budget_refuses_the_largest_logit() -> None:
+    """A scale without a price cannot be within any budget."""
+    strategy = toy_fedkd(scale="max", weights="uniform", gamma=1.0, max_epsilon=5.0)
+    run(strategy, num_rounds=2)
+
+    with pytest.raises(NotFitted, match="epsilon"):
+        strategy.model_  # noqa: B018
 
 
 def test_the_budget_is_checked_before_the_noise_is_drawn() -> None:
@@ -147,6 +185,26 @@ def test_privately_trained_parties_send_logits_for_free(tmp_path: Path) -> None:
     expected = claim(Careful.privacy_events, 1e-5).epsilon
     assert metrics[keys.EPSILON_EXAMPLE] == pytest.approx(expected)
     assert metrics[keys.EPSILON_PARTY] == math.inf
+
+
+def test_asking_again_costs_again_also_without_a_journal() -> None:
+    """A second start in the same run trains again, and the state remembers the first."""
+
+    def load(context: Context) -> Party:
+        return replace(load_toy_party(context), learner_fn=Careful)
+
+    grid = InMemoryGrid(client_app(load), NUM_PARTIES)
+    told = []
+    for seed in (0, 1):
+        result = toy_fedkd(weights="uniform", seed=seed).start(
+            grid, ArrayRecord(), num_rounds=1
+        )
+        told.append(result.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE])
+
+    twice = [(event, 2 * count) for event, count in Careful.privacy_events]
+    assert told == [
+        pytest.approx(claim(events, 1e-5).epsilon) for events in (Careful.privacy_events, twice)
+    ]
 
 
 def test_a_second_run_composes_with_the_first(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from clients.app import client_app
 from fl_strategies import FedKTParty, Knowledge, Party, keys
@@ -16,7 +16,7 @@ from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.votes import VotePrivacy, choose_queries, count_queries
 from fl_strategies.replies import PartyReply
-from simulations.local import run_local
+from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
     TEST,
@@ -340,3 +340,14 @@ def test_privately_trained_teachers_make_every_vote_free() -> None:
     assert metrics[keys.NUM_RELEASES] == 2
     assert 0 < metrics[keys.EPSILON_EXAMPLE] < math.inf
     assert metrics[keys.EPSILON_PARTY] == math.inf
+
+
+def test_asking_again_in_the_same_run_costs_again() -> None:
+    """Without a journal the state of the run remembers what the parties have released."""
+    grid, told = InMemoryGrid(APP, 4), []
+    for _ in range(2):
+        result = toy_fedkt(**L2).start(grid, ArrayRecord(), num_rounds=1)
+        told.append(result.train_metrics_clientapp[1])
+
+    assert told[1][keys.NUM_RELEASES] == 2 * told[0][keys.NUM_RELEASES]  # type: ignore[operator]
+    assert told[1][keys.EPSILON_EXAMPLE] > told[0][keys.EPSILON_EXAMPLE]  # type: ignore[operator]

@@ -1,7 +1,10 @@
 """From what was charged to the figures in Flower's metrics."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+
+from flwr.app import ConfigRecord, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.knowledge import Metrics
@@ -25,15 +28,31 @@ AUDIENCES: Mapping[str, str] = {
 }
 
 
-def spend(party: Party, charges: Sequence[Entry], purpose: str, delta: float) -> PrivacyLedger:
+def spend(
+    party: Party,
+    charges: Sequence[Entry],
+    purpose: str,
+    delta: float,
+    state: RecordDict | None = None,
+) -> PrivacyLedger:
     """Record what is about to leave a party, and return all that has been recorded.
 
     With a journal the party's whole past counts, and what would exceed its budget is
-    refused here, before anything leaves. Without one only this release is known.
+    refused here, before anything leaves. Without one, what the state of this run holds
+    counts, if it is given, and otherwise this release alone.
     """
     if party.journal is not None:
         return party.journal.charge(charges, run=party.run, purpose=purpose)
-    return ledger_of(charges, delta)
+    ledger = ledger_of(charges, delta)
+    if state is not None:
+        slot = f"spent-{ledger.unit}"
+        kept = state.get(slot)
+        if isinstance(kept, ConfigRecord):
+            before = PrivacyLedger.from_state_dict(json.loads(str(kept["ledger"])))
+            for event, count in before.entries:
+                ledger.compose(event, count)
+        state[slot] = ConfigRecord({"ledger": json.dumps(ledger.state_dict())})
+    return ledger
 
 
 def ledger_of(charges: Sequence[Entry], delta: float) -> PrivacyLedger:

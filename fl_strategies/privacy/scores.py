@@ -71,7 +71,14 @@ class ScorePrivacy:
         return derive_rng(seed, "noise", *path) if self.seeded_noise else None
 
     def mechanism(
-        self, *, unit: Unit, bound: float, num_values: int, num_contributors: int, num_rows: int
+        self,
+        *,
+        unit: Unit,
+        bound: float,
+        num_values: int,
+        num_contributors: int,
+        num_rows: int,
+        besides: Sequence[Entry] = (),
     ) -> ScoreMechanism:
         """Return the mechanism for a number of rows, calibrated if a target was given.
 
@@ -89,6 +96,8 @@ class ScorePrivacy:
         num_rows : int
             Rows that will be released in all; it decides the strength of a calibrated
             mechanism and nothing else.
+        besides : sequence of (event, count)
+            What else is released within the target.
         """
 
         def with_scale(scale: float) -> ScoreMechanism:
@@ -103,7 +112,9 @@ class ScorePrivacy:
             return with_scale(self.sigma or 1 / (self.gamma or 1))
 
         def entries(scale: float) -> Sequence[Entry]:
-            return self.charges(with_scale(scale), num_rows * num_values)
+            mechanism = with_scale(scale)
+            rows = num_rows * num_values // mechanism.num_values
+            return [*mechanism.charges(rows), *besides]
 
         return with_scale(calibrate_scale(entries, self.target_epsilon, self.delta))
 
