@@ -96,6 +96,10 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     """Round after which the strategy has nothing more to ask, or None."""
     central: ClassVar[bool] = True
     """Whether the run ends in one model for everybody, or each party keeps its own."""
+    party_learner_needs: ClassVar[tuple[type, ...]] = ()
+    """Protocols beyond `Learner` that the parties' models must have."""
+    final_learner_needs: ClassVar[tuple[type, ...]] = ()
+    """Protocols beyond `Learner` that the server's model must have."""
 
     def __init__(self, **federation: Unpack[FederationOptions]) -> None:
         self.num_parties = federation.get("num_parties", 2)

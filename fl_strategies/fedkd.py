@@ -67,6 +67,7 @@ from fl_strategies.protocols import (
     LearnerFactory,
     Link,
     Recipe,
+    SoftLearner,
     link_scores,
     require_soft,
 )
@@ -200,6 +201,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
     """
 
     name: ClassVar[str] = "fedkd"
+    final_learner_needs = (SoftLearner,)
 
     def __init__(
         self,

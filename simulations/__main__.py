@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fl_strategies import REGISTRY
 from fl_strategies.exceptions import StrategyError
 from simulations.client_app import app
 from simulations.config import (
@@ -22,6 +23,7 @@ from simulations.experiment import load_federation
 from simulations.figures import draw_table
 from simulations.flower import run_with_flower
 from simulations.local import run_local
+from simulations.models import LEARNERS
 from simulations.report import (
     Report,
     make_report,
@@ -98,10 +100,14 @@ def _list_settings() -> str:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--strategy", help="strategy to run (default: fedkt)")
+    parser.epilog = "All settings, with their defaults: python -m simulations --help"
+    parser.add_argument("--strategy", help=f"{', '.join(REGISTRY)} (default: fedkt)")
     parser.add_argument("--data", help=f"{', '.join(LOADERS)}, FILE.npz or FILE.csv")
     parser.add_argument("--label", metavar="COLUMN", help="label column of FILE.csv")
-    parser.add_argument("--learner", metavar="NAMES", help="party models, comma-separated")
+    parser.add_argument(
+        "--learner", metavar="NAMES",
+        help=f"party models, comma-separated, of {', '.join(LEARNERS)}",
+    )  # fmt: skip
     parser.add_argument(
         "--preset", choices=PRESETS, help="settings of the published experiment"
     )
@@ -127,7 +133,7 @@ def _run(options: argparse.Namespace) -> int:
     settings = _settings(options)
     report = _run_once(settings)
     print(render(report))
-    print(f"result: {write_report(report, settings.output_dir)}")
+    write_report(report, settings.output_dir)
     if options.json:
         write_json(report, options.json)
     return 0

@@ -11,17 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from fl_strategies import REGISTRY, KnowledgeStrategy, Learner, Party
-from fl_strategies.exceptions import require
+from fl_strategies import REGISTRY, FedAvg, KnowledgeStrategy, Learner, Party
+from fl_strategies.exceptions import StrategyError, require
 from fl_strategies.protocols import IntArray, LearnerFactory
 from fl_strategies.randomness import derive_rng
 from fl_strategies.tasks import METRICS, quality
 from simulations.config import Settings, optional_settings
 from simulations.datasets import Dataset, load_dataset
-from simulations.models import learner_factory
+from simulations.models import LEARNERS, learner_factory
 from simulations.partition import partition
 
 logger = logging.getLogger("flwr.fl_strategies")
+
+PROMISES = (
+    "release", "privacy_level", "gamma", "sigma", "target_epsilon", "num_samples",
+    "clipping_norm",
+)  # fmt: skip
+"""Settings that promise privacy, which a strategy must not silently ignore."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +91,7 @@ class Federation:
         """Return the strategy; it takes those settings that its constructor names."""
         settings = self.settings
         kind = REGISTRY[settings.strategy].strategy
+        self._check_learners(kind)
         options: dict[str, Any] = {
             "public": self.dataset.x_public,
             "num_classes": self.dataset.num_classes,
@@ -97,6 +104,10 @@ class Federation:
         left_out = {name: None for name in optional_settings() if not getattr(settings, name)}
         available = {**vars(settings), **left_out, **options}
         own = inspect.signature(kind.__init__).parameters
+        for name in set(PROMISES) - set(own):
+            _require_default(settings, name)
+        if settings.target_epsilon and not settings.num_rounds_planned:
+            available["num_rounds_planned"] = settings.num_server_rounds
         taken = {name: value for name, value in available.items() if name in own}
         return kind(
             num_parties=settings.num_parties,
@@ -104,6 +115,32 @@ class Federation:
             max_wait=settings.max_wait,
             **taken,
         )
+
+    def _check_learners(self, kind: type[KnowledgeStrategy[Any]]) -> None:
+        """Raise before anything is trained if a model does not fit data or strategy."""
+        settings, smallest = self.settings, min(map(len, self.rows))
+        for name in sorted({*settings.learner_names}):
+            self._check_learner("learner", name, kind.party_learner_needs)
+        self._check_learner("final-learner", settings.final_learner, kind.final_learner_needs)
+        same = kind is not FedAvg or {*settings.learner_names} == {settings.final_learner}
+        require(same, "Settings", "learner", "the final-learner for fedavg", settings.learner)
+        if settings.release == "nfdp" and not settings.with_replacement:
+            enough = settings.num_samples <= smallest
+            rule = f"at most {smallest}, the records of the smallest party"
+            require(enough, "Settings", "num-samples", rule, settings.num_samples)
+
+    def _check_learner(self, key: str, name: str, needs: tuple[type, ...]) -> None:
+        learner = self.factory(name)()
+        if not all(isinstance(learner, need) for need in needs):
+            able = [n for n in LEARNERS if _has(self.factory(n), needs)]
+            rule = f"one of {', '.join(able)} for {self.settings.strategy}"
+            require(False, "Settings", key, rule, name)
+        words = self.dataset.x_train.dtype.kind in "iu"
+        rule = "a model of numbers; this one takes words (data such as ag-news-tokens)"
+        require(words or name != "embedding-bag", "Settings", key, rule, name)
+        make_module = getattr(learner, "module_fn", None)
+        if make_module is not None:
+            make_module()  # names a network that does not take these rows
 
     @property
     def metric(self) -> str:
@@ -173,6 +210,21 @@ def load_federation(settings: Settings) -> Federation:
         num_classes=data.num_classes,
     )
     return Federation(settings, data, rows)
+
+
+def _has(factory: LearnerFactory, needs: tuple[type, ...]) -> bool:
+    try:
+        learner = factory()
+    except StrategyError:
+        return False
+    return all(isinstance(learner, need) for need in needs)
+
+
+def _require_default(settings: Settings, name: str) -> None:
+    """Raise if a setting promises privacy that the strategy knows nothing of."""
+    value, default = getattr(settings, name), getattr(Settings(), name)
+    rule = f"left at {default!r} with strategy {settings.strategy}, which ignores it"
+    require(value == default, "Settings", name.replace("_", "-"), rule, value)
 
 
 def _solo_quality(settings: Settings, partition_id: int) -> float:

@@ -86,6 +86,27 @@ def test_averaging_takes_as_many_rounds_as_it_is_given(tmp_path: Path) -> None:
             ["--preset=paper"],
             "preset: data must be one of adult, cod-rna, mnist, got 'digits'.",
         ),
+        (["--strategy=akd"], "Settings: learner must be one of xgboost-scores, forest-scores"),
+        (["--strategy=fedkd"], "Settings: final-learner must be one of xgboost-scores"),
+        (["--learner=resnet8"], "resnet8: a row must be an image"),
+        (["--learner=embedding-bag"], "Settings: learner must be a model of numbers"),
+        (
+            ["--strategy=fedavg", "--learner=mlp", "--set=final-learner=mnist-mlp"],
+            "Settings: learner must be the final-learner for fedavg, got 'mlp'.",
+        ),
+        (
+            ["--set=release=nfdp", "--set=num-samples=9"],
+            "must be left at",
+        ),
+        (
+            [
+                "--strategy=fedmd",
+                "--set=release=nfdp",
+                "--set=num-samples=900",
+                "--set=with-replacement=false",
+            ],
+            "Settings: num-samples must be at most",
+        ),
         (["--set=num-parties=500"], "num-parties x min-records must be at most"),
         (["--seed=-1"], "Settings: seed must be at least 0, got -1."),
     ],
