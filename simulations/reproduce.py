@@ -117,6 +117,7 @@ def _outcome(asked: Mapping[str, Value], report: Report) -> Outcome:
         "settings": dict(asked),
         "metric": metric,
         "figures": {prefix: report[f"{prefix}{metric}"] for prefix in COLUMNS},
+        "solo-by-party": [party.get(f"solo-{metric}") for party in report["parties"]],
         "rounds": [_figures_of(one, metric) for one in report["rounds"]],
         keys.EPSILON_PARTY: report[keys.EPSILON_PARTY],
         keys.EPSILON_EXAMPLE: report[keys.EPSILON_EXAMPLE],

@@ -43,6 +43,7 @@ class Runs:
             "accuracy": 0.5 + 0.1 * settings.num_parties + 0.02 * settings.seed,
             "solo-accuracy": 0.25,
             "central-accuracy": None,
+            "parties": [{"solo-accuracy": 0.25}] * settings.num_parties,
             "rounds": [{"round": 1, "evaluate": {"accuracy": 0.7}}],
             "epsilon-party": float("inf"),
             "epsilon-example": 2.0,
