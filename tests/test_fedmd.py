@@ -558,6 +558,7 @@ def consensus_message(server_round: int = 1, **arrays: np.ndarray) -> Knowledge:
         (consensus_message(labels=np.zeros(3, np.uint8)), {}, "must be 8 bytes"),
         (None, {"num-public": 61}, "num-public must be a whole number from 1 to 60, got 61"),
         (None, {"epochs-initial": 10**9}, "epochs-initial must be a whole number from 0"),
+        (None, {"epochs-initial": 10_001}, "must be a whole number from 0 to 10000, got 10001"),
         (None, {"epochs-digest": 0}, "Server: FedMD: epochs_digest must be from 1"),
         (None, {"payload": "weights"}, "payload must be one of logits"),
         (None, {"release": "all"}, "release must be one of none"),

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, RecordDict
+from flwr.serverapp.strategy import Result
 
 from fl_strategies import Knowledge, Party, keys
 from fl_strategies.exceptions import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
+    NotFitted,
     PrivacyBudgetExceeded,
 )
 from fl_strategies.fedmd import FedMD, FedMDParty
@@ -25,6 +27,7 @@ from fl_strategies.packing import pack_labels
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, SubsampleEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.mechanisms import SubsampleOnce
 from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
 from tests.test_fedmd import (
     Federation,
@@ -186,6 +189,22 @@ def test_samples_that_cannot_be_drawn_are_refused() -> None:
         linear_fedmd(num_samples=10)
 
 
+def test_a_server_cannot_make_a_party_draw_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With replacement four times the records is the most; nothing is drawn for more."""
+    few = {"release": "nfdp", "epochs_initial": 1}
+    train(linear_party(0), linear_fedmd(**few, num_samples=160))
+    drawn: list[object] = []
+    monkeypatch.setattr(SubsampleOnce, "release", lambda *_: drawn.append(1))
+    for samples in (161, 2**31 - 1):
+        state = RecordDict()
+        sentence = f"must be at most 160, 4 times its records, with replacement, got {samples}"
+        with pytest.raises(KnowledgeMismatch, match=f"Party 0: num-samples {sentence}"):
+            train(linear_party(0), linear_fedmd(**few, num_samples=samples), state)
+        assert not state
+
+    assert not drawn
+
+
 def test_without_a_journal_there_is_no_second_sample() -> None:
     """Nothing would compose the two, so the party refuses."""
     party, state = linear_party(0), RecordDict()
@@ -282,6 +301,96 @@ def test_the_server_states_the_party_with_fewest_records() -> None:
     assert result.train_metrics_clientapp[2]["num-records"] == 20
     largest = nfdp_theorem(20, 10).epsilon
     assert result.train_metrics_clientapp[2]["epsilon-theorem"] == largest
+
+
+class Forgetful(Federation):
+    """A federation in which parties lose their memory between two runs of one round."""
+
+    def run_twice(self, strategy: FedMD, forgetful: slice) -> Result:
+        empty = [node.state for node in self.grid._nodes.values()]
+        self.run(strategy)
+        nodes = list(self.grid._nodes.items())
+        for (name, node), state in zip(nodes[forgetful], empty, strict=False):
+            self.grid._nodes[name] = replace(node, state=state)
+        return self.run(strategy)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_a_party_that_forgets_its_sample_is_charged_for_two(
+    caplog: pytest.LogCaptureFixture, replacement: bool
+) -> None:
+    """The server composes both, states the worst party, and says what would help."""
+    strategy = linear_fedmd(**NFDP, with_replacement=replacement)
+    with caplog.at_level("WARNING", logger="flwr.fl_strategies"):
+        result = Forgetful().run_twice(strategy, slice(1))
+
+    sample = SubsampleEvent(records=40, samples=10, replacement=replacement)
+    both = nfdp_tight(40, 10, replacement=replacement, runs=2).delta
+    metrics = result.train_metrics_clientapp[1]
+    assert strategy.ledger_.entries == ((sample, 2),)
+    assert strategy.ledger_.delta == metrics[keys.DELTA_EXAMPLE] == pytest.approx(both)
+    assert strategy.ledger_.get_epsilon() == metrics[keys.EPSILON_EXAMPLE] == 0
+    theorem = nfdp_theorem(40, 10, replacement=replacement).epsilon
+    assert metrics["epsilon-theorem"] == pytest.approx(2 * theorem)
+    (line,) = [text for text in caplog.messages if "with a journal" in text]
+    assert "party 0 has drawn sample 2 of its records" in line
+
+
+def test_a_journal_and_a_seed_give_the_same_sample_again(tmp_path: Path) -> None:
+    """Then a party that forgets everything else is charged for one sample, as it should."""
+
+    def kept(partition_id: int) -> Party:
+        return with_journal(linear_party(partition_id), tmp_path / str(partition_id))
+
+    for make_party, seeded in ((kept, False), (linear_party, True)):
+        strategy = linear_fedmd(**NFDP, seeded_noise=seeded)
+        Forgetful(make_party).run_twice(strategy, slice(4))
+        ((event, count),) = strategy.ledger_.entries
+
+        assert count == 1
+        assert event.seeded == seeded
+        assert math.isinf(strategy.ledger_.get_epsilon()) == seeded
+
+
+def test_the_name_of_a_sample_says_nothing_about_it() -> None:
+    """The same party with the same seed names each new sample differently."""
+    names = [train(linear_party(0), linear_fedmd(**NFDP))[0].meta["sample-id"] for _ in "ab"]
+
+    assert names[0] != names[1]
+    assert train(linear_party(0), linear_fedmd())[0].meta == {}
+
+
+def test_a_sample_counts_also_in_a_round_that_fails() -> None:
+    """An answer that came was seen, whether or not others came as well."""
+    strategy = linear_fedmd(**NFDP)
+    Federation().run(strategy)
+    reply, _ = train(linear_party(0), strategy)
+    strategy.read(replace(reply, meta={**reply.meta, keys.PARTITION_ID: 0}))
+    assert strategy._samples is not None
+
+    assert strategy._samples.worst().charges[0][1] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sample-id": "mine"}, "sample-id must be 32 hexadecimal digits, got 'mine'"),
+        ({"sample-id": 7}, "sample-id must be 32 hexadecimal digits, got '7'"),
+        ({"sample-id": "a" * 10**6}, "sample-id must be 32 hexadecimal digits, got 'a{40}'"),
+        ({"num-records": 0}, "num-records must be a whole number from 1 to"),
+        ({"num-records": 2**54}, "num-records must be a whole number from 1 to"),
+        ({"num-records": 40.0}, "num-records must be a whole number from 1 to"),
+    ],
+)
+def test_an_answer_must_name_its_sample(changes: dict[str, Any], sentence: str) -> None:
+    """What cannot be counted is refused."""
+    strategy = linear_fedmd(**NFDP)
+    reply, _ = train(linear_party(0), strategy)
+    meta = {keys.PARTITION_ID: 0, **reply.meta}
+    strategy.read(replace(reply, meta=meta))
+
+    with pytest.raises(KnowledgeMismatch, match=f"FedMD: {sentence}"):
+        strategy.read(replace(reply, meta={**meta, **changes}))
 
 
 def test_noise_and_a_sample_add_up() -> None:
@@ -578,6 +687,21 @@ def test_private_training_is_composed_over_rounds(learner_fn: Callable[[], Any])
     assert math.isnan(told) == (learner_fn is PrivatelyRefitted)
 
 
+def test_class_counts_cost_also_beside_private_training(tmp_path: Path) -> None:
+    """They are exact, so nothing is promised, and a party with a budget refuses."""
+    pytest.importorskip("dp_accounting")
+    party = linear_party(0, learner_fn=PrivatelyContinued)
+    strategy = linear_fedmd(consensus="class-weighted")
+    reply, metrics = train(party, strategy)
+
+    np.testing.assert_array_equal(reply.arrays["class-counts"], np.bincount(party.y))
+    assert metrics[keys.EPSILON_EXAMPLE] == math.inf
+    with pytest.raises(PrivacyBudgetExceeded, match="exact class counts left the party"):
+        train(with_journal(party, tmp_path, max_epsilon=50.0), strategy)
+    Federation().run(strategy)
+    assert "exact class counts left the party" in strategy.ledger_.statement()
+
+
 def test_a_party_that_comes_late_pays_for_both_trainings() -> None:
     """Initial training and revisit are two, in one message."""
     pytest.importorskip("dp_accounting")
@@ -603,3 +727,171 @@ def test_memory_is_small_and_plain() -> None:
         assert PartyMemory(make_party(0), state, delta=1e-5).digested_round == 1
         assert isinstance(state[kept], ArrayRecord)
         assert sum(record.count_bytes() for record in state.values()) < 1500
+
+
+# A server that changes its mind.
+
+SOFT = {"payload": "softmax"}
+SOFT_NFDP = {**NFDP, **SOFT}
+SEEDED_LDP = {**LDP, "seeded_noise": True}
+
+
+def starts_of_round_two(first: dict[str, Any], second: dict[str, Any], **changes: Any) -> Any:
+    """Return a party's model before its first training in round 2, and rows of each."""
+    starts: list[np.ndarray] = []
+    rows: list[int] = []
+
+    class Watching(SoftmaxRegression):
+        def partial_fit(self, x: Any, y: Any, *, rng: Any, epochs: int) -> Any:
+            starts.append(self.weights)
+            rows.append(len(x))
+            return super().partial_fit(x, y, rng=rng, epochs=epochs)
+
+    party, state = linear_party(0, learner_fn=Watching), RecordDict()
+    train(party, linear_fedmd(**first), state)
+    starts.clear()
+    rows.clear()
+    train(replace(party, **changes), linear_fedmd(**second), state, 2)
+    return starts[0], rows
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rows"),
+    [
+        (LDP, SOFT_NFDP, [10, 10]),
+        (SOFT, SOFT_NFDP, [10, 10]),
+        (LDP, SOFT, [40, 40]),
+        (SOFT_NFDP, SOFT, [40, 40]),
+        (SEEDED_LDP, LDP, [40, 40]),
+    ],
+)
+def test_a_model_of_another_release_is_not_gone_on_with(
+    first: dict[str, Any], second: dict[str, Any], rows: list[int]
+) -> None:
+    """What was learned under cheap noise does not leave in place of a sample's model."""
+    start, seen = starts_of_round_two(first, second)
+
+    assert not start.any()
+    assert seen == rows
+
+
+@pytest.mark.parametrize("terms", [LDP, SOFT, SOFT_NFDP, {**SOFT_NFDP, "seeded_noise": True}])
+def test_a_model_of_the_same_release_is_gone_on_with(terms: dict[str, Any]) -> None:
+    """The next round finds it; another run does not."""
+    start, seen = starts_of_round_two(terms, terms)
+    other, _ = starts_of_round_two(terms, terms, run="another")
+
+    assert start.any()
+    assert len(seen) == 1
+    assert not other.any()
+
+
+def test_a_model_of_another_sample_is_not_gone_on_with(tmp_path: Path) -> None:
+    """With a journal there may be two samples; a model belongs to one of them."""
+    starts: list[np.ndarray] = []
+
+    class Watching(SoftmaxRegression):
+        def partial_fit(self, x: Any, y: Any, *, rng: Any, epochs: int) -> Any:
+            starts.append(self.weights)
+            return super().partial_fit(x, y, rng=rng, epochs=epochs)
+
+    party, state = linear_party(0, learner_fn=Watching), RecordDict()
+    kept = with_journal(party, tmp_path)
+    for server_round, samples in enumerate((10, 11, 11), start=1):
+        strategy = linear_fedmd(release="nfdp", num_samples=samples)
+        train(kept, strategy, state, server_round)
+
+    # Round 2 begins again and revisits; round 3 only revisits.
+    assert [bool(start.any()) for start in starts] == [False, False, True, True]
+
+
+def test_private_training_under_noise_is_paid_when_the_noise_is_gone() -> None:
+    """The first training was hidden by noise; without noise two trainings are charged."""
+    pytest.importorskip("dp_accounting")
+    party, state = linear_party(0, learner_fn=PrivatelyContinued), RecordDict()
+    train(party, linear_fedmd(**LDP), state)
+    train(party, linear_fedmd(**SOFT), state, 2)
+
+    entries = dict(PartyMemory(party, state, delta=1e-5).ledger().entries)
+    assert entries[EVENT] == 2
+
+
+def uniform_consensus(strategy: FedMD) -> Knowledge:
+    settings = strategy.settings
+    soft = np.full((settings.num_public, 3), 1 / 3)
+    labels = np.zeros(settings.num_public, dtype=np.int64)
+    arrays = settings.consensus.encode(labels if settings.payload == "argmax" else soft)
+    return Knowledge("consensus", arrays, {"consensus-round": 1})
+
+
+def evaluate(party: Party, strategy: FedMD, state: RecordDict) -> dict[str, float]:
+    received = uniform_consensus(strategy)
+    _, metrics = FedMDParty().evaluate(party, received, request(strategy), state)
+    return metrics
+
+
+@pytest.mark.parametrize("make_party", MAKERS)
+@pytest.mark.parametrize(
+    ("trained", "asked"),
+    [
+        (LDP, SOFT),
+        (LDP, SEEDED_LDP),
+        (LDP, SOFT_NFDP),
+        (SOFT_NFDP, SOFT),
+        (SOFT_NFDP, {**SOFT_NFDP, "num_samples": 11}),
+        (SOFT_NFDP, {**SOFT_NFDP, "with_replacement": False}),
+        (SOFT_NFDP, {**SOFT_NFDP, "seeded_noise": True}),
+    ],
+)
+def test_a_party_is_measured_as_it_was_trained(
+    make_party: Callable[..., Party], trained: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    """An evaluate message under other terms is refused; nothing is fitted or told."""
+    party, state = make_party(0), RecordDict()
+    train(party, linear_fedmd(**trained), state)
+    before = {name: str(record) for name, record in state.items()}
+
+    with pytest.raises(KnowledgeMismatch, match="Server: release and sample of an evaluate"):
+        evaluate(party, linear_fedmd(**asked), state)
+    assert {name: str(record) for name, record in state.items()} == before
+    metrics = evaluate(party, linear_fedmd(**trained), state)
+    assert math.isnan(metrics[keys.ACCURACY]) == (trained is LDP)
+
+
+def test_only_training_that_was_paid_for_sets_the_terms() -> None:
+    """Neither a training that failed nor none at all lets a party fit and tell."""
+    fails = [False, True]
+
+    class Fragile(Refitted):
+        def fit(self, x: Any, y: Any, *, rng: Any) -> Any:
+            if fails.pop(0) if fails else False:
+                raise RuntimeError("out of memory")
+            return super().fit(x, y, rng=rng)
+
+    party, state = refitted_party(0, learner_fn=Fragile), RecordDict()
+    with pytest.raises(NotFitted, match="Party 0: a consensus must find a model"):
+        evaluate(party, linear_fedmd(), state)
+    train(party, linear_fedmd(**LDP), state)
+    with pytest.raises(RuntimeError):
+        train(party, linear_fedmd(**SOFT), state, 2)
+
+    with pytest.raises(KnowledgeMismatch, match="Server: release and sample"):
+        evaluate(party, linear_fedmd(**SOFT), state)
+
+
+def test_seeded_noise_that_was_not_charged_tells_nothing() -> None:
+    """A party whose answers failed has written no release without protection."""
+    broken = [True]
+
+    class Broken(SoftmaxRegression):
+        def logits(self, x: Any) -> Any:
+            if broken:
+                return np.full((len(x), 3), np.nan)
+            return super().logits(x)
+
+    party, state = linear_party(0, learner_fn=Broken), RecordDict()
+    with pytest.raises(InvalidData, match="logits must be finite"):
+        train(party, linear_fedmd(**SEEDED_LDP), state)
+    broken.clear()
+
+    assert math.isnan(evaluate(party, linear_fedmd(**SEEDED_LDP), state)[keys.ACCURACY])

@@ -8,6 +8,7 @@ then uses the sample that has been paid for.
 import json
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.exceptions import InvalidData, KnowledgeMismatch
+from fl_strategies.fedmd.samples import check_sample_id
 from fl_strategies.knowledge import Metrics, decode_arrays, encode_arrays
 from fl_strategies.packing import pack_labels, unpack_labels
 from fl_strategies.party import Party
@@ -37,7 +39,13 @@ _SAMPLE = "fedmd-sample"
 _CONSENSUS = "fedmd-consensus"
 _DIGESTED = "digested-round"
 _DRAWN = "sample"
+_SAMPLE_ID = "sample-id"
+_TERMS = "terms"
+_ORIGIN = "model-origin"
 _LEDGER = "ledger"
+
+_ID_BYTES = 16
+_MOST_DRAWS_PER_RECORD = 4
 
 WHOLE_PARTY = "all records of a party together have no protection"
 
@@ -67,22 +75,42 @@ class PartyMemory:
         return value if isinstance(value, int) else 0
 
     def start_anew(self) -> None:
-        """Forget model and consensus; the sample and what was spent stay."""
+        """Forget model, consensus and terms; the sample and what was spent stay."""
         for name in (_MODEL, _CONSENSUS):
             self._state.pop(name, None)
         self._note(_DIGESTED, 0)
+        self._note(_TERMS, "")
 
-    def model(self) -> Learner | None:
-        """Return the model as it was kept, if there is one."""
+    @property
+    def terms(self) -> str:
+        """Terms of the last training that was paid for; empty before the first."""
+        return str(self._notes().get(_TERMS, ""))
+
+    def keep_terms(self, terms: str) -> None:
+        """Keep the terms under which the party has just trained."""
+        self._note(_TERMS, terms)
+
+    def model(self, terms: str) -> Learner | None:
+        """Return the model as it was kept, if there is one of these very terms.
+
+        What has been paid for records under one release does not pay for another: a model
+        that has seen all of them may answer with noise, but not in place of a sample's.
+        """
+        if self._notes().get(_ORIGIN) != self._origin(terms):
+            return None
         arrays, twin = self._arrays(_MODEL), self._party.learner_fn()
         if arrays is None or not isinstance(twin, PortableLearner):
             return None
         return twin.from_arrays(arrays)
 
-    def keep_model(self, model: PortableLearner, *, digested_round: int) -> None:
-        """Keep a model together with what it has digested."""
+    def keep_model(self, model: PortableLearner, *, digested_round: int, terms: str) -> None:
+        """Keep a model together with what it has digested, and what it was trained on."""
         self._state[_MODEL] = encode_arrays(model.to_arrays())
         self._note(_DIGESTED, digested_round)
+        self._note(_ORIGIN, self._origin(terms))
+
+    def _origin(self, terms: str) -> str:
+        return f"{terms}; sample {self.sample_id}"
 
     def consensus_labels(self, num_public: int) -> IntArray | None:
         """Return the labels of the last consensus, for learners that start anew each time."""
@@ -137,7 +165,7 @@ class PartyMemory:
             If the journal's budget does not allow a sample; none is drawn then.
         """
         party, records = self._party, len(self._party.y)
-        self._check_size(num_samples, replacement)
+        self.check_size(num_samples, replacement=replacement)
         mechanism = SubsampleOnce(records=records, samples=num_samples, replacement=replacement)
         source = "the operating system" if rng is None else "a known seed"
         wanted = f"{_name(mechanism)} of {records} by {source}"
@@ -149,27 +177,40 @@ class PartyMemory:
                 f"Party {party.partition_id}: a second sample must be composed with the first "
                 f"one ({drawn!r}) by a journal, got none."
             )
-        rows = self._paid_sample(mechanism) if rng is None else None
-        if rows is None:
-            rows = self._draw(mechanism, rng)
+        sample = self._paid_sample(mechanism) if rng is None else None
+        sample_id, rows = sample or self._draw(mechanism, rng)
         self._state[_SAMPLE] = encode_arrays({"rows": rows})
         self._note(_DRAWN, wanted)
+        self._note(_SAMPLE_ID, sample_id)
         return rows
 
-    def _check_size(self, num_samples: int, replacement: bool) -> None:
+    @property
+    def sample_id(self) -> str:
+        """A random name of the sample, which says nothing about it; empty without one."""
+        return str(self._notes().get(_SAMPLE_ID, ""))
+
+    def check_size(self, num_samples: int, *, replacement: bool) -> None:
+        """Raise `KnowledgeMismatch` for a sample that is too large for this party."""
         records = len(self._party.y)
-        if not replacement and num_samples > records:
+        most = records * (_MOST_DRAWS_PER_RECORD if replacement else 1)
+        if num_samples > most:
+            many = f"{_MOST_DRAWS_PER_RECORD} times its records, with"
+            what = many if replacement else "its records, without"
             raise KnowledgeMismatch(
-                f"Party {self._party.partition_id}: num-samples must be at most {records}, "
-                f"its records, without replacement, got {num_samples}."
+                f"Party {self._party.partition_id}: num-samples must be at most {most}, "
+                f"{what} replacement, got {num_samples}."
             )
 
-    def _draw(self, mechanism: SubsampleOnce, rng: np.random.Generator | None) -> IntArray:
+    def _draw(
+        self, mechanism: SubsampleOnce, rng: np.random.Generator | None
+    ) -> tuple[str, IntArray]:
         charges = mechanism.charges(seeded=rng is not None)
         self.charge(charges, f"fedmd nfdp: a sample of {mechanism.samples} records")
         rows: IntArray = mechanism.release(rng).values
+        # Equal seeded draws are one sample, and so have one name.
+        name = secrets.token_bytes(_ID_BYTES) if rng is None else rng.bytes(_ID_BYTES)
         if self._party.journal is not None and rng is None:
-            _write_sample(self._party.journal, mechanism, rows)
+            _write_sample(self._party.journal, mechanism, name.hex(), rows)
         delta = nfdp_tight(
             mechanism.records, mechanism.samples, replacement=mechanism.replacement
         ).delta
@@ -179,9 +220,9 @@ class PartyMemory:
                 "the clear with this chance.",
                 self._party.partition_id, delta, mechanism.records,
             )  # fmt: skip
-        return rows
+        return name.hex(), rows
 
-    def _paid_sample(self, mechanism: SubsampleOnce) -> IntArray | None:
+    def _paid_sample(self, mechanism: SubsampleOnce) -> tuple[str, IntArray] | None:
         """Return the sample of an earlier run, if the journal knows that it was paid."""
         journal = self._party.journal
         if journal is None:
@@ -235,12 +276,15 @@ def _sample_path(journal: PartyJournal, mechanism: SubsampleOnce) -> Path:
     return journal.folder / f"{stem}.{_name(mechanism)}.json"
 
 
-def _write_sample(journal: PartyJournal, mechanism: SubsampleOnce, rows: IntArray) -> None:
+def _write_sample(
+    journal: PartyJournal, mechanism: SubsampleOnce, sample_id: str, rows: IntArray
+) -> None:
     """Keep a sample for later runs, readable by its owner only."""
     path = _sample_path(journal, mechanism)
     draft = path.with_name(f"{path.name}.draft-{os.getpid()}")
     content = {
         "fingerprint": journal.fingerprint,
+        "id": sample_id,
         "records": mechanism.records,
         "rows": rows.tolist(),
     }
@@ -251,15 +295,19 @@ def _write_sample(journal: PartyJournal, mechanism: SubsampleOnce, rows: IntArra
     draft.replace(path)
 
 
-def _read_sample(journal: PartyJournal, mechanism: SubsampleOnce) -> IntArray | None:
+def _read_sample(
+    journal: PartyJournal, mechanism: SubsampleOnce
+) -> tuple[str, IntArray] | None:
     """Return the sample of these very data; None, and so a new charge, for anything else."""
     try:
         content = json.loads(_sample_path(journal, mechanism).read_bytes())
         rows = np.array(content["rows"], dtype=np.int64)
+        sample_id = check_sample_id(content["id"])
         own = (content["fingerprint"], content["records"]) == (
             journal.fingerprint, mechanism.records,
         )  # fmt: skip
-    except (OSError, ValueError, TypeError, LookupError, OverflowError):
+    except (OSError, ValueError, TypeError, LookupError, OverflowError, KnowledgeMismatch):
         return None
     inside = bool(((rows >= 0) & (rows < mechanism.records)).all())
-    return rows if own and rows.shape == (mechanism.samples,) and inside else None
+    right = own and inside and rows.shape == (mechanism.samples,)
+    return (sample_id, rows) if right else None

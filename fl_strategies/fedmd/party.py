@@ -1,6 +1,7 @@
 """The party's half of FedMD; see `fl_strategies.fedmd`."""
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -8,20 +9,21 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.consensus import MAX_WEIGHT
-from fl_strategies.exceptions import KnowledgeMismatch, require_data
+from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, require_data
 from fl_strategies.fedmd.memory import PartyMemory, spent_metrics
 from fl_strategies.fedmd.release import answer, public_rows
+from fl_strategies.fedmd.samples import NUM_RECORDS, SAMPLE_ID
 from fl_strategies.fedmd.settings import FedMDSettings
 from fl_strategies.fedmd.student import Lesson, Student, student_of
 from fl_strategies.half import PartyHalf, check_public_data, measure, read_seed
-from fl_strategies.knowledge import Knowledge, Metrics, config_int
+from fl_strategies.knowledge import Knowledge, Metrics, Scalar, config_int
 from fl_strategies.party import Party
+from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.nfdp import nfdp_theorem
 from fl_strategies.protocols import Array, IntArray, Learner, TrainingSet
 from fl_strategies.tasks import METRICS
 
-NUM_RECORDS: Final = "num-records"
 EPSILON_THEOREM: Final = "epsilon-theorem"
 ANSWERS: Final = "answers"
 CONSENSUS: Final = "consensus"
@@ -30,7 +32,8 @@ CONSENSUS_ROUND: Final = "consensus-round"
 CLASS_COUNTS: Final = "class-counts"
 
 MAX_ROUNDS: Final = 2**31 - 1
-_UNPROTECTED = "predictions on public rows left the party without noise"
+UNPROTECTED: Final = "predictions on public rows left the party without noise"
+EXACT_COUNTS: Final = "exact class counts left the party"
 
 
 class FedMDParty(PartyHalf):
@@ -48,14 +51,13 @@ class FedMDParty(PartyHalf):
         given = received if _is_own_model(party, received) else None
         model, training = desk.student.learn(desk.server_round, lesson, given)
         if desk.settings.release == "none":
-            # What privately trained learners cost is their training, whoever sees it.
-            unprotected = NonPrivateEvent(unit="example", reason=_UNPROTECTED)
-            desk.memory.charge(training or [(unprotected, 1)], desk.purpose)
+            desk.memory.charge(desk.unprotected_charges(training), desk.purpose)
         desk.student.keep(model)
+        desk.memory.keep_terms(desk.terms)
         arrays = desk.settings.replies.encode(desk.released(model))
         if desk.settings.class_weighted:
             arrays[CLASS_COUNTS] = desk.class_counts()
-        return Knowledge(ANSWERS, arrays), desk.metrics()
+        return Knowledge(ANSWERS, arrays, desk.meta()), desk.metrics()
 
     def evaluate(
         self, party: Party, received: Knowledge, config: ConfigRecord, state: RecordDict
@@ -68,6 +70,7 @@ class FedMDParty(PartyHalf):
                 f"Server: an evaluate message must carry a {CONSENSUS}, "
                 f"got {received.kind[:40]!r}."
             )
+        desk.check_terms()
         model = desk.student.finish(lesson)
         metrics = measure(party, model)
         if desk.is_silent(model):
@@ -100,8 +103,30 @@ class _Desk:
         self.memory = PartyMemory(party, state, delta=self.settings.delta)
         self.student: Student = student_of(party)(
             party, self.memory, self.records, self.settings.payload,
-            self.settings.num_public, self.settings.epochs, self.seed,
+            self.settings.num_public, self.settings.epochs, self.seed, self.terms,
         )  # fmt: skip
+        if self.settings.num_samples is not None:
+            replacement = self.settings.with_replacement
+            self.memory.check_size(self.settings.num_samples, replacement=replacement)
+
+    @property
+    def terms(self) -> str:
+        """What a model of this message is trained on, and for whom."""
+        return f"{self.settings.terms}, {len(self.party.y)} records, run {self.party.run}"
+
+    def check_terms(self) -> None:
+        """Raise unless the party has trained, and under the terms of this message."""
+        trained = self.memory.terms
+        if not trained:
+            raise NotFitted(
+                f"Party {self.party.partition_id}: a consensus must find a model that was "
+                f"trained before, got none."
+            )
+        if trained != self.terms:
+            raise KnowledgeMismatch(
+                f"Server: release and sample of an evaluate message must be those of the "
+                f"party's last training, got {self.settings.terms}."
+            )
 
     @property
     def purpose(self) -> str:
@@ -145,11 +170,28 @@ class _Desk:
         rng = settings.secret_rng(self.seed, "party", party, self.server_round)
         return settings.noise.release(answers, rng)
 
+    def unprotected_charges(self, training: Sequence[Entry]) -> Sequence[Entry]:
+        """Return what answers without noise cost, and the class counts beside them.
+
+        What privately trained learners cost is their training, whoever sees it.
+        """
+        reasons = [] if training else [UNPROTECTED]
+        if self.settings.class_weighted:
+            reasons.append(EXACT_COUNTS)
+        open_ = [NonPrivateEvent(unit="example", reason=reason) for reason in reasons]
+        return [*training, *((event, 1) for event in open_)]
+
     def class_counts(self) -> IntArray:
         """Return how many records of each class are in use."""
         _, y = self.records()
         counts = np.bincount(y, minlength=self.settings.num_classes).astype(np.int64)
         return np.minimum(counts, MAX_WEIGHT)
+
+    def meta(self) -> dict[str, Scalar]:
+        """Return what lets the server tell one sample of this party from another."""
+        if self.settings.num_samples is None:
+            return {}
+        return {SAMPLE_ID: self.memory.sample_id, NUM_RECORDS: len(self.party.y)}
 
     def metrics(self) -> Metrics:
         """Return how many records are in use, and what the party has spent."""
@@ -169,5 +211,7 @@ class _Desk:
 
     def is_silent(self, model: Learner) -> bool:
         """Return whether the accuracy of a model would tell more than has been paid for."""
-        secret_noise = self.settings.release == "ldp" and not self.settings.seeded_noise
-        return secret_noise or bool(getattr(model, "privacy_events", ()))
+        entries = self.memory.ledger().entries if self.settings.seeded_noise else ()
+        told = any(event.seeded for event, _ in entries)
+        hidden = self.settings.release == "ldp" and not told
+        return hidden or bool(getattr(model, "privacy_events", ()))

@@ -27,8 +27,9 @@ Release: TypeAlias = Literal["none", "nfdp", "ldp"]
 
 RELEASES: Final[tuple[str, ...]] = get_args(Release)
 
-# A server cannot make a party train without end, or draw more than it can hold.
-MAX_EPOCHS: Final = 100_000
+# A server cannot make a party train without end. A party's own records set a lower limit
+# to its sample; this one only keeps the number plain.
+MAX_EPOCHS: Final = 10_000
 MAX_SAMPLES: Final = 2**31 - 1
 _MAX_NOISE: Final = 1e30
 _ANY_SCALE: Final = 1e15
@@ -114,6 +115,15 @@ class FedMDSettings:
             payload=self.payload, num_rows=self.num_public, num_classes=self.num_classes,
             low=low, high=high,
         )  # fmt: skip
+
+    @property
+    def terms(self) -> str:
+        """Everything that decides what answers and accuracies may tell, in words."""
+        source = "seeded" if self.seeded_noise else "secret"
+        if self.num_samples is None:
+            return f"release {self.release}, {source}"
+        how = "with" if self.with_replacement else "without"
+        return f"release nfdp, {source}, {self.num_samples} samples {how} replacement"
 
     def secret_rng(self, seed: int, *path: str | int) -> np.random.Generator | None:
         """Return the source of noise and samples: the operating system unless seeded."""

@@ -41,14 +41,16 @@ from fl_strategies.fedmd.party import (
     CONSENSUS,
     CONSENSUS_ROUND,
     EPSILON_THEOREM,
+    EXACT_COUNTS,
     MODEL,
-    NUM_RECORDS,
+    UNPROTECTED,
 )
 from fl_strategies.fedmd.release import (
     AnswerNoiseKind,
     Payload,
     public_rows,
 )
+from fl_strategies.fedmd.samples import NUM_RECORDS, SampleBook
 from fl_strategies.fedmd.settings import (
     FedMDSettings,
     Release,
@@ -57,11 +59,10 @@ from fl_strategies.fedmd.settings import (
 )
 from fl_strategies.fedmd.student import Epochs, Lesson, teach
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, encode_arrays
+from fl_strategies.metrics import aggregate_metrics
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.mechanisms import SubsampleOnce
-from fl_strategies.privacy.nfdp import nfdp_tight
 from fl_strategies.privacy.reporting import AUDIENCES
 from fl_strategies.protocols import Array, IntArray, Learner, LearnerFactory
 from fl_strategies.randomness import derive_rng
@@ -70,7 +71,6 @@ from fl_strategies.voting import agreement, plurality
 
 NOISE_SCALE: Final = "noise-scale"
 _USUAL_NUM_PUBLIC: Final = 5000
-_UNPROTECTED: Final = "predictions on public rows left the party without noise"
 
 
 class FedMD(KnowledgeStrategy[None]):
@@ -84,12 +84,14 @@ class FedMD(KnowledgeStrategy[None]):
         The unit is an example, replaced by another within its party, against the server
         and everybody else; the number of records is public.
         none: no guarantee, epsilon is reported as infinite; but what learners that are
-        trained privately (`privacy_events`) spend in each round is composed and reported.
+        trained privately (`privacy_events`) spend in each round is composed and reported,
+        unless class counts leave as well.
         nfdp: a sample of `num_samples` records, drawn once, is used in the clear, and no
         other record at all. The exact statement is (0, delta), where delta is the chance to
         be drawn, and it does not depend on the number of rounds. The theorems' epsilon is
-        reported beside it as ``epsilon-theorem``. A sample survives a run only if the party
-        keeps a journal; without one every run is one more sample.
+        reported beside it as ``epsilon-theorem``. A sample survives a run, or a party's
+        restart, only if the party keeps a journal; without one it is one more sample, and
+        the samples of a run, which have random names, are composed by the server.
         ldp: noise on every answer, composed over rows and rounds.
         Not covered: rows that parties only evaluate on; with ldp their accuracy is
         therefore kept at home, unless the noise is seeded. Records of one person at
@@ -242,7 +244,9 @@ class FedMD(KnowledgeStrategy[None]):
         self._start_model: Knowledge | None = None
         if pretrained is not None:
             self._start_model = Knowledge(MODEL, pretrained, {keys.LEARNER: learner_name})
-        self._fewest_records: int | None = None
+        self._samples: SampleBook | None = None
+        if num_samples is not None:
+            self._samples = SampleBook(num_samples, with_replacement, seeded=seeded_noise)
         self._gather()
 
     def _gather(self) -> None:
@@ -288,6 +292,8 @@ class FedMD(KnowledgeStrategy[None]):
                 f"FedMD: arrays must be named {sorted(expected)}, "
                 f"got {sorted(knowledge.arrays)[:8]}."
             )
+        if self._samples is not None:
+            self._samples.read(knowledge.meta)
         answers = self.settings.replies.decode(knowledge.arrays)
         weights = self._read_weights(knowledge.arrays)
         if self.settings.payload == "argmax":
@@ -338,27 +344,37 @@ class FedMD(KnowledgeStrategy[None]):
         settings = self.settings
         if settings.noise is not None:
             return {NOISE_SCALE: settings.noise.scale}
-        if settings.num_samples is None:
-            self.ledger_.charge(NonPrivateEvent(unit="example", reason=_UNPROTECTED))
+        if self._samples is None:
+            reasons = [UNPROTECTED, *([EXACT_COUNTS] if settings.class_weighted else [])]
+            for reason in reasons:
+                self.ledger_.charge(NonPrivateEvent(unit="example", reason=reason))
             return {}
-        stated = [reply.metrics.get(NUM_RECORDS, 1.0) for reply in replies]
-        sizes = [int(size) if 1 <= size < 2**53 else 1 for size in stated]
-        self._record_sample(min(sizes), settings.num_samples)
-        epsilons = [reply.metrics.get(EPSILON_THEOREM, np.inf) for reply in replies]
-        return {NUM_RECORDS: min(sizes), EPSILON_THEOREM: max(epsilons)}
+        return self._privacy_of_samples(self._samples, replies)
 
-    def _record_sample(self, num_records: int, num_samples: int) -> None:
-        """Let the ledger state the sample of the party with fewest records so far."""
-        replacement = self.settings.with_replacement
-        fewest = min(num_records, self._fewest_records or num_records)
-        self._fewest_records = fewest = max(fewest, 1 if replacement else num_samples)
-        delta = nfdp_tight(fewest, num_samples, replacement=replacement).delta
+    def _privacy_of_samples(
+        self, samples: SampleBook, replies: Sequence[PartyReply[None]]
+    ) -> Metrics:
+        """Let ledger and metrics state the party whose samples promise least."""
+        worst = samples.worst()
         self.ledger_ = PrivacyLedger(
-            "example", delta=delta if delta < 1 else self.settings.delta,
-            audience=AUDIENCES["L2"], num_records=fewest,
+            "example", delta=worst.delta if worst.delta < 1 else self.settings.delta,
+            audience=AUDIENCES["L2"], num_records=worst.num_records,
         )  # fmt: skip
-        sample = SubsampleOnce(records=fewest, samples=num_samples, replacement=replacement)
-        self.ledger_.charge_all(sample.charges(seeded=self.settings.seeded_noise))
+        self.ledger_.charge_all(worst.charges)
+        own = {
+            keys.EPSILON_EXAMPLE: self.ledger_.get_epsilon(),
+            keys.DELTA_EXAMPLE: worst.delta,
+        }
+        largest = aggregate_metrics([own, *(reply.metrics for reply in replies)])
+        theorem = [
+            reply.metrics.get(EPSILON_THEOREM, np.inf) * samples.count(reply.partition_id)
+            for reply in replies
+        ]
+        return {
+            NUM_RECORDS: samples.fewest_records([reply.partition_id for reply in replies]),
+            EPSILON_THEOREM: max(theorem),
+            **{name: largest[name] for name in own},
+        }
 
     @property
     def model_(self) -> Learner:

@@ -102,6 +102,8 @@ class Student(ABC):
     num_public : int
     epochs : Epochs
     seed : int
+    terms : str
+        Under which the server asks; a model of other terms is not gone on with.
     """
 
     party: Party
@@ -111,6 +113,7 @@ class Student(ABC):
     num_public: int
     epochs: Epochs
     seed: int
+    terms: str
 
     @abstractmethod
     def learn(
@@ -160,7 +163,7 @@ class ContinuingStudent(Student):
     def keep(self, model: Learner) -> None:
         """Keep the model and which consensus it has digested."""
         kept = cast(ContinuingLearner, model)
-        self.memory.keep_model(kept, digested_round=self._digested)
+        self.memory.keep_model(kept, digested_round=self._digested, terms=self.terms)
 
     def finish(self, lesson: Lesson) -> Learner:
         """Digest the last consensus; the records are not needed."""
@@ -175,8 +178,9 @@ class ContinuingStudent(Student):
         return model
 
     def _kept(self) -> ContinuingLearner | None:
-        self._digested = self.memory.digested_round
-        return cast(ContinuingLearner | None, self.memory.model())
+        model = self.memory.model(self.terms)
+        self._digested = 0 if model is None else self.memory.digested_round
+        return cast(ContinuingLearner | None, model)
 
     def _prepared(self, given: Knowledge | None) -> ContinuingLearner:
         """Return the model before it sees private records."""

@@ -1,0 +1,115 @@
+"""Which samples the parties of FedMD have used, as far as the server can know.
+
+A party draws its sample once. One that loses its memory and keeps no journal draws again
+and does not know it, so every sample has a random name, and the server composes those of
+one party.
+"""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fl_strategies import keys
+from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.knowledge import Scalar
+from fl_strategies.privacy.accountant import Entry, delta_at
+from fl_strategies.privacy.mechanisms import SubsampleOnce
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+NUM_RECORDS: Final = "num-records"
+SAMPLE_ID: Final = "sample-id"
+
+_NAME: Final = re.compile(r"[0-9a-f]{32}")
+_MOST_RECORDS: Final = 2**53
+
+
+def check_sample_id(value: object) -> str:
+    """Return the name of a sample; raise `KnowledgeMismatch` if it is none."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise KnowledgeMismatch(
+            f"FedMD: {SAMPLE_ID} must be 32 hexadecimal digits, got {str(value)[:40]!r}."
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class SamplesOfParty:
+    """What the samples of one party cost together, and its fewest records."""
+
+    charges: tuple[Entry, ...]
+    delta: float
+    num_records: int
+
+
+class SampleBook:
+    """The samples of every party, each by its name.
+
+    Parameters
+    ----------
+    num_samples : int
+    replacement, seeded : bool
+        How samples are drawn, and whether from a known seed.
+    """
+
+    def __init__(self, num_samples: int, replacement: bool, *, seeded: bool) -> None:
+        self._num_samples = num_samples
+        self._replacement = replacement
+        self._seeded = seeded
+        self._records: dict[int, dict[str, int]] = {}
+
+    def read(self, meta: Mapping[str, Scalar]) -> None:
+        """Enter the sample that an answer names.
+
+        Raises
+        ------
+        KnowledgeMismatch
+            If it names none, or no number of records to draw it from.
+        """
+        party, name = int(meta[keys.PARTITION_ID]), check_sample_id(meta.get(SAMPLE_ID))
+        records, least = meta.get(NUM_RECORDS), 1 if self._replacement else self._num_samples
+        if not isinstance(records, int) or not least <= records <= _MOST_RECORDS:
+            raise KnowledgeMismatch(
+                f"FedMD: {NUM_RECORDS} must be a whole number from {least} to "
+                f"{_MOST_RECORDS}, got {records!r}."
+            )
+        known = self._records.setdefault(party, {})
+        if known and name not in known:
+            logger.warning(
+                "FedMD: party %s has drawn sample %s of its records, and all of them count; "
+                "with a journal it would have kept its first.",
+                party, len(known) + 1,
+            )  # fmt: skip
+        known[name] = min(records, known.get(name, records))
+
+    def count(self, party: int) -> int:
+        """Return how many samples a party has used."""
+        return len(self._records[party])
+
+    def fewest_records(self, parties: Iterable[int]) -> int:
+        """Return the fewest records that one of these parties has."""
+        return min(min(self._records[party].values()) for party in parties)
+
+    def worst(self) -> SamplesOfParty:
+        """Return the party with the largest chance that a record is in a sample."""
+        distinct = {tuple(sorted(known.values())) for known in self._records.values()}
+        return max(map(self._together, distinct), key=lambda party: party.delta)
+
+    def _together(self, sizes: tuple[int, ...]) -> SamplesOfParty:
+        entries: list[Entry] = [
+            (self._sample(size).event, count) for size, count in Counter(sizes).items()
+        ]
+        charges = tuple(
+            (event, count * times)
+            for size, times in Counter(sizes).items()
+            for event, count in self._sample(size).charges(seeded=self._seeded)
+        )
+        return SamplesOfParty(charges, delta_at(entries, 0.0), min(sizes))
+
+    def _sample(self, records: int) -> SubsampleOnce:
+        return SubsampleOnce(
+            records=records, samples=self._num_samples, replacement=self._replacement
+        )
