@@ -6,7 +6,7 @@ a count by s, and a party of FedKT-L2, where a unit is an example and moves a co
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, Self, TypeAlias, get_args
+from typing import ClassVar, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.mechanisms import ConfidentNoisyMax, NoisyMax
+from fl_strategies.privacy.strength import NoiseStrength
 from fl_strategies.protocols import IntArray
 from fl_strategies.randomness import derive_rng
 
@@ -25,8 +26,8 @@ VOTE_NOISES: tuple[str, ...] = get_args(VoteNoise)
 
 
 @dataclass(frozen=True, kw_only=True)
-class VotePrivacy:
-    """The noise on votes, by its strength or by the epsilon to be kept.
+class VotePrivacy(NoiseStrength):
+    """The noise on votes; see `NoiseStrength`.
 
     Parameters
     ----------
@@ -34,47 +35,19 @@ class VotePrivacy:
         Gumbel noise is the exponential mechanism and costs least at equal accuracy;
         Laplace noise is the papers'. Confident Gaussian noise answers only where, after
         noise of its own, the leading class reaches `threshold`.
-    gamma : float, optional
-        Inverse scale of Gumbel or Laplace noise: larger means less noise.
-    sigma : float, optional
-        Standard deviation of Gaussian noise.
-    target_epsilon : float, optional
-        Instead of gamma or sigma: the noise is made just strong enough for it.
-    delta : float
     threshold, threshold_sigma : float, optional
         For confident Gaussian noise.
-    seeded_noise : bool
-        Draw noise from the experiment's seed, for repeatable simulations. Nothing is
-        promised then: epsilon is infinite.
     """
 
     noise: VoteNoise = "gumbel"
-    gamma: float | None = None
-    sigma: float | None = None
-    target_epsilon: float | None = None
-    delta: float = 1e-5
     threshold: float | None = None
     threshold_sigma: float | None = None
-    seeded_noise: bool = False
+
+    noises: ClassVar[tuple[str, ...]] = VOTE_NOISES
 
     def __post_init__(self) -> None:
-        """Check that the strength is said exactly once, in the words of the noise."""
-        require(
-            self.noise in VOTE_NOISES,
-            "VotePrivacy", "noise", f"one of {', '.join(VOTE_NOISES)}", self.noise,
-        )  # fmt: skip
-        require(0 < self.delta < 1, "VotePrivacy", "delta", "between 0 and 1", self.delta)
-        right, wrong = ("sigma", "gamma") if self.is_gaussian else ("gamma", "sigma")
-        rule = f"left out for {self.noise} noise"
-        require(getattr(self, wrong) is None, "VotePrivacy", wrong, rule, getattr(self, wrong))
-        given = [getattr(self, name) for name in (right, "target_epsilon")]
-        require(
-            sum(value is not None for value in given) == 1,
-            "VotePrivacy", f"{right} or target_epsilon", "given, one of the two", given,
-        )  # fmt: skip
-        for name in (right, "target_epsilon"):
-            value = getattr(self, name)
-            require(value is None or value > 0, "VotePrivacy", name, "greater than 0", value)
+        """Check the strength, and a threshold that is given just where it is needed."""
+        super().__post_init__()
         for name in ("threshold", "threshold_sigma"):
             value, confident = getattr(self, name), self.noise == "confident-gaussian"
             rule = "greater than 0" if confident else f"left out for {self.noise} noise"
@@ -96,15 +69,6 @@ class VotePrivacy:
         except (InvalidParameter, TypeError) as error:
             raise KnowledgeMismatch(f"Server: {error}") from error
 
-    def rng(self, seed: int, *path: str | int) -> np.random.Generator | None:
-        """Return the source of noise: the operating system unless noise is seeded."""
-        return derive_rng(seed, "noise", *path) if self.seeded_noise else None
-
-    @property
-    def is_gaussian(self) -> bool:
-        """Whether the strength is a standard deviation."""
-        return self.noise in ("gaussian", "confident-gaussian")
-
     def mechanism(
         self, *, unit: Unit, sensitivity: float, num_classes: int, num_queries: int
     ) -> VoteMechanism:
@@ -118,9 +82,7 @@ class VotePrivacy:
             return self._with_scale(scale, unit, sensitivity, num_classes)
 
         if self.target_epsilon is None:
-            strength = self.sigma if self.is_gaussian else self.gamma
-            scale = float(strength or 0)
-            return with_scale(scale if self.is_gaussian else 1 / scale)
+            return with_scale(float(self.given_scale or 0))
 
         def entries(scale: float) -> Sequence[Entry]:
             return with_scale(scale).charges(num_queries)
