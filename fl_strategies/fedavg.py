@@ -22,7 +22,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from fl_strategies import keys
 from fl_strategies.base import FederationOptions, KnowledgeStrategy
 from fl_strategies.exceptions import (
-    InvalidData,
     KnowledgeMismatch,
     UnsupportedLearner,
     require,
@@ -50,7 +49,7 @@ from fl_strategies.protocols import (
     PortableLearner,
 )
 from fl_strategies.randomness import derive_rng
-from fl_strategies.replies import PartyReply
+from fl_strategies.replies import PartyReply, limit_events, read_ledger
 from fl_strategies.tasks import Task, check_task
 
 LOCAL_EPOCHS: Final = "local-epochs"
@@ -67,7 +66,6 @@ MAX_EPOCHS: Final = 2**20
 MAX_RECORDS: Final = 2**40
 MAX_ROUNDS: Final = 2**31
 MAX_EVENTS: Final = 2**20
-MAX_EVENTS_TEXT: Final = 100_000
 _LEDGER: Final = "fedavg-ledger"
 
 S = TypeVar("S")
@@ -167,6 +165,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     """
 
     name: ClassVar[str] = "fedavg"
+    party_learner_needs = final_learner_needs = (AveragedLearner,)
     reply_kind = WEIGHTS
 
     def __init__(
@@ -271,6 +270,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         """
         _, ledger = self._ledgers.get(reply.partition_id, (0.0, self._new_ledger()))
         ledger.charge_all(reply.knowledge.charges)
+        limit_events(ledger)
         told = reply.metrics.get(keys.EPSILON_EXAMPLE, math.nan)
         self._ledgers[reply.partition_id] = (math.inf if math.isnan(told) else told, ledger)
         self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
@@ -350,15 +350,11 @@ def _write_charges(charges: Sequence[Entry]) -> str:
 
 def _read_charges(text: object) -> Sequence[Entry]:
     """Read what a party says its round has cost each of its records."""
-    problem = KnowledgeMismatch("Reply: privacy events must be as written here, got others.")
-    if not isinstance(text, str) or len(text) > MAX_EVENTS_TEXT:
-        raise problem
-    ledger = PrivacyLedger("example", delta=DEFAULT_DELTA)
-    try:
-        ledger.load_state_dict(json.loads(text))
-    except (InvalidData, ValueError, TypeError, RecursionError) as error:
-        raise problem from error
+    entries = read_ledger(text).entries
     # Unbounded counts would overflow the server's ledger after some rounds.
-    if not 1 <= sum(count for _, count in ledger.entries) <= MAX_EVENTS:
-        raise problem
-    return ledger.entries
+    if sum(count for _, count in entries) > MAX_EVENTS:
+        raise KnowledgeMismatch(
+            f"Reply: privacy events must be as written here, at most {MAX_EVENTS} a round, "
+            f"got more."
+        )
+    return entries

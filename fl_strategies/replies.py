@@ -1,21 +1,43 @@
 """Reading what a party answered, as the answer of a stranger."""
 
+import json
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from flwr.app import Message
 
 from fl_strategies import keys
-from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.exceptions import InvalidData, KnowledgeMismatch
 from fl_strategies.knowledge import Knowledge, Metrics, count_bytes, read_metrics
+from fl_strategies.privacy.events import (
+    MOST,
+    DPSGDEvent,
+    NonPrivateEvent,
+    PrivacyEvent,
+    event_to_json,
+)
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.reporting import DEFAULT_DELTA
 from fl_strategies.tasks import METRICS
 
 T = TypeVar("T")
 
 EVALUATION = "evaluation"
 """Kind of a reply that carries metrics alone."""
+
+MAX_EVENTS_TEXT: Final = 100_000
+MAX_DISTINCT_EVENTS: Final = 8
+MAX_REASON: Final = 200
+# Accounting for DP-SGD takes time in proportion to the range of losses that it lays out; at
+# this many, all events of a party together, it is done within about half a minute.
+MAX_RANGE: Final = 100.0
+LEAST_NOISE, MOST_NOISE, LEAST_CHANCE, MOST_STEPS = 0.1, 1e4, 1e-9, 10**6
+UNCOUNTED: Final = NonPrivateEvent(
+    unit="example", reason="a party reported more events, or other ones, than are counted here"
+)
+"""Stands for a stranger's events that would keep the accountant busy for too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +78,7 @@ def parse_reply(
         raise KnowledgeMismatch(reply.error.reason or f"error code {reply.error.code}")
     knowledge = Knowledge.read(reply.content, kind=kind, max_bytes=max_bytes)
     partition_id = knowledge.meta.get(keys.PARTITION_ID)
-    if not isinstance(partition_id, int) or partition_id < 0:
+    if not isinstance(partition_id, int) or not 0 <= partition_id <= MOST:
         raise KnowledgeMismatch(
             f"Reply: {keys.PARTITION_ID} must be at least 0, got {partition_id!r}."
         )
@@ -65,7 +87,7 @@ def parse_reply(
             f"Reply: {keys.PARTITION_ID} must be the party's own, got {partition_id}, "
             f"for which another node has answered."
         )
-    metrics = read_metrics(reply.content)
+    metrics = {n: _finite_int(value) for n, value in read_metrics(reply.content).items()}
     # Measured here, because a party could write anything.
     metrics[keys.NUM_BYTES_SENT] = count_bytes(reply.content)
     metrics[keys.NUM_BYTES_RECEIVED] = count_bytes(request.content)
@@ -79,12 +101,85 @@ def parse_reply(
     )
 
 
+def _finite_int(value: float) -> float:
+    """Return a number as it is, or NaN for a whole one that is too large for a float."""
+    try:
+        float(value)
+    except OverflowError:
+        return math.nan
+    return value
+
+
 def figures_by_party(replies: Sequence[PartyReply[T]]) -> dict[str, list[float]]:
     """Return each party's own figure of its task, in the order of ``partition-ids``."""
     ids = [float(reply.partition_id) for reply in replies]
     figures = {
-        f"{name}-by-party": [reply.metrics.get(name, math.nan) for reply in replies]
+        f"{name}-by-party": [
+            float(_finite_int(reply.metrics.get(name, math.nan))) for reply in replies
+        ]
         for name in METRICS.values()
         if any(name in reply.metrics for reply in replies)
     }
     return {keys.PARTITION_IDS: ids, **figures}
+
+
+def read_ledger(text: object) -> PrivacyLedger:
+    """Read what a party says its releases have cost each of its records.
+
+    Raises `KnowledgeMismatch` for text that no ledger has written. Events that would take
+    the accountant too long count as `UNCOUNTED`; see `limit_events`.
+    """
+    problem = KnowledgeMismatch("Reply: privacy events must be as written here, got others.")
+    if not isinstance(text, str) or len(text) > MAX_EVENTS_TEXT:
+        raise problem
+    ledger = PrivacyLedger("example", delta=DEFAULT_DELTA)
+    try:
+        ledger.load_state_dict(json.loads(text))
+    except (InvalidData, ValueError, TypeError, RecursionError) as error:
+        raise problem from error
+    if not ledger.entries:
+        raise problem
+    return limit_events(ledger)
+
+
+def limit_events(ledger: PrivacyLedger) -> PrivacyLedger:
+    """Let one event without protection stand for all that cannot be accounted for quickly.
+
+    Kept are the first `MAX_DISTINCT_EVENTS` events, as long as accounting for them takes
+    reasonable time. Changes the ledger and returns it. Epsilon can only grow by this.
+    """
+    state = ledger.state_dict()
+    kept: list[dict[str, Any]] = []
+    uncounted = {"event": event_to_json(UNCOUNTED), "count": 0, "batches": 0}
+    left = MAX_RANGE
+    for (event, count), entry in zip(ledger.entries, state["entries"], strict=True):
+        needed = _range_of_losses(event, count)
+        if event != UNCOUNTED and needed <= left and len(kept) < MAX_DISTINCT_EVENTS:
+            left -= needed
+            kept.append(entry)
+            continue
+        for name in ("count", "batches"):
+            uncounted[name] = min(uncounted[name] + entry[name], MOST)
+    if uncounted["count"]:
+        ledger.load_state_dict({**state, "entries": [*kept, uncounted]})
+    return ledger
+
+
+def _range_of_losses(event: PrivacyEvent, count: int) -> float:
+    """Return how wide a range of losses the accountant lays out, infinite if hopeless."""
+    if isinstance(event, NonPrivateEvent):
+        # The reason is printed, so it must be a sentence.
+        plain = len(event.reason) <= MAX_REASON and event.reason.isprintable()
+        return 0.0 if plain else math.inf
+    if not isinstance(event, DPSGDEvent):
+        return 0.0
+    noise, chance = event.noise_multiplier, event.batch_size / event.records
+    steps = event.steps * count
+    plain = LEAST_NOISE <= noise <= MOST_NOISE and chance >= LEAST_CHANCE
+    if not plain or steps > MOST_STEPS:
+        return math.inf
+    gain = 1 / noise**2
+    # Two bounds: from the batches that hold the record, and from the chi-square divergence.
+    variance = min(chance * (gain + gain**2 / 4), chance**2 * math.expm1(gain))
+    tails = 10 / noise + gain / 2
+    return tails + 12 * math.sqrt(steps * variance)

@@ -2,8 +2,9 @@
 
 import json
 import logging
+import math
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, TypeAlias
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy, keys
+from fl_strategies.exceptions import MissingExtra
 from simulations.experiment import Federation
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -22,6 +24,10 @@ Report: TypeAlias = dict[str, Any]
 _PACKAGES = (
     "fl-strategies", "flwr", "numpy", "scikit-learn", "xgboost", "xgboost-cpu", "torch",
 )  # fmt: skip
+_GUARANTEES = (
+    ("a party", keys.EPSILON_PARTY, keys.DELTA_PARTY),
+    ("an example", keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
+)
 
 
 def make_report(
@@ -58,7 +64,7 @@ def make_report(
         **{key: train[key] for key in (keys.EPSILON_PARTY, keys.DELTA_PARTY)},
         **{key: train[key] for key in (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE)},
         "ledger": strategy.ledger_.state_dict(),
-        "privacy-statement": strategy.ledger_.statement(),
+        "privacy-statement": _privacy_statement(strategy),
         keys.NUM_BYTES_SENT: sum(r["train"].get(keys.NUM_BYTES_SENT, 0) for r in rounds),
         keys.NUM_BYTES_RECEIVED: sum(
             r["train"].get(keys.NUM_BYTES_RECEIVED, 0) for r in rounds
@@ -95,8 +101,17 @@ def _figure(
     """Return how good the final model is, or the mean over parties that keep their own."""
     if strategy.central:
         return federation.quality(strategy.model_)
-    own = evaluate.get(f"{federation.metric}-by-party") or []
+    told = evaluate.get(f"{federation.metric}-by-party") or []
+    own = [figure for figure in told if not math.isnan(figure)]
     return fmean(own) if own else federation.quality(strategy.model_)
+
+
+def _privacy_statement(strategy: KnowledgeStrategy[Any]) -> str:
+    """Return the statement, or why there is none: events of parties may need an extra."""
+    try:
+        return strategy.ledger_.statement()
+    except MissingExtra as error:
+        return f"Guarantee: none, because it cannot be computed here. {error}"
 
 
 def _describe_parties(
@@ -172,18 +187,11 @@ def render(report: Report) -> str:
         0    81.0 %
         1     7.5 %
     """
-    rows = [
-        [
-            str(party[keys.PARTITION_ID]),
-            str(party[keys.LEARNER]),
-            str(party["num-records"]),
-            percent(party[f"solo-{report['metric']}"]),
-        ]
-        for party in report["parties"]
-    ]
     metric = report["metric"]
+    together = _together(report)
+    name = "federation (mean of the parties' own models)" if together else "federation"
     summary = {
-        "federation": report[metric],
+        name: report[metric],
         "mean of parties alone": report[f"solo-{metric}"],
         "best party alone": report[f"best-solo-{metric}"],
         "all data in one place": report[f"central-{metric}"],
@@ -192,17 +200,37 @@ def render(report: Report) -> str:
     figures = [[name, percent(value)] for name, value in summary.items()]
     lines = [
         "",
-        table(["party", "learner", "records", "alone"], rows),
+        _party_table(report, together),
         "",
         f"{report['strategy']} on {report['data']}, seed {report['seed']}, final {learner}",
         table([metric, ""], figures),
-        f"epsilon for a party: {report[keys.EPSILON_PARTY]}",
-        f"epsilon for an example: {report[keys.EPSILON_EXAMPLE]}",
+        *(
+            f"epsilon for {whom}: {report[epsilon]} at delta {report[delta]:.3g}"
+            for whom, epsilon, delta in _GUARANTEES
+        ),
         f"sent by parties: {report[keys.NUM_BYTES_SENT]} bytes",
         f"seconds: {report['seconds']:.1f}",
     ]
     lines += [f"left out: node {node}: {why}" for node, why in report["rejected"].items()]
     return "\n".join(lines)
+
+
+def _together(report: Report) -> dict[int, float]:
+    """Return the last figure of each party that keeps its own model; empty if none does."""
+    evaluate = report["metrics"]["evaluate"]
+    numbers = map(int, evaluate.get(keys.PARTITION_IDS, []))
+    return dict(zip(numbers, evaluate.get(f"{report['metric']}-by-party", []), strict=False))
+
+
+def _party_table(report: Report, together: Mapping[int, float]) -> str:
+    header = ["party", "learner", "records", "alone", *(["together"] if together else [])]
+    rows = []
+    for party in report["parties"]:
+        number = party[keys.PARTITION_ID]
+        row = [str(number), str(party[keys.LEARNER]), str(party["num-records"])]
+        figures = [party[f"solo-{report['metric']}"], together.get(number)]
+        rows.append(row + [percent(figure) for figure in figures[: len(header) - 3]])
+    return table(header, rows)
 
 
 def percent(value: float | None) -> str:

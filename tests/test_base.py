@@ -1,10 +1,11 @@
 import logging
+import math
 import time
 from collections.abc import Iterator
 from typing import Any, ClassVar, NoReturn
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from clients.app import client_app
 from fl_strategies import FedKT, Party, keys
@@ -262,3 +263,35 @@ def test_a_reply_to_no_question_is_ignored(caplog: pytest.LogCaptureFixture) -> 
 
     assert asked.aggregate_train(1, stray) == (None, None)
     assert "fedkt ignores a reply to no open question." in caplog.text
+
+
+class Keeping(FedKT):
+    """Says that parties keep their own models, so that each one's figure is reported."""
+
+    central: ClassVar[bool] = False
+
+
+@pytest.mark.parametrize(("told", "read"), [(1, 1.0), (10**400, math.nan)])
+def test_whole_numbers_among_figures_end_no_run(told: int, read: float) -> None:
+    """A party may report 1 where others report 0.9, or more than a float can hold."""
+
+    class Boastful(InMemoryGrid):
+        def send_and_receive(self, *args: Any, **options: Any) -> list[Message]:
+            replies = super().send_and_receive(*args, **options)
+            for reply in replies[1:2]:
+                metrics = reply.content[keys.METRICS]
+                assert isinstance(metrics, MetricRecord)
+                metrics[keys.ACCURACY] = told
+            return replies
+
+    strategy = Keeping(
+        public=PUBLIC, num_classes=3, learner_fn=CentroidLearner, learner_name="centroid",
+        num_parties=4, num_teachers=2, max_wait=0.0,
+    )  # fmt: skip
+
+    result = strategy.start(Boastful(APP, 4), ArrayRecord(), num_rounds=1)
+
+    figures = result.evaluate_metrics_clientapp[1][f"{keys.ACCURACY}-by-party"]
+    assert isinstance(figures, list)
+    assert figures[1] == pytest.approx(read, nan_ok=True)
+    assert all(isinstance(figure, float) and 0 <= figure <= 1 for figure in figures[2:])

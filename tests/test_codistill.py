@@ -914,6 +914,73 @@ def test_each_term_is_evaluated_once_unless_the_rows_change() -> None:
     assert metrics[keys.ACCURACY] == (model.predict(TEST[0][:50]) == TEST[1][:50]).mean()
 
 
+def broken_model(**meta: Any) -> Knowledge:
+    """Return a model of finite numbers whose predictions are not finite."""
+    arrays = fitted_model().arrays
+    huge = {name: np.full_like(array, 1e308) for name, array in arrays.items()}
+    return Knowledge("model", huge, {keys.LEARNER: "ridge", **meta})
+
+
+def test_a_term_that_overflows_ends_no_ensemble() -> None:
+    """It passes the server's check; the sum and its delivery go on without it."""
+    strategy, grid = classification("ekd"), Recorder(load_ridge, 3)
+
+    def overflow(reply: Message) -> None:
+        meta = reply.content[keys.META]
+        if meta[keys.KIND] == "model" and meta[keys.PARTITION_ID] == 1:
+            broken_model().write(content := RecordDict())
+            reply.content[keys.ARRAYS] = content[keys.ARRAYS]
+
+    grid.change = overflow
+    step(strategy, grid)
+    grid.change = lambda _: None
+    for _ in range(2):
+        result = step(strategy, grid)
+
+    assert not strategy.rejected_
+    assert set(strategy._delivered.values()) == {9}
+    assert np.isfinite(strategy.model_.logits(TEST[0])).all()
+    assert keys.ACCURACY in result.evaluate_metrics_clientapp[1]
+
+
+class Refusing(RidgeLearner):
+    """Rebuilds any model and predicts nothing."""
+
+    def logits(self, x: Any) -> Any:
+        raise ValueError(f"patient 4711 in {x}")
+
+
+@pytest.mark.parametrize("name", ["unknown", "refusing"])
+def test_a_term_that_a_party_cannot_read_is_left_out_and_counted(name: str) -> None:
+    """All others are summed and kept, also in the rounds after."""
+    half, state = CodistillParty(), RecordDict()
+    party = ridge_party(catalogue={"refusing": lambda: Refusing(num_classes=3)})
+    terms = [fitted_model(sign=1), fitted_model(name=name, sign=1)]
+
+    _, metrics = half.evaluate(
+        party, join_models(terms, **{FIRST_TERM: 0}), asked("ekd"), state
+    )
+    again = join_models([fitted_model(name=name, sign=-1)], **{FIRST_TERM: 2})
+    model, later = half.evaluate(party, again, asked("ekd"), state)
+
+    good = ridge().from_arrays(fitted_model().arrays)
+    expected = (good.predict(TEST[0]) == TEST[1]).mean()
+    assert metrics[keys.ACCURACY] == later[keys.ACCURACY] == pytest.approx(expected)
+    assert (metrics[NUM_MODELS_REFUSED], later[NUM_MODELS_REFUSED]) == (1, 2)
+    np.testing.assert_array_equal(model.predict(TEST[0]), good.predict(TEST[0]))
+
+
+@pytest.mark.parametrize("name", ["unknown", "refusing"])
+def test_an_ensemble_of_which_nothing_can_be_read_is_an_error(name: str) -> None:
+    """The party says so instead of measuring zeros, and quotes no row."""
+    party = ridge_party(catalogue={"refusing": lambda: Refusing(num_classes=3)})
+    received = join_models([fitted_model(name=name, sign=1)], **{FIRST_TERM: 0})
+
+    with pytest.raises(KnowledgeMismatch, match="Party 0: a member must be able") as caught:
+        CodistillParty().evaluate(party, received, asked("ekd"), RecordDict())
+    assert "4711" not in str(caught.value)
+
+
 def test_a_party_without_held_out_rows_still_gets_the_ensemble() -> None:
     """Its figure is not a number, and nothing is evaluated."""
     party = ridge_party(x_test=None, y_test=None)
@@ -1121,6 +1188,29 @@ def test_an_agent_that_returns_as_another_node_pays_for_both() -> None:
     assert not strategy.rejected_
     assert strategy._ledgers[1][1].entries[0][1] == 3
     assert strategy.parties_[1].train[keys.NUM_RELEASES] == 1
+
+
+def forget(grid: InMemoryGrid) -> None:
+    """Let all nodes start again without their state, as they were before the first round."""
+    fresh = InMemoryGrid(client_app(load_ridge, halves=HALVES), len(grid._nodes))
+    for node, new in fresh._nodes.items():
+        grid._nodes[node] = replace(grid._nodes[node], state=new.state)
+
+
+def test_an_agent_that_lost_its_state_pays_for_both() -> None:
+    """The same node after a restart tells less than before; epsilon does not shrink."""
+    strategy, grid = classification("avgkd", 2), Recorder(load_changed(private, 0, 1), 2)
+    step(strategy, grid)
+    step(strategy, grid)
+    before = strategy.ledger_.get_epsilon()
+
+    for _ in range(2):
+        forget(grid)
+        step(strategy, grid)
+
+    assert not strategy.rejected_
+    assert [known.entries[0][1] for _, known in strategy._ledgers.values()] == [4, 4]
+    assert strategy.ledger_.get_epsilon() > before
 
 
 def test_claims_beyond_all_counts_end_no_run() -> None:

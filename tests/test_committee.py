@@ -46,7 +46,9 @@ def test_a_signed_sum_adds_and_subtracts_probabilities() -> None:
     one, two, three = (softmax(m.logits(TEST[0]), axis=1) for m in ensemble.members)
 
     np.testing.assert_allclose(ensemble.logits(TEST[0]), one + two - three)
-    np.testing.assert_allclose(ensemble.sum_from(1, TEST[0]), two - three)
+    total = one.copy()
+    assert ensemble.add_from(1, TEST[0], total) == []
+    np.testing.assert_allclose(total, one + two - three)
     expected = (one + two - three).argmax(axis=1)
     np.testing.assert_array_equal(ensemble.predict(TEST[0]), expected)
     assert isinstance(ensemble, Learner)
@@ -215,12 +217,10 @@ class Odd(CentroidLearner):
     [
         (np.zeros((2, 3)), r"logits must be of shape \(4, 3\), got \(2, 3\)"),
         (np.zeros((4, 2)), r"logits must be of shape \(4, 3\), got \(4, 2\)"),
-        (np.full((4, 3), np.nan), "logits must be finite"),
-        (np.full((4, 3), np.inf), "logits must be finite"),
     ],
 )
 def test_odd_answers_of_a_received_model_are_refused(answer: FloatArray, message: str) -> None:
-    """One broken model must not carry NaN into everybody's targets."""
+    """Another shape is not what a model predicts."""
     with pytest.raises(KnowledgeMismatch, match=message):
         outputs(Odd(answer), np.zeros((4, 2)), "single-label")
 
@@ -246,3 +246,53 @@ def test_committees_cannot_be_fitted_and_need_members() -> None:
         SignedEnsemble([fitted(0)], num_classes=3, task="single-label", model_fns={})
     with pytest.raises(InvalidParameter, match="x must be the same rows"):
         RememberedScores(np.zeros((3, 2))).logits(np.zeros((4, 1)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
+def test_rows_without_a_prediction_count_as_nothing(bad: float) -> None:
+    """Even odds or zero in that row, clipped numbers in regression, all others as they are."""
+    answer = np.array([[1.0, 2.0, 3.0], [bad, bad, bad]])
+
+    odds = outputs(Odd(answer), np.zeros((2, 2)), "single-label")
+    numbers = outputs(Odd(answer), np.zeros((2, 2)), "regression")
+
+    np.testing.assert_allclose(odds, [softmax(answer[0]), [1 / 3] * 3])
+    np.testing.assert_allclose(numbers, [answer[0], [1e30 if bad == 1e300 else 0.0] * 3])
+
+
+class Raising(CentroidLearner):
+    """A model that cannot predict."""
+
+    def logits(self, x: Any) -> FloatArray:
+        raise ValueError(f"patient 4711 in {x}")
+
+
+def overflowing() -> CentroidLearner:
+    return CentroidLearner().from_arrays({"centroids": np.full((3, 2), 1e308)})
+
+
+@pytest.mark.parametrize("broken", [overflowing(), Raising()], ids=["overflow", "raises"])
+def test_one_broken_member_spoils_nobody_elses_prediction(broken: CentroidLearner) -> None:
+    """Sum and mean predict what the good members predict."""
+    good = fitted(0)
+    expected = good.predict(TEST[0])
+    total = SignedEnsemble(
+        [good, broken], (1, -1), ("a", "a"), num_classes=3, task="single-label", model_fns={}
+    )
+    mean = MeanEnsemble([good, broken], num_classes=3, task="single-label")
+
+    np.testing.assert_array_equal(total.predict(TEST[0]), expected)
+    np.testing.assert_array_equal(mean.predict(TEST[0]), expected)
+
+
+def test_rows_that_no_member_can_predict_are_an_error_that_does_not_quote_them() -> None:
+    """Zeros for everything would look like a prediction."""
+    members = [Raising(), Raising()]
+    total = SignedEnsemble(
+        members, (1, -1), ("a", "a"), num_classes=3, task="single-label", model_fns={}
+    )
+
+    for ensemble in (total, MeanEnsemble(members, num_classes=3, task="single-label")):
+        with pytest.raises(KnowledgeMismatch, match="got none of 2: ValueError") as caught:
+            ensemble.logits(TEST[0])
+        assert "4711" not in str(caught.value)

@@ -1,5 +1,6 @@
 """FedAvg: the mean of weights, equal first weights, strangers' weights, and what it costs."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,10 +19,12 @@ from fl_strategies import FedAvg, Party, keys
 from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner
 from fl_strategies.fedavg import AveragedLearner, LocalWeights, average
 from fl_strategies.knowledge import decode_arrays
+from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.protocols import Array, LearnerFactory
 from fl_strategies.randomness import derive_rng
+from fl_strategies.replies import MAX_DISTINCT_EVENTS
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
@@ -413,6 +416,32 @@ def test_counts_cannot_overflow_the_servers_ledger() -> None:
 
     (reason,) = strategy.rejected_.values()
     assert "privacy events must be as written here" in reason
+
+
+def test_strangers_events_do_not_keep_the_accountant_busy() -> None:
+    """Many kinds of training, in one round or over rounds, count as unprotected at once."""
+    strategy, rounds = toy_fedavg(), iter(range(1, 100))
+
+    def claim_many(reply: Message) -> None:
+        meta = reply.content[keys.META]
+        assert isinstance(meta, ConfigRecord)
+        ledger, first = PrivacyLedger("example"), 10 * next(rounds)
+        for steps in range(first, first + 3):
+            ledger.compose(
+                DPSGDEvent(noise_multiplier=4.0, records=40, batch_size=8, steps=steps)
+            )
+        meta["privacy-events"] = json.dumps(ledger.state_dict())
+
+    grid = RecordingGrid(client_app(load_toy_party), len(SIZES))
+    grid.change = claim_many
+    for grid.only_in_round in range(1, 7):
+        strategy.start(grid, ArrayRecord(), num_rounds=1)
+
+    assert not strategy.rejected_
+    _, ledger = strategy._ledgers[0]
+    assert len(ledger.entries) <= MAX_DISTINCT_EVENTS + 1
+    assert ledger.num_releases == 3 * 6
+    assert "reported more events" in ledger.statement()
 
 
 def test_a_model_from_the_server_is_checked_by_the_party() -> None:

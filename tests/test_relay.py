@@ -1,6 +1,7 @@
 """Models between agents: packing, an agent's memory, and the order of chains."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fl_strategies.codistill.relay import (
     check_finite,
     check_relayed,
     fill_ledger,
+    has_forgotten,
     join_models,
     keep,
     ledger_from_text,
@@ -26,7 +28,15 @@ from fl_strategies.codistill.relay import (
     take_turns,
 )
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.privacy.events import MOST, GaussianEvent, NonPrivateEvent, event_to_json
+from fl_strategies.privacy.events import (
+    MOST,
+    DPSGDEvent,
+    GaussianEvent,
+    NonPrivateEvent,
+    PrivacyEvent,
+    event_to_json,
+)
+from fl_strategies.replies import MAX_DISTINCT_EVENTS, UNCOUNTED
 
 NOISE = GaussianEvent(unit="example", relation="replace-one", scale=2.0, l2_sensitivity=1.0)
 
@@ -146,6 +156,86 @@ def test_events_that_were_not_written_here_are_refused(text: object) -> None:
     assert ledger_from_text(ledger_text()).entries == ((NOISE, 1),)
     with pytest.raises(KnowledgeMismatch, match="privacy events must be"):
         ledger_from_text(text)
+
+
+def sgd(**changes: object) -> DPSGDEvent:
+    settings = {"noise_multiplier": 2.0, "records": 40, "batch_size": 8, "steps": 50}
+    return DPSGDEvent(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+def read_back(*entries: tuple[PrivacyEvent, int]) -> tuple[tuple[PrivacyEvent, int], ...]:
+    ledger = new_ledger()
+    ledger.charge_all(entries)
+    return ledger_from_text(ledger_to_text(ledger)).entries
+
+
+def test_of_too_many_events_the_rest_counts_as_unprotected() -> None:
+    """Two hundred kinds of training would keep the accountant busy for minutes."""
+    events = [(sgd(steps=number), 2) for number in range(1, 201)]
+
+    found = read_back(*events)
+
+    assert len(found) <= MAX_DISTINCT_EVENTS + 1
+    assert found[-1][0] == UNCOUNTED
+    assert sum(count for _, count in found) == 400
+    few = [(replace(NOISE, scale=2.0 + number), 1) for number in range(MAX_DISTINCT_EVENTS)]
+    assert read_back(*few) == tuple(few)
+
+
+@pytest.mark.parametrize(
+    ("event", "count"),
+    [
+        (sgd(noise_multiplier=0.01), 1), (sgd(noise_multiplier=1e100), 1),
+        (sgd(steps=10**7), 1), (sgd(steps=10**6), 2), (sgd(records=MOST), 1),
+        (sgd(noise_multiplier=0.3, batch_size=40, steps=10**4), 1),
+        (NonPrivateEvent(unit="example", reason="x" * 1000), 1),
+        (NonPrivateEvent(unit="example", reason="raw\nGuarantee: perfect"), 1),
+    ],
+)  # fmt: skip
+def test_events_beyond_reason_count_as_unprotected(event: PrivacyEvent, count: int) -> None:
+    """They cost no time and no run, and nobody is promised anything."""
+    assert read_back((sgd(), 1), (event, count)) == ((sgd(), 1), (UNCOUNTED, count))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        sgd(), sgd(noise_multiplier=1.0, records=10**6, batch_size=1000, steps=10**5),
+        sgd(noise_multiplier=0.5, records=10_000, batch_size=100, steps=1000), RAW, NOISE,
+    ],
+    ids=lambda event: str(event)[:60],
+)  # fmt: skip
+def test_usual_events_are_read_as_they_are(event: PrivacyEvent) -> None:
+    """Common settings of private training are within all limits."""
+    assert read_back((event, 1)) == ((event, 1),)
+
+
+def test_ledgers_that_are_added_up_stay_within_the_limits() -> None:
+    """An agent that comes back again and again cannot fill the ledger either."""
+    parts = [new_ledger() for _ in range(40)]
+    for number, part in enumerate(parts):
+        part.charge_all([(sgd(steps=number + 1), 1)])
+    total = new_ledger()
+
+    for part in parts:
+        fill_ledger(total, [total, part])
+
+    assert len(total.entries) <= MAX_DISTINCT_EVENTS + 1
+    assert total.get_epsilon() == float("inf")
+    assert sum(count for _, count in total.entries) == 40
+
+
+def test_a_ledger_has_forgotten_what_it_counts_less_often() -> None:
+    """More of everything is memory, less of anything is not."""
+    old, more, other = new_ledger(), new_ledger(), new_ledger()
+    old.charge_all([(NOISE, 2)])
+    more.charge_all([(RAW, 1), (NOISE, 3)])
+    other.charge_all([(RAW, 9), (NOISE, 1)])
+
+    assert not has_forgotten(old, old)
+    assert not has_forgotten(more, old)
+    assert has_forgotten(other, old)
+    assert has_forgotten(new_ledger(), old)
 
 
 def test_a_chain_goes_round_and_skips() -> None:

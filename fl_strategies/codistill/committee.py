@@ -8,7 +8,12 @@ from typing import Final, NoReturn, Self
 import numpy as np
 from scipy.special import softmax
 
-from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner, require
+from fl_strategies.exceptions import (
+    KnowledgeMismatch,
+    StrategyError,
+    UnsupportedLearner,
+    require,
+)
 from fl_strategies.knowledge import join_arrays, part_arrays
 from fl_strategies.protocols import (
     Array,
@@ -27,6 +32,8 @@ SIGNS: Final = "signs"
 NAMES: Final = "names"
 MAX_MEMBERS: Final = 100_000
 MAX_NAME_BYTES: Final = 2**20
+# Within float32, so that no learner has to refuse a target that another agent made.
+LARGEST: Final = 1e30
 _LEAST_PROBABILITY: Final = 1e-12
 
 
@@ -35,7 +42,8 @@ def raw_outputs(model: Learner, x: Array, task: Task) -> FloatArray:
 
     Raises `KnowledgeMismatch` for another shape: the model may be a stranger's.
     """
-    scores = np.asarray(model.logits(x), dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = np.asarray(model.logits(x), dtype=np.float64)
     expected = (len(x), model.num_classes)
     if scores.shape != expected:
         raise KnowledgeMismatch(
@@ -48,13 +56,44 @@ def raw_outputs(model: Learner, x: Array, task: Task) -> FloatArray:
 def outputs(model: Learner, x: Array, task: Task) -> FloatArray:
     """Return what a model predicts, (n, num_classes): probabilities or, in regression, numbers.
 
-    Raises `KnowledgeMismatch` if that is not what comes out.
+    Where it predicts nothing finite: even odds or, in regression, 0. No row depends on
+    another.
     """
     found = raw_outputs(model, x, task)
-    if not np.isfinite(found).all():
-        name = type(model).__name__
-        raise KnowledgeMismatch(f"{name}: logits must be finite, got NaN or infinity.")
-    return found
+    usable = np.isfinite(found).all(axis=1, keepdims=True)
+    nothing = 0.0 if task == "regression" else 1 / model.num_classes
+    return np.where(usable, np.clip(found, -LARGEST, LARGEST), nothing)
+
+
+def add_outputs(
+    total: FloatArray, members: Sequence[Learner], signs: Sequence[int], x: Array, task: Task
+) -> list[Exception]:
+    """Add what each member predicts to a total, and return the errors of those that cannot.
+
+    One that raises is left out of the sum: it may be a stranger's.
+    """
+    errors: list[Exception] = []
+    for sign, member in zip(signs, members, strict=True):
+        try:
+            total += sign * outputs(member, x, task)
+        except Exception as error:  # a hostile model may make a learner raise anything
+            errors.append(error)
+    return errors
+
+
+def require_members(owner: str, num_members: int, errors: Sequence[Exception]) -> None:
+    """Raise `KnowledgeMismatch` if not one of the members is of use."""
+    if len(errors) == num_members > 0:
+        raise KnowledgeMismatch(
+            f"{owner}: a member must be able to predict the rows, got none of {num_members}: "
+            f"{describe(errors[-1])}."
+        ) from errors[-1]
+
+
+def describe(error: Exception) -> str:
+    """Return what went wrong with a stranger's model, without quoting the rows."""
+    known = isinstance(error, StrategyError)
+    return str(error).rstrip(".") if known else f"{type(error).__name__} while it was read"
 
 
 def rebuild(
@@ -151,8 +190,10 @@ class MeanEnsemble(Committee):
 
     def logits(self, x: Array) -> FloatArray:
         """Return the logarithm of the mean probabilities, or the mean outputs."""
-        mean = sum(outputs(member, x, self.task) for member in self.members)
-        mean = np.asarray(mean) / len(self.members)
+        mean, signs = np.zeros((len(x), self.num_classes)), [1] * len(self.members)
+        errors = add_outputs(mean, self.members, signs, x, self.task)
+        require_members("MeanEnsemble", len(self.members), errors)
+        mean /= len(self.members) - len(errors)
         if self.task == "regression":
             return mean
         return np.asarray(np.log(np.maximum(mean, _LEAST_PROBABILITY)))
@@ -200,15 +241,16 @@ class SignedEnsemble(Committee):
         self.model_fns = model_fns
 
     def logits(self, x: Array) -> FloatArray:
-        """Return the signed sum of what the members predict."""
-        return self.sum_from(0, x)
-
-    def sum_from(self, first: int, x: Array) -> FloatArray:
-        """Return the signed sum over the members from number `first` on."""
+        """Return the signed sum of what the members predict; one that cannot is left out."""
         total = np.zeros((len(x), self.num_classes))
-        for sign, member in zip(self.signs[first:], self.members[first:], strict=True):
-            total += sign * outputs(member, x, self.task)
+        errors = self.add_from(0, x, total)
+        require_members("SignedEnsemble", len(self.members), errors)
         return total
+
+    def add_from(self, first: int, x: Array, total: FloatArray) -> list[Exception]:
+        """Add the members from number `first` on to a total; see `add_outputs`."""
+        members, signs = self.members[first:], self.signs[first:]
+        return add_outputs(total, members, signs, x, self.task)
 
     def to_arrays(self) -> dict[str, Array]:
         """Return signs, names and all members' arrays."""

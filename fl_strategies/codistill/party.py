@@ -8,7 +8,13 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from fl_strategies import keys
-from fl_strategies.codistill.committee import RememberedScores, SignedEnsemble, raw_outputs
+from fl_strategies.codistill.committee import (
+    RememberedScores,
+    SignedEnsemble,
+    describe,
+    outputs,
+    require_members,
+)
 from fl_strategies.codistill.relay import (
     MODEL,
     MODELS,
@@ -21,7 +27,6 @@ from fl_strategies.codistill.relay import (
 )
 from fl_strategies.exceptions import (
     KnowledgeMismatch,
-    StrategyError,
     UnsupportedLearner,
     require_data,
 )
@@ -57,8 +62,6 @@ from fl_strategies.tasks import Task
 LOSSES: Final[Sequence[str]] = ("mse", "cross-entropy")
 SCHEMES: Final[Sequence[str]] = ("akd", "avgkd", "ekd", "pkd")
 MAX_ROUNDS: Final = 2**31
-# Within float32, so that no learner has to refuse a target that another agent made.
-LARGEST: Final = 1e30
 
 LOSS: Final = "loss"
 TASK: Final = "task"
@@ -92,7 +95,8 @@ class CodistillParty(PartyHalf):
     The agent keeps its own newest model in Flower's state: PKD needs its predictions, and
     the model is measured without crossing the wire again. In EKD it keeps all terms of the
     ensemble that were delivered, and the sum of their predictions on its held-out rows, so
-    that every term is evaluated once.
+    that every term is evaluated once. A term that it cannot read is left out of its sum,
+    and counted as well.
     """
 
     def train(
@@ -178,14 +182,6 @@ def _receive(party: Party, relayed: Knowledge) -> Learner:
     return model
 
 
-def _predict(party: Party, model: Learner) -> FloatArray:
-    """Return what a model predicts on the agent's inputs; no row depends on another."""
-    found = raw_outputs(model, party.x, party.task)
-    usable = np.isfinite(found).all(axis=1, keepdims=True)
-    nothing = 0.0 if party.task == "regression" else 1 / party.num_classes
-    return np.where(usable, np.clip(found, -LARGEST, LARGEST), nothing)
-
-
 def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], int]:
     """Return what each received model predicts on the agent's inputs, and how many cannot."""
     found: list[FloatArray] = []
@@ -193,16 +189,13 @@ def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], i
     reason = ""
     for part in relayed:
         try:
-            found.append(_predict(party, _receive(party, part)))
-        except StrategyError as error:
-            reason = str(error)
+            found.append(outputs(_receive(party, part), party.x, party.task))
         except Exception as error:  # a hostile model may make a learner raise anything
-            # The text could quote the agent's own rows.
-            reason = f"{type(error).__name__} while it was read"
+            reason = describe(error)
     if not found:
         raise KnowledgeMismatch(
             f"Party {party.partition_id}: a model to learn from must be one that this party "
-            f"can read, got none of {len(relayed)}: {reason.rstrip('.')}."
+            f"can read, got none of {len(relayed)}: {reason}."
         )
     return found, len(relayed) - len(found)
 
@@ -223,7 +216,7 @@ def _targets(
 
 def _own_predictions(party: Party, state: RecordDict) -> list[FloatArray]:
     own = recall(state, _OWN, MODEL)
-    return [] if own is None else [_predict(party, receive_model(party, own))]
+    return [] if own is None else [outputs(receive_model(party, own), party.x, party.task)]
 
 
 def _charge(
@@ -267,21 +260,34 @@ def _evaluate_ensemble(
             f"got {first!r}."
         )
     terms = known[:first] + part_models(received)
-    ensemble = _ensemble(party, terms)
-    metrics = _measure_sum(party, ensemble, first, state)
-    keep(state, _TERMS, join_models(terms))
-    return ensemble, metrics
-
-
-def _ensemble(party: Party, terms: Sequence[Knowledge]) -> SignedEnsemble:
-    return SignedEnsemble(
-        [_receive(party, term) for term in terms],
-        [_read_sign(term) for term in terms],
-        [str(term.meta[keys.LEARNER]) for term in terms],
+    signs = [_read_sign(term) for term in terms]
+    models, errors = _receive_all(party, terms)
+    ensemble = SignedEnsemble(
+        list(models.values()),
+        [signs[number] for number in models],
+        [str(terms[number].meta[keys.LEARNER]) for number in models],
         num_classes=party.num_classes,
         task=party.task,
         model_fns={party.learner_name: party.learner_fn, **party.catalogue},
     )
+    require_members(f"Party {party.partition_id}", len(terms), errors)
+    measured, refused = _measure_sum(party, ensemble, sum(n < first for n in models), state)
+    keep(state, _TERMS, join_models(terms))
+    return ensemble, {**measured, NUM_MODELS_REFUSED: len(errors) + refused}
+
+
+def _receive_all(
+    party: Party, terms: Sequence[Knowledge]
+) -> tuple[dict[int, Learner], list[Exception]]:
+    """Return the models that this party can rebuild, by number, and why not the others."""
+    models: dict[int, Learner] = {}
+    errors: list[Exception] = []
+    for number, term in enumerate(terms):
+        try:
+            models[number] = _receive(party, term)
+        except Exception as error:  # a hostile model may make a learner raise anything
+            errors.append(error)
+    return models, errors
 
 
 def _read_sign(term: Knowledge) -> int:
@@ -293,16 +299,25 @@ def _read_sign(term: Knowledge) -> int:
 
 def _measure_sum(
     party: Party, ensemble: SignedEnsemble, first: int, state: RecordDict
-) -> Metrics:
-    """Measure the ensemble; members before `first` are not evaluated a second time."""
+) -> tuple[Metrics, int]:
+    """Measure the ensemble, and count the members that cannot predict.
+
+    Members before `first` are not evaluated a second time.
+    """
     x = party.x_test
     if party.journal is not None or x is None or not len(x):
-        return measure(party, ensemble)
+        return measure(party, ensemble), 0
     kept = recall(state, _SCORES, SCORES)
-    scores = kept.arrays[SCORES] if kept and kept.meta[NUM_TERMS] == first else None
-    if scores is None or len(scores) != len(x):
-        scores, first = np.zeros((len(x), party.num_classes)), 0
-    scores = scores + ensemble.sum_from(first, x)
-    meta = {NUM_TERMS: len(ensemble.members)}
+    scores, refused = np.zeros((len(x), party.num_classes)), 0
+    same = kept is not None and kept.meta[NUM_TERMS] == first
+    if kept is not None and same and len(kept.arrays[SCORES]) == len(x):
+        scores, refused = kept.arrays[SCORES].copy(), int(kept.meta[NUM_MODELS_REFUSED])
+    else:
+        first = 0
+    errors = ensemble.add_from(first, x, scores)
+    refused += len(errors)
+    if refused == len(ensemble.members):
+        require_members(f"Party {party.partition_id}", len(errors), errors)
+    meta = {NUM_TERMS: len(ensemble.members), NUM_MODELS_REFUSED: refused}
     keep(state, _SCORES, Knowledge(SCORES, {SCORES: scores}, meta))
-    return measure(party, RememberedScores(scores))
+    return measure(party, RememberedScores(scores)), refused

@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fl_strategies import keys
-from fl_strategies.exceptions import InvalidData, KnowledgeMismatch
+from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.knowledge import (
     Knowledge,
     Scalar,
@@ -20,13 +20,13 @@ from fl_strategies.knowledge import (
 from fl_strategies.privacy.events import MOST
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import DEFAULT_DELTA
+from fl_strategies.replies import limit_events, read_ledger
 
 NUM_MODELS: Final = "num-models"
 MODEL: Final = "model"
 MODELS: Final = "models"
 MAX_MODELS: Final = 100_000
 MAX_NAME: Final = 200
-MAX_EVENTS_TEXT: Final = 100_000
 
 
 def join_models(models: Sequence[Knowledge], **meta: Scalar) -> Knowledge:
@@ -88,21 +88,20 @@ def ledger_to_text(ledger: PrivacyLedger) -> str:
 
 def ledger_from_text(text: object) -> PrivacyLedger:
     """Read what an agent says its releases have cost each of its records so far."""
-    problem = KnowledgeMismatch("Reply: privacy events must be as written here, got others.")
-    if not isinstance(text, str) or len(text) > MAX_EVENTS_TEXT:
-        raise problem
-    ledger = new_ledger()
-    try:
-        ledger.load_state_dict(json.loads(text))
-    except (InvalidData, ValueError, TypeError, RecursionError) as error:
-        raise problem from error
-    if not ledger.entries:
-        raise problem
-    return ledger
+    return read_ledger(text)
+
+
+def has_forgotten(new: PrivacyLedger, old: PrivacyLedger) -> bool:
+    """Return whether something of an agent's old ledger is missing in its new one."""
+    counts = dict(new.entries)
+    return any(counts.get(event, 0) < count for event, count in old.entries)
 
 
 def fill_ledger(ledger: PrivacyLedger, parts: Iterable[PrivacyLedger]) -> PrivacyLedger:
-    """Enter all that several ledgers have recorded, as often as they have, and return it."""
+    """Enter all that several ledgers have recorded, as often as they have, and return it.
+
+    Of more events than a party may have the rest counts as unprotected.
+    """
     tallies: dict[str, dict[str, Any]] = {}
     for entry in [entry for part in parts for entry in part.state_dict()["entries"]]:
         event = json.dumps(entry["event"], sort_keys=True)
@@ -110,7 +109,7 @@ def fill_ledger(ledger: PrivacyLedger, parts: Iterable[PrivacyLedger]) -> Privac
         for name in ("count", "batches"):
             known[name] = min(known[name] + entry[name], MOST)
     ledger.load_state_dict({**ledger.state_dict(), "entries": list(tallies.values())})
-    return ledger
+    return limit_events(ledger)
 
 
 def keep(state: RecordDict, slot: str, knowledge: Knowledge) -> None:

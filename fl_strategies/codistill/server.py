@@ -25,6 +25,7 @@ from fl_strategies.codistill.relay import (
     check_finite,
     check_relayed,
     fill_ledger,
+    has_forgotten,
     join_models,
     ledger_from_text,
     new_ledger,
@@ -33,7 +34,13 @@ from fl_strategies.exceptions import NotEnoughParties, require
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.protocols import Array, Learner, LearnerFactory, PortableLearner
+from fl_strategies.protocols import (
+    Array,
+    Learner,
+    LearnerFactory,
+    PortableLearner,
+    SoftLearner,
+)
 from fl_strategies.replies import PartyReply
 from fl_strategies.tasks import Task, check_task
 
@@ -104,6 +111,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
 
     reply_kind = MODEL
     central: ClassVar[bool] = False
+    party_learner_needs = (SoftLearner, PortableLearner)
 
     def __init__(
         self,
@@ -141,6 +149,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         self.ledger_ = self._new_ledger()
         self._ledgers: dict[int, tuple[float, PrivacyLedger]] = {}
         self._told: dict[int, dict[int, PrivacyLedger]] = {}
+        self._lost: dict[int, PrivacyLedger] = {}
         self._agents: dict[int, int] = {}
         self._newest: dict[int, Knowledge] = {}
         self._answered: set[int] = set()
@@ -208,11 +217,16 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
 
         The server does not compute it: a stranger's events may take the accountant hours.
         A node tells all that it has spent in this run, but an agent that comes back as
-        another node has forgotten what it spent before.
+        another node, or as the same one without its state, has forgotten what it spent
+        before.
         """
         told = self._told.setdefault(reply.partition_id, {})
-        told[reply.node_id] = reply.knowledge.ledger
-        ledger = fill_ledger(self._new_ledger(), told.values())
+        lost = self._lost.setdefault(reply.partition_id, new_ledger())
+        new, old = reply.knowledge.ledger, told.get(reply.node_id)
+        if old is not None and has_forgotten(new, old):
+            fill_ledger(lost, [lost, old])
+        told[reply.node_id] = new
+        ledger = fill_ledger(self._new_ledger(), [lost, *told.values()])
         epsilon = reply.metrics.get(keys.EPSILON_EXAMPLE, math.nan)
         if math.isnan(epsilon):
             epsilon = math.inf

@@ -1,9 +1,11 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fl_strategies.exceptions import MissingExtra
 from simulations import report as reports
 from simulations.client_app import app
 from simulations.config import Settings
@@ -60,6 +62,8 @@ def test_the_table_shows_parties_and_comparison(report: dict[str, Any]) -> None:
 
     assert "logistic-regression" in text
     assert f"federation  {percent(report['accuracy'])}" in text
+    assert "together" not in text
+    assert "epsilon for a party: inf at delta 1e-05" in text
     assert f"best party alone  {percent(report['best-solo-accuracy'])}" in text
     assert "left out: node 17: Party 4: x must hold records, got none." in text
 
@@ -97,3 +101,48 @@ def test_the_commit_is_known_only_in_a_checkout(
     assert reports._commit() is None
     (tmp_path / ".git").mkdir()
     assert reports._commit() is None
+
+
+def own_models(report: dict[str, Any], figures: list[float]) -> dict[str, Any]:
+    """Return the report of a run in which the first and the last party kept own models."""
+    evaluate = {"partition-ids": [0.0, 2.0], "accuracy-by-party": figures}
+    return {**report, "metrics": {**report["metrics"], "evaluate": evaluate}}
+
+
+def test_the_table_says_where_parties_keep_their_own_models(report: dict[str, Any]) -> None:
+    """The figure is a mean then, and each party sees its own beside that of its model alone."""
+    guarantee = {"epsilon-example": 0.0, "delta-example": 0.02061}
+
+    text = render({**own_models(report, [0.123, 0.456]), **guarantee})
+
+    mean = f"federation (mean of the parties' own models)  {percent(report['accuracy'])}"
+    assert mean in text
+    header, *rows = text.splitlines()[1:5]
+    assert header.split()[-2:] == ["alone", "together"]
+    assert [row.split("  ")[-1].strip() for row in rows] == ["12.3 %", "-", "45.6 %"]
+    assert "epsilon for an example: 0.0 at delta 0.0206" in text
+
+
+def test_a_party_without_a_figure_does_not_spoil_the_mean() -> None:
+    """NaN is left out, as it is in the mean of all other figures."""
+
+    class Keeping:
+        central = False
+
+    federation = SimpleNamespace(metric="accuracy")
+    told = {"accuracy-by-party": [0.5, float("nan"), 1.0]}
+
+    assert reports._figure(federation, Keeping(), told) == 0.75  # type: ignore[arg-type]
+
+
+def test_a_statement_that_cannot_be_computed_says_so() -> None:
+    """Without the extra a party's events must not end the report."""
+
+    def statement() -> str:
+        raise MissingExtra("DPSGDEvent", "dp-accounting", "accounting")
+
+    strategy = SimpleNamespace(ledger_=SimpleNamespace(statement=statement))
+
+    found = reports._privacy_statement(strategy)  # type: ignore[arg-type]
+
+    assert found.startswith("Guarantee: none, because it cannot be computed here.")
