@@ -10,7 +10,6 @@ Networks from Decentralized Data (AISTATS 2017), Algorithm 1.
 """
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from fl_strategies.exceptions import (
     require,
     require_data,
 )
-from fl_strategies.half import PartyHalf, check_public_data, read_seed
+from fl_strategies.half import PartyHalf, check_public_data, measure, read_seed
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, config_choice, config_int
 from fl_strategies.party import Party, check_rows, content_hash
 from fl_strategies.privacy.accountant import Entry
@@ -49,8 +48,8 @@ from fl_strategies.protocols import (
     PortableLearner,
 )
 from fl_strategies.randomness import derive_rng
-from fl_strategies.replies import PartyReply, limit_events, read_ledger
-from fl_strategies.tasks import Task, check_task
+from fl_strategies.replies import PartyReply, limit_events, read_ledger, told_epsilon
+from fl_strategies.tasks import METRICS, Task, check_task
 
 LOCAL_EPOCHS: Final = "local-epochs"
 TASK: Final = "task"
@@ -271,9 +270,12 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         _, ledger = self._ledgers.get(reply.partition_id, (0.0, self._new_ledger()))
         ledger.charge_all(reply.knowledge.charges)
         limit_events(ledger)
-        told = reply.metrics.get(keys.EPSILON_EXAMPLE, math.nan)
-        self._ledgers[reply.partition_id] = (math.inf if math.isnan(told) else told, ledger)
+        self._ledgers[reply.partition_id] = told_epsilon(reply.metrics, ledger), ledger
         self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
+
+
+LOCAL_FIGURE = "local-figure"
+"""How good a party's own model is before it is averaged, by the figure of the task."""
 
 
 class FedAvgParty(PartyHalf):
@@ -302,6 +304,7 @@ class FedAvgParty(PartyHalf):
         charges = training_charges([model], 1) if private else UNPROTECTED
         ledger = _spend(party, charges, f"fedavg, round {server_round}", state)
         metrics = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=ledger)
+        metrics[LOCAL_FIGURE] = measure(party, model)[METRICS[party.task]]
         meta: dict[str, Scalar] = {
             keys.NUM_EXAMPLES: len(party.y),
             PRIVACY_EVENTS: _write_charges(charges),

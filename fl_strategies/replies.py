@@ -142,6 +142,13 @@ def read_ledger(text: object) -> PrivacyLedger:
     return limit_events(ledger)
 
 
+def told_epsilon(metrics: Metrics, ledger: PrivacyLedger) -> float:
+    """Return a party's own epsilon; infinite if it is none, or its ledger says otherwise."""
+    told = metrics.get(keys.EPSILON_EXAMPLE, math.nan)
+    private = not any(isinstance(event, NonPrivateEvent) for event, _ in ledger.entries)
+    return told if private and told >= 0 else math.inf
+
+
 def limit_events(ledger: PrivacyLedger) -> PrivacyLedger:
     """Let one event without protection stand for all that cannot be accounted for quickly.
 

@@ -129,9 +129,10 @@ def _outcome(asked: Mapping[str, Value], report: Report) -> Outcome:
 
 
 def _figures_of(one: Report, metric: str) -> Outcome:
-    evaluate = one["evaluate"]
+    train, evaluate = one.get("train", {}), one["evaluate"]
     return {"round": one["round"], "mean": evaluate.get(metric),
-            "by-party": evaluate.get(f"{metric}-by-party")}  # fmt: skip
+            "by-party": evaluate.get(f"{metric}-by-party"),
+            "local": train.get("local-figure")}  # fmt: skip
 
 
 def markdown(table: Table, kept: Path) -> str:

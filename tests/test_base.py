@@ -271,7 +271,9 @@ class Keeping(FedKT):
     central: ClassVar[bool] = False
 
 
-@pytest.mark.parametrize(("told", "read"), [(1, 1.0), (10**400, math.nan)])
+@pytest.mark.parametrize(
+    ("told", "read"), [(1, 1.0), (10**400, math.nan)], ids=["whole", "huge"]
+)
 def test_whole_numbers_among_figures_end_no_run(told: int, read: float) -> None:
     """A party may report 1 where others report 0.9, or more than a float can hold."""
 

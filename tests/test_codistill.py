@@ -36,6 +36,7 @@ from fl_strategies.exceptions import (
     NotEnoughParties,
     NotFitted,
 )
+from fl_strategies.knowledge import encode_arrays
 from fl_strategies.privacy.events import MOST, GaussianEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.protocols import LearnerFactory, Recipe
@@ -48,7 +49,7 @@ from simulations.references import (
     linear_kernel,
     rbf_kernel,
 )
-from tests.toys import PUBLIC, TEST, CentroidLearner, toy_party
+from tests.toys import PUBLIC, TEST, CentroidLearner, load_toy_party, toy_party
 
 SCHEMES: Mapping[str, type[Codistillation]] = {
     "akd": AKD, "avgkd": AvgKD, "pkd": PKD, "ekd": EKD,
@@ -914,22 +915,30 @@ def test_each_term_is_evaluated_once_unless_the_rows_change() -> None:
     assert metrics[keys.ACCURACY] == (model.predict(TEST[0][:50]) == TEST[1][:50]).mean()
 
 
-def broken_model(**meta: Any) -> Knowledge:
-    """Return a model of finite numbers whose predictions are not finite."""
-    arrays = fitted_model().arrays
-    huge = {name: np.full_like(array, 1e308) for name, array in arrays.items()}
-    return Knowledge("model", huge, {keys.LEARNER: "ridge", **meta})
+class Linear(CentroidLearner):
+    """Multiplies by its centroids, and does not care how large that gets."""
+
+    def logits(self, x: Any) -> Any:
+        return np.asarray(x) @ self.to_arrays()["centroids"].T * 10
+
+    def from_arrays(self, arrays: Any) -> Any:
+        vars(self).update(vars(super().from_arrays(arrays)))
+        return self
+
+
+def load_linear(context: Context) -> Party:
+    return replace(load_toy_party(context), learner_fn=Linear)
 
 
 def test_a_term_that_overflows_ends_no_ensemble() -> None:
     """It passes the server's check; the sum and its delivery go on without it."""
-    strategy, grid = classification("ekd"), Recorder(load_ridge, 3)
+    strategy = classification("ekd", learner_fn=Linear, learner_name="centroid")
+    grid = Recorder(load_linear, 3)
 
     def overflow(reply: Message) -> None:
-        meta = reply.content[keys.META]
-        if meta[keys.KIND] == "model" and meta[keys.PARTITION_ID] == 1:
-            broken_model().write(content := RecordDict())
-            reply.content[keys.ARRAYS] = content[keys.ARRAYS]
+        meta = {} if reply.has_error() else reply.content[keys.META]
+        if meta.get(keys.KIND) == "model" and meta[keys.PARTITION_ID] == 1:
+            reply.content[keys.ARRAYS] = encode_arrays({"centroids": np.full((3, 2), 1e308)})
 
     grid.change = overflow
     step(strategy, grid)
@@ -939,6 +948,9 @@ def test_a_term_that_overflows_ends_no_ensemble() -> None:
 
     assert not strategy.rejected_
     assert set(strategy._delivered.values()) == {9}
+    with np.errstate(over="ignore", invalid="ignore"):
+        broken = strategy.model_.members[1].logits(TEST[0])
+    assert not np.isfinite(broken).all()
     assert np.isfinite(strategy.model_.logits(TEST[0])).all()
     assert keys.ACCURACY in result.evaluate_metrics_clientapp[1]
 

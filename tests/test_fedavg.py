@@ -24,7 +24,7 @@ from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.protocols import Array, LearnerFactory
 from fl_strategies.randomness import derive_rng
-from fl_strategies.replies import MAX_DISTINCT_EVENTS
+from fl_strategies.replies import MAX_DISTINCT_EVENTS, told_epsilon
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
@@ -442,6 +442,7 @@ def test_strangers_events_do_not_keep_the_accountant_busy() -> None:
     assert len(ledger.entries) <= MAX_DISTINCT_EVENTS + 1
     assert ledger.num_releases == 3 * 6
     assert "reported more events" in ledger.statement()
+    assert told_epsilon({keys.EPSILON_EXAMPLE: 0.1}, ledger) == math.inf
 
 
 def test_a_model_from_the_server_is_checked_by_the_party() -> None:

@@ -1,6 +1,7 @@
 """Models between agents: packing, an agent's memory, and the order of chains."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +37,7 @@ from fl_strategies.privacy.events import (
     PrivacyEvent,
     event_to_json,
 )
-from fl_strategies.replies import MAX_DISTINCT_EVENTS, UNCOUNTED
+from fl_strategies.replies import MAX_DISTINCT_EVENTS, UNCOUNTED, told_epsilon
 
 NOISE = GaussianEvent(unit="example", relation="replace-one", scale=2.0, l2_sensitivity=1.0)
 
@@ -232,10 +233,22 @@ def test_a_ledger_has_forgotten_what_it_counts_less_often() -> None:
     more.charge_all([(RAW, 1), (NOISE, 3)])
     other.charge_all([(RAW, 9), (NOISE, 1)])
 
-    assert not has_forgotten(old, old)
+    assert has_forgotten(old, old), "the release that it came with is missing"
     assert not has_forgotten(more, old)
     assert has_forgotten(other, old)
     assert has_forgotten(new_ledger(), old)
+
+
+@pytest.mark.parametrize("told", [{}, {"epsilon-example": math.nan}, {"epsilon-example": -1}])
+def test_a_claim_that_is_none_counts_as_unprotected(told: dict[str, float]) -> None:
+    """Only a number of at least 0 from a party whose events protect is believed."""
+    ledger = new_ledger()
+    ledger.charge_all([(NOISE, 1)])
+
+    assert told_epsilon({"epsilon-example": 0.5}, ledger) == 0.5
+    assert told_epsilon(told, ledger) == math.inf
+    ledger.charge_all([(RAW, 1)])
+    assert told_epsilon({"epsilon-example": 0.5}, ledger) == math.inf
 
 
 def test_a_chain_goes_round_and_skips() -> None:

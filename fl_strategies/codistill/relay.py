@@ -92,9 +92,14 @@ def ledger_from_text(text: object) -> PrivacyLedger:
 
 
 def has_forgotten(new: PrivacyLedger, old: PrivacyLedger) -> bool:
-    """Return whether something of an agent's old ledger is missing in its new one."""
+    """Return whether something of an agent's old ledger is missing in its new one.
+
+    A new ledger comes with a new release, so it counts more releases than the old one.
+    """
     counts = dict(new.entries)
-    return any(counts.get(event, 0) < count for event, count in old.entries)
+    return new.num_releases <= old.num_releases or any(
+        counts.get(event, 0) < count for event, count in old.entries
+    )
 
 
 def fill_ledger(ledger: PrivacyLedger, parts: Iterable[PrivacyLedger]) -> PrivacyLedger:

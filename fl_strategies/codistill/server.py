@@ -1,7 +1,6 @@
 """The server half that AKD, AvgKD, PKD and EKD share; see `fl_strategies.codistill`."""
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar, Unpack
@@ -41,7 +40,7 @@ from fl_strategies.protocols import (
     PortableLearner,
     SoftLearner,
 )
-from fl_strategies.replies import PartyReply
+from fl_strategies.replies import PartyReply, told_epsilon
 from fl_strategies.tasks import Task, check_task
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -148,8 +147,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         self._public_hash = None if public is None else content_hash(public)
         self.ledger_ = self._new_ledger()
         self._ledgers: dict[int, tuple[float, PrivacyLedger]] = {}
-        self._told: dict[int, dict[int, PrivacyLedger]] = {}
-        self._lost: dict[int, PrivacyLedger] = {}
+        self._told: dict[int, dict[int, tuple[float, PrivacyLedger]]] = {}
+        self._lost: dict[int, tuple[float, PrivacyLedger]] = {}
         self._agents: dict[int, int] = {}
         self._newest: dict[int, Knowledge] = {}
         self._answered: set[int] = set()
@@ -220,17 +219,16 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         another node, or as the same one without its state, has forgotten what it spent
         before.
         """
-        told = self._told.setdefault(reply.partition_id, {})
-        lost = self._lost.setdefault(reply.partition_id, new_ledger())
-        new, old = reply.knowledge.ledger, told.get(reply.node_id)
-        if old is not None and has_forgotten(new, old):
-            fill_ledger(lost, [lost, old])
-        told[reply.node_id] = new
-        ledger = fill_ledger(self._new_ledger(), [lost, *told.values()])
-        epsilon = reply.metrics.get(keys.EPSILON_EXAMPLE, math.nan)
-        if math.isnan(epsilon):
-            epsilon = math.inf
-        self._ledgers[reply.partition_id] = epsilon, ledger
+        agent, ledger = reply.partition_id, reply.knowledge.ledger
+        told = self._told.setdefault(agent, {})
+        old = told.get(reply.node_id)
+        if old is not None and has_forgotten(ledger, old[1]):
+            epsilon, lost = self._lost.get(agent, (0.0, new_ledger()))
+            self._lost[agent] = epsilon + old[0], fill_ledger(lost, [lost, old[1]])
+        told[reply.node_id] = told_epsilon(reply.metrics, ledger), ledger
+        parts = [*told.values(), self._lost.get(agent, (0.0, new_ledger()))]
+        whole = fill_ledger(self._new_ledger(), [part for _, part in parts])
+        self._ledgers[agent] = sum(epsilon for epsilon, _ in parts), whole
         self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
 
     @property
