@@ -38,6 +38,7 @@ RULES: Mapping[str, Rule] = {
     keys.NUM_BYTES_RECEIVED: _total,
     keys.NUM_RELEASES: _total,
     keys.NUM_TEACHERS_MISSING: _total,
+    keys.NUM_MODELS_REFUSED: _total,
     keys.TRAIN_TIME: _largest,
     keys.EPSILON_PARTY: _largest,
     keys.EPSILON_EXAMPLE: _largest,

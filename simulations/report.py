@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy, keys
-from fl_strategies.exceptions import MissingExtra
+from fl_strategies.exceptions import MissingExtra, StrategyError
 from simulations.experiment import Federation
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -58,6 +58,7 @@ def make_report(
         "seed": settings.seed,
         "metric": metric,
         metric: figure,
+        f"server-{metric}": None if strategy.central else _server_figure(federation, strategy),
         f"solo-{metric}": fmean(solo) if solo else None,
         f"best-solo-{metric}": best(solo, default=None),
         f"central-{metric}": federation.central_quality() if settings.central else None,
@@ -93,6 +94,14 @@ def _rounds(result: Result) -> list[Report]:
 
 def _total(rounds: Sequence[Report], key: str) -> float:
     return float(sum(one["train"].get(key, 0) for one in rounds))
+
+
+def _server_figure(federation: Federation, strategy: KnowledgeStrategy[Any]) -> float | None:
+    """Return how good the server's own model is, where parties keep theirs."""
+    try:
+        return federation.quality(strategy.model_)
+    except StrategyError:
+        return None  # a server may lack the factories to make one
 
 
 def _figure(
@@ -188,12 +197,13 @@ def render(report: Report) -> str:
         1     7.5 %
     """
     metric = report["metric"]
-    together = _together(report)
+    together, server = _together(report), report.get(f"server-{metric}")
     name = "federation (mean of the parties' own models)" if together else "federation"
     summary = {
         name: report[metric],
         "mean of parties alone": report[f"solo-{metric}"],
         "best party alone": report[f"best-solo-{metric}"],
+        **({} if server is None else {"the server's own model": server}),
         "all data in one place": report[f"central-{metric}"],
     }
     learner = report["settings"]["final-learner"]

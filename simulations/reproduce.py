@@ -22,7 +22,13 @@ Runner: TypeAlias = Callable[[Settings], Report]
 Outcome: TypeAlias = dict[str, Any]
 
 OWNER = "table"
-COLUMNS = ("", "solo-", "central-")
+COLUMNS = {
+    "": "federation",
+    "solo-": "parties alone",
+    "server-": "the server's model",
+    "central-": "all data in one place",
+}
+"""Figures of a result, by the prefix of their names."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ def _outcome(asked: Mapping[str, Value], report: Report) -> Outcome:
     return {
         "settings": dict(asked),
         "metric": metric,
-        "figures": {prefix: report[f"{prefix}{metric}"] for prefix in COLUMNS},
+        "figures": {prefix: report.get(f"{prefix}{metric}") for prefix in COLUMNS},
         "solo-by-party": [party.get(f"solo-{metric}") for party in report["parties"]],
         "rounds": [_figures_of(one, metric) for one in report["rounds"]],
         keys.EPSILON_PARTY: report[keys.EPSILON_PARTY],
@@ -140,7 +146,7 @@ def markdown(table: Table, kept: Path) -> str:
     outcomes = read_outcomes(kept)
     found = {row.name: outcomes_of(table, row, outcomes) for row in table.rows}
     rows = [[r.name, *_spreads(found[r.name]), r.published] for r in table.rows]
-    header = ["", "federation", "parties alone", "all data in one place", "paper"]
+    header = ["", *COLUMNS.values(), "paper"]
     lines = [header, ["---"] * len(header), *rows]
     shown = [outcome for several in found.values() for outcome in several]
     commits = ", ".join(sorted({str(outcome["commit"])[:10] for outcome in shown}))
@@ -164,7 +170,8 @@ def _spreads(outcomes: Sequence[Outcome]) -> list[str]:
     """Return mean and deviation of each column; nothing where nothing was measured."""
     columns = []
     for prefix in COLUMNS:
-        figures = [o["figures"][prefix] for o in outcomes if o["figures"][prefix] is not None]
+        found = [outcome["figures"].get(prefix) for outcome in outcomes]
+        figures = [figure for figure in found if figure is not None]
         mean, deviation = summarise(figures) if figures else (0.0, 0.0)
         columns.append(f"{100 * mean:.1f} ± {100 * deviation:.1f}" if figures else "")
     return columns

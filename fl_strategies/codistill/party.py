@@ -71,7 +71,7 @@ FIRST_TERM: Final = "first-term"
 NUM_TERMS: Final = "num-terms"
 SCORES: Final = "scores"
 PRIVACY_EVENTS: Final = "privacy-events"
-NUM_MODELS_REFUSED: Final = "num-models-refused"
+NUM_MODELS_REFUSED: Final = keys.NUM_MODELS_REFUSED
 UNPROTECTED_MODEL: Final = "models left the agents that were trained without noise"
 
 # Slots of an agent's state.

@@ -1,0 +1,122 @@
+"""The command line: ``python -m simulations.deploy --help``."""
+# ruff: noqa: T201 - a command line prints
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from fl_strategies.exceptions import StrategyError
+from simulations.config import Settings, Value, parse_assignment
+from simulations.deploy.app_folder import write_app
+from simulations.deploy.federation import FORMATS, Deployment, prepare, write_split
+from simulations.report import percent
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except StrategyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Stopped; nothing is left running.", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m simulations.deploy",
+        description="Federations with TLS, node authentication and a file for each party.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    app = commands.add_parser("app", help="write the app folder that `flwr run` submits")
+    app.add_argument("folder", type=Path)
+    app.set_defaults(command=_app)
+    split = commands.add_parser("split", help="write a data set as one file for each party")
+    _add_settings(split)
+    split.add_argument("folder", type=Path)
+    split.set_defaults(command=_split)
+    demo = commands.add_parser("demo", help="start, run and stop a federation on loopback")
+    _add_settings(demo)
+    demo.add_argument("--strategy", default="fedkt", help="default: fedkt")
+    demo.add_argument("--rounds", type=int, help="default: 1, or 2 for FedMD")
+    demo.add_argument(
+        "--max-epsilon", type=float, default=0.0, help="budget of each party (0: a record only)"
+    )
+    demo.add_argument(
+        "--work", type=Path, help="new folder for all files (default: runs/deploy-<time>)"
+    )
+    demo.set_defaults(command=_demo)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parties", type=int, default=3, help="default: 3")
+    parser.add_argument("--data", default="digits", help="default: digits")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--formats", default=",".join(FORMATS), help="of parties' files, taken in turn"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="any setting of `python -m simulations --help`",
+    )  # fmt: skip
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    given: dict[str, Value] = {
+        "num-parties": options.parties,
+        "data": options.data,
+        "seed": options.seed,
+    }
+    if hasattr(options, "strategy"):
+        rounds = 2 if options.strategy == "fedmd" else 1
+        given |= {"strategy": options.strategy, "num-server-rounds": options.rounds or rounds}
+    return Settings.from_run_config({**given, **dict(map(parse_assignment, options.set))})
+
+
+def _app(options: argparse.Namespace) -> int:
+    print(f"app: {write_app(options.folder)}")
+    return 0
+
+
+def _split(options: argparse.Namespace) -> int:
+    split = write_split(_settings(options), options.folder, options.formats.split(","))
+    for path in (*split.parties, split.public, split.test):
+        print(str(path))
+    print(f'classes = "{split.classes}"')
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    # A TERM ends like Ctrl-C, so that the processes are stopped as well.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    settings = _settings(options)
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    work = options.work or Path(Settings().output_dir) / f"deploy-{stamp}"
+    prepared = prepare(
+        settings, work, formats=options.formats.split(","), max_epsilon=options.max_epsilon
+    )
+    print(f"Starting a SuperLink and {settings.num_parties} SuperNodes.", flush=True)
+    print(f"folder: {prepared.folder}", flush=True)
+    with Deployment(prepared) as deployment:
+        print("All parties are online.", flush=True)
+        report = deployment.run(settings)
+    print(f"{report['strategy']}, seed {report['seed']}: {percent(report.get('accuracy'))}")
+    for party in report["parties"]:
+        print(f"party {party['partition-id']}: {party['learner']}")
+    for node, reason in report["rejected"].items():
+        print(f"left out: node {node}: {reason}")
+    print(f"result: {report['folder']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""The party's side of a deployed federation: everything it is, its own node-config says.
+
+Nothing that a server sends chooses a file, a folder, a model's code or a budget here. The
+run's configuration is not read at all.
+"""
+
+import functools
+import importlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from flwr.app import Context
+
+from clients.app import client_app
+from fl_strategies import Learner, Party, PortableLearner, keys
+from fl_strategies.exceptions import InvalidData, StrategyError, require
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.protocols import Array, LearnerFactory
+from simulations.config import TYPE_NAMES, Settings, Value
+from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
+from simulations.models import LEARNERS, check_learner_name, learner_factory
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+OWNER: Final = "node-config"
+DEFAULTS: Final[Mapping[str, Value]] = {
+    keys.PARTITION_ID: -1,
+    keys.NUM_PARTITIONS: 0,
+    "data-file": "",
+    "public-file": "",
+    "test-file": "",
+    "classes": "",
+    "label": LABEL,
+    "learner": "",
+    "teacher": "",
+    "state-dir": "",
+    "max-epsilon": 0.0,
+    "delta": 1e-5,
+    "data-changes": False,
+}
+"""What a node-config may hold, and the default of what it leaves out."""
+MODEL_SETTINGS: Final = (
+    "num-trees", "max-depth", "boosting-rounds", "boosting-learning-rate", "boosting-gamma",
+    "kernel", "ridge", "reveal-rows", "epochs", "batch-size", "optimizer", "momentum",
+    "learning-rate", "end-learning-rate", "schedule", "weight-decay", "augment",
+)  # fmt: skip
+"""Settings of models, which a party chooses for itself as well."""
+
+
+def load_party(context: Context) -> Party:
+    """Build the party of this node.
+
+    What is wrong with its files or settings is in its own log only: the sentence may name
+    paths and columns, and an error reply goes to the server.
+    """
+    try:
+        return build_party(context.node_config, run=str(context.run_id))
+    except (StrategyError, OSError) as error:
+        logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
+    raise InvalidData(
+        "Party: its files and node-config must be complete and fit each other, got others. "
+        "Its own log says what is wrong."
+    )
+
+
+def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
+    """Return the party that a node-config describes."""
+    config = checked(node_config)
+    public = read_public(
+        _file(config, "public-file"), class_list(str(config["classes"])), str(config["label"])
+    )
+    x, y = read_labelled(_file(config, "data-file"), public, str(config["label"]))
+    held_out: tuple[Array | None, Array | None] = (None, None)
+    if config["test-file"]:
+        held_out = read_labelled(_file(config, "test-file"), public, str(config["label"]))
+    learner, teacher = str(config["learner"]), str(config["teacher"])
+    return Party(
+        x=x,
+        y=y,
+        public=public.x,
+        public_y=public.y,
+        num_classes=len(public.classes),
+        learner_fn=party_factory(learner, "learner", public, config),
+        teacher_fn=party_factory(teacher, "teacher", public, config) if teacher else None,
+        learner_name=learner,
+        partition_id=int(config[keys.PARTITION_ID]),
+        x_test=held_out[0],
+        y_test=held_out[1],
+        catalogue={name: _named_factory(name, public, config) for name in LEARNERS},
+        journal=_journal(config, data_fingerprint(x, y)),
+        run=run,
+    )
+
+
+def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the node-config with defaults filled in; a key nobody knows is an error.
+
+    A budget that a typing mistake hides must not go unnoticed.
+    """
+    unknown = sorted(set(node_config) - {*DEFAULTS, *MODEL_SETTINGS})
+    require(not unknown, OWNER, "keys", f"among {', '.join(DEFAULTS)}", unknown)
+    config: dict[str, Value] = {**DEFAULTS, **node_config}
+    for key, default in DEFAULTS.items():
+        value, kind = config[key], type(default)
+        number = kind is float and type(value) is int
+        require(number or type(value) is kind, OWNER, key, TYPE_NAMES[kind], value)
+    for key in ("data-file", "public-file", "classes", "learner"):
+        require(bool(config[key]), OWNER, key, "given", config[key])
+    number_of_party = int(config[keys.PARTITION_ID])
+    require(number_of_party >= 0, OWNER, keys.PARTITION_ID, "at least 0", number_of_party)
+    limit = float(config["max-epsilon"])
+    require(limit >= 0, OWNER, "max-epsilon", "at least 0 (0: no limit)", limit)
+    kept = bool(config["state-dir"]) or not limit
+    require(kept, OWNER, "state-dir", "given with max-epsilon", config["state-dir"])
+    return config
+
+
+def party_factory(
+    name: str, parameter: str, public: PublicData, config: Mapping[str, Value]
+) -> LearnerFactory:
+    """Return the factory of a model: one by its name, or the party's own ``module:function``.
+
+    The function is called with ``row_shape`` and ``num_classes`` and returns a learner.
+    """
+    if ":" not in name:
+        check_learner_name(OWNER, parameter, name)
+        return _named_factory(name, public, config)
+    module, _, function = name.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidData(
+            f"{OWNER}: {parameter} must name a function that the party can import, "
+            f"got {name!r}: {error}."
+        ) from error
+    factory: LearnerFactory = functools.partial(
+        make, row_shape=public.row_shape, num_classes=len(public.classes)
+    )
+    return factory
+
+
+def save_model(model: Learner, party: Party, context: Context) -> None:
+    """Keep the model that the run has given this party in its state folder."""
+    if party.journal is None or not isinstance(model, PortableLearner):
+        return
+    path = party.journal.folder / f"model-{context.run_id}.npz"
+    draft = path.with_name(f"draft-{os.getpid()}-{path.name}")
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        np.savez_compressed(draft, **model.to_arrays())  # type: ignore[arg-type]
+        draft.replace(path)
+    except StrategyError as error:  # models without an array form
+        logger.info("%s", error)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _named_factory(
+    name: str, public: PublicData, config: Mapping[str, Value]
+) -> LearnerFactory:
+    given = {key: config[key] for key in MODEL_SETTINGS if key in config}
+    return learner_factory(
+        name,
+        row_shape=public.row_shape,
+        num_classes=len(public.classes),
+        settings=Settings.from_run_config(given),
+    )
+
+
+def _journal(config: Mapping[str, Value], fingerprint: str) -> PartyJournal | None:
+    if not config["state-dir"]:
+        return None
+    return PartyJournal(
+        Path(str(config["state-dir"])).expanduser(),
+        fingerprint=fingerprint,
+        changing=bool(config["data-changes"]),
+        delta=float(config["delta"]),
+        max_epsilon=float(config["max-epsilon"]) or None,
+    )
+
+
+def _file(config: Mapping[str, Value], key: str) -> Path:
+    path = Path(str(config[key])).expanduser()
+    require(path.is_file(), OWNER, key, "a file that exists", str(path))
+    return path
+
+
+app = client_app(load_party, on_model=save_model)

@@ -1,0 +1,188 @@
+"""The server's side of a deployed federation: a public file, a strategy and a result."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Result
+
+from fl_strategies import KnowledgeStrategy, Learner, PortableLearner, keys
+from fl_strategies.exceptions import UnsupportedLearner, require
+from fl_strategies.party import content_hash
+from fl_strategies.protocols import Array, IntArray
+from simulations.config import Settings, Value, describe
+from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
+from simulations.experiment import Federation
+from simulations.report import write_json
+from simulations.splits import Dataset
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+OWNER: Final = "run-config"
+FILE_SETTINGS: Final[Mapping[str, str]] = {
+    "public-file": "",
+    "test-file": "",
+    "classes": "",
+    "label": LABEL,
+}
+"""What only a deployment has: files on the server, and the class list."""
+SIMULATED: Final = frozenset({
+    "data", "data-dir", "label", "public", "train-rows", "public-rows", "test-rows",
+    "partition", "beta", "balanced", "mixing", "shares", "min-records", "teacher",
+    "state-dir", "solo", "central", "num-workers",
+})  # fmt: skip
+"""Settings by which a simulation deals data, which here are the parties' own affair."""
+RESULT: Final = "result.json"
+MODEL: Final = "model.npz"
+
+app = ServerApp()
+
+
+class DeployedFederation(Federation):
+    """What the server holds: public and test rows, and the strategy's settings."""
+
+    def _check_learners(self, kind: type[KnowledgeStrategy[Any]]) -> None:
+        """Check the server's model only; each party chooses and checks its own."""
+        final = self.settings.final_learner
+        self._check_learner("final-learner", final, kind.final_learner_needs)
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the strategy and write what came of it."""
+    federation = load(context.run_config)
+    settings, strategy = federation.settings, federation.strategy()
+    start = time.perf_counter()
+    result = strategy.start(
+        grid, ArrayRecord(), num_rounds=settings.num_server_rounds, timeout=settings.timeout
+    )
+    report = make_report(federation, strategy, result, seconds=time.perf_counter() - start)
+    folder = result_folder(settings.output_dir, context.run_id)
+    write_json(report, folder / RESULT)
+    write_model(strategy.model_, folder / MODEL)
+    logger.info("result: %s", json.dumps(report))
+    logger.info("The result is in %s", folder)
+
+
+def run_settings() -> dict[str, Value]:
+    """Return key and default of everything that a run may be told."""
+    own = {key: default for key, default, _ in describe() if key not in SIMULATED}
+    return {**FILE_SETTINGS, **own}
+
+
+def result_folder(output_dir: str, run_id: int | str) -> Path:
+    """Return the folder of a run's result on the server."""
+    return Path(output_dir).expanduser() / f"run-{run_id}"
+
+
+def load(run_config: Mapping[str, Value]) -> Federation:
+    """Read the server's files; there are no private rows."""
+    files = {**FILE_SETTINGS, **run_config}
+    for key in ("public-file", "classes"):
+        require(bool(files[key]), OWNER, key, "given", files[key])
+    given = {key: value for key, value in run_config.items() if key not in FILE_SETTINGS}
+    # Every party keeps its own journal; the folder here only says that there may be some.
+    settings = Settings.from_run_config(given, state_dir="node-config")
+    label = str(files["label"])
+    public = read_public(_file(files, "public-file"), class_list(str(files["classes"])), label)
+    x_test, y_test = public.x[:0], np.empty(0, np.int64)
+    if files["test-file"]:
+        x_test, y_test = read_labelled(_file(files, "test-file"), public, label)
+    return DeployedFederation(settings, _dataset(public, x_test, y_test), rows=[])
+
+
+def make_report(
+    federation: Federation,
+    strategy: KnowledgeStrategy[Any],
+    result: Result,
+    *,
+    seconds: float,
+) -> dict[str, Any]:
+    """Describe a finished run; raise `NotFitted`, with the reason, if it has no model."""
+    model, settings = strategy.model_, federation.settings
+    train, evaluate = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
+    return {
+        "strategy": settings.strategy,
+        "seed": settings.seed,
+        federation.metric: _quality(federation, model),
+        "model-sha256": model_hash(model),
+        "ledger": strategy.ledger_.state_dict(),
+        "privacy-statement": strategy.ledger_.statement(),
+        "rounds": [
+            {
+                "round": number,
+                "train": dict(train.get(number, {})),
+                "evaluate": dict(evaluate.get(number, {})),
+            }
+            for number in sorted({*train, *evaluate})
+        ],
+        "parties": [
+            {keys.PARTITION_ID: number, keys.LEARNER: party.learner_name, "train": party.train}
+            for number, party in sorted(strategy.parties_.items())
+        ],
+        "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
+        "seconds": seconds,
+        "settings": {key: settings.to_run_config()[key] for key in _own_settings()},
+        "versions": {name: metadata.version(name) for name in ("fl-strategies", "flwr")},
+    }
+
+
+def write_model(model: Learner, path: Path) -> None:
+    """Write the arrays of a model; one without an array form has no file."""
+    arrays = _arrays(model)
+    if arrays is not None:
+        np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+
+
+def model_hash(model: Learner) -> str | None:
+    """Return what tells two models apart to the last bit, or None without an array form."""
+    arrays = _arrays(model)
+    if arrays is None:
+        return None
+    lines = [f"{name} {content_hash(array)}" for name, array in sorted(arrays.items())]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _arrays(model: Learner) -> dict[str, Array] | None:
+    if not isinstance(model, PortableLearner):
+        return None
+    try:
+        return dict(model.to_arrays())
+    except UnsupportedLearner as error:
+        logger.info("%s", error)
+        return None
+
+
+def _quality(federation: Federation, model: Learner) -> float | None:
+    return federation.quality(model) if len(federation.dataset.y_test) else None
+
+
+def _own_settings() -> list[str]:
+    return [key for key in run_settings() if key not in FILE_SETTINGS]
+
+
+def _dataset(public: PublicData, x_test: Array, y_test: IntArray) -> Dataset:
+    return Dataset(
+        name="deployment",
+        x_train=public.x[:0],
+        y_train=np.empty(0, np.int64),
+        x_public=public.x,
+        y_public=public.y,
+        x_test=x_test,
+        y_test=y_test,
+        classes=public.classes,
+    )
+
+
+def _file(files: Mapping[str, Value], key: str) -> Path:
+    path = Path(str(files[key])).expanduser()
+    require(path.is_file(), OWNER, key, "a file that exists on the server", str(path))
+    return path

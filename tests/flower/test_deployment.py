@@ -1,0 +1,499 @@
+"""A deployed federation: files, keys and node-configs of parties, and their real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from clients import SklearnLearner, client_app
+from fl_strategies import KnowledgeStrategy, Party, keys
+from fl_strategies.exceptions import InvalidData, InvalidParameter, NotFitted
+from simulations.client_app import app as simulated_app
+from simulations.config import Settings, Value
+from simulations.deploy.__main__ import main
+from simulations.deploy.app_folder import write_app
+from simulations.deploy.client_app import build_party, load_party, save_model
+from simulations.deploy.credentials import CredentialsFailed, make_certificates, make_node_key
+from simulations.deploy.data import (
+    class_indices,
+    class_list,
+    read_labelled,
+    read_public,
+    write_labelled,
+)
+from simulations.deploy.federation import Deployment, Prepared, prepare, write_split
+from simulations.deploy.server_app import load, make_report, model_hash, run_settings
+from simulations.experiment import load_federation
+from simulations.flower import FlowerRunFailed, flower_environment, free_port
+from simulations.local import run_local
+
+NUM_PARTIES = 3
+PATIENCE = 480.0
+SETTINGS = Settings(
+    num_parties=NUM_PARTIES,
+    num_teachers=2,
+    num_trees=10,
+    boosting_rounds=10,
+    epochs=3,
+    epochs_initial=3,
+    learner="random-forest,xgboost,mlp",
+    seed=4,
+    max_wait=240.0,
+    num_workers=1,
+)
+FEDKT = SETTINGS
+FEDMD = Settings.from_run_config(
+    SETTINGS.to_run_config(), strategy="fedmd", num_server_rounds=2, final_learner="mlp"
+)
+PETS = ("cat", "dog")
+
+
+# Files
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv", "csv.gz", "parquet"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_format_keeps_every_bit(tmp_path: Path, ending: str, dtype: type) -> None:
+    """Rows and labels come back from each kind of file as they were."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(50, 2, 3)) * 10.0 ** rng.integers(-20, 20, (50, 2, 3))).astype(dtype)
+    y = rng.integers(0, 2, 50)
+    write_labelled(tmp_path / "public.npz", x, None, PETS)
+    write_labelled(tmp_path / f"mine.{ending}", x, y, PETS)
+
+    public = read_public(tmp_path / "public.npz", PETS)
+    read_x, read_y = read_labelled(tmp_path / f"mine.{ending}", public)
+
+    assert public.y is None
+    assert read_x.dtype == dtype
+    assert read_x.tobytes() == x.tobytes()
+    assert read_y.tolist() == y.tolist()
+
+
+def test_a_public_table_decides_what_columns_mean(tmp_path: Path) -> None:
+    """Columns are found by name, encoded by public categories and scaled by public rows."""
+    (tmp_path / "public.csv").write_text("age,town\n20,Ulm\n40,Bonn\n")
+    (tmp_path / "mine.csv").write_text("town,kind,age\nBonn,dog,50\nKiel,cat,30\n")
+    public = read_public(tmp_path / "public.csv", PETS, "kind")
+
+    x, y = read_labelled(tmp_path / "mine.csv", public, "kind")
+
+    assert public.x.tolist() == [[-1, 0, 1], [1, 1, 0]]
+    assert x.tolist() == [[2, 1, 0], [0, 0, 0]]
+    assert y.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("kind,age\ndog,1\n", "those of the public file"),
+        ("kind,age,town,more\ndog,1,Ulm,2\n", "those of the public file"),
+        ("kind,age,town\ndog,old,Ulm\n", "numbers or text as in the public file"),
+        ("kind,age,town\nbird,1,Ulm\n", "in the class list cat, dog, got 1 others"),
+        ("age,town\n1,Ulm\n", "with 'kind'"),
+        ("", "a table"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, text: str, rule: str) -> None:
+    """Each way not to fit the public file has its sentence, which quotes no value."""
+    (tmp_path / "public.csv").write_text("age,town\n20,Ulm\n40,Bonn\n")
+    (tmp_path / "mine.csv").write_text(text)
+    public = read_public(tmp_path / "public.csv", PETS, "kind")
+
+    with pytest.raises(InvalidData, match=rule) as caught:
+        read_labelled(tmp_path / "mine.csv", public, "kind")
+    assert "bird" not in str(caught.value)
+
+
+def test_an_archive_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """Number types must be the public ones, and a table must have as many columns."""
+    write_labelled(tmp_path / "public.npz", np.ones((4, 2), np.float32), None, PETS)
+    public = read_public(tmp_path / "public.npz", PETS)
+    write_labelled(tmp_path / "double.npz", np.ones((4, 2)), np.zeros(4, int), PETS)
+    write_labelled(tmp_path / "wide.csv", np.ones((4, 3)), np.zeros(4, int), PETS)
+    (tmp_path / "text.csv").write_text("a,b,label\n1,Ulm,cat\n")
+
+    with pytest.raises(InvalidData, match="float32 like public rows, got float64"):
+        read_labelled(tmp_path / "double.npz", public)
+    with pytest.raises(InvalidData, match="2 columns and a label, got 3"):
+        read_labelled(tmp_path / "wide.csv", public)
+    with pytest.raises(InvalidData, match="must be numbers"):
+        read_labelled(tmp_path / "text.csv", public)
+    with pytest.raises(InvalidParameter, match="ends in"):
+        read_labelled(tmp_path / "records.pickle", public)
+
+
+def test_the_class_list_has_one_order() -> None:
+    """However a member writes the list, a label gets the same index."""
+    assert class_list("dog, cat") == class_list("cat,dog") == PETS
+    assert class_list("10,9,-1") == ("-1", "9", "10")
+    assert class_indices("file", np.array([9.0, -1.0]), ("-1", "9")).tolist() == [1, 0]
+    with pytest.raises(InvalidParameter, match="at least 2"):
+        class_list("cat,cat")
+
+
+# Parties
+
+
+@pytest.fixture
+def node_config(tmp_path: Path) -> dict[str, Value]:
+    """Return the smallest node-config, of a party with 30 records."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(30, 4)).astype(np.float32), rng.integers(0, 2, 30)
+    write_labelled(tmp_path / "mine.csv", x, y, PETS)
+    write_labelled(tmp_path / "public.npz", x[:20] + 1, None, PETS)
+    return {
+        "partition-id": 0,
+        "data-file": str(tmp_path / "mine.csv"),
+        "public-file": str(tmp_path / "public.npz"),
+        "classes": "cat,dog",
+        "learner": "random-forest",
+        "num-trees": 3,
+    }
+
+
+def context(node_config: dict[str, Value], **run_config: Value) -> Context:
+    return Context(7, 1, dict(node_config), RecordDict(), dict(run_config))
+
+
+def test_the_run_cannot_change_a_party(node_config: dict[str, Value], tmp_path: Path) -> None:
+    """Whatever the run's configuration says about files, models and budgets is not read."""
+    node_config |= {"state-dir": str(tmp_path / "state"), "max-epsilon": 1}
+    wishes: dict[str, Value] = {
+        "data-file": "/etc/passwd",
+        "learner": "os:system",
+        "state-dir": "/tmp/elsewhere",  # noqa: S108 - never used
+        "max-epsilon": 1e9,
+        "num-trees": 100_000,
+    }
+
+    party = load_party(context(node_config, **wishes))
+
+    assert (party.partition_id, party.learner_name, len(party.y)) == (0, "random-forest", 30)
+    assert party.journal is not None
+    assert (party.journal.folder, party.journal.max_epsilon) == (tmp_path / "state", 1.0)
+    assert party.run == "7"
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"max-epsilom": 1.0}, "keys must be among .* got .'max-epsilom'."),
+        ({"max-epsilon": 1.0}, "state-dir must be given with max-epsilon"),
+        ({"max-epsilon": -1.0}, "max-epsilon must be at least 0"),
+        ({"max-epsilon": "1"}, "max-epsilon must be a number"),
+        ({"partition-id": -1}, "partition-id must be at least 0"),
+        ({"learner": ""}, "learner must be given"),
+        ({"learner": "crystal-ball"}, "learner must be one of random-forest"),
+        ({"learner": "no_such_module:make"}, "learner must name a function"),
+        ({"data-file": "nowhere.csv"}, "data-file must be a file that exists"),
+        ({"num-trees": "many"}, "num-trees must be a whole number"),
+    ],
+)
+def test_a_wrong_node_config_is_refused(
+    node_config: dict[str, Value], change: dict[str, Value], rule: str
+) -> None:
+    """Each mistake, also one in the name of the budget, has its sentence."""
+    with pytest.raises((InvalidParameter, InvalidData), match=rule):
+        build_party({**node_config, **change}, run="1")
+
+
+def test_the_server_is_not_told_what_is_wrong_at_a_party(
+    node_config: dict[str, Value], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reply names no file; the party's own log does."""
+    node_config["data-file"] = "/secret-place/patients.csv"
+
+    with pytest.raises(InvalidData) as caught:
+        load_party(context(node_config))
+
+    assert "secret-place" not in str(caught.value)
+    assert caught.value.__context__ is None
+    assert "secret-place" in caplog.text
+
+
+def test_a_party_brings_its_own_model(
+    node_config: dict[str, Value], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``module:function`` is found on the party's path and told the shape of the data."""
+    (tmp_path / "hospital_models.py").write_text(
+        "from sklearn.naive_bayes import GaussianNB\n"
+        "from clients import SklearnLearner\n"
+        "def bayes(*, row_shape, num_classes):\n"
+        "    assert row_shape == (4,)\n"
+        "    return SklearnLearner(GaussianNB(), num_classes=num_classes)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    party = build_party({**node_config, "learner": "hospital_models:bayes"}, run="1")
+
+    model = party.learner_fn().fit(party.x, party.y, rng=np.random.default_rng(0))
+    assert isinstance(model, SklearnLearner)
+    assert model.predict(party.public).shape == (20,)
+
+
+def test_a_party_keeps_the_model_it_was_given(
+    node_config: dict[str, Value], tmp_path: Path
+) -> None:
+    """The final model is in the state folder, under the run's number, bit by bit."""
+    node_config["state-dir"] = str(tmp_path / "state")
+    party = build_party(node_config, run="7")
+    model = party.learner_fn().fit(party.x, party.y, rng=np.random.default_rng(0))
+
+    save_model(model, party, context(node_config))
+
+    with np.load(tmp_path / "state" / "model-7.npz", allow_pickle=False) as kept:
+        assert model_hash(party.learner_fn().from_arrays(dict(kept))) == model_hash(model)
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["model-7.npz"]
+
+
+# The whole federation without its processes
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Return the folders of three parties, each with another format and model."""
+    return prepare(SETTINGS, tmp_path_factory.mktemp("prepared") / "federation")
+
+
+def party_of(prepared: Prepared, **change: Value) -> Callable[[Context], Party]:
+    """Return how the in-process runner loads a party from its node-config."""
+
+    def load_one(given: Context) -> Party:
+        member = prepared.members[int(given.node_config[keys.PARTITION_ID])]
+        config = tomllib.loads(member.node_config.read_text())
+        return build_party({**config, **change}, run=str(given.run_id))
+
+    return load_one
+
+
+def run_config(prepared: Prepared, settings: Settings) -> dict[str, Value]:
+    given = settings.to_run_config()
+    return {**{key: given[key] for key in run_settings() if key in given}, **prepared.files}
+
+
+def in_process(settings: Settings) -> KnowledgeStrategy[Any]:
+    """Return the strategy after a run of the simulated federation in this process."""
+    strategy = load_federation(settings).strategy()
+    run_local(
+        strategy,
+        simulated_app,
+        NUM_PARTIES,
+        num_rounds=settings.num_server_rounds,
+        run_config=settings.to_run_config(),
+    )
+    return strategy
+
+
+def test_files_and_configs_make_the_simulated_federation(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    """Three formats, three node-configs and the server's files end in the same bits."""
+    federation = load(run_config(prepared, FEDKT))
+    strategy, app = federation.strategy(), client_app(party_of(prepared, **_state(tmp_path)))
+    result = run_local(strategy, app, NUM_PARTIES)
+
+    report = make_report(federation, strategy, result, seconds=0.0)
+
+    expected = in_process(FEDKT)
+    assert report["model-sha256"] == model_hash(expected.model_)
+    assert report["accuracy"] == load_federation(FEDKT).quality(expected.model_)
+    assert [party["learner"] for party in report["parties"]] == list(SETTINGS.learner_names)
+
+
+def test_a_party_with_a_budget_refuses_a_run_without_noise(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    """Its own limit holds, whatever the server asks for, and its journal stays empty."""
+    app = client_app(party_of(prepared, **_state(tmp_path), **{"max-epsilon": 2.0}))
+    strategy = load(run_config(prepared, FEDKT)).strategy()
+
+    run_local(strategy, app, NUM_PARTIES)
+
+    with pytest.raises(NotFitted, match="0 of 3 parties"):
+        _ = strategy.model_
+    assert not list(tmp_path.glob("**/*.jsonl"))
+
+
+def _state(folder: Path) -> dict[str, Value]:
+    # One process stands for all parties; each data set keeps its own name in real ones.
+    return {"state-dir": str(folder / "state"), "data-changes": True}
+
+
+def test_the_server_needs_its_files(prepared: Prepared) -> None:
+    """A run without a public file or with one that is not there is refused at once."""
+    config = run_config(prepared, FEDKT)
+
+    with pytest.raises(InvalidParameter, match="public-file must be given"):
+        load({**config, "public-file": ""})
+    with pytest.raises(InvalidParameter, match="exists on the server"):
+        load({**config, "public-file": "nowhere.npz"})
+    assert len(load({**config, "test-file": ""}).dataset.y_test) == 0
+
+
+def test_the_app_folder_holds_no_code(tmp_path: Path) -> None:
+    """What travels is one file of settings, which all are known and have the defaults."""
+    folder = write_app(tmp_path / "app")
+
+    assert [path.name for path in folder.rglob("*")] == ["pyproject.toml"]
+    app = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert app["config"] == run_settings()
+    assert app["components"]["clientapp"] == "simulations.deploy.client_app:app"
+
+
+def test_a_folder_is_used_once(prepared: Prepared) -> None:
+    """Keys of a federation are never written over."""
+    with pytest.raises(InvalidParameter, match="folder must be a new one"):
+        prepare(SETTINGS, prepared.folder)
+
+
+def test_credentials_that_cannot_be_made_are_an_error(tmp_path: Path) -> None:
+    """The sentence names the command; private keys are readable by their owner only."""
+    key = tmp_path / "keys" / "node-key"
+    make_node_key(key)
+    certificates = make_certificates(tmp_path / "server")
+
+    for private in (key, certificates.server_key):
+        assert private.stat().st_mode & 0o077 == 0
+    with pytest.raises(CredentialsFailed, match="ssh-keygen"):
+        make_node_key(tmp_path / "keys" / "node-key")
+    with pytest.raises(CredentialsFailed, match="openssl"):
+        make_certificates(tmp_path / "other", names="NONSENSE")
+
+
+def test_split_writes_a_file_for_each_party(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command names its files, and a format that nobody can read is an error."""
+    assert main(["split", str(tmp_path), "--parties", "2", "--formats", "csv"]) == 0
+    assert str(tmp_path / "party-1.csv") in capsys.readouterr().out
+    assert main(["app", str(tmp_path / "app")]) == 0
+    assert main(["split", str(tmp_path), "--formats", "xls"]) == 1
+    assert "format must be one of" in capsys.readouterr().err
+    with pytest.raises(InvalidParameter, match="format"):
+        write_split(SETTINGS, tmp_path, ["pickle"])
+
+
+# The real processes
+
+
+@pytest.mark.flower
+def test_a_deployment_equals_the_in_process_runner(tmp_path: Path) -> None:
+    """TLS, keys, three SuperNodes: FedKT and FedMD end in the bits of the simulation."""
+    prepared = prepare(SETTINGS, tmp_path / "federation")
+    with Deployment(prepared) as deployment:
+        fedkt = deployment.run(FEDKT, timeout=PATIENCE)
+        refused = stranger(deployment, tmp_path)
+        fedmd = deployment.run(FEDMD, timeout=PATIENCE)
+        groups = deployment.process_groups
+
+    assert len(groups) == 1 + NUM_PARTIES
+    assert living(groups, str(tmp_path)) == []
+    assert refused != 0
+    for report, settings in ((fedkt, FEDKT), (fedmd, FEDMD)):
+        assert report["rejected"] == {}
+        assert len(report["rounds"]) == settings.num_server_rounds
+        same_model(Path(report["folder"]) / "model.npz", in_process(settings))
+    for member in prepared.members:
+        journal = (member.folder / "state" / "private-data.example.jsonl").read_text()
+        assert {str(fedkt["run-id"]), str(fedmd["run-id"])} <= set(journal.split('"'))
+
+
+@pytest.mark.flower
+def test_a_federation_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
+    """A key that cannot be registered ends the SuperLink that runs already."""
+    prepared = prepare(SETTINGS, tmp_path / "federation")
+    prepared.members[0].public_key.write_text("no key")
+    deployment = Deployment(prepared)
+
+    with pytest.raises(FlowerRunFailed, match="supernode"), deployment:
+        pytest.fail("The federation must not start.")
+
+    assert len(deployment.process_groups) == 1
+    assert living(deployment.process_groups, str(tmp_path)) == []
+
+
+@pytest.mark.flower
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C, or a TERM, stops every process before the command ends."""
+    work = tmp_path / "federation"
+    command = [sys.executable, "-m", "simulations.deploy", "demo", "--work", str(work)]
+    with subprocess.Popen(
+        [*command, "--set=num-trees=3"], stdout=subprocess.PIPE, start_new_session=True
+    ) as demo:
+        assert demo.stdout is not None
+        try:
+            lines = iter(demo.stdout.readline, b"")
+            assert any(b"Starting a SuperLink" in line for line in lines)
+            wait_until(
+                lambda: (
+                    living([], "flower-superlink", str(work)) != [] or demo.poll() is not None
+                )
+            )
+            demo.send_signal(number)
+            code = demo.wait(PATIENCE)
+        finally:
+            demo.kill()
+
+    assert code == 130
+    assert living([], str(work)) == []
+
+
+def same_model(path: Path, strategy: KnowledgeStrategy[Any]) -> None:
+    """Compare the arrays of a written model with those of a run in this process."""
+    expected = strategy.model_.to_arrays()  # type: ignore[attr-defined]
+    with np.load(path, allow_pickle=False) as written:
+        assert set(written) == set(expected)
+        for name, array in expected.items():
+            assert written[name].dtype == array.dtype
+            assert written[name].tobytes() == array.tobytes()
+
+
+def stranger(deployment: Deployment, folder: Path) -> int:
+    """Start a SuperNode whose key nobody has registered; return how it ends."""
+    make_node_key(folder / "stranger-key")
+    command = ["flower-supernode", "--superlink", deployment.address]
+    command += ["--root-certificates", str(deployment.prepared.certificates.authority)]
+    command += ["--auth-supernode-private-key", str(folder / "stranger-key")]
+    command += ["--port", str(free_port())]
+    environment = flower_environment(folder / "stranger")
+    with (folder / "stranger.log").open("w") as log:
+        done = subprocess.run(
+            command, env=environment, timeout=PATIENCE, check=False, cwd="/",
+            stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    return done.returncode
+
+
+def living(groups: list[int], *words: str) -> list[str]:
+    """Return processes of these groups, and those whose command line holds all the words.
+
+    Flower starts some in groups of their own, which only their command lines give away.
+    """
+    command = ["ps", "-ewwo", "pid=,pgid=,stat=,args="]  # whole lines, whatever COLUMNS says
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = []
+    for line in listing.splitlines():
+        pid, group, state, arguments = line.split(maxsplit=3)
+        named = all(word in arguments for word in words) and int(pid) != os.getpid()
+        if not state.startswith("Z") and (int(group) in groups or named):
+            found.append(line)
+    return found
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Poll for as long as a busy machine may need."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
