@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 SOURCES := fl_strategies clients simulations tests benchmarks
 
-.PHONY: install run test lint paper clean
+.PHONY: install run test lint test-deployment deploy-demo paper clean
 
 install: $(INSTALLED)
 
@@ -21,7 +21,14 @@ run: install
 	$(PYTHON) -m simulations flower
 
 test: lint
-	$(PYTHON) -m pytest -m "not paper"
+	$(PYTHON) -m pytest -m "not paper and not deployment"
+
+# SuperLink and SuperNodes with TLS and node keys on loopback; several minutes.
+test-deployment: install
+	$(PYTHON) -m pytest -m deployment
+
+deploy-demo: install
+	$(PYTHON) -m simulations.deploy demo
 
 lint: install
 	$(PYTHON) -m ruff check $(SOURCES)

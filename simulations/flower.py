@@ -25,7 +25,7 @@ from simulations.config import Settings, Value
 from simulations.report import Report
 
 APP_FOLDER = Path(__file__).resolve().parent.parent
-_CONNECTION = "here"
+CONNECTION = "here"
 _POLL_SECONDS = 1.0
 _START_SECONDS = 90.0
 _STOP_SECONDS = 15.0
@@ -55,8 +55,8 @@ class SuperLink:
             self.home = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
             self.environment = flower_environment(self.home)
             (self.home / "config.toml").write_text(
-                f'[superlink]\ndefault = "{_CONNECTION}"\n\n'
-                f'[superlink.{_CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n'
+                f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+                f'[superlink.{CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n'
             )
             command = ["flower-superlink", "--insecure", "--host", "127.0.0.1"]
             command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
@@ -87,7 +87,7 @@ class SuperLink:
 
         The status is Flower's, for example ``finished:completed``.
         """
-        command = ["run", str(APP_FOLDER), _CONNECTION, "--format", "json"]
+        command = ["run", str(APP_FOLDER), CONNECTION, "--format", "json"]
         command += ["--run-config", to_toml(run_config)]
         if num_supernodes is not None:
             resources = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
@@ -98,11 +98,11 @@ class SuperLink:
         return self._follow(str(answer["run-id"]), timeout)
 
     def _follow(self, run_id: str, timeout: float) -> str:
-        follow = ["flwr", "log", run_id, _CONNECTION, "--stream"]
+        follow = ["flwr", "log", run_id, CONNECTION, "--stream"]
         deadline = time.monotonic() + timeout
-        with _process(follow, self.environment, stdout=sys.stderr):
+        with running_process(follow, self.environment, stdout=sys.stderr):
             while time.monotonic() < deadline:
-                runs = self._flwr("list", _CONNECTION, "--run-id", run_id, "--format", "json")
+                runs = self._flwr("list", CONNECTION, "--run-id", run_id, "--format", "json")
                 status = str(runs["runs"][0]["status"])
                 if status.startswith("finished"):
                     return status
@@ -125,7 +125,7 @@ class SuperLink:
 
     def _start(self, command: list[str], name: str) -> None:
         log = self._stack.enter_context((self.home / f"{name}.log").open("w"))
-        self._stack.enter_context(_process(command, self.environment, stdout=log))
+        self._stack.enter_context(running_process(command, self.environment, stdout=log))
 
     def _wait_for_port(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
@@ -139,7 +139,7 @@ class SuperLink:
 
 
 @contextmanager
-def _process(
+def running_process(
     command: list[str], environment: Mapping[str, str], *, stdout: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command with everything it starts; end all of it when the block ends.

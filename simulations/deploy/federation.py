@@ -27,12 +27,12 @@ from simulations.deploy.data import ARCHIVE, LABEL, TABLES, write_labelled
 from simulations.deploy.server_app import RESULT, SIMULATED, result_folder
 from simulations.experiment import load_federation
 from simulations.flower import (
-    _CONNECTION,
+    CONNECTION,
     FlowerRunFailed,
     SuperLink,
-    _process,
     flower_environment,
     free_port,
+    running_process,
     to_toml,
 )
 
@@ -205,7 +205,7 @@ class Deployment(SuperLink):
             "output-dir": str(self.prepared.results),
         }
         answer = self._flwr(
-            "run", str(self.prepared.app), _CONNECTION, "--format", "json",
+            "run", str(self.prepared.app), CONNECTION, "--format", "json",
             "--run-config", to_toml(config),
         )  # fmt: skip
         if not answer.get("success"):
@@ -227,7 +227,7 @@ class Deployment(SuperLink):
         self.home.mkdir(parents=True, exist_ok=True)
         self.environment = flower_environment(self.home)
         (self.home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "{self.address}"\nroot-certificates = "{made.authority}"\n'
         )
         command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
@@ -240,7 +240,7 @@ class Deployment(SuperLink):
 
     def _register(self, member: Member) -> None:
         key = str(member.public_key)
-        answer = self._flwr("supernode", "register", key, _CONNECTION, "--format", "json")
+        answer = self._flwr("supernode", "register", key, CONNECTION, "--format", "json")
         if not answer.get("success"):
             raise FlowerRunFailed(f"flwr supernode register: must succeed, got {answer}.")
 
@@ -262,7 +262,9 @@ class Deployment(SuperLink):
         self, command: list[str], environment: Mapping[str, str], log: Any
     ) -> subprocess.Popen[bytes]:
         with _uninterrupted():
-            process = self._stack.enter_context(_process(command, environment, stdout=log))
+            process = self._stack.enter_context(
+                running_process(command, environment, stdout=log)
+            )
             self.process_groups.append(process.pid)
         return process
 
@@ -284,7 +286,7 @@ class Deployment(SuperLink):
             time.sleep(_POLL_SECONDS)
 
     def _num_online(self) -> int:
-        answer = self._flwr("supernode", "ls", _CONNECTION, "--format", "json")
+        answer = self._flwr("supernode", "ls", CONNECTION, "--format", "json")
         return sum(node.get("status") == "online" for node in answer.get("nodes", []))
 
 

@@ -386,7 +386,7 @@ def test_split_writes_a_file_for_each_party(
 # The real processes
 
 
-@pytest.mark.flower
+@pytest.mark.deployment
 def test_a_deployment_equals_the_in_process_runner(tmp_path: Path) -> None:
     """TLS, keys, three SuperNodes: FedKT and FedMD end in the bits of the simulation."""
     prepared = prepare(SETTINGS, tmp_path / "federation")
@@ -408,7 +408,7 @@ def test_a_deployment_equals_the_in_process_runner(tmp_path: Path) -> None:
         assert {str(fedkt["run-id"]), str(fedmd["run-id"])} <= set(journal.split('"'))
 
 
-@pytest.mark.flower
+@pytest.mark.deployment
 def test_a_federation_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
     """A key that cannot be registered ends the SuperLink that runs already."""
     prepared = prepare(SETTINGS, tmp_path / "federation")
@@ -422,7 +422,7 @@ def test_a_federation_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
     assert living(deployment.process_groups, str(tmp_path)) == []
 
 
-@pytest.mark.flower
+@pytest.mark.deployment
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C, or a TERM, stops every process before the command ends."""

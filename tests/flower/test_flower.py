@@ -91,5 +91,6 @@ def test_a_failed_run_is_an_error(tmp_path: Path) -> None:
 
 def running(*words: str) -> list[str]:
     """Return the command lines of living processes that hold all the words."""
-    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    command = ["ps", "-ewwo", "args"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True)
     return [line for line in listing.stdout.splitlines() if all(word in line for word in words)]
