@@ -18,7 +18,7 @@ from fl_strategies import REGISTRY
 from fl_strategies.augmentation import AUGMENTATIONS
 from fl_strategies.consensus import CONSENSUS_RULES
 from fl_strategies.exceptions import InvalidParameter, require
-from fl_strategies.fedkd import LOSSES, SCALES, WEIGHTS
+from fl_strategies.fedkd.words import LOSSES, SCALES, WEIGHTS
 from fl_strategies.fedmd.release import PAYLOADS
 from fl_strategies.privacy.votes import VOTE_NOISES
 from fl_strategies.quantization import ROUNDINGS

@@ -1,53 +1,61 @@
-"""FedKD: one-shot distillation of quantized, class-weighted, noisy logits.
-
-Gong, Sharma, Karanam, Wu, Chen, Doermann, Innanje: Preserving Privacy in Federated Learning
-with Ensemble Cross-Domain Knowledge Distillation (AAAI 2022), Algorithm 1.
-
-    party    a model trained on its records to the end
-             its logits on the public rows, rounded to S levels, ceil(log2 S) bits each
-    server   per class the mean over parties, weighted by their records of that class (Eq. 1)
-             plus noise, drawn once (Eq. 2)
-             the final model, distilled from these scores on the public rows (Eq. 7)
-"""
+"""The server's half of FedKD; see `fl_strategies.fedkd`."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias, Unpack, get_args
+from typing import ClassVar, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord
 
 from fl_strategies import keys
 from fl_strategies.augmentation import augmented, check_augmentation
-from fl_strategies.base import MAX_REPLY_BYTES, FederationOptions, KnowledgeStrategy
+from fl_strategies.base import FederationOptions, KnowledgeStrategy
 from fl_strategies.class_weights import (
-    CLASS_COUNTS,
-    class_counts,
     class_weights,
     noisy_weighted_mean,
     read_counts,
     weighted_mean,
 )
 from fl_strategies.exceptions import (
-    InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
     PrivacyBudgetExceeded,
     require,
 )
-from fl_strategies.half import PartyHalf, check_public_data, read_seed
+from fl_strategies.fedkd.words import (
+    AUDIENCE,
+    AUGMENTATION,
+    BOUND,
+    COUNT_EPSILON,
+    COUNTED,
+    EXACT_COUNTS,
+    LOSSES,
+    MAX_BOUND,
+    MAX_TIMES_MEDIAN,
+    NUM_LEVELS,
+    NUM_PREDICTIONS,
+    PRIVATE_SCALE,
+    PUBLIC_LABELS,
+    REQUEST,
+    ROUNDING,
+    SCALES,
+    SEEDED_NOISE,
+    TASK,
+    UNPROTECTED,
+    WEIGHTING,
+    WEIGHTS,
+    DistillationLoss,
+    Scale,
+    Weights,
+    count_mechanism,
+)
 from fl_strategies.knowledge import (
     Knowledge,
     Metrics,
     Scalar,
-    config_choice,
-    config_float,
-    config_int,
-    decode_array,
-    encode_arrays,
 )
-from fl_strategies.party import Party, check_rows, content_hash
+from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import NonPrivateEvent
@@ -55,15 +63,12 @@ from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import (
     DEFAULT_DELTA,
     privacy_metrics,
-    spend,
-    training_charges,
     unprotected,
 )
 from fl_strategies.privacy.scores import ScoreMechanism, ScoreNoise, ScorePrivacy
 from fl_strategies.protocols import (
     Array,
     FloatArray,
-    Learner,
     LearnerFactory,
     Link,
     Recipe,
@@ -72,8 +77,6 @@ from fl_strategies.protocols import (
     require_soft,
 )
 from fl_strategies.quantization import (
-    MAX_LEVELS,
-    ROUNDINGS,
     Rounding,
     ScoreFormat,
     score_format,
@@ -81,40 +84,6 @@ from fl_strategies.quantization import (
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply
 from fl_strategies.tasks import Task, check_task
-
-Weights: TypeAlias = Literal["counts", "noisy-counts", "uniform"]
-Scale: TypeAlias = Literal["clip", "max"]
-DistillationLoss: TypeAlias = Literal["l1", "l2", "mse", "kl"]
-
-WEIGHTS: Sequence[str] = get_args(Weights)
-SCALES: Sequence[str] = get_args(Scale)
-LOSSES: Sequence[str] = get_args(DistillationLoss)
-
-NUM_LEVELS = "num-levels"
-BOUND = "bound"
-ROUNDING = "rounding"
-WEIGHTING = "weights"
-COUNT_EPSILON = "count-epsilon"
-NUM_PREDICTIONS = "num-predictions"
-AUGMENTATION = "augmentation"
-PUBLIC_LABELS = "public-labels"
-TASK = "task"
-REQUEST = "request"
-REQUESTS: Sequence[str] = ("scale", "scores")
-LOGITS = "logits"
-
-MAX_BOUND = 1e6
-MAX_TIMES_MEDIAN = 10.0
-"""A party that states a larger scale than this many medians is not believed: its scale would
-make everybody's steps too wide."""
-
-SEEDED_NOISE = "seeded-noise"
-
-UNPROTECTED = "logits left the party without noise"
-EXACT_COUNTS = "exact class counts left the party"
-PRIVATE_SCALE = "the quantization scale is the largest logit of all private models"
-COUNTED = "class counts protect examples, not parties"
-AUDIENCE = "everybody who sees the final model, except the server, which is trusted"
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,7 +252,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         return score_format(self.num_levels, self.bound_, self.rounding)
 
     def _count_mechanism(self) -> LaplaceCounts:
-        return _count_mechanism(self.task, self.num_classes, self.count_epsilon)
+        return count_mechanism(self.task, self.num_classes, self.count_epsilon)
 
     @property
     def reply_kind(self) -> str:  # type: ignore[override]
@@ -396,90 +365,6 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         self.ledger_.charge(NonPrivateEvent(unit=self.ledger_.unit, reason=reason))
 
 
-class FedKDParty(PartyHalf):
-    """The party's half: a model of its own, and its logits on the public rows."""
-
-    def train(
-        self,
-        party: Party,
-        received: Knowledge | None,  # noqa: ARG002 - nothing comes before the end
-        config: ConfigRecord,
-        state: RecordDict,
-    ) -> tuple[Knowledge, Metrics]:
-        """Return the largest logit, or all logits at the levels asked for."""
-        check_public_data(party, config)
-        config_choice(config, TASK, [party.task])
-        if not len(party.y):
-            raise InvalidData(f"Party {party.partition_id}: x must hold records, got none.")
-        logits, model = self._logits(party, config, state)
-        if config_choice(config, REQUEST, REQUESTS) == "scale":
-            return self._scale(party, logits, state)
-        bound = config_float(config, BOUND, minimum=1e-12, maximum=MAX_BOUND)
-        levels = config_int(config, NUM_LEVELS, minimum=0, maximum=MAX_LEVELS)
-        rounding: Rounding = config_choice(config, ROUNDING, ROUNDINGS)  # type: ignore[assignment]
-        form = score_format(levels, bound, rounding)
-        scores = form.to_wire(logits, party.rng(read_seed(config), "rounding"))
-        counts, charges = self._counts(party, config)
-        trained = training_charges([model], 1) if model is not None else ()
-        charges += trained or [(NonPrivateEvent(unit="example", reason=UNPROTECTED), 1)]
-        ledger = spend(party, charges, "fedkd", DEFAULT_DELTA, state)
-        metrics = privacy_metrics(party=unprotected(UNPROTECTED), example=ledger)
-        return Knowledge("scores", {"scores": scores, **counts}), metrics
-
-    def _logits(
-        self, party: Party, config: ConfigRecord, state: RecordDict
-    ) -> tuple[FloatArray, Learner | None]:
-        """Return logits on all public rows, and the model unless an earlier round had it."""
-        most = max(1, MAX_REPLY_BYTES // (4 * party.public.shape[0] * party.num_classes))
-        times = config_int(config, NUM_PREDICTIONS, minimum=1, maximum=most)
-        kept = state.pop(LOGITS, None)  # another request starts anew
-        if isinstance(kept, ArrayRecord):
-            logits = decode_array(LOGITS, kept[LOGITS])
-            if len(logits) == times * len(party.public):
-                return logits, None
-        seed, (x, y) = read_seed(config), _training_rows(party, config)
-        model = party.learner_fn().fit(x, y, rng=party.rng(seed, "model"))
-        name = str(config.get(AUGMENTATION))
-        check_augmentation(f"Party {party.partition_id}", name, party.public, times)
-        parts = [model.logits(augmented(party.public, name, seed, i)) for i in range(times)]
-        logits = np.concatenate(parts)
-        if party.task == "single-label":
-            logits = logits - logits.mean(axis=1, keepdims=True)
-        if not np.isfinite(logits).all():
-            raise InvalidData(
-                f"Party {party.partition_id}: logits must be finite, got NaN or infinity."
-            )
-        return logits, model
-
-    def _scale(
-        self, party: Party, logits: FloatArray, state: RecordDict
-    ) -> tuple[Knowledge, Metrics]:
-        event = NonPrivateEvent(unit="example", reason=PRIVATE_SCALE)
-        ledger = spend(party, [(event, 1)], "fedkd scale", DEFAULT_DELTA, state)
-        state[LOGITS] = encode_arrays({LOGITS: logits})
-        largest = float(np.abs(logits).max())
-        metrics = privacy_metrics(party=unprotected(PRIVATE_SCALE), example=ledger)
-        return Knowledge("scale", {"scale": np.array([largest])}), metrics
-
-    def _counts(
-        self, party: Party, config: ConfigRecord
-    ) -> tuple[dict[str, Array], list[Entry]]:
-        """Return the class counts to be sent, if any, and what they cost."""
-        weights = config_choice(config, WEIGHTING, WEIGHTS)
-        if weights == "uniform":
-            return {}, []
-        counts = class_counts(party.y, party.num_classes, party.task)
-        if weights == "counts":
-            event = NonPrivateEvent(unit="example", reason=EXACT_COUNTS)
-            return {CLASS_COUNTS: counts.astype(np.float64)}, [(event, 1)]
-        epsilon = config_float(config, COUNT_EPSILON, minimum=1e-6, maximum=100)
-        mechanism = _count_mechanism(party.task, party.num_classes, epsilon)
-        seeded = config.get(SEEDED_NOISE) is True
-        rng = party.rng(read_seed(config), "counts") if seeded else None
-        release = mechanism.release(counts, rng)
-        return {CLASS_COUNTS: release.values}, list(release.charges)
-
-
 def _recipe(
     task: Task, loss: DistillationLoss, temperature: float | None, epochs: int | None
 ) -> Recipe:
@@ -494,22 +379,6 @@ def _recipe(
     return Recipe(
         loss="cross-entropy", link=link, temperature=temperature or 1.0, epochs=epochs
     )
-
-
-def _count_mechanism(task: Task, num_classes: int, epsilon: float) -> LaplaceCounts:
-    moved = num_classes if task == "multi-label" else 2
-    return LaplaceCounts(epsilon=epsilon, l1_sensitivity=float(moved))
-
-
-def _training_rows(party: Party, config: ConfigRecord) -> tuple[Array, Array]:
-    if config.get(PUBLIC_LABELS) is not True:
-        return party.x, party.y
-    if party.public_y is None:
-        raise InvalidData(
-            f"Party {party.partition_id}: public_y must be given to train on public labels, "
-            f"got none."
-        )
-    return np.concatenate([party.x, party.public]), np.concatenate([party.y, party.public_y])
 
 
 def _read_scale(knowledge: Knowledge) -> float:

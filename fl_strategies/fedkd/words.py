@@ -1,0 +1,47 @@
+"""What both halves of FedKD say to each other, and about each other."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+from fl_strategies.privacy.counts import LaplaceCounts
+from fl_strategies.tasks import Task
+
+Weights: TypeAlias = Literal["counts", "noisy-counts", "uniform"]
+Scale: TypeAlias = Literal["clip", "max"]
+DistillationLoss: TypeAlias = Literal["l1", "l2", "mse", "kl"]
+
+WEIGHTS: Sequence[str] = get_args(Weights)
+SCALES: Sequence[str] = get_args(Scale)
+LOSSES: Sequence[str] = get_args(DistillationLoss)
+
+NUM_LEVELS = "num-levels"
+BOUND = "bound"
+ROUNDING = "rounding"
+WEIGHTING = "weights"
+COUNT_EPSILON = "count-epsilon"
+NUM_PREDICTIONS = "num-predictions"
+AUGMENTATION = "augmentation"
+PUBLIC_LABELS = "public-labels"
+TASK = "task"
+REQUEST = "request"
+REQUESTS: Sequence[str] = ("scale", "scores")
+LOGITS = "logits"
+
+MAX_BOUND = 1e6
+MAX_TIMES_MEDIAN = 10.0
+"""A party that states a larger scale than this many medians is not believed: its scale would
+make everybody's steps too wide."""
+
+SEEDED_NOISE = "seeded-noise"
+
+UNPROTECTED = "logits left the party without noise"
+EXACT_COUNTS = "exact class counts left the party"
+PRIVATE_SCALE = "the quantization scale is the largest logit of all private models"
+COUNTED = "class counts protect examples, not parties"
+AUDIENCE = "everybody who sees the final model, except the server, which is trusted"
+
+
+def count_mechanism(task: Task, num_classes: int, epsilon: float) -> LaplaceCounts:
+    """Return the noise on class counts; one record moves two of them, or all labels."""
+    moved = num_classes if task == "multi-label" else 2
+    return LaplaceCounts(epsilon=epsilon, l1_sensitivity=float(moved))
