@@ -30,7 +30,7 @@ class LaplaceCounts:
 
     Examples
     --------
-    >>> counts = LaplaceCounts(epsilon=1e6, l1_sensitivity=2.0)
+    >>> counts = LaplaceCounts(epsilon=100.0, l1_sensitivity=2.0)
     >>> np.rint(counts.release(np.array([4, 0, 9])).values)
     array([4., 0., 9.])
     """
