@@ -3,11 +3,13 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from clients.kept_run import answer_once, run_name
 from fl_strategies import REGISTRY, Learner, Party, PartyHalf, keys
 from fl_strategies.base import MAX_REPLY_BYTES
 from fl_strategies.exceptions import KnowledgeMismatch, StrategyError
@@ -79,16 +81,19 @@ def _train(
     message: Message, context: Context, load_party: LoadParty, halves: Mapping[str, PartyHalf]
 ) -> RecordDict:
     config, half = _read_request(message, halves)
-    party = load_party(context)
-    start = time.perf_counter()
-    received = _received(message)
-    knowledge, metrics = half.train(party, received, config, context.state)
-    metrics = {
-        keys.NUM_EXAMPLES: len(party.y),
-        keys.TRAIN_TIME: time.perf_counter() - start,
-        **metrics,
-    }
-    return _reply(message, party, knowledge, metrics)
+    party = _named(load_party(context), config)
+
+    def respond() -> RecordDict:
+        start = time.perf_counter()
+        knowledge, metrics = half.train(party, _received(message), config, context.state)
+        metrics = {
+            keys.NUM_EXAMPLES: len(party.y),
+            keys.TRAIN_TIME: time.perf_counter() - start,
+            **metrics,
+        }
+        return _reply(message, party, knowledge, metrics)
+
+    return answer_once(party, message, context, respond)
 
 
 def _evaluate(
@@ -99,14 +104,24 @@ def _evaluate(
     on_model: OnModel | None,
 ) -> RecordDict:
     config, half = _read_request(message, halves)
-    party = load_party(context)
+    party = _named(load_party(context), config)
     received = _received(message)
     if received is None:
         raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")
-    model, metrics = half.evaluate(party, received, config, context.state)
-    if on_model is not None:
-        on_model(model, party, context)
-    return _reply(message, party, Knowledge(EVALUATION, {}), metrics)
+
+    def respond() -> RecordDict:
+        model, metrics = half.evaluate(party, received, config, context.state)
+        if on_model is not None:
+            on_model(model, party, context)
+        return _reply(message, party, Knowledge(EVALUATION, {}), metrics)
+
+    return answer_once(party, message, context, respond)
+
+
+def _named(party: Party, config: ConfigRecord) -> Party:
+    """Let a run that goes on after a kill be the same run for the party."""
+    name = run_name(config)
+    return party if name is None else replace(party, run=name)
 
 
 def _read_request(

@@ -118,11 +118,13 @@ class ScoreLearner(ABC):
     def logits(self, x: Array) -> FloatArray:
         """Return unnormalised log-probabilities, log-odds or outputs, (n, num_classes)."""
         scores, scale = self._scores(x), self._temperature
-        if self._link == "softmax":
-            scores = scale * np.log(np.maximum(scores, MIN_PROBABILITY))
-        elif self._link == "sigmoid":
-            shares = np.clip(scores, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
-            scores = scale * (np.log(shares) - np.log1p(-shares))
+        # A received temperature may be any finite number; what overflows is clipped.
+        with np.errstate(over="ignore"):
+            if self._link == "softmax":
+                scores = scale * np.log(np.maximum(scores, MIN_PROBABILITY))
+            elif self._link == "sigmoid":
+                shares = np.clip(scores, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+                scores = scale * (np.log(shares) - np.log1p(-shares))
         return np.clip(scores, -_LARGEST, _LARGEST)
 
     def to_arrays(self) -> dict[str, Array]:

@@ -37,6 +37,8 @@ except ImportError as error:
 OWNER: Final = "SklearnLearner"
 MAX_MODEL_BYTES: Final = 2**28
 MAX_ARCHIVE_MEMBERS: Final = 256
+# Text takes many times its size once it is parsed; that of a real model is a few kilobytes.
+MAX_SCHEMA_BYTES: Final = 2**20
 # Models and scalers that travel as archives, each with all that its prediction reads.
 # Counts of training rows and the history of training stay where they are.
 ARCHIVED_MODELS: Final[dict[type, tuple[str, ...]]] = {
@@ -352,6 +354,9 @@ def _check_member(archive: ZipFile, member: ZipInfo) -> None:
     packing = member.compress_type in (ZIP_STORED, ZIP_DEFLATED)
     require_known(packing, OWNER, "archive", "stored or deflated", member.compress_type)
     if member.filename == "schema.json":
+        small = member.file_size <= MAX_SCHEMA_BYTES
+        rule = f"with a schema of at most {MAX_SCHEMA_BYTES} bytes"
+        require_known(small, OWNER, "archive", rule, member.file_size)
         return
     named = re.fullmatch(r"\d+\.npy", member.filename) is not None
     require_known(named, OWNER, "archive", "a schema and arrays", repr(member.filename))

@@ -222,8 +222,10 @@ def _softmax(decisions: Array) -> FloatArray:
     """Return the softmax of decision values (n, k), or (n,) for two classes."""
     if decisions.ndim == 1:
         decisions = np.stack([np.zeros_like(decisions), decisions], axis=1)
-    powers = np.exp(decisions - decisions.max(axis=1, keepdims=True))
-    shares: FloatArray = powers / powers.sum(axis=1, keepdims=True)
+    # Finite coefficients that were received can still overflow; `logits` replaces NaN.
+    with np.errstate(over="ignore", invalid="ignore"):
+        powers = np.exp(decisions - decisions.max(axis=1, keepdims=True))
+        shares: FloatArray = powers / powers.sum(axis=1, keepdims=True)
     return shares
 
 

@@ -9,13 +9,15 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar, Generic, TypedDict, TypeVar, Unpack
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypedDict, TypeVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from fl_strategies import keys
+from fl_strategies.checkpoint import Checkpoint, RecordedGrid
 from fl_strategies.exceptions import (
     NotEnoughParties,
     NotFitted,
@@ -54,6 +56,8 @@ class FederationOptions(TypedDict, total=False):
     seed: int
     evaluate: bool
     max_reply_bytes: int
+    checkpoint_dir: str | Path | None
+    resume: bool
 
 
 class KnowledgeStrategy(Strategy, Generic[T]):
@@ -74,6 +78,12 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         held-out rows, if they have any.
     max_reply_bytes : int (default: 256 MiB)
         Largest reply that is read.
+    checkpoint_dir : str or Path, optional
+        Folder in which the run is kept, so that it can go on after the server was killed.
+        It holds what parties sent, so it needs the protection that the server itself has.
+    resume : bool (default: False)
+        Go on with the run in `checkpoint_dir`, if there is one. Parties are not asked again
+        for what has arrived, and the result is the same to the bit.
 
     Attributes
     ----------
@@ -100,6 +110,10 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     """Protocols beyond `Learner` that the parties' models must have."""
     final_learner_needs: ClassVar[tuple[type, ...]] = ()
     """Protocols beyond `Learner` that the server's model must have."""
+    kept: ClassVar[tuple[str, ...]] = ("round_", "parties_", "ledger_", "_delivery", "_history")
+    """Attributes that one round leaves to the next, and a checkpoint therefore holds."""
+    kept_kinds: ClassVar[tuple[type, ...]] = (Knowledge, PartyReport)
+    """Data classes that occur in them."""
 
     def __init__(self, **federation: Unpack[FederationOptions]) -> None:
         self.num_parties = federation.get("num_parties", 2)
@@ -116,6 +130,13 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         self._delivery: Knowledge | None = None
         self._failure = "the strategy has not run"
         self._sent: list[Message] = []
+        self._history: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "evaluate": {}}
+        self._checkpoint: Checkpoint | None = None
+        folder, resume = federation.get("checkpoint_dir"), federation.get("resume", False)
+        given = bool(folder) or not resume
+        require(given, type(self).__name__, "checkpoint_dir", "given with resume", folder)
+        if folder:
+            self._checkpoint = Checkpoint(Path(folder), resume=resume, kinds=self.kept_kinds)
 
     def _check_federation(self, federation: Mapping[str, object]) -> None:
         owner = type(self).__name__
@@ -147,6 +168,10 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         self, server_round: int, replies: Sequence[PartyReply[T]]
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Combine the accepted replies, sorted by partition id, and add own metrics."""
+
+    def prepare_round(self) -> bool:
+        """Make ready to ask the parties; return whether they may be asked at all."""
+        return True
 
     def nodes_for_round(self, nodes: list[int]) -> list[int]:
         """Return which of the connected nodes to ask; all of them by default.
@@ -193,7 +218,79 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         self._delivery = Knowledge("model", arrays, {keys.LEARNER: self.model_name})
         return encode_arrays(arrays)
 
-    # Flower's five methods.
+    @property
+    def num_attempts(self) -> int:
+        """How often the parties were asked in this round: once, and again after a resume.
+
+        What a party drew for the first question may have left it although it never arrived.
+        Charging the round so many times is therefore never too little; a party that keeps a
+        state folder has given the same answer twice and spent less.
+        """
+        return 1 if self._checkpoint is None else self._checkpoint.num_attempts
+
+    def once(self, name: str, draw: Callable[[], Mapping[str, object]]) -> Mapping[str, Any]:
+        """Return what `draw` gives; after a resume what it gave before.
+
+        For noise: drawn a second time for the same data, it would protect less.
+        """
+        return draw() if self._checkpoint is None else self._checkpoint.once(name, draw)
+
+    # Flower's methods.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run some rounds; see Flower's `Strategy.start`.
+
+        With a checkpoint `num_rounds` counts from the beginning of the run, and rounds that
+        are over are not repeated.
+        """
+        checkpoint, owner = self._checkpoint, type(self).__name__
+        if checkpoint is None:
+            return super().start(
+                grid, initial_arrays, num_rounds, timeout,
+                train_config, evaluate_config, evaluate_fn,
+            )  # fmt: skip
+        first = self.round_ == 0
+        require(first, owner, "checkpoint_dir", "left out to start a second time", self.round_)
+        with checkpoint.opened(self._identity()) as state:
+            for name, value in (state or {}).items():
+                setattr(self, name, value)
+            done = self.round_
+            rule = f"at least {done + 1}, the round that the checkpoint is in"
+            require(num_rounds > done, owner, "num_rounds", rule, num_rounds)
+            if state is not None:
+                logger.info("%s goes on in round %s of %s.", self.name, done + 1, num_rounds)
+            result = super().start(
+                RecordedGrid(grid, checkpoint, max_reply_bytes=self.max_reply_bytes),
+                initial_arrays, num_rounds - done, timeout, train_config, evaluate_config,
+                evaluate_fn and _counted_from(done, evaluate_fn),
+            )  # fmt: skip
+        return self._whole(result, done)
+
+    def _identity(self) -> dict[str, Scalar]:
+        """Return what must be the same for a run to go on."""
+        own: dict[str, Scalar] = {keys.STRATEGY: self.name, keys.SEED: self.seed}
+        return {**self.party_config(1), **own, keys.NUM_PARTIES: self.num_parties}
+
+    def _whole(self, result: Result, done: int) -> Result:
+        """Add the rounds before a resume to a result, and count its rounds after them."""
+        for phase in ("train", "evaluate"):
+            metrics = getattr(result, f"{phase}_metrics_clientapp")
+            late = {number + done: record for number, record in metrics.items()}
+            early = {n: MetricRecord(m) for n, m in self._history[phase].items() if n <= done}
+            metrics.clear()
+            metrics.update({**early, **late})
+        central = result.evaluate_metrics_serverapp
+        result.evaluate_metrics_serverapp = {n + done: record for n, record in central.items()}
+        return result
 
     def summary(self) -> None:
         """Log the settings."""
@@ -211,6 +308,12 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         """Ask the parties of this round, once the expected ones are there."""
         if self.last_round is not None and server_round > self.last_round:
             logger.info("%s has ended; nothing is sent.", self.name)
+            self._sent = []
+            return []
+        if self._checkpoint is not None:
+            state = {name: getattr(self, name) for name in self.kept}
+            self._checkpoint.begin_round(self.round_ + 1, state)
+        if not self.prepare_round():
             self._sent = []
             return []
         nodes = self.nodes_for_round(self._wait_for_parties(grid))
@@ -239,6 +342,8 @@ class KnowledgeStrategy(Strategy, Generic[T]):
                 f"{len(accepted)} of {len(self._sent)} parties sent a valid reply and "
                 f"{needed} are needed ({self._first_rejection()})"
             )
+            if self._checkpoint is not None:
+                self._checkpoint.reopen()
             return None, None
         arrays, metrics = self.aggregate(self.round_, accepted)
         totals = aggregate_metrics([reply.metrics for reply in accepted])
@@ -247,6 +352,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             keys.NUM_REJECTED: len(self.rejected_),
             **metrics,
         }
+        self._history["train"][self.round_] = totals
         return arrays, MetricRecord({**totals})
 
     def configure_evaluate(
@@ -278,6 +384,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         }
         if not self.central:
             totals |= figures_by_party(accepted)
+        self._history["evaluate"][self.round_] = totals
         return MetricRecord({**totals})
 
     # Messages.
@@ -295,6 +402,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             keys.STRATEGY: self.name,
             keys.SERVER_ROUND: self.round_,
             keys.SEED: self.seed,
+            **({keys.RUN_NAME: self._checkpoint.run_name} if self._checkpoint else {}),
         }
         encoded: dict[int, RecordDict] = {}
         messages = []
@@ -381,3 +489,14 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     def _first_rejection(self) -> str:
         reasons = [f"node {node}: {reason}" for node, reason in self.rejected_.items()]
         return f"for example {reasons[0].rstrip('.')}" if reasons else "no reply was bad"
+
+
+def _counted_from(
+    done: int, evaluate: Callable[[int, ArrayRecord], MetricRecord | None]
+) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+    """Let rounds be counted from the beginning of a run that goes on; round 0 is over."""
+
+    def counted(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        return evaluate(number + done, arrays) if number or not done else None
+
+    return counted

@@ -165,6 +165,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
 
     name: ClassVar[str] = "fedavg"
     party_learner_needs = final_learner_needs = (AveragedLearner,)
+    kept = (*KnowledgeStrategy.kept, "_ledgers", "_layout")
     reply_kind = WEIGHTS
 
     def __init__(

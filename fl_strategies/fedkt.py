@@ -18,10 +18,11 @@ from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
 
 from fl_strategies import keys
-from fl_strategies.base import FederationOptions, KnowledgeStrategy
+from fl_strategies.base import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.exceptions import (
     InvalidData,
     KnowledgeMismatch,
@@ -71,9 +72,11 @@ from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply
 from fl_strategies.teaching import teacher_votes, train_students, train_teachers
 from fl_strategies.voting import (
+    add_votes,
     agreement,
+    consistent_labels,
     consistent_mask,
-    consistent_votes,
+    least_agreeing,
     plurality,
 )
 
@@ -85,6 +88,8 @@ NUM_TEACHERS = "num-teachers"
 NUM_QUERIES = "num-queries"
 PRIVACY_LEVEL = "privacy-level"
 EXCHANGE = "exchange"
+VOTE_TRIM = "vote-trim"
+NUM_TRIMMED = "num-trimmed"
 EXCHANGES: Sequence[str] = ("votes", "models")
 VOTE_INSTEAD = "Let it vote instead: exchange='votes'."
 LEVELS: Sequence[str] = ("L0", "L1", "L2")
@@ -94,7 +99,7 @@ MAX_SPLITS = 1_000
 MAX_TEACHERS = 100_000
 
 
-class FedKT(KnowledgeStrategy[IntArray]):
+class FedKT(KnowledgeStrategy[Array | None]):
     """One round of two-tier knowledge transfer with consistent voting.
 
     Leaves the party
@@ -134,6 +139,9 @@ class FedKT(KnowledgeStrategy[IntArray]):
         party at L2, as a number or as a share; all by default. They are drawn by the
         seed, and only they train the models that learn from noisy labels. Fewer queries
         cost less epsilon.
+    vote_trim : float (default: 0)
+        Largest share of parties, rounded down and below one half, whose votes are not
+        counted because they contradict all others: see Notes and `voting.least_agreeing`.
     max_epsilon : float, optional
         L1: the server refuses to label anything if epsilon would exceed it.
     seeded_noise : bool (default: False)
@@ -141,8 +149,25 @@ class FedKT(KnowledgeStrategy[IntArray]):
     **federation
         See `KnowledgeStrategy`.
 
+    Attributes
+    ----------
+    trimmed_ : tuple of int
+        Partition ids of the parties whose votes were not counted; their number is the
+        metric ``num-trimmed``.
+
     Notes
     -----
+    `vote_trim` is meant against parties that lie, also together, for example by exchanging
+    labels. It finds them while honest parties have the plurality on most rows. A party that
+    knows few classes is not taken for a liar; so a liar that names one class where honest
+    parties do the same is not found either. Of equals, the higher partition ids leave. At
+    L0 and L2 trimming is free: votes are unprotected, or protected before they come. At L1
+    it is refused: there one party's votes would decide whether another's are counted, and
+    noise for one party's votes would not cover that. Measurements: docs/robustness.md.
+
+    The server keeps counts alone, whatever the number of parties; with `vote_trim` it
+    keeps a byte for each party and public row (two from 129 classes on).
+
     Ties, among teachers and on the server, go to one of the leading classes at random,
     from a generator named by the seed. Public rows on which no party is consistent take
     no part in the final training; their number is the metric ``num-unlabelled``.
@@ -177,6 +202,7 @@ class FedKT(KnowledgeStrategy[IntArray]):
         num_queries: int | None = None,
         fraction_query: float = 1.0,
         max_epsilon: float | None = None,
+        vote_trim: float = 0.0,
         **federation: Unpack[FederationOptions],
     ) -> None:
         super().__init__(**federation)
@@ -191,6 +217,7 @@ class FedKT(KnowledgeStrategy[IntArray]):
             require(1 <= value <= most, "FedKT", name, f"from 1 to {most}", value)
         require(privacy_level in LEVELS, "FedKT", PRIVACY_LEVEL, "L0, L1 or L2", privacy_level)
         require(exchange in EXCHANGES, "FedKT", EXCHANGE, "'votes' or 'models'", exchange)
+        _check_trim(vote_trim, privacy_level)
         self.public = public
         self.num_classes = num_classes
         self.learner_fn = learner_fn
@@ -201,6 +228,9 @@ class FedKT(KnowledgeStrategy[IntArray]):
         self.reply_kind = exchange
         self.student_fns = {learner_name: learner_fn, **(student_fns or {})}
         self.num_queries = count_queries(len(public), num_queries, fraction_query)
+        self.vote_trim = vote_trim
+        self.trimmed_: tuple[int, ...] = ()
+        self._gather()
         self.privacy = None
         given, rule = (gamma, sigma, target_epsilon), "left out at L0, which adds no noise"
         noisy = privacy_level != "L0" or given == (None, None, None)
@@ -231,13 +261,39 @@ class FedKT(KnowledgeStrategy[IntArray]):
             **noise,
         }
 
-    def read(self, knowledge: Knowledge) -> IntArray:
+    def _gather(self) -> None:
+        """Make room for the votes of a round."""
+        self._counts = np.zeros((len(self.public), self.num_classes), dtype=np.int64)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask every connected party, with no votes counted yet."""
+        self._gather()
+        return list(super().configure_train(server_round, arrays, config, grid))
+
+    def read(self, knowledge: Knowledge) -> Array | None:
+        """Count one party's votes; keep them, (num_public,), only if some may be trimmed."""
+        votes = consistent_labels(self._read_labels(knowledge), self.num_classes)
+        if self.vote_trim:
+            return votes
+        add_votes(self._counts, votes, self.num_splits)
+        return None
+
+    def _read_labels(self, knowledge: Knowledge) -> IntArray:
         """Return the labels of one party's students, (num_splits, num_public)."""
+        shape = self.num_splits, len(self.public)
         if self.reply_kind == "votes":
             packed = knowledge.arrays.get("votes", np.empty(0, np.uint8))
-            return unpack_labels(packed, (self.num_splits, len(self.public)), self.num_classes)
+            return unpack_labels(packed, shape, self.num_classes)
         students = self._read_students(knowledge)
-        return np.stack([student.predict(self.public) for student in students])
+        labels = np.stack([student.predict(self.public) for student in students])
+        if labels.shape != shape or labels.min() < 0 or labels.max() >= self.num_classes:
+            raise KnowledgeMismatch(
+                f"FedKT: students must name a class below {self.num_classes} for each of "
+                f"{len(self.public)} public rows, got others."
+            )
+        return labels
 
     def _read_students(self, knowledge: Knowledge) -> list[Learner]:
         name = str(knowledge.meta.get(keys.LEARNER))
@@ -255,17 +311,18 @@ class FedKT(KnowledgeStrategy[IntArray]):
     def aggregate(
         self,
         server_round: int,  # noqa: ARG002 - there is only one
-        replies: Sequence[PartyReply[IntArray]],
+        replies: Sequence[PartyReply[Array | None]],
     ) -> tuple[ArrayRecord | None, Metrics]:
-        """Count consistent votes and train the final model on the winners."""
-        counts = np.zeros((len(self.public), self.num_classes), dtype=np.int64)
-        for reply in replies:
-            counts += consistent_votes(reply.knowledge, self.num_classes)
+        """Train the final model on the winners of the votes that `read` has gathered."""
+        self._count_without_trimmed(replies)
+        counts = self._counts
+        self._gather()
         try:
             rows, labels, metrics = self._label(counts)
         except PrivacyBudgetExceeded as error:
             self._fail(str(error))
             return None, {}
+        metrics[NUM_TRIMMED] = len(self.trimmed_)
         metrics[keys.NUM_UNLABELLED] = len(self.public) - len(rows)
         if not len(rows):
             self._fail("no public row got a label")
@@ -273,6 +330,17 @@ class FedKT(KnowledgeStrategy[IntArray]):
         rng = derive_rng(self.seed, "server", "final")
         model = self.learner_fn().fit(self.public[rows], labels, rng=rng)
         return self._keep_model(model), metrics
+
+    def _count_without_trimmed(self, replies: Sequence[PartyReply[Array | None]]) -> None:
+        """Count the votes that were kept, if any, except those of outliers."""
+        kept = [(r.partition_id, r.knowledge) for r in replies if r.knowledge is not None]
+        votes = [own for _, own in kept]
+        left_out = least_agreeing(votes, self.num_classes, self.vote_trim)
+        self.trimmed_ = tuple(kept[position][0] for position in left_out)
+        if self.trimmed_:
+            logger.info("%s does not count the votes of parties %s.", self.name, self.trimmed_)
+        for position in sorted({*range(len(votes))} - {*left_out}):
+            add_votes(self._counts, votes[position], self.num_splits)
 
     def _label(self, counts: IntArray) -> tuple[IntArray, IntArray, Metrics]:
         """Return the rows that get a label, their labels and what that costs."""
@@ -292,7 +360,8 @@ class FedKT(KnowledgeStrategy[IntArray]):
         num_labels = self.num_splits * self.num_queries
         mechanism = self.privacy.for_examples(self.num_classes, num_labels)
         charges = mechanism.charges(num_labels, seeded=self.privacy.seeded_noise)
-        self.ledger_.charge_all(charges)
+        for _ in range(self.num_attempts):
+            self.ledger_.charge_all(charges)
 
     def _label_with_noise(
         self, counts: IntArray, privacy: VotePrivacy
@@ -304,12 +373,23 @@ class FedKT(KnowledgeStrategy[IntArray]):
         )  # fmt: skip
         # The worst case is charged before anything is drawn.
         self.ledger_.charge_all(mechanism.charges(len(rows), seeded=privacy.seeded_noise))
-        release = mechanism.release(counts[rows], privacy.rng(self.seed, "server"))
-        answered = release.values >= 0
+        rng = privacy.rng(self.seed, "server")
+        drawn = self.once(
+            "noisy-labels", lambda: {"labels": mechanism.release(counts[rows], rng).values}
+        )
+        labels: IntArray = drawn["labels"]
+        answered = labels >= 0
         metrics = privacy_metrics(party=self.ledger_, example=self.ledger_)
         figure = data_dependent_figure(mechanism, counts[rows], privacy.delta)
         metrics[keys.EPSILON_PARTY_DATA_DEPENDENT] = min(figure, metrics[keys.EPSILON_PARTY])
-        return rows[answered], release.values[answered], metrics
+        return rows[answered], labels[answered], metrics
+
+
+def _check_trim(vote_trim: float, privacy_level: PrivacyLevel) -> None:
+    rule = "at least 0 and below 0.5"
+    require(0 <= vote_trim < 0.5, "FedKT", VOTE_TRIM, rule, vote_trim)
+    rule = "0 at L1, where whether a party's votes count must not depend on other parties"
+    require(privacy_level != "L1" or not vote_trim, "FedKT", VOTE_TRIM, rule, vote_trim)
 
 
 class FedKTParty(PartyHalf):

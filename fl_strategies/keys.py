@@ -12,6 +12,7 @@ META: Final = "knowledge-meta"
 STRATEGY: Final = "strategy"
 SERVER_ROUND: Final = "server-round"
 SEED: Final = "seed"
+RUN_NAME: Final = "run-name"
 PUBLIC_HASH: Final = "public-hash"
 NUM_CLASSES: Final = "num-classes"
 

@@ -22,16 +22,18 @@ from fl_strategies.protocols import Array
 Scalar: TypeAlias = str | int | float | bool
 Metrics: TypeAlias = dict[str, float]
 
+_MAX_DIMENSIONS = 8
+_MAX_ITEMS = 2**40
+_MAX_SHOWN = 200
 # The header that numpy writes before plain numbers, and nothing else: numpy's own reader
 # also evaluates other literals, and allocates what a header promises before looking at it.
+# It is as short as numpy's: millions of sides would take hours to multiply.
 _HEADER = re.compile(
     rb"\x93NUMPY\x01\x00.."
     rb"\{'descr': '([<>|](?:b1|[iu][1248]|f[248]))', 'fortran_order': (True|False), "
-    rb"'shape': \(((?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n",
+    rb"'shape': \(((?:\d{1,18}, ?){0,%d}(?:\d{1,18})?)\), \} {0,64}\n" % _MAX_DIMENSIONS,
     re.DOTALL,
 )
-_MAX_DIMENSIONS = 8
-_MAX_ITEMS = 2**40
 
 
 def decode_array(name: str, array: FlowerArray) -> Array:
@@ -54,9 +56,14 @@ def decode_array(name: str, array: FlowerArray) -> Array:
     return flat.reshape(shape, order="F" if match[2] == b"True" else "C")
 
 
+def shown(value: object) -> str:
+    """Return a stranger's value for an error, cut short: it must not fill the logs."""
+    return f"{value!r:.{_MAX_SHOWN}}"
+
+
 def _not_plain(name: str, found: str) -> KnowledgeMismatch:
     return KnowledgeMismatch(
-        f"Knowledge: array {name!r} must be a plain array of numbers, got {found}."
+        f"Knowledge: array {shown(name)} must be a plain array of numbers, got {found}."
     )
 
 
@@ -88,7 +95,8 @@ def part_arrays(arrays: Mapping[str, Array], count: int) -> list[dict[str, Array
         index, _, name = full_name.partition("/")
         if not (index.isdecimal() and len(index) < 10 and int(index) < count):
             raise KnowledgeMismatch(
-                f"Knowledge: arrays must belong to models 0 to {count - 1}, got {full_name!r}."
+                f"Knowledge: arrays must belong to models 0 to {count - 1}, "
+                f"got {shown(full_name)}."
             )
         models[int(index)][name] = array
     return models
@@ -123,11 +131,11 @@ class Knowledge:
         if not isinstance(arrays, ArrayRecord) or not isinstance(meta, ConfigRecord):
             raise KnowledgeMismatch(
                 f"Knowledge: the message must hold the records {keys.ARRAYS!r} and "
-                f"{keys.META!r}, got {sorted(content)}."
+                f"{keys.META!r}, got {shown(sorted(content))}."
             )
         found = meta.get(keys.KIND)
         if found != kind:
-            raise KnowledgeMismatch(f"Knowledge: kind must be {kind!r}, got {found!r}.")
+            raise KnowledgeMismatch(f"Knowledge: kind must be {kind!r}, got {shown(found)}.")
         scalars = {
             name: value
             for name, value in meta.items()
@@ -142,14 +150,23 @@ def read_metrics(content: RecordDict) -> Metrics:
     if not isinstance(record, MetricRecord):
         raise KnowledgeMismatch(
             f"Knowledge: the message must hold the record {keys.METRICS!r}, "
-            f"got {sorted(content)}."
+            f"got {shown(sorted(content))}."
         )
     return {name: value for name, value in record.items() if isinstance(value, int | float)}
 
 
 def count_bytes(content: RecordDict) -> int:
-    """Return the encoded size of all records of a message."""
-    return sum(record.count_bytes() for record in content.values())
+    """Return the encoded size of all records of a message, as Flower counts it."""
+    return sum(_count_record(record) for record in content.values())
+
+
+def _count_record(record: ArrayRecord | ConfigRecord | MetricRecord) -> int:
+    if not isinstance(record, ConfigRecord):
+        return record.count_bytes()
+    # Flower itself raises for an empty text or list, which a stranger may send.
+    full = {name: value for name, value in record.items() if value not in ("", b"", [])}
+    empty = sum(len(name) for name in record if name not in full)
+    return ConfigRecord(full).count_bytes() + empty
 
 
 def config_int(config: ConfigRecord, key: str, *, minimum: int, maximum: int) -> int:
@@ -157,7 +174,8 @@ def config_int(config: ConfigRecord, key: str, *, minimum: int, maximum: int) ->
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
         raise KnowledgeMismatch(
-            f"Server: {key} must be a whole number from {minimum} to {maximum}, got {value!r}."
+            f"Server: {key} must be a whole number from {minimum} to {maximum}, "
+            f"got {shown(value)}."
         )
     return value
 
@@ -168,7 +186,7 @@ def config_float(config: ConfigRecord, key: str, *, minimum: float, maximum: flo
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not minimum <= value <= maximum:  # type: ignore[operator]
         raise KnowledgeMismatch(
-            f"Server: {key} must be a number from {minimum} to {maximum}, got {value!r}."
+            f"Server: {key} must be a number from {minimum} to {maximum}, got {shown(value)}."
         )
     return float(value)  # type: ignore[arg-type]
 
@@ -178,6 +196,6 @@ def config_choice(config: ConfigRecord, key: str, choices: Sequence[str]) -> str
     value = config.get(key)
     if not isinstance(value, str) or value not in choices:
         raise KnowledgeMismatch(
-            f"Server: {key} must be one of {', '.join(choices)}, got {value!r}."
+            f"Server: {key} must be one of {', '.join(choices)}, got {shown(value)}."
         )
     return value

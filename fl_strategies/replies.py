@@ -10,7 +10,7 @@ from flwr.app import Message
 
 from fl_strategies import keys
 from fl_strategies.exceptions import InvalidData, KnowledgeMismatch
-from fl_strategies.knowledge import Knowledge, Metrics, count_bytes, read_metrics
+from fl_strategies.knowledge import Knowledge, Metrics, count_bytes, read_metrics, shown
 from fl_strategies.privacy.events import (
     MOST,
     DPSGDEvent,
@@ -30,6 +30,9 @@ EVALUATION = "evaluation"
 MAX_EVENTS_TEXT: Final = 100_000
 MAX_DISTINCT_EVENTS: Final = 8
 MAX_REASON: Final = 200
+MAX_NAME: Final = 200
+# What a party says about itself goes into logs and results.
+MAX_ERROR: Final = 2_000
 # Accounting for DP-SGD takes time in proportion to the range of losses that it lays out; at
 # this many, all events of a party together, it is done within about half a minute.
 MAX_RANGE: Final = 100.0
@@ -75,12 +78,14 @@ def parse_reply(
     holds the parties that have answered. `read` comes last, after everything is checked.
     """
     if reply.has_error():
-        raise KnowledgeMismatch(reply.error.reason or f"error code {reply.error.code}")
+        reason = (reply.error.reason or "")[:MAX_ERROR]
+        raise KnowledgeMismatch(reason or f"error code {reply.error.code}")
     knowledge = Knowledge.read(reply.content, kind=kind, max_bytes=max_bytes)
     partition_id = knowledge.meta.get(keys.PARTITION_ID)
-    if not isinstance(partition_id, int) or not 0 <= partition_id <= MOST:
+    if type(partition_id) is not int or not 0 <= partition_id <= MOST:
         raise KnowledgeMismatch(
-            f"Reply: {keys.PARTITION_ID} must be at least 0, got {partition_id!r}."
+            f"Reply: {keys.PARTITION_ID} must be a whole number, at least 0, "
+            f"got {shown(partition_id)}."
         )
     if partition_id in taken:
         raise KnowledgeMismatch(
@@ -95,7 +100,7 @@ def parse_reply(
         partition_id=partition_id,
         # The sender's address is not used: Flower gives node 1 for errors of dead nodes.
         node_id=request.metadata.dst_node_id,
-        learner_name=str(knowledge.meta.get(keys.LEARNER, "")),
+        learner_name=str(knowledge.meta.get(keys.LEARNER, ""))[:MAX_NAME],
         knowledge=read(knowledge),
         metrics=metrics,
     )

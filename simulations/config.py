@@ -22,7 +22,7 @@ from fl_strategies.fedkd.words import LOSSES, SCALES, WEIGHTS
 from fl_strategies.fedmd.release import PAYLOADS
 from fl_strategies.privacy.votes import VOTE_NOISES
 from fl_strategies.quantization import ROUNDINGS
-from simulations.datasets import check_dataset_name, check_public_name
+from simulations.datasets import check_dataset_name, check_joint_classes, check_public_name
 from simulations.models import check_learner_name
 from simulations.partition import SCHEMES
 
@@ -73,6 +73,7 @@ got 'num-partys'. Did you mean 'num-parties'?
     data_dir: str = _setting("", "folder with data files; empty: $FL_STRATEGIES_DATA")
     label: str = _setting("", "label column of FILE.csv")
     public: str = _setting("", "image set that gives the public rows; empty: the data's own")
+    joint_classes: bool = _setting(False, "public images of another set keep their classes")
     train_rows: int = _setting(0, "most private rows of all parties; 0: all", least=0)
     public_rows: int = _setting(0, "most public rows; 0: all", least=0)
     test_rows: int = _setting(0, "most test rows; 0: all", least=0)
@@ -97,6 +98,7 @@ got 'num-partys'. Did you mean 'num-parties'?
     exchange: str = _setting(
         "votes", "what travels in FedKT: votes or models", choices=("votes", "models")
     )
+    vote_trim: float = _setting(0.0, "most liars that FedKT leaves out, as a share", least=0)
     num_levels: int = _setting(200, "FedKD's S: levels of a logit; 0: float32", optional=True)
     rounding: str = _setting("nearest", "to levels: nearest or stochastic", choices=ROUNDINGS)
     scale: str = _setting("clip", "bound of levels: clip or max", choices=SCALES)
@@ -134,6 +136,7 @@ got 'num-partys'. Did you mean 'num-parties'?
         0, "rounds that target-epsilon is for; 0: not given", optional=True
     )
     pretrain_epochs: int = _setting(0, "passes over labelled public rows before all", least=0)
+    pretrain_once: bool = _setting(False, "for all FedMD parties, which get the same model")
     local_epochs: int = _setting(1, "passes of a FedAvg party in a round", least=1)
     noise: str = _setting(
         "gumbel", "gumbel, laplace, gaussian or confident-gaussian", choices=VOTE_NOISES
@@ -160,6 +163,9 @@ got 'num-partys'. Did you mean 'num-parties'?
     seed: int = _setting(0, "decides every random choice of the experiment", least=0)
     max_wait: float = _setting(120.0, "seconds to wait for the parties to come", above=0)
     timeout: float = _setting(3600.0, "seconds to wait for their answers", above=0)
+    min_parties: int = _setting(0, "fewest parties to go on with; 0: two", least=0)
+    checkpoint_dir: str = _setting("", "folder that keeps a run to go on after a kill")
+    resume: bool = _setting(False, "go on with the run in checkpoint-dir")
     num_trees: int = _setting(100, "trees of a forest", least=1)
     max_depth: int = _setting(0, "depth of trees; 0: unlimited, and 6 in boosting", least=0)
     boosting_rounds: int = _setting(100, "rounds of gradient boosting", least=1)
@@ -205,8 +211,11 @@ got 'num-partys'. Did you mean 'num-parties'?
         require(bool(self.output_dir), OWNER, "output-dir", "a folder", self.output_dir)
         guarded = bool(self.state_dir) or self.privacy_level == "L1" or not self.max_epsilon
         require(guarded, OWNER, "state-dir", "given with max-epsilon", self.state_dir)
+        kept = bool(self.checkpoint_dir) or not self.resume
+        require(kept, OWNER, "checkpoint-dir", "given with resume", self.checkpoint_dir)
         check_dataset_name(OWNER, self.data)
         check_public_name(OWNER, self.data, self.public)
+        check_joint_classes(OWNER, self.public, self.joint_classes)
         _ = self.party_shares
         for name in self.learner_names:
             check_learner_name(OWNER, "learner", name)

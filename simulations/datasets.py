@@ -48,6 +48,7 @@ __all__ = [
     "DATA_VARIABLE",
     "Dataset",
     "check_dataset_name",
+    "check_joint_classes",
     "check_public_name",
     "load_dataset",
 ]
@@ -87,6 +88,7 @@ def load_dataset(
     data_dir: str = "",
     label: str = "",
     public: str = "",
+    joint_classes: bool = False,
     num_train: int = 0,
     num_public: int = 0,
     num_test: int = 0,
@@ -114,6 +116,9 @@ def load_dataset(
     public : str
         Image set whose training images become the public rows of another image set, cut and
         coloured to fit. All held-out rows of the set itself are then test rows.
+    joint_classes : bool (default: False)
+        With `public`: its rows keep their labels, in one list of classes in which those of
+        the data set come first. So parties can train on labelled public rows, as in FedMD.
     num_train, num_public, num_test : int
         The most rows of each kind, taken at random; 0: all there are.
 
@@ -132,8 +137,9 @@ def load_dataset(
     """
     check_dataset_name("load_dataset", name)
     check_public_name("load_dataset", name, public)
+    check_joint_classes("load_dataset", public, joint_classes)
     request = Request(
-        rng=rng, data_dir=data_dir, public=public,
+        rng=rng, data_dir=data_dir, public=public, joint_classes=joint_classes,
         num_train=num_train, num_public=num_public, num_test=num_test,
     )  # fmt: skip
     if name in LOADERS:
@@ -163,6 +169,12 @@ def check_public_name(owner: str, name: str, public: str) -> None:
     require(is_known, owner, "public", f"empty, or with data one of {known}", public)
     other = IMAGE_SETS[name].file != IMAGE_SETS[public].file
     require(other, owner, "public", f"of another file than {name}", public)
+
+
+def check_joint_classes(owner: str, public: str, joint_classes: bool) -> None:
+    """Raise `InvalidParameter` for joint classes without public rows of another set."""
+    rule = "false unless public names another image set"
+    require(bool(public) or not joint_classes, owner, "joint-classes", rule, joint_classes)
 
 
 # Tables

@@ -5,7 +5,7 @@ import logging
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -13,21 +13,23 @@ import numpy as np
 
 from fl_strategies import REGISTRY, FedAvg, KnowledgeStrategy, Learner, Party
 from fl_strategies.exceptions import StrategyError, require
-from fl_strategies.protocols import IntArray, LearnerFactory
+from fl_strategies.fedmd.student import ContinuingLearner
+from fl_strategies.protocols import Array, IntArray, LearnerFactory
 from fl_strategies.randomness import derive_rng
 from fl_strategies.tasks import METRICS, quality
 from simulations.config import Settings, optional_settings
 from simulations.datasets import Dataset, load_dataset
 from simulations.models import LEARNERS, learner_factory
 from simulations.partition import partition
+from simulations.pretraining import check_one_kind, pretrained
 
 logger = logging.getLogger("flwr.fl_strategies")
 
 PROMISES = (
     "release", "privacy_level", "gamma", "sigma", "target_epsilon", "num_samples",
-    "clipping_norm",
+    "clipping_norm", "vote_trim",
 )  # fmt: skip
-"""Settings that promise privacy, which a strategy must not silently ignore."""
+"""Settings that promise privacy or robustness, which a strategy must not silently ignore."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,11 +110,16 @@ class Federation:
             _require_default(settings, name)
         if settings.target_epsilon and not settings.num_rounds_planned:
             available["num_rounds_planned"] = settings.num_server_rounds
+        if settings.pretrain_once and "pretrained" in own:
+            available |= {"pretrained": self.shared_start, "pretrain_epochs": 0}
         taken = {name: value for name, value in available.items() if name in own}
         return kind(
             num_parties=settings.num_parties,
             seed=settings.seed,
+            min_parties=settings.min_parties or min(2, settings.num_parties),
             max_wait=settings.max_wait,
+            checkpoint_dir=settings.checkpoint_dir or None,
+            resume=settings.resume,
             **taken,
         )
 
@@ -162,7 +169,30 @@ class Federation:
                 len(y), size=settings.num_samples, replace=settings.with_replacement
             )
             x, y = x[drawn], y[drawn]
-        return self.quality(party.learner_fn().fit(x, y, rng=rng))
+        return self.quality(self._trained_alone(party, x, y, rng))
+
+    def _trained_alone(
+        self, party: Party, x: Array, y: IntArray, rng: np.random.Generator
+    ) -> Learner:
+        """Train on some records; before that on public rows, if the federation does so."""
+        learner, settings = party.learner_fn(), self.settings
+        early = settings.strategy == "fedmd" and settings.pretrain_epochs > 0
+        if not early or not isinstance(learner, ContinuingLearner):
+            return learner.fit(x, y, rng=rng)
+        if settings.pretrain_once:
+            learner = learner.from_arrays(self.shared_start)
+        else:
+            start = party.rng(settings.seed, "pretrain")
+            learner = pretrained(learner, self.dataset, settings, start)
+        return learner.partial_fit(x, y, rng=rng, epochs=settings.epochs)
+
+    @cached_property
+    def shared_start(self) -> dict[str, Array]:
+        """The model that all parties start from with `pretrain-once`, as arrays."""
+        check_one_kind(self.settings)
+        rng = derive_rng(self.settings.seed, "pretrain")
+        learner = self.final_factory()()
+        return pretrained(learner, self.dataset, self.settings, rng).to_arrays()
 
     def solo_qualities(self, num_workers: int = 1) -> list[float]:
         """Train every party alone; with several workers, in forked processes."""
@@ -192,6 +222,7 @@ def load_federation(settings: Settings) -> Federation:
         data_dir=settings.data_dir,
         label=settings.label,
         public=settings.public,
+        joint_classes=settings.joint_classes,
         num_train=settings.train_rows,
         num_public=settings.public_rows,
         num_test=settings.test_rows,
@@ -207,7 +238,7 @@ def load_federation(settings: Settings) -> Federation:
         groups=data.groups,
         min_records=settings.min_records,
         rng=rng,
-        num_classes=data.num_classes,
+        num_classes=data.num_private_classes,
     )
     return Federation(settings, data, rows)
 
@@ -221,7 +252,7 @@ def _has(factory: LearnerFactory, needs: tuple[type, ...]) -> bool:
 
 
 def _require_default(settings: Settings, name: str) -> None:
-    """Raise if a setting promises privacy that the strategy knows nothing of."""
+    """Raise if a setting promises something that the strategy knows nothing of."""
     value, default = getattr(settings, name), getattr(Settings(), name)
     rule = f"left at {default!r} with strategy {settings.strategy}, which ignores it"
     require(value == default, "Settings", name.replace("_", "-"), rule, value)

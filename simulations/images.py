@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies.exceptions import require_data
+from fl_strategies.exceptions import require, require_data
 from fl_strategies.protocols import Array, FloatArray, IntArray
 from fl_strategies.tasks import Task, check_targets
 from simulations.files import cache_folder, local_file, read_npz, unreachable
@@ -110,7 +110,8 @@ def load_images(name: str, request: Request) -> Dataset:
     Sets with a test part of their own keep all training images private; half of the test
     images are public, but for `pneumonia`, whose validation images are. Others are split at
     random: 60 % train, 20 % public, 20 % test. With `request.public`, no image of the set
-    itself is public and all held-out images are test images.
+    itself is public and all held-out images are test images; they have no labels then,
+    unless `request.joint_classes` lists the classes of both sets.
     """
     pool = read_images(name, request.data_dir)
     train, public, test = pool.split(request.rng, with_public=not request.public)
@@ -118,16 +119,33 @@ def load_images(name: str, request: Request) -> Dataset:
     if request.public:
         public = source.training_rows
     train, public, test = request.limit((train, public, test))
+    classes, y_public = pool.classes, None if request.public else pool.y[public]
+    if request.joint_classes:
+        classes, numbers = join_classes(pool, source)
+        y_public = numbers[source.y[public]]
     mean, deviation = IMAGE_SETS[name].scale
     foreign = fit_images(source.x[public], pool.x.shape[1:])
     return Dataset(
-        name=name, classes=pool.classes, task=pool.task,
+        name=name, classes=classes, task=pool.task,
         x_train=normalise(pool.x[train], mean, deviation), y_train=pool.y[train],
-        x_public=normalise(foreign, mean, deviation),
-        y_public=None if request.public else pool.y[public],
+        x_public=normalise(foreign, mean, deviation), y_public=y_public,
         x_test=normalise(pool.x[test], mean, deviation), y_test=pool.y[test],
         groups=None if pool.groups is None else pool.groups[train],
+        num_public_classes=len(classes) - len(pool.classes),
     )  # fmt: skip
+
+
+def join_classes(own: ImagePool, public: ImagePool) -> tuple[tuple[str, ...], IntArray]:
+    """Return the classes of both sets, the own first, and the number of each public class.
+
+    A class of the same name is the same class.
+    """
+    single = own.task == public.task == "single-label"
+    rule = "false unless each image of both sets has one label"
+    require(single, "load_dataset", "joint-classes", rule, True)
+    new = tuple(name for name in public.classes if name not in own.classes)
+    classes = own.classes + new
+    return classes, np.array([classes.index(name) for name in public.classes])
 
 
 def read_images(name: str, data_dir: str) -> ImagePool:

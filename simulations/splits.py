@@ -41,7 +41,10 @@ class Dataset:
     task : "single-label" or "multi-label"
         With "multi-label", labels are -1 (unknown), 0 (no) and 1 (yes).
     y_public : optional
-        Labels of the public rows, where these come from the same source as the others.
+        Labels of the public rows, where these come from the same source as the others or
+        have classes of their own.
+    num_public_classes : int (default: 0)
+        How many classes, the last of the list, no private row has.
     groups : (num_train,) int64, optional
         Who or what a private row comes from, such as its writer; see `partition`.
     """
@@ -56,6 +59,7 @@ class Dataset:
     task: Task = "single-label"
     y_public: IntArray | None = None
     groups: IntArray | None = None
+    num_public_classes: int = 0
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -72,6 +76,11 @@ class Dataset:
         """Length of the class list."""
         return len(self.classes)
 
+    @property
+    def num_private_classes(self) -> int:
+        """How many classes, the first of the list, private and test rows can have."""
+        return self.num_classes - self.num_public_classes
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Request:
@@ -85,6 +94,8 @@ class Request:
         Folder with data files; empty: the environment's.
     public : str
         Name of another data set that gives the public rows; empty: none.
+    joint_classes : bool
+        Whether these public rows keep their classes, listed after the data's own.
     num_train, num_public, num_test : int
         The most rows of each kind; 0: all there are.
     """
@@ -92,6 +103,7 @@ class Request:
     rng: np.random.RandomState
     data_dir: str = ""
     public: str = ""
+    joint_classes: bool = False
     num_train: int = 0
     num_public: int = 0
     num_test: int = 0

@@ -1,9 +1,10 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from clients.app import client_app
 from fl_strategies import FedKT, FedKTParty, Knowledge, Learner, Party, keys
@@ -20,7 +21,9 @@ from fl_strategies.packing import pack_labels
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply
 from fl_strategies.teaching import teacher_votes, train_teachers
-from simulations.local import run_local
+from simulations.config import Settings
+from simulations.experiment import load_federation
+from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     NUM_CLASSES,
     PUBLIC,
@@ -69,8 +72,11 @@ def votes_of(party: Party, num_splits: int, num_teachers: int) -> np.ndarray:
     return teacher_votes(party, teachers, num_splits)
 
 
-def replies(*labels: list[list[int]]) -> list[PartyReply[np.ndarray]]:
-    return [PartyReply(i, i, "", np.array(rows), {}) for i, rows in enumerate(labels)]
+def aggregate(strategy: FedKT, *labels: Any) -> tuple[Any, dict[str, float]]:
+    """Let a strategy read and count the labels of each party's students."""
+    packed = [pack_labels(np.array(rows), strategy.num_classes) for rows in labels]
+    read = [strategy.read(Knowledge("votes", {"votes": votes})) for votes in packed]
+    return strategy.aggregate(1, [PartyReply(i, i, "", v, {}) for i, v in enumerate(read)])
 
 
 def small_fedkt(num_rows: int, log: list[Any]) -> FedKT:
@@ -164,7 +170,7 @@ def test_server_counts_consistent_parties_only() -> None:
     """Three parties (0,1), (0,1), (2,2): the answer is 2, though 0 and 1 have as many votes."""
     log: list[tuple[np.ndarray, np.ndarray]] = []
 
-    small_fedkt(1, log).aggregate(1, replies([[0], [1]], [[0], [1]], [[2], [2]]))
+    aggregate(small_fedkt(1, log), [[0], [1]], [[0], [1]], [[2], [2]])
 
     np.testing.assert_array_equal(log[0][1], [2])
 
@@ -173,7 +179,7 @@ def test_rows_without_a_consistent_party_are_left_out_and_counted() -> None:
     """Row 1 has no consistent party, so it takes no part and is reported."""
     log: list[tuple[np.ndarray, np.ndarray]] = []
 
-    _, metrics = small_fedkt(2, log).aggregate(1, replies([[1, 0], [1, 2]]))
+    _, metrics = aggregate(small_fedkt(2, log), [[1, 0], [1, 2]])
 
     np.testing.assert_array_equal(log[0][0], PUBLIC[:1])
     assert metrics[keys.NUM_UNLABELLED] == 1
@@ -183,7 +189,7 @@ def test_without_any_consistent_row_there_is_no_model_but_a_reason() -> None:
     """The strategy ends without a model and says why."""
     strategy = small_fedkt(1, [])
 
-    arrays, metrics = strategy.aggregate(1, replies([[0], [1]], [[1], [2]]))
+    arrays, metrics = aggregate(strategy, [[0], [1]], [[1], [2]])
 
     assert arrays is None
     assert metrics[keys.NUM_UNLABELLED] == 1
@@ -195,10 +201,10 @@ def test_ties_on_the_server_are_not_always_class_0() -> None:
     """Two parties disagree on every row: both classes win some rows, and a seed decides."""
     num_rows = len(PUBLIC)
     log: list[tuple[np.ndarray, np.ndarray]] = []
-    tied = replies([[0] * num_rows] * 2, [[1] * num_rows] * 2)
+    tied = [[0] * num_rows] * 2, [[1] * num_rows] * 2
 
     for _ in range(2):
-        small_fedkt(num_rows, log).aggregate(1, tied)
+        aggregate(small_fedkt(num_rows, log), *tied)
 
     assert 10 < log[0][1].sum() < 50
     np.testing.assert_array_equal(log[0][1], log[1][1])
@@ -296,6 +302,9 @@ def test_a_party_refuses_unreasonable_requests(change: dict[str, Any]) -> None:
         ({"min_parties": 9}, "FedKT: min_parties must be from 1 to num_parties=4, got 9"),
         ({"max_wait": -1.0}, "FedKT: max_wait must be at least 0 seconds, got -1.0"),
         ({"seed": -1}, "FedKT: seed must be at least 0, got -1"),
+        ({"vote_trim": 0.5}, "FedKT: vote-trim must be at least 0 and below 0.5, got 0.5"),
+        ({"vote_trim": -0.1}, "FedKT: vote-trim must be at least 0 and below 0.5, got -0.1"),
+        ({"vote_trim": math.nan}, "FedKT: vote-trim must be at least 0 and below 0.5, got nan"),
         ({"max_reply_bytes": 0}, "FedKT: max_reply_bytes must be positive, got 0"),
         (
             {"fraction_trian": 1.0},
@@ -379,3 +388,158 @@ def test_ensembles_of_plain_learners_are_fitted_one_by_one() -> None:
     alone = CentroidLearner().fit(x, y, rng=np.random.default_rng(1))
     np.testing.assert_array_equal(fitted[1].logits(x), alone.logits(x))
     assert not np.array_equal(fitted[0].logits(x), fitted[1].logits(x))
+
+
+LIARS = (3, 8)
+
+
+def with_exchanged_labels(party: Party) -> Party:
+    return replace(party, y=(party.y + 1) % NUM_CLASSES)
+
+
+def load_with_liars(context: Context) -> Party:
+    party = load_toy_party(context)
+    return with_exchanged_labels(party) if party.partition_id in LIARS else party
+
+
+def load_without_liars(context: Context) -> Party:
+    party = load_toy_party(context)
+    return without_records(party) if party.partition_id in LIARS else party
+
+
+def run_ten(load: Any, **changes: Any) -> tuple[FedKT, np.ndarray, dict[str, Any]]:
+    """Run ten parties; return the strategy, the labels that won and the metrics."""
+    log: list[tuple[np.ndarray, np.ndarray]] = []
+
+    class Logged(CentroidLearner):
+        def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
+            log.append((x, y))
+            return super().fit(x, y, rng=rng)
+
+    names = {"centroid": CentroidLearner}
+    strategy = toy_fedkt(
+        **{"num_parties": 10, "learner_fn": Logged, "student_fns": names, **changes}
+    )
+    result = run_local(strategy, client_app(load), 10)
+    return strategy, log[-1][1], dict(result.train_metrics_clientapp[1])
+
+
+def test_trimming_leaves_out_the_party_that_disagrees_most() -> None:
+    """On row 0 two liars outvote the one honest party that is sure; trimmed, they do not.
+
+    On rows 1 and 2 honest parties always agree with the plurality of the others, liars
+    never. So at most 0.4 of five parties are the liars, and 0.2 is one of them.
+    """
+    honest, unsure = [[0, 1, 2], [0, 1, 2]], [[0, 1, 2], [1, 1, 2]]
+    liar = [[1, 2, 0], [1, 2, 0]]
+    told = honest, unsure, unsure, liar, liar
+    labels, trimmed = [], []
+    for share in (0.0, 0.2, 0.4):
+        log: list[tuple[np.ndarray, np.ndarray]] = []
+        strategy = toy_fedkt(
+            public=PUBLIC[:3], learner_fn=lambda log=log: Recorder(log), vote_trim=share
+        )
+        _, metrics = aggregate(strategy, *told)
+        labels.append(log[0][1].tolist())
+        trimmed.append(strategy.trimmed_)
+        assert metrics["num-trimmed"] == len(strategy.trimmed_)
+
+    assert trimmed == [(), (4,), (3, 4)]
+    assert labels[0] == [1, 1, 2]
+    assert labels[2] == [0, 1, 2]
+
+
+def test_trimming_gives_the_labels_of_a_federation_without_the_liars() -> None:
+    """Two of ten parties with exchanged labels: found, and gone without a trace."""
+    strategy, labels, metrics = run_ten(load_with_liars, vote_trim=0.2)
+    _, clean, _ = run_ten(load_without_liars)
+
+    assert strategy.trimmed_ == LIARS
+    assert (metrics["num-trimmed"], metrics[keys.NUM_PARTIES]) == (2, 10)
+    np.testing.assert_array_equal(labels, clean)
+
+
+def test_trimming_is_the_same_for_votes_and_for_models() -> None:
+    """Students that travel are asked on the server, and trimmed by what they say there."""
+    runs = [run_ten(load_with_liars, vote_trim=0.2, exchange=e) for e in ("votes", "models")]
+
+    assert runs[0][0].trimmed_ == runs[1][0].trimmed_ == LIARS
+    np.testing.assert_array_equal(runs[0][1], runs[1][1])
+
+
+def test_trimming_does_not_depend_on_the_order_of_replies() -> None:
+    """Of two parties that lie one may go, and it is the same one, whoever answers first."""
+
+    class Backwards(InMemoryGrid):
+        def send_and_receive(self, *args: Any, **kwargs: Any) -> list[Message]:
+            return super().send_and_receive(*args, **kwargs)[::-1]
+
+    def load(context: Context) -> Party:
+        party = load_toy_party(context)
+        twin = replace(toy_party(1), partition_id=party.partition_id)
+        return with_exchanged_labels(twin) if party.partition_id in (1, 4) else party
+
+    app = client_app(load)
+    strategies = [toy_fedkt(num_parties=6, vote_trim=0.2) for _ in range(2)]
+    for strategy, grid in zip(
+        strategies, (InMemoryGrid(app, 6), Backwards(app, 6)), strict=True
+    ):
+        strategy.start(grid, ArrayRecord(), num_rounds=1)
+
+    forth, back = (strategy.model_.to_arrays()["centroids"] for strategy in strategies)
+    assert strategies[0].trimmed_ == strategies[1].trimmed_
+    assert len(strategies[0].trimmed_) == 1
+    assert forth.tobytes() == back.tobytes()
+
+
+def test_votes_are_kept_only_to_trim_them() -> None:
+    """Without trimming nothing is kept of a reply; with it, one byte a row."""
+    votes = Knowledge("votes", {"votes": pack_labels(np.ones((2, 60), int), NUM_CLASSES)})
+
+    assert toy_fedkt().read(votes) is None
+    kept = toy_fedkt(vote_trim=0.2).read(votes)
+    assert kept is not None
+    assert kept.nbytes == len(PUBLIC)
+
+
+def test_votes_of_a_failed_round_are_forgotten() -> None:
+    """Replies that were read in a round without a result do not count in the next one."""
+    strategy = toy_fedkt(learner_fn=CentroidLearner)
+    for _ in range(100):
+        strategy.read(Knowledge("votes", {"votes": pack_labels(np.ones((2, 60), int), 3)}))
+    fresh = toy_fedkt(learner_fn=CentroidLearner)
+    for each in (strategy, fresh):
+        run_local(each, client_app(load_toy_party), 4)
+
+    one, other = (each.model_.to_arrays()["centroids"] for each in (strategy, fresh))
+    assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("answer", [-1, NUM_CLASSES])
+def test_a_model_that_names_no_class_is_refused(answer: int) -> None:
+    """A received student may answer anything; the party is left out, not the round."""
+
+    class Odd(CentroidLearner):
+        def from_arrays(self, arrays: Any) -> Any:  # noqa: ARG002
+            return self
+
+        def predict(self, x: np.ndarray) -> np.ndarray:
+            return np.full(len(x), answer)
+
+    strategy = toy_fedkt(exchange="models", student_fns={"odd": Odd})
+    models = Knowledge("models", {}, {keys.LEARNER: "odd"})
+
+    with pytest.raises(KnowledgeMismatch, match="students must name a class below 3"):
+        strategy.read(models)
+
+
+def test_the_setting_reaches_the_strategy_and_no_other_one() -> None:
+    """A strategy that cannot trim votes says so instead of ignoring the wish."""
+    federation = load_federation(Settings(vote_trim=0.2, num_parties=5))
+    strategy = federation.strategy()
+    other = load_federation(Settings(strategy="fedmd", vote_trim=0.2, final_learner="mlp"))
+
+    assert isinstance(strategy, FedKT)
+    assert strategy.vote_trim == 0.2
+    with pytest.raises(InvalidParameter, match=r"vote-trim must be left at 0\.0 with .* fedmd"):
+        other.strategy()

@@ -10,12 +10,14 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from clients.app import client_app
-from fl_strategies import FedKTParty, Knowledge, Party, keys
+from fl_strategies import FedKT, FedKTParty, Knowledge, Party, keys
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, NotFitted
+from fl_strategies.packing import pack_labels
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.votes import VotePrivacy, choose_queries, count_queries
 from fl_strategies.replies import PartyReply
+from fl_strategies.voting import count_votes, least_agreeing
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
@@ -23,6 +25,7 @@ from tests.toys import (
     CentroidLearner,
     accuracy,
     load_toy_party,
+    load_with,
     toy_fedkt,
     toy_party,
 )
@@ -42,10 +45,12 @@ def config(**changes: Any) -> ConfigRecord:
     return ConfigRecord({**toy_fedkt(**changes).party_config(1), keys.SEED: 0})
 
 
-def replies(num_parties: int, label: int, num_rows: int) -> list[PartyReply[np.ndarray]]:
-    """Return parties that all give one label to every row."""
-    votes = np.full((2, num_rows), label)
-    return [PartyReply(i, i, "", votes, {}) for i in range(num_parties)]
+def aggregate(strategy: FedKT, labels: np.ndarray, num_parties: int) -> dict[str, float]:
+    """Let a strategy count parties whose students all give these labels; return metrics."""
+    votes = pack_labels(labels, strategy.num_classes)
+    read = [strategy.read(Knowledge("votes", {"votes": votes})) for _ in range(num_parties)]
+    replies = [PartyReply(i, i, "", own, {}) for i, own in enumerate(read)]
+    return strategy.aggregate(1, replies)[1]
 
 
 @pytest.mark.parametrize("level", [L1, L2])
@@ -82,7 +87,7 @@ def test_l1_of_the_paper_has_the_known_epsilon() -> None:
         gamma=0.04,
     )
 
-    _, metrics = strategy.aggregate(1, replies(4, 1, 40))
+    metrics = aggregate(strategy, np.ones((1, 40), int), 4)
 
     assert metrics[keys.EPSILON_PARTY] == pytest.approx(0.934913, abs=1e-6)
 
@@ -106,7 +111,7 @@ def test_l1_answers_rows_without_any_vote() -> None:
     strategy = toy_fedkt(**{**L1, "num_queries": 60})
     disagreeing = np.stack([np.zeros(60, int), np.ones(60, int)])
 
-    _, metrics = strategy.aggregate(1, [PartyReply(0, 0, "", disagreeing, {})])
+    metrics = aggregate(strategy, disagreeing, 1)
 
     assert metrics[keys.NUM_UNLABELLED] == 0
 
@@ -118,7 +123,7 @@ def test_strong_noise_hides_a_unanimous_vote() -> None:
     seen: list[np.ndarray] = []
     strategy.learner_fn = lambda: _Keeper(seen)  # type: ignore[assignment, return-value]
 
-    strategy.aggregate(1, replies(4, 2, 3000))
+    aggregate(strategy, np.full((2, 3000), 2), 4)
 
     shares = np.bincount(seen[0], minlength=3) / 3000
     np.testing.assert_allclose(shares, 1 / 3, atol=0.04)
@@ -140,7 +145,7 @@ def test_noise_does_not_come_from_the_seed() -> None:
     for number, seeded in enumerate([False, False, True, True]):
         strategy = toy_fedkt(**{**L1, "num_queries": 60, "gamma": 0.01}, seeded_noise=seeded)
         strategy.learner_fn = lambda number=number: _Keeper(labels[number])  # type: ignore[assignment, misc, return-value]
-        _, metrics = strategy.aggregate(1, replies(4, 1, 60))
+        metrics = aggregate(strategy, np.ones((2, 60), int), 4)
 
         assert math.isinf(metrics[keys.EPSILON_PARTY]) == seeded
 
@@ -160,7 +165,7 @@ def test_the_data_dependent_figure_stands_beside_the_claim() -> None:
     )
     votes = np.zeros((1, 60), int)
 
-    _, metrics = strategy.aggregate(1, [PartyReply(i, i, "", votes, {}) for i in range(50)])
+    metrics = aggregate(strategy, votes, 50)
 
     figure = metrics[keys.EPSILON_PARTY_DATA_DEPENDENT]
     assert figure < metrics[keys.EPSILON_PARTY] == strategy.ledger_.get_epsilon()
@@ -220,7 +225,7 @@ def test_l2_adds_no_second_noise_on_the_server() -> None:
     seen: list[np.ndarray] = []
     strategy.learner_fn = lambda: _Keeper(seen)  # type: ignore[assignment, return-value]
 
-    _, metrics = strategy.aggregate(1, replies(4, 2, 60))
+    metrics = aggregate(strategy, np.full((2, 60), 2), 4)
 
     ((event, count),) = strategy.ledger_.entries
     assert set(seen[0]) == {2}
@@ -351,3 +356,45 @@ def test_asking_again_in_the_same_run_costs_again() -> None:
 
     assert told[1][keys.NUM_RELEASES] == 2 * told[0][keys.NUM_RELEASES]  # type: ignore[operator]
     assert told[1][keys.EPSILON_EXAMPLE] > told[0][keys.EPSILON_EXAMPLE]  # type: ignore[operator]
+
+
+def test_votes_are_not_trimmed_before_noise_that_covers_one_party() -> None:
+    """At L1 one party's votes would decide whether others are counted."""
+    with pytest.raises(
+        InvalidParameter, match=r"FedKT: vote-trim must be 0 at L1, where .*, got 0\.2\."
+    ):
+        toy_fedkt(**L1, vote_trim=0.2)
+
+
+def test_one_party_could_decide_which_others_are_counted() -> None:
+    """Why L1 refuses: party 4 changes its vote on row 1, and the counts of row 0 change.
+
+    Parties 0 and 1 are odd, and what party 4 says decides which of them is odder.
+    """
+    counts = []
+    for spoken in (2, 1):
+        votes = np.array([[2, 1], [1, 0], [0, 0], [0, 0], [0, spoken]])
+        trimmed = least_agreeing(votes, 3, 0.2)
+        counts.append(count_votes(np.delete(votes, trimmed, axis=0), 3)[0].tolist())
+
+    assert counts == [[3, 1, 0], [3, 0, 1]]
+
+
+def test_trimming_at_l2_costs_no_epsilon() -> None:
+    """The votes are protected before they come, so choosing among them is free."""
+
+    def lie(party: Party) -> Party:
+        return replace(party, y=(party.y + 1) % 3)
+
+    strategies, metrics = [], []
+    for share in (0.0, 0.3):
+        strategy = toy_fedkt(privacy_level="L2", gamma=50.0, vote_trim=share)
+        result = run_local(strategy, client_app(load_with(lie, only=2)), 4)
+        strategies.append(strategy)
+        metrics.append(result.train_metrics_clientapp[1])
+
+    assert [strategy.trimmed_ for strategy in strategies] == [(), (2,)]
+    assert [record["num-trimmed"] for record in metrics] == [0, 1]
+    epsilons = [strategy.ledger_.get_epsilon() for strategy in strategies]
+    assert epsilons[0] == epsilons[1] < math.inf
+    assert metrics[0][keys.EPSILON_EXAMPLE] == metrics[1][keys.EPSILON_EXAMPLE]

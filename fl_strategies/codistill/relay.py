@@ -144,16 +144,20 @@ class Chain:
         The newest model.
     length : int
         How many models the chain has had.
+    after : int, optional
+        The search for the next agent begins after this one, the holder unless some were
+        skipped.
     """
 
     start: int
     holder: int
     model: Knowledge
     length: int = 1
+    after: int = -1
 
     def __post_init__(self) -> None:
         """Begin to look for the next agent after the holder."""
-        self._after = self.holder
+        self.after = self.holder if self.after < 0 else self.after
 
     @property
     def sign(self) -> int:
@@ -163,16 +167,16 @@ class Chain:
     def next_agent(self, present: Iterable[int]) -> int | None:
         """Return who is to go on: the next in the circle, never the holder itself."""
         others = [agent for agent in sorted(present) if agent != self.holder]
-        later = [agent for agent in others if agent > self._after]
+        later = [agent for agent in others if agent > self.after]
         return next(iter(later or others), None)
 
     def skip(self, agent: int) -> None:
         """Offer the model to the agent after this one, who could not go on."""
-        self._after = agent
+        self.after = agent
 
     def follow(self, agent: int, model: Knowledge) -> None:
         """Take the model that the next agent has trained."""
-        self.holder = self._after = agent
+        self.holder = self.after = agent
         self.model, self.length = model, self.length + 1
 
 

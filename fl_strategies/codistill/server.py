@@ -21,6 +21,7 @@ from fl_strategies.codistill.party import (
 )
 from fl_strategies.codistill.relay import (
     MODEL,
+    Chain,
     check_finite,
     check_relayed,
     fill_ledger,
@@ -111,6 +112,11 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     reply_kind = MODEL
     central: ClassVar[bool] = False
     party_learner_needs = (SoftLearner, PortableLearner)
+    kept = (
+        *KnowledgeStrategy.kept,
+        "_ledgers", "_told", "_lost", "_agents", "_newest", "_answered",
+    )  # fmt: skip
+    kept_kinds = (*KnowledgeStrategy.kept_kinds, Chain)
 
     def __init__(
         self,

@@ -64,6 +64,8 @@ class PKD(Codistillation):
 class _Chains(Codistillation):
     """What the schemes share in which a model is handed on from agent to agent."""
 
+    kept = (*Codistillation.kept, "_chains")
+
     def _prepare(self) -> None:
         self._chains: list[Chain] = []
         self._turns: dict[int, Chain] = {}
@@ -168,6 +170,7 @@ class EKD(_Chains):
 
     name: ClassVar[str] = "ekd"
     central: ClassVar[bool] = True
+    kept = (*_Chains.kept, "_terms", "_delivered")
 
     def _prepare(self) -> None:
         super()._prepare()

@@ -171,6 +171,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
 
     name: ClassVar[str] = "fedkd"
     final_learner_needs = (SoftLearner,)
+    kept = (*KnowledgeStrategy.kept, "bound_", "last_round")
 
     def __init__(
         self,
@@ -334,7 +335,11 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         rng = self.privacy.rng(self.seed, "server")
         whole = self.ledger_ if self.ledger_.unit == "party" else unprotected(COUNTED)
         metrics = privacy_metrics(party=whole, example=self.ledger_)
-        return noisy_weighted_mean(values, weights, form, mechanism, rng), metrics
+        drawn = self.once(
+            "noisy-scores",
+            lambda: {"scores": noisy_weighted_mean(values, weights, form, mechanism, rng)},
+        )
+        return drawn["scores"], metrics
 
     def _charge(self, num_parties: int) -> ScoreMechanism | None:
         """Enter what is about to be released; return the noise, if there is any."""
@@ -346,7 +351,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         charges: list[Entry] = []
         if self.weights == "noisy-counts":
             seeded = self.privacy is not None and self.privacy.seeded_noise
-            charges += self._count_mechanism().charges(seeded=seeded)
+            charges += self.num_attempts * self._count_mechanism().charges(seeded=seeded)
         mechanism = None
         if self.privacy is not None:
             # Weights that parties' counts decide may give one party all of a class.
@@ -386,6 +391,6 @@ def _read_scale(knowledge: Knowledge) -> float:
     if scale.dtype != np.float64 or scale.shape != (1,) or not 0 < scale[0] <= MAX_BOUND:
         raise KnowledgeMismatch(
             f"scale: the largest logit must be one number above 0, at most {MAX_BOUND:g}, "
-            f"got {scale[:4]} of {scale.dtype}."
+            f"got {scale.ravel()[:4]} of {scale.dtype}."
         )
     return float(scale[0])

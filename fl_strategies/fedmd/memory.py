@@ -301,13 +301,14 @@ def _read_sample(
     """Return the sample of these very data; None, and so a new charge, for anything else."""
     try:
         content = json.loads(_sample_path(journal, mechanism).read_bytes())
-        rows = np.array(content["rows"], dtype=np.int64)
+        rows = np.array(content["rows"])
         sample_id = check_sample_id(content["id"])
         own = (content["fingerprint"], content["records"]) == (
             journal.fingerprint, mechanism.records,
         )  # fmt: skip
-    except (OSError, ValueError, TypeError, LookupError, OverflowError, KnowledgeMismatch):
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return None
+    if not own or rows.dtype.kind != "i" or rows.shape != (mechanism.samples,):
         return None
     inside = bool(((rows >= 0) & (rows < mechanism.records)).all())
-    right = own and inside and rows.shape == (mechanism.samples,)
-    return (sample_id, rows) if right else None
+    return (sample_id, rows.astype(np.int64)) if inside else None

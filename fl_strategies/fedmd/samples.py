@@ -9,12 +9,12 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from fl_strategies import keys
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.knowledge import Scalar
+from fl_strategies.knowledge import Scalar, shown
 from fl_strategies.privacy.accountant import Entry, delta_at
 from fl_strategies.privacy.mechanisms import SubsampleOnce
 
@@ -45,6 +45,7 @@ class SamplesOfParty:
     num_records: int
 
 
+@dataclass
 class SampleBook:
     """The samples of every party, each by its name.
 
@@ -53,13 +54,14 @@ class SampleBook:
     num_samples : int
     replacement, seeded : bool
         How samples are drawn, and whether from a known seed.
+    records : dict of partition id to dict of name to int
+        From how many records each sample was drawn.
     """
 
-    def __init__(self, num_samples: int, replacement: bool, *, seeded: bool) -> None:
-        self._num_samples = num_samples
-        self._replacement = replacement
-        self._seeded = seeded
-        self._records: dict[int, dict[str, int]] = {}
+    num_samples: int
+    replacement: bool
+    seeded: bool
+    records: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def read(self, meta: Mapping[str, Scalar]) -> None:
         """Enter the sample that an answer names.
@@ -70,13 +72,13 @@ class SampleBook:
             If it names none, or no number of records to draw it from.
         """
         party, name = int(meta[keys.PARTITION_ID]), check_sample_id(meta.get(SAMPLE_ID))
-        records, least = meta.get(NUM_RECORDS), 1 if self._replacement else self._num_samples
-        if not isinstance(records, int) or not least <= records <= _MOST_RECORDS:
+        records, least = meta.get(NUM_RECORDS), 1 if self.replacement else self.num_samples
+        if type(records) is not int or not least <= records <= _MOST_RECORDS:
             raise KnowledgeMismatch(
                 f"FedMD: {NUM_RECORDS} must be a whole number from {least} to "
-                f"{_MOST_RECORDS}, got {records!r}."
+                f"{_MOST_RECORDS}, got {shown(records)}."
             )
-        known = self._records.setdefault(party, {})
+        known = self.records.setdefault(party, {})
         if known and name not in known:
             logger.warning(
                 "FedMD: party %s has drawn sample %s of its records, and all of them count; "
@@ -87,15 +89,15 @@ class SampleBook:
 
     def count(self, party: int) -> int:
         """Return how many samples a party has used."""
-        return len(self._records[party])
+        return len(self.records[party])
 
     def fewest_records(self, parties: Iterable[int]) -> int:
         """Return the fewest records that one of these parties has."""
-        return min(min(self._records[party].values()) for party in parties)
+        return min(min(self.records[party].values()) for party in parties)
 
     def worst(self) -> SamplesOfParty:
         """Return the party with the largest chance that a record is in a sample."""
-        distinct = {tuple(sorted(known.values())) for known in self._records.values()}
+        distinct = {tuple(sorted(known.values())) for known in self.records.values()}
         return max(map(self._together, distinct), key=lambda party: party.delta)
 
     def _together(self, sizes: tuple[int, ...]) -> SamplesOfParty:
@@ -105,11 +107,11 @@ class SampleBook:
         charges = tuple(
             (event, count * times)
             for size, times in Counter(sizes).items()
-            for event, count in self._sample(size).charges(seeded=self._seeded)
+            for event, count in self._sample(size).charges(seeded=self.seeded)
         )
         return SamplesOfParty(charges, delta_at(entries, 0.0), min(sizes))
 
     def _sample(self, records: int) -> SubsampleOnce:
         return SubsampleOnce(
-            records=records, samples=self._num_samples, replacement=self._replacement
+            records=records, samples=self.num_samples, replacement=self.replacement
         )

@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord
 
 from fl_strategies import keys
 from fl_strategies.base import FederationOptions, KnowledgeStrategy
@@ -172,6 +171,8 @@ class FedMD(KnowledgeStrategy[None]):
     name: ClassVar[str] = "fedmd"
     central: ClassVar[bool] = False
     reply_kind = ANSWERS
+    kept = (*KnowledgeStrategy.kept, "consensus_", "indices_", "_samples")
+    kept_kinds = (*KnowledgeStrategy.kept_kinds, SampleBook)
 
     def __init__(
         self,
@@ -266,21 +267,20 @@ class FedMD(KnowledgeStrategy[None]):
         """Return the last consensus, or in round 1 the model to start from."""
         return self._start_model if self.round_ == 1 else self._delivery
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Ask every connected party, unless the answers would cost too much."""
+    def prepare_round(self) -> bool:
+        """Make room for the answers; ask nobody if they would cost too much."""
         self._gather()
         noise, settings = self.settings.noise, self.settings
-        if noise is not None:
-            charges = noise.charges(settings.num_public, seeded=settings.seeded_noise)
-            try:
+        if noise is None:
+            return True
+        charges = noise.charges(settings.num_public, seeded=settings.seeded_noise)
+        try:
+            for _ in range(self.num_attempts):
                 self.ledger_.charge_all(charges)
-            except PrivacyBudgetExceeded as error:
-                self._fail(str(error).rstrip("."))
-                self._sent = []
-                return []
-        return list(super().configure_train(server_round, arrays, config, grid))
+        except PrivacyBudgetExceeded as error:
+            self._fail(str(error).rstrip("."))
+            return False
+        return True
 
     def read(self, knowledge: Knowledge) -> None:
         """Check one party's answers and add them to the others; nothing else is kept."""

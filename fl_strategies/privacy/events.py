@@ -302,7 +302,7 @@ def event_from_json(data: Mapping[str, Any]) -> PrivacyEvent:
         odd = sorted(map(str, values.keys() ^ expected))
         raise InvalidData(
             f"PrivacyEvent: the fields of type {name!r} must be exactly "
-            f"{', '.join(sorted(expected))}, got a difference in {', '.join(odd)}."
+            f"{', '.join(sorted(expected))}, got a difference in {', '.join(odd):.200}."
         )
     try:
         return kind(**values)

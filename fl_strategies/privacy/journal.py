@@ -24,15 +24,22 @@ Not covered
 import fcntl
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from fl_strategies.durable import (
+    beside,
+    make_folder,
+    open_private,
+    replace_file,
+    sync_folder,
+    write_through,
+)
 from fl_strategies.exceptions import InvalidData, StrategyError, require
 from fl_strategies.party import content_hash
 from fl_strategies.privacy.accountant import Entry
@@ -92,7 +99,11 @@ def _decode(body: bytes) -> JournalEntry:
     if (schema := fields.pop("schema")) != SCHEMA:
         raise InvalidData(f"schema {schema!r} is none of this version")
     charges = [(event_from_json(c["event"]), c["count"]) for c in fields.pop("charges")]
-    return JournalEntry(charges=tuple(charges), **fields)
+    entry = JournalEntry(charges=tuple(charges), **fields)
+    texts = (entry.fingerprint, entry.run, entry.purpose, entry.time)
+    if type(entry.sequence) is not int or not all(isinstance(text, str) for text in texts):
+        raise InvalidData("its fields are of other types")
+    return entry
 
 
 def _seal(previous: bytes, body: bytes) -> bytes:
@@ -212,7 +223,7 @@ class PartyJournal:
         self.unit, self.delta, self.max_epsilon = unit, delta, max_epsilon
         self._ledger_of([])  # which checks its own settings
         self.path = self.folder / f"{name}.{unit}.jsonl"
-        self._announced_path = _beside(self.path, "announced")
+        self._announced_path = beside(self.path, "announced")
 
     def charge(self, charges: Sequence[Entry], *, run: str, purpose: str) -> PrivacyLedger:
         """Record what is about to leave; after this call, and only then, it may.
@@ -272,7 +283,7 @@ class PartyJournal:
             line = self._next_line(contents, charges, run, purpose)
             PrivacyLedger(self.unit).charge_all(charges)  # which checks them
             rest = _read(self.path)[contents.end :] + _read(self._announced_path)
-            _replace(_beside(self.path, f"damaged-{len(contents.entries) + 1}"), rest)
+            replace_file(beside(self.path, f"damaged-{len(contents.entries) + 1}"), rest)
             self._write(contents, line)
         return self.ledger()
 
@@ -329,17 +340,17 @@ class PartyJournal:
 
     def _write(self, contents: _Contents, line: bytes) -> None:
         """Announce a line and put it behind the sound ones; what is torn there goes."""
-        _replace(self._announced_path, line)
-        _write_through(self.path, line, after=contents.end)
+        replace_file(self._announced_path, line)
+        write_through(self.path, line, after=contents.end)
         contents.end += len(line)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep every other process and thread out of the folder."""
         try:
-            _make_folder(self.folder)
-            with _open_private(self.folder / ".lock") as lock:
+            make_folder(self.folder)
+            with open_private(self.folder / ".lock") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 try:
                     yield
@@ -353,47 +364,5 @@ class PartyJournal:
             ) from error
 
 
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(f"{path.name}.{suffix}")
-
-
 def _read(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
-
-
-def _open_private(path: Path) -> BinaryIO:
-    """Open a file to append to; if it is new, only its owner may read it."""
-    return open(path, "ab", opener=lambda p, flags: os.open(p, flags, 0o600))
-
-
-def _write_through(path: Path, content: bytes, *, after: int) -> None:
-    """Write behind the first `after` bytes of a file and wait until the disk has it."""
-    with _open_private(path) as file:
-        file.truncate(after)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power failure, as their contents do."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Give a file new content, all of it or none."""
-    draft = _beside(path, "draft")
-    _write_through(draft, content, after=0)
-    draft.replace(path)
-    _sync_folder(path.parent)
-
-
-def _make_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        _make_folder(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        _sync_folder(folder.parent)

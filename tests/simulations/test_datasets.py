@@ -14,6 +14,7 @@ from scipy import sparse
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter
 from simulations import datasets
+from simulations.config import Settings
 from simulations.datasets import ADULT, COD_RNA, DATA_VARIABLE, Dataset, load_dataset
 
 ROOT = Path(__file__).parents[2]
@@ -209,6 +210,17 @@ def test_public_rows_of_another_set_must_be_other_images(
     """Tables and texts have none, and private images may not return as public ones."""
     with pytest.raises(InvalidParameter, match=message):
         load_dataset(name, rng=np.random.RandomState(0), public=public)
+
+
+@pytest.mark.parametrize("name", ["mnist", "digits"])
+def test_joint_classes_need_another_set(name: str) -> None:
+    """Public rows of the data itself have its classes anyway; settings say so at once."""
+    message = "joint-classes must be false unless public names another image set, got True"
+    with pytest.raises(InvalidParameter, match=f"load_dataset: {message}"):
+        load_dataset(name, rng=np.random.RandomState(0), joint_classes=True)
+    with pytest.raises(InvalidParameter, match=f"Settings: {message}"):
+        Settings(data=name, joint_classes=True)
+    assert Settings(data="emnist-letters", public="mnist", joint_classes=True).joint_classes
 
 
 @pytest.mark.parametrize("name", ["imagenet", "", "rows.parquet", "Digits"])

@@ -1,6 +1,7 @@
 import os
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_strategies.exceptions import InvalidData
+from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.fedmd import FedMD
+from fl_strategies.fedmd.student import ContinuingLearner
 from simulations import images
+from simulations.client_app import app
+from simulations.config import Settings
 from simulations.datasets import DATA_VARIABLE, Dataset, load_dataset
+from simulations.experiment import load_federation
 from simulations.images import IMAGE_SETS, fit_images, normalise
+from simulations.local import run_local
 
 REAL_DATA = os.environ.get(DATA_VARIABLE, "")
 
@@ -305,6 +312,129 @@ def test_public_images_have_the_scale_of_the_private_set(folder: Path) -> None:
     data = load(folder, "mnist", public="emnist-letters")
     letters = split_arrays((28, 28), 6)["x_train"]
     assert np.allclose(data.x_public[:, 0], (letters / 255 - 0.1307) / 0.3081, atol=1e-5)
+
+
+def test_joint_classes_keep_the_labels_of_public_images(folder: Path) -> None:
+    """Letters keep their numbers, digits come after them, and no row changes."""
+    apart = load(folder, "emnist-letters", public="mnist", num_public=13)
+    joint = load(folder, "emnist-letters", public="mnist", num_public=13, joint_classes=True)
+
+    assert joint.classes == (*"abcdef", *"0123456789")
+    assert (joint.num_private_classes, joint.num_classes) == (6, 16)
+    assert np.array_equal(joint.x_public, apart.x_public)
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        assert np.array_equal(getattr(joint, name), getattr(apart, name))
+    digits = split_arrays((28, 28), 10)
+    digit_of = {
+        image.tobytes(): str(label)
+        for image, label in zip(
+            normalise(digits["x_train"][..., None], *IMAGE_SETS["emnist-letters"].scale),
+            digits["y_train"],
+            strict=True,
+        )
+    }
+    assert joint.y_public is not None
+    assert [joint.classes[label] for label in joint.y_public] == [
+        digit_of[image.tobytes()] for image in joint.x_public
+    ]
+
+
+def test_a_class_of_the_same_name_is_the_same_class(folder: Path) -> None:
+    """Digits of two sets share their ten classes; none is public only."""
+    data = load(folder, "svhn", public="mnist", joint_classes=True)
+
+    assert (data.num_private_classes, data.num_classes) == (10, 10)
+    assert data.y_public is not None
+    assert np.array_equal(data.y_public, split_arrays((28, 28), 10)["y_train"])
+
+
+@pytest.mark.parametrize(
+    ("name", "public"), [("nih-cxr", "pneumonia"), ("pneumonia", "nih-cxr")]
+)
+def test_joint_classes_need_one_label_an_image(folder: Path, name: str, public: str) -> None:
+    """Findings, of which an image has several, are no classes."""
+    with pytest.raises(InvalidParameter, match="joint-classes must be false unless each image"):
+        load(folder, name, public=public, joint_classes=True)
+
+
+def joint_letters(folder: Path, **more: Any) -> Settings:
+    return Settings(
+        data="emnist-letters", data_dir=str(folder), public="mnist", joint_classes=True,
+        num_parties=2, min_records=1, learner="mlp", final_learner="mlp", **more,
+    )  # fmt: skip
+
+
+def test_private_rows_are_dealt_by_their_own_classes(folder: Path) -> None:
+    """Half of the letters each, whatever classes the public rows have."""
+    federation = load_federation(joint_letters(folder, partition="pooled-halves"))
+
+    held = [{*federation.party(number).y.tolist()} for number in (0, 1)]
+
+    assert held == [{0, 1, 2}, {3, 4, 5}]
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_parties_of_fedmd_learn_the_public_classes_first(folder: Path, once: bool) -> None:
+    """After pre-training they know digits, which no private row shows; alone they do too."""
+    answers, alone = {}, {}
+    for epochs in (0, 60):
+        settings = joint_letters(
+            folder, partition="iid", strategy="fedmd", pretrain_epochs=epochs,
+            pretrain_once=once and epochs > 0, epochs_initial=1, epochs=1, learning_rate=0.003,
+        )  # fmt: skip
+        federation = load_federation(settings)
+        strategy = federation.strategy()
+        run_local(strategy, app, 2, run_config=settings.to_run_config())
+        assert isinstance(strategy, FedMD)
+        assert strategy.consensus_ is not None
+        assert strategy.indices_ is not None
+        digits = federation.dataset.y_public
+        assert digits is not None
+        answers[epochs] = np.mean(strategy.consensus_ == digits[strategy.indices_])
+        alone[epochs] = federation.solo_quality(0)
+
+    assert answers[60] > 0.5 > answers[0]
+    assert alone[60] != alone[0]
+
+
+def test_one_model_to_start_from_knows_the_public_rows(folder: Path) -> None:
+    """It is trained on them alone, so the private rows cannot change it."""
+    settings = joint_letters(
+        folder, strategy="fedmd", pretrain_epochs=60, pretrain_once=True, learning_rate=0.003
+    )
+    federation = load_federation(settings)
+    others = load_federation(replace(settings, train_rows=20, partition="iid"))
+
+    model = federation.factory("mlp")()
+    assert isinstance(model, ContinuingLearner)
+    model = model.from_arrays(federation.shared_start)
+
+    data = federation.dataset
+    assert np.mean(model.predict(data.x_public) == data.y_public) > 0.9
+    for name, array in federation.shared_start.items():
+        assert np.array_equal(array, others.shared_start[name])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"pretrain_epochs": 0}, "pretrain-epochs must be at least 1 with pretrain-once"),
+        ({"learner": "mlp,mnist-net"}, "learner must be the final-learner with pretrain-once"),
+        ({"joint_classes": False}, "joint-classes must be true for public rows of another set"),
+        (
+            {"learner": "random-forest", "final_learner": "random-forest"},
+            "learner must be a network, which goes on learning, .* got 'random-forest'",
+        ),
+    ],
+)
+def test_one_model_to_start_from_needs_labels_and_networks(
+    folder: Path, wrong: dict[str, Any], message: str
+) -> None:
+    """Said before anything is trained."""
+    right = joint_letters(folder, strategy="fedmd", pretrain_epochs=1, pretrain_once=True)
+
+    with pytest.raises(InvalidParameter, match=message):
+        load_federation(replace(right, **wrong)).strategy()
 
 
 def test_limits_apply_to_public_images_of_another_domain(folder: Path) -> None:

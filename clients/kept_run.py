@@ -1,0 +1,132 @@
+"""What a party keeps of a run on its own disk, so that a restart does not begin anew.
+
+Flower holds a node's state in memory and per run. A party with a journal also keeps it in
+``runs/`` beside the journal, under the name that the run has for its server, together with
+its last answers: who is asked the same thing again, because an answer was lost on its way,
+gives the same answer, and nothing more is spent.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from fl_strategies import Party, _compat, keys
+from fl_strategies.durable import make_folder, replace_file
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+MAX_RUNS: Final = 8
+"""Most runs that are kept; the one that was used longest ago goes first."""
+
+_RUN_NAME: Final = re.compile("[0-9a-f]{32}")
+_STATE, _ANSWER, _QUESTION = "state", "answer", "question"
+
+
+class KeptRun:
+    """One run of one party on disk.
+
+    Parameters
+    ----------
+    folder : Path
+        The party's own; nothing that a server sends is part of a path, but for the name of
+        a run, which is 32 hexadecimal digits.
+    name : str
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path = folder / f"{name}.run"
+        self._records = self._read()
+
+    @property
+    def state(self) -> RecordDict | None:
+        """What the party's half kept when it last answered, or None."""
+        return self._below(_STATE) if self._records is not None else None
+
+    def answer(self, kind: str, question: str) -> RecordDict | None:
+        """Return the last answer of this kind, if it was to the same question."""
+        if self._records is None:
+            return None
+        asked = self._records.get(f"{_QUESTION}/{kind}")
+        same = isinstance(asked, ConfigRecord) and asked.get("id") == question
+        return self._below(f"{_ANSWER}/{kind}") if same else None
+
+    def keep(self, kind: str, question: str, answer: RecordDict, state: RecordDict) -> None:
+        """Write state and answer, both or neither; a full disk is no reason not to answer."""
+        mine = (f"{_STATE}/", f"{_ANSWER}/{kind}/")
+        old = (self._records or RecordDict()).items()
+        records = RecordDict({key: r for key, r in old if not key.startswith(mine)})
+        for key, record in state.items():
+            records[f"{_STATE}/{key}"] = record
+        for key, record in answer.items():
+            records[f"{_ANSWER}/{kind}/{key}"] = record
+        records[f"{_QUESTION}/{kind}"] = ConfigRecord({"id": question})
+        try:
+            make_folder(self.path.parent)
+            replace_file(self.path, _compat.records_to_bytes(records))
+            _forget_old_runs(self.path.parent)
+        except OSError as error:
+            logger.warning(
+                "The run is not kept, so a restart would begin anew: %s.", error.strerror
+            )
+        self._records = records
+
+    def _below(self, prefix: str) -> RecordDict:
+        records = (self._records or RecordDict()).items()
+        start = f"{prefix}/"
+        return RecordDict({k.removeprefix(start): r for k, r in records if k.startswith(start)})
+
+    def _read(self) -> RecordDict | None:
+        if not self.path.exists():
+            return None
+        try:
+            return _compat.records_from_bytes(self.path.read_bytes())
+        except Exception:  # a damaged file may fail in any way; the journal is elsewhere
+            logger.warning("%s cannot be read; the party begins this run anew.", self.path.name)
+            return None
+
+
+def run_name(config: ConfigRecord) -> str | None:
+    """Return the name that a resumable run has for its server, or None."""
+    name = config.get(keys.RUN_NAME)
+    return name if isinstance(name, str) and _RUN_NAME.fullmatch(name) else None
+
+
+def answer_once(
+    party: Party, message: Message, context: Context, respond: Callable[[], RecordDict]
+) -> RecordDict:
+    """Respond with the state of the last answer, or repeat the answer to the same question.
+
+    A party without a journal keeps nothing and responds.
+    """
+    if party.journal is None:
+        return respond()
+    name = run_name(message.content.config_records[keys.CONFIG])
+    run = KeptRun(party.journal.folder / "runs", name or f"flower-{context.run_id}")
+    kind, question = message.metadata.message_type, _question(party, message)
+    if run.state is not None:
+        # What is on disk is never older than what Flower holds in memory.
+        context.state.clear()
+        context.state.update(run.state)
+    known = run.answer(kind, question)
+    if known is not None:
+        logger.info("This was asked before; the answer is the same and costs nothing.")
+        return known
+    answer = respond()
+    run.keep(kind, question, answer, context.state)
+    return answer
+
+
+def _question(party: Party, message: Message) -> str:
+    """Return what tells two questions apart, for these data and this learner."""
+    fingerprint = party.journal.fingerprint if party.journal is not None else ""
+    return f"{message.content.object_id} {fingerprint} {party.learner_name}"
+
+
+def _forget_old_runs(folder: Path) -> None:
+    newest = sorted(folder.glob("*.run"), key=lambda path: path.stat().st_mtime)
+    for path in newest[:-MAX_RUNS]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,352 @@
+"""Runs that outlive their server process.
+
+A `Checkpoint` folder holds the strategy's state before the round that is running, every
+reply of this round, each written before the strategy sees it, and what was drawn at random
+in it. After a kill the round is gone through again: what has arrived comes from the disk,
+who has not answered is asked, and nothing random is drawn a second time.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fl_strategies import _compat
+from fl_strategies.durable import make_folder, open_private, replace_file
+from fl_strategies.exceptions import InvalidData, StrategyError, require
+from fl_strategies.knowledge import Scalar, count_bytes
+from fl_strategies.plain_state import dump_state, load_state
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+SCHEMA: Final = 1
+_OWNER: Final = "Checkpoint"
+_RUN_FILE: Final = "run.json"
+_COMPLETE: Final = "complete.json"
+_SHORTEST_POLL, _LONGEST_POLL = 0.1, 3.0
+_REPLY_TOO_LARGE: Final = 2
+
+
+class CheckpointUnavailable(StrategyError, OSError):
+    """The disk does not take the checkpoint, or another server uses it."""
+
+
+class Checkpoint:
+    """A run on disk, for one server at a time.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is missing, for its owner only. It holds parties' replies.
+    resume : bool
+        Go on with the run in the folder. If there is none, a new one begins in any case.
+    kinds : sequence of types
+        Data classes that the state may contain.
+
+    Attributes
+    ----------
+    run_name : str
+        Name of the run, the same after every resume, which parties keep their state by.
+    """
+
+    def __init__(self, folder: Path, *, resume: bool, kinds: Sequence[type] = ()) -> None:
+        self.folder = Path(folder).expanduser().absolute()
+        self.resume = resume
+        self.kinds = kinds
+        self.run_name = ""
+        self.round = 0
+        self._resumed_round = 0
+
+    @contextmanager
+    def opened(self, settings: Mapping[str, Scalar]) -> Iterator[dict[str, Any] | None]:
+        """Lock the folder and give the state to go on from, or None for a new run.
+
+        `settings` must be those that the run began with.
+        """
+        with self._disk():
+            make_folder(self.folder)
+            lock = open_private(self.folder / ".lock")
+        with lock:
+            self._lock(lock.fileno())
+            try:
+                yield self._open(settings)
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointUnavailable(
+                f"{_OWNER}: {self.folder} must be on a disk that can be read and written, "
+                f"got: {error.strerror or type(error).__name__}."
+            ) from error
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointUnavailable(
+                f"{_OWNER}: {self.folder} must serve one run at a time, got a second one."
+            ) from error
+
+    def _open(self, settings: Mapping[str, Scalar]) -> dict[str, Any] | None:
+        path, digest = self.folder / _RUN_FILE, _digest(settings)
+        if not path.exists():
+            self.run_name = secrets.token_hex(16)
+            fresh = {"schema": SCHEMA, "run-name": self.run_name, "settings": digest}
+            self._write(path, json.dumps(fresh).encode())
+            return None
+        rule = "a new folder, or resume given to go on with the run in it"
+        require(self.resume, _OWNER, "checkpoint_dir", rule, str(self.folder))
+        run = _read_run(path)
+        if run["settings"] != digest:
+            raise InvalidData(
+                f"{_OWNER}: the settings must be those that the run in {self.folder} began "
+                f"with, got others. Give them again, or use a new folder."
+            )
+        self.run_name = run["run-name"]
+        rounds = sorted(self.folder.glob("state-*.npz"))
+        if not rounds:
+            return None
+        self.round = self._resumed_round = int(rounds[-1].stem.removeprefix("state-"))
+        return load_state(rounds[-1].read_bytes(), self.kinds)
+
+    def begin_round(self, number: int, state: Mapping[str, object]) -> None:
+        """Keep the state before a round; what belongs to earlier rounds is removed."""
+        if number == self.round:
+            return
+        self.round = number
+        self._write(self._state_path(number), dump_state(state, self.kinds))
+        for path in self.folder.glob("state-*.npz"):
+            if path != self._state_path(number):
+                path.unlink()
+        for path in self.folder.glob("round-*"):
+            if path != self._round_folder():
+                shutil.rmtree(path)
+
+    def once(self, name: str, draw: Callable[[], Mapping[str, object]]) -> dict[str, Any]:
+        """Return what `draw` gives, and when the round is gone through again the same."""
+        path = self._round_folder() / f"{name}.npz"
+        if not path.exists():
+            self._write(path, dump_state(draw(), self.kinds))
+        return load_state(path.read_bytes(), self.kinds)
+
+    @property
+    def resuming(self) -> bool:
+        """Whether the present round had begun before the server was stopped."""
+        return self.round > 0 and self.round == self._resumed_round
+
+    @property
+    def num_attempts(self) -> int:
+        """How often the parties of this round were asked, the present time included."""
+        before = len(list(self._phase_folder(MessageType.TRAIN).glob("*.asked")))
+        finished = self.completed(MessageType.TRAIN) is not None
+        return before if finished else before + 1
+
+    def note_attempt(self, phase: str) -> None:
+        """Note that parties are about to be asked."""
+        number = len(list(self._phase_folder(phase).glob("*.asked"))) + 1
+        self._write(self._phase_folder(phase) / f"{number}.asked", b"")
+
+    def record(self, phase: str, node: int, reply: Message) -> None:
+        """Write a reply, or in place of an older one from the same node."""
+        path = self._phase_folder(phase) / f"{node}.message"
+        self._write(path, _compat.message_to_bytes(reply))
+
+    def recorded(self, phase: str) -> set[int]:
+        """Return the nodes whose reply is on disk."""
+        return {int(path.stem) for path in self._phase_folder(phase).glob("*.message")}
+
+    def replay(self, phase: str, request: Message) -> Message:
+        """Return the recorded reply as one to this request."""
+        path = self._phase_folder(phase) / f"{request.metadata.dst_node_id}.message"
+        reply = _compat.message_from_bytes(path.read_bytes())
+        if reply.has_error():
+            return Message(reply.error, reply_to=request)
+        return Message(reply.content, reply_to=request)
+
+    def complete(self, phase: str, nodes: Iterable[int]) -> None:
+        """Note that nobody is waited for any more, and which nodes were connected."""
+        self._write(self._phase_folder(phase) / _COMPLETE, json.dumps(sorted(nodes)).encode())
+
+    def reopen(self) -> None:
+        """Let a resume ask those again whose reply was missing or bad: too few were good."""
+        (self._phase_folder(MessageType.TRAIN) / _COMPLETE).unlink(missing_ok=True)
+
+    def completed(self, phase: str) -> list[int] | None:
+        """Return the nodes of a phase that has ended, or None while it goes on."""
+        path = self._phase_folder(phase) / _COMPLETE
+        return list(json.loads(path.read_bytes())) if path.exists() else None
+
+    def _write(self, path: Path, content: bytes) -> None:
+        with self._disk():
+            make_folder(path.parent)
+            replace_file(path, content)
+
+    def _state_path(self, number: int) -> Path:
+        return self.folder / f"state-{number:09}.npz"
+
+    def _round_folder(self) -> Path:
+        return self.folder / f"round-{self.round:09}"
+
+    def _phase_folder(self, phase: str) -> Path:
+        return self._round_folder() / phase
+
+
+class RecordedGrid(Grid):
+    """A grid whose replies are on disk before they are used.
+
+    The strategy reads them one by one from there, so that memory does not grow with the
+    number of parties.
+
+    Parameters
+    ----------
+    grid : Grid
+    checkpoint : Checkpoint
+    max_reply_bytes : int
+        A larger reply is not written; an error takes its place.
+    """
+
+    def __init__(self, grid: Grid, checkpoint: Checkpoint, *, max_reply_bytes: int) -> None:
+        self._grid = grid
+        self._checkpoint = checkpoint
+        self._max_reply_bytes = max_reply_bytes
+        self._nodes: list[int] = []
+
+    @property
+    def run(self) -> _compat.Run:
+        """The run that the grid serves."""
+        return self._grid.run
+
+    def set_run(self, run: _compat.Run) -> None:
+        """Take the description of another run."""
+        self._grid.set_run(run)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a message."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; their replies are not recorded."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there."""
+        return self._grid.pull_messages(message_ids)
+
+    def get_node_ids(self) -> list[int]:
+        """Return the connected nodes; in a resumed round also those that have answered."""
+        self._nodes = self._known_nodes()
+        return self._nodes
+
+    def _known_nodes(self) -> list[int]:
+        if not self._checkpoint.resuming:
+            return sorted(self._grid.get_node_ids())
+        finished = self._checkpoint.completed(MessageType.TRAIN)
+        if finished is not None:
+            return finished
+        recorded = self._checkpoint.recorded(MessageType.TRAIN)
+        return sorted(recorded.union(self._grid.get_node_ids()))
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Ask who has not answered yet and give all replies, in the order of the messages."""
+        requests = list(messages)
+        if not requests:
+            return []
+        phase = requests[0].metadata.message_type
+        if self._checkpoint.completed(phase) is None:
+            self._gather(phase, requests, timeout)
+            self._checkpoint.complete(phase, self._nodes)
+        recorded = self._checkpoint.recorded(phase)
+        answered = [r for r in requests if r.metadata.dst_node_id in recorded]
+        for request in answered:
+            if not request.metadata.message_id:
+                _compat.assign_message_id(request)
+        return (self._checkpoint.replay(phase, request) for request in answered)
+
+    def _gather(self, phase: str, requests: Sequence[Message], timeout: float | None) -> None:
+        recorded = self._checkpoint.recorded(phase)
+        answered = {
+            request.metadata.dst_node_id
+            for request in requests
+            if request.metadata.dst_node_id in recorded
+            and not self._checkpoint.replay(phase, request).has_error()
+        }
+        asked = [r for r in requests if r.metadata.dst_node_id not in answered]
+        if answered:
+            logger.info("%s of %s replies are on disk.", len(answered), len(requests))
+        if not asked:
+            return
+        self._checkpoint.note_attempt(phase)
+        for reply, node in _replies(self._grid, asked, timeout):
+            self._checkpoint.record(phase, node, self._limited(reply))
+
+    def _limited(self, reply: Message) -> Message:
+        if reply.has_error() or count_bytes(reply.content) <= self._max_reply_bytes:
+            return reply
+        reason = (
+            f"Reply: it must be at most {self._max_reply_bytes} bytes, "
+            f"got {count_bytes(reply.content)}. Raise max_reply_bytes if larger ones are due."
+        )
+        return Message(Error(_REPLY_TOO_LARGE, reason), reply_to=reply)
+
+
+def _replies(
+    grid: Grid, requests: Sequence[Message], timeout: float | None
+) -> Iterator[tuple[Message, int]]:
+    """Send messages and give each reply, with the node that was asked, when it is there."""
+    pushed = [str(number) for number in grid.push_messages(requests) if number]
+    waiting = set(pushed)
+    nodes = {r.metadata.message_id: r.metadata.dst_node_id for r in requests}
+    end, pause = time.monotonic() + (timeout or 0.0), _SHORTEST_POLL
+    while waiting and (timeout is None or time.monotonic() < end):
+        arrived = list(grid.pull_messages(sorted(waiting)))
+        for reply in arrived:
+            question = reply.metadata.reply_to_message_id
+            if question in waiting:
+                waiting.discard(question)
+                yield reply, nodes[question]
+        if arrived:
+            pause = _SHORTEST_POLL
+        elif waiting:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_POLL)
+
+
+def _digest(settings: Mapping[str, Scalar]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _read_run(path: Path) -> dict[str, str]:
+    try:
+        run = json.loads(path.read_bytes())
+        known = run["schema"] == SCHEMA and run.keys() == {"schema", "run-name", "settings"}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        known = False
+    if not known:
+        raise InvalidData(
+            f"{_OWNER}: {path} must be as it was written by this version, got another text. "
+            f"Use a new folder."
+        )
+    return {key: str(value) for key, value in run.items()}

@@ -1,0 +1,49 @@
+"""Files that survive a crash: written whole or not at all, and readable by their owner only."""
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """Return the path of a file that belongs to another one."""
+    return path.with_name(f"{path.name}.{suffix}")
+
+
+def open_private(path: Path) -> BinaryIO:
+    """Open a file to append to; if it is new, only its owner may read it."""
+    return open(path, "ab", opener=lambda p, flags: os.open(p, flags, 0o600))
+
+
+def write_through(path: Path, content: bytes, *, after: int) -> None:
+    """Write behind the first `after` bytes of a file and wait until the disk has it."""
+    with open_private(path) as file:
+        file.truncate(after)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power failure, as their contents do."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Give a file new content, all of it or none."""
+    draft = beside(path, "draft")
+    write_through(draft, content, after=0)
+    draft.replace(path)
+    sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, for its owner only."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(folder.parent)

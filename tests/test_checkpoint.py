@@ -1,0 +1,356 @@
+"""A killed run goes on: same bits, nobody asked twice, no noise drawn twice."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Result
+
+from clients import client_app
+from clients.kept_run import MAX_RUNS
+from fl_strategies import REGISTRY, FedKT, FedMD, KnowledgeStrategy, Party, keys
+from fl_strategies._compat import assign_message_id
+from fl_strategies.checkpoint import Checkpoint, CheckpointUnavailable
+from fl_strategies.exceptions import InvalidData, InvalidParameter, NotFitted
+from fl_strategies.knowledge import Knowledge
+from fl_strategies.plain_state import dump_state, load_state
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from simulations.local import InMemoryGrid
+from tests.toys import TEST, common_options, load_toy_party, load_with
+
+NUM_PARTIES = 3
+NUM_ROUNDS = 3
+
+
+class Killed(BaseException):
+    """The server process ends here and now."""
+
+
+class MortalGrid(InMemoryGrid):
+    """Runs one client a time and dies after some replies; counts who was asked what."""
+
+    def __init__(self, app: ClientApp, dies_after: int = 10**9) -> None:
+        super().__init__(app, NUM_PARTIES)
+        self.left = dies_after
+        self.asked: Counter[tuple[str, int, int]] = Counter()
+        self._queue: dict[str, Message] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        sent = {assign_message_id(message): message for message in messages}
+        self._queue |= sent
+        return list(sent)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+        number = next(i for i in self._queue if i in set(message_ids))
+        message = self._queue.pop(number)
+        config = message.content.config_records[keys.CONFIG]
+        node, kind = message.metadata.dst_node_id, message.metadata.message_type
+        self.asked[kind, int(str(config[keys.SERVER_ROUND])), node] += 1
+        return list(self._deliver([message]))
+
+    def send_and_receive(self, messages: Any, **_: Any) -> list[Message]:
+        ids = self.push_messages(messages)
+        return [reply for number in ids for reply in self.pull_messages([number])]
+
+
+def journal_app(folder: Path, **limits: Any) -> ClientApp:
+    """Return the app of toy parties that keep their state in a folder each."""
+
+    def load(context: Context) -> Party:
+        party = load_toy_party(context)
+        journal = PartyJournal(
+            folder / str(party.partition_id),
+            fingerprint=data_fingerprint(party.x, party.y), **limits,
+        )  # fmt: skip
+        return replace(party, journal=journal, run=str(context.run_id))
+
+    return client_app(load)
+
+
+def build(name: str, folder: Path | None = None, **changes: Any) -> KnowledgeStrategy[Any]:
+    options = {**common_options(NUM_PARTIES), "checkpoint_dir": folder, **changes}
+    return REGISTRY[name].strategy(**options)
+
+
+def start(
+    strategy: KnowledgeStrategy[Any], grid: InMemoryGrid, num_rounds: int = NUM_ROUNDS
+) -> Result:
+    return strategy.start(grid, ArrayRecord(), num_rounds=num_rounds)
+
+
+def figures(result: Result) -> list[dict[int, dict[str, Any]]]:
+    """Return all metrics of a result but the time that training took."""
+    records = (result.train_metrics_clientapp, result.evaluate_metrics_clientapp)
+    return [
+        {
+            number: {name: repr(value) for name, value in r.items() if name != keys.TRAIN_TIME}
+            for number, r in phase.items()
+        }
+        for phase in records
+    ]
+
+
+def bits(strategy: KnowledgeStrategy[Any]) -> bytes:
+    return strategy.model_.logits(TEST[0]).tobytes()
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_a_run_killed_anywhere_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    """After a kill at any reply the result is that of a run without one, asking once each."""
+    plain, grid = build(name, tmp_path / "whole"), MortalGrid(journal_app(tmp_path / "plain"))
+    expected = start(plain, grid)
+    total = sum(grid.asked.values())
+    assert total > NUM_PARTIES
+
+    # Every reply for one scheme of each kind, every third for the others.
+    step = 1 if name in {"ekd", "fedkt", "fedmd"} else 3
+    for dies_after in (*range(0, total, step), total):
+        folder, parties = tmp_path / f"{dies_after}", tmp_path / f"{dies_after}-parties"
+        first = MortalGrid(journal_app(parties), dies_after)
+        if dies_after < total:
+            with pytest.raises(Killed):
+                start(build(name, folder), first)
+        else:
+            start(build(name, folder), first)
+        # A new process on the server, a new Flower run, and nothing left of `Context.state`.
+        second, resumed = MortalGrid(journal_app(parties)), build(name, folder, resume=True)
+        result = start(resumed, second)
+
+        assert bits(resumed) == bits(plain), dies_after
+        assert figures(result) == figures(expected), dies_after
+        assert resumed.ledger_.state_dict() == plain.ledger_.state_dict()
+        assert set((first.asked + second.asked).values()) == {1}, dies_after
+        assert first.asked + second.asked == grid.asked
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_a_run_without_a_kill_is_the_same_with_and_without_a_checkpoint(
+    name: str, tmp_path: Path
+) -> None:
+    """Recording replies changes nothing, also where parties keep nothing."""
+    app = client_app(load_toy_party)
+    plain, recorded = build(name), build(name, tmp_path)
+
+    expected, result = start(plain, MortalGrid(app)), start(recorded, MortalGrid(app))
+
+    assert bits(plain) == bits(recorded)
+    assert set(result.train_metrics_clientapp) == set(expected.train_metrics_clientapp)
+
+
+def test_the_servers_noise_is_drawn_once(tmp_path: Path) -> None:
+    """Killed after the noisy labels are known, a run uses these; a new run draws others."""
+    options: dict[str, Any] = {"privacy_level": "L1", "gamma": 0.3, "noise": "laplace"}
+    app = client_app(load_toy_party)
+    first = build("fedkt", tmp_path / "run", **options)
+    with pytest.raises(Killed):
+        start(first, MortalGrid(app, NUM_PARTIES), 1)  # dies while the model is delivered
+
+    resumed = build("fedkt", tmp_path / "run", resume=True, **options)
+    start(resumed, MortalGrid(app), 1)
+    others = [build("fedkt", tmp_path / f"{n}", **options) for n in range(3)]
+    for other in others:
+        start(other, MortalGrid(app), 1)
+
+    assert bits(resumed) == bits(first)
+    assert resumed.ledger_.num_releases == others[0].ledger_.num_releases
+    assert len({bits(strategy) for strategy in (first, *others)}) > 1
+
+
+def test_a_question_that_was_answered_costs_nothing_again(tmp_path: Path) -> None:
+    """A reply that is lost after it left is repeated from disk, with the same noise."""
+    options: dict[str, Any] = {"privacy_level": "L2", "gamma": 0.5}
+    app = journal_app(tmp_path / "parties")
+
+    class Lossy(MortalGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            super().pull_messages(message_ids)
+            raise Killed
+
+    with pytest.raises(Killed):
+        start(build("fedkt", tmp_path / "run", **options), Lossy(app), 1)
+    (spent,) = (tmp_path / "parties").glob("*/*.jsonl")
+    before = spent.read_bytes()
+    resumed = build("fedkt", tmp_path / "run", resume=True, **options)
+    start(resumed, MortalGrid(app), 1)
+
+    assert spent.read_bytes() == before
+    # The server cannot know this, so its own ledger counts both questions.
+    once = FedKT(**{**common_options(NUM_PARTIES), **options})  # type: ignore[arg-type]
+    start(once, MortalGrid(client_app(load_toy_party)), 1)
+    assert resumed.ledger_.num_releases == 2 * once.ledger_.num_releases
+
+
+def test_a_party_without_memory_spends_again(tmp_path: Path) -> None:
+    """Another run, or other settings, are other questions: they are charged."""
+    app = journal_app(tmp_path)
+    for seed in (0, 0, 1):
+        start(build("fedkt", privacy_level="L2", gamma=0.5, seed=seed), MortalGrid(app), 1)
+
+    assert len((tmp_path / "0" / "private-data.example.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_restarted_party_goes_on_in_the_middle_of_a_run(rounds: int, tmp_path: Path) -> None:
+    """FedMD's models survive a node that loses its memory between two rounds."""
+    app = journal_app(tmp_path)
+    plain = FedMD(**common_options(NUM_PARTIES))  # type: ignore[arg-type]
+    start(plain, MortalGrid(journal_app(tmp_path / "plain")))
+
+    class Amnesic(MortalGrid):
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            sent = list(messages)
+            if (
+                sent
+                and sent[0].content.config_records[keys.CONFIG][keys.SERVER_ROUND] == rounds
+            ):
+                fresh = MortalGrid(app)._nodes
+                self._nodes = {
+                    i: replace(n, state=fresh[i].state) for i, n in self._nodes.items()
+                }
+            return super().push_messages(sent)
+
+    strategy = FedMD(**common_options(NUM_PARTIES))  # type: ignore[arg-type]
+    start(strategy, Amnesic(app))
+
+    assert bits(strategy) == bits(plain)
+
+
+def test_rounds_are_counted_from_the_beginning(tmp_path: Path) -> None:
+    """More rounds can be asked for later; the evaluation of a user sees the right numbers."""
+    app, seen = journal_app(tmp_path / "parties"), []
+
+    def evaluate(number: int, _: ArrayRecord) -> MetricRecord:
+        seen.append(number)
+        return MetricRecord({"number": number})
+
+    plain = build("fedmd")
+    start(plain, MortalGrid(journal_app(tmp_path / "plain")), 4)
+    start(build("fedmd", tmp_path / "run"), MortalGrid(app), 2)
+    longer = build("fedmd", tmp_path / "run", resume=True)
+    result = longer.start(MortalGrid(app), ArrayRecord(), num_rounds=4, evaluate_fn=evaluate)
+
+    assert bits(longer) == bits(plain)
+    assert seen == [2, 3, 4]
+    assert sorted(result.evaluate_metrics_serverapp) == [2, 3, 4]
+    assert sorted(result.train_metrics_clientapp) == [1, 2, 3, 4]
+    with pytest.raises(InvalidParameter, match="num_rounds must be at least 4"):
+        start(build("fedmd", tmp_path / "run", resume=True), MortalGrid(app), 2)
+
+
+def test_parties_that_failed_are_asked_again_if_too_few_did_not(tmp_path: Path) -> None:
+    """A round with too few answers has no result; resumed, it asks the others again."""
+
+    def fail(_: Party) -> Party:
+        raise ValueError("not today")
+
+    broken = MortalGrid(client_app(load_with(fail, only=1)))
+    first = build("fedkt", tmp_path, min_parties=NUM_PARTIES)
+    start(first, broken, 1)
+    with pytest.raises(NotFitted, match="2 of 3 parties sent a valid reply"):
+        _ = first.model_
+
+    mended = MortalGrid(client_app(load_toy_party))
+    resumed = build("fedkt", tmp_path, min_parties=NUM_PARTIES, resume=True)
+    start(resumed, mended, 1)
+
+    assert resumed.rejected_ == {}
+    assert [node for kind, _, node in mended.asked if kind == "train"] == [1001]
+
+
+def test_a_reply_that_is_too_large_is_not_written(tmp_path: Path) -> None:
+    """It is refused as without a checkpoint, and takes no disk."""
+    strategy = build("fedkt", tmp_path, max_reply_bytes=10, min_parties=1)
+
+    start(strategy, MortalGrid(client_app(load_toy_party)), 1)
+
+    assert "must be at most 10 bytes" in str(strategy.rejected_)
+    assert max(path.stat().st_size for path in tmp_path.glob("round-*/*/*")) < 1000
+
+
+def test_wrong_use_is_refused(tmp_path: Path) -> None:
+    """Another run's folder, other settings, a second start, a second server, a torn file."""
+    app = client_app(load_toy_party)
+    strategy = build("fedkt", tmp_path / "run")
+    start(strategy, MortalGrid(app), 1)
+
+    with pytest.raises(InvalidParameter, match="left out to start a second time"):
+        start(strategy, MortalGrid(app), 1)
+    with pytest.raises(InvalidParameter, match="a new folder, or resume given"):
+        start(build("fedkt", tmp_path / "run"), MortalGrid(app), 1)
+    with pytest.raises(InvalidData, match="settings must be those"):
+        start(build("fedkt", tmp_path / "run", resume=True, seed=1), MortalGrid(app), 1)
+    with pytest.raises(InvalidData, match="settings must be those"):
+        start(build("fedmd", tmp_path / "run", resume=True), MortalGrid(app), 1)
+    with pytest.raises(InvalidParameter, match="checkpoint_dir must be given with resume"):
+        build("fedkt", resume=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointUnavailable, match="must be on a disk"):
+        start(build("fedkt", tmp_path / "file" / "run"), MortalGrid(app), 1)
+    checkpoint = Checkpoint(tmp_path / "run", resume=True)
+    with (
+        checkpoint.opened(strategy._identity()),
+        pytest.raises(CheckpointUnavailable, match="one run at a time"),
+    ):
+        start(build("fedkt", tmp_path / "run", resume=True), MortalGrid(app), 1)
+    (tmp_path / "run" / "run.json").write_text("[]")
+    with pytest.raises(InvalidData, match="as it was written"):
+        start(build("fedkt", tmp_path / "run", resume=True), MortalGrid(app), 1)
+
+
+def test_the_folder_is_for_its_owner(tmp_path: Path) -> None:
+    """What parties sent is readable by nobody else, and past rounds are removed."""
+    start(build("fedmd", tmp_path / "run"), MortalGrid(client_app(load_toy_party)))
+
+    assert [path.name for path in (tmp_path / "run").glob("round-*")] == ["round-000000003"]
+    for path in [tmp_path / "run", *(tmp_path / "run").rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert set(json.loads((tmp_path / "run" / "run.json").read_text())) == {
+        "schema", "run-name", "settings",
+    }  # fmt: skip
+
+
+def test_a_party_keeps_few_runs_and_survives_a_damaged_one(tmp_path: Path) -> None:
+    """A server that names runs cannot fill the disk, and a torn file only costs memory."""
+    app = journal_app(tmp_path / "parties")
+    for number in range(MAX_RUNS + 2):
+        start(build("fedmd", tmp_path / f"{number}"), MortalGrid(app), 1)
+    kept = sorted((tmp_path / "parties" / "0" / "runs").iterdir())
+    assert len(kept) == MAX_RUNS
+    for path in kept:
+        assert path.stat().st_mode & 0o077 == 0
+        path.write_bytes(b"torn" + path.read_bytes()[:50])
+
+    strategy = build("fedmd", tmp_path / f"{MAX_RUNS + 1}", resume=True)
+    start(strategy, MortalGrid(app), 3)
+
+    assert strategy.rejected_ == {}
+
+
+def test_plain_state_holds_numbers_and_nothing_else() -> None:
+    """Objects that were not named are refused on both ways, and so are torn files."""
+    model = Knowledge("model", {"w": np.eye(2)}, {"learner": "a"})
+    state: dict[str, object] = {"pair": (1, [None, {2.5}]), "models": {0: model, 1: model}}
+    data = dump_state(state, [Knowledge])
+
+    loaded = load_state(data, [Knowledge])
+    assert loaded["pair"] == (1, [None, {2.5}])
+    assert loaded["models"][1].arrays["w"].tolist() == [[1, 0], [0, 1]]
+    assert len(data) < len(dump_state({**state, "more": np.eye(2)}, [Knowledge]))
+    with pytest.raises(InvalidData, match="values must be plain, got Knowledge"):
+        dump_state(state)
+    with pytest.raises(InvalidData, match="values must be plain, got ndarray"):
+        dump_state({"a": np.array([object()])})
+    with pytest.raises(InvalidData, match="as it was written"):
+        load_state(data)
+    with pytest.raises(InvalidData, match="as it was written"):
+        load_state(data[:-30], [Knowledge])
