@@ -276,9 +276,15 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         return self._whole(result, done)
 
     def _identity(self) -> dict[str, Scalar]:
-        """Return what must be the same for a run to go on."""
-        own: dict[str, Scalar] = {keys.STRATEGY: self.name, keys.SEED: self.seed}
-        return {**self.party_config(1), **own, keys.NUM_PARTIES: self.num_parties}
+        """Return what must be the same for a run to go on: all that may change its result."""
+        patience = FederationOptions.__annotations__.keys() - {"num_parties", "seed"}
+        own = {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, str | int | float)
+            and not (name.startswith("_") or name.endswith("_") or name in patience)
+        }
+        return {**own, **self.party_config(1), keys.STRATEGY: self.name}
 
     def _whole(self, result: Result, done: int) -> Result:
         """Add the rounds before a resume to a result, and count its rounds after them."""

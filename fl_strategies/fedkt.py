@@ -18,8 +18,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.base import FederationOptions, KnowledgeStrategy, logger
@@ -265,12 +264,10 @@ class FedKT(KnowledgeStrategy[Array | None]):
         """Make room for the votes of a round."""
         self._counts = np.zeros((len(self.public), self.num_classes), dtype=np.int64)
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Ask every connected party, with no votes counted yet."""
+    def prepare_round(self) -> bool:
+        """Begin to count."""
         self._gather()
-        return list(super().configure_train(server_round, arrays, config, grid))
+        return True
 
     def read(self, knowledge: Knowledge) -> Array | None:
         """Count one party's votes; keep them, (num_public,), only if some may be trimmed."""

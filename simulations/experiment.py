@@ -27,7 +27,7 @@ logger = logging.getLogger("flwr.fl_strategies")
 
 PROMISES = (
     "release", "privacy_level", "gamma", "sigma", "target_epsilon", "num_samples",
-    "clipping_norm", "vote_trim",
+    "clipping_norm", "vote_trim", "consensus",
 )  # fmt: skip
 """Settings that promise privacy or robustness, which a strategy must not silently ignore."""
 

@@ -291,6 +291,11 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
         start(build("fedkt", tmp_path / "run", resume=True, seed=1), MortalGrid(app), 1)
     with pytest.raises(InvalidData, match="settings must be those"):
         start(build("fedmd", tmp_path / "run", resume=True), MortalGrid(app), 1)
+    trimmed = build("fedkt", tmp_path / "run", resume=True, vote_trim=0.4)
+    with pytest.raises(InvalidData, match="settings must be those"):
+        start(trimmed, MortalGrid(app), 1)
+    patient = build("fedkt", tmp_path / "run", resume=True, max_wait=1.0, min_parties=1)
+    start(patient, MortalGrid(app), 1)
     with pytest.raises(InvalidParameter, match="checkpoint_dir must be given with resume"):
         build("fedkt", resume=True)
     (tmp_path / "file").write_text("")

@@ -24,6 +24,7 @@ from tests.toys import (
     CentroidLearner,
     accuracy,
     load_toy_party,
+    load_with,
     toy_fedkd,
     toy_party,
 )
@@ -86,6 +87,26 @@ def test_uniform_weights_are_the_plain_mean() -> None:
 
     expected = np.mean([np.clip(own_logits(i), -10, 10) for i in range(NUM_PARTIES)], axis=0)
     assert model.targets == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
+def test_a_robust_rule_ignores_one_liar(rule: str) -> None:
+    """One of four parties sends the worst scores it can; the middle two decide."""
+    options: dict[str, object] = {"weights": "uniform", "num_levels": None}
+
+    class Liar(CentroidLearner):
+        def logits(self, x: Any) -> Any:
+            return -1e6 * super().logits(x)
+
+    app = client_app(load_with(lambda party: replace(party, learner_fn=Liar), only=2))
+    robust, plain = (run(recorded(**options, consensus=c), app) for c in (rule, "mean"))
+
+    lies = np.clip(-1e6 * own_logits(2), -10, 10)
+    said = [lies if i == 2 else np.clip(own_logits(i), -10, 10) for i in range(NUM_PARTIES)]
+    assert robust.targets == pytest.approx(np.sort(said, axis=0)[1:3].mean(axis=0), abs=1e-5)
+    honest = np.mean([own_logits(i) for i in (0, 1, 3)], axis=0).argmax(axis=1)
+    agreement = [(m.targets.argmax(axis=1) == honest).mean() for m in (robust, plain)]
+    assert agreement[0] > 0.95 > agreement[1]
 
 
 def test_noise_is_drawn_once() -> None:
@@ -435,6 +456,13 @@ def test_levels_take_an_eighth_of_float64() -> None:
         ({"gamma": -1.0}, "gamma must be greater than 0"),
         ({"weights": "noisy-counts", "count_epsilon": 0.0}, "epsilon must be"),
         ({"rounding": "down"}, "rounding must be 'nearest' or 'stochastic'"),
+        ({"consensus": "class-weighted"}, "consensus must be one of mean, median, trimmed"),
+        ({"consensus": "median"}, "consensus must be mean unless weights are uniform"),
+        (
+            {"consensus": "median", "weights": "uniform", "gamma": 1.0},
+            "consensus must be mean unless weights are uniform, without noise",
+        ),
+        ({"trim_fraction": 0.5}, "trim_fraction must be at least 0 and below 0.5"),
     ],
 )
 def test_bad_parameters_are_named(changes: dict[str, object], rule: str) -> None:

@@ -17,6 +17,12 @@ from fl_strategies.class_weights import (
     read_counts,
     weighted_mean,
 )
+from fl_strategies.consensus import (
+    ROBUST_RULES,
+    ConsensusRule,
+    RobustConsensus,
+    check_trim,
+)
 from fl_strategies.exceptions import (
     InvalidParameter,
     KnowledgeMismatch,
@@ -137,6 +143,9 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         Eq. 1 with exact counts (the paper's), with counts that cost an example
         `count_epsilon`, or 1 / K. A class that nobody holds is weighted uniformly.
     count_epsilon : float
+    consensus, trim_fraction : "mean", "median" or "trimmed-mean", float
+        How scores are combined. The last two, of `RobustConsensus`, hold off parties that send
+        wrong ones; they need ``weights="uniform"`` and no noise, which is made for means.
     noise, gamma, sigma, target_epsilon, delta, seeded_noise
         See `ScorePrivacy`. All left out: no noise. The paper's noise is Lap(1 / gamma).
     max_epsilon : float, optional
@@ -187,6 +196,8 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         clip: float = 10.0,
         weights: Weights = "counts",
         count_epsilon: float = 1.0,
+        consensus: ConsensusRule = "mean",
+        trim_fraction: float = 0.2,
         noise: ScoreNoise = "laplace",
         gamma: float | None = None,
         sigma: float | None = None,
@@ -213,6 +224,8 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
             require(value in known, "FedKD", name, f"one of {', '.join(known)}", value)
         require(0 < clip <= MAX_BOUND, "FedKD", "clip", f"above 0, at most {MAX_BOUND}", clip)
         check_augmentation("FedKD", augmentation, public, num_predictions)
+        plain = weights == "uniform" and (gamma, sigma, target_epsilon) == (None, None, None)
+        _check_consensus(consensus, trim_fraction, plain=plain)
         require_soft("FedKD", learner_fn())
         self.public = public
         self.num_classes = num_classes
@@ -225,6 +238,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         self.clip = clip
         self.weights = weights
         self.count_epsilon = count_epsilon
+        self.consensus, self.trim_fraction = consensus, trim_fraction
         self.num_predictions = num_predictions
         self.augmentation = augmentation
         self.public_labels = public_labels
@@ -330,6 +344,11 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         weights = class_weights([party.counts for party in sent], self.num_classes)
         values, form = [party.values for party in sent], self._form
         mechanism = self._charge(len(sent))
+        if self.consensus in ROBUST_RULES:
+            robust = RobustConsensus(self.consensus, trim_fraction=self.trim_fraction)
+            for scores in values:
+                robust.add(form.decode(scores))
+            return robust.result(), {}
         if mechanism is None or self.privacy is None:
             return weighted_mean(values, weights, form), {}
         rng = self.privacy.rng(self.seed, "server")
@@ -368,6 +387,15 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
 
     def _charge_unprotected(self, reason: str) -> None:
         self.ledger_.charge(NonPrivateEvent(unit=self.ledger_.unit, reason=reason))
+
+
+def _check_consensus(rule: ConsensusRule, trim_fraction: float, *, plain: bool) -> None:
+    """Raise unless the rule fits; `plain`: weights are uniform and nothing is noisy."""
+    known = ("mean", *ROBUST_RULES)
+    require(rule in known, "FedKD", "consensus", f"one of {', '.join(known)}", rule)
+    check_trim("FedKD", trim_fraction)
+    fits = plain or rule == "mean"
+    require(fits, "FedKD", "consensus", "mean unless weights are uniform, without noise", rule)
 
 
 def _recipe(

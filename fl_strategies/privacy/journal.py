@@ -136,7 +136,7 @@ class _Contents:
         try:
             entry = _decode(body)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            return f"a line that cannot be read ({str(error).rstrip('.')})"
+            return f"a line that cannot be read ({str(error).rstrip('.')[:MAX_TEXT]})"
         if entry.sequence != len(self.entries) + 1:
             return f"number {entry.sequence}"
         self.entries.append(entry)
