@@ -10,7 +10,7 @@ from fl_strategies import keys
 from fl_strategies.exceptions import require
 from simulations.models import import_library
 from simulations.report import summarise
-from simulations.reproduce import Outcome, Table, outcomes_of, read_outcomes
+from simulations.reproduce import Outcome, Row, Table, outcomes_of, read_outcomes, rounds_of
 
 OWNER: Final = "figure"
 COLUMNS: Final = 3
@@ -48,23 +48,23 @@ def make_panels(table: Table, outcomes: Sequence[Outcome]) -> list[Panel]:
     grouped: dict[tuple[str, str], list[Curve]] = {}
     for row in table.rows:
         found = outcomes_of(table, row, outcomes)
-        curve = _curve(row.name, found)
+        curve = _curve(row, found)
         if curve.rounds:
             grouped.setdefault((row.panel, found[0]["metric"]), []).append(curve)
     return [Panel(title, metric, tuple(curves)) for (title, metric), curves in grouped.items()]
 
 
-def _curve(name: str, outcomes: Sequence[Outcome]) -> Curve:
+def _curve(row: Row, outcomes: Sequence[Outcome]) -> Curve:
     """Combine seeds; one that ended earlier, or did not measure a round, is left out there."""
     by_round: dict[int, list[float]] = {}
     for outcome in outcomes:
-        for one in outcome["rounds"]:
-            if one["mean"] is not None and math.isfinite(one["mean"]):
-                by_round.setdefault(int(one["round"]), []).append(float(one["mean"]))
+        for number, figure in rounds_of(row, outcome):
+            if figure is not None and math.isfinite(figure):
+                by_round.setdefault(number, []).append(figure)
     rounds = tuple(sorted(by_round))
     spreads = [summarise(by_round[number]) for number in rounds]
     means, deviations = zip(*spreads, strict=True) if spreads else ((), ())
-    return Curve(name, rounds, means, deviations)
+    return Curve(row.name, rounds, means, deviations)
 
 
 def draw_table(table: Table, kept: Path, target: Path) -> None:

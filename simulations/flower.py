@@ -8,27 +8,28 @@ tell how the run ended.
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
 from fl_strategies.exceptions import StrategyError, require
 from simulations.config import Settings, Value
+from simulations.control import Control, RunStatus
+from simulations.processes import Processes, terminable, uninterrupted
 from simulations.report import Report
 
 APP_FOLDER = Path(__file__).resolve().parent.parent
 CONNECTION = "here"
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 0.5
 _START_SECONDS = 90.0
-_STOP_SECONDS = 15.0
+_LOG_SECONDS = 5.0
 
 
 class FlowerRunFailed(StrategyError, RuntimeError):
@@ -38,43 +39,49 @@ class FlowerRunFailed(StrategyError, RuntimeError):
 class SuperLink:
     """A SuperLink on loopback that lives as long as its ``with`` block.
 
+    However the block is left, by an exception, Ctrl-C or a TERM, everything that it has
+    started is ended.
+
     Parameters
     ----------
     simulation : bool
         Run parties in Flower's simulation engine instead of on SuperNodes.
     """
 
+    home: Path
+    environment: dict[str, str]
+
     def __init__(self, *, simulation: bool) -> None:
         self.simulation = simulation
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
+        self.processes = Processes()
+        self.control = Control(self.address)
+        self._nodes: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        with self._stack:
-            self.home = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-            self.environment = flower_environment(self.home)
-            (self.home / "config.toml").write_text(
-                f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-                f'[superlink.{CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n'
-            )
-            command = ["flower-superlink", "--insecure", "--host", "127.0.0.1"]
-            command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
-            command += ["--simulation"] if self.simulation else []
-            self._start(command, "superlink")
-            self._wait_for_port()
-            self._stack = self._stack.pop_all()
+        try:
+            self._stack.enter_context(terminable())
+            self._open()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        with uninterrupted():
+            # While their SuperLink is there, SuperNodes take leave of it quickly.
+            self.processes.end(self._nodes)
+            self.processes.end()
+            self._stack.close()
 
     def start_supernode(self, node_config: Mapping[str, Value]) -> None:
         """Start one party as a process of its own."""
-        settings = " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
         command = ["flower-supernode", "--insecure", "--superlink", self.address]
-        command += ["--port", str(free_port()), "--node-config", settings]
-        self._start(command, f"supernode-{node_config.get('partition-id', 'x')}")
+        command += ["--port", str(free_port()), "--node-config", to_toml(node_config)]
+        log = self.home / f"supernode-{node_config.get('partition-id', 'x')}.log"
+        self._nodes.append(self._start(command, self.environment, log))
 
     def run_app(
         self,
@@ -82,12 +89,71 @@ class SuperLink:
         *,
         num_supernodes: int | None = None,
         timeout: float = 3600.0,
-    ) -> str:
-        """Submit the app of this checkout, show its log, and return its final status.
+        app: Path = APP_FOLDER,
+    ) -> RunStatus:
+        """Submit an app, by default this checkout's, show its log and wait for its end."""
+        run_id = self._submit(app, run_config, num_supernodes=num_supernodes)
+        return self.wait_for_run(run_id, timeout, show_log=True)
 
-        The status is Flower's, for example ``finished:completed``.
-        """
-        command = ["run", str(APP_FOLDER), CONNECTION, "--format", "json"]
+    def wait_for_run(self, run_id: str, timeout: float, *, show_log: bool = False) -> RunStatus:
+        """Wait until a run has ended, for at most `timeout` seconds, and return how."""
+        deadline = time.monotonic() + timeout
+        follow = ["flwr", "log", run_id, CONNECTION, "--stream"]
+        log = self.processes.start(follow, self.environment, sys.stderr) if show_log else None
+        try:
+            while time.monotonic() < deadline:
+                status = self.control.status(run_id)
+                if status.finished:
+                    return status
+                time.sleep(_POLL_SECONDS)
+        finally:
+            if log is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    log.wait(_LOG_SECONDS)  # its last lines
+                self.processes.end([log])
+        raise FlowerRunFailed(
+            f"flwr run: run {run_id} must end within {timeout:.0f} seconds, got {status}."
+        )
+
+    def _open(self) -> None:
+        self.home = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        self.environment = flower_environment(self.home)
+        self._write_connection("insecure = true")
+        command = ["flower-superlink", "--insecure", "--host", "127.0.0.1"]
+        command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
+        command += ["--simulation"] if self.simulation else []
+        self._start_superlink(command)
+
+    def _write_connection(self, security: str) -> None:
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+            f'[superlink.{CONNECTION}]\naddress = "{self.address}"\n{security}\n'
+        )
+
+    def _start_superlink(self, command: list[str]) -> subprocess.Popen[bytes]:
+        log = self.home / "superlink.log"
+        process = self._start(command, self.environment, log)
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and process.poll() is None:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return process
+            time.sleep(_POLL_SECONDS / 5)
+        raise FlowerRunFailed(
+            f"flower-superlink: it must listen on {self.address}, got: {log.read_text()[-500:]}"
+        )
+
+    def _start(
+        self, command: list[str], environment: Mapping[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
+        with log.open("a") as output:
+            return self.processes.start(command, environment, output)
+
+    def _submit(
+        self, app: Path, run_config: Mapping[str, Value], *, num_supernodes: int | None = None
+    ) -> str:
+        """Submit an app and return the number of its run."""
+        command = ["run", str(app), CONNECTION, "--format", "json"]
         command += ["--run-config", to_toml(run_config)]
         if num_supernodes is not None:
             resources = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
@@ -95,19 +161,7 @@ class SuperLink:
         answer = self._flwr(*command)
         if not answer.get("success"):
             raise FlowerRunFailed(f"flwr run: the app must be accepted, got {answer}.")
-        return self._follow(str(answer["run-id"]), timeout)
-
-    def _follow(self, run_id: str, timeout: float) -> str:
-        follow = ["flwr", "log", run_id, CONNECTION, "--stream"]
-        deadline = time.monotonic() + timeout
-        with running_process(follow, self.environment, stdout=sys.stderr):
-            while time.monotonic() < deadline:
-                runs = self._flwr("list", CONNECTION, "--run-id", run_id, "--format", "json")
-                status = str(runs["runs"][0]["status"])
-                if status.startswith("finished"):
-                    return status
-                time.sleep(_POLL_SECONDS)
-        raise FlowerRunFailed(f"flwr run: the run must end within {timeout} seconds, got none.")
+        return str(answer["run-id"])
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
@@ -122,52 +176,6 @@ class SuperLink:
                 f"{done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}"
             ) from error
         return answer
-
-    def _start(self, command: list[str], name: str) -> None:
-        log = self._stack.enter_context((self.home / f"{name}.log").open("w"))
-        self._stack.enter_context(running_process(command, self.environment, stdout=log))
-
-    def _wait_for_port(self) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(_POLL_SECONDS / 5)
-        log = (self.home / "superlink.log").read_text()[-500:]
-        raise FlowerRunFailed(f"flower-superlink: it must listen on {self.address}, got: {log}")
-
-
-@contextmanager
-def running_process(
-    command: list[str], environment: Mapping[str, str], *, stdout: Any
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command with everything it starts; end all of it when the block ends.
-
-    The working folder is the root: Ray's workers import the app from the SuperLink's
-    working folder, if that happens to hold packages of the same names.
-    """
-    process = subprocess.Popen(
-        command, env=environment, cwd="/", stdout=stdout, stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        _signal_group(process, signal.SIGTERM)
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            _signal_group(process, signal.SIGKILL)
-            process.wait()
-        _signal_group(process, signal.SIGKILL)
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return
 
 
 def flower_environment(home: Path) -> dict[str, str]:
@@ -231,7 +239,7 @@ def run_and_read(
         config, num_supernodes=num_supernodes, timeout=settings.max_wait + settings.timeout
     )
     new = sorted(set(output.glob("*/result.json")) - before)
-    if status != "finished:completed" or not new:
+    if not status.completed or not new:
         raise FlowerRunFailed(
             f"flwr run: the run must be finished:completed with a result, got {status}. "
             "The log above says why."

@@ -22,6 +22,7 @@ Runner: TypeAlias = Callable[[Settings], Report]
 Outcome: TypeAlias = dict[str, Any]
 
 OWNER = "table"
+MEASURES = ("mean", "local")
 COLUMNS = {
     "": "federation",
     "solo-": "parties alone",
@@ -33,12 +34,22 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table; in figures, rows of the same panel share their axes."""
+    """One line of a table; in figures, rows of the same panel share their axes.
+
+    The measure of a round is "mean", of the models that a federation delivers, or "local", of
+    the models that the parties of FedAvg have trained before these are averaged.
+    """
 
     name: str
     settings: Mapping[str, Value]
     published: str = ""
     panel: str = ""
+    measure: str = "mean"
+
+    def __post_init__(self) -> None:
+        """Check the measure."""
+        known = ", ".join(MEASURES)
+        require(self.measure in MEASURES, OWNER, "measure", f"one of {known}", self.measure)
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ class Table:
         rows = tuple(
             Row(
                 row["name"], {**common, **row.get("settings", {})},
-                row.get("published", ""), row.get("panel", ""),
+                row.get("published", ""), row.get("panel", ""), row.get("measure", "mean"),
             )
             for row in content["rows"]
         )  # fmt: skip
@@ -145,7 +156,7 @@ def markdown(table: Table, kept: Path) -> str:
     """Return the table for documentation: mean and deviation over seeds, in percent."""
     outcomes = read_outcomes(kept)
     found = {row.name: outcomes_of(table, row, outcomes) for row in table.rows}
-    rows = [[r.name, *_spreads(found[r.name]), r.published] for r in table.rows]
+    rows = [[r.name, *_spreads(r, found[r.name]), r.published] for r in table.rows]
     header = ["", *COLUMNS.values(), "paper"]
     lines = [header, ["---"] * len(header), *rows]
     shown = [outcome for several in found.values() for outcome in several]
@@ -166,11 +177,24 @@ def outcomes_of(table: Table, row: Row, outcomes: Sequence[Outcome]) -> list[Out
     return [outcome for outcome in found if outcome is not None]
 
 
-def _spreads(outcomes: Sequence[Outcome]) -> list[str]:
+def figure_of(row: Row, outcome: Outcome, prefix: str = "") -> float | None:
+    """Return a figure of a result; of local models there is one, that of the last round."""
+    if row.measure == "mean":
+        figure: float | None = outcome["figures"].get(prefix)
+        return figure
+    return rounds_of(row, outcome)[-1][1] if prefix == "" else None
+
+
+def rounds_of(row: Row, outcome: Outcome) -> list[tuple[int, float | None]]:
+    """Return the number of each round and what was measured in it."""
+    return [(one["round"], one.get(row.measure)) for one in outcome["rounds"]]
+
+
+def _spreads(row: Row, outcomes: Sequence[Outcome]) -> list[str]:
     """Return mean and deviation of each column; nothing where nothing was measured."""
     columns = []
     for prefix in COLUMNS:
-        found = [outcome["figures"].get(prefix) for outcome in outcomes]
+        found = [figure_of(row, outcome, prefix) for outcome in outcomes]
         figures = [figure for figure in found if figure is not None]
         mean, deviation = summarise(figures) if figures else (0.0, 0.0)
         columns.append(f"{100 * mean:.1f} ± {100 * deviation:.1f}" if figures else "")

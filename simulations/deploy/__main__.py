@@ -108,7 +108,7 @@ def _demo(options: argparse.Namespace) -> int:
     print(f"folder: {prepared.folder}", flush=True)
     with Deployment(prepared) as deployment:
         print("All parties are online.", flush=True)
-        report = deployment.run(settings)
+        report = deployment.run(settings, show_log=True)
     print(f"{report['strategy']}, seed {report['seed']}: {percent(report.get('accuracy'))}")
     for party in report["parties"]:
         print(f"party {party['partition-id']}: {party['learner']}")

@@ -9,17 +9,18 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import tomllib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from fl_strategies import keys
 from fl_strategies.exceptions import require
 from simulations.config import Settings, Value
+from simulations.control import Control
 from simulations.deploy.app_folder import write_app
 from simulations.deploy.client_app import MODEL_SETTINGS
 from simulations.deploy.credentials import Certificates, make_certificates, make_node_key
@@ -32,14 +33,12 @@ from simulations.flower import (
     SuperLink,
     flower_environment,
     free_port,
-    running_process,
-    to_toml,
 )
+from simulations.processes import send_signal
 
 FORMATS: Final = ("npz", "csv", "parquet")
-_POLL_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.5
 _ONLINE_SECONDS: Final = 240.0
-_STOP_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +92,21 @@ class Member:
         """The party's private key."""
         return self.folder / "node-key"
 
+    @property
+    def log(self) -> Path:
+        """What its SuperNode prints."""
+        return self.folder / "supernode.log"
+
+    @property
+    def state(self) -> Path:
+        """Where its journal is, unless its settings name another folder."""
+        return self.folder / "state"
+
+    def configure(self, changes: Mapping[str, Value]) -> None:
+        """Change the party's settings; a SuperNode reads them when it starts."""
+        settings = tomllib.loads(self.node_config.read_text(encoding="utf-8"))
+        self.node_config.write_text(_toml({**settings, **changes}), encoding="utf-8")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
@@ -141,7 +155,7 @@ def prepare(
     members = []
     for number, data_file in enumerate(split.parties):
         home = folder / f"party-{number}"
-        public_key = make_node_key(home / "node-key")
+        member = Member(folder=home, public_key=make_node_key(home / "node-key"))
         own: dict[str, Value] = {
             keys.PARTITION_ID: number,
             "data-file": str(shutil.move(data_file, home / f"records{_ending(data_file)}")),
@@ -149,12 +163,11 @@ def prepare(
             "classes": split.classes,
             "label": LABEL,
             "learner": settings.learner_names[number % len(settings.learner_names)],
-            "state-dir": str(home / "state"),
+            "state-dir": str(member.state),
             "max-epsilon": max_epsilon,
         }
         models = {key: settings.to_run_config()[key] for key in MODEL_SETTINGS}
         shutil.copy(certificates.authority, home)
-        member = Member(folder=home, public_key=public_key)
         member.node_config.write_text(_toml({**own, **models}), encoding="utf-8")
         members.append(member)
     files = {"public-file": str(public), "test-file": str(test), "classes": split.classes}
@@ -170,113 +183,127 @@ class Deployment(SuperLink):
     Parameters
     ----------
     prepared : Prepared
+
+    Attributes
+    ----------
+    node_ids : tuple of int
+        Flower's name of each party, by which results say who was left out.
     """
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(simulation=False)
         self.prepared = prepared
-        self.process_groups: list[int] = []
-        self._nodes: list[subprocess.Popen[bytes]] = []
+        self.control = Control(self.address, prepared.certificates.authority)
+        self._superlink: subprocess.Popen[bytes] | None = None
+        self._members: dict[int, subprocess.Popen[bytes]] = {}
+        self.node_ids: tuple[int, ...] = ()
 
-    def __enter__(self) -> Self:
-        try:
-            self._start_superlink()
-            for member in self.prepared.members:
-                self._register(member)
-            for member in self.prepared.members:
-                self._start_member(member)
-            self._wait_until_online()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+    # Runs.
 
-    def __exit__(self, *_: object) -> None:
-        with _uninterrupted():
-            groups = _groups_below(self.process_groups)
-            self._stack.close()
-            _end_groups(groups)
-
-    def run(self, settings: Settings, *, timeout: float | None = None) -> dict[str, Any]:
+    def run(
+        self, settings: Settings, *, timeout: float | None = None, show_log: bool = False
+    ) -> dict[str, Any]:
         """Run a strategy with `flwr run` and return the result that the server wrote."""
-        config = {
-            **{k: v for k, v in settings.to_run_config().items() if k not in SIMULATED},
-            **self.prepared.files,
-            "output-dir": str(self.prepared.results),
-        }
-        answer = self._flwr(
-            "run", str(self.prepared.app), CONNECTION, "--format", "json",
-            "--run-config", to_toml(config),
-        )  # fmt: skip
-        if not answer.get("success"):
-            raise FlowerRunFailed(f"flwr run: the app must be accepted, got {answer}.")
-        run_id = str(answer["run-id"])
-        status = self._follow(run_id, timeout or settings.max_wait + settings.timeout)
-        path = result_folder(str(self.prepared.results), run_id) / RESULT
-        if status != "finished:completed" or not path.is_file():
+        run_id = self.submit(settings)
+        limit = timeout or settings.max_wait + settings.timeout
+        status = self.wait_for_run(run_id, limit, show_log=show_log)
+        if not status.completed:
             raise FlowerRunFailed(
                 f"flwr run: the run must be finished:completed with a result, got {status}. "
                 f"The logs are in {self.home}."
             )
+        return self.result(run_id)
+
+    def submit(self, settings: Settings) -> str:
+        """Submit a run, do not wait for it, and return its number."""
+        own = {k: v for k, v in settings.to_run_config().items() if k not in SIMULATED}
+        files = {**self.prepared.files, "output-dir": str(self.prepared.results)}
+        return self._submit(self.prepared.app, {**own, **files})
+
+    def result(self, run_id: str) -> dict[str, Any]:
+        """Return what the server wrote about a run that has ended."""
+        path = result_folder(str(self.prepared.results), run_id) / RESULT
+        if not path.is_file():
+            raise FlowerRunFailed(f"flwr run: run {run_id} must have a result, got none.")
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return {"run-id": run_id, "folder": str(path.parent), **report}
 
-    def _start_superlink(self) -> None:
-        server, made = self.prepared.folder / "server", self.prepared.certificates
-        self.home = server / "flower"
-        self.home.mkdir(parents=True, exist_ok=True)
-        self.environment = flower_environment(self.home)
-        (self.home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-            f'address = "{self.address}"\nroot-certificates = "{made.authority}"\n'
-        )
-        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--ssl-ca-certfile", str(made.authority)]
-        command += ["--ssl-certfile", str(made.server), "--ssl-keyfile", str(made.server_key)]
-        command += ["--enable-supernode-auth", "--database", str(server / "superlink.db")]
-        command += ["--disable-runtime-dependency-installation"]
-        self._start(command, "superlink")
-        self._wait_for_port()
+    # Members that come and go, as they do on machines of their own.
 
-    def _register(self, member: Member) -> None:
-        key = str(member.public_key)
-        answer = self._flwr("supernode", "register", key, CONNECTION, "--format", "json")
-        if not answer.get("success"):
-            raise FlowerRunFailed(f"flwr supernode register: must succeed, got {answer}.")
-
-    def _start_member(self, member: Member) -> None:
+    def start_member(self, number: int) -> None:
+        """Start a party's SuperNode; it has its folder, its key and so its identity."""
+        member = self.prepared.members[number]
         home = member.folder / "flower"
         home.mkdir(exist_ok=True)
         command = ["flower-supernode", "--superlink", self.address, "--port", str(free_port())]
         command += ["--root-certificates", str(member.folder / "ca.crt")]
         command += ["--auth-supernode-private-key", str(member.key)]
         command += ["--node-config", str(member.node_config)]
-        log = self._stack.enter_context((member.folder / "supernode.log").open("w"))
-        self._nodes.append(self._run(command, flower_environment(home), log))
+        environment = flower_environment(home)
+        # Code of its own, which a learner `module:function` names, may be in its folder.
+        paths = [str(member.folder), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        self._members[number] = self._start(command, environment, member.log)
+        self._nodes.append(self._members[number])
 
-    def _start(self, command: list[str], name: str) -> None:
-        log = self._stack.enter_context((self.home / f"{name}.log").open("w"))
-        self._run(command, self.environment, log)
+    def stop_member(self, number: int) -> None:
+        """End a SuperNode as its owner would; it takes leave of the SuperLink."""
+        self.processes.end([self._members[number]])
 
-    def _run(
-        self, command: list[str], environment: Mapping[str, str], log: Any
-    ) -> subprocess.Popen[bytes]:
-        with _uninterrupted():
-            process = self._stack.enter_context(
-                running_process(command, environment, stdout=log)
-            )
-            self.process_groups.append(process.pid)
-        return process
+    def kill_member(self, number: int) -> None:
+        """Kill a SuperNode and all that it started, as if its machine had lost power."""
+        self.processes.kill([self._members[number]])
 
-    def _wait_until_online(self) -> None:
-        """Wait until the SuperLink knows all parties, which a run would wait for as well."""
-        deadline, wanted = time.monotonic() + _ONLINE_SECONDS, len(self.prepared.members)
-        while (online := self._num_online()) < wanted:
-            for member, process in zip(self.prepared.members, self._nodes, strict=True):
-                if process.poll() is not None:
-                    tail = (member.folder / "supernode.log").read_text()[-500:]
+    def bring_back(self, number: int, *, timeout: float = _ONLINE_SECONDS) -> None:
+        """Start a SuperNode again until the SuperLink accepts it.
+
+        A SuperLink refuses the key of a killed SuperNode until it has noticed its end.
+        """
+        node, deadline = self.node_ids[number], time.monotonic() + timeout
+        before = self.control.nodes()[node].connected_at
+        while time.monotonic() < deadline:
+            if self._members[number].poll() is not None:
+                self.start_member(number)
+            now = self.control.nodes().get(node)
+            if now is not None and now.online and now.connected_at != before:
+                return
+            time.sleep(_POLL_SECONDS)
+        raise FlowerRunFailed(
+            f"flower-supernode: party {number} must come back within {timeout:.0f} seconds, "
+            f"got: {self.prepared.members[number].log.read_text()[-500:]}"
+        )
+
+    def kill_superlink(self) -> None:
+        """Kill the SuperLink and what it started: its runs end with it."""
+        if self._superlink is not None:
+            self.processes.kill([self._superlink])
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, or start it again with all that its database holds."""
+        server, made = self.prepared.folder / "server", self.prepared.certificates
+        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--ssl-ca-certfile", str(made.authority)]
+        command += ["--ssl-certfile", str(made.server), "--ssl-keyfile", str(made.server_key)]
+        command += ["--enable-supernode-auth", "--database", str(server / "superlink.db")]
+        command += ["--disable-runtime-dependency-installation"]
+        self._superlink = self._start_superlink(command)
+
+    def kill_server_app(self) -> None:
+        """Kill the processes in which strategies run, and nothing else."""
+        for pid in self.processes.named("flwr-serverapp"):
+            send_signal(pid, signal.SIGKILL)
+
+    def wait_until_online(self, wanted: int | None = None) -> None:
+        """Wait until so many parties, by default all, are known to the SuperLink."""
+        deadline = time.monotonic() + _ONLINE_SECONDS
+        wanted = len(self.prepared.members) if wanted is None else wanted
+        while (online := self.control.num_online()) != wanted:
+            for number, process in self._members.items():
+                if process.poll() is not None and online < wanted:
+                    member = self.prepared.members[number]
                     raise FlowerRunFailed(
-                        f"flower-supernode: {member.folder.name} must run, got its end: {tail}"
+                        f"flower-supernode: {member.folder.name} must run, got its end: "
+                        f"{member.log.read_text()[-500:]}"
                     )
             if time.monotonic() > deadline:
                 raise FlowerRunFailed(
@@ -285,62 +312,24 @@ class Deployment(SuperLink):
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _num_online(self) -> int:
-        answer = self._flwr("supernode", "ls", CONNECTION, "--format", "json")
-        return sum(node.get("status") == "online" for node in answer.get("nodes", []))
+    def _open(self) -> None:
+        self.home = self.prepared.folder / "server" / "flower"
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.environment = flower_environment(self.home)
+        self._write_connection(f'root-certificates = "{self.prepared.certificates.authority}"')
+        self.start_superlink()
+        with ThreadPoolExecutor(os.cpu_count()) as workers:
+            self.node_ids = tuple(workers.map(self._register, self.prepared.members))
+        for number in range(len(self.prepared.members)):
+            self.start_member(number)
+        self.wait_until_online()
 
-
-def _groups_below(leaders: Sequence[int]) -> set[int]:
-    """Return the process groups of these processes and of all that they have started.
-
-    Flower's SuperExec leads a group of its own, which a signal to its parent's misses.
-    """
-    command = ["ps", "-eo", "pid=,ppid=,pgid="]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rows = [[int(number) for number in line.split()] for line in listing.splitlines()]
-    family = set(leaders)
-    while new := {pid for pid, parent, _ in rows if parent in family} - family:
-        family |= new
-    return {group for pid, _, group in rows if pid in family} - {os.getpgrp()}
-
-
-def _end_groups(groups: set[int]) -> None:
-    """End what is left of process groups: first politely, then for good."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + _STOP_SECONDS
-        left = {group for group in groups if _signal(group, number)}
-        while left and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS / 10)
-            left = {group for group in left if _signal(group, 0)}
-        groups = left
-
-
-def _signal(group: int, number: int) -> bool:
-    """Send a signal, or with 0 none; return whether the group was there."""
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C and TERM back until the block ends, so that no process is lost in it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    # Not blocked by a mask, which the processes that are started here would inherit.
-    before = [signal.signal(number, lambda got, _: held.append(got)) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-    for got in held[:1]:
-        signal.raise_signal(got)
+    def _register(self, member: Member) -> int:
+        key = str(member.public_key)
+        answer = self._flwr("supernode", "register", key, CONNECTION, "--format", "json")
+        if not answer.get("success"):
+            raise FlowerRunFailed(f"flwr supernode register: must succeed, got {answer}.")
+        return int(answer["node-id"])
 
 
 def _ending(path: Path) -> str:
