@@ -6,6 +6,7 @@ its last answers: who is asked the same thing again, because an answer was lost 
 gives the same answer, and nothing more is spent.
 """
 
+import hashlib
 import logging
 import re
 from collections.abc import Callable
@@ -23,6 +24,7 @@ MAX_RUNS: Final = 8
 """Most runs that are kept; the one that was used longest ago goes first."""
 
 _RUN_NAME: Final = re.compile("[0-9a-f]{32}")
+_CHECKSUM_BYTES: Final = 32
 _STATE, _ANSWER, _QUESTION = "state", "answer", "question"
 
 
@@ -66,7 +68,8 @@ class KeptRun:
         records[f"{_QUESTION}/{kind}"] = ConfigRecord({"id": question})
         try:
             make_folder(self.path.parent)
-            replace_file(self.path, _compat.records_to_bytes(records))
+            content = _compat.records_to_bytes(records)
+            replace_file(self.path, hashlib.sha256(content).digest() + content)
             _forget_old_runs(self.path.parent)
         except OSError as error:
             logger.warning(
@@ -82,11 +85,13 @@ class KeptRun:
     def _read(self) -> RecordDict | None:
         if not self.path.exists():
             return None
-        try:
-            return _compat.records_from_bytes(self.path.read_bytes())
-        except Exception:  # a damaged file may fail in any way; the journal is elsewhere
-            logger.warning("%s cannot be read; the party begins this run anew.", self.path.name)
+        data = self.path.read_bytes()
+        checksum, content = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
+        if checksum != hashlib.sha256(content).digest():
+            # What was spent is in the journal, so nothing is lost but work.
+            logger.warning("%s is damaged; the party begins this run anew.", self.path.name)
             return None
+        return _compat.records_from_bytes(content)
 
 
 def run_name(config: ConfigRecord) -> str | None:

@@ -29,7 +29,8 @@ class XGBoostScores(ScoreLearner):
     Targets are standardised column by column before boosting, so that scores of any size
     are learned alike; `gamma` and `reg_lambda` act on standardised targets. Only the trees
     are kept, as plain arrays that are walked in numpy: a model travels between different
-    versions of XGBoost and predicts the same to the bit everywhere.
+    versions of XGBoost and predicts the same to the bit everywhere. Thresholds are values of
+    single training rows, which leave with the model.
 
     Parameters
     ----------

@@ -485,6 +485,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         return accepted
 
     def _reject(self, node_id: int, reason: str) -> None:
+        reason = " ".join(reason.split())  # a stranger must not write lines into the log
         self.rejected_[node_id] = reason
         logger.warning("%s leaves out node %s: %s", self.name, node_id, reason)
 

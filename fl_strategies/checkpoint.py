@@ -172,7 +172,13 @@ class Checkpoint:
     def replay(self, phase: str, request: Message) -> Message:
         """Return the recorded reply as one to this request."""
         path = self._phase_folder(phase) / f"{request.metadata.dst_node_id}.message"
-        reply = _compat.message_from_bytes(path.read_bytes())
+        try:
+            reply = _compat.message_from_bytes(path.read_bytes())
+        except Exception as error:  # a damaged file may fail in any way
+            raise InvalidData(
+                f"{_OWNER}: {path} must be as it was written, got another. Remove it, and the "
+                f"complete.json beside it, to ask this node again."
+            ) from error
         if reply.has_error():
             return Message(reply.error, reply_to=request)
         return Message(reply.content, reply_to=request)

@@ -37,6 +37,7 @@ from fl_strategies.knowledge import (
     config_int,
     join_arrays,
     part_arrays,
+    shown,
 )
 from fl_strategies.packing import pack_labels, unpack_labels
 from fl_strategies.party import Party, check_rows, content_hash
@@ -297,7 +298,7 @@ class FedKT(KnowledgeStrategy[Array | None]):
         if name not in self.student_fns:
             raise KnowledgeMismatch(
                 f"FedKT: a student's learner must be one of {', '.join(self.student_fns)}, "
-                f"got {name!r}. Name its factory in student_fns."
+                f"got {shown(name)}. Name its factory in student_fns."
             )
         models = part_arrays(knowledge.arrays, self.num_splits)
         return [

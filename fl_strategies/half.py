@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.exceptions import KnowledgeMismatch, PublicDataMismatch
-from fl_strategies.knowledge import Knowledge, Metrics, config_int
+from fl_strategies.knowledge import Knowledge, Metrics, config_int, shown
 from fl_strategies.party import Party, content_hash
 from fl_strategies.protocols import Learner, PortableLearner
 from fl_strategies.tasks import METRICS, quality
@@ -76,7 +76,8 @@ def receive_model(party: Party, received: Knowledge) -> Learner:
     if name not in factories:
         raise KnowledgeMismatch(
             f"Party {party.partition_id}: the model's learner must be one of "
-            f"{', '.join(sorted(factories))}, got {name!r}. Add it to the party's catalogue."
+            f"{', '.join(sorted(factories))}, got {shown(name)}. Add it to the party's "
+            f"catalogue."
         )
     twin = factories[name]()
     if not isinstance(twin, PortableLearner):

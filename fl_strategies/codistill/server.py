@@ -65,7 +65,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         Its model of every round that it takes part in, to the server and by it to other
         agents, as arrays; nothing is unpickled. A model that contains its training rows
         carries them out of the party; kernel regression refuses to, unless it was told
-        ``reveal_rows=True``. An exchange of predictions instead of models is not offered:
+        ``reveal_rows=True``; the thresholds of XGBoost's trees are values of single records
+        (those of forests lie between two). An exchange of predictions instead of models is not offered:
         models are asked about the receiver's inputs, which would have to leave the receiver.
     Guarantee
         None: epsilon is infinite. Only if every agent trains with differential privacy,
