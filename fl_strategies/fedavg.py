@@ -275,10 +275,6 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
 
 
-LOCAL_FIGURE = "local-figure"
-"""How good a party's own model is before it is averaged, by the figure of the task."""
-
-
 class FedAvgParty(PartyHalf):
     """The party's half: go on from the mean with the own records."""
 
@@ -305,7 +301,7 @@ class FedAvgParty(PartyHalf):
         charges = training_charges([model], 1) if private else UNPROTECTED
         ledger = _spend(party, charges, f"fedavg, round {server_round}", state)
         metrics = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=ledger)
-        metrics[LOCAL_FIGURE] = measure(party, model)[METRICS[party.task]]
+        metrics[keys.LOCAL_FIGURE] = measure(party, model)[METRICS[party.task]]
         meta: dict[str, Scalar] = {
             keys.NUM_EXAMPLES: len(party.y),
             PRIVACY_EVENTS: _write_charges(charges),

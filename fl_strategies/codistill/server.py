@@ -66,8 +66,9 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         agents, as arrays; nothing is unpickled. A model that contains its training rows
         carries them out of the party; kernel regression refuses to, unless it was told
         ``reveal_rows=True``; the thresholds of XGBoost's trees are values of single records
-        (those of forests lie between two). An exchange of predictions instead of models is not offered:
-        models are asked about the receiver's inputs, which would have to leave the receiver.
+        (those of forests lie between two). An exchange of predictions instead of models is
+        not offered: models are asked about the receiver's inputs, which would have to leave
+        the receiver.
     Guarantee
         None: epsilon is infinite. Only if every agent trains with differential privacy,
         by a learner whose `distill` adds to its `privacy_events` (``DPTorchLearner`` with

@@ -57,7 +57,11 @@ class FedMDParty(PartyHalf):
         arrays = desk.settings.replies.encode(desk.released(model))
         if desk.settings.class_weighted:
             arrays[CLASS_COUNTS] = desk.class_counts()
-        return Knowledge(ANSWERS, arrays, desk.meta()), desk.metrics()
+        figure = (
+            math.nan if desk.is_silent(model) else measure(party, model)[METRICS[party.task]]
+        )
+        metrics = {**desk.metrics(), keys.LOCAL_FIGURE: figure}
+        return Knowledge(ANSWERS, arrays, desk.meta()), metrics
 
     def evaluate(
         self, party: Party, received: Knowledge, config: ConfigRecord, state: RecordDict

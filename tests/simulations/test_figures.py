@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,20 @@ def test_rows_become_curves_in_panels() -> None:
     assert curve.rounds == (1, 2, 3, 4)
     assert curve.means == pytest.approx((0.31, 0.41, 0.51, 0.61))
     assert curve.deviations == pytest.approx((0.01,) * 4)
+
+
+def test_a_curve_shows_what_its_row_measures() -> None:
+    """Local models have a curve of their own beside the delivered ones of the same run."""
+    own = Row("own models", {"num-parties": 2}, panel="few", measure="local")
+    run = outcome(2, 0, [0.8, 0.9])
+    for one, figure in zip(run["rounds"], (0.4, None), strict=True):
+        one["local"] = figure
+
+    (panel,) = make_panels(replace(TABLE, rows=(TABLE.rows[0], own)), [run])
+
+    assert [curve.name for curve in panel.curves] == ["two", "own models"]
+    assert [curve.rounds for curve in panel.curves] == [(1, 2), (1,)]
+    assert panel.curves[1].means == (0.4,)
 
 
 def test_what_a_seed_did_not_measure_is_left_out_there() -> None:

@@ -1,6 +1,7 @@
 """Tables of experiments: what is run, what is kept, and what is shown."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from fl_strategies.exceptions import InvalidParameter
 from simulations.__main__ import main
 from simulations.config import Settings
-from simulations.reproduce import Row, Table, markdown, read_outcomes, run_table
+from simulations.reproduce import Row, Table, markdown, read_outcomes, rounds_of, run_table
 
 TABLE = Table(
     name="toy_table",
@@ -44,7 +45,10 @@ class Runs:
             "solo-accuracy": 0.25,
             "central-accuracy": None,
             "parties": [{"solo-accuracy": 0.25}] * settings.num_parties,
-            "rounds": [{"round": 1, "evaluate": {"accuracy": 0.7}}],
+            "rounds": [
+                {"round": 1, "evaluate": {"accuracy": 0.6}, "train": {"local-figure": 0.3}},
+                {"round": 2, "evaluate": {"accuracy": 0.7}, "train": {"local-figure": 0.4}},
+            ],
             "epsilon-party": float("inf"),
             "epsilon-example": 2.0,
             "num-bytes-sent": 10,
@@ -88,6 +92,27 @@ def test_the_table_shows_mean_and_deviation_beside_the_paper(tmp_path: Path) -> 
     assert "| three parties |  |  |  |  |  |" in text
     assert "commit 0123456789; 2026-01-02" in text
     assert "python -m simulations table toy_table" in text
+
+
+def test_two_rows_may_measure_the_same_run(tmp_path: Path) -> None:
+    """One shows what was delivered, the other the parties' own models of the last round."""
+    own = Row("own models", {"num-parties": 2}, measure="local")
+    table = replace(TABLE, rows=(TABLE.rows[0], own))
+    runs, kept = Runs(), tmp_path / "kept.json"
+
+    run_table(table, runs, kept, lambda _: None)
+
+    assert len(runs.asked) == len(table.seeds)
+    text = markdown(table, kept)
+    assert "| two parties | 71.0 ± 1.4 | 25.0 ± 0.0 |  |  | 81.0 |" in text
+    assert "| own models | 40.0 ± 0.0 |  |  |  |  |" in text
+    assert rounds_of(own, read_outcomes(kept)[0]) == [(1, 0.3), (2, 0.4)]
+
+
+def test_an_unknown_measure_is_refused() -> None:
+    """The answer names the known ones."""
+    with pytest.raises(InvalidParameter, match="measure must be one of mean, local, got 'sum'"):
+        Row("a row", {}, measure="sum")
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
