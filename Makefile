@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 SOURCES := fl_strategies clients simulations tests benchmarks
 
-.PHONY: install run test lint test-deployment deploy-demo paper clean
+.PHONY: install run test lint test-deployment test-faults deploy-demo fuzz paper clean
 
 install: $(INSTALLED)
 
@@ -21,11 +21,15 @@ run: install
 	$(PYTHON) -m simulations flower
 
 test: lint
-	$(PYTHON) -m pytest -m "not paper and not deployment"
+	$(PYTHON) -m pytest -m "not paper and not deployment and not faults"
 
-# SuperLink and SuperNodes with TLS and node keys on loopback; several minutes.
+# All strategies on SuperLink and SuperNodes with TLS and node keys, and on Ray; several minutes.
 test-deployment: install
 	$(PYTHON) -m pytest -m deployment
+
+# All faults of docs/reliability.md, those of `make test` too; about a quarter of an hour.
+test-faults: install
+	$(PYTHON) -m pytest tests/faults
 
 deploy-demo: install
 	$(PYTHON) -m simulations.deploy demo
@@ -34,6 +38,10 @@ lint: install
 	$(PYTHON) -m ruff check $(SOURCES)
 	$(PYTHON) -m ruff format --check $(SOURCES)
 	$(PYTHON) -m mypy
+
+# A long search for inputs that decoders do not refuse properly; about ten minutes.
+fuzz: install
+	FL_STRATEGIES_FUZZ_INPUTS=100000 $(PYTHON) -m pytest tests/fuzz
 
 # The published and promised figures; needs FL_STRATEGIES_DATA (see README) and about an hour.
 paper: install

@@ -183,6 +183,9 @@ class Deployment(SuperLink):
     Parameters
     ----------
     prepared : Prepared
+    database : bool (default: True)
+        Keep the SuperLink's state in a file, so that it can be started again. Flower's
+        SQLite loses replies of many parties that answer at once (``database is locked``).
 
     Attributes
     ----------
@@ -190,9 +193,10 @@ class Deployment(SuperLink):
         Flower's name of each party, by which results say who was left out.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, *, database: bool = True) -> None:
         super().__init__(simulation=False)
         self.prepared = prepared
+        self.database = database
         self.control = Control(self.address, prepared.certificates.authority)
         self._superlink: subprocess.Popen[bytes] | None = None
         self._members: dict[int, subprocess.Popen[bytes]] = {}
@@ -284,8 +288,8 @@ class Deployment(SuperLink):
         command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--ssl-ca-certfile", str(made.authority)]
         command += ["--ssl-certfile", str(made.server), "--ssl-keyfile", str(made.server_key)]
-        command += ["--enable-supernode-auth", "--database", str(server / "superlink.db")]
-        command += ["--disable-runtime-dependency-installation"]
+        command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        command += ["--database", str(server / "superlink.db")] if self.database else []
         self._superlink = self._start_superlink(command)
 
     def kill_server_app(self) -> None:

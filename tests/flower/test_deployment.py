@@ -33,7 +33,7 @@ from simulations.deploy.data import (
 from simulations.deploy.federation import Deployment, Prepared, prepare, write_split
 from simulations.deploy.server_app import load, make_report, model_hash, run_settings
 from simulations.experiment import load_federation
-from simulations.flower import FlowerRunFailed, flower_environment, free_port
+from simulations.flower import FlowerRunFailed
 from simulations.local import run_local
 
 NUM_PARTIES = 3
@@ -51,9 +51,6 @@ SETTINGS = Settings(
     num_workers=1,
 )
 FEDKT = SETTINGS
-FEDMD = Settings.from_run_config(
-    SETTINGS.to_run_config(), strategy="fedmd", num_server_rounds=2, final_learner="mlp"
-)
 PETS = ("cat", "dog")
 
 
@@ -387,28 +384,6 @@ def test_split_writes_a_file_for_each_party(
 
 
 @pytest.mark.deployment
-def test_a_deployment_equals_the_in_process_runner(tmp_path: Path) -> None:
-    """TLS, keys, three SuperNodes: FedKT and FedMD end in the bits of the simulation."""
-    prepared = prepare(SETTINGS, tmp_path / "federation")
-    with Deployment(prepared) as deployment:
-        fedkt = deployment.run(FEDKT, timeout=PATIENCE)
-        refused = stranger(deployment, tmp_path)
-        fedmd = deployment.run(FEDMD, timeout=PATIENCE)
-        groups = deployment.process_groups
-
-    assert len(groups) == 1 + NUM_PARTIES
-    assert living(groups, str(tmp_path)) == []
-    assert refused != 0
-    for report, settings in ((fedkt, FEDKT), (fedmd, FEDMD)):
-        assert report["rejected"] == {}
-        assert len(report["rounds"]) == settings.num_server_rounds
-        same_model(Path(report["folder"]) / "model.npz", in_process(settings))
-    for member in prepared.members:
-        journal = (member.folder / "state" / "private-data.example.jsonl").read_text()
-        assert {str(fedkt["run-id"]), str(fedmd["run-id"])} <= set(journal.split('"'))
-
-
-@pytest.mark.deployment
 def test_a_federation_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
     """A key that cannot be registered ends the SuperLink that runs already."""
     prepared = prepare(SETTINGS, tmp_path / "federation")
@@ -418,8 +393,8 @@ def test_a_federation_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(FlowerRunFailed, match="supernode"), deployment:
         pytest.fail("The federation must not start.")
 
-    assert len(deployment.process_groups) == 1
-    assert living(deployment.process_groups, str(tmp_path)) == []
+    assert deployment.processes.living() == set()
+    assert living(str(tmp_path)) == []
 
 
 @pytest.mark.deployment
@@ -436,9 +411,7 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: signal.Signa
             lines = iter(demo.stdout.readline, b"")
             assert any(b"Starting a SuperLink" in line for line in lines)
             wait_until(
-                lambda: (
-                    living([], "flower-superlink", str(work)) != [] or demo.poll() is not None
-                )
+                lambda: living("flower-superlink", str(work)) != [] or demo.poll() is not None
             )
             demo.send_signal(number)
             code = demo.wait(PATIENCE)
@@ -446,47 +419,18 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: signal.Signa
             demo.kill()
 
     assert code == 130
-    assert living([], str(work)) == []
+    assert living(str(work)) == []
 
 
-def same_model(path: Path, strategy: KnowledgeStrategy[Any]) -> None:
-    """Compare the arrays of a written model with those of a run in this process."""
-    expected = strategy.model_.to_arrays()  # type: ignore[attr-defined]
-    with np.load(path, allow_pickle=False) as written:
-        assert set(written) == set(expected)
-        for name, array in expected.items():
-            assert written[name].dtype == array.dtype
-            assert written[name].tobytes() == array.tobytes()
-
-
-def stranger(deployment: Deployment, folder: Path) -> int:
-    """Start a SuperNode whose key nobody has registered; return how it ends."""
-    make_node_key(folder / "stranger-key")
-    command = ["flower-supernode", "--superlink", deployment.address]
-    command += ["--root-certificates", str(deployment.prepared.certificates.authority)]
-    command += ["--auth-supernode-private-key", str(folder / "stranger-key")]
-    command += ["--port", str(free_port())]
-    environment = flower_environment(folder / "stranger")
-    with (folder / "stranger.log").open("w") as log:
-        done = subprocess.run(
-            command, env=environment, timeout=PATIENCE, check=False, cwd="/",
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    return done.returncode
-
-
-def living(groups: list[int], *words: str) -> list[str]:
-    """Return processes of these groups, and those whose command line holds all the words.
-
-    Flower starts some in groups of their own, which only their command lines give away.
-    """
-    command = ["ps", "-ewwo", "pid=,pgid=,stat=,args="]  # whole lines, whatever COLUMNS says
+def living(*words: str) -> list[str]:
+    """Return the lines of living processes whose command line holds all the words."""
+    command = ["ps", "-ewwo", "pid=,stat=,args="]  # whole lines, whatever COLUMNS says
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = []
     for line in listing.splitlines():
-        pid, group, state, arguments = line.split(maxsplit=3)
+        pid, state, arguments = line.split(maxsplit=2)
         named = all(word in arguments for word in words) and int(pid) != os.getpid()
-        if not state.startswith("Z") and (int(group) in groups or named):
+        if named and not state.startswith("Z"):
             found.append(line)
     return found
 

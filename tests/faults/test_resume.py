@@ -1,0 +1,118 @@
+"""Servers that are killed in a round, and parties that restart between rounds."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simulations.deploy.federation import Deployment
+from tests.faults.conftest import Measured
+from tests.faults.federation import (
+    PATIENCE,
+    check_journals,
+    faulty_federation,
+    fedmd,
+    in_process,
+    journal,
+    let_go,
+    plan,
+    same_model,
+    wait_for_fault,
+    wait_until,
+)
+
+pytestmark = [pytest.mark.flower, pytest.mark.faults]
+
+# Networks go on from round to round, so what a party has lost would show.
+LEARNER = "mlp"
+NUM_PARTIES = 3
+SETTINGS = fedmd(2, num_parties=NUM_PARTIES)
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Three parties whose models live as long as a run."""
+    folder = tmp_path_factory.mktemp("resume") / "federation"
+    with Deployment(faulty_federation(folder, NUM_PARTIES, learner=LEARNER)) as running:
+        yield running
+
+
+def kill_server_app(deployment: Deployment) -> None:
+    """Kill the strategy's process alone."""
+    deployment.kill_server_app()
+
+
+def kill_superlink(deployment: Deployment) -> None:
+    """Kill the SuperLink with all that it has started, and start it with its database."""
+    deployment.kill_superlink()
+    deployment.start_superlink()
+    deployment.wait_until_online()
+
+
+@pytest.mark.parametrize("kill", [kill_server_app, kill_superlink])
+def test_a_run_goes_on_after_its_server_was_killed(
+    deployment: Deployment,
+    tmp_path: Path,
+    kill: Callable[[Deployment], None],
+    measured: Measured,
+) -> None:
+    """The killed run ends as failed; resumed, it ends in the bits of one that was not killed.
+
+    Nobody is asked again for what had arrived, and nothing is charged twice.
+    """
+    members, folder = deployment.prepared.members, tmp_path / "checkpoint"
+    kept = fedmd(2, num_parties=NUM_PARTIES, checkpoint_dir=str(folder))
+    before = [len(journal(one)) for one in members]
+    plan(members[0], "wait")
+    run_id = deployment.submit(kept)
+    wait_for_fault(members[0])
+    wait_until(lambda: len(list(folder.glob("round-*/train/*.message"))) == 2)
+    start = time.monotonic()
+    kill(deployment)
+    let_go(members[0])
+
+    status = deployment.wait_for_run(run_id, PATIENCE)
+    noticed = time.monotonic() - start
+    start = time.monotonic()
+    again = deployment.submit(replace(kept, resume=True))
+    resumed = deployment.wait_for_run(again, PATIENCE)
+
+    seconds, report = time.monotonic() - start, deployment.result(again)
+    assert status.status == "finished:failed"
+    assert resumed.completed
+    assert report["rejected"] == {}
+    assert [one["train"]["num-parties"] for one in report["rounds"]] == [NUM_PARTIES] * 2
+    assert same_model(report, in_process(deployment.prepared, SETTINGS, learner=LEARNER))
+    lines = [len(journal(one)) - old for one, old in zip(members, before, strict=True)]
+    assert lines == [2, 2, 2]
+    what = kill.__name__.replace("_", " ").replace("kill ", "") + " killed in round 1 of 2"
+    measured(what, noticed, f"{status}; resumed: ends well after {seconds:.0f} s, same bits")
+
+
+def test_a_party_that_restarts_between_rounds_goes_on(
+    deployment: Deployment, measured: Measured
+) -> None:
+    """Its model is on its own disk, so the run ends as if it had never stopped."""
+    first, second = deployment.prepared.members[:2]
+    before = len(journal(first))
+    run_id = deployment.submit(SETTINGS)
+    wait_until(lambda: len(journal(first)) > before)
+    plan(first, "wait")  # which holds the end of round 1
+    wait_for_fault(first)
+    wait_until((second.state / f"model-{run_id}.npz").exists)
+    start = time.monotonic()
+    deployment.stop_member(1)
+    deployment.bring_back(1)
+    back = time.monotonic() - start
+    let_go(first)
+
+    status = deployment.wait_for_run(run_id, PATIENCE)
+
+    report = deployment.result(run_id)
+    assert status.completed
+    assert [one["train"]["num-parties"] for one in report["rounds"]] == [NUM_PARTIES] * 2
+    assert same_model(report, in_process(deployment.prepared, SETTINGS, learner=LEARNER))
+    check_journals(deployment.prepared, report)
+    measured("SuperNode restarted between rounds", back, "goes on with its model, same bits")
