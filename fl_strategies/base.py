@@ -486,7 +486,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
 
     def _reject(self, node_id: int, reason: str) -> None:
         reason = " ".join(reason.split())  # a stranger must not write lines into the log
-        self.rejected_[node_id] = reason
+        self.rejected_.setdefault(node_id, reason)
         logger.warning("%s leaves out node %s: %s", self.name, node_id, reason)
 
     def _fail(self, reason: str) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
-from scipy.stats import rankdata
 
 from fl_strategies import keys
 from fl_strategies.exceptions import require, require_data
@@ -93,9 +92,19 @@ def mean_auc(scores: FloatArray, y: Array) -> float:
     areas = []
     for column, labels in zip(scores.T, y.T, strict=True):
         known = labels != UNKNOWN
-        ranks, positive = rankdata(column[known]), labels[known] == 1
+        ranks, positive = _ranks(column[known]), labels[known] == 1
         num_positive, num_negative = int(positive.sum()), int((~positive).sum())
         if num_positive and num_negative:
             above = ranks[positive].sum() - num_positive * (num_positive + 1) / 2
             areas.append(above / (num_positive * num_negative))
     return float(np.mean(areas)) if areas else float("nan")
+
+
+def _ranks(values: Array) -> FloatArray:
+    """Return the place of each value, from 1; equal values share the mean of theirs.
+
+    As `scipy.stats.rankdata`, whose import takes a party a second of every message.
+    """
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    means: FloatArray = counts.cumsum() - (counts - 1) / 2
+    return means[places]

@@ -1,5 +1,5 @@
 """What the documents say about experiments is what their result files hold."""
-# ruff: noqa: RUF001, RUF002 - rows are named by the letters of the papers
+# ruff: noqa: RUF001 - rows are named by the letters of the papers
 
 import re
 from pathlib import Path
@@ -7,7 +7,16 @@ from statistics import fmean
 
 import pytest
 
-from simulations.reproduce import Table, markdown, outcomes_of, read_outcomes
+from simulations.reproduce import (
+    Outcome,
+    Row,
+    Table,
+    figure_of,
+    markdown,
+    outcomes_of,
+    read_outcomes,
+    rounds_of,
+)
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"<!-- table (\w+) -->\n\n(.*?)\n\n<!-- end -->", re.DOTALL)
@@ -18,25 +27,37 @@ BLOCKS = [
 ]
 
 
-def mean(table: str, row: str, prefix: str = "") -> float:
-    """Return the mean over seeds of one cell, in percent; all seeds must be there."""
+def find_row(table: str, name: str) -> tuple[Row, list[Outcome]]:
+    """Return a row of a table and its results; all seeds must be there."""
     experiments = Table.load(table)
-    (chosen,) = [one for one in experiments.rows if one.name == row]
-    found = outcomes_of(experiments, chosen, read_outcomes(DOCS / "results" / f"{table}.json"))
-    assert len(found) == len(experiments.seeds), f"{table}, {row}: some seeds are missing"
-    return 100 * fmean(outcome["figures"][prefix] for outcome in found)
+    (row,) = [one for one in experiments.rows if one.name == name]
+    found = outcomes_of(experiments, row, read_outcomes(DOCS / "results" / f"{table}.json"))
+    assert len(found) == len(experiments.seeds), f"{table}, {name}: some seeds are missing"
+    return row, found
 
 
-def rounds(table: str, row: str) -> list[float]:
+def mean(table: str, name: str, prefix: str = "") -> float:
+    """Return the mean over seeds of one cell, in percent."""
+    row, found = find_row(table, name)
+    figures = [figure_of(row, outcome, prefix) for outcome in found]
+    return 100 * fmean(figure for figure in figures if figure is not None)
+
+
+def rounds(table: str, name: str) -> list[float]:
     """Return the mean over seeds and parties of every round, in percent."""
-    experiments = Table.load(table)
-    (chosen,) = [one for one in experiments.rows if one.name == row]
-    found = outcomes_of(experiments, chosen, read_outcomes(DOCS / "results" / f"{table}.json"))
-    runs = [
-        [fmean(one["by-party"] or [one["mean"]]) for one in outcome["rounds"]]
-        for outcome in found
-    ]
+    row, found = find_row(table, name)
+    runs = [[figure or 0.0 for _, figure in rounds_of(row, outcome)] for outcome in found]
     return [100 * fmean(values) for values in zip(*runs, strict=True)]
+
+
+def fall_of_chain(table: str, name: str) -> float:
+    """Return how much AKD's chain loses from its first to its last model, in points.
+
+    In the first round all agents train, and the chain starts with the model of the first.
+    """
+    _, found = find_row(table, name)
+    ends = [(o["rounds"][0]["by-party"][0], o["rounds"][-1]["by-party"][0]) for o in found]
+    return 100 * fmean(first - last for first, last in ends)
 
 
 @pytest.mark.parametrize(("document", "name", "text"), BLOCKS, ids=[b[1] for b in BLOCKS])
@@ -106,6 +127,30 @@ def test_more_parties_help_and_heterogeneity_hurts() -> None:
     assert mean("fedmd_letters", "k = 60, Dirichlet 0.5 instead of i.i.d.") < ten
 
 
+def test_labels_alone_cost_more_than_in_the_paper() -> None:
+    """Logits and softmax agree; labels are below, most where public rows are digits."""
+    for table, softmax in (
+        ("fedmd_letters", "k = 300"),
+        ("fedmd_pretrained", "k = 300, softmax"),
+    ):
+        scores = mean(table, softmax)
+        assert abs(scores - mean(table, "k = 300, logits")) < 1
+        assert 3 < scores - mean(table, "k = 300, argmax") < 6
+    letters, labels = (
+        mean("fedmd_letters", f"k = 300, public letters, {payload}")
+        for payload in ("softmax", "argmax")
+    )
+    assert 1 < letters - labels < 2
+
+
+def test_pretrained_parties_gain_from_scores_and_not_from_labels() -> None:
+    """Alone they have the same start."""
+    alone = mean("fedmd_pretrained", "k = 300, softmax", "solo-")
+    for payload in ("softmax", "logits"):
+        assert mean("fedmd_pretrained", f"k = 300, {payload}") > alone + 4
+    assert abs(mean("fedmd_pretrained", "k = 300, argmax") - alone) < 1
+
+
 def test_forests_and_networks_both_gain() -> None:
     """Each kind ends above what it reaches alone, on average of seeds."""
     table = Table.load("fedmd_mixed")
@@ -130,16 +175,29 @@ def test_chains_forget_and_averages_do_not() -> None:
         assert max(pkd) > pkd[0]
         assert pkd[-1] < max(pkd)
         assert ekd[0] > max(akd[0], avgkd[0], pkd[0])
-    falling = rounds("codistill_mnist", "AKD, α = 0.1")
-    assert falling[-1] < falling[0] - 2
 
 
-def test_averaged_distillation_beats_local_models_of_averaged_weights() -> None:
-    """At small α: agents' own models in the last round, as the paper compares them."""
-    for alpha in ("α = 0", "α = 0.01"):
-        experiments = Table.load("codistill_mnist")
-        (row,) = [one for one in experiments.rows if one.name == f"FedAvg, {alpha}"]
-        outcomes = read_outcomes(DOCS / "results" / "codistill_mnist.json")
-        found = outcomes_of(experiments, row, outcomes)
-        local = 100 * fmean(outcome["rounds"][-1]["local"] for outcome in found)
-        assert mean("codistill_mnist", f"AvgKD, {alpha}") > local
+def test_chains_of_few_records_fall_alike() -> None:
+    """With 1,500 records an agent, heterogeneity does not make AKD fall faster."""
+    alphas = ("1", "0.5", "0.1", "0.01", "0")
+    falls = [fall_of_chain("codistill_mnist", f"AKD, α = {alpha}") for alpha in alphas]
+
+    assert all(1 < fall < 5 for fall in falls)
+    assert min(falls[:2]) > falls[2] > falls[3] > falls[4]
+
+
+def test_chains_of_all_records_fall_faster_with_heterogeneity() -> None:
+    """With 30,000 records an agent, a chain of agents that differ loses far more."""
+    alike, apart = (
+        fall_of_chain("codistill_forgetting", f"AKD, α = {alpha}") for alpha in ("1", "0.01")
+    )
+    assert alike > 1
+    assert apart > 2 * alike
+
+
+def test_averaged_distillation_is_between_the_two_measures_of_fedavg() -> None:
+    """Above agents' own models, which the paper compares, and below the averaged model."""
+    for alpha in ("α = 0", "α = 0.01", "α = 0.1"):
+        own = mean("codistill_mnist", f"FedAvg, {alpha}, agents' own models")
+        averaged = mean("codistill_mnist", f"FedAvg, {alpha}, the averaged model")
+        assert own < mean("codistill_mnist", f"AvgKD, {alpha}") < averaged

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import rankdata
 from sklearn.metrics import roc_auc_score
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter
 from fl_strategies.protocols import Recipe, link_scores
-from fl_strategies.tasks import check_targets, check_task, mean_auc, quality
+from fl_strategies.tasks import _ranks, check_targets, check_task, mean_auc, quality
 from tests.toys import TEST, CentroidLearner, blobs
 
 
@@ -110,3 +111,9 @@ def test_scores_become_what_the_recipe_asks_for() -> None:
     assert link_scores(scores, Recipe()) is scores
     assert soft == pytest.approx(np.array([[1, math.e]]) / (1 + math.e))
     assert each == pytest.approx(np.array([[0.5, 1 / (1 + math.exp(-2))]]))
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=40))
+def test_ranks_are_those_of_scipy(values: list[int]) -> None:
+    """Ties share the mean of their places."""
+    assert _ranks(np.array(values)).tolist() == rankdata(values).tolist()

@@ -6,8 +6,8 @@ run's configuration is not read at all.
 
 import functools
 import importlib
+import io
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from flwr.app import Context
 
 from clients.app import client_app
 from fl_strategies import Learner, Party, PortableLearner, keys
+from fl_strategies.durable import make_folder, replace_file
 from fl_strategies.exceptions import InvalidData, StrategyError, require
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.protocols import Array, LearnerFactory
@@ -148,15 +149,15 @@ def save_model(model: Learner, party: Party, context: Context) -> None:
     if party.journal is None or not isinstance(model, PortableLearner):
         return
     path = party.journal.folder / f"model-{context.run_id}.npz"
-    draft = path.with_name(f"draft-{os.getpid()}-{path.name}")
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = io.BytesIO()
     try:
-        np.savez_compressed(draft, **model.to_arrays())  # type: ignore[arg-type]
-        draft.replace(path)
+        np.savez_compressed(file, **model.to_arrays())  # type: ignore[arg-type]
+        make_folder(path.parent)
+        replace_file(path, file.getvalue())
     except StrategyError as error:  # models without an array form
         logger.info("%s", error)
-    finally:
-        draft.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("The model of run %s is not kept: %s.", context.run_id, error.strerror)
 
 
 def _named_factory(
