@@ -3,8 +3,10 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 SOURCES := fl_strategies clients simulations tests benchmarks
+USUAL := not paper and not deployment and not faults
+LINE_BY_LINE := $(if $(filter output-sync,$(.FEATURES)),--output-sync=line)
 
-.PHONY: install run test lint test-deployment test-faults deploy-demo fuzz paper clean
+.PHONY: install run test test-logic test-processes lint test-deployment test-faults deploy-demo fuzz paper clean
 
 install: $(INSTALLED)
 
@@ -20,8 +22,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: install
 	$(PYTHON) -m simulations flower
 
+# Two halves side by side: what computes, and what mostly waits for Flower's processes.
 test: lint
-	$(PYTHON) -m pytest -m "not paper and not deployment and not faults"
+	$(MAKE) --no-print-directory -j2 $(LINE_BY_LINE) test-logic test-processes
+
+test-logic: install
+	$(PYTHON) -m pytest -m "$(USUAL)" --ignore=tests/flower --ignore=tests/faults
+
+test-processes: install
+	$(PYTHON) -m pytest -m "$(USUAL)" tests/flower tests/faults
 
 # All strategies on SuperLink and SuperNodes with TLS and node keys, and on Ray; several minutes.
 test-deployment: install
