@@ -4,7 +4,6 @@ PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 SOURCES := fl_strategies clients simulations tests benchmarks
 USUAL := not paper and not deployment and not faults
-LINE_BY_LINE := $(if $(filter output-sync,$(.FEATURES)),--output-sync=line)
 
 .PHONY: install run test test-logic test-processes lint test-deployment test-faults deploy-demo fuzz paper clean
 
@@ -24,13 +23,13 @@ run: install
 
 # Two halves side by side: what computes, and what mostly waits for Flower's processes.
 test: lint
-	$(MAKE) --no-print-directory -j2 $(LINE_BY_LINE) test-logic test-processes
+	$(MAKE) --no-print-directory -j2 test-logic test-processes
 
 test-logic: install
 	$(PYTHON) -m pytest -m "$(USUAL)" --ignore=tests/flower --ignore=tests/faults
 
 test-processes: install
-	$(PYTHON) -m pytest -m "$(USUAL)" tests/flower tests/faults
+	$(PYTHON) -m pytest -v -m "$(USUAL)" tests/flower tests/faults
 
 # All strategies on SuperLink and SuperNodes with TLS and node keys, and on Ray; several minutes.
 test-deployment: install

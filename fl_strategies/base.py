@@ -10,14 +10,12 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypedDict, TypeVar, Unpack
+from typing import ClassVar, Generic, TypedDict, TypeVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 
 from fl_strategies import keys
-from fl_strategies.checkpoint import Checkpoint, RecordedGrid
 from fl_strategies.exceptions import (
     NotEnoughParties,
     NotFitted,
@@ -35,6 +33,7 @@ from fl_strategies.replies import (
     figures_by_party,
     parse_reply,
 )
+from fl_strategies.resumable import ResumableStrategy
 
 # A child of Flower's logger, so that our lines appear among Flower's own.
 logger = logging.getLogger("flwr.fl_strategies")
@@ -60,7 +59,7 @@ class FederationOptions(TypedDict, total=False):
     resume: bool
 
 
-class KnowledgeStrategy(Strategy, Generic[T]):
+class KnowledgeStrategy(ResumableStrategy, Generic[T]):
     """Base of all strategies; implement `party_config`, `read` and `aggregate`.
 
     Parameters
@@ -97,7 +96,6 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         Rounds asked so far, over all calls of `start`: a second call goes on.
     """
 
-    name: ClassVar[str]
     reply_kind: str
     ledger_: PrivacyLedger
     model_name: str = ""
@@ -110,12 +108,12 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     """Protocols beyond `Learner` that the parties' models must have."""
     final_learner_needs: ClassVar[tuple[type, ...]] = ()
     """Protocols beyond `Learner` that the server's model must have."""
-    kept: ClassVar[tuple[str, ...]] = ("round_", "parties_", "ledger_", "_delivery", "_history")
-    """Attributes that one round leaves to the next, and a checkpoint therefore holds."""
+    kept = (*ResumableStrategy.kept, "parties_", "ledger_", "_delivery")
     kept_kinds: ClassVar[tuple[type, ...]] = (Knowledge, PartyReport)
-    """Data classes that occur in them."""
 
     def __init__(self, **federation: Unpack[FederationOptions]) -> None:
+        folder = federation.get("checkpoint_dir")
+        super().__init__(folder, resume=federation.get("resume", False))
         self.num_parties = federation.get("num_parties", 2)
         self.min_parties = federation.get("min_parties", min(2, self.num_parties))
         self.max_wait = federation.get("max_wait", 120.0)
@@ -125,18 +123,10 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         self._check_federation(federation)
         self.parties_: dict[int, PartyReport] = {}
         self.rejected_: dict[int, str] = {}
-        self.round_ = 0
         self._model: Learner | None = None
         self._delivery: Knowledge | None = None
         self._failure = "the strategy has not run"
         self._sent: list[Message] = []
-        self._history: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "evaluate": {}}
-        self._checkpoint: Checkpoint | None = None
-        folder, resume = federation.get("checkpoint_dir"), federation.get("resume", False)
-        given = bool(folder) or not resume
-        require(given, type(self).__name__, "checkpoint_dir", "given with resume", folder)
-        if folder:
-            self._checkpoint = Checkpoint(Path(folder), resume=resume, kinds=self.kept_kinds)
 
     def _check_federation(self, federation: Mapping[str, object]) -> None:
         owner = type(self).__name__
@@ -195,6 +185,17 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         """Return what this node is given after a round; by default the final model."""
         return self._delivery
 
+    def identity(self) -> dict[str, Scalar]:
+        """Return what must be the same for a run to go on: all that may change its result."""
+        patience = FederationOptions.__annotations__.keys() - {"num_parties", "seed"}
+        own = {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, str | int | float)
+            and not (name.startswith("_") or name.endswith("_") or name in patience)
+        }
+        return {**own, **self.party_config(1), keys.STRATEGY: self.name}
+
     # What the strategy has learned.
 
     @property
@@ -218,85 +219,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         self._delivery = Knowledge("model", arrays, {keys.LEARNER: self.model_name})
         return encode_arrays(arrays)
 
-    @property
-    def num_attempts(self) -> int:
-        """How often the parties were asked in this round: once, and again after a resume.
-
-        What a party drew for the first question may have left it although it never arrived.
-        Charging the round so many times is therefore never too little; a party that keeps a
-        state folder has given the same answer twice and spent less.
-        """
-        return 1 if self._checkpoint is None else self._checkpoint.num_attempts
-
-    def once(self, name: str, draw: Callable[[], Mapping[str, object]]) -> Mapping[str, Any]:
-        """Return what `draw` gives; after a resume what it gave before.
-
-        For noise: drawn a second time for the same data, it would protect less.
-        """
-        return draw() if self._checkpoint is None else self._checkpoint.once(name, draw)
-
-    # Flower's methods.
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run some rounds; see Flower's `Strategy.start`.
-
-        With a checkpoint `num_rounds` counts from the beginning of the run, and rounds that
-        are over are not repeated.
-        """
-        checkpoint, owner = self._checkpoint, type(self).__name__
-        if checkpoint is None:
-            return super().start(
-                grid, initial_arrays, num_rounds, timeout,
-                train_config, evaluate_config, evaluate_fn,
-            )  # fmt: skip
-        first = self.round_ == 0
-        require(first, owner, "checkpoint_dir", "left out to start a second time", self.round_)
-        with checkpoint.opened(self._identity()) as state:
-            for name, value in (state or {}).items():
-                setattr(self, name, value)
-            done = self.round_
-            rule = f"at least {done + 1}, the round that the checkpoint is in"
-            require(num_rounds > done, owner, "num_rounds", rule, num_rounds)
-            if state is not None:
-                logger.info("%s goes on in round %s of %s.", self.name, done + 1, num_rounds)
-            result = super().start(
-                RecordedGrid(grid, checkpoint, max_reply_bytes=self.max_reply_bytes),
-                initial_arrays, num_rounds - done, timeout, train_config, evaluate_config,
-                evaluate_fn and _counted_from(done, evaluate_fn),
-            )  # fmt: skip
-        return self._whole(result, done)
-
-    def _identity(self) -> dict[str, Scalar]:
-        """Return what must be the same for a run to go on: all that may change its result."""
-        patience = FederationOptions.__annotations__.keys() - {"num_parties", "seed"}
-        own = {
-            name: value
-            for name, value in vars(self).items()
-            if isinstance(value, str | int | float)
-            and not (name.startswith("_") or name.endswith("_") or name in patience)
-        }
-        return {**own, **self.party_config(1), keys.STRATEGY: self.name}
-
-    def _whole(self, result: Result, done: int) -> Result:
-        """Add the rounds before a resume to a result, and count its rounds after them."""
-        for phase in ("train", "evaluate"):
-            metrics = getattr(result, f"{phase}_metrics_clientapp")
-            late = {number + done: record for number, record in metrics.items()}
-            early = {n: MetricRecord(m) for n, m in self._history[phase].items() if n <= done}
-            metrics.clear()
-            metrics.update({**early, **late})
-        central = result.evaluate_metrics_serverapp
-        result.evaluate_metrics_serverapp = {n + done: record for n, record in central.items()}
-        return result
+    # Flower's five methods.
 
     def summary(self) -> None:
         """Log the settings."""
@@ -316,9 +239,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             logger.info("%s has ended; nothing is sent.", self.name)
             self._sent = []
             return []
-        if self._checkpoint is not None:
-            state = {name: getattr(self, name) for name in self.kept}
-            self._checkpoint.begin_round(self.round_ + 1, state)
+        self._begin_round()
         if not self.prepare_round():
             self._sent = []
             return []
@@ -496,14 +417,3 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     def _first_rejection(self) -> str:
         reasons = [f"node {node}: {reason}" for node, reason in self.rejected_.items()]
         return f"for example {reasons[0].rstrip('.')}" if reasons else "no reply was bad"
-
-
-def _counted_from(
-    done: int, evaluate: Callable[[int, ArrayRecord], MetricRecord | None]
-) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-    """Let rounds be counted from the beginning of a run that goes on; round 0 is over."""
-
-    def counted(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-        return evaluate(number + done, arrays) if number or not done else None
-
-    return counted

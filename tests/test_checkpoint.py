@@ -303,7 +303,7 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
         start(build("fedkt", tmp_path / "file" / "run"), MortalGrid(app), 1)
     checkpoint = Checkpoint(tmp_path / "run", resume=True)
     with (
-        checkpoint.opened(strategy._identity()),
+        checkpoint.opened(strategy.identity()),
         pytest.raises(CheckpointUnavailable, match="one run at a time"),
     ):
         start(build("fedkt", tmp_path / "run", resume=True), MortalGrid(app), 1)

@@ -1,0 +1,18 @@
+"""FedKT: federated learning via knowledge transfer, in one round.
+
+Li, He, Song: Practical One-Shot Federated Learning for Cross-Silo Setting (IJCAI 2021),
+Algorithm 1.
+
+    party    s random partitions of its records, each into t disjoint subsets
+             a teacher per subset; the t teachers of a partition vote on the public rows
+             a student per partition, trained on the public rows with these labels
+    server   a party whose s students agree on a row gives s votes, otherwise none
+             the final model is trained on the public rows with the winning labels
+
+At level L1 the server puts noise on the parties' votes, at L2 each party on its teachers'.
+"""
+
+from fl_strategies.fedkt.party import FedKTParty
+from fl_strategies.fedkt.strategy import FedKT
+
+__all__ = ["FedKT", "FedKTParty"]
