@@ -64,7 +64,7 @@ class Processes:
             family = self.living() if only is None else _below({one.pid for one in only})
             for number in (signal.SIGTERM, signal.SIGKILL):
                 family = self._signal_all(family, number, all_of_them=only is None)
-            self._take_leave()
+            _wait_for(self._started if only is None else only)
 
     def kill(self, only: Sequence[subprocess.Popen[bytes]]) -> None:
         """Kill these and what they started, as if their machine had lost power."""
@@ -72,7 +72,7 @@ class Processes:
         for pid in family:
             send_signal(pid, signal.SIGKILL)
         self._signal_all(family, signal.SIGKILL, all_of_them=False)
-        self._take_leave()
+        _wait_for(only)
 
     def _take_leave(self) -> None:
         """Let the system forget processes that have ended."""
@@ -93,6 +93,13 @@ class Processes:
             living = self.living()
             family = living if all_of_them else living & (family | _below(family))
         return family
+
+
+def _wait_for(ended: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Let the system forget processes, whose last threads may live a little longer."""
+    for process in ended:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_SECONDS)
 
 
 def marked(name: str, value: str) -> set[int]:
