@@ -33,7 +33,7 @@ from fl_strategies.replies import (
     figures_by_party,
     parse_reply,
 )
-from fl_strategies.resumable import ResumableStrategy
+from fl_strategies.resumable import ResumableStrategy, described
 
 # A child of Flower's logger, so that our lines appear among Flower's own.
 logger = logging.getLogger("flwr.fl_strategies")
@@ -185,16 +185,17 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         """Return what this node is given after a round; by default the final model."""
         return self._delivery
 
-    def identity(self) -> dict[str, Scalar]:
-        """Return what must be the same for a run to go on: all that may change its result."""
+    def identity(self) -> dict[str, object]:
+        """Return what must be the same for a run to go on: all settings but patience."""
         patience = FederationOptions.__annotations__.keys() - {"num_parties", "seed"}
         own = {
-            name: value
+            name: described(value)
             for name, value in vars(self).items()
-            if isinstance(value, str | int | float)
-            and not (name.startswith("_") or name.endswith("_") or name in patience)
+            if not (name.startswith("_") or name.endswith("_") or name in patience)
         }
-        return {**own, **self.party_config(1), keys.STRATEGY: self.name}
+        ledger = self.ledger_
+        budget = [ledger.unit, ledger.delta, ledger.max_epsilon]
+        return {**own, **self.party_config(1), "budget": budget, keys.STRATEGY: self.name}
 
     # What the strategy has learned.
 

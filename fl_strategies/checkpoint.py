@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 from fl_strategies import _compat
 from fl_strategies.durable import make_folder, open_private, replace_file
 from fl_strategies.exceptions import InvalidData, StrategyError, require
-from fl_strategies.knowledge import Scalar, count_bytes
+from fl_strategies.knowledge import count_bytes
 from fl_strategies.plain_state import dump_state, load_state
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -68,7 +68,7 @@ class Checkpoint:
         self._resumed_round = 0
 
     @contextmanager
-    def opened(self, settings: Mapping[str, Scalar]) -> Iterator[dict[str, Any] | None]:
+    def opened(self, settings: Mapping[str, object]) -> Iterator[dict[str, Any] | None]:
         """Lock the folder and give the state to go on from, or None for a new run.
 
         `settings` must be those that the run began with.
@@ -101,7 +101,7 @@ class Checkpoint:
                 f"{_OWNER}: {self.folder} must serve one run at a time, got a second one."
             ) from error
 
-    def _open(self, settings: Mapping[str, Scalar]) -> dict[str, Any] | None:
+    def _open(self, settings: Mapping[str, object]) -> dict[str, Any] | None:
         path, digest = self.folder / _RUN_FILE, _digest(settings)
         if not path.exists():
             self.run_name = secrets.token_hex(16)
@@ -340,7 +340,7 @@ def _replies(
             pause = min(2 * pause, _LONGEST_POLL)
 
 
-def _digest(settings: Mapping[str, Scalar]) -> str:
+def _digest(settings: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

@@ -7,16 +7,18 @@ strategy's side: which attributes are kept, and how rounds are counted after a r
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fl_strategies.checkpoint import Checkpoint, RecordedGrid
 from fl_strategies.exceptions import require
-from fl_strategies.knowledge import Scalar
+from fl_strategies.party import content_hash
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -50,8 +52,8 @@ class ResumableStrategy(Strategy):
             self._checkpoint = Checkpoint(folder, resume=resume, kinds=self.kept_kinds)
 
     @abstractmethod
-    def identity(self) -> Mapping[str, Scalar]:
-        """Return what must be the same for a run to go on: all that may change its result."""
+    def identity(self) -> Mapping[str, object]:
+        """Return, in words of JSON, what must be the same for a run to go on."""
 
     @property
     def num_attempts(self) -> int:
@@ -136,3 +138,18 @@ def _counted_from(
         return evaluate(number + done, arrays) if number or not done else None
 
     return counted
+
+
+def described(value: object) -> object:
+    """Return a setting in words of JSON; of code, which has none, only that it is there."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return content_hash(value)
+    if is_dataclass(value):
+        return {each.name: described(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): described(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [described(each) for each in value]
+    return value if isinstance(value, str | int | float | None) else "..."

@@ -23,7 +23,7 @@ from fl_strategies.knowledge import Knowledge
 from fl_strategies.plain_state import dump_state, load_state
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from simulations.local import InMemoryGrid
-from tests.toys import TEST, common_options, load_toy_party, load_with
+from tests.toys import TEST, CentroidLearner, common_options, load_toy_party, load_with
 
 NUM_PARTIES = 3
 NUM_ROUNDS = 3
@@ -310,6 +310,62 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text("[]")
     with pytest.raises(InvalidData, match="as it was written"):
         start(build("fedkt", tmp_path / "run", resume=True), MortalGrid(app), 1)
+
+
+L1 = {"privacy_level": "L1", "gamma": 0.1}
+LDP = {"release": "ldp", "payload": "softmax", "sigma": 9.0}
+NFDP = {"release": "nfdp", "num_samples": 4}
+MORE = {"model_fns": {"another": CentroidLearner}}
+PUBLIC = common_options(NUM_PARTIES)["public"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "changes"),
+    [
+        ("fedkt", L1, [
+            {"gamma": 0.01}, {"noise": "laplace"}, {"delta": 1e-3},
+            {"gamma": None, "sigma": 9.0, "noise": "gaussian"}, {"seeded_noise": True},
+            {"max_epsilon": 99.0},
+            {"num_splits": 3}, {"num_teachers": 2}, {"num_queries": 5}, {"public": PUBLIC[1:]},
+            {"exchange": "models"}, {"seed": 1}, {"learner_name": "other"},
+            {"gamma": None, "target_epsilon": 3.0},
+        ]),
+        ("fedkt", {}, [L1, {"vote_trim": 0.2}, {"student_fns": MORE["model_fns"]}]),
+        ("fedkd", {"gamma": 1.0, "weights": "uniform"}, [
+            {"gamma": 9.0}, {"loss": "l2"}, {"noise": "gaussian", "gamma": None, "sigma": 1.0},
+            {"delta": 1e-3}, {"max_epsilon": 1e9}, {"weights": "counts"}, {"clip": 2.0},
+            {"num_levels": None}, {"rounding": "stochastic"}, {"distill_epochs": 2},
+            {"loss": "kl", "temperature": 2.0}, {"scale": "max"},
+        ]),
+        ("fedkd", {"weights": "uniform"}, [
+            {"consensus": "median"}, {"consensus": "trimmed-mean"}, {"trim_fraction": 0.3},
+        ]),
+        ("fedmd", LDP, [
+            {"sigma": 8.0}, {"noise": "laplace", "sigma": None, "gamma": 1.0}, {"delta": 1e-3},
+            {"max_epsilon": 1e9}, {"payload": "argmax"}, {"seeded_noise": True},
+        ]),
+        ("fedmd", NFDP, [{"num_samples": 5}, {"with_replacement": False}]),
+        ("fedmd", {}, [
+            LDP, NFDP, {"consensus": "median", "payload": "softmax"}, {"epochs_digest": 3},
+            {"epochs_initial": 3}, {"epochs_revisit": 3}, {"num_public": 4},
+        ]),
+        ("akd", {}, [{"target_loss": "cross-entropy"}, MORE]),
+        ("fedavg", {}, [{"local_epochs": 2}]),
+    ],
+)  # fmt: skip
+def test_every_setting_is_part_of_what_a_run_is(
+    name: str, settings: dict[str, Any], changes: list[dict[str, Any]]
+) -> None:
+    """A run that went on with less noise, or charged for more, would report a wrong epsilon."""
+    known = [json.dumps(build(name, **settings).identity(), sort_keys=True)]
+    known += [
+        json.dumps(build(name, **{**settings, **change}).identity(), sort_keys=True)
+        for change in changes
+    ]
+
+    assert len(set(known)) == len(known)
+    again = build(name, **settings, max_wait=1.0, max_reply_bytes=10)
+    assert json.dumps(again.identity(), sort_keys=True) == known[0]
 
 
 def test_the_folder_is_for_its_owner(tmp_path: Path) -> None:
