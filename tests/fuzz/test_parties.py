@@ -1,17 +1,24 @@
 """Hostile servers: whatever one asks, a party answers or refuses in one typed sentence."""
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
 from google.protobuf.message import DecodeError
 
+from clients import client_app
+from fl_strategies import Party
 from fl_strategies._compat import (
     message_from_bytes,
     message_to_bytes,
     records_from_bytes,
     records_to_bytes,
 )
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from simulations.local import InMemoryGrid
 from tests.fuzz.federations import NUM_PARTIES, VARIANTS, private_numbers, recorded
 from tests.fuzz.mutation import mutate_bytes, mutate_records
@@ -42,24 +49,75 @@ def hostile(rng: random.Random, message: Message) -> Message | None:
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_a_party_refuses_in_words_of_its_own(name: str, trials: Trials) -> None:
     """Neither train nor evaluate lets another error out, or a private number."""
-    exchanges, app = recorded(name), VARIANTS[name].app()
-    grid = InMemoryGrid(app, NUM_PARTIES)
+    app = VARIANTS[name].app()
     for rng in trials.numbers():
-        exchange = rng.choice(exchanges)
-        number = rng.randrange(len(exchange.sent))
-        message = hostile(rng, exchange.sent[number])
-        if message is None:
-            trials.count(refused=True)
-            continue
-        node = exchange.sent[number].metadata.dst_node_id
-        position = grid.get_node_ids().index(node)
-        state = copied(exchange.states[node])
-        context = Context(1, node, {"partition-id": position}, state, {})
-        with time_limit():
-            reply = app(message, context)
-        trials.count(refused=reply.has_error())
-        check_reply(reply)
+        ask(name, app, rng, trials)
     trials.require_both()
+
+
+@pytest.mark.share(0.001)
+@pytest.mark.parametrize("budget", [None, 1.0], ids=["unlimited", "limited"])
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_no_question_gets_past_the_journal(
+    name: str, budget: float | None, trials: Trials, tmp_path: Path
+) -> None:
+    """New knowledge costs a line before it leaves, and all of it together the budget at most.
+
+    The party knows of earlier rounds what it keeps beside its journal.
+    """
+    journals = journals_in(tmp_path, budget)
+    app = client_app(lambda context: with_journal(VARIANTS[name].load(context), journals))
+    known: dict[int, set[bytes]] = {number: set() for number in range(NUM_PARTIES)}
+    for rng in trials.numbers():
+        asked = ask(name, app, rng, trials, keeps=True)
+        if asked is None:
+            continue
+        reply, number = asked
+        journal = journals(VARIANTS[name].load(context_of(number)))
+        if budget is not None:
+            assert journal.epsilon() <= budget
+        if not reply.has_error() and reply.metadata.message_type == MessageType.TRAIN:
+            known[number].add(reply.content.object_id.encode())
+            # One sample pays for all answers that are made of it.
+            paid = 1 if name == "fedmd-nfdp" else len(known[number])
+            assert len(journal.entries()) >= paid
+
+
+def journals_in(folder: Path, budget: float | None) -> Callable[[Party], PartyJournal]:
+    """Return what opens the journal of a party."""
+    return lambda party: PartyJournal(
+        folder / str(party.partition_id),
+        fingerprint=data_fingerprint(party.x, party.y),
+        max_epsilon=budget,
+    )
+
+
+def with_journal(party: Party, journals: Callable[[Party], PartyJournal]) -> Party:
+    return replace(party, journal=journals(party))
+
+
+def context_of(number: int, state: RecordDict | None = None, node: int = 0) -> Context:
+    return Context(1, node, {"partition-id": number}, state or RecordDict(), {})
+
+
+def ask(
+    name: str, app: ClientApp, rng: random.Random, trials: Trials, *, keeps: bool = False
+) -> tuple[Message, int] | None:
+    """Ask a party something hostile; return its answer and its number."""
+    exchange = rng.choice(recorded(name))
+    number = rng.randrange(len(exchange.sent))
+    message = hostile(rng, exchange.sent[number])
+    if message is None:
+        trials.count(refused=True)
+        return None
+    node = exchange.sent[number].metadata.dst_node_id
+    position = InMemoryGrid(app, NUM_PARTIES).get_node_ids().index(node)
+    state = RecordDict() if keeps else copied(exchange.states[node])
+    with time_limit():
+        reply = app(message, context_of(position, state, node))
+    trials.count(refused=reply.has_error())
+    check_reply(reply)
+    return reply, position
 
 
 def copied(state: RecordDict) -> RecordDict:
