@@ -9,7 +9,6 @@ Networks from Decentralized Data (AISTATS 2017), Algorithm 1.
     round r   party    goes on from the mean of round r - 1
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import (
     DEFAULT_DELTA,
     ledger_of,
+    ledger_to_text,
     privacy_metrics,
     spend,
     training_charges,
@@ -65,7 +65,6 @@ MAX_EPOCHS: Final = 2**20
 MAX_RECORDS: Final = 2**40
 MAX_ROUNDS: Final = 2**31
 MAX_EVENTS: Final = 2**20
-_LEDGER: Final = "fedavg-ledger"
 
 S = TypeVar("S")
 Layout: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -299,12 +298,12 @@ class FedAvgParty(PartyHalf):
         model = learner.partial_fit(party.x, party.y, rng=rng, epochs=epochs)
         private = tuple(getattr(model, "privacy_events", ())) != before
         charges = training_charges([model], 1) if private else UNPROTECTED
-        ledger = _spend(party, charges, f"fedavg, round {server_round}", state)
+        ledger = spend(party, charges, f"fedavg, round {server_round}", DEFAULT_DELTA, state)
         metrics = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=ledger)
         metrics[keys.LOCAL_FIGURE] = measure(party, model)[METRICS[party.task]]
         meta: dict[str, Scalar] = {
             keys.NUM_EXAMPLES: len(party.y),
-            PRIVACY_EVENTS: _write_charges(charges),
+            PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),
         }
         return Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
 
@@ -327,25 +326,6 @@ def _check_name(party: Party, asked: object) -> None:
             f"({party.learner_name!r}), got {str(asked)[:80]!r}. FedAvg needs one kind of "
             f"model at all parties and on the server."
         )
-
-
-def _spend(
-    party: Party, charges: Sequence[Entry], purpose: str, state: RecordDict
-) -> PrivacyLedger:
-    """Record what a round costs, on top of all rounds before."""
-    if party.journal is not None:
-        return spend(party, charges, purpose, DEFAULT_DELTA)
-    ledger = PrivacyLedger("example", delta=DEFAULT_DELTA)
-    kept = state.get(_LEDGER)
-    if isinstance(kept, ConfigRecord):
-        ledger.load_state_dict(json.loads(str(kept["entries"])))
-    ledger.charge_all(charges)
-    state[_LEDGER] = ConfigRecord({"entries": json.dumps(ledger.state_dict())})
-    return ledger
-
-
-def _write_charges(charges: Sequence[Entry]) -> str:
-    return json.dumps(ledger_of(charges, DEFAULT_DELTA).state_dict())
 
 
 def _read_charges(text: object) -> Sequence[Entry]:

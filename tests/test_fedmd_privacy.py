@@ -723,7 +723,7 @@ def test_memory_is_small_and_plain() -> None:
         train(make_party(0), linear_fedmd(), state)
         FedMDParty().evaluate(make_party(0), consensus, request(linear_fedmd()), state)
 
-        assert set(state) == {"fedmd", kept}
+        assert set(state) == {"fedmd", kept, "privacy-spent"}
         assert PartyMemory(make_party(0), state, delta=1e-5).digested_round == 1
         assert isinstance(state[kept], ArrayRecord)
         assert sum(record.count_bytes() for record in state.values()) < 1500

@@ -21,8 +21,6 @@ from fl_strategies.codistill.relay import (
     has_forgotten,
     join_models,
     keep,
-    ledger_from_text,
-    ledger_to_text,
     new_ledger,
     part_models,
     recall,
@@ -37,7 +35,8 @@ from fl_strategies.privacy.events import (
     PrivacyEvent,
     event_to_json,
 )
-from fl_strategies.replies import MAX_DISTINCT_EVENTS, UNCOUNTED, told_epsilon
+from fl_strategies.privacy.reporting import ledger_to_text
+from fl_strategies.replies import MAX_DISTINCT_EVENTS, UNCOUNTED, read_ledger, told_epsilon
 
 NOISE = GaussianEvent(unit="example", relation="replace-one", scale=2.0, l2_sensitivity=1.0)
 
@@ -117,7 +116,7 @@ def test_a_ledger_survives_the_wire() -> None:
     for charges in ([(NOISE, 3), (RAW, 1)], [(NOISE, 2)]):
         ledger.charge_all(charges)
 
-    read = ledger_from_text(ledger_to_text(ledger))
+    read = read_ledger(ledger_to_text(ledger))
 
     assert read.entries == ((NOISE, 5), (RAW, 1))
     assert read.state_dict()["entries"] == ledger.state_dict()["entries"]
@@ -154,9 +153,9 @@ def ledger_text(count: object = 1, **changes: object) -> str:
 )  # fmt: skip
 def test_events_that_were_not_written_here_are_refused(text: object) -> None:
     """A stranger's text is one clear error, whatever is in it."""
-    assert ledger_from_text(ledger_text()).entries == ((NOISE, 1),)
+    assert read_ledger(ledger_text()).entries == ((NOISE, 1),)
     with pytest.raises(KnowledgeMismatch, match="privacy events must be"):
-        ledger_from_text(text)
+        read_ledger(text)
 
 
 def sgd(**changes: object) -> DPSGDEvent:
@@ -167,7 +166,7 @@ def sgd(**changes: object) -> DPSGDEvent:
 def read_back(*entries: tuple[PrivacyEvent, int]) -> tuple[tuple[PrivacyEvent, int], ...]:
     ledger = new_ledger()
     ledger.charge_all(entries)
-    return ledger_from_text(ledger_to_text(ledger)).entries
+    return read_ledger(ledger_to_text(ledger)).entries
 
 
 def test_of_too_many_events_the_rest_counts_as_unprotected() -> None:

@@ -1,6 +1,5 @@
 """The party half of AKD, AvgKD, PKD and EKD; see `fl_strategies.codistill`."""
 
-import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,8 +19,6 @@ from fl_strategies.codistill.relay import (
     MODELS,
     join_models,
     keep,
-    ledger_to_text,
-    new_ledger,
     part_models,
     recall,
 )
@@ -43,8 +40,9 @@ from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import (
     DEFAULT_DELTA,
+    charge_run,
+    ledger_to_text,
     privacy_metrics,
-    spend,
     training_charges,
     unprotected,
 )
@@ -78,7 +76,6 @@ UNPROTECTED_MODEL: Final = "models left the agents that were trained without noi
 _OWN: Final = "codistill-model"
 _TERMS: Final = "codistill-terms"
 _SCORES: Final = "codistill-scores"
-_LEDGER: Final = "codistill-ledger"
 
 
 class CodistillParty(PartyHalf):
@@ -236,14 +233,10 @@ def _charge(
     charges = training_charges(private, 1) if private else ()
     if not charges:
         charges = [(NonPrivateEvent(unit="example", reason=UNPROTECTED_MODEL), 1)]
-    ledger, kept = new_ledger(), state.get(_LEDGER)
-    if isinstance(kept, ConfigRecord):
-        ledger.load_state_dict(json.loads(str(kept["entries"])))
-    ledger.charge_all(charges)
-    known = ledger
-    if party.journal is not None:
-        known = spend(party, charges, scheme, DEFAULT_DELTA)
-    state[_LEDGER] = ConfigRecord({"entries": ledger_to_text(ledger)})
+    journal = party.journal
+    lasting = journal and journal.charge(charges, run=party.run, purpose=scheme)
+    ledger = charge_run(state, charges, DEFAULT_DELTA)
+    known = lasting or ledger
     return ledger, privacy_metrics(party=unprotected(UNPROTECTED_MODEL), example=known)
 
 

@@ -20,7 +20,7 @@ from fl_strategies.knowledge import (
 from fl_strategies.privacy.events import MOST
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import DEFAULT_DELTA
-from fl_strategies.replies import limit_events, read_ledger
+from fl_strategies.replies import limit_events
 
 NUM_MODELS: Final = "num-models"
 MODEL: Final = "model"
@@ -79,16 +79,6 @@ def check_finite(knowledge: Knowledge) -> None:
 def new_ledger(**settings: Any) -> PrivacyLedger:
     """Return an empty ledger of what agents' releases cost their records."""
     return PrivacyLedger("example", delta=DEFAULT_DELTA, **settings)
-
-
-def ledger_to_text(ledger: PrivacyLedger) -> str:
-    """Return all that an agent's releases have cost as text that travels with the last."""
-    return json.dumps(ledger.state_dict())
-
-
-def ledger_from_text(text: object) -> PrivacyLedger:
-    """Read what an agent says its releases have cost each of its records so far."""
-    return read_ledger(text)
 
 
 def has_forgotten(new: PrivacyLedger, old: PrivacyLedger) -> bool:

@@ -27,7 +27,6 @@ from fl_strategies.codistill.relay import (
     fill_ledger,
     has_forgotten,
     join_models,
-    ledger_from_text,
     new_ledger,
 )
 from fl_strategies.exceptions import NotEnoughParties, require
@@ -41,7 +40,7 @@ from fl_strategies.protocols import (
     PortableLearner,
     SoftLearner,
 )
-from fl_strategies.replies import PartyReply, told_epsilon
+from fl_strategies.replies import PartyReply, read_ledger, told_epsilon
 from fl_strategies.tasks import Task, check_task
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -199,7 +198,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
             rebuild(owner, name, knowledge.arrays, self.model_fns, self.num_classes)
         else:
             check_finite(knowledge)
-        ledger = ledger_from_text(knowledge.meta.get(PRIVACY_EVENTS))
+        ledger = read_ledger(knowledge.meta.get(PRIVACY_EVENTS))
         return AgentModel(Knowledge(MODEL, knowledge.arrays, {keys.LEARNER: name}), ledger)
 
     def aggregate(

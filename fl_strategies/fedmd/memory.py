@@ -7,7 +7,6 @@ then uses the sample that has been paid for.
 
 import json
 import logging
-import os
 import secrets
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fl_strategies import keys
+from fl_strategies.durable import replace_file
 from fl_strategies.exceptions import InvalidData, KnowledgeMismatch
 from fl_strategies.fedmd.samples import check_sample_id
 from fl_strategies.knowledge import Metrics, decode_arrays, encode_arrays
@@ -28,7 +28,7 @@ from fl_strategies.privacy.journal import PartyJournal
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
 from fl_strategies.privacy.nfdp import nfdp_tight
-from fl_strategies.privacy.reporting import privacy_metrics, spend, unprotected
+from fl_strategies.privacy.reporting import privacy_metrics, run_ledger, spend, unprotected
 from fl_strategies.protocols import Array, IntArray, Learner, PortableLearner
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -42,7 +42,6 @@ _DRAWN = "sample"
 _SAMPLE_ID = "sample-id"
 _TERMS = "terms"
 _ORIGIN = "model-origin"
-_LEDGER = "ledger"
 
 _ID_BYTES = 16
 _MOST_DRAWS_PER_RECORD = 4
@@ -132,22 +131,13 @@ class PartyMemory:
 
         With a journal that is the party's whole past; without one, the run's.
         """
-        if self._party.journal is not None:
-            return spend(self._party, charges, purpose, self._delta)
-        ledger = self.ledger()
-        ledger.charge_all(charges)
-        self._note(_LEDGER, json.dumps(ledger.state_dict()))
-        return ledger
+        return spend(self._party, charges, purpose, self._delta, self._state)
 
     def ledger(self) -> PrivacyLedger:
         """Return everything that has been recorded."""
         if self._party.journal is not None:
             return self._party.journal.ledger()
-        ledger = PrivacyLedger("example", delta=self._delta)
-        written = self._notes().get(_LEDGER)
-        if isinstance(written, str):
-            ledger.load_state_dict(json.loads(written))
-        return ledger
+        return run_ledger(self._state, self._delta)
 
     # The sample of noise-free privacy.
 
@@ -280,19 +270,13 @@ def _write_sample(
     journal: PartyJournal, mechanism: SubsampleOnce, sample_id: str, rows: IntArray
 ) -> None:
     """Keep a sample for later runs, readable by its owner only."""
-    path = _sample_path(journal, mechanism)
-    draft = path.with_name(f"{path.name}.draft-{os.getpid()}")
     content = {
         "fingerprint": journal.fingerprint,
         "id": sample_id,
         "records": mechanism.records,
         "rows": rows.tolist(),
     }
-    with open(draft, "w", opener=lambda p, flags: os.open(p, flags, 0o600)) as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    replace_file(_sample_path(journal, mechanism), json.dumps(content).encode())
 
 
 def _read_sample(

@@ -20,6 +20,7 @@ from fl_strategies.privacy.votes import VoteMechanism
 from fl_strategies.protocols import IntArray, Learner
 
 DEFAULT_DELTA = 1e-5
+_SPENT = "privacy-spent"
 UNPROTECTED = "the labels of students left the party without noise"
 AUDIENCES: Mapping[str, str] = {
     "L0": "nobody",
@@ -29,30 +30,38 @@ AUDIENCES: Mapping[str, str] = {
 
 
 def spend(
-    party: Party,
-    charges: Sequence[Entry],
-    purpose: str,
-    delta: float,
-    state: RecordDict | None = None,
+    party: Party, charges: Sequence[Entry], purpose: str, delta: float, state: RecordDict
 ) -> PrivacyLedger:
     """Record what is about to leave a party, and return all that has been recorded.
 
     With a journal the party's whole past counts, and what would exceed its budget is
     refused here, before anything leaves. Without one, what the state of this run holds
-    counts, if it is given, and otherwise this release alone.
+    counts.
     """
     if party.journal is not None:
         return party.journal.charge(charges, run=party.run, purpose=purpose)
-    ledger = ledger_of(charges, delta)
-    if state is not None:
-        slot = f"spent-{ledger.unit}"
-        kept = state.get(slot)
-        if isinstance(kept, ConfigRecord):
-            before = PrivacyLedger.from_state_dict(json.loads(str(kept["ledger"])))
-            for event, count in before.entries:
-                ledger.compose(event, count)
-        state[slot] = ConfigRecord({"ledger": json.dumps(ledger.state_dict())})
+    return charge_run(state, charges, delta)
+
+
+def charge_run(state: RecordDict, charges: Sequence[Entry], delta: float) -> PrivacyLedger:
+    """Record a release in the state of a run, and return all that the run has released."""
+    ledger = run_ledger(state, delta)
+    ledger.charge_all(charges)
+    state[_SPENT] = ConfigRecord({"ledger": ledger_to_text(ledger)})
     return ledger
+
+
+def run_ledger(state: RecordDict, delta: float) -> PrivacyLedger:
+    """Return what a run has released about a party's records so far."""
+    ledger, kept = PrivacyLedger("example", delta=delta), state.get(_SPENT)
+    if isinstance(kept, ConfigRecord):
+        ledger.load_state_dict(json.loads(str(kept["ledger"])))
+    return ledger
+
+
+def ledger_to_text(ledger: PrivacyLedger) -> str:
+    """Return a ledger as text, for a state or for the server; `replies` reads a stranger's."""
+    return json.dumps(ledger.state_dict())
 
 
 def ledger_of(charges: Sequence[Entry], delta: float) -> PrivacyLedger:
