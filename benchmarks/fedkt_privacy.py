@@ -290,7 +290,7 @@ def outcomes(
         for _ in range(draws):
             strategy = strategy_of(settings)
             if row.level == "L1":
-                strategy.aggregate(1, votes_of(row.data, seed))
+                strategy.aggregate(votes_of(row.data, seed))
             else:
                 run(strategy, settings)
             accuracy = load_federation(settings).quality(strategy.model_)

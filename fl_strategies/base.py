@@ -6,7 +6,6 @@ leaving out a bad reply without ending the run, metrics, and the delivery of the
 """
 
 import logging
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 
 from fl_strategies import keys
-from fl_strategies.exceptions import (
-    NotEnoughParties,
-    NotFitted,
-    UnsupportedLearner,
-    require,
-)
+from fl_strategies.exceptions import NotFitted, UnsupportedLearner, require
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, encode_arrays
 from fl_strategies.metrics import aggregate_metrics
 from fl_strategies.privacy.ledger import PrivacyLedger
@@ -34,6 +28,7 @@ from fl_strategies.replies import (
     parse_reply,
 )
 from fl_strategies.resumable import ResumableStrategy, described
+from fl_strategies.waiting import wait_for_parties
 
 # A child of Flower's logger, so that our lines appear among Flower's own.
 logger = logging.getLogger("flwr.fl_strategies")
@@ -42,8 +37,6 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 MAX_REPLY_BYTES = 256 * 2**20
-_POLL_SECONDS = 0.2
-_SECONDS_BETWEEN_REMINDERS = 10.0
 
 
 class FederationOptions(TypedDict, total=False):
@@ -146,17 +139,15 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
     # What a subclass says about its algorithm.
 
     @abstractmethod
-    def party_config(self, server_round: int) -> dict[str, Scalar]:
-        """Return the settings that parties need in this round."""
+    def party_config(self) -> dict[str, Scalar]:
+        """Return the settings that parties need in round `round_`."""
 
     @abstractmethod
     def read(self, knowledge: Knowledge) -> T:
         """Check one party's knowledge; raise `KnowledgeMismatch` to leave it out."""
 
     @abstractmethod
-    def aggregate(
-        self, server_round: int, replies: Sequence[PartyReply[T]]
-    ) -> tuple[ArrayRecord | None, Metrics]:
+    def aggregate(self, replies: Sequence[PartyReply[T]]) -> tuple[ArrayRecord | None, Metrics]:
         """Combine the accepted replies, sorted by partition id, and add own metrics."""
 
     def prepare_round(self) -> bool:
@@ -195,7 +186,7 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         }
         ledger = self.ledger_
         budget = [ledger.unit, ledger.delta, ledger.max_epsilon]
-        return {**own, **self.party_config(1), "budget": budget, keys.STRATEGY: self.name}
+        return {**own, **self.party_config(), "budget": budget, keys.STRATEGY: self.name}
 
     # What the strategy has learned.
 
@@ -225,7 +216,7 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
     def summary(self) -> None:
         """Log the settings."""
         logger.info("\t├──> %s:", type(self).__name__)
-        for key, value in {**self.party_config(1), "num-parties": self.num_parties}.items():
+        for key, value in {**self.party_config(), "num-parties": self.num_parties}.items():
             logger.info("\t│\t├── %s: %s", key, value)
 
     def configure_train(
@@ -236,18 +227,16 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         grid: Grid,
     ) -> list[Message]:
         """Ask the parties of this round, once the expected ones are there."""
+        self._sent = []
         if self.last_round is not None and server_round > self.last_round:
             logger.info("%s has ended; nothing is sent.", self.name)
-            self._sent = []
             return []
         self._begin_round()
         if not self.prepare_round():
-            self._sent = []
             return []
         nodes = self.nodes_for_round(self._wait_for_parties(grid))
         if not nodes:
             logger.info("%s has nobody to ask; nothing is sent.", self.name)
-            self._sent = []
             return []
         self.rejected_ = {}
         self.round_ += 1
@@ -273,7 +262,7 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
             if self._checkpoint is not None:
                 self._checkpoint.reopen()
             return None, None
-        arrays, metrics = self.aggregate(self.round_, accepted)
+        arrays, metrics = self.aggregate(accepted)
         totals = aggregate_metrics([reply.metrics for reply in accepted])
         totals |= {
             keys.NUM_PARTIES: len(accepted),
@@ -326,7 +315,7 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         """Return a message a node; what several nodes are given is encoded once."""
         ours = {
             **config,
-            **self.party_config(self.round_),
+            **self.party_config(),
             keys.STRATEGY: self.name,
             keys.SERVER_ROUND: self.round_,
             keys.SEED: self.seed,
@@ -344,35 +333,10 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         return messages
 
     def _wait_for_parties(self, grid: Grid) -> list[int]:
-        """Return all connected nodes, once enough of them are there.
-
-        Nodes register while the server already runs, so asking once would race with them.
-        """
-        start = reminded = time.monotonic()
-        while len(nodes := sorted(grid.get_node_ids())) < self.num_parties:
-            now = time.monotonic()
-            if now - start >= self.max_wait:
-                return self._go_on_with(nodes)
-            if now - reminded >= _SECONDS_BETWEEN_REMINDERS:
-                reminded = now
-                logger.info(
-                    "%s waits for parties: %s of %s are connected.",
-                    self.name, len(nodes), self.num_parties,
-                )  # fmt: skip
-            time.sleep(_POLL_SECONDS)
-        return nodes
-
-    def _go_on_with(self, nodes: list[int]) -> list[int]:
-        if len(nodes) < self.min_parties:
-            raise NotEnoughParties(
-                f"{type(self).__name__}: {self.min_parties} of {self.num_parties} parties must "
-                f"connect within max_wait={self.max_wait} seconds, got {len(nodes)}."
-            )
-        logger.warning(
-            "%s goes on with %s of %s parties after waiting %s seconds.",
-            self.name, len(nodes), self.num_parties, self.max_wait,
+        return wait_for_parties(
+            type(self).__name__, grid, num_parties=self.num_parties,
+            min_parties=self.min_parties, max_wait=self.max_wait,
         )  # fmt: skip
-        return nodes
 
     # Replies.
 

@@ -199,7 +199,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
             "example", delta=DEFAULT_DELTA, num_parties=self.num_parties, audience=AUDIENCE
         )
 
-    def party_config(self, server_round: int) -> dict[str, Scalar]:  # noqa: ARG002
+    def party_config(self) -> dict[str, Scalar]:
         """Return the model's name, its task and for how long it is to be trained."""
         return {
             LOCAL_EPOCHS: self.local_epochs,
@@ -251,9 +251,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         return [reply for reply in accepted if layouts[reply.node_id] == usual]
 
     def aggregate(
-        self,
-        server_round: int,  # noqa: ARG002 - all rounds are alike
-        replies: Sequence[PartyReply[LocalWeights]],
+        self, replies: Sequence[PartyReply[LocalWeights]]
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Make the mean of all weights the model."""
         for reply in replies:

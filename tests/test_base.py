@@ -61,14 +61,14 @@ def test_waiting_reminds_and_then_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody who watches the log sees who is missing."""
-    monkeypatch.setattr("fl_strategies.base._SECONDS_BETWEEN_REMINDERS", 0.1)
+    monkeypatch.setattr("fl_strategies.waiting._SECONDS_BETWEEN_REMINDERS", 0.1)
     strategy = toy_fedkt(num_parties=5, max_wait=0.5)
 
     with caplog.at_level(logging.INFO, logger="flwr.fl_strategies"):
         strategy.configure_train(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
 
-    assert "fedkt waits for parties: 4 of 5 are connected." in caplog.text
-    assert "fedkt goes on with 4 of 5 parties" in caplog.text
+    assert "FedKT waits for parties: 4 of 5 are connected." in caplog.text
+    assert "FedKT goes on with 4 of 5 parties" in caplog.text
 
 
 def test_waiting_ends_in_time() -> None:

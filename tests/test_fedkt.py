@@ -60,7 +60,7 @@ class Recorder:
 
 
 def config(**changes: Any) -> ConfigRecord:
-    return ConfigRecord({**toy_fedkt().party_config(1), keys.SEED: 0, **changes})
+    return ConfigRecord({**toy_fedkt().party_config(), keys.SEED: 0, **changes})
 
 
 def train(party: Party, **changes: Any) -> tuple[Knowledge, dict[str, float]]:
@@ -76,7 +76,7 @@ def aggregate(strategy: FedKT, *labels: Any) -> tuple[Any, dict[str, float]]:
     """Let a strategy read and count the labels of each party's students."""
     packed = [pack_labels(np.array(rows), strategy.num_classes) for rows in labels]
     read = [strategy.read(Knowledge("votes", {"votes": votes})) for votes in packed]
-    return strategy.aggregate(1, [PartyReply(i, i, "", v, {}) for i, v in enumerate(read)])
+    return strategy.aggregate([PartyReply(i, i, "", v, {}) for i, v in enumerate(read)])
 
 
 def small_fedkt(num_rows: int, log: list[Any]) -> FedKT:

@@ -42,7 +42,7 @@ def run(**changes: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def config(**changes: Any) -> ConfigRecord:
-    return ConfigRecord({**toy_fedkt(**changes).party_config(1), keys.SEED: 0})
+    return ConfigRecord({**toy_fedkt(**changes).party_config(), keys.SEED: 0})
 
 
 def aggregate(strategy: FedKT, labels: np.ndarray, num_parties: int) -> dict[str, float]:
@@ -50,7 +50,7 @@ def aggregate(strategy: FedKT, labels: np.ndarray, num_parties: int) -> dict[str
     votes = pack_labels(labels, strategy.num_classes)
     read = [strategy.read(Knowledge("votes", {"votes": votes})) for _ in range(num_parties)]
     replies = [PartyReply(i, i, "", own, {}) for i, own in enumerate(read)]
-    return strategy.aggregate(1, replies)[1]
+    return strategy.aggregate(replies)[1]
 
 
 @pytest.mark.parametrize("level", [L1, L2])

@@ -183,7 +183,7 @@ class Federation:
 
 def request(strategy: FedMD, server_round: int = 1, **changes: Any) -> ConfigRecord:
     """Return what a party is told in a round."""
-    config = {**strategy.party_config(server_round), keys.SEED: strategy.seed}
+    config = {**strategy.party_config(), keys.SEED: strategy.seed}
     return ConfigRecord({**config, keys.SERVER_ROUND: server_round, **changes})
 
 
@@ -540,7 +540,7 @@ def test_votes_with_class_weights() -> None:
     for labels, counts in (([0, 2], [9, 0, 0]), ([1, 2], [0, 4, 0]), ([1, 2], [0, 4, 0])):
         arrays = {"labels": pack_labels(np.array(labels), 3), "class-counts": np.array(counts)}
         strategy.read(Knowledge("answers", arrays))
-    strategy.aggregate(1, [])
+    strategy.aggregate([])
 
     np.testing.assert_array_equal(strategy.consensus_, [0, 2])
 

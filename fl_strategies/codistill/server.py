@@ -180,7 +180,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
             audience="the server, the other agents and everybody who sees a model",
         )
 
-    def party_config(self, server_round: int) -> dict[str, Scalar]:  # noqa: ARG002
+    def party_config(self) -> dict[str, Scalar]:
         """Return the problem: task, number of classes and loss."""
         public = {} if self._public_hash is None else {keys.PUBLIC_HASH: self._public_hash}
         return {
@@ -202,9 +202,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         return AgentModel(Knowledge(MODEL, knowledge.arrays, {keys.LEARNER: name}), ledger)
 
     def aggregate(
-        self,
-        server_round: int,  # noqa: ARG002 - all rounds are alike
-        replies: Sequence[PartyReply[AgentModel]],
+        self, replies: Sequence[PartyReply[AgentModel]]
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Keep the new models and what they cost."""
         for reply in replies:
@@ -294,7 +292,6 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
             if not self._newest:
                 raise
             logger.warning("%s ended after round %s: %s", self.name, self.round_, error)
-            self._sent = []
             return []
 
     def _accept(

@@ -94,10 +94,10 @@ class _Chains(Codistillation):
         return None if chain is None else join_models([chain.model])
 
     def aggregate(
-        self, server_round: int, replies: Sequence[PartyReply[AgentModel]]
+        self, replies: Sequence[PartyReply[AgentModel]]
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Hand the chains on; one that an agent did not go on with skips that agent."""
-        result = super().aggregate(server_round, replies)
+        result = super().aggregate(replies)
         for node in self._turns.keys() & self.rejected_.keys():
             self._turns[node].skip(self._agents[node])
         for reply in replies:

@@ -17,60 +17,21 @@ from fl_strategies.class_weights import (
     read_counts,
     weighted_mean,
 )
-from fl_strategies.consensus import (
-    ROBUST_RULES,
-    ConsensusRule,
-    RobustConsensus,
-    check_trim,
-)
+from fl_strategies.consensus import ROBUST_RULES, ConsensusRule, RobustConsensus, check_trim
 from fl_strategies.exceptions import (
     InvalidParameter,
     KnowledgeMismatch,
     PrivacyBudgetExceeded,
     require,
 )
-from fl_strategies.fedkd.words import (
-    AUDIENCE,
-    AUGMENTATION,
-    BOUND,
-    COUNT_EPSILON,
-    COUNTED,
-    EXACT_COUNTS,
-    LOSSES,
-    MAX_BOUND,
-    MAX_TIMES_MEDIAN,
-    NUM_LEVELS,
-    NUM_PREDICTIONS,
-    PRIVATE_SCALE,
-    PUBLIC_LABELS,
-    REQUEST,
-    ROUNDING,
-    SCALES,
-    SEEDED_NOISE,
-    TASK,
-    UNPROTECTED,
-    WEIGHTING,
-    WEIGHTS,
-    DistillationLoss,
-    Scale,
-    Weights,
-    count_mechanism,
-)
-from fl_strategies.knowledge import (
-    Knowledge,
-    Metrics,
-    Scalar,
-)
+from fl_strategies.fedkd import words
+from fl_strategies.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.reporting import (
-    DEFAULT_DELTA,
-    privacy_metrics,
-    unprotected,
-)
+from fl_strategies.privacy.reporting import DEFAULT_DELTA, privacy_metrics, unprotected
 from fl_strategies.privacy.scores import ScoreMechanism, ScoreNoise, ScorePrivacy
 from fl_strategies.protocols import (
     Array,
@@ -82,11 +43,7 @@ from fl_strategies.protocols import (
     link_scores,
     require_soft,
 )
-from fl_strategies.quantization import (
-    Rounding,
-    ScoreFormat,
-    score_format,
-)
+from fl_strategies.quantization import Rounding, ScoreFormat, score_format
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply
 from fl_strategies.tasks import Task, check_task
@@ -192,9 +149,9 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         task: Task = "single-label",
         num_levels: int | None = 200,
         rounding: Rounding = "nearest",
-        scale: Scale = "clip",
+        scale: words.Scale = "clip",
         clip: float = 10.0,
-        weights: Weights = "counts",
+        weights: words.Weights = "counts",
         count_epsilon: float = 1.0,
         consensus: ConsensusRule = "mean",
         trim_fraction: float = 0.2,
@@ -205,7 +162,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         delta: float = DEFAULT_DELTA,
         seeded_noise: bool = False,
         max_epsilon: float | None = None,
-        loss: DistillationLoss = "l1",
+        loss: words.DistillationLoss = "l1",
         temperature: float | None = None,
         distill_epochs: int | None = None,
         num_predictions: int = 1,
@@ -219,10 +176,18 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         check_task("FedKD", task, num_classes)
         require(task != "regression", "FedKD", "task", "a classification", task)
         for name, value, known in (
-            ("scale", scale, SCALES), ("weights", weights, WEIGHTS), ("loss", loss, LOSSES),
-        ):  # fmt: skip
+            ("scale", scale, words.SCALES),
+            ("weights", weights, words.WEIGHTS),
+            ("loss", loss, words.LOSSES),
+        ):
             require(value in known, "FedKD", name, f"one of {', '.join(known)}", value)
-        require(0 < clip <= MAX_BOUND, "FedKD", "clip", f"above 0, at most {MAX_BOUND}", clip)
+        require(
+            0 < clip <= words.MAX_BOUND,
+            "FedKD",
+            "clip",
+            f"above 0, at most {words.MAX_BOUND}",
+            clip,
+        )
         check_augmentation("FedKD", augmentation, public, num_predictions)
         plain = weights == "uniform" and (gamma, sigma, target_epsilon) == (None, None, None)
         _check_consensus(consensus, trim_fraction, plain=plain)
@@ -259,7 +224,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         self.ledger_ = PrivacyLedger(
             "party" if weights == "uniform" else "example",
             delta=delta, max_epsilon=max_epsilon, num_parties=self.num_parties,
-            audience=AUDIENCE,
+            audience=words.AUDIENCE,
         )  # fmt: skip
 
     @property
@@ -267,27 +232,27 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         return score_format(self.num_levels, self.bound_, self.rounding)
 
     def _count_mechanism(self) -> LaplaceCounts:
-        return count_mechanism(self.task, self.num_classes, self.count_epsilon)
+        return words.count_mechanism(self.task, self.num_classes, self.count_epsilon)
 
     @property
     def reply_kind(self) -> str:  # type: ignore[override]
         """The scale, while it is not known; then the scores."""
         return "scale" if math.isnan(self.bound_) else "scores"
 
-    def party_config(self, server_round: int) -> dict[str, Scalar]:  # noqa: ARG002
+    def party_config(self) -> dict[str, Scalar]:
         """Return how logits are to be sent and what identifies the public data."""
         seeded = self.privacy is not None and self.privacy.seeded_noise
-        counts = {COUNT_EPSILON: self.count_epsilon, SEEDED_NOISE: seeded}
-        bound = {} if math.isnan(self.bound_) else {BOUND: self.bound_}
+        counts = {words.COUNT_EPSILON: self.count_epsilon, words.SEEDED_NOISE: seeded}
+        bound = {} if math.isnan(self.bound_) else {words.BOUND: self.bound_}
         return {
-            REQUEST: self.reply_kind,
-            TASK: self.task,
-            NUM_LEVELS: self.num_levels or 0,
-            ROUNDING: self.rounding,
-            WEIGHTING: self.weights,
-            NUM_PREDICTIONS: self.num_predictions,
-            AUGMENTATION: self.augmentation,
-            PUBLIC_LABELS: self.public_labels,
+            words.REQUEST: self.reply_kind,
+            words.TASK: self.task,
+            words.NUM_LEVELS: self.num_levels or 0,
+            words.ROUNDING: self.rounding,
+            words.WEIGHTING: self.weights,
+            words.NUM_PREDICTIONS: self.num_predictions,
+            words.AUGMENTATION: self.augmentation,
+            words.PUBLIC_LABELS: self.public_labels,
             keys.NUM_CLASSES: self.num_classes,
             keys.PUBLIC_HASH: content_hash(self.public),
             **counts,
@@ -305,9 +270,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         return PartyScores(values, read_counts(knowledge.arrays, self.num_classes))
 
     def aggregate(
-        self,
-        server_round: int,  # noqa: ARG002 - the replies say which part it is
-        replies: Sequence[PartyReply[PartyScores | float]],
+        self, replies: Sequence[PartyReply[PartyScores | float]]
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Combine the parties' scores and distil the final model from them."""
         scales = [r.knowledge for r in replies if isinstance(r.knowledge, float)]
@@ -334,10 +297,10 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
 
     def _settle_scale(self, scales: Sequence[float]) -> Metrics:
         """Take the largest logit, but no more than some multiple of the middle one."""
-        self._charge_unprotected(PRIVATE_SCALE)
-        self.bound_ = min(max(scales), MAX_TIMES_MEDIAN * float(np.median(scales)))
+        self._charge_unprotected(words.PRIVATE_SCALE)
+        self.bound_ = min(max(scales), words.MAX_TIMES_MEDIAN * float(np.median(scales)))
         self._failure = "the scale is known and the scores are not; run a second round"
-        return {BOUND: self.bound_}
+        return {words.BOUND: self.bound_}
 
     def _ensemble(self, sent: Sequence[PartyScores]) -> tuple[FloatArray, Metrics]:
         """Return the weighted mean of all parties (Eq. 2), after recording what it costs."""
@@ -352,7 +315,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         if mechanism is None or self.privacy is None:
             return weighted_mean(values, weights, form), {}
         rng = self.privacy.rng(self.seed, "server")
-        whole = self.ledger_ if self.ledger_.unit == "party" else unprotected(COUNTED)
+        whole = self.ledger_ if self.ledger_.unit == "party" else unprotected(words.COUNTED)
         metrics = privacy_metrics(party=whole, example=self.ledger_)
         drawn = self.once(
             "noisy-scores",
@@ -364,16 +327,16 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         """Enter what is about to be released; return the noise, if there is any."""
         unit, rows = self.ledger_.unit, self.num_predictions * len(self.public)
         if self.privacy is None:
-            self._charge_unprotected(UNPROTECTED)
+            self._charge_unprotected(words.UNPROTECTED)
         if self.weights == "counts":
-            self._charge_unprotected(EXACT_COUNTS)
+            self._charge_unprotected(words.EXACT_COUNTS)
         charges: list[Entry] = []
         if self.weights == "noisy-counts":
             seeded = self.privacy is not None and self.privacy.seeded_noise
             charges += self.num_attempts * self._count_mechanism().charges(seeded=seeded)
         mechanism = None
         if self.privacy is not None:
-            # Weights that parties' counts decide may give one party all of a class.
+            # words.Weights that parties' counts decide may give one party all of a class.
             largest = 1.0 if self.weights == "uniform" else float(num_parties)
             counted = self.weights == "noisy-counts"
             mechanism = self.privacy.mechanism(
@@ -399,7 +362,7 @@ def _check_consensus(rule: ConsensusRule, trim_fraction: float, *, plain: bool) 
 
 
 def _recipe(
-    task: Task, loss: DistillationLoss, temperature: float | None, epochs: int | None
+    task: Task, loss: words.DistillationLoss, temperature: float | None, epochs: int | None
 ) -> Recipe:
     """Return the paper's loss: a norm of logits, or a divergence at some temperature."""
     if loss != "kl":
@@ -416,9 +379,9 @@ def _recipe(
 
 def _read_scale(knowledge: Knowledge) -> float:
     scale = knowledge.arrays.get("scale", np.empty(0))
-    if scale.dtype != np.float64 or scale.shape != (1,) or not 0 < scale[0] <= MAX_BOUND:
+    if scale.dtype != np.float64 or scale.shape != (1,) or not 0 < scale[0] <= words.MAX_BOUND:
         raise KnowledgeMismatch(
-            f"scale: the largest logit must be one number above 0, at most {MAX_BOUND:g}, "
-            f"got {scale.ravel()[:4]} of {scale.dtype}."
+            f"scale: the largest logit must be one number above 0, at most "
+            f"{words.MAX_BOUND:g}, got {scale.ravel()[:4]} of {scale.dtype}."
         )
     return float(scale[0])

@@ -219,7 +219,7 @@ class FedKT(KnowledgeStrategy[Array | None]):
             audience=AUDIENCES[privacy_level],
         )  # fmt: skip
 
-    def party_config(self, server_round: int) -> dict[str, Scalar]:  # noqa: ARG002
+    def party_config(self) -> dict[str, Scalar]:
         """Return s, t and what identifies the public data."""
         noise = self.privacy.to_config() if self.privacy and self.privacy_level == "L2" else {}
         return {
@@ -279,9 +279,7 @@ class FedKT(KnowledgeStrategy[Array | None]):
         ]
 
     def aggregate(
-        self,
-        server_round: int,  # noqa: ARG002 - there is only one
-        replies: Sequence[PartyReply[Array | None]],
+        self, replies: Sequence[PartyReply[Array | None]]
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Train the final model on the winners of the votes that `read` has gathered."""
         self._count_without_trimmed(replies)

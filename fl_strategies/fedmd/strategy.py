@@ -259,7 +259,7 @@ class FedMD(KnowledgeStrategy[None]):
             trim_fraction=self.trim_fraction,
         )  # fmt: skip
 
-    def party_config(self, server_round: int) -> dict[str, Scalar]:  # noqa: ARG002
+    def party_config(self) -> dict[str, Scalar]:
         """Return the settings, and what identifies the public data."""
         return {**self.settings.to_config(), keys.PUBLIC_HASH: self._public_hash}
 
@@ -316,28 +316,28 @@ class FedMD(KnowledgeStrategy[None]):
         return counts
 
     def aggregate(
-        self, server_round: int, replies: Sequence[PartyReply[None]]
+        self, replies: Sequence[PartyReply[None]]
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Make the consensus of the round from what `read` has gathered."""
-        arrays = self.settings.consensus.encode(self._combined(server_round))
+        arrays = self.settings.consensus.encode(self._combined())
         self.consensus_ = self.settings.consensus.decode(arrays)
         self.indices_ = public_rows(
-            self.seed, server_round, len(self.public), self.settings.num_public
+            self.seed, self.round_, len(self.public), self.settings.num_public
         )
-        self._delivery = Knowledge(CONSENSUS, arrays, {CONSENSUS_ROUND: server_round})
+        self._delivery = Knowledge(CONSENSUS, arrays, {CONSENSUS_ROUND: self.round_})
         self._model = None
         metrics = {keys.VOTE_AGREEMENT: agreement(self._votes.counts)}
         self._gather()
         return encode_arrays(arrays), {**metrics, **self._privacy(replies)}
 
-    def _combined(self, server_round: int) -> Array:
+    def _combined(self) -> Array:
         if self.settings.payload != "argmax":
             scores = self._scores.result()
             return to_probabilities(scores) if self.settings.payload == "softmax" else scores
         plain, weighted = self._votes.counts, self._weighted_votes.counts
         # Where only parties vote that have no record of the class, all count the same.
         counts = np.where(weighted.any(axis=1, keepdims=True), weighted, plain)
-        return plurality(counts, derive_rng(self.seed, "server", "ties", server_round))
+        return plurality(counts, derive_rng(self.seed, "server", "ties", self.round_))
 
     def _privacy(self, replies: Sequence[PartyReply[None]]) -> Metrics:
         """Record what left the parties in this round, where that was not done before."""

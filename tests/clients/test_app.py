@@ -25,7 +25,7 @@ def ask(kind: str, content: RecordDict, **options: object) -> Message:
 
 
 def config(**changes: str | int | float) -> ConfigRecord:
-    asked = {**toy_fedkt().party_config(1), keys.SEED: 0, keys.STRATEGY: "fedkt", **changes}
+    asked = {**toy_fedkt().party_config(), keys.SEED: 0, keys.STRATEGY: "fedkt", **changes}
     return ConfigRecord(asked)  # type: ignore[arg-type]
 
 
