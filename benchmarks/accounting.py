@@ -12,13 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fl_strategies.privacy.composition import (
-    bounded_range_optimal,
-    pure_heterogeneous,
-    pure_optimal,
-    rdp_of_pure,
-)
+from fl_strategies.privacy.bounded_range import bounded_range_optimal
 from fl_strategies.privacy.moments import data_dependent_moments, default_moments
+from fl_strategies.privacy.pure import pure_heterogeneous, pure_optimal
+from fl_strategies.privacy.renyi import rdp_of_pure
 from fl_strategies.protocols import Array
 
 GAMMA = 0.1

@@ -11,9 +11,8 @@ from flwr.clientapp import ClientApp
 
 from clients.kept_run import answer_once, run_name
 from fl_strategies import REGISTRY, Learner, Party, PartyHalf, keys
-from fl_strategies.base import MAX_REPLY_BYTES
-from fl_strategies.exceptions import KnowledgeMismatch, StrategyError
-from fl_strategies.knowledge import Knowledge, Metrics, Scalar, count_bytes
+from fl_strategies.exceptions import KnowledgeMismatch, StrategyError, require_known
+from fl_strategies.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar, count_bytes
 from fl_strategies.replies import EVALUATION
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -45,7 +44,8 @@ def client_app(
 
     Notes
     -----
-    An error of this package travels to the server as one sentence. Of any other error
+    An error of this package travels to the server as one sentence, unless it comes from
+    `load_party`, where it is about private files and records. Of that and of any other error
     only the type travels, because its text may quote private data; the whole of it is in
     the party's own log.
     """
@@ -65,6 +65,10 @@ def client_app(
     return app
 
 
+class PartyNotLoaded(Exception):
+    """The party's own files, records or settings are wrong; its log says how."""
+
+
 def _guarded(message: Message, respond: Callable[[], RecordDict]) -> Message:
     try:
         return Message(respond(), reply_to=message)
@@ -81,7 +85,7 @@ def _train(
     message: Message, context: Context, load_party: LoadParty, halves: Mapping[str, PartyHalf]
 ) -> RecordDict:
     config, half = _read_request(message, halves)
-    party = _named(load_party(context), config)
+    party = _load(load_party, context, config)
 
     def respond() -> RecordDict:
         start = time.perf_counter()
@@ -104,7 +108,7 @@ def _evaluate(
     on_model: OnModel | None,
 ) -> RecordDict:
     config, half = _read_request(message, halves)
-    party = _named(load_party(context), config)
+    party = _load(load_party, context, config)
     received = _received(message)
     if received is None:
         raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")
@@ -118,8 +122,12 @@ def _evaluate(
     return answer_once(party, message, context, respond)
 
 
-def _named(party: Party, config: ConfigRecord) -> Party:
-    """Let a run that goes on after a kill be the same run for the party."""
+def _load(load_party: LoadParty, context: Context, config: ConfigRecord) -> Party:
+    """Return the party; a run that goes on after a kill is the same run for it."""
+    try:
+        party = load_party(context)
+    except StrategyError as error:
+        raise PartyNotLoaded(str(error)) from error
     name = run_name(config)
     return party if name is None else replace(party, run=name)
 
@@ -131,11 +139,8 @@ def _read_request(
     if not isinstance(config, ConfigRecord):
         raise KnowledgeMismatch(f"Server: the message must hold {keys.CONFIG!r}, got none.")
     name = str(config.get(keys.STRATEGY))
-    if name not in halves:
-        raise KnowledgeMismatch(
-            f"Server: strategy must be one this party takes part in "
-            f"({', '.join(sorted(halves))}), got {name!r}."
-        )
+    rule = f"one this party takes part in ({', '.join(sorted(halves))})"
+    require_known(name in halves, "Server", "strategy", rule, repr(name))
     return config, halves[name]
 
 

@@ -12,12 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_strategies.exceptions import (
-    KnowledgeMismatch,
-    NotFitted,
-    UnsupportedLearner,
-    require,
-)
+from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, UnsupportedLearner, require
 from fl_strategies.protocols import (
     Array,
     EnsembleLearner,

@@ -4,6 +4,9 @@ Flower holds a node's state in memory and per run. A party with a journal also k
 ``runs/`` beside the journal, under the name that the run has for its server, together with
 its last answers: who is asked the same thing again, because an answer was lost on its way,
 gives the same answer, and nothing more is spent.
+
+What is kept belongs to the very records it was learned from. A sample that was paid for one
+set of records pays for no other, so if the data have changed, the party begins anew.
 """
 
 import hashlib
@@ -26,6 +29,7 @@ MAX_RUNS: Final = 8
 _RUN_NAME: Final = re.compile("[0-9a-f]{32}")
 _CHECKSUM_BYTES: Final = 32
 _STATE, _ANSWER, _QUESTION = "state", "answer", "question"
+_ORIGIN: Final = "kept-run"
 
 
 class KeptRun:
@@ -70,10 +74,11 @@ class KeptRun:
             make_folder(self.path.parent)
             content = _compat.records_to_bytes(records)
             replace_file(self.path, hashlib.sha256(content).digest() + content)
-            _forget_old_runs(self.path.parent)
+            forget_oldest(self.path.parent, "*.run")
         except OSError as error:
             logger.warning(
-                "The run is not kept, so a restart would begin anew: %s.", error.strerror
+                "The run is not kept, so a restart would fall back behind this answer: %s.",
+                error.strerror,
             )
         self._records = records
 
@@ -110,28 +115,49 @@ def answer_once(
     if party.journal is None:
         return respond()
     name = run_name(message.content.config_records[keys.CONFIG])
-    run = KeptRun(party.journal.folder / "runs", name or f"flower-{context.run_id}")
-    kind, question = message.metadata.message_type, _question(party, message)
-    if run.state is not None:
-        # What is on disk is never older than what Flower holds in memory.
-        context.state.clear()
-        context.state.update(run.state)
+    data = f"{party.journal.path.name} {party.journal.fingerprint}"
+    run = KeptRun(
+        party.journal.folder / "runs",
+        f"{name or f'flower-{context.run_id}'}.{party.journal.path.stem}",
+    )
+    kind = message.metadata.message_type
+    question = f"{message.content.object_id} {data} {party.learner_name}"
     known = run.answer(kind, question)
     if known is not None:
         logger.info("This was asked before; the answer is the same and costs nothing.")
         return known
+    number = _restore(context.state, run.state, data)
     answer = respond()
+    context.state[_ORIGIN] = ConfigRecord({"data": data, "number": number + 1})
     run.keep(kind, question, answer, context.state)
     return answer
 
 
-def _question(party: Party, message: Message) -> str:
-    """Return what tells two questions apart, for these data and this learner."""
-    fingerprint = party.journal.fingerprint if party.journal is not None else ""
-    return f"{message.content.object_id} {fingerprint} {party.learner_name}"
+def _restore(memory: RecordDict, disk: RecordDict | None, data: str) -> int:
+    """Put the newest state of these data into memory, and return how many answers it is of.
+
+    Memory is newer if the disk was full. At the same number the disk is right: memory may
+    hold what a question left behind that was refused.
+    """
+    found = {_number(state, data): state for state in (memory, disk or RecordDict())}
+    newest = max(found)
+    records = dict(found[newest].items()) if newest else {}
+    memory.clear()
+    memory.update(records)
+    return newest
 
 
-def _forget_old_runs(folder: Path) -> None:
-    newest = sorted(folder.glob("*.run"), key=lambda path: path.stat().st_mtime)
-    for path in newest[:-MAX_RUNS]:
+def _number(state: RecordDict, data: str) -> int:
+    """Return how many answers a state is of; 0 for one of other data."""
+    origin = state.get(_ORIGIN)
+    if not isinstance(origin, ConfigRecord) or origin.get("data") != data:
+        return 0
+    number = origin.get("number")
+    return number if isinstance(number, int) else 0
+
+
+def forget_oldest(folder: Path, pattern: str) -> None:
+    """Keep the newest files of a kind, so that a server's runs cannot fill the party's disk."""
+    by_age = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
+    for path in by_age[:-MAX_RUNS]:
         path.unlink(missing_ok=True)

@@ -9,8 +9,8 @@ from scipy.linalg import cho_factor, cho_solve, eigh, lstsq
 from scipy.spatial.distance import cdist
 
 from clients.scores import ScoreLearner
-from clients.tabular import require_array, require_known, require_names
-from fl_strategies.exceptions import UnsupportedLearner, require, require_data
+from clients.tabular import require_array, require_names
+from fl_strategies.exceptions import UnsupportedLearner, require, require_data, require_known
 from fl_strategies.protocols import Array, FloatArray
 from fl_strategies.tasks import Task
 

@@ -7,13 +7,14 @@ from typing import Final, Self
 
 import numpy as np
 
-from clients.tabular import MAX_WIDTH, MIN_PROBABILITY, require_array, require_known
+from clients.tabular import MAX_WIDTH, MIN_PROBABILITY, require_array
 from fl_strategies.exceptions import (
     InvalidData,
     KnowledgeMismatch,
     NotFitted,
     require,
     require_data,
+    require_known,
 )
 from fl_strategies.knowledge import join_arrays, part_arrays
 from fl_strategies.party import check_rows

@@ -12,8 +12,8 @@ from typing import Final, Self
 
 import numpy as np
 
-from clients.tabular import MAX_WIDTH, MIN_PROBABILITY, WIDTH, require_array, require_known
-from fl_strategies.exceptions import NotFitted, require, require_data
+from clients.tabular import MAX_WIDTH, MIN_PROBABILITY, WIDTH, require_array
+from fl_strategies.exceptions import NotFitted, require, require_data, require_known
 from fl_strategies.party import check_rows
 from fl_strategies.protocols import Array, FloatArray, IntArray, Link, Recipe
 from fl_strategies.tasks import UNKNOWN, Task, check_targets, check_task

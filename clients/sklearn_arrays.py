@@ -4,30 +4,22 @@ Trees, forests and linear models have an exact array form of their own. It is sm
 because it holds only what prediction reads, and safe by construction: a tree travels as
 its nodes in depth-first order with one bit each, leaf or not, from which the children
 are derived. No child index is on the wire that native code could follow astray.
-
-Models and scalers whose prediction is plain numpy may travel as a skops archive, which is
-opened only after it was found to be small, flat and of the expected type.
 """
 
 import copy
-import io
-import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
-from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 import numpy as np
 
-from clients.tabular import require_array, require_known, require_names
-from fl_strategies.exceptions import KnowledgeMismatch, MissingExtra
+from clients.tabular import require_array, require_names
+from clients.tree_arrays import round_down
+from fl_strategies.exceptions import MissingExtra, require_known
 from fl_strategies.protocols import Array
 
 try:
-    import skops.io
-    from sklearn import clone, naive_bayes, preprocessing
-    from sklearn.decomposition import PCA
+    from sklearn import clone, preprocessing
     from sklearn.linear_model import RidgeClassifier
     from sklearn.neural_network import MLPClassifier
     from sklearn.tree._tree import NODE_DTYPE, Tree
@@ -36,40 +28,9 @@ except ImportError as error:
 
 OWNER: Final = "SklearnLearner"
 MAX_MODEL_BYTES: Final = 2**28
-MAX_ARCHIVE_MEMBERS: Final = 256
-# Text takes many times its size once it is parsed; that of a real model is a few kilobytes.
-MAX_SCHEMA_BYTES: Final = 2**20
-# Models and scalers that travel as archives, each with all that its prediction reads.
-# Counts of training rows and the history of training stay where they are.
-ARCHIVED_MODELS: Final[dict[type, tuple[str, ...]]] = {
-    naive_bayes.GaussianNB: ("theta_", "var_", "class_prior_"),
-    naive_bayes.BernoulliNB: ("feature_log_prob_", "class_log_prior_"),
-    naive_bayes.MultinomialNB: ("feature_log_prob_", "class_log_prior_"),
-    naive_bayes.ComplementNB: ("feature_log_prob_", "class_log_prior_"),
-    MLPClassifier: ("coefs_", "intercepts_", "n_layers_", "n_outputs_", "out_activation_"),
-}
-ARCHIVED_SCALERS: Final[dict[type, tuple[str, ...]]] = {
-    preprocessing.StandardScaler: ("mean_", "scale_"),
-    preprocessing.MinMaxScaler: ("min_", "scale_"),
-    preprocessing.MaxAbsScaler: ("scale_",),
-    preprocessing.RobustScaler: ("center_", "scale_"),
-    preprocessing.Normalizer: (),
-    PCA: ("components_", "mean_", "explained_variance_", "n_components_"),
-}
-_LEARNED: Final = {**ARCHIVED_MODELS, **ARCHIVED_SCALERS}
 _TREE_ARRAYS: Final = {
     "tree-sizes", "leaf-bits", "features", "thresholds", "values", "leaf-values",
 }  # fmt: skip
-# Settings of the machine rather than of the model: sender and receiver may differ.
-_LOCAL_PARAMETERS: Final = {"random_state", "n_jobs", "verbose", "copy"}
-_PLAIN_NODES: Final = {
-    ("builtins.dict", "DictNode"),
-    ("builtins.list", "ListNode"),
-    ("builtins.tuple", "TupleNode"),
-    ("builtins.str", "JsonNode"),
-    ("builtins.str", "TypeNode"),
-    *((f"numpy.{name}", "NdArrayNode") for name in ("ndarray", "float32", "float64", "int64")),
-}
 
 
 class Shape(NamedTuple):
@@ -107,7 +68,7 @@ def trees_to_arrays(trees: Sequence[Any]) -> dict[str, Array]:
         "tree-sizes": np.array([len(part[0]) for part in parts]),
         "leaf-bits": np.packbits(leaves),
         "features": features.astype(np.min_scalar_type(width - 1)),
-        "thresholds": _round_down(thresholds),
+        "thresholds": round_down(thresholds),
         "values": values,
         "leaf-values": index.reshape(-1).astype(np.min_scalar_type(len(values) - 1)),
     }
@@ -126,14 +87,6 @@ def _nodes_of(tree: Any) -> tuple[Array, Array, Array, Array]:
     leaf = tree.children_left[nodes] < 0
     split = nodes[~leaf]
     return leaf, tree.feature[split], tree.threshold[split], tree.value[nodes[leaf], 0]
-
-
-def _round_down(thresholds: Array) -> Array:
-    """Return float32 thresholds that split float32 numbers exactly as the float64 ones do."""
-    narrow = thresholds.astype(np.float32)
-    lower = np.nextafter(narrow, np.float32(-np.inf))
-    rounded: Array = np.where(narrow > thresholds, lower, narrow)
-    return rounded
 
 
 def trees_from_arrays(
@@ -257,7 +210,7 @@ def linear_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape)
     model.coef_ = coefficients if name == "coef" else coefficients.T
     intercept_type = _float_type(arrays["intercept"])
     model.intercept_ = require_array(OWNER, arrays, "intercept", intercept_type, (num_rows,))
-    return _as_classifier(model, shape)
+    return as_classifier(model, shape)
 
 
 def _float_type(array: object) -> type:
@@ -265,7 +218,7 @@ def _float_type(array: object) -> type:
     return np.float32 if getattr(array, "dtype", None) == np.float32 else np.float64
 
 
-def _as_classifier(model: Any, shape: Shape) -> Any:
+def as_classifier(model: Any, shape: Shape) -> Any:
     """Give a rebuilt model the classes 0 .. k - 1 and its width."""
     model.n_features_in_ = shape.width
     if isinstance(model, (RidgeClassifier, MLPClassifier)):
@@ -275,129 +228,3 @@ def _as_classifier(model: Any, shape: Shape) -> Any:
     if not isinstance(getattr(type(model), "classes_", None), property):
         model.classes_ = np.arange(shape.num_classes)
     return model
-
-
-def archive(model: Any) -> Array:
-    """Return settings and learned attributes of `model` as a skops archive in uint8."""
-    thin = copy.copy(model)
-    settings = model.get_params(deep=False).keys() - _LOCAL_PARAMETERS
-    kept = settings.union(_LEARNED[type(model)])
-    thin.__dict__ = {name: value for name, value in vars(model).items() if name in kept}
-    return np.frombuffer(skops.io.dumps(thin, compression=ZIP_DEFLATED), dtype=np.uint8)
-
-
-def _is_plain(value: object) -> bool:
-    """Tell whether a value is finite numbers, text, or a short nest of such."""
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "iuf" and bool(np.isfinite(value).all())
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, (str, int, float, np.number))
-
-
-def unarchive(template: Any, array: object, shape: Shape) -> Any:
-    """Return a twin of `template` with what the archive says it learned.
-
-    The archive is read only after its members, their sizes and the types it names were
-    checked; skops then applies its own list of trusted types, which is not extended.
-    """
-    is_bytes = isinstance(array, np.ndarray) and array.dtype == np.uint8
-    require_known(is_bytes, OWNER, "archive", "an array of uint8", type(array).__name__)
-    data = np.asarray(array).tobytes()
-    try:
-        _check_archive(data, type(template), shape.max_bytes)
-        loaded = skops.io.loads(data)
-        return _adopt(clone(template), loaded, shape)
-    except KnowledgeMismatch:
-        raise
-    except Exception as error:
-        raise KnowledgeMismatch(
-            f"{OWNER}: archive must be readable by skops, got {type(error).__name__}."
-        ) from error
-
-
-def _adopt(model: Any, loaded: Any, shape: Shape) -> Any:
-    """Give `model` what `loaded` learned; both must be of one type and one setting."""
-    name = type(loaded).__name__
-    require_known(type(loaded) is type(model), OWNER, "archive", f"a {model!r}", name)
-    received = vars(loaded)
-    for name, setting in model.get_params(deep=False).items():
-        agrees = name in _LOCAL_PARAMETERS or repr(received.get(name)) == repr(setting)
-        require_known(agrees, OWNER, name, f"{setting!r} as here", "another setting")
-    for name in _LEARNED[type(model)]:
-        plain = name in received and _is_plain(received[name])
-        require_known(plain, OWNER, name, "finite numbers or text", "something else")
-        setattr(model, name, received[name])
-    return _as_classifier(model, shape)
-
-
-def _check_archive(data: bytes, expected: type, max_bytes: int) -> None:
-    """Raise unless the archive is small, flat and names no type but the expected one."""
-    with ZipFile(io.BytesIO(data)) as archive:
-        members = archive.infolist()
-        rule = f"at most {MAX_ARCHIVE_MEMBERS} members"
-        require_known(len(members) <= MAX_ARCHIVE_MEMBERS, OWNER, "archive", rule, len(members))
-        size = sum(member.file_size for member in members)
-        rule = f"at most {max_bytes} bytes unpacked"
-        require_known(size <= max_bytes, OWNER, "archive", rule, size)
-        for member in members:
-            _check_member(archive, member)
-        schema = json.loads(archive.read("schema.json"))
-    allowed = _PLAIN_NODES | {(f"{expected.__module__}.{expected.__name__}", "ObjectNode")}
-    for node in _typed_nodes(schema):
-        known = (f"{node.get('__module__')}.{node.get('__class__')}", node.get("__loader__"))
-        require_known(known in allowed, OWNER, "archive", "of expected types", known)
-
-
-def _check_member(archive: ZipFile, member: ZipInfo) -> None:
-    """Raise unless a member is the schema or one array of exactly its declared size."""
-    packing = member.compress_type in (ZIP_STORED, ZIP_DEFLATED)
-    require_known(packing, OWNER, "archive", "stored or deflated", member.compress_type)
-    if member.filename == "schema.json":
-        small = member.file_size <= MAX_SCHEMA_BYTES
-        rule = f"with a schema of at most {MAX_SCHEMA_BYTES} bytes"
-        require_known(small, OWNER, "archive", rule, member.file_size)
-        return
-    named = re.fullmatch(r"\d+\.npy", member.filename) is not None
-    require_known(named, OWNER, "archive", "a schema and arrays", repr(member.filename))
-    with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        require_known(version == (1, 0), OWNER, "archive", "of array version 1", version)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        expected = file.tell() + math.prod(shape) * dtype.itemsize
-    require_known(dtype.kind in "fiu", OWNER, "archive", "of numbers", dtype)
-    require_known(member.file_size == expected, OWNER, "archive", "whole arrays", expected)
-
-
-def _typed_nodes(schema: object) -> Iterator[dict[str, Any]]:
-    """Yield every part of a schema that names a type or a loader."""
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            if part.keys() & {"__class__", "__module__", "__loader__"}:
-                yield part
-            waiting += part.values()
-        elif isinstance(part, list):
-            waiting += part
-
-
-def archive_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
-    """Return a fitted twin of `template` from the archive named "skops"."""
-    require_names(OWNER, arrays, {"skops"})
-    model = unarchive(template, arrays["skops"], shape)
-    scores = probe(model.predict_proba, shape.width)
-    fits = scores.shape == (1, shape.num_classes)
-    require_known(fits, OWNER, "skops", f"a model of {shape.num_classes} classes", scores.shape)
-    return model
-
-
-def probe(function: Callable[[Array], Any], width: int) -> Array:
-    """Return what a received model makes of one row; refuse it if it cannot."""
-    try:
-        with np.errstate(all="ignore"):
-            return np.asarray(function(np.zeros((1, width))))
-    except Exception as error:
-        raise KnowledgeMismatch(
-            f"{OWNER}: a received model must score a row of {width}, got {error!r}."
-        ) from error

@@ -6,36 +6,38 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from clients.sklearn_arrays import (
+from clients.sklearn_archive import (
     ARCHIVED_MODELS,
     ARCHIVED_SCALERS,
-    MAX_MODEL_BYTES,
-    Shape,
     archive,
     archive_from_arrays,
+    probe,
+    unarchive,
+)
+from clients.sklearn_arrays import (
+    MAX_MODEL_BYTES,
+    Shape,
     assemble_forest,
     linear_from_arrays,
     linear_to_arrays,
-    probe,
     tree_prototype,
     trees_from_arrays,
     trees_to_arrays,
-    unarchive,
 )
-from clients.tabular import TabularLearner, require_known, to_float32
-from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner, require
+from clients.tabular import TabularLearner, to_float32
+from fl_strategies.exceptions import (
+    KnowledgeMismatch,
+    UnsupportedLearner,
+    require,
+    require_known,
+)
 from fl_strategies.protocols import Array, FloatArray, IntArray
 
 # The imports above say which extra to install where scikit-learn is missing.
 # isort: split
 from sklearn import clone, config_context
 from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
-from sklearn.linear_model import (
-    LogisticRegression,
-    Perceptron,
-    RidgeClassifier,
-    SGDClassifier,
-)
+from sklearn.linear_model import LogisticRegression, Perceptron, RidgeClassifier, SGDClassifier
 from sklearn.pipeline import Pipeline
 from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
@@ -141,7 +143,8 @@ class SklearnLearner(TabularLearner):
             if not self._is_received:
                 raise
             raise KnowledgeMismatch(
-                f"{self._owner}: a received model must score every row, got {error!r}."
+                f"{self._owner}: a received model must score every row, got "
+                f"{type(error).__name__}."
             ) from error
 
     def _to_arrays(self) -> dict[str, Array]:

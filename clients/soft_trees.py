@@ -6,10 +6,11 @@ from typing import Any, Final
 import numpy as np
 
 from clients.scores import ScoreLearner
-from clients.tabular import require_array, require_known, to_float32
+from clients.tabular import require_array, to_float32
 from clients.tree_arrays import NativeTree, Trees
 from clients.ubjson import decode
-from fl_strategies.exceptions import MissingExtra, require
+from clients.xgboost_settings import boosting_settings
+from fl_strategies.exceptions import MissingExtra, require_known
 from fl_strategies.protocols import Array, FloatArray
 from fl_strategies.tasks import Task
 
@@ -81,27 +82,23 @@ class XGBoostScores(ScoreLearner):
         num_threads: int = 1,
     ) -> None:
         super().__init__(num_classes=num_classes, task=task)
-        owner = self._owner
-        require(num_rounds >= 1, owner, "num_rounds", "at least 1", num_rounds)
-        require(max_depth >= 1, owner, "max_depth", "at least 1", max_depth)
-        require(0 < learning_rate <= 1, owner, "learning_rate", "in (0, 1]", learning_rate)
-        require(gamma >= 0, owner, "gamma", "at least 0", gamma)
-        require(reg_lambda >= 0, owner, "reg_lambda", "at least 0", reg_lambda)
-        require(max_bin >= 2, owner, "max_bin", "at least 2", max_bin)
-        require(num_threads >= 1, owner, "num_threads", "at least 1", num_threads)
+        boosting = boosting_settings(
+            self._owner,
+            num_rounds=num_rounds,
+            max_depth=max_depth,
+            learning_rate=learning_rate,
+            gamma=gamma,
+            reg_lambda=reg_lambda,
+            max_bin=max_bin,
+            num_threads=num_threads,
+        )
         self._num_rounds = num_rounds
         self._settings = {
+            **boosting,
             "objective": "reg:squarederror",
             "multi_strategy": "one_output_per_tree",
-            "tree_method": "hist",
             # The mean is taken off the targets, whatever a version makes of its own.
             "base_score": 0.0,
-            "max_depth": max_depth,
-            "learning_rate": learning_rate,
-            "gamma": gamma,
-            "reg_lambda": reg_lambda,
-            "max_bin": max_bin,
-            "nthread": num_threads,
         }
         self._trees: Trees
         self._offsets: FloatArray

@@ -19,6 +19,7 @@ from fl_strategies.exceptions import (
     UnsupportedLearner,
     require,
     require_data,
+    require_known,
 )
 from fl_strategies.party import check_rows
 from fl_strategies.protocols import Array, FloatArray, IntArray
@@ -31,13 +32,6 @@ MIN_PROBABILITY: Final = 1e-7
 MAX_WIDTH: Final = 2**24
 CLASSES: Final = "classes"
 WIDTH: Final = "width"
-
-
-def require_known(holds: bool, owner: str, name: str, rule: str, value: object) -> None:
-    """Raise `KnowledgeMismatch` in the package's one sentence unless the rule holds."""
-    if not holds:
-        # Cut short: a stranger must not be able to fill the logs.
-        raise KnowledgeMismatch(f"{owner}: {name} must be {rule}, got {str(value)[:200]}.")
 
 
 def require_names(owner: str, arrays: Mapping[str, Array], names: set[str]) -> None:

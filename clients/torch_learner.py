@@ -38,13 +38,7 @@ from clients.torch_training import (
     state_of,
     steps_per_epoch,
 )
-from fl_strategies.exceptions import (
-    InvalidData,
-    MissingExtra,
-    NotFitted,
-    require,
-    require_data,
-)
+from fl_strategies.exceptions import InvalidData, MissingExtra, NotFitted, require, require_data
 from fl_strategies.party import check_rows
 from fl_strategies.protocols import Array, FloatArray, Recipe, TrainingSet
 from fl_strategies.tasks import Task, check_targets

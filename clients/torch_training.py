@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from fl_strategies.exceptions import KnowledgeMismatch, MissingExtra, require
+from fl_strategies.exceptions import KnowledgeMismatch, MissingExtra, require, require_known
 from fl_strategies.party import check_rows
 from fl_strategies.protocols import Array, Recipe
 from fl_strategies.tasks import UNKNOWN, Task
@@ -267,8 +267,7 @@ def check_state(arrays: Mapping[str, Array], expected: Mapping[str, Array]) -> N
             got += " with NaN or infinity"
         elif got == rule and name.endswith(NEVER_NEGATIVE) and (given < 0).any():
             got += " with negative numbers"
-        if rule != got:
-            raise KnowledgeMismatch(f"{OWNER}: array {name!r} must be {rule}, got {got}.")
+        require_known(got == rule, OWNER, f"array {name!r}", rule, got)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 
-from clients.tabular import require_array, require_known, require_names
+from clients.tabular import require_array, require_names
+from fl_strategies.exceptions import require_known
 from fl_strategies.protocols import Array, FloatArray, IntArray
 
 # A tree on honest data has some tens of levels; a chain would take as many steps a row.

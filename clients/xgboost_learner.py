@@ -9,15 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from clients.tabular import (
-    TabularLearner,
-    require_array,
-    require_known,
-    require_names,
-    to_float32,
-)
+from clients.tabular import TabularLearner, require_array, require_names, to_float32
 from clients.ubjson import decode
-from fl_strategies.exceptions import KnowledgeMismatch, MissingExtra, require
+from clients.xgboost_settings import boosting_settings
+from fl_strategies.exceptions import KnowledgeMismatch, MissingExtra, require_known
 from fl_strategies.protocols import Array, FloatArray, IntArray
 
 try:
@@ -89,31 +84,24 @@ class XGBoostLearner(TabularLearner):
         num_threads: int = 1,
     ) -> None:
         super().__init__(num_classes=num_classes)
-        require(num_rounds >= 1, OWNER, "num_rounds", "at least 1", num_rounds)
-        require(max_depth >= 1, OWNER, "max_depth", "at least 1", max_depth)
-        require(0 < learning_rate <= 1, OWNER, "learning_rate", "in (0, 1]", learning_rate)
-        require(gamma >= 0, OWNER, "gamma", "at least 0", gamma)
-        require(reg_lambda >= 0, OWNER, "reg_lambda", "at least 0", reg_lambda)
-        require(max_bin >= 2, OWNER, "max_bin", "at least 2", max_bin)
-        require(num_threads >= 1, OWNER, "num_threads", "at least 1", num_threads)
+        self._settings = boosting_settings(
+            OWNER,
+            num_rounds=num_rounds,
+            max_depth=max_depth,
+            learning_rate=learning_rate,
+            gamma=gamma,
+            reg_lambda=reg_lambda,
+            max_bin=max_bin,
+            num_threads=num_threads,
+        )
         self._num_rounds = num_rounds
-        self._num_threads = num_threads
-        self._settings = {
-            "tree_method": "hist",
-            "max_depth": max_depth,
-            "learning_rate": learning_rate,
-            "gamma": gamma,
-            "reg_lambda": reg_lambda,
-            "max_bin": max_bin,
-            "nthread": num_threads,
-        }
         self._booster: Any = None
 
     def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
         seed = int(rng.integers(2**31))
         settings = {**self._settings, **_objective(int(y.max()) + 1), "seed": seed}
         rows = to_float32(self._owner, x)
-        data = xgboost.DMatrix(rows, label=y, nthread=self._num_threads)
+        data = xgboost.DMatrix(rows, label=y, nthread=self._settings["nthread"])
         self._booster = xgboost.train(settings, data, self._num_rounds)
 
     def _probabilities(self, x: Array) -> FloatArray:
@@ -136,7 +124,7 @@ class XGBoostLearner(TabularLearner):
         num_trees = self._num_rounds * per_round
         received = decode(raw, max_items=_VALUES_PER_TREE * (num_trees + 4))
         _check_model(received, self._num_present, self._width, num_trees)
-        self._booster = _load(raw, self._width, self._num_threads)
+        self._booster = _load(raw, self._width, self._settings["nthread"])
 
 
 def _objective(num_present: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The one place that touches names which Flower does not publish."""
+"""The one place of this package that touches names which Flower does not publish."""
 
 import secrets
 
+import httpx
 from flwr.app import Message, RecordDict
 from flwr.common.serde import (
     message_from_proto,
@@ -11,18 +12,29 @@ from flwr.common.serde import (
 )
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = [
+    "TRANSPORT_ERRORS",
     "Run",
     "assign_message_id",
     "claim_task_identity",
+    "is_flowers_own",
     "message_from_bytes",
     "message_to_bytes",
     "records_from_bytes",
     "records_to_bytes",
 ]
+
+TRANSPORT_ERRORS = (OSError, httpx.HTTPError)
+"""What Flower's grid raises if the SuperLink cannot be reached."""
+
+
+def is_flowers_own(grid: Grid) -> bool:
+    """Return whether a grid is one of Flower's, of the simulation or of a deployment."""
+    return type(grid).__module__.partition(".")[0] == "flwr"
 
 
 def claim_task_identity() -> int:

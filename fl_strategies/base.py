@@ -16,7 +16,13 @@ from flwr.serverapp import Grid
 
 from fl_strategies import keys
 from fl_strategies.exceptions import NotFitted, UnsupportedLearner, require
-from fl_strategies.knowledge import Knowledge, Metrics, Scalar, encode_arrays
+from fl_strategies.knowledge import (
+    MAX_REPLY_BYTES,
+    Knowledge,
+    Metrics,
+    Scalar,
+    encode_arrays,
+)
 from fl_strategies.metrics import aggregate_metrics
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.protocols import Learner, require_portable
@@ -24,6 +30,7 @@ from fl_strategies.replies import (
     EVALUATION,
     PartyReply,
     PartyReport,
+    cut_short,
     figures_by_party,
     parse_reply,
 )
@@ -35,8 +42,6 @@ logger = logging.getLogger("flwr.fl_strategies")
 
 T = TypeVar("T")
 S = TypeVar("S")
-
-MAX_REPLY_BYTES = 256 * 2**20
 
 
 class FederationOptions(TypedDict, total=False):
@@ -93,6 +98,8 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
     ledger_: PrivacyLedger
     model_name: str = ""
     """What parties call the final model; they need a factory of this name to receive it."""
+    run_settings: Mapping[str, Scalar]
+    """What else a resumed run must have as before, such as the settings of its learner."""
     last_round: int | None = None
     """Round after which the strategy has nothing more to ask, or None."""
     central: ClassVar[bool] = True
@@ -114,6 +121,7 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         self.evaluate = federation.get("evaluate", True)
         self.max_reply_bytes = federation.get("max_reply_bytes", MAX_REPLY_BYTES)
         self._check_federation(federation)
+        self.run_settings = {}
         self.parties_: dict[int, PartyReport] = {}
         self.rejected_: dict[int, str] = {}
         self._model: Learner | None = None
@@ -260,7 +268,8 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
                 f"{needed} are needed ({self._first_rejection()})"
             )
             if self._checkpoint is not None:
-                self._checkpoint.reopen()
+                self._checkpoint.reopen(self.rejected_)
+            self._sent = []  # there is nothing new to deliver
             return None, None
         arrays, metrics = self.aggregate(accepted)
         totals = aggregate_metrics([reply.metrics for reply in accepted])
@@ -371,7 +380,7 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         return accepted
 
     def _reject(self, node_id: int, reason: str) -> None:
-        reason = " ".join(reason.split())  # a stranger must not write lines into the log
+        reason = cut_short(reason)
         self.rejected_.setdefault(node_id, reason)
         logger.warning("%s leaves out node %s: %s", self.name, node_id, reason)
 

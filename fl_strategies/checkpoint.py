@@ -12,20 +12,25 @@ import json
 import logging
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.app import Error, Message, MessageType
 from flwr.serverapp import Grid
 
 from fl_strategies import _compat
 from fl_strategies.durable import make_folder, open_private, replace_file
-from fl_strategies.exceptions import InvalidData, StrategyError, require
-from fl_strategies.knowledge import count_bytes
+from fl_strategies.exceptions import (
+    CheckpointUnavailable,
+    InvalidData,
+    KnowledgeMismatch,
+    require,
+)
 from fl_strategies.plain_state import dump_state, load_state
+from fl_strategies.replies import check_size, cut_short
+from fl_strategies.streaming import GridAround, stream_replies
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -33,12 +38,7 @@ SCHEMA: Final = 1
 _OWNER: Final = "Checkpoint"
 _RUN_FILE: Final = "run.json"
 _COMPLETE: Final = "complete.json"
-_SHORTEST_POLL, _LONGEST_POLL = 0.1, 3.0
 _REPLY_TOO_LARGE: Final = 2
-
-
-class CheckpointUnavailable(StrategyError, OSError):
-    """The disk does not take the checkpoint, or another server uses it."""
 
 
 class Checkpoint:
@@ -155,10 +155,15 @@ class Checkpoint:
         finished = self.completed(MessageType.TRAIN) is not None
         return before if finished else before + 1
 
-    def note_attempt(self, phase: str) -> None:
+    def attempts_of(self, node: int) -> int:
+        """Return how often one party was asked in this round."""
+        files = self._phase_folder(MessageType.TRAIN).glob("*.asked")
+        return sum(node in json.loads(path.read_bytes()) for path in files)
+
+    def note_attempt(self, phase: str, nodes: Sequence[int]) -> None:
         """Note that parties are about to be asked."""
         number = len(list(self._phase_folder(phase).glob("*.asked"))) + 1
-        self._write(self._phase_folder(phase) / f"{number}.asked", b"")
+        self._write(self._phase_folder(phase) / f"{number}.asked", json.dumps(nodes).encode())
 
     def record(self, phase: str, node: int, reply: Message) -> None:
         """Write a reply, or in place of an older one from the same node."""
@@ -187,9 +192,11 @@ class Checkpoint:
         """Note that nobody is waited for any more, and which nodes were connected."""
         self._write(self._phase_folder(phase) / _COMPLETE, json.dumps(sorted(nodes)).encode())
 
-    def reopen(self) -> None:
+    def reopen(self, nodes: Iterable[int]) -> None:
         """Let a resume ask those again whose reply was missing or bad: too few were good."""
-        (self._phase_folder(MessageType.TRAIN) / _COMPLETE).unlink(missing_ok=True)
+        folder = self._phase_folder(MessageType.TRAIN)
+        for name in (_COMPLETE, *(f"{node}.message" for node in nodes)):
+            (folder / name).unlink(missing_ok=True)
 
     def completed(self, phase: str) -> list[int] | None:
         """Return the nodes of a phase that has ended, or None while it goes on."""
@@ -211,7 +218,7 @@ class Checkpoint:
         return self._round_folder() / phase
 
 
-class RecordedGrid(Grid):
+class RecordedGrid(GridAround):
     """A grid whose replies are on disk before they are used.
 
     The strategy reads them one by one from there, so that memory does not grow with the
@@ -226,38 +233,10 @@ class RecordedGrid(Grid):
     """
 
     def __init__(self, grid: Grid, checkpoint: Checkpoint, *, max_reply_bytes: int) -> None:
-        self._grid = grid
+        super().__init__(grid)
         self._checkpoint = checkpoint
         self._max_reply_bytes = max_reply_bytes
         self._nodes: list[int] = []
-
-    @property
-    def run(self) -> _compat.Run:
-        """The run that the grid serves."""
-        return self._grid.run
-
-    def set_run(self, run: _compat.Run) -> None:
-        """Take the description of another run."""
-        self._grid.set_run(run)
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a message."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; their replies are not recorded."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there."""
-        return self._grid.pull_messages(message_ids)
 
     def get_node_ids(self) -> list[int]:
         """Return the connected nodes; in a resumed round also those that have answered."""
@@ -304,40 +283,19 @@ class RecordedGrid(Grid):
             logger.info("%s of %s replies are on disk.", len(answered), len(requests))
         if not asked:
             return
-        self._checkpoint.note_attempt(phase)
-        for reply, node in _replies(self._grid, asked, timeout):
+        self._checkpoint.note_attempt(phase, [r.metadata.dst_node_id for r in asked])
+        for reply, node in stream_replies(self._grid, asked, timeout):
             self._checkpoint.record(phase, node, self._limited(reply))
 
     def _limited(self, reply: Message) -> Message:
-        if reply.has_error() or count_bytes(reply.content) <= self._max_reply_bytes:
-            return reply
-        reason = (
-            f"Reply: it must be at most {self._max_reply_bytes} bytes, "
-            f"got {count_bytes(reply.content)}. Raise max_reply_bytes if larger ones are due."
-        )
-        return Message(Error(_REPLY_TOO_LARGE, reason), reply_to=reply)
-
-
-def _replies(
-    grid: Grid, requests: Sequence[Message], timeout: float | None
-) -> Iterator[tuple[Message, int]]:
-    """Send messages and give each reply, with the node that was asked, when it is there."""
-    pushed = [str(number) for number in grid.push_messages(requests) if number]
-    waiting = set(pushed)
-    nodes = {r.metadata.message_id: r.metadata.dst_node_id for r in requests}
-    end, pause = time.monotonic() + (timeout or 0.0), _SHORTEST_POLL
-    while waiting and (timeout is None or time.monotonic() < end):
-        arrived = list(grid.pull_messages(sorted(waiting)))
-        for reply in arrived:
-            question = reply.metadata.reply_to_message_id
-            if question in waiting:
-                waiting.discard(question)
-                yield reply, nodes[question]
-        if arrived:
-            pause = _SHORTEST_POLL
-        elif waiting:
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_POLL)
+        if reply.has_error():
+            error = Error(reply.error.code, cut_short(reply.error.reason or ""))
+            return Message(error, reply_to=reply)
+        try:
+            check_size(reply.content, self._max_reply_bytes)
+        except KnowledgeMismatch as error:
+            return Message(Error(_REPLY_TOO_LARGE, str(error)), reply_to=reply)
+        return reply
 
 
 def _digest(settings: Mapping[str, object]) -> str:

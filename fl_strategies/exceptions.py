@@ -6,10 +6,13 @@ StrategyError
 ├── KnowledgeMismatch     (ValueError)      what arrived is not what was asked for
 │   └── PublicDataMismatch                  server and party hold different public data
 ├── InvalidData           (ValueError)      private, public or test data break the contract
+│   └── CorruptJournal                      a party's journal is not as it was written
 ├── MissingExtra          (ImportError)     an optional package is not installed
 ├── NotFitted             (AttributeError)  a result is read before there is one
 ├── NotEnoughParties      (RuntimeError)    too few parties came or answered
-└── PrivacyBudgetExceeded (RuntimeError)    a release would cost more than is left
+├── PrivacyBudgetExceeded (RuntimeError)    a release would cost more than is left
+├── JournalUnavailable    (OSError)         the disk does not take a party's journal
+└── CheckpointUnavailable (OSError)         the disk does not take a checkpoint
 
 Each is also the built-in error that fits it, so callers need not know this tree.
 """
@@ -39,6 +42,10 @@ class InvalidData(StrategyError, ValueError):
     """Private, public or test data break the contract."""
 
 
+class CorruptJournal(InvalidData):
+    """A journal is not as it was written, so the budget that is left is unknown."""
+
+
 class MissingExtra(StrategyError, ImportError):
     """An optional package is not installed."""
 
@@ -61,6 +68,14 @@ class PrivacyBudgetExceeded(StrategyError, RuntimeError):
     """A release would cost more than is left; nothing was released."""
 
 
+class JournalUnavailable(StrategyError, OSError):
+    """The disk did not take the line, so nothing may leave the party."""
+
+
+class CheckpointUnavailable(StrategyError, OSError):
+    """The disk does not take the checkpoint, or another server uses it."""
+
+
 def require(holds: bool, owner: str, parameter: str, rule: str, value: object) -> None:
     """Raise `InvalidParameter` in the package's one sentence unless the rule holds.
 
@@ -78,3 +93,10 @@ def require_data(holds: bool, owner: str, parameter: str, rule: str, value: obje
     """Raise `InvalidData` in the package's one sentence unless the rule holds."""
     if not holds:
         raise InvalidData(f"{owner}: {parameter} must be {rule}, got {value}.")
+
+
+def require_known(holds: bool, owner: str, name: str, rule: str, value: object) -> None:
+    """Raise `KnowledgeMismatch` in the package's one sentence unless the rule holds."""
+    if not holds:
+        # Cut short: a stranger must not be able to fill the logs.
+        raise KnowledgeMismatch(f"{owner}: {name} must be {rule}, got {str(value)[:200]}.")

@@ -12,7 +12,7 @@ Networks from Decentralized Data (AISTATS 2017), Algorithm 1.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol, TypeAlias, TypeVar, Unpack, runtime_checkable
+from typing import ClassVar, Final, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -25,7 +25,7 @@ from fl_strategies.exceptions import (
     require,
     require_data,
 )
-from fl_strategies.half import PartyHalf, check_public_data, measure, read_seed
+from fl_strategies.half import PartyHalf, check_public_data, measure, read_round, read_seed
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, config_choice, config_int
 from fl_strategies.party import Party, check_rows, content_hash
 from fl_strategies.privacy.accountant import Entry
@@ -40,13 +40,7 @@ from fl_strategies.privacy.reporting import (
     training_charges,
     unprotected,
 )
-from fl_strategies.protocols import (
-    Array,
-    IncrementalLearner,
-    Learner,
-    LearnerFactory,
-    PortableLearner,
-)
+from fl_strategies.protocols import Array, ContinuingLearner, Learner, LearnerFactory, events_of
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply, limit_events, read_ledger, told_epsilon
 from fl_strategies.tasks import METRICS, Task, check_task
@@ -63,16 +57,10 @@ AUDIENCE: Final = "the server, the other parties and everybody who sees a model"
 
 MAX_EPOCHS: Final = 2**20
 MAX_RECORDS: Final = 2**40
-MAX_ROUNDS: Final = 2**31
 MAX_EVENTS: Final = 2**20
 
 S = TypeVar("S")
 Layout: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
-
-
-@runtime_checkable
-class AveragedLearner(IncrementalLearner, PortableLearner, Protocol):
-    """A learner that can go on from weights it is given, and hand over its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +151,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     """
 
     name: ClassVar[str] = "fedavg"
-    party_learner_needs = final_learner_needs = (AveragedLearner,)
+    party_learner_needs = final_learner_needs = (ContinuingLearner,)
     kept = (*KnowledgeStrategy.kept, "_ledgers", "_layout")
     reply_kind = WEIGHTS
 
@@ -230,7 +218,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         charges = _read_charges(knowledge.meta.get(PRIVACY_EVENTS))
         return LocalWeights(knowledge.arrays, num_records, charges)
 
-    def _rebuild(self, arrays: Mapping[str, Array]) -> AveragedLearner:
+    def _rebuild(self, arrays: Mapping[str, Array]) -> ContinuingLearner:
         return require_averaged("FedAvg", self.learner_fn()).from_arrays(arrays)
 
     def _accept(
@@ -266,7 +254,8 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         The server does not compute it: a stranger's events may take the accountant hours.
         """
         _, ledger = self._ledgers.get(reply.partition_id, (0.0, self._new_ledger()))
-        ledger.charge_all(reply.knowledge.charges)
+        for _ in range(self.attempts_of(reply.node_id)):
+            ledger.charge_all(reply.knowledge.charges)
         limit_events(ledger)
         self._ledgers[reply.partition_id] = told_epsilon(reply.metrics, ledger), ledger
         self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
@@ -279,12 +268,12 @@ class FedAvgParty(PartyHalf):
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
     ) -> tuple[Knowledge, Metrics]:
         """Return the weights after training, and how many records they have seen."""
-        owner = f"Party {party.partition_id}"
+        owner = party.owner
         check_public_data(party, config)
         require_data(len(party.y) > 0, owner, "x", "records to learn from", "none")
         config_choice(config, TASK, [party.task])
         epochs = config_int(config, LOCAL_EPOCHS, minimum=1, maximum=MAX_EPOCHS)
-        server_round = config_int(config, keys.SERVER_ROUND, minimum=1, maximum=MAX_ROUNDS)
+        server_round = read_round(config)
         _check_name(party, config.get(keys.LEARNER))
         learner = require_averaged(owner, party.learner_fn())
         if received is None:
@@ -292,9 +281,9 @@ class FedAvgParty(PartyHalf):
         else:
             learner = learner.from_arrays(received.arrays)
             rng = party.rng(read_seed(config), "fedavg", server_round)
-        before = tuple(getattr(learner, "privacy_events", ()))
+        before = events_of(learner)
         model = learner.partial_fit(party.x, party.y, rng=rng, epochs=epochs)
-        private = tuple(getattr(model, "privacy_events", ())) != before
+        private = events_of(model) != before
         charges = training_charges([model], 1) if private else UNPROTECTED
         ledger = spend(party, charges, f"fedavg, round {server_round}", DEFAULT_DELTA, state)
         metrics = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=ledger)
@@ -306,9 +295,9 @@ class FedAvgParty(PartyHalf):
         return Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
 
 
-def require_averaged(owner: str, learner: Learner) -> AveragedLearner:
+def require_averaged(owner: str, learner: Learner) -> ContinuingLearner:
     """Return the learner if its weights can be averaged; say what to do if they cannot."""
-    if not isinstance(learner, AveragedLearner):
+    if not isinstance(learner, ContinuingLearner):
         raise UnsupportedLearner(
             f"{owner}: the learner must go on learning (distill, partial_fit) and travel "
             f"(to_arrays, from_arrays) for its weights to be averaged, got "
@@ -320,7 +309,7 @@ def require_averaged(owner: str, learner: Learner) -> AveragedLearner:
 def _check_name(party: Party, asked: object) -> None:
     if asked != party.learner_name:
         raise KnowledgeMismatch(
-            f"Party {party.partition_id}: the averaged model must be this party's own "
+            f"{party.owner}: the averaged model must be this party's own "
             f"({party.learner_name!r}), got {str(asked)[:80]!r}. FedAvg needs one kind of "
             f"model at all parties and on the server."
         )

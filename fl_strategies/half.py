@@ -13,6 +13,7 @@ from fl_strategies.protocols import Learner, PortableLearner
 from fl_strategies.tasks import METRICS, quality
 
 MAX_SEED = 2**63 - 1
+MAX_ROUNDS = 2**31
 
 
 class PartyHalf(ABC):
@@ -57,13 +58,18 @@ def read_seed(config: ConfigRecord) -> int:
     return config_int(config, keys.SEED, minimum=0, maximum=MAX_SEED)
 
 
+def read_round(config: ConfigRecord) -> int:
+    """Return the number of the round, named by the server."""
+    return config_int(config, keys.SERVER_ROUND, minimum=1, maximum=MAX_ROUNDS)
+
+
 def check_public_data(party: Party, config: ConfigRecord) -> None:
     """Raise unless server and party hold the same public rows and class list."""
     config_int(config, keys.NUM_CLASSES, minimum=party.num_classes, maximum=party.num_classes)
     asked, held = config.get(keys.PUBLIC_HASH), content_hash(party.public)
     if asked != held:
         raise PublicDataMismatch(
-            f"Party {party.partition_id}: public data must be the server's "
+            f"{party.owner}: public data must be the server's "
             f"(sha256 {str(asked)[:12]}), got {party.public.shape} {party.public.dtype} "
             f"(sha256 {held[:12]}). Use the same file, order and preprocessing everywhere."
         )
@@ -75,14 +81,14 @@ def receive_model(party: Party, received: Knowledge) -> Learner:
     factories = {party.learner_name: party.learner_fn, **party.catalogue}
     if name not in factories:
         raise KnowledgeMismatch(
-            f"Party {party.partition_id}: the model's learner must be one of "
+            f"{party.owner}: the model's learner must be one of "
             f"{', '.join(sorted(factories))}, got {shown(name)}. Add it to the party's "
             f"catalogue."
         )
     twin = factories[name]()
     if not isinstance(twin, PortableLearner):
         raise KnowledgeMismatch(
-            f"Party {party.partition_id}: the learner {name!r} must have from_arrays to "
+            f"{party.owner}: the learner {name!r} must have from_arrays to "
             f"receive a model, got {type(twin).__name__}."
         )
     return twin.from_arrays(received.arrays)

@@ -1,4 +1,4 @@
-"""Every string that crosses the wire or names a metric, in one place."""
+"""Words that several strategies share on the wire or in metrics; others stay with theirs."""
 
 from typing import Final
 

@@ -22,6 +22,8 @@ from fl_strategies.protocols import Array
 Scalar: TypeAlias = str | int | float | bool
 Metrics: TypeAlias = dict[str, float]
 
+MAX_REPLY_BYTES = 256 * 2**20
+"""Largest message that is read unless something else was agreed."""
 _MAX_DIMENSIONS = 8
 _MAX_ITEMS = 2**40
 _MAX_SHOWN = 200

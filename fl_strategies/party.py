@@ -96,9 +96,14 @@ class Party:
     journal: "PartyJournal | None" = None
     run: str = "unnamed"
 
+    @property
+    def owner(self) -> str:
+        """How the party is called in errors."""
+        return f"Party {self.partition_id}"
+
     def __post_init__(self) -> None:
         """Check what could otherwise surface as a wrong model."""
-        owner = f"Party {self.partition_id}"
+        owner = self.owner
         require(self.partition_id >= 0, owner, "partition_id", "at least 0", self.partition_id)
         check_task(owner, self.task, self.num_classes)
         self._check(owner, "x", self.x, self.y)

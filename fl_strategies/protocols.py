@@ -1,4 +1,4 @@
-"""What a strategy asks of a model: five small protocols, no base class to inherit.
+"""What a strategy asks of a model: small protocols, no base class to inherit.
 
 A learner is created unfitted by a zero-argument factory, so a strategy can make as many
 twins as it needs. Labels are positions 0 .. num_classes - 1 in the federation's class
@@ -8,13 +8,25 @@ list; scores always have `num_classes` columns, also when a training set lacks c
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, TypeAlias, get_args, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Protocol,
+    Self,
+    TypeAlias,
+    get_args,
+    runtime_checkable,
+)
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 from fl_strategies.exceptions import UnsupportedLearner, require
+
+if TYPE_CHECKING:
+    from fl_strategies.privacy.events import PrivacyEvent
 
 Array: TypeAlias = NDArray[Any]
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
@@ -140,7 +152,26 @@ class PortableLearner(Learner, Protocol):
         """
 
 
+@runtime_checkable
+class PrivateLearner(Protocol):
+    """A learner that trains with differential privacy and says what it has spent."""
+
+    @property
+    def privacy_events(self) -> "Sequence[tuple[PrivacyEvent, int]]":
+        """What training has spent so far, each event with its count."""
+
+
+@runtime_checkable
+class ContinuingLearner(IncrementalLearner, PortableLearner, Protocol):
+    """A learner that can go on where it stopped, also in another process."""
+
+
 LearnerFactory: TypeAlias = Callable[[], Learner]
+
+
+def events_of(learner: object) -> "tuple[tuple[PrivacyEvent, int], ...]":
+    """Return what training a learner has spent; nothing if it does not train privately."""
+    return tuple(learner.privacy_events) if isinstance(learner, PrivateLearner) else ()
 
 
 def require_soft(owner: str, learner: Learner) -> SoftLearner:

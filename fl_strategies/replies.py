@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.exceptions import InvalidData, KnowledgeMismatch
@@ -31,6 +31,7 @@ MAX_EVENTS_TEXT: Final = 100_000
 MAX_DISTINCT_EVENTS: Final = 8
 MAX_REASON: Final = 200
 MAX_NAME: Final = 200
+MAX_METRICS: Final = 200
 # What a party says about itself goes into logs and results.
 MAX_ERROR: Final = 2_000
 # Accounting for DP-SGD takes time in proportion to the range of losses that it lays out; at
@@ -78,8 +79,9 @@ def parse_reply(
     holds the parties that have answered. `read` comes last, after everything is checked.
     """
     if reply.has_error():
-        reason = (reply.error.reason or "")[:MAX_ERROR]
+        reason = cut_short(reply.error.reason or "")
         raise KnowledgeMismatch(reason or f"error code {reply.error.code}")
+    check_size(reply.content, max_bytes)
     knowledge = Knowledge.read(reply.content, kind=kind, max_bytes=max_bytes)
     partition_id = knowledge.meta.get(keys.PARTITION_ID)
     if type(partition_id) is not int or not 0 <= partition_id <= MOST:
@@ -104,6 +106,28 @@ def parse_reply(
         knowledge=read(knowledge),
         metrics=metrics,
     )
+
+
+def check_size(content: RecordDict, max_bytes: int) -> None:
+    """Raise `KnowledgeMismatch` for a reply that is larger than agreed, whatever is in it."""
+    for record in content.metric_records.values():
+        if len(record) > MAX_METRICS or max(map(len, record), default=0) > MAX_NAME:
+            raise KnowledgeMismatch(
+                f"Reply: metrics must be at most {MAX_METRICS}, with names of at most "
+                f"{MAX_NAME} letters, got more."
+            )
+    size = count_bytes(content)
+    if size > max_bytes:
+        raise KnowledgeMismatch(
+            f"Reply: it must be at most {max_bytes} bytes, got {size}. "
+            f"Raise max_reply_bytes if larger ones are due."
+        )
+
+
+def cut_short(reason: str) -> str:
+    """Return a stranger's sentence as one line that a terminal shows as it is."""
+    plain = "".join(c if c.isprintable() else " " for c in reason[: 2 * MAX_ERROR])
+    return " ".join(plain.split())[:MAX_ERROR]
 
 
 def _finite_int(value: float) -> float:

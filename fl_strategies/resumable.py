@@ -16,9 +16,11 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fl_strategies import _compat
 from fl_strategies.checkpoint import Checkpoint, RecordedGrid
 from fl_strategies.exceptions import require
 from fl_strategies.party import content_hash
+from fl_strategies.streaming import StreamingGrid
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -65,6 +67,10 @@ class ResumableStrategy(Strategy):
         """
         return 1 if self._checkpoint is None else self._checkpoint.num_attempts
 
+    def attempts_of(self, node_id: int) -> int:
+        """Return how often one party was asked in this round; see `num_attempts`."""
+        return 1 if self._checkpoint is None else self._checkpoint.attempts_of(node_id)
+
     def once(self, name: str, draw: Callable[[], Mapping[str, object]]) -> Mapping[str, Any]:
         """Return what `draw` gives; after a resume what it gave before.
 
@@ -95,8 +101,9 @@ class ResumableStrategy(Strategy):
         """
         checkpoint, owner = self._checkpoint, type(self).__name__
         if checkpoint is None:
+            careful = StreamingGrid(grid) if _compat.is_flowers_own(grid) else grid
             return super().start(
-                grid, initial_arrays, num_rounds, timeout,
+                careful, initial_arrays, num_rounds, timeout,
                 train_config, evaluate_config, evaluate_fn,
             )  # fmt: skip
         first = self.round_ == 0

@@ -39,7 +39,7 @@ def train_students(party: Party, sets: Sequence[TrainingSet], seed: int) -> list
     """Train one student per partition on public rows with its teachers' labels."""
     if not all(len(labels) for _, labels in sets):
         raise InvalidData(
-            f"Party {party.partition_id}: queries must be answered for every student, got "
+            f"{party.owner}: queries must be answered for every student, got "
             f"none for some. Lower the threshold or ask more queries."
         )
     rngs = [party.rng(seed, "student", split) for split in range(len(sets))]

@@ -249,6 +249,11 @@ got 'num-partys'. Did you mean 'num-parties'?
         )
 
     @property
+    def longest_run(self) -> float:
+        """Seconds after which a run must have ended: each round waits, trains and delivers."""
+        return self.num_server_rounds * (self.max_wait + 2 * self.timeout)
+
+    @property
     def workers(self) -> int:
         """Processes to use on this machine."""
         return self.num_workers or os.cpu_count() or 1

@@ -13,8 +13,7 @@ import numpy as np
 
 from fl_strategies import REGISTRY, FedAvg, KnowledgeStrategy, Learner, Party
 from fl_strategies.exceptions import StrategyError, require
-from fl_strategies.fedmd.student import ContinuingLearner
-from fl_strategies.protocols import Array, IntArray, LearnerFactory
+from fl_strategies.protocols import Array, ContinuingLearner, IntArray, LearnerFactory
 from fl_strategies.randomness import derive_rng
 from fl_strategies.tasks import METRICS, quality
 from simulations.config import Settings, optional_settings
@@ -30,6 +29,11 @@ PROMISES = (
     "clipping_norm", "vote_trim", "consensus",
 )  # fmt: skip
 """Settings that promise privacy or robustness, which a strategy must not silently ignore."""
+MAY_CHANGE = frozenset({
+    "checkpoint-dir", "resume", "num-server-rounds", "min-parties", "max-wait", "timeout",
+    "output-dir", "data-dir", "state-dir", "solo", "central", "num-workers",
+})  # fmt: skip
+"""Settings that a run may have another value of when it is resumed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +117,7 @@ class Federation:
         if settings.pretrain_once and "pretrained" in own:
             available |= {"pretrained": self.shared_start, "pretrain_epochs": 0}
         taken = {name: value for name, value in available.items() if name in own}
-        return kind(
+        strategy = kind(
             num_parties=settings.num_parties,
             seed=settings.seed,
             min_parties=settings.min_parties or min(2, settings.num_parties),
@@ -122,6 +126,9 @@ class Federation:
             resume=settings.resume,
             **taken,
         )
+        told = settings.to_run_config().items()
+        strategy.run_settings = {key: v for key, v in told if key not in MAY_CHANGE}
+        return strategy
 
     def _check_learners(self, kind: type[KnowledgeStrategy[Any]]) -> None:
         """Raise before anything is trained if a model does not fit data or strategy."""

@@ -74,7 +74,7 @@ class SuperLink:
             # While their SuperLink is there, SuperNodes take leave of it quickly.
             self.processes.end(self._nodes)
             self.processes.end()
-            self._stack.close()
+        self._stack.close()
 
     def start_supernode(self, node_config: Mapping[str, Value]) -> None:
         """Start one party as a process of its own."""
@@ -236,7 +236,7 @@ def run_and_read(
     before = set(output.glob("*/result.json"))
     config = {**settings.to_run_config(), "output-dir": str(output), **_absolute(settings)}
     status = superlink.run_app(
-        config, num_supernodes=num_supernodes, timeout=settings.max_wait + settings.timeout
+        config, num_supernodes=num_supernodes, timeout=settings.longest_run
     )
     new = sorted(set(output.glob("*/result.json")) - before)
     if not status.completed or not new:

@@ -316,10 +316,9 @@ def check_learner_name(owner: str, parameter: str, name: str) -> None:
 def learner_factory(
     name: str,
     *,
+    row_shape: tuple[int, ...],
     num_classes: int,
     settings: "Settings",
-    row_shape: tuple[int, ...] | None = None,
-    num_features: int = 0,
     task: Task = "single-label",
 ) -> LearnerFactory:
     """Return a factory of unfitted learners.
@@ -329,15 +328,13 @@ def learner_factory(
     name : str
         One of `LEARNERS`, or a network of FedMD by its numbers of filters, such as
         `cnn-2-128-256` or `cnn-3-64-128-256`.
+    row_shape : tuple of int
+        Shape of a row; only networks need it.
     num_classes : int
         Length of the federation's class list, or number of labels or targets.
     settings : Settings
         Source of the hyper-parameters. A depth of 0 means unlimited trees in forests and
         six levels in boosting, whose trees are meant to be weak.
-    row_shape : tuple of int
-        Shape of a row; only networks need it.
-    num_features : int
-        Length of a flat row, where `row_shape` is left out.
     task : "single-label", "multi-label" or "regression"
         What is to be learned. Classifiers learn several labels by one model for each.
 
@@ -350,7 +347,7 @@ def learner_factory(
     --------
     >>> from simulations.config import Settings
     >>> learner_factory(
-    ...     "forest", num_features=4, num_classes=2, settings=Settings()
+    ...     "forest", row_shape=(4,), num_classes=2, settings=Settings()
     ... )  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     fl_strategies.exceptions.InvalidParameter: learner_factory: name must be one of \
@@ -358,5 +355,5 @@ random-forest, ..., cnn-2-A-B or cnn-3-A-B-C with numbers of filters, got 'fores
     """
     check_learner_name("learner_factory", "name", name)
     build = LEARNERS.get(name) or functools.partial(_network, name)
-    problem = Problem(row_shape or (num_features,), num_classes, task)
+    problem = Problem(row_shape, num_classes, task)
     return functools.partial(build, settings, problem)

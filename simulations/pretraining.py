@@ -7,8 +7,7 @@ parties from one such model.
 import numpy as np
 
 from fl_strategies.exceptions import InvalidParameter, require
-from fl_strategies.fedmd.student import ContinuingLearner
-from fl_strategies.protocols import Learner
+from fl_strategies.protocols import ContinuingLearner, Learner
 from simulations.config import Settings
 from simulations.splits import Dataset
 

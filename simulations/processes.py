@@ -52,7 +52,7 @@ class Processes:
     def living(self) -> set[int]:
         """Return the ids of all processes that were started, and of those they started."""
         self._take_leave()
-        return marked(MARK, self._mark) | _below({process.pid for process in self._started})
+        return marked(MARK, self._mark) | _family(self._started)
 
     def named(self, command: str) -> set[int]:
         """Return the ids of those that run a command of this name."""
@@ -61,14 +61,14 @@ class Processes:
     def end(self, only: Sequence[subprocess.Popen[bytes]] | None = None) -> None:
         """End all of them, or these and what they started: first politely, then for good."""
         with uninterrupted():
-            family = self.living() if only is None else _below({one.pid for one in only})
+            family = self.living() if only is None else _family(only)
             for number in (signal.SIGTERM, signal.SIGKILL):
                 family = self._signal_all(family, number, all_of_them=only is None)
             _wait_for(self._started if only is None else only)
 
     def kill(self, only: Sequence[subprocess.Popen[bytes]]) -> None:
         """Kill these and what they started, as if their machine had lost power."""
-        family = _below({one.pid for one in only})
+        family = _family(only)
         for pid in family:
             send_signal(pid, signal.SIGKILL)
         self._signal_all(family, signal.SIGKILL, all_of_them=False)
@@ -120,6 +120,14 @@ def send_signal(pid: int, number: int) -> None:
     """Send a signal to a process, if it is still there."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def _family(started: Sequence[subprocess.Popen[bytes]]) -> set[int]:
+    """Return those that live, with all that they have started.
+
+    The number of one that has ended may be a stranger's by now.
+    """
+    return _below({process.pid for process in started if process.poll() is None})
 
 
 def _below(leaders: set[int]) -> set[int]:

@@ -15,9 +15,9 @@ from fl_strategies.codistill.committee import (
     MeanEnsemble,
     RememberedScores,
     SignedEnsemble,
-    nearest_probabilities,
     outputs,
 )
+from fl_strategies.consensus import to_probabilities
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.protocols import FloatArray, Learner, PortableLearner, Recipe
 from fl_strategies.randomness import derive_rng
@@ -172,7 +172,7 @@ def test_a_student_gets_the_sums_or_the_nearest_probabilities() -> None:
 
     sums = ensemble.logits(TEST[0])
     np.testing.assert_array_equal(seen[0], sums)
-    np.testing.assert_array_equal(seen[1], nearest_probabilities(sums))
+    np.testing.assert_array_equal(seen[1], to_probabilities(sums))
 
 
 def test_links_that_have_no_meaning_are_refused() -> None:
@@ -191,11 +191,11 @@ scores = arrays(
 @given(scores=scores, shift=st.floats(-5, 5))
 def test_nearest_probabilities(scores: FloatArray, shift: float) -> None:
     """They are probabilities, no vertex is nearer, and a shift of a row changes nothing."""
-    found = nearest_probabilities(scores)
+    found = to_probabilities(scores)
 
     assert (found >= 0).all()
     np.testing.assert_allclose(found.sum(axis=1), 1.0)
-    np.testing.assert_allclose(nearest_probabilities(scores + shift), found, atol=1e-9)
+    np.testing.assert_allclose(to_probabilities(scores + shift), found, atol=1e-9)
     # Optimal on a convex set: no vertex lies on the other side of the tangent plane.
     towards = (scores - found) @ np.eye(scores.shape[1])
     assert (towards <= ((scores - found) * found).sum(axis=1)[:, None] + 1e-8).all()

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from clients.app import client_app
 from fl_strategies import FedAvg, Party, keys
 from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner
-from fl_strategies.fedavg import AveragedLearner, LocalWeights, average
+from fl_strategies.fedavg import LocalWeights, average
 from fl_strategies.knowledge import decode_arrays
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.protocols import Array, LearnerFactory
+from fl_strategies.protocols import Array, ContinuingLearner, LearnerFactory
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import MAX_DISTINCT_EVENTS, told_epsilon
 from simulations.local import InMemoryGrid, run_local
@@ -109,7 +109,7 @@ def arrays_of(message: Message) -> dict[str, Array]:
 
 
 def weights_of(strategy: FedAvg) -> dict[str, Array]:
-    assert isinstance(strategy.model_, AveragedLearner)
+    assert isinstance(strategy.model_, ContinuingLearner)
     return strategy.model_.to_arrays()
 
 
@@ -161,7 +161,7 @@ def test_one_whole_batch_a_round_is_descent_on_the_pooled_records() -> None:
     x, y = (np.concatenate([getattr(party, part) for party in parties]) for part in "xy")
 
     pooled = factory()
-    assert isinstance(pooled, AveragedLearner)
+    assert isinstance(pooled, ContinuingLearner)
     start = derive_rng(0, "fedavg", "initial")
     for rng in (start, *map(np.random.default_rng, range(3))):
         pooled.partial_fit(x, y, rng=rng, epochs=1)

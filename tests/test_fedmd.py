@@ -14,12 +14,7 @@ from flwr.serverapp.strategy import Result
 
 from clients.app import client_app
 from fl_strategies import Knowledge, Party, keys
-from fl_strategies.exceptions import (
-    InvalidData,
-    InvalidParameter,
-    KnowledgeMismatch,
-    NotFitted,
-)
+from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch, NotFitted
 from fl_strategies.fedmd import FedMD, FedMDParty
 from fl_strategies.fedmd.release import LOGIT_SPREAD, answer, public_rows
 from fl_strategies.knowledge import encode_arrays

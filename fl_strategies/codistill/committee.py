@@ -8,6 +8,7 @@ from typing import Final, NoReturn, Self
 import numpy as np
 from scipy.special import softmax
 
+from fl_strategies.consensus import to_probabilities
 from fl_strategies.exceptions import (
     KnowledgeMismatch,
     StrategyError,
@@ -117,27 +118,6 @@ def rebuild(
             f"got {model.num_classes}."
         )
     return model
-
-
-def nearest_probabilities(scores: FloatArray) -> FloatArray:
-    """Return in each row the probabilities that are nearest to the scores.
-
-    The Euclidean projection onto the simplex; adding a number to a whole row changes
-    nothing.
-
-    Examples
-    --------
-    >>> nearest_probabilities(np.array([[0.25, 0.75], [3.0, 0.5], [-1.0, -1.0]]))
-    array([[0.25, 0.75],
-           [1.  , 0.  ],
-           [0.5 , 0.5 ]])
-    """
-    falling = -np.sort(-scores, axis=1)
-    ranks = np.arange(1, scores.shape[1] + 1)
-    shifts = (np.cumsum(falling, axis=1) - 1) / ranks
-    last = (falling > shifts).sum(axis=1) - 1
-    shift = np.take_along_axis(shifts, last[:, None], axis=1)
-    return np.maximum(scores - shift, 0.0)
 
 
 class Committee(ABC):
@@ -288,7 +268,7 @@ class SignedEnsemble(Committee):
         )
         require(able, "SignedEnsemble", "recipe.link", f"one for {self.task}", recipe.link)
         scores = self.logits(x)
-        targets = scores if recipe.link == "identity" else nearest_probabilities(scores)
+        targets = scores if recipe.link == "identity" else to_probabilities(scores)
         learner = require_soft("SignedEnsemble", learner_fn())
         return learner.distill(x, targets, rng=rng, recipe=recipe)
 

@@ -14,23 +14,13 @@ from fl_strategies.codistill.committee import (
     outputs,
     require_members,
 )
-from fl_strategies.codistill.relay import (
-    MODEL,
-    MODELS,
-    join_models,
-    keep,
-    part_models,
-    recall,
-)
-from fl_strategies.exceptions import (
-    KnowledgeMismatch,
-    UnsupportedLearner,
-    require_data,
-)
+from fl_strategies.codistill.relay import MODEL, MODELS, join_models, keep, part_models, recall
+from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner, require_data
 from fl_strategies.half import (
     PartyHalf,
     check_public_data,
     measure,
+    read_round,
     read_seed,
     receive_model,
 )
@@ -52,6 +42,7 @@ from fl_strategies.protocols import (
     PortableLearner,
     Recipe,
     SoftLearner,
+    events_of,
     require_portable,
     require_soft,
 )
@@ -59,7 +50,6 @@ from fl_strategies.tasks import Task
 
 LOSSES: Final[Sequence[str]] = ("mse", "cross-entropy")
 SCHEMES: Final[Sequence[str]] = ("akd", "avgkd", "ekd", "pkd")
-MAX_ROUNDS: Final = 2**31
 
 LOSS: Final = "loss"
 TASK: Final = "task"
@@ -101,15 +91,15 @@ class CodistillParty(PartyHalf):
     ) -> tuple[Knowledge, Metrics]:
         """Return a new model, trained on what the scheme makes of the received ones."""
         scheme = config_choice(config, keys.STRATEGY, SCHEMES)
-        server_round = config_int(config, keys.SERVER_ROUND, minimum=1, maximum=MAX_ROUNDS)
+        server_round = read_round(config)
         recipe = _read_recipe(party, config)
         learner = _new_learner(party)
-        spent = tuple(getattr(learner, "privacy_events", ()))
+        spent = events_of(learner)
         targets, refused = _targets(party, scheme, received, state)
         rng = party.rng(read_seed(config), "codistill", server_round)
         model = learner.distill(party.x, targets, rng=rng, recipe=recipe)
         arrays = require_portable(model).to_arrays()
-        private = tuple(getattr(model, "privacy_events", ())) != spent
+        private = events_of(model) != spent
         ledger, metrics = _charge(party, [model] if private else [], state, scheme)
         keep(state, _OWN, Knowledge(MODEL, arrays, {keys.LEARNER: party.learner_name}))
         meta = {PRIVACY_EVENTS: ledger_to_text(ledger)}
@@ -124,7 +114,7 @@ class CodistillParty(PartyHalf):
         own = recall(state, _OWN, MODEL)
         if own is None or received.kind != KEPT:
             raise KnowledgeMismatch(
-                f"Party {party.partition_id}: a model must be kept from training to be "
+                f"{party.owner}: a model must be kept from training to be "
                 f"measured, got {received.kind!r} and {'no' if own is None else 'a'} model."
             )
         model = receive_model(party, own)
@@ -145,14 +135,14 @@ def _read_recipe(party: Party, config: ConfigRecord) -> Recipe:
     count = party.num_classes
     config_int(config, keys.NUM_CLASSES, minimum=count, maximum=count)
     config_choice(config, TASK, [party.task])
-    owner = f"Party {party.partition_id}"
+    owner = party.owner
     require_data(len(party.x) > 0, owner, "x", "at least one record", "none")
     return make_recipe(party.task, config_choice(config, LOSS, LOSSES))
 
 
 def _new_learner(party: Party) -> SoftLearner:
     """Return an unfitted model that can learn from predictions and travel."""
-    owner, learner = f"Party {party.partition_id}", party.learner_fn()
+    owner, learner = party.owner, party.learner_fn()
     if not isinstance(learner, PortableLearner):
         raise UnsupportedLearner(
             f"{owner}: the learner must have to_arrays and from_arrays, because models travel "
@@ -173,7 +163,7 @@ def _receive(party: Party, relayed: Knowledge) -> Learner:
     model = receive_model(party, relayed)
     if model.num_classes != party.num_classes:
         raise KnowledgeMismatch(
-            f"Party {party.partition_id}: a received model must have {party.num_classes} "
+            f"{party.owner}: a received model must have {party.num_classes} "
             f"classes or outputs, got {model.num_classes}."
         )
     return model
@@ -191,7 +181,7 @@ def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], i
             reason = describe(error)
     if not found:
         raise KnowledgeMismatch(
-            f"Party {party.partition_id}: a model to learn from must be one that this party "
+            f"{party.owner}: a model to learn from must be one that this party "
             f"can read, got none of {len(relayed)}: {reason}."
         )
     return found, len(relayed) - len(found)
@@ -263,7 +253,7 @@ def _evaluate_ensemble(
         task=party.task,
         model_fns={party.learner_name: party.learner_fn, **party.catalogue},
     )
-    require_members(f"Party {party.partition_id}", len(terms), errors)
+    require_members(party.owner, len(terms), errors)
     measured, refused = _measure_sum(party, ensemble, sum(n < first for n in models), state)
     keep(state, _TERMS, join_models(terms))
     return ensemble, {**measured, NUM_MODELS_REFUSED: len(errors) + refused}
@@ -310,7 +300,7 @@ def _measure_sum(
     errors = ensemble.add_from(first, x, scores)
     refused += len(errors)
     if refused == len(ensemble.members):
-        require_members(f"Party {party.partition_id}", len(errors), errors)
+        require_members(party.owner, len(errors), errors)
     meta = {NUM_TERMS: len(ensemble.members), NUM_MODELS_REFUSED: refused}
     keep(state, _SCORES, Knowledge(SCORES, {SCORES: scores}, meta))
     return measure(party, RememberedScores(scores)), refused

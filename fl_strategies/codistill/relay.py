@@ -10,13 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.knowledge import (
-    Knowledge,
-    Scalar,
-    encode_arrays,
-    join_arrays,
-    part_arrays,
-)
+from fl_strategies.knowledge import Knowledge, Scalar, encode_arrays, join_arrays, part_arrays
 from fl_strategies.privacy.events import MOST
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import DEFAULT_DELTA

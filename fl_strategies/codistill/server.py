@@ -33,13 +33,7 @@ from fl_strategies.exceptions import NotEnoughParties, require
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.protocols import (
-    Array,
-    Learner,
-    LearnerFactory,
-    PortableLearner,
-    SoftLearner,
-)
+from fl_strategies.protocols import Array, Learner, LearnerFactory, PortableLearner, SoftLearner
 from fl_strategies.replies import PartyReply, read_ledger, told_epsilon
 from fl_strategies.tasks import Task, check_task
 
@@ -228,13 +222,20 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         told = self._told.setdefault(agent, {})
         old = told.get(reply.node_id)
         if old is not None and has_forgotten(ledger, old[1]):
-            epsilon, lost = self._lost.get(agent, (0.0, new_ledger()))
-            self._lost[agent] = epsilon + old[0], fill_ledger(lost, [lost, old[1]])
+            self._lose(agent, *old)
         told[reply.node_id] = told_epsilon(reply.metrics, ledger), ledger
+        for _ in range(1, self.attempts_of(reply.node_id)):
+            # An answer that was lost on its way has cost no more than all that is told.
+            self._lose(agent, *told[reply.node_id])
         parts = [*told.values(), self._lost.get(agent, (0.0, new_ledger()))]
         whole = fill_ledger(self._new_ledger(), [part for _, part in parts])
         self._ledgers[agent] = sum(epsilon for epsilon, _ in parts), whole
         self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
+
+    def _lose(self, agent: int, epsilon: float, ledger: PrivacyLedger) -> None:
+        """Count what an agent has spent, or may have spent, and does not know any more."""
+        before, lost = self._lost.get(agent, (0.0, new_ledger()))
+        self._lost[agent] = before + epsilon, fill_ledger(lost, [lost, ledger])
 
     @property
     def models_(self) -> dict[int, Learner]:

@@ -4,12 +4,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fl_strategies.augmentation import augmented, check_augmentation
-from fl_strategies.base import MAX_REPLY_BYTES
 from fl_strategies.class_weights import CLASS_COUNTS, class_counts
 from fl_strategies.exceptions import InvalidData
 from fl_strategies.fedkd import words
 from fl_strategies.half import PartyHalf, check_public_data, read_seed
 from fl_strategies.knowledge import (
+    MAX_REPLY_BYTES,
     Knowledge,
     Metrics,
     config_choice,
@@ -46,7 +46,7 @@ class FedKDParty(PartyHalf):
         check_public_data(party, config)
         config_choice(config, words.TASK, [party.task])
         if not len(party.y):
-            raise InvalidData(f"Party {party.partition_id}: x must hold records, got none.")
+            raise InvalidData(f"{party.owner}: x must hold records, got none.")
         logits, model = self._logits(party, config, state)
         if config_choice(config, words.REQUEST, words.REQUESTS) == "scale":
             return self._scale(party, logits, state)
@@ -76,15 +76,13 @@ class FedKDParty(PartyHalf):
         seed, (x, y) = read_seed(config), _training_rows(party, config)
         model = party.learner_fn().fit(x, y, rng=party.rng(seed, "model"))
         name = str(config.get(words.AUGMENTATION))
-        check_augmentation(f"Party {party.partition_id}", name, party.public, times)
+        check_augmentation(party.owner, name, party.public, times)
         parts = [model.logits(augmented(party.public, name, seed, i)) for i in range(times)]
         logits = np.concatenate(parts)
         if party.task == "single-label":
             logits = logits - logits.mean(axis=1, keepdims=True)
         if not np.isfinite(logits).all():
-            raise InvalidData(
-                f"Party {party.partition_id}: logits must be finite, got NaN or infinity."
-            )
+            raise InvalidData(f"{party.owner}: logits must be finite, got NaN or infinity.")
         return logits, model
 
     def _scale(
@@ -121,7 +119,6 @@ def _training_rows(party: Party, config: ConfigRecord) -> tuple[Array, Array]:
         return party.x, party.y
     if party.public_y is None:
         raise InvalidData(
-            f"Party {party.partition_id}: public_y must be given to train on public labels, "
-            f"got none."
+            f"{party.owner}: public_y must be given to train on public labels, got none."
         )
     return np.concatenate([party.x, party.public]), np.concatenate([party.y, party.public_y])

@@ -8,17 +8,9 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from fl_strategies import keys
-from fl_strategies.exceptions import (
-    InvalidData,
-)
+from fl_strategies.exceptions import InvalidData
 from fl_strategies.half import PartyHalf, check_public_data, read_seed
-from fl_strategies.knowledge import (
-    Knowledge,
-    Metrics,
-    config_choice,
-    config_int,
-    join_arrays,
-)
+from fl_strategies.knowledge import Knowledge, Metrics, config_choice, config_int, join_arrays
 from fl_strategies.packing import pack_labels
 from fl_strategies.party import Party
 from fl_strategies.privacy.events import NonPrivateEvent
@@ -31,22 +23,10 @@ from fl_strategies.privacy.reporting import (
     training_charges,
     unprotected,
 )
-from fl_strategies.privacy.votes import (
-    VotePrivacy,
-    choose_queries,
-)
-from fl_strategies.protocols import (
-    IntArray,
-    Learner,
-    TrainingSet,
-    require_portable,
-)
+from fl_strategies.privacy.votes import VotePrivacy, choose_queries
+from fl_strategies.protocols import IntArray, Learner, TrainingSet, require_portable
 from fl_strategies.teaching import teacher_votes, train_students, train_teachers
-from fl_strategies.voting import (
-    agreement,
-    consistent_mask,
-    plurality,
-)
+from fl_strategies.voting import agreement, consistent_mask, plurality
 
 NUM_SPLITS = "num-splits"
 NUM_TEACHERS = "num-teachers"
@@ -75,7 +55,7 @@ class FedKTParty(PartyHalf):
         """Return the students or their labels on the public rows."""
         check_public_data(party, config)
         if not len(party.y):
-            raise InvalidData(f"Party {party.partition_id}: x must hold records, got none.")
+            raise InvalidData(f"{party.owner}: x must hold records, got none.")
         num_splits = config_int(config, NUM_SPLITS, minimum=1, maximum=MAX_SPLITS)
         asked = config_int(config, NUM_TEACHERS, minimum=1, maximum=MAX_TEACHERS)
         num_teachers = min(asked, len(party.y))

@@ -8,11 +8,7 @@ from flwr.app import ArrayRecord
 
 from fl_strategies import keys
 from fl_strategies.base import FederationOptions, KnowledgeStrategy, logger
-from fl_strategies.exceptions import (
-    KnowledgeMismatch,
-    PrivacyBudgetExceeded,
-    require,
-)
+from fl_strategies.exceptions import KnowledgeMismatch, PrivacyBudgetExceeded, require
 from fl_strategies.fedkt.party import (
     EXCHANGE,
     EXCHANGES,
@@ -25,13 +21,7 @@ from fl_strategies.fedkt.party import (
     PRIVACY_LEVEL,
     VOTE_INSTEAD,
 )
-from fl_strategies.knowledge import (
-    Knowledge,
-    Metrics,
-    Scalar,
-    part_arrays,
-    shown,
-)
+from fl_strategies.knowledge import Knowledge, Metrics, Scalar, part_arrays, shown
 from fl_strategies.packing import unpack_labels
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.events import NonPrivateEvent
@@ -42,27 +32,11 @@ from fl_strategies.privacy.reporting import (
     data_dependent_figure,
     privacy_metrics,
 )
-from fl_strategies.privacy.votes import (
-    VoteNoise,
-    VotePrivacy,
-    choose_queries,
-    count_queries,
-)
-from fl_strategies.protocols import (
-    Array,
-    IntArray,
-    Learner,
-    LearnerFactory,
-    require_portable,
-)
+from fl_strategies.privacy.votes import VoteNoise, VotePrivacy, choose_queries, count_queries
+from fl_strategies.protocols import Array, IntArray, Learner, LearnerFactory, require_portable
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply
-from fl_strategies.voting import (
-    add_votes,
-    consistent_labels,
-    least_agreeing,
-    plurality,
-)
+from fl_strategies.voting import add_votes, consistent_labels, least_agreeing, plurality
 
 Exchange = Literal["votes", "models"]
 PrivacyLevel = Literal["L0", "L1", "L2"]
@@ -348,8 +322,10 @@ class FedKT(KnowledgeStrategy[Array | None]):
         labels: IntArray = drawn["labels"]
         answered = labels >= 0
         metrics = privacy_metrics(party=self.ledger_, example=self.ledger_)
-        figure = data_dependent_figure(mechanism, counts[rows], privacy.delta)
-        metrics[keys.EPSILON_PARTY_DATA_DEPENDENT] = min(figure, metrics[keys.EPSILON_PARTY])
+        figure = metrics[keys.EPSILON_PARTY]
+        if not privacy.seeded_noise:
+            figure = min(figure, data_dependent_figure(mechanism, counts[rows], privacy.delta))
+        metrics[keys.EPSILON_PARTY_DATA_DEPENDENT] = figure
         return rows[answered], labels[answered], metrics
 
 

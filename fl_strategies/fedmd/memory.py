@@ -164,7 +164,7 @@ class PartyMemory:
             return kept["rows"]
         if kept is not None and party.journal is None:
             raise InvalidData(
-                f"Party {party.partition_id}: a second sample must be composed with the first "
+                f"{party.owner}: a second sample must be composed with the first "
                 f"one ({drawn!r}) by a journal, got none."
             )
         sample = self._paid_sample(mechanism) if rng is None else None
@@ -187,7 +187,7 @@ class PartyMemory:
             many = f"{_MOST_DRAWS_PER_RECORD} times its records, with"
             what = many if replacement else "its records, without"
             raise KnowledgeMismatch(
-                f"Party {self._party.partition_id}: num-samples must be at most {most}, "
+                f"{self._party.owner}: num-samples must be at most {most}, "
                 f"{what} replacement, got {num_samples}."
             )
 

@@ -15,13 +15,13 @@ from fl_strategies.fedmd.release import answer, public_rows
 from fl_strategies.fedmd.samples import NUM_RECORDS, SAMPLE_ID
 from fl_strategies.fedmd.settings import FedMDSettings
 from fl_strategies.fedmd.student import Lesson, Student, student_of
-from fl_strategies.half import PartyHalf, check_public_data, measure, read_seed
+from fl_strategies.half import PartyHalf, check_public_data, measure, read_round, read_seed
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, config_int
 from fl_strategies.party import Party
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.nfdp import nfdp_theorem
-from fl_strategies.protocols import Array, IntArray, Learner, TrainingSet
+from fl_strategies.protocols import Array, IntArray, Learner, TrainingSet, events_of
 from fl_strategies.tasks import METRICS
 
 EPSILON_THEOREM: Final = "epsilon-theorem"
@@ -31,7 +31,6 @@ MODEL: Final = "model"
 CONSENSUS_ROUND: Final = "consensus-round"
 CLASS_COUNTS: Final = "class-counts"
 
-MAX_ROUNDS: Final = 2**31 - 1
 UNPROTECTED: Final = "predictions on public rows left the party without noise"
 EXACT_COUNTS: Final = "exact class counts left the party"
 
@@ -93,14 +92,14 @@ class _Desk:
     """Everything that one message is about, checked."""
 
     def __init__(self, party: Party, config: ConfigRecord, state: RecordDict) -> None:
-        owner = f"Party {party.partition_id}"
+        owner = party.owner
         check_public_data(party, config)
         require_data(len(party.y) > 0, owner, "x", "records to learn from", "none")
         single = party.task == "single-label"
         require_data(single, owner, "task", "single-label for FedMD", party.task)
         self.party = party
         self.seed = read_seed(config)
-        self.server_round = config_int(config, keys.SERVER_ROUND, minimum=1, maximum=MAX_ROUNDS)
+        self.server_round = read_round(config)
         self.settings = FedMDSettings.from_config(
             config, num_public=len(party.public), num_classes=party.num_classes
         )
@@ -123,7 +122,7 @@ class _Desk:
         trained = self.memory.terms
         if not trained:
             raise NotFitted(
-                f"Party {self.party.partition_id}: a consensus must find a model that was "
+                f"{self.party.owner}: a consensus must find a model that was "
                 f"trained before, got none."
             )
         if trained != self.terms:
@@ -218,4 +217,4 @@ class _Desk:
         entries = self.memory.ledger().entries if self.settings.seeded_noise else ()
         told = any(event.seeded for event, _ in entries)
         hidden = self.settings.release == "ldp" and not told
-        return hidden or bool(getattr(model, "privacy_events", ()))
+        return hidden or bool(events_of(model))

@@ -16,12 +16,7 @@ from scipy.special import log_softmax, softmax
 from fl_strategies.exceptions import KnowledgeMismatch, require, require_data
 from fl_strategies.packing import pack_labels, unpack_labels
 from fl_strategies.privacy.accountant import claim
-from fl_strategies.privacy.mechanisms import (
-    Charges,
-    GaussianScores,
-    LaplaceScores,
-    NoisyMax,
-)
+from fl_strategies.privacy.mechanisms import Charges, GaussianScores, LaplaceScores, NoisyMax
 from fl_strategies.protocols import Array, FloatArray, IntArray, Learner
 from fl_strategies.randomness import derive_rng
 

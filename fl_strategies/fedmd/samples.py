@@ -63,8 +63,11 @@ class SampleBook:
     seeded: bool
     records: dict[int, dict[str, int]] = field(default_factory=dict)
 
-    def read(self, meta: Mapping[str, Scalar]) -> None:
+    def read(self, meta: Mapping[str, Scalar], *, num_attempts: int = 1) -> None:
         """Enter the sample that an answer names.
+
+        If the party was asked several times, answers that were lost on their way may have
+        been made of samples of their own; they count, unless the sample was known before.
 
         Raises
         ------
@@ -85,6 +88,8 @@ class SampleBook:
                 "with a journal it would have kept its first.",
                 party, len(known) + 1,
             )  # fmt: skip
+        if name not in known:
+            known |= {f"{name} lost {number}": records for number in range(1, num_attempts)}
         known[name] = min(records, known.get(name, records))
 
     def count(self, party: int) -> int:

@@ -44,20 +44,11 @@ from fl_strategies.fedmd.party import (
     MODEL,
     UNPROTECTED,
 )
-from fl_strategies.fedmd.release import (
-    AnswerNoiseKind,
-    Payload,
-    public_rows,
-)
+from fl_strategies.fedmd.release import AnswerNoiseKind, Payload, public_rows
 from fl_strategies.fedmd.samples import NUM_RECORDS, SampleBook
-from fl_strategies.fedmd.settings import (
-    FedMDSettings,
-    Release,
-    make_noise,
-    noise_template,
-)
+from fl_strategies.fedmd.settings import FedMDSettings, Release, make_noise, noise_template
 from fl_strategies.fedmd.student import Epochs, Lesson, teach
-from fl_strategies.knowledge import Knowledge, Metrics, Scalar, encode_arrays
+from fl_strategies.knowledge import Knowledge, Metrics, Scalar, encode_arrays, shown
 from fl_strategies.metrics import aggregate_metrics
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.events import NonPrivateEvent
@@ -242,9 +233,9 @@ class FedMD(KnowledgeStrategy[None]):
             audience=AUDIENCES["L0" if release == "none" else "L2"],
         )  # fmt: skip
         self._public_hash = content_hash(public)
-        self._start_model: Knowledge | None = None
+        self.start_model: Knowledge | None = None
         if pretrained is not None:
-            self._start_model = Knowledge(MODEL, pretrained, {keys.LEARNER: learner_name})
+            self.start_model = Knowledge(MODEL, pretrained, {keys.LEARNER: learner_name})
         self._samples: SampleBook | None = None
         if num_samples is not None:
             self._samples = SampleBook(num_samples, with_replacement, seeded=seeded_noise)
@@ -265,7 +256,7 @@ class FedMD(KnowledgeStrategy[None]):
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
         """Return the last consensus, or in round 1 the model to start from."""
-        return self._start_model if self.round_ == 1 else self._delivery
+        return self.start_model if self.round_ == 1 else self._delivery
 
     def prepare_round(self) -> bool:
         """Make room for the answers; ask nobody if they would cost too much."""
@@ -290,10 +281,10 @@ class FedMD(KnowledgeStrategy[None]):
         if set(knowledge.arrays) != expected:
             raise KnowledgeMismatch(
                 f"FedMD: arrays must be named {sorted(expected)}, "
-                f"got {sorted(knowledge.arrays)[:8]}."
+                f"got {shown(sorted(knowledge.arrays))}."
             )
         if self._samples is not None:
-            self._samples.read(knowledge.meta)
+            self._samples.read(knowledge.meta, num_attempts=self.num_attempts)
         answers = self.settings.replies.decode(knowledge.arrays)
         weights = self._read_weights(knowledge.arrays)
         if self.settings.payload == "argmax":

@@ -9,7 +9,7 @@ them.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, cast, runtime_checkable
+from typing import Final, cast
 
 import numpy as np
 
@@ -23,20 +23,14 @@ from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.reporting import training_charges
 from fl_strategies.protocols import (
     Array,
+    ContinuingLearner,
     IncrementalLearner,
     IntArray,
     Learner,
-    PortableLearner,
     Recipe,
     SoftLearner,
     TrainingSet,
 )
-
-
-@runtime_checkable
-class ContinuingLearner(IncrementalLearner, PortableLearner, Protocol):
-    """A learner that can go on where it stopped, also in another process."""
-
 
 RECIPES: Final[Mapping[str, Recipe]] = {
     "logits": Recipe(loss="l1", link="identity"),
@@ -170,7 +164,7 @@ class ContinuingStudent(Student):
         model = self._kept()
         if model is None:
             raise NotFitted(
-                f"Party {self.party.partition_id}: a consensus must find a model that was "
+                f"{self.party.owner}: a consensus must find a model that was "
                 f"trained before, got none."
             )
         model = self._digest(model, lesson)
@@ -192,7 +186,7 @@ class ContinuingStudent(Student):
             return model
         if party.public_y is None:
             raise InvalidData(
-                f"Party {party.partition_id}: public_y must be given to train on public rows "
+                f"{party.owner}: public_y must be given to train on public rows "
                 f"first, got none."
             )
         rng = party.rng(self.seed, "pretrain")

@@ -24,17 +24,15 @@ from fl_strategies.exceptions import (
 from fl_strategies.privacy import accountant
 from fl_strategies.privacy._numeric import check_count, check_delta, check_positive, check_votes
 from fl_strategies.privacy.audit import audit_all
-from fl_strategies.privacy.composition import default_orders, rdp_to_epsilon
-from fl_strategies.privacy.events import NOISES, UNITS, DPSGDEvent, NoisyMaxEvent
-from fl_strategies.privacy.gnmax import gnmax_rdp
-from fl_strategies.privacy.moments import data_dependent_epsilon
+from fl_strategies.privacy.events import NOISES, UNITS, DPSGDEvent
+from fl_strategies.privacy.mechanisms import NoisyMax
 from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.pld import two_class_laplace_epsilon
+from fl_strategies.privacy.reporting import data_dependent_figure
+from fl_strategies.privacy.statement import FEW_PARTIES, LARGE_EPSILON
 from fl_strategies.protocols import Array
 
 BOUNDS = ("moments", "optimal-composition", "bounded-range", "zcdp", "pld", "data-dependent")
-_LARGE_EPSILON = 10
-_FEW_PARTIES = 50
 _MOST_VOTERS = 10_000
 _LARGEST_LEAD = 50.0
 _NOT_PUBLISHABLE = (
@@ -176,9 +174,9 @@ def _add_delta(parser: argparse.ArgumentParser) -> None:
 
 
 class _Labelling(NamedTuple):
-    """All releases of one setting: an event, how often, and the inverse scale or sigma."""
+    """All releases of one setting: the noise, how often, and the inverse scale or sigma."""
 
-    event: NoisyMaxEvent
+    mechanism: NoisyMax
     releases: int
     parameter: float
     moved: int
@@ -208,11 +206,11 @@ def _labelling(options: argparse.Namespace) -> _Labelling:
     # A party's votes move together; a record is in every partition and moves one vote there.
     whole = options.unit == "party"
     moved, releases = (options.splits, 1) if whole else (1, options.splits)
-    event = NoisyMaxEvent(
-        unit=options.unit, relation="replace-one", noise=options.mechanism, scale=scale,
-        sensitivity=moved, num_classes=options.classes,
+    mechanism = NoisyMax(
+        noise=options.mechanism, scale=scale, sensitivity=moved, unit=options.unit,
+        num_classes=options.classes,
     )  # fmt: skip
-    return _Labelling(event, releases * options.queries, parameter, moved)
+    return _Labelling(mechanism, releases * options.queries, parameter, moved)
 
 
 def _read_votes(path: Path, labelling: _Labelling) -> Array:
@@ -223,24 +221,16 @@ def _read_votes(path: Path, labelling: _Labelling) -> Array:
         raise InvalidData(
             f"epsilon: votes must be a .npy file of numbers, got {str(path)!r} ({error})."
         ) from error
-    expected = (labelling.releases, labelling.event.num_classes)
+    expected = (labelling.releases, labelling.mechanism.num_classes)
     rule = f"one row a release and one column a class, {expected}"
     require_data(votes.shape == expected, "epsilon", "votes", rule, votes.shape)
     check_votes("epsilon", votes)
     return np.array(votes)
 
 
-def _data_dependent(votes: Array, labelling: _Labelling, delta: float) -> float:
-    event, parameter, moved = labelling.event, labelling.parameter, labelling.moved
-    if event.noise == "gaussian":
-        orders = default_orders()
-        return rdp_to_epsilon(orders, gnmax_rdp(votes, parameter, orders, moved), delta)
-    # Gumbel noise reverses a lead less often than Laplace noise, so its figure holds too.
-    return data_dependent_epsilon(votes, parameter, moved, delta=delta)
-
-
 def _two_class_pld(options: argparse.Namespace, labelling: _Labelling) -> float | None:
-    applies = labelling.event.noise == "laplace" and labelling.event.num_classes == 2
+    mechanism = labelling.mechanism
+    applies = mechanism.noise == "laplace" and mechanism.num_classes == 2
     if options.voters is None or not applies:
         return None
     gamma, splits = labelling.parameter, labelling.moved
@@ -255,7 +245,7 @@ def _claim(
     options: argparse.Namespace, labelling: _Labelling
 ) -> tuple[float, str, dict[str, float | None]]:
     """Return the smallest bound, its name, and all bounds that do not look at votes."""
-    entries, adaptive = [(labelling.event, labelling.releases)], options.adaptive
+    entries, adaptive = [(labelling.mechanism.event, labelling.releases)], options.adaptive
     known = accountant.bounds(entries, options.delta, adaptive=adaptive)
     best = accountant.claim(entries, options.delta, adaptive=adaptive)
     found = {name: known.get(name) for name in BOUNDS}
@@ -275,7 +265,8 @@ def _epsilon(options: argparse.Namespace) -> _Answer:
     votes = None if options.votes is None else _read_votes(options.votes, labelling)
     epsilon, method, found = _claim(options, labelling)
     if votes is not None:
-        found["data-dependent"] = _data_dependent(votes, labelling, options.delta)
+        figure = data_dependent_figure(labelling.mechanism, votes, options.delta)
+        found["data-dependent"] = figure
     report = {
         "epsilon": _finite(epsilon),
         "method": method,
@@ -291,7 +282,7 @@ def _epsilon(options: argparse.Namespace) -> _Answer:
 
 
 def _describe(labelling: _Labelling) -> list[str]:
-    event = labelling.event
+    event = labelling.mechanism.event
     unit = {"party": "one party", "example": "one record of one party"}[event.unit]
     return [
         f"protects {unit}, replaced by another; votes that move: {labelling.moved} a label",
@@ -303,9 +294,9 @@ def _describe(labelling: _Labelling) -> list[str]:
 def _epsilon_warnings(options: argparse.Namespace, epsilon: float) -> list[str]:
     parties = options.voters if options.unit == "party" else None
     warnings = _size_warnings(epsilon, options.delta, parties)
-    if parties is not None and parties < _FEW_PARTIES:
+    if parties is not None and parties < FEW_PARTIES:
         warnings.append(
-            f"With fewer than {_FEW_PARTIES} parties, noise that hides one spoils the labels."
+            f"With fewer than {FEW_PARTIES} parties, noise that hides one spoils the labels."
         )
     return warnings + ([] if options.votes is None else [_NOT_PUBLISHABLE])
 
@@ -314,8 +305,8 @@ def _size_warnings(epsilon: float, delta: float, units: int | None) -> list[str]
     warnings = []
     if math.isinf(epsilon):
         warnings.append("No finite epsilon holds at this delta.")
-    elif epsilon > _LARGE_EPSILON:
-        warnings.append(f"An epsilon above {_LARGE_EPSILON} promises next to nothing.")
+    elif epsilon > LARGE_EPSILON:
+        warnings.append(f"An epsilon above {LARGE_EPSILON} promises next to nothing.")
     if units is not None and delta * units >= 1:
         warnings.append(f"delta must be well below 1 / {units}, one over the units protected.")
     return warnings

@@ -86,30 +86,38 @@ def check_votes(owner: str, votes: Array) -> None:
 def log_sum_over_rivals(
     votes: Array, log_chance: Callable[[FloatArray], FloatArray]
 ) -> FloatArray:
-    """Return a bound on the logarithm of the chance that the leader loses, (num_queries,).
+    """Return the logarithm of the sum of ``exp(log_chance(lead))`` over rivals, (num_queries,).
 
     Parameters
     ----------
     votes : (num_queries, num_classes)
     log_chance : callable
-        Maps a gap in votes to the log-chance that noise reverses it; decreasing.
+        Maps a lead in votes to a logarithm; decreasing.
     """
-    num_queries, num_classes = votes.shape
     most = votes.max(initial=0)
     small = votes.dtype.kind in "iu" and most < np.iinfo(np.int16).max
     # Whole counts have few gaps: their chances are worked out once and looked up.
     table = log_chance(np.arange(int(most) + 1.0)) if small else np.zeros(0)
-    log_q = np.empty(num_queries)
-    for start in range(0, num_queries, _CHUNK_ROWS):
+    total = np.empty(len(votes))
+    for start in range(0, len(votes), _CHUNK_ROWS):
         rows = slice(start, start + _CHUNK_ROWS)
         # Sorting makes permuted rows equal to the last bit, so duplicates are found later.
         ranked = np.sort(votes[rows].astype(np.int16) if small else votes[rows], axis=1)
         ranks = np.ascontiguousarray(ranked.T[::-1])
         gaps = ranks[0] - ranks[1:]
         logs = table.take(gaps) if small else log_chance(gaps.astype(float))
-        log_q[rows] = logs[0] + np.log1p(np.exp(logs[1:] - logs[0]).sum(axis=0))
+        total[rows] = logs[0] + np.log1p(np.exp(logs[1:] - logs[0]).sum(axis=0))
+    return total
+
+
+def log_union_bound(votes: Array, log_chance: Callable[[FloatArray], FloatArray]) -> FloatArray:
+    """Bound the log-chance that the leader loses, (num_queries,), by those of single rivals.
+
+    `log_chance` maps a lead in votes to the log-chance that noise reverses it.
+    """
     # The leader is never less likely to win than any other class.
-    return np.minimum(log_q, math.log1p(-1 / num_classes))
+    limit = math.log1p(-1 / votes.shape[1])
+    return np.minimum(log_sum_over_rivals(votes, log_chance), limit)
 
 
 def total_over_queries(

@@ -16,22 +16,24 @@ published, and so may their minimum. How events compose:
   which becomes (2 epsilon, (1 + exp(epsilon)) delta).
 """
 
-import importlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fl_strategies.exceptions import MissingExtra, require
-from fl_strategies.privacy import composition
+from fl_strategies.exceptions import require
+from fl_strategies.privacy import pld
 from fl_strategies.privacy._numeric import (
     check_count,
     check_delta,
     check_loss,
     smallest_epsilon,
+)
+from fl_strategies.privacy.bounded_range import (
+    bounded_range_optimal,
+    bounded_range_optimal_delta,
 )
 from fl_strategies.privacy.events import (
     DPSGDEvent,
@@ -43,8 +45,18 @@ from fl_strategies.privacy.events import (
     check_event,
     loss_of,
 )
+from fl_strategies.privacy.gaussian import gaussian_delta, gaussian_epsilon
 from fl_strategies.privacy.moments import moments_epsilon
 from fl_strategies.privacy.nfdp import nfdp_tight
+from fl_strategies.privacy.pure import pure_heterogeneous, pure_optimal, pure_optimal_delta
+from fl_strategies.privacy.renyi import (
+    default_orders,
+    rdp_of_pure,
+    rdp_of_zcdp,
+    rdp_to_delta,
+    rdp_to_epsilon,
+    zcdp_to_epsilon,
+)
 
 Entry: TypeAlias = tuple[PrivacyEvent, int]
 
@@ -58,7 +70,6 @@ METHODS = (
 _MOST_EXACT = 10**6
 _LEAST_DELTA, _ALMOST_ONE = 1e-18, 1 - 1e-9
 _LARGEST_EPSILON = 1e6
-_DISCRETISATION = 1e-4
 
 
 class Claim(NamedTuple):
@@ -117,10 +128,10 @@ def _constant(total: float) -> _Curve:
 def _optimal_curve(strengths: Mapping[float, int]) -> _Curve:
     values, counts = list(strengths), list(strengths.values())
     if len(values) > 1:
-        return _Curve(lambda delta: composition.pure_heterogeneous(values, counts, delta))
+        return _Curve(lambda delta: pure_heterogeneous(values, counts, delta))
     return _Curve(
-        lambda delta: composition.pure_optimal(values[0], counts[0], delta),
-        lambda epsilon: composition.pure_optimal_delta(values[0], counts[0], epsilon),
+        lambda delta: pure_optimal(values[0], counts[0], delta),
+        lambda epsilon: pure_optimal_delta(values[0], counts[0], epsilon),
     )
 
 
@@ -149,11 +160,11 @@ def _ranged_curves(losses: Mapping[Loss, int]) -> dict[str, _Curve]:
     def epsilon_at(delta: float) -> float:
         # What overflows is subtracted from a probability: the answer is then zero.
         with np.errstate(over="ignore"):
-            return composition.bounded_range_optimal(spread, count, delta)
+            return bounded_range_optimal(spread, count, delta)
 
     def delta_at(epsilon: float) -> float:
         with np.errstate(over="ignore"):
-            return composition.bounded_range_optimal_delta(spread, count, epsilon)
+            return bounded_range_optimal_delta(spread, count, epsilon)
 
     return {"bounded-range": _Curve(epsilon_at, delta_at)}
 
@@ -167,29 +178,29 @@ def _gaussian_curves(losses: Mapping[Loss, int]) -> dict[str, _Curve]:
     mu = math.sqrt(math.fsum(squares))
     return {
         "gaussian": _Curve(
-            lambda delta: composition.gaussian_epsilon(mu, delta),
-            lambda epsilon: float(composition.gaussian_delta(mu, epsilon)),
+            lambda delta: gaussian_epsilon(mu, delta),
+            lambda epsilon: float(gaussian_delta(mu, epsilon)),
         )
     }
 
 
 def _renyi_curves(losses: Mapping[Loss, int]) -> dict[str, _Curve]:
-    orders = composition.default_orders()
+    orders = default_orders()
     rho = math.fsum(count * loss.rho for loss, count in losses.items())
     total = np.zeros(orders.size)
     for loss, count in losses.items():
-        curve = composition.rdp_of_zcdp(loss.rho, orders)
+        curve = rdp_of_zcdp(loss.rho, orders)
         if loss.pure is not None:
-            curve = np.minimum(curve, composition.rdp_of_pure(loss.pure, orders))
+            curve = np.minimum(curve, rdp_of_pure(loss.pure, orders))
         total += count * curve
     return {
         "zcdp": _Curve(
-            lambda delta: composition.zcdp_to_epsilon(rho, delta),
-            lambda epsilon: composition.rdp_to_delta(orders, rho * orders, epsilon),
+            lambda delta: zcdp_to_epsilon(rho, delta),
+            lambda epsilon: rdp_to_delta(orders, rho * orders, epsilon),
         ),
         "rdp": _Curve(
-            lambda delta: composition.rdp_to_epsilon(orders, total, delta),
-            lambda epsilon: composition.rdp_to_delta(orders, total, epsilon),
+            lambda delta: rdp_to_epsilon(orders, total, delta),
+            lambda epsilon: rdp_to_delta(orders, total, epsilon),
         ),
     }
 
@@ -219,29 +230,12 @@ def _noise_curves(entries: Iterable[Entry], adaptive: bool) -> dict[str, _Curve]
     }
 
 
-@lru_cache(maxsize=16)
-def _sgd_distribution(runs: tuple[tuple[float, float, int], ...]) -> Any:
-    """Compose runs of (noise multiplier, sampling chance, steps)."""
-    try:
-        library = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
-    except ImportError as error:
-        raise MissingExtra("DPSGDEvent", "dp-accounting", "accounting") from error
-    total = None
-    for noise, chance, steps in runs:
-        single = library.from_gaussian_mechanism(
-            noise, sampling_prob=chance, value_discretization_interval=_DISCRETISATION
-        )
-        run = single.self_compose(steps)
-        total = run if total is None else total.compose(run)
-    return total
-
-
 def _sgd_curve(entries: Iterable[tuple[DPSGDEvent, int]], replace: bool) -> _Curve:
     steps: Counter[tuple[float, float]] = Counter()
     for event, count in entries:
         chance = event.batch_size / event.records
         steps[event.noise_multiplier, chance] += event.steps * count
-    distribution = _sgd_distribution(tuple(sorted((*kind, n) for kind, n in steps.items())))
+    distribution = pld.sgd_distribution(tuple(sorted((*kind, n) for kind, n in steps.items())))
     if replace:
         return _doubled(distribution)
     return _Curve(

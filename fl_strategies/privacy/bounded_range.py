@@ -30,12 +30,6 @@ from fl_strategies.protocols import Array, FloatArray
 _SEARCH_CANDIDATES = 256
 
 
-def bounded_range_zcdp(eta: float) -> float:
-    """Return rho of a mechanism of range `eta`, ``eta**2 / 8``; composes adaptively."""
-    check_loss("bounded_range_zcdp", "eta", eta)
-    return eta * eta / 8
-
-
 def _worst_pair(
     eta: float, count: int, epsilon: float, index: Array
 ) -> tuple[FloatArray, FloatArray]:
@@ -91,7 +85,7 @@ def _full_delta(eta: float, count: int, epsilon: float, floor: float) -> float:
 def bounded_range_optimal_delta(eta: float, count: int, epsilon: float) -> float:
     """Return the exact delta at `epsilon` of `count` mechanisms of range `eta`.
 
-    The mechanisms and their inputs must be fixed in advance; see `bounded_range_zcdp`.
+    The mechanisms and their inputs must be fixed in advance.
     """
     owner = "bounded_range_optimal_delta"
     check_loss(owner, "eta", eta)
@@ -109,7 +103,7 @@ def bounded_range_optimal(eta: float, count: int, delta: float) -> float:
     """Return the exact epsilon at `delta` of `count` mechanisms of range `eta`.
 
     Optimal when the queries are fixed before the first answer. If later queries depend
-    on earlier answers it is too small: compose `bounded_range_zcdp` instead.
+    on earlier answers it is too small: compose the ``eta**2 / 8`` of zCDP instead.
 
     Examples
     --------

@@ -15,13 +15,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from fl_strategies.privacy._numeric import (
-    check_count,
-    check_delta,
-    check_loss,
-    check_positive,
-    smallest_epsilon,
-)
+from fl_strategies.privacy._numeric import check_delta, check_loss, smallest_epsilon
 from fl_strategies.protocols import Array, FloatArray
 
 
@@ -79,18 +73,3 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     while excess(lower) > 0:
         lower /= 2
     return float(brentq(excess, lower, upper, xtol=1e-300, rtol=1e-14))
-
-
-def gaussian_sigma(
-    epsilon: float, delta: float, *, sensitivity: float = 1.0, count: int = 1
-) -> float:
-    """Return the least standard deviation for `count` releases within (epsilon, delta).
-
-    Examples
-    --------
-    >>> round(gaussian_sigma(8.0, 1e-5, sensitivity=2**0.5, count=100_000), 3)
-    268.431
-    """
-    check_positive("gaussian_sigma", "sensitivity", sensitivity)
-    check_count("gaussian_sigma", "count", count)
-    return sensitivity * math.sqrt(count) / gaussian_mu(epsilon, delta)

@@ -1,9 +1,9 @@
-"""Noisy max with Gaussian noise (GNMax) and its threshold variant (Confident-GNMax).
+"""Noisy max with Gaussian noise (GNMax), and the threshold test of Confident-GNMax.
 
 One neighbour moves ``splits`` votes from one class to another, an L2 distance of
-``splits * sqrt(2)``; the leading count moves by at most ``splits``. The data-independent
-cost may be published; the functions that take votes return private numbers that bound the
-divergence of the true votes from neighbouring ones, not the reverse.
+``splits * sqrt(2)``; the leading count moves by at most ``splits``. The functions that
+take votes return private numbers that bound the divergence of the true votes from
+neighbouring ones, not the reverse.
 
 References
 ----------
@@ -16,31 +16,16 @@ import math
 import numpy as np
 from scipy.special import log_ndtr
 
-from fl_strategies.exceptions import require, require_data
+from fl_strategies.exceptions import require
 from fl_strategies.privacy._numeric import (
     check_count,
     check_positive,
     check_votes,
     log1mexp,
-    log_sum_over_rivals,
+    log_union_bound,
     total_over_queries,
 )
-from fl_strategies.privacy.renyi import rdp_of_gaussian
 from fl_strategies.protocols import Array, FloatArray
-
-
-def gnmax_mu(sigma: float, queries: int, splits: int = 1) -> float:
-    """Return mu of `queries` GNMax answers, to be read by `gaussian_epsilon`.
-
-    Examples
-    --------
-    >>> round(gnmax_mu(40.0, 100), 6)
-    0.353553
-    """
-    check_positive("gnmax_mu", "sigma", sigma)
-    check_count("gnmax_mu", "queries", queries)
-    check_count("gnmax_mu", "splits", splits, least=1)
-    return splits * math.sqrt(2 * queries) / sigma
 
 
 def log_error_probability_gaussian(votes: Array, sigma: float) -> FloatArray:
@@ -60,7 +45,7 @@ def log_error_probability_gaussian(votes: Array, sigma: float) -> FloatArray:
     """
     check_positive("log_error_probability_gaussian", "sigma", sigma)
     check_votes("log_error_probability_gaussian", votes)
-    return log_sum_over_rivals(
+    return log_union_bound(
         votes, lambda gap: np.asarray(log_ndtr(-gap / (sigma * math.sqrt(2))))
     )
 
@@ -164,69 +149,3 @@ def threshold_rdp(
     log_q = log_ndtr(-np.abs(lead - threshold) / sigma)
     # The lead moves by one vote where two counts of GNMax move: sqrt(2) times the noise.
     return gaussian_error_rdp(log_q, relative * math.sqrt(2), orders)
-
-
-def confident_gnmax_rdp(
-    queries: int,
-    answers: int,
-    *,
-    threshold_sigma: float,
-    sigma: float,
-    orders: Array,
-    splits: int = 1,
-) -> FloatArray:
-    """Return the data-independent curve of Confident-GNMax, which may be published.
-
-    Parameters
-    ----------
-    queries : int
-        Every query pays for its threshold test.
-    answers : int
-        The most labels given. It must be a limit fixed beforehand at which labelling
-        stops: how many pass the test is random, and is itself learnt from the votes.
-    threshold_sigma, sigma : float
-        Deviations of the noise in the test and in the answer.
-    orders : (num_orders,)
-    splits : int
-
-    Returns
-    -------
-    rdp : (num_orders,)
-    """
-    owner = "confident_gnmax_rdp"
-    check_count(owner, "queries", queries)
-    check_count(owner, "answers", answers)
-    require(answers <= queries, owner, "answers", f"at most {queries}, the queries", answers)
-    check_positive(owner, "threshold_sigma", threshold_sigma)
-    relative, orders = _relative(owner, sigma, splits, orders)
-    test = queries * rdp_of_gaussian(threshold_sigma / splits, orders)
-    return np.asarray(test + answers * rdp_of_gaussian(relative / math.sqrt(2), orders))
-
-
-def confident_gnmax_data_dependent_rdp(
-    votes: Array,
-    answered: Array,
-    *,
-    threshold: float,
-    threshold_sigma: float,
-    sigma: float,
-    orders: Array,
-    splits: int = 1,
-) -> FloatArray:
-    """Add up the data-dependent curves of Confident-GNMax: private, do not publish.
-
-    Parameters
-    ----------
-    votes : (num_queries, num_classes)
-    answered : (num_queries,) of bool
-        Which queries passed the test and were labelled.
-
-    Returns
-    -------
-    rdp : (num_orders,)
-    """
-    owner = "confident_gnmax_data_dependent_rdp"
-    fits = answered.dtype == np.bool_ and answered.shape == votes.shape[:1]
-    require_data(fits, owner, "answered", "one bool per query", answered.shape)
-    test = threshold_rdp(votes, threshold_sigma, threshold, orders, splits)
-    return test + gnmax_rdp(votes[answered], sigma, orders, splits)

@@ -40,7 +40,7 @@ from fl_strategies.durable import (
     sync_folder,
     write_through,
 )
-from fl_strategies.exceptions import InvalidData, StrategyError, require
+from fl_strategies.exceptions import CorruptJournal, InvalidData, JournalUnavailable, require
 from fl_strategies.party import content_hash
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import Unit, event_from_json, event_to_json
@@ -55,14 +55,6 @@ _OWNER = "PartyJournal"
 _HEAD = b'{"checksum":"'
 _DIGITS = slice(len(_HEAD), len(_HEAD) + 64)
 _BODY = slice(_DIGITS.stop + 2, -1)
-
-
-class CorruptJournal(InvalidData):
-    """A journal is not as it was written, so the budget that is left is unknown."""
-
-
-class JournalUnavailable(StrategyError, OSError):
-    """The disk did not take the line, so nothing may leave the party."""
 
 
 def data_fingerprint(x: Array, y: Array) -> str:

@@ -6,9 +6,8 @@ of this package. One call is one batch whose queries were fixed before its first
 between calls anything may depend on what was released before.
 """
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 from flwr.serverapp import PrivacySpent
@@ -26,20 +25,14 @@ from fl_strategies.privacy.accountant import Claim, Entry
 from fl_strategies.privacy.events import (
     MOST,
     UNITS,
-    DPSGDEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    NoisyMaxEvent,
-    NonPrivateEvent,
     PrivacyEvent,
-    SubsampleEvent,
-    ThresholdEvent,
     Unit,
     check_event,
     event_from_json,
     event_to_json,
     loss_of,
 )
+from fl_strategies.privacy.statement import statement_of
 
 SCHEMA = 1
 _OWNER = "PrivacyLedger"
@@ -47,10 +40,6 @@ _STATE_KEYS = {
     "schema", "unit", "delta", "max_epsilon", "audience", "num_records", "num_parties",
     "entries",
 }  # fmt: skip
-
-# Beyond this the factor exp(epsilon) exceeds twenty thousand.
-_LARGE_EPSILON = 10
-_FEW_PARTIES = 50
 
 
 @dataclass(frozen=True)
@@ -125,6 +114,11 @@ class PrivacyLedger:
         """How many releases are in the ledger."""
         return sum(tally.count for tally in self._tallies.values())
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether anything could depend on an earlier answer: more than one batch."""
+        return _adaptive(self._tallies)
+
     def _extended(self, charges: Iterable[Entry]) -> dict[PrivacyEvent, _Tally]:
         tallies = dict(self._tallies)
         for event, count in charges:
@@ -185,7 +179,7 @@ class PrivacyLedger:
 
     def get_delta(self, epsilon: float) -> float:
         """Return the smallest delta at which `epsilon` is proved."""
-        return accountant.delta_at(self.entries, epsilon, adaptive=_adaptive(self._tallies))
+        return accountant.delta_at(self.entries, epsilon, adaptive=self.adaptive)
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
         """Return the claim in Flower's words."""
@@ -198,7 +192,7 @@ class PrivacyLedger:
     def bounds(self, delta: float | None = None) -> Mapping[str, float | None]:
         """Return epsilon by every method, None where one does not apply."""
         asked = self.delta if delta is None else delta
-        return accountant.bounds(self.entries, asked, adaptive=_adaptive(self._tallies))
+        return accountant.bounds(self.entries, asked, adaptive=self.adaptive)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as plain strings and numbers, fit for JSON."""
@@ -251,63 +245,10 @@ class PrivacyLedger:
 
     def statement(self) -> str:
         """Return who is protected against whom, by which numbers, and what is not covered."""
-        claim = self.claim()
-        lines = [
-            f"Protected: {_PROTECTED[self.unit]}",
-            f"Against: {self.audience}.",
-            f"Guarantee: {self._guarantee(claim)}",
-            f"Releases: {_describe_all(self.entries)}",
-            *(f"Not covered: {sentence}" for sentence in _not_covered(self.unit)),
-            *(f"Warning: {sentence}" for sentence in self._warnings(claim)),
-        ]
-        return "\n".join(lines)
-
-    def _guarantee(self, claim: Claim) -> str:
-        if not self._tallies:
-            return "nothing has been released, so nothing has been revealed."
-        if math.isinf(claim.epsilon):
-            return f"none, because {claim.reason}."
-        relations = {event.relation for event, _ in self.entries}
-        change = _CHANGED[relations.pop() if len(relations) == 1 else "replace-one"]
-        epsilon = math.ceil(claim.epsilon * 1000) / 1000
-        return (
-            f"differential privacy with epsilon {epsilon:g} and delta {claim.delta:g}, proved "
-            f"by the method {claim.method!r} without looking at the data. This means: "
-            f"{change.format(unit=_NOUN[self.unit])}, the chance of any conclusion from what "
-            f"was released would change by a factor of at most {_factor(epsilon)}, except for "
-            f"a chance of {claim.delta:g}."
-        )
-
-    def _warnings(self, claim: Claim) -> Iterable[str]:
-        if any(event.seeded for event, _ in self.entries):
-            yield self._seeded_warning()
-        population = self.num_records if self.unit == "example" else self.num_parties
-        if population is not None and self.delta >= 1 / population:
-            yield (
-                f"delta {self.delta:g} is not below 1 / {population}: publishing one "
-                f"{_NOUN[self.unit]} at random would satisfy it."
-            )
-        if _LARGE_EPSILON < claim.epsilon < math.inf:
-            yield f"an epsilon above {_LARGE_EPSILON} gives little protection."
-        few = self.num_parties is not None and self.num_parties < _FEW_PARTIES
-        if few and self.unit == "party":
-            yield (
-                f"with {self.num_parties} parties, fewer than {_FEW_PARTIES}, no noise hides a "
-                f"party and keeps the answers useful."
-            )
-
-    def _seeded_warning(self) -> str:
-        secret = [(replace(event, seeded=False), count) for event, count in self.entries]
-        adaptive = _adaptive(self._tallies)
-        ideal = accountant.claim(secret, self.delta, adaptive=adaptive).epsilon
-        return (
-            "seeded: not private. The noise can be computed again by whoever knows the seed; "
-            f"with secret noise epsilon would be {ideal:.4g}."
-        )
+        return statement_of(self)
 
 
 def _adaptive(tallies: Mapping[PrivacyEvent, _Tally]) -> bool:
-    """Return whether anything could depend on an earlier answer: more than one batch."""
     noisy = [t.batches for event, t in tallies.items() if loss_of(event).mu is None]
     return sum(noisy) > 1
 
@@ -343,55 +284,3 @@ def _read_tally(entry: object) -> tuple[PrivacyEvent, _Tally]:
             rule = f"a whole number from 1 to {MOST}"
             raise InvalidData(f"{_OWNER}: {name} must be {rule}, got {value!r}.")
     return event_from_json(entry["event"]), _Tally(entry["count"], entry["batches"])
-
-
-_NOUN: Mapping[str, str] = {"party": "party", "example": "record"}
-_PROTECTED: Mapping[str, str] = {
-    "party": "each party as a whole, with all its records.",
-    "example": "each single record of a party.",
-}
-_CHANGED: Mapping[str, str] = {
-    "replace-one": "had one {unit} been replaced by any other",
-    "add-remove-one": "had one {unit} been left out or added",
-}
-_WORDS: Mapping[type[PrivacyEvent], str] = {
-    NoisyMaxEvent: "label by noisy max ({0.noise} noise of scale {0.scale:g}, sensitivity "
-    "{0.sensitivity:g}, {0.num_classes} classes)",
-    ThresholdEvent: "test of agreement (gaussian noise of scale {0.scale:g})",
-    LaplaceEvent: "vector (laplace noise of scale {0.scale:g})",
-    GaussianEvent: "vector (gaussian noise of scale {0.scale:g})",
-    SubsampleEvent: "secret sample of {0.samples} of {0.records} records",
-    DPSGDEvent: "training by DP-SGD ({0.steps} steps, noise multiplier "
-    "{0.noise_multiplier:g}, batches of {0.batch_size} of {0.records} records)",
-    NonPrivateEvent: "release without protection ({0.reason})",
-}
-
-
-def _factor(epsilon: float) -> str:
-    return f"{math.exp(epsilon):.3g}" if epsilon < 100 else f"exp({epsilon:g})"
-
-
-def _not_covered(unit: Unit) -> Iterable[str]:
-    yield "anything that left without being entered here."
-    yield (
-        "figures computed from private data and reported beside the releases, such as "
-        "accuracies, agreement of votes, training times or a data-dependent epsilon."
-    )
-    yield "rows held out for testing, wherever results on them are reported."
-    yield "settings that were chosen by trying them on private data."
-    yield (
-        "how many parties, records and classes there are, and how many records of each "
-        "class where that is reported: these are taken as public."
-    )
-    if unit == "example":
-        yield (
-            "people with several records, whose losses add up, also over several parties: "
-            "with k records epsilon counts k times."
-        )
-    else:
-        yield "people whose data several parties hold: their losses add up."
-
-
-def _describe_all(entries: Iterable[Entry]) -> str:
-    parts = [f"{count} x {_WORDS[type(event)].format(event)}" for event, count in entries]
-    return "; ".join(parts) + "." if parts else "none."

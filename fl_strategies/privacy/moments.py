@@ -1,4 +1,4 @@
-"""The moments accountant of FedKT and PATE for noisy max with Laplace noise.
+"""The moments accountant of FedKT and PATE for noisy max with Laplace or Gumbel noise.
 
 The l-th moment is l times the Renyi divergence of order l + 1. The data-independent
 bound may be published. The data-dependent one is smaller where the teachers agree, but it
@@ -7,7 +7,9 @@ is itself computed from private votes, and it bounds the divergence in one direc
 
 ``splits`` is the number of votes by which one neighbour changes a count: s for a party at
 level L1, 1 for a record at level L2 (whose releases number s times the queries), t for a
-party at level L2. Each query is then ``2 * splits * gamma``-differentially private.
+party at level L2. Each query is then ``2 * splits * gamma``-differentially private, with
+either noise; that, and the chance that the leading class is not answered, is all that the
+data-dependent theorem asks for.
 
 References
 ----------
@@ -29,9 +31,11 @@ from fl_strategies.privacy._numeric import (
     check_votes,
     log1mexp,
     log_sum_over_rivals,
+    log_union_bound,
     total_over_queries,
 )
-from fl_strategies.privacy.renyi import rdp_of_pure, rdp_to_epsilon
+from fl_strategies.privacy.events import Loss
+from fl_strategies.privacy.renyi import rdp_of_pure, rdp_of_zcdp, rdp_to_epsilon
 from fl_strategies.protocols import Array, FloatArray
 
 Bound: TypeAlias = Literal["tight", "paper"]
@@ -74,7 +78,21 @@ def log_error_probability(votes: Array, gamma: float) -> FloatArray:
         x = gamma * gap
         return np.asarray(np.log1p(x / 2) - math.log(2) - x)
 
-    return log_sum_over_rivals(votes, log_chance)
+    return log_union_bound(votes, log_chance)
+
+
+def log_error_probability_gumbel(votes: Array, gamma: float) -> FloatArray:
+    """Return the same for Gumbel noise of scale ``1 / gamma``, exactly: a softmax of votes.
+
+    Examples
+    --------
+    >>> log_error_probability_gumbel(np.array([[40, 10]]), 0.1).round(6)
+    array([-3.048587])
+    """
+    check_positive("log_error_probability_gumbel", "gamma", gamma)
+    check_votes("log_error_probability_gumbel", votes)
+    rivals = log_sum_over_rivals(votes, lambda gap: np.asarray(-gamma * gap))
+    return np.asarray(-np.logaddexp(0.0, -rivals))
 
 
 def _epsilon_of_query(owner: str, gamma: float, splits: int) -> float:
@@ -190,7 +208,13 @@ def data_dependent_moments(
     epsilon0 = _epsilon_of_query(owner, gamma, splits)
     moments = _check_moments(owner, orders)
     log_q = log_error_probability(votes, gamma)
-    cap = _data_independent(epsilon0, moments, bound)
+    return _total(log_q, epsilon0, moments, _data_independent(epsilon0, moments, bound))
+
+
+def _total(
+    log_q: FloatArray, epsilon0: float, moments: FloatArray, cap: FloatArray
+) -> FloatArray:
+    """Add up the moments of queries that err with chance q and cost at most `cap`."""
     sure = log_q < -np.logaddexp(0.0, epsilon0)
 
     def curve(log_q: FloatArray) -> FloatArray:
@@ -227,4 +251,38 @@ def data_dependent_epsilon(
     pure = len(votes) * _epsilon_of_query("data_dependent_epsilon", gamma, splits)
     if bound == "paper":
         return min(pure, moments_to_epsilon(moments, total, delta))
+    return min(pure, rdp_to_epsilon(moments + 1, total / moments, delta))
+
+
+def gumbel_data_dependent_moments(
+    votes: Array, gamma: float, splits: int = 1, orders: Array | None = None
+) -> FloatArray:
+    """Add up the data-dependent moments of Gumbel noise: private, do not publish.
+
+    Parameters are those of `data_dependent_moments`. Where the votes do not help, a query
+    costs what pure privacy or the bounded range allow, whichever is less.
+    """
+    owner = "gumbel_data_dependent_moments"
+    epsilon0 = _epsilon_of_query(owner, gamma, splits)
+    moments = _check_moments(owner, orders)
+    ranged = moments * rdp_of_zcdp(Loss(spread=epsilon0).rho, moments + 1)
+    cap = np.minimum(_data_independent(epsilon0, moments, "tight"), ranged)
+    return _total(log_error_probability_gumbel(votes, gamma), epsilon0, moments, cap)
+
+
+def gumbel_data_dependent_epsilon(
+    votes: Array, gamma: float, splits: int = 1, *, delta: float
+) -> float:
+    """Return the data-dependent epsilon of Gumbel noise: private, do not publish.
+
+    Examples
+    --------
+    >>> votes = np.tile([50, 0], (40, 1))
+    >>> round(gumbel_data_dependent_epsilon(votes, 0.1, delta=1e-5), 6)
+    0.891386
+    """
+    check_delta("gumbel_data_dependent_epsilon", delta)
+    moments = default_moments()
+    total = gumbel_data_dependent_moments(votes, gamma, splits)
+    pure = len(votes) * _epsilon_of_query("gumbel_data_dependent_epsilon", gamma, splits)
     return min(pure, rdp_to_epsilon(moments + 1, total / moments, delta))

@@ -7,6 +7,7 @@ how often randomised response was repeated (0.080 instead of 1.932 for forty tim
 
 import importlib
 import math
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -27,51 +28,17 @@ def _distributions(owner: str) -> Any:
         raise MissingExtra(owner, "dp-accounting", "accounting") from error
 
 
-def _epsilon(distribution: Any, count: int, delta: float) -> float:
-    return float(distribution.self_compose(count).get_epsilon_for_delta(delta))
-
-
-def laplace_pld_epsilon(epsilon0: float, count: int, delta: float) -> float:
-    """Return epsilon of `count` Laplace releases of one number each.
-
-    Parameters
-    ----------
-    epsilon0 : float
-        Sensitivity divided by the scale of the noise, of each release.
-    count : int
-    delta : float
-    """
-    owner = "laplace_pld_epsilon"
-    check_positive(owner, "epsilon0", epsilon0)
-    check_count(owner, "count", count)
-    check_delta(owner, delta)
-    distributions = _distributions(owner)
-    if count == 0:
-        return 0.0
-    interval = min(_INTERVAL, epsilon0 / _POINTS_PER_EVENT)
-    single = distributions.from_laplace_mechanism(
-        1 / epsilon0, value_discretization_interval=interval
-    )
-    return _epsilon(single, count, delta)
-
-
-def gaussian_pld_epsilon(noise_multiplier: float, count: int, delta: float) -> float:
-    """Return epsilon of `count` Gaussian releases.
-
-    A second route to `gaussian_epsilon`, which is exact and faster.
-    """
-    owner = "gaussian_pld_epsilon"
-    check_positive(owner, "noise_multiplier", noise_multiplier)
-    check_count(owner, "count", count)
-    check_delta(owner, delta)
-    distributions = _distributions(owner)
-    if count == 0:
-        return 0.0
-    # Gaussian releases compose to one; a grid would lose digits with every step.
-    single = distributions.from_gaussian_mechanism(
-        noise_multiplier / math.sqrt(count), value_discretization_interval=_INTERVAL
-    )
-    return _epsilon(single, 1, delta)
+@lru_cache(maxsize=16)
+def sgd_distribution(runs: tuple[tuple[float, float, int], ...]) -> Any:
+    """Compose runs of DP-SGD, each a noise multiplier, the chance of a record, and steps."""
+    distributions = _distributions("DPSGDEvent")
+    composed = [
+        distributions.from_gaussian_mechanism(
+            noise, sampling_prob=chance, value_discretization_interval=_INTERVAL
+        ).self_compose(steps)
+        for noise, chance, steps in runs
+    ]
+    return reduce(lambda total, run: total.compose(run), composed)
 
 
 def dpsgd_epsilon(
@@ -96,15 +63,12 @@ def dpsgd_epsilon(
     check_count(owner, "steps", steps)
     check_positive(owner, "noise_multiplier", noise_multiplier)
     check_delta(owner, delta)
-    distributions = _distributions(owner)
+    # Asked for here, so that the error of a missing package names this function.
+    _distributions(owner)
     if steps == 0:
         return 0.0
-    single = distributions.from_gaussian_mechanism(
-        noise_multiplier,
-        sampling_prob=batch / records,
-        value_discretization_interval=_INTERVAL,
-    )
-    return _epsilon(single, steps, delta)
+    distribution = sgd_distribution(((noise_multiplier, batch / records, steps),))
+    return float(distribution.get_epsilon_for_delta(delta))
 
 
 def _chance_of_first(gap: FloatArray) -> FloatArray:
@@ -159,4 +123,5 @@ def two_class_laplace_epsilon(
     pmf = distributions.pld_pmf.create_pmf_pessimistic_connect_dots(
         interval, losses, _worst_deltas(losses * interval, step, num_voters)
     )
-    return _epsilon(distributions.PrivacyLossDistribution(pmf), queries, delta)
+    composed = distributions.PrivacyLossDistribution(pmf).self_compose(queries)
+    return float(composed.get_epsilon_for_delta(delta))

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from fl_strategies.exceptions import require
-from fl_strategies.privacy._numeric import check_delta, check_loss, check_positive
+from fl_strategies.privacy._numeric import check_delta, check_loss
 from fl_strategies.protocols import Array, FloatArray
 
 # sinh overflows near 710; logarithms of sums take over long before that.
@@ -84,19 +84,6 @@ def rdp_of_zcdp(rho: float, orders: Array) -> FloatArray:
     check_loss("rdp_of_zcdp", "rho", rho)
     _check_orders("rdp_of_zcdp", orders)
     return np.asarray(rho * np.asarray(orders, dtype=float))
-
-
-def rdp_of_gaussian(noise_multiplier: float, orders: Array) -> FloatArray:
-    """Return the curve of Gaussian noise, shape of `orders`.
-
-    Parameters
-    ----------
-    noise_multiplier : float
-        Standard deviation of the noise divided by the L2 sensitivity.
-    orders : array
-    """
-    check_positive("rdp_of_gaussian", "noise_multiplier", noise_multiplier)
-    return rdp_of_zcdp(0.5 / noise_multiplier**2, orders)
 
 
 def _check_curve(owner: str, orders: Array, rdp: Array) -> tuple[FloatArray, FloatArray]:
@@ -169,10 +156,3 @@ def zcdp_to_epsilon(rho: float, delta: float) -> float:
         options={"xatol": 1e-9},
     )  # fmt: skip
     return float(best.fun)
-
-
-def zcdp_to_epsilon_simple(rho: float, delta: float) -> float:
-    """Return ``rho + 2 sqrt(rho log(1 / delta))``, the textbook conversion; never smaller."""
-    check_loss("zcdp_to_epsilon_simple", "rho", rho)
-    check_delta("zcdp_to_epsilon_simple", delta)
-    return rho + 2 * math.sqrt(rho * -math.log(delta))

@@ -10,14 +10,14 @@ from fl_strategies import keys
 from fl_strategies.knowledge import Metrics
 from fl_strategies.party import Party
 from fl_strategies.privacy.accountant import Entry, claim
-from fl_strategies.privacy.composition import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.privacy.gnmax import gnmax_rdp
+from fl_strategies.privacy.gnmax import gnmax_rdp, threshold_rdp
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.mechanisms import NoisyMax
-from fl_strategies.privacy.moments import data_dependent_epsilon
+from fl_strategies.privacy.mechanisms import ConfidentNoisyMax
+from fl_strategies.privacy.moments import data_dependent_epsilon, gumbel_data_dependent_epsilon
+from fl_strategies.privacy.renyi import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.votes import VoteMechanism
-from fl_strategies.protocols import IntArray, Learner
+from fl_strategies.protocols import Array, Learner, events_of
 
 DEFAULT_DELTA = 1e-5
 _SPENT = "privacy-spent"
@@ -83,7 +83,7 @@ def training_charges(teachers: Sequence[Learner], num_splits: int) -> Sequence[E
     An example is in one teacher of each split: the dearest teacher of a split counts, and
     splits add up.
     """
-    spent: list[Sequence[Entry]] = [getattr(t, "privacy_events", ()) for t in teachers]
+    spent = [events_of(teacher) for teacher in teachers]
     if not all(spent):
         return ()
     size = len(spent) // num_splits
@@ -103,16 +103,22 @@ def privacy_metrics(*, party: PrivacyLedger, example: PrivacyLedger) -> Metrics:
     }
 
 
-def data_dependent_figure(mechanism: VoteMechanism, votes: IntArray, delta: float) -> float:
-    """Return epsilon as these very votes would have it; NaN where no such bound is known.
+def data_dependent_figure(mechanism: VoteMechanism, votes: Array, delta: float) -> float:
+    """Return epsilon as these very votes would have it.
 
     It is smaller where voters agree, but it is itself computed from private votes: a
     diagnostic for whoever may see the votes, not a guarantee and not to be published.
     """
-    splits = int(mechanism.sensitivity)
-    if not isinstance(mechanism, NoisyMax) or mechanism.noise == "gumbel":
-        return math.nan
-    if mechanism.noise == "laplace":
-        return data_dependent_epsilon(votes, 1 / mechanism.scale, splits, delta=delta)
+    # What is proved for more votes that move holds for fewer.
+    splits, scale = math.ceil(mechanism.sensitivity), mechanism.scale
+    if mechanism.event.noise == "laplace":
+        return data_dependent_epsilon(votes, 1 / scale, splits, delta=delta)
+    if mechanism.event.noise == "gumbel":
+        return gumbel_data_dependent_epsilon(votes, 1 / scale, splits, delta=delta)
     orders = default_orders()
-    return rdp_to_epsilon(orders, gnmax_rdp(votes, mechanism.scale, orders, splits), delta)
+    rdp = gnmax_rdp(votes, scale, orders, splits)
+    if isinstance(mechanism, ConfidentNoisyMax):
+        # A row that is not answered is one whose label was drawn and thrown away.
+        noise, threshold = mechanism.threshold_scale, mechanism.threshold
+        rdp = rdp + threshold_rdp(votes, noise, threshold, orders, splits)
+    return rdp_to_epsilon(orders, rdp, delta)

@@ -16,6 +16,7 @@ import numpy as np
 from flwr.app import Context
 
 from clients.app import client_app
+from clients.kept_run import forget_oldest
 from fl_strategies import Learner, Party, PortableLearner, keys
 from fl_strategies.durable import make_folder, replace_file
 from fl_strategies.exceptions import InvalidData, StrategyError, require
@@ -53,19 +54,8 @@ MODEL_SETTINGS: Final = (
 
 
 def load_party(context: Context) -> Party:
-    """Build the party of this node.
-
-    What is wrong with its files or settings is in its own log only: the sentence may name
-    paths and columns, and an error reply goes to the server.
-    """
-    try:
-        return build_party(context.node_config, run=str(context.run_id))
-    except (StrategyError, OSError) as error:
-        logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
-    raise InvalidData(
-        "Party: its files and node-config must be complete and fit each other, got others. "
-        "Its own log says what is wrong."
-    )
+    """Build the party of this node."""
+    return build_party(context.node_config, run=str(context.run_id))
 
 
 def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
@@ -115,6 +105,11 @@ def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:
     require(number_of_party >= 0, OWNER, keys.PARTITION_ID, "at least 0", number_of_party)
     limit = float(config["max-epsilon"])
     require(limit >= 0, OWNER, "max-epsilon", "at least 0 (0: no limit)", limit)
+    for key in ("data-file", "public-file", "test-file", "state-dir"):
+        path = Path(str(config[key])).expanduser()
+        # Elsewhere started, a SuperNode would find another journal there, with a new budget.
+        whole = not config[key] or path.is_absolute()
+        require(whole, OWNER, key, "an absolute path", str(path))
     kept = bool(config["state-dir"]) or not limit
     require(kept, OWNER, "state-dir", "given with max-epsilon", config["state-dir"])
     return config
@@ -154,6 +149,7 @@ def save_model(model: Learner, party: Party, context: Context) -> None:
         np.savez_compressed(file, **model.to_arrays())  # type: ignore[arg-type]
         make_folder(path.parent)
         replace_file(path, file.getvalue())
+        forget_oldest(path.parent, "model-*.npz")
     except StrategyError as error:  # models without an array form
         logger.info("%s", error)
     except OSError as error:

@@ -209,7 +209,7 @@ class Deployment(SuperLink):
     ) -> dict[str, Any]:
         """Run a strategy with `flwr run` and return the result that the server wrote."""
         run_id = self.submit(settings)
-        limit = timeout or settings.max_wait + settings.timeout
+        limit = timeout or settings.longest_run
         status = self.wait_for_run(run_id, limit, show_log=show_log)
         if not status.completed:
             raise FlowerRunFailed(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -106,6 +108,22 @@ def test_a_foreign_error_keeps_its_text_at_home(caplog: pytest.LogCaptureFixture
 
     assert reason(reply) == "KeyError in the party's own code; its log has the details."
     assert "Ms. Doe" in caplog.text
+
+
+def test_what_is_wrong_with_private_records_stays_at_home(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error of this package about a party's data names rows and values."""
+
+    def load(context: Context) -> Party:
+        party = load_toy_party(context)
+        return replace(party, y=np.where(np.arange(len(party.y)) == 7, 4711, party.y))
+
+    message = Message(RecordDict({keys.CONFIG: config()}), dst_node_id=2, message_type="train")
+    reply = client_app(load)(message, context())
+
+    assert reason(reply) == "PartyNotLoaded in the party's own code; its log has the details."
+    assert "4711" in caplog.text
 
 
 def test_a_party_measures_the_model_on_its_own_rows() -> None:

@@ -14,12 +14,7 @@ from clients.kernel_learner import Kernel, KernelRidgeLearner, RidgeLearner
 from clients.scores import ScoreLearner, targets_of
 from clients.soft_trees import XGBoostScores
 from clients.tabular import MIN_PROBABILITY
-from fl_strategies.exceptions import (
-    InvalidData,
-    InvalidParameter,
-    KnowledgeMismatch,
-    NotFitted,
-)
+from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch, NotFitted
 from fl_strategies.protocols import Array, Link, PortableLearner, Recipe, SoftLearner
 from fl_strategies.tasks import Task, quality
 

@@ -544,8 +544,8 @@ def test_a_missing_package_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     """Without scikit-learn or skops the import says what to install."""
-    for module in ("clients.sklearn_learner", "clients.sklearn_arrays"):
-        monkeypatch.delitem(sys.modules, module)
+    for module in ("sklearn_learner", "sklearn_archive", "sklearn_arrays"):
+        monkeypatch.delitem(sys.modules, f"clients.{module}")
     monkeypatch.setitem(sys.modules, package, None)
 
     with pytest.raises(MissingExtra, match=r"fl-strategies\[sklearn\]"):

@@ -15,33 +15,7 @@ from sklearn.datasets import load_iris
 
 from clients.ubjson import decode
 from fl_strategies.exceptions import KnowledgeMismatch
-
-
-def text(value: str) -> bytes:
-    raw = value.encode()
-    return b"L" + struct.pack(">q", len(raw)) + raw
-
-
-def encode(value: Any) -> bytes:
-    """Write a value as XGBoost would, to have something to read back."""
-    match value:
-        case None:
-            return b"Z"
-        case bool():
-            return b"T" if value else b"F"
-        case int():
-            return b"L" + struct.pack(">q", value)
-        case float():
-            return b"D" + struct.pack(">d", value)
-        case str():
-            return b"S" + text(value)
-        case list():
-            count = b"[#L" + struct.pack(">q", len(value))
-            return count + b"".join(encode(item) for item in value)
-        case dict():
-            items = b"".join(text(key) + encode(item) for key, item in value.items())
-            return b"{" + items + b"}"
-    raise TypeError(type(value))
+from tests.clients.ubjson_writer import encode, text
 
 
 def booster(num_class: int) -> xgboost.Booster:

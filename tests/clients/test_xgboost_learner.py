@@ -3,7 +3,6 @@
 import importlib
 import json
 import math
-import struct
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +25,7 @@ from fl_strategies.exceptions import (
     NotFitted,
 )
 from fl_strategies.protocols import Array, IntArray, PortableLearner
+from tests.clients.ubjson_writer import encode
 
 DIGITS = load_digits(return_X_y=True)
 NUM_CLASSES = 10
@@ -215,37 +215,6 @@ def test_a_model_predicts_the_same_to_the_bit_after_travel(
     assert np.array_equal(sender.predict(x), twin.predict(x))
     assert np.array_equal(sender.logits(x), twin.logits(x))
     assert np.array_equal(sender.to_arrays()["booster"], twin.to_arrays()["booster"])
-
-
-def encode(value: Any) -> bytes:
-    """Write decoded UBJSON again, typed arrays included."""
-    match value:
-        case None:
-            return b"Z"
-        case bool():
-            return b"T" if value else b"F"
-        case int():
-            return b"L" + struct.pack(">q", value)
-        case float():
-            return b"D" + struct.pack(">d", value)
-        case str():
-            return b"S" + key(value)
-        case np.ndarray():
-            marker = {"i1": b"i", "u1": b"U", "i4": b"l", "i8": b"L", "f4": b"d", "f8": b"D"}
-            wire = value.astype(value.dtype.newbyteorder(">")).tobytes()
-            count = struct.pack(">q", len(value))
-            return b"[$" + marker[value.dtype.str[1:]] + b"#L" + count + wire
-        case list():
-            return b"[" + b"".join(encode(item) for item in value) + b"]"
-        case dict():
-            items = b"".join(key(name) + encode(item) for name, item in value.items())
-            return b"{" + items + b"}"
-    raise TypeError(type(value))
-
-
-def key(value: str) -> bytes:
-    raw = value.encode()
-    return b"L" + struct.pack(">q", len(raw)) + raw
 
 
 SENT = fitted([3, 8, 9]).to_arrays()

@@ -69,7 +69,7 @@ def test_twenty_supernodes_end_well(tmp_path: Path, measured: Measured) -> None:
 
     assert report["rejected"] == {}
     assert [party["partition-id"] for party in report["parties"]] == list(range(NUM_PARTIES))
-    assert report["rounds"][0]["evaluate"] is not None
+    assert report["rounds"][0]["evaluate"] != {}
     check_journals(prepared, report)
     measured(
         "20 SuperNodes",

@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients import SklearnLearner, client_app
+from clients.kept_run import MAX_RUNS
 from fl_strategies import KnowledgeStrategy, Party, keys
+from fl_strategies._compat import assign_message_id, claim_task_identity
 from fl_strategies.exceptions import InvalidData, InvalidParameter, NotFitted
 from simulations.client_app import app as simulated_app
 from simulations.config import Settings, Value
 from simulations.deploy.__main__ import main
 from simulations.deploy.app_folder import write_app
+from simulations.deploy.client_app import app as deployed_app
 from simulations.deploy.client_app import build_party, load_party, save_model
 from simulations.deploy.credentials import CredentialsFailed, make_certificates, make_node_key
 from simulations.deploy.data import (
@@ -192,7 +195,9 @@ def test_the_run_cannot_change_a_party(node_config: dict[str, Value], tmp_path: 
         ({"learner": ""}, "learner must be given"),
         ({"learner": "crystal-ball"}, "learner must be one of random-forest"),
         ({"learner": "no_such_module:make"}, "learner must name a function"),
-        ({"data-file": "nowhere.csv"}, "data-file must be a file that exists"),
+        ({"data-file": "/nowhere.csv"}, "data-file must be a file that exists"),
+        ({"data-file": "mine.csv"}, "data-file must be an absolute path"),
+        ({"state-dir": "state"}, "state-dir must be an absolute path"),
         ({"num-trees": "many"}, "num-trees must be a whole number"),
     ],
 )
@@ -210,11 +215,15 @@ def test_the_server_is_not_told_what_is_wrong_at_a_party(
     """The reply names no file; the party's own log does."""
     node_config["data-file"] = "/secret-place/patients.csv"
 
-    with pytest.raises(InvalidData) as caught:
-        load_party(context(node_config))
+    claim_task_identity()
+    question = RecordDict({keys.CONFIG: ConfigRecord({keys.STRATEGY: "fedkt"})})
+    message = Message(question, dst_node_id=1, message_type="train")
+    assign_message_id(message)
 
-    assert "secret-place" not in str(caught.value)
-    assert caught.value.__context__ is None
+    reply = deployed_app(message, context(node_config))
+
+    assert "secret-place" not in str(reply.error.reason)
+    assert "PartyNotLoaded" in str(reply.error.reason)
     assert "secret-place" in caplog.text
 
 
@@ -251,6 +260,10 @@ def test_a_party_keeps_the_model_it_was_given(
     with np.load(tmp_path / "state" / "model-7.npz", allow_pickle=False) as kept:
         assert model_hash(party.learner_fn().from_arrays(dict(kept))) == model_hash(model)
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["model-7.npz"]
+
+    for number in range(8, 20):
+        save_model(model, party, Context(number, 1, {}, RecordDict(), {}))
+    assert len(list((tmp_path / "state").iterdir())) == MAX_RUNS, "runs must not fill the disk"
 
 
 # The whole federation without its processes

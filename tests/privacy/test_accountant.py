@@ -15,14 +15,8 @@ from hypothesis import strategies as st
 
 from fl_strategies import privacy
 from fl_strategies.exceptions import InvalidParameter, MissingExtra
-from fl_strategies.privacy import accountant
+from fl_strategies.privacy import accountant, pld
 from fl_strategies.privacy.accountant import METHODS, Entry, bounds, claim, delta_at
-from fl_strategies.privacy.composition import (
-    default_orders,
-    gaussian_epsilon,
-    pure_heterogeneous,
-    rdp_to_epsilon,
-)
 from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,
@@ -33,7 +27,10 @@ from fl_strategies.privacy.events import (
     SubsampleEvent,
     ThresholdEvent,
 )
-from fl_strategies.privacy.gnmax import confident_gnmax_rdp, gnmax_mu
+from fl_strategies.privacy.gaussian import gaussian_epsilon
+from fl_strategies.privacy.pure import pure_heterogeneous
+from fl_strategies.privacy.renyi import default_orders, rdp_to_epsilon
+from tests.privacy.oracles import gnmax_mu
 
 ROOT = Path(privacy.__file__).parents[2]
 DELTA = 1e-5
@@ -134,7 +131,7 @@ def test_different_gaussian_events_are_one() -> None:
     found = bounds([(test, 500), (answer, 60)], DELTA)
     mu = math.sqrt(500 / 30**2 + 2 * 60 / 10**2)
     orders = default_orders()
-    curve = confident_gnmax_rdp(500, 60, threshold_sigma=30.0, sigma=10.0, orders=orders)
+    curve = orders * (500 / (2 * 30**2) + 60 / 10**2)
 
     assert found["gaussian"] == pytest.approx(gaussian_epsilon(mu, DELTA), rel=1e-9)
     assert found["rdp"] == pytest.approx(rdp_to_epsilon(orders, curve, DELTA), rel=1e-9)
@@ -377,7 +374,7 @@ def test_mixed_relations_are_stated_for_replacing() -> None:
 
 def test_without_dp_accounting_training_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The missing package is named; nothing is estimated instead."""
-    accountant._sgd_distribution.cache_clear()
+    pld.sgd_distribution.cache_clear()
     monkeypatch.setitem(sys.modules, "dp_accounting.pld.privacy_loss_distribution", None)
 
     with pytest.raises(MissingExtra, match=r"fl-strategies\[accounting\]"):

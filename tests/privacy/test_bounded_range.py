@@ -11,14 +11,13 @@ from scipy.stats import binom
 
 from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.privacy import bounded_range
-from fl_strategies.privacy.composition import (
+from fl_strategies.privacy.bounded_range import (
     bounded_range_optimal,
     bounded_range_optimal_delta,
-    bounded_range_zcdp,
-    pure_optimal,
-    rdp_of_zcdp,
-    zcdp_to_epsilon,
 )
+from fl_strategies.privacy.events import Loss
+from fl_strategies.privacy.pure import pure_optimal
+from fl_strategies.privacy.renyi import rdp_of_zcdp, zcdp_to_epsilon
 
 
 def worst_pair(eta: float, location: float) -> tuple[float, float]:
@@ -151,7 +150,7 @@ def test_large_losses_are_rounded_up() -> None:
     epsilon = bounded_range_optimal(2.0, 4000, 1e-5)
 
     assert 700 < epsilon < 8000
-    assert epsilon < zcdp_to_epsilon(4000 * bounded_range_zcdp(2.0), 1e-5)
+    assert epsilon < zcdp_to_epsilon(4000 * Loss(spread=2.0).rho, 1e-5)
 
 
 def test_trivial_compositions() -> None:
@@ -163,7 +162,7 @@ def test_trivial_compositions() -> None:
     assert bounded_range_optimal_delta(0.1, 2, 0.2) == 0
     assert bounded_range_optimal_delta(0.1, 0, 0.0) == 0
     assert bounded_range_optimal_delta(math.inf, 1, 3.0) == 1
-    assert bounded_range_zcdp(0.4) == pytest.approx(0.02)
+    assert Loss(spread=0.4).rho == pytest.approx(0.02)
 
 
 def test_a_location_that_rounds_past_the_range_is_not_a_negative_chance() -> None:
@@ -184,7 +183,7 @@ def test_epsilon_is_monotone_and_between_its_neighbours(
     slack = 1e-8 + 1e-8 * epsilon
 
     assert epsilon <= pure_optimal(eta, count, delta) + slack
-    assert epsilon <= zcdp_to_epsilon(count * bounded_range_zcdp(eta), delta) + slack
+    assert epsilon <= zcdp_to_epsilon(count * Loss(spread=eta).rho, delta) + slack
     assert bounded_range_optimal(1.1 * eta, count, delta) >= epsilon - slack
     assert bounded_range_optimal(eta, count + 1, delta) >= epsilon - slack
     assert bounded_range_optimal(eta, count, delta / 2) >= epsilon - slack
@@ -194,7 +193,7 @@ def test_epsilon_is_monotone_and_between_its_neighbours(
 @pytest.mark.parametrize("order", [1.5, 4.0, 40.0])
 def test_zcdp_bounds_every_location(eta: float, order: float) -> None:
     """eta^2 / 8 bounds the Renyi divergence of every two-outcome mechanism of range eta."""
-    limit = rdp_of_zcdp(bounded_range_zcdp(eta), np.array([order]))[0]
+    limit = rdp_of_zcdp(Loss(spread=eta).rho, np.array([order]))[0]
     for location in np.linspace(0, eta, 201)[1:-1]:
         p, q = worst_pair(eta, location)
         moment = p**order * q ** (1 - order) + (1 - p) ** order * (1 - q) ** (1 - order)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import fl_strategies
 from fl_strategies.privacy import audit as audit_module
 from fl_strategies.privacy.__main__ import BOUNDS, main
-from fl_strategies.privacy.composition import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.events import NoisyMaxEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import NoisyMax
 from fl_strategies.privacy.moments import data_dependent_epsilon
+from fl_strategies.privacy.renyi import default_orders, rdp_to_epsilon
 
 Captured = pytest.CaptureFixture[str]
 ADULT = (

@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidParameter
-from fl_strategies.privacy.composition import (
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_mu,
-    gaussian_sigma,
-)
+from fl_strategies.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 
 
 def delta_by_mpmath(mu: float, epsilon: float) -> float:
@@ -69,7 +64,6 @@ def test_ends() -> None:
     assert gaussian_epsilon(math.inf, 1e-5) == math.inf
     assert gaussian_epsilon(1e-4, 0.1) == 0
     assert gaussian_mu(math.inf, 1e-5) == math.inf
-    assert gaussian_sigma(1.0, 1e-5, count=0) == 0
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.5, 2.0, 30.0])
@@ -81,7 +75,7 @@ def test_epsilon_equals_dp_accounting(noise_multiplier: float) -> None:
     assert epsilon == pytest.approx(
         theirs.get_epsilon_gaussian(noise_multiplier, 1e-6), abs=1e-7
     )
-    assert gaussian_sigma(epsilon, 1e-6) == pytest.approx(noise_multiplier, rel=1e-9)
+    assert 1 / gaussian_mu(epsilon, 1e-6) == pytest.approx(noise_multiplier, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +86,10 @@ def test_noise_of_distillation_with_local_privacy(
     epsilon: float, sigma: float, one_round: float
 ) -> None:
     """Noise for 100 000 softmax vectors, and for one round of 5000, is as tabulated."""
-    root = math.sqrt(2)
+    mu = gaussian_mu(epsilon, 1e-5)
 
-    assert round(gaussian_sigma(epsilon, 1e-5, sensitivity=root, count=100_000)) == sigma
-    assert round(gaussian_sigma(epsilon, 1e-5, sensitivity=root, count=5000)) == one_round
+    assert round(math.sqrt(2 * 100_000) / mu) == sigma
+    assert round(math.sqrt(2 * 5000) / mu) == one_round
 
 
 @pytest.mark.parametrize(
@@ -129,7 +123,5 @@ def test_wrong_use_is_refused() -> None:
         gaussian_epsilon(1.0, 0.0)
     with pytest.raises(InvalidParameter, match="gaussian_delta: epsilon must be"):
         gaussian_delta(1.0, -1.0)
-    with pytest.raises(InvalidParameter, match="gaussian_sigma: sensitivity must be"):
-        gaussian_sigma(1.0, 1e-5, sensitivity=0.0)
     with pytest.raises(InvalidParameter, match="gaussian_mu: epsilon must be"):
         gaussian_mu(math.nan, 1e-5)

@@ -10,20 +10,15 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter
-from fl_strategies.privacy.composition import (
-    default_orders,
-    gaussian_epsilon,
-    rdp_to_epsilon,
-)
+from fl_strategies.privacy.gaussian import gaussian_epsilon
 from fl_strategies.privacy.gnmax import (
-    confident_gnmax_data_dependent_rdp,
-    confident_gnmax_rdp,
     gaussian_error_rdp,
-    gnmax_mu,
     gnmax_rdp,
     log_error_probability_gaussian,
     threshold_rdp,
 )
+from fl_strategies.privacy.renyi import default_orders, rdp_to_epsilon
+from tests.privacy.oracles import gnmax_mu
 
 ORDERS = np.array([1.5, 2.0, 5.0, 12.0, 40.0])
 
@@ -139,12 +134,6 @@ def test_few_voters_gain_nothing_under_strong_noise() -> None:
     assert gaussian_epsilon(gnmax_mu(15.0, 50), 1e-5) < looked
 
 
-def test_mu_is_the_distance_of_neighbouring_votes() -> None:
-    """Moving one vote, or `splits`, in each of Q queries is sqrt(2 Q) votes apart."""
-    assert gnmax_mu(40.0, 100) == pytest.approx(math.sqrt(200) / 40)
-    assert gnmax_mu(40.0, 100, splits=3) == pytest.approx(3 * math.sqrt(200) / 40)
-
-
 def test_splits_scale_votes_and_noise_together() -> None:
     """Three votes a party at three times the noise is the same mechanism."""
     votes = np.array([[80, 20], [55, 45]])
@@ -156,27 +145,6 @@ def test_splits_scale_votes_and_noise_together() -> None:
         threshold_rdp(3 * votes, 30.0, 180.0, ORDERS, splits=3),
         threshold_rdp(votes, 10.0, 60.0, ORDERS),
     )
-
-
-def test_confident_curve_adds_test_and_answers() -> None:
-    """Every query pays order / (2 sigma1^2), every answer order / sigma^2."""
-    curve = confident_gnmax_rdp(100, 30, threshold_sigma=50.0, sigma=20.0, orders=ORDERS)
-
-    np.testing.assert_allclose(curve, ORDERS * (100 / (2 * 2500) + 30 / 400))
-
-
-def test_confident_votes_add_test_and_answers() -> None:
-    """With votes, unanswered queries pay for the test alone."""
-    votes = np.array([[90, 10], [50, 50], [95, 5]])
-    answered = np.array([True, False, True])
-    curve = confident_gnmax_data_dependent_rdp(
-        votes, answered, threshold=70.0, threshold_sigma=15.0, sigma=10.0, orders=ORDERS
-    )
-    test = threshold_rdp(votes, 15.0, 70.0, ORDERS)
-
-    np.testing.assert_allclose(curve, test + gnmax_rdp(votes[[0, 2]], 10.0, ORDERS))
-    limit = confident_gnmax_rdp(3, 2, threshold_sigma=15.0, sigma=10.0, orders=ORDERS)
-    assert (curve <= limit * (1 + 1e-12)).all()
 
 
 def test_a_distant_threshold_is_almost_free() -> None:
@@ -217,9 +185,3 @@ def test_wrong_use_is_refused() -> None:
         gnmax_rdp(-votes, 1.0, ORDERS)
     with pytest.raises(InvalidParameter, match="threshold_rdp: threshold must be"):
         threshold_rdp(votes, 1.0, math.nan, ORDERS)
-    with pytest.raises(InvalidParameter, match="answers must be at most 3"):
-        confident_gnmax_rdp(3, 4, threshold_sigma=1.0, sigma=1.0, orders=ORDERS)
-    with pytest.raises(InvalidData, match="answered must be one bool per query"):
-        confident_gnmax_data_dependent_rdp(
-            votes, np.array([1]), threshold=1.0, threshold_sigma=1.0, sigma=1.0, orders=ORDERS
-        )

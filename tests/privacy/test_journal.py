@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from fl_strategies.exceptions import (
+    CorruptJournal,
     InvalidData,
     InvalidParameter,
+    JournalUnavailable,
     PrivacyBudgetExceeded,
     StrategyError,
 )
@@ -30,13 +32,7 @@ from fl_strategies.privacy.events import (
     NoisyMaxEvent,
     NonPrivateEvent,
 )
-from fl_strategies.privacy.journal import (
-    MAX_TEXT,
-    CorruptJournal,
-    JournalUnavailable,
-    PartyJournal,
-    data_fingerprint,
-)
+from fl_strategies.privacy.journal import MAX_TEXT, PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
 
 FORK = multiprocessing.get_context("fork")

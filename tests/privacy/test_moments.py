@@ -1,4 +1,4 @@
-"""The moments accountant for noisy max with Laplace noise."""
+"""The moments accountant for noisy max with Laplace or Gumbel noise."""
 
 import itertools
 import math
@@ -9,17 +9,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import log_softmax
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter
-from fl_strategies.privacy.composition import default_orders, rdp_of_pure, rdp_to_epsilon
 from fl_strategies.privacy.moments import (
     data_dependent_epsilon,
     data_dependent_moments,
     default_moments,
+    gumbel_data_dependent_epsilon,
+    gumbel_data_dependent_moments,
     log_error_probability,
+    log_error_probability_gumbel,
     moments_epsilon,
     moments_to_epsilon,
 )
+from fl_strategies.privacy.renyi import default_orders, rdp_of_pure, rdp_to_epsilon
 from fl_strategies.protocols import Array, FloatArray
 
 DELTA = 1e-5
@@ -124,6 +128,57 @@ def test_moments_bound_the_exact_divergence(gamma: float, bound: str) -> None:
             logs = (orders[:, None] + 1) * np.log(own) - orders[:, None] * np.log(other)
             exact = np.logaddexp(logs[:, 0], logs[:, 1])
             assert (exact <= limit * (1 + 1e-9) + 1e-12).all()
+
+
+@pytest.mark.parametrize("votes", [[40, 10], [5, 5], [6, 3, 1], [0, 0, 0], [90_000, 0, 0]])
+@pytest.mark.parametrize("gamma", [0.01, 0.5])
+def test_gumbel_error_is_what_softmax_leaves(votes: list[int], gamma: float) -> None:
+    """The chance is exact for any number of classes, also where it underflows."""
+    with mpmath.workdps(60):
+        rivals = mpmath.fsum(
+            mpmath.exp(mpmath.mpf(gamma) * (v - max(votes))) for v in sorted(votes)[:-1]
+        )
+        expected = float(mpmath.log(rivals / (1 + rivals)))
+
+    found = log_error_probability_gumbel(np.array([votes]), gamma)[0]
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert found <= log_error_probability(np.array([votes]), gamma)[0] + 1e-12
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.5, 1.5])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_gumbel_moments_bound_the_exact_divergence(gamma: float, splits: int) -> None:
+    """For three classes the true moment of every neighbour stays below the bound."""
+    orders = np.array([0.5, 1.0, 4.0, 20.0, 100.0])[:, None]
+    steps = [
+        splits * (up - down)
+        for up, down in itertools.product(np.eye(4, 3, dtype=int), repeat=2)
+    ]
+    for row in itertools.product(range(splits, 11), repeat=3):
+        votes = np.array(row)
+        limit = gumbel_data_dependent_moments(votes[None], gamma, splits, orders.ravel())
+        own = log_softmax(gamma * votes)
+        for step in steps:
+            powers = (orders + 1) * own - orders * log_softmax(gamma * (votes + step))
+            exact = np.logaddexp.reduce(powers, axis=1)
+            assert (exact <= limit * (1 + 1e-9) + 1e-12).all()
+
+
+def test_gumbel_noise_never_costs_more_than_laplace_noise() -> None:
+    """It errs less often, and its bounded range helps where votes are tied."""
+    votes = np.random.default_rng(0).multinomial(60, [0.7, 0.2, 0.1], size=100)
+    tied = np.tile([20, 20], (100, 1))
+    rho = 0.2**2 / 8
+
+    assert (
+        gumbel_data_dependent_moments(votes, 0.1) <= data_dependent_moments(votes, 0.1)
+    ).all()
+    np.testing.assert_allclose(
+        gumbel_data_dependent_moments(tied, 0.1, orders=np.array([1.0, 3.0])),
+        100 * rho * np.array([1.0 * 2, 3.0 * 4]),
+    )
+    assert gumbel_data_dependent_epsilon(tied[:2], 0.1, delta=1e-9) == pytest.approx(0.4)
+    assert gumbel_data_dependent_epsilon(tied[:0], 0.1, delta=DELTA) == 0
 
 
 def test_bound_holds_in_one_direction_only() -> None:
@@ -345,3 +400,7 @@ def test_other_wrong_use_is_refused() -> None:
         data_dependent_moments(votes, 0.1, bound="loose")  # type: ignore[arg-type]
     with pytest.raises(InvalidParameter, match="delta must be"):
         data_dependent_epsilon(votes, 0.1, delta=0.0)
+    with pytest.raises(InvalidParameter, match="delta must be"):
+        gumbel_data_dependent_epsilon(votes, 0.1, delta=0.0)
+    with pytest.raises(InvalidParameter, match="orders must be"):
+        gumbel_data_dependent_moments(votes, 0.1, orders=np.array([0.0]))

@@ -12,18 +12,15 @@ import pytest
 
 from fl_strategies.exceptions import InvalidParameter, MissingExtra
 from fl_strategies.privacy import pld
-from fl_strategies.privacy.composition import (
-    bounded_range_optimal,
-    bounded_range_zcdp,
-    gaussian_epsilon,
-    pure_optimal,
-    zcdp_to_epsilon,
-)
+from fl_strategies.privacy.bounded_range import bounded_range_optimal
+from fl_strategies.privacy.events import Loss
+from fl_strategies.privacy.gaussian import gaussian_epsilon
+from fl_strategies.privacy.pure import pure_optimal
+from fl_strategies.privacy.renyi import zcdp_to_epsilon
+from tests.privacy.oracles import gaussian_pld_epsilon, laplace_pld_epsilon
 
 DELTA = 1e-5
 CALLS = {
-    "laplace_pld_epsilon": (0.1, 3, DELTA),
-    "gaussian_pld_epsilon": (2.0, 3, DELTA),
     "dpsgd_epsilon": (100, 10, 3, 1.0, DELTA),
     "two_class_laplace_epsilon": (0.1, 5, 3, DELTA),
 }
@@ -43,7 +40,7 @@ def test_optimal_composition_equals_randomised_response() -> None:
 def test_gaussian_equals_closed_form() -> None:
     """The grid of losses reproduces the exact Gaussian epsilon from above."""
     pytest.importorskip("dp_accounting")
-    grid = pld.gaussian_pld_epsilon(4.0, 9, DELTA)
+    grid = gaussian_pld_epsilon(4.0, 9, DELTA)
     exact = gaussian_epsilon(0.75, DELTA)
 
     assert exact - 1e-9 <= grid <= exact + 1e-4
@@ -52,10 +49,10 @@ def test_gaussian_equals_closed_form() -> None:
 def test_laplace_is_between_one_event_and_the_pure_optimum() -> None:
     """Laplace noise is no worse than the worst pure mechanism, and not free."""
     pytest.importorskip("dp_accounting")
-    epsilon = pld.laplace_pld_epsilon(0.05, 60, DELTA)
+    epsilon = laplace_pld_epsilon(0.05, 60, DELTA)
 
     assert 0.5 < epsilon < pure_optimal(0.05, 60, DELTA)
-    assert pld.laplace_pld_epsilon(0.05, 1, 1e-12) == pytest.approx(0.05, abs=1e-4)
+    assert laplace_pld_epsilon(0.05, 1, 1e-12) == pytest.approx(0.05, abs=1e-4)
 
 
 def test_two_classes_lie_between_non_adaptive_and_zcdp() -> None:
@@ -64,7 +61,7 @@ def test_two_classes_lie_between_non_adaptive_and_zcdp() -> None:
     adaptive = pld.two_class_laplace_epsilon(0.04, 50, 40, DELTA)
 
     assert bounded_range_optimal(0.08, 40, DELTA) < adaptive
-    assert adaptive < zcdp_to_epsilon(40 * bounded_range_zcdp(0.08), DELTA)
+    assert adaptive < zcdp_to_epsilon(40 * Loss(spread=0.08).rho, DELTA)
 
 
 def test_two_classes_with_one_query_equal_enumeration() -> None:
@@ -125,12 +122,10 @@ def test_dpsgd_grows_with_steps_and_falls_with_noise() -> None:
     assert pld.dpsgd_epsilon(500, 50, 0, 1.5, DELTA) == 0
 
 
-@pytest.mark.parametrize("name", ["laplace_pld_epsilon", "gaussian_pld_epsilon"])
-def test_no_release_is_free(name: str) -> None:
+def test_no_release_is_free() -> None:
     """Zero releases cost zero."""
     pytest.importorskip("dp_accounting")
 
-    assert getattr(pld, name)(1.0, 0, DELTA) == 0
     assert pld.two_class_laplace_epsilon(1.0, 5, 0, DELTA) == 0
 
 
@@ -158,9 +153,8 @@ def test_accountant_that_ignores_counts_is_not_used() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "parameter"),
     [
-        ("laplace_pld_epsilon", (0.0, 1, DELTA), "epsilon0"),
-        ("laplace_pld_epsilon", (0.1, -1, DELTA), "count"),
-        ("gaussian_pld_epsilon", (math.inf, 1, DELTA), "noise_multiplier"),
+        ("dpsgd_epsilon", (10, 1, 1, math.inf, DELTA), "noise_multiplier"),
+        ("dpsgd_epsilon", (10, 1, -1, 1.0, DELTA), "steps"),
         ("dpsgd_epsilon", (10, 11, 1, 1.0, DELTA), "batch"),
         ("dpsgd_epsilon", (0, 1, 1, 1.0, DELTA), "records"),
         ("dpsgd_epsilon", (10, 1, 1, 1.0, 1.0), "delta"),

@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.privacy import pure
-from fl_strategies.privacy.composition import (
-    default_orders,
-    gaussian_epsilon,
-    pure_heterogeneous,
-    pure_optimal,
-    pure_optimal_delta,
-    rdp_of_pure,
-    rdp_to_epsilon,
-)
+from fl_strategies.privacy.gaussian import gaussian_epsilon
+from fl_strategies.privacy.pure import pure_heterogeneous, pure_optimal, pure_optimal_delta
+from fl_strategies.privacy.renyi import default_orders, rdp_of_pure, rdp_to_epsilon
 
 
 def delta_by_enumeration(strengths: list[float], epsilon: float) -> float:

@@ -6,19 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fl_strategies.privacy.composition import (
-    bounded_range_optimal,
-    bounded_range_zcdp,
-    default_orders,
-    gaussian_epsilon,
-    gaussian_sigma,
-    pure_optimal,
-    pure_optimal_delta,
-    rdp_of_pure,
-    rdp_to_epsilon,
-    zcdp_to_epsilon,
-    zcdp_to_epsilon_simple,
-)
+from fl_strategies.privacy.bounded_range import bounded_range_optimal
+from fl_strategies.privacy.events import Loss
+from fl_strategies.privacy.gaussian import gaussian_epsilon, gaussian_mu
 from fl_strategies.privacy.gnmax import gnmax_rdp
 from fl_strategies.privacy.moments import (
     data_dependent_epsilon,
@@ -26,11 +16,18 @@ from fl_strategies.privacy.moments import (
     moments_epsilon,
 )
 from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.pld import (
-    dpsgd_epsilon,
+from fl_strategies.privacy.pld import dpsgd_epsilon, two_class_laplace_epsilon
+from fl_strategies.privacy.pure import pure_optimal, pure_optimal_delta
+from fl_strategies.privacy.renyi import (
+    default_orders,
+    rdp_of_pure,
+    rdp_to_epsilon,
+    zcdp_to_epsilon,
+)
+from tests.privacy.oracles import (
     gaussian_pld_epsilon,
     laplace_pld_epsilon,
-    two_class_laplace_epsilon,
+    textbook_zcdp_epsilon,
 )
 
 DELTA = 1e-5
@@ -93,16 +90,13 @@ REFERENCE = {
     "D4": (ranged(0.12, 74), 2.058773),
     "D5": (ranged(0.2, 74), 3.664191),
     "D7": (ranged(1.0, 50), 20.156112),
-    "D8": (lambda: zcdp_to_epsilon(40 * bounded_range_zcdp(0.08), DELTA), 1.025440),
-    "D9": (lambda: zcdp_to_epsilon_simple(0.032, DELTA), 1.245942),
+    "D8": (lambda: zcdp_to_epsilon(40 * Loss(spread=0.08).rho, DELTA), 1.025440),
+    "D9": (lambda: textbook_zcdp_epsilon(0.032, DELTA), 1.245942),
     "E1": (gaussian(0.294510), 1.109007),
     "E3": (gaussian(1.0), 4.377178),
     "E4": (gaussian(1.666031), 8.000002),
     "E5": (gaussian(math.sqrt(2e5) / 1e4), 0.141685),
-    "E6": (
-        lambda: gaussian_sigma(8.0, DELTA, sensitivity=math.sqrt(2), count=100_000),
-        268.430602,
-    ),
+    "E6": (lambda: math.sqrt(2 * 100_000) / gaussian_mu(8.0, DELTA), 268.430602),
     "F1": (laplace_votes([50, 0], 0.04, 40), 1.722315),
     "F3": (laplace_votes([30, 20], 0.1, 74), 9.757642),
     "F4": (laplace_votes([10] + [0] * 9, 0.5, 50), 25.409792),
@@ -239,7 +233,7 @@ def test_tighter_accounting_of_the_same_noise(
     epsilon0: float, queries: int, optimal: float, bounded: float, zcdp: float, unbounded: float
 ) -> None:
     """Each tighter method gives its column of the comparison table."""
-    rho = queries * bounded_range_zcdp(epsilon0)
+    rho = queries * Loss(spread=epsilon0).rho
 
     assert pure_optimal(epsilon0, queries, DELTA) == pytest.approx(optimal, abs=5.1e-4)
     assert bounded_range_optimal(epsilon0, queries, DELTA) == pytest.approx(bounded, abs=5.1e-4)

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter
-from fl_strategies.privacy.composition import gaussian_epsilon, rdp_to_epsilon
-from fl_strategies.privacy.gnmax import (
-    gnmax_mu,
-    gnmax_rdp,
-    log_error_probability_gaussian,
-)
+from fl_strategies.privacy.gaussian import gaussian_epsilon
+from fl_strategies.privacy.gnmax import gnmax_rdp, log_error_probability_gaussian
+from fl_strategies.privacy.renyi import rdp_to_epsilon
 from fl_strategies.privacy.smooth_sensitivity import (
     CostCurve,
     ReleasedEpsilon,
@@ -24,6 +21,7 @@ from fl_strategies.privacy.smooth_sensitivity import (
     smooth_sensitivity,
 )
 from fl_strategies.protocols import FloatArray
+from tests.privacy.oracles import gnmax_mu
 
 
 def all_votes(num_voters: int, num_classes: int) -> Iterator[tuple[int, ...]]:

@@ -9,14 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidParameter
-from simulations.config import (
-    Settings,
-    Value,
-    describe,
-    paper_table,
-    parse_assignment,
-    preset,
-)
+from simulations.config import Settings, Value, describe, paper_table, parse_assignment, preset
 from simulations.partition import SCHEMES
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"

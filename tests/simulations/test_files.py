@@ -9,22 +9,8 @@ import numpy as np
 import pytest
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter, MissingExtra
-from simulations.datasets import Dataset, load_dataset
-
-
-def sizes(data: Dataset) -> tuple[int, int, int]:
-    return len(data.x_train), len(data.x_public), len(data.x_test)
-
-
-def sorted_rows(*parts: Any) -> Any:
-    rows = np.concatenate(parts)
-    return rows[np.lexsort(rows.T)]
-
-
-def tabular(num_rows: int, num_features: int, seed: int = 0) -> tuple[Any, Any]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(50, 20, size=(num_rows, num_features)).astype(np.float32)
-    return x, rng.integers(2, size=num_rows).astype(np.uint8)
+from simulations.datasets import load_dataset
+from tests.simulations.test_datasets import sizes, sorted_rows, tabular
 
 
 def write_split(path: Path, **changes: Any) -> Path:

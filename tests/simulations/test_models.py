@@ -31,7 +31,7 @@ def digits() -> Dataset:
 
 
 def factory(name: str, settings: Settings = QUICK) -> LearnerFactory:
-    return learner_factory(name, num_features=64, num_classes=10, settings=settings)
+    return learner_factory(name, row_shape=(64,), num_classes=10, settings=settings)
 
 
 def wrapped(name: str, settings: Settings) -> Any:
@@ -239,7 +239,7 @@ def test_score_learners_and_networks_regress(name: str) -> None:
 def test_a_classifier_cannot_regress(name: str) -> None:
     """The sentence names the task and what would fit."""
     make = learner_factory(
-        name, num_features=4, num_classes=1, settings=QUICK, task="regression"
+        name, row_shape=(4,), num_classes=1, settings=QUICK, task="regression"
     )
     with pytest.raises(InvalidParameter, match="task must be single-label or multi-label for"):
         make()

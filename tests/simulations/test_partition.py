@@ -57,9 +57,8 @@ def test_the_generator_alone_decides(scheme: str) -> None:
     def deal(seed: int) -> list[list[int]]:
         rng = np.random.RandomState(seed)
         parts = partition(
-            y, num_parties=3, scheme=scheme, rng=rng, num_classes=3, mixing=0.5, groups=groups,
-            labels_per_party=2,
-        )  # fmt: skip
+            y, num_parties=2, scheme=scheme, rng=rng, num_classes=3, mixing=0.5, groups=groups
+        )
         return [part.tolist() for part in parts]
 
     assert deal(1) == deal(1)
@@ -170,16 +169,17 @@ def test_by_label_gives_neighbouring_classes(
     assert [np.unique(y[part]).tolist() for part in parts] == expected
 
 
-def test_by_label_takes_the_number_of_classes_a_party_holds() -> None:
-    """Three classes a party overlap between neighbours and their rows are shared evenly."""
-    y = np.repeat(np.arange(4), 60)
+def test_parties_with_the_same_class_share_its_rows_evenly() -> None:
+    """Three parties with four of ten classes each overlap in the first two classes."""
+    y = np.repeat(np.arange(10), 61)
     rng = np.random.RandomState(0)
-    parts = partition(
-        y, num_parties=4, scheme="by-label", labels_per_party=3, rng=rng, num_classes=4
-    )
-    held = [np.unique(y[part]).tolist() for part in parts]
-    assert held == [[0, 1, 2], [0, 1, 3], [0, 2, 3], [1, 2, 3]]
-    assert sizes(parts) == [60, 60, 60, 60]
+    parts = partition(y, num_parties=3, scheme="by-label", rng=rng, num_classes=10)
+    counts = [np.bincount(y[part], minlength=10).tolist() for part in parts]
+    assert counts == [
+        [31, 31, 61, 61, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 61, 61, 61, 61, 0, 0],
+        [30, 30, 0, 0, 0, 0, 0, 0, 61, 61],
+    ]
 
 
 def test_too_few_rows_for_the_minimum_is_said_before_any_draw() -> None:
@@ -232,10 +232,6 @@ def test_a_tiny_beta_still_deals_every_row() -> None:
         ({"scheme": "random"}, r"scheme must be one of dirichlet, iid, .*, got 'random'"),
         ({"num_parties": 0}, r"num-parties must be at least 1, got 0"),
         ({"beta": 0.0}, r"beta must be greater than 0, got 0.0"),
-        (
-            {"scheme": "by-label", "labels_per_party": 1, "num_parties": 2},
-            r"labels-per-party must be between 2 and 3, got 1",
-        ),
         (
             {"scheme": "by-label", "min_records": 59},
             r"min-records must be at most \d+, the rows of the smallest party, got 59",

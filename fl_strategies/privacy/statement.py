@@ -1,0 +1,137 @@
+"""What a ledger promises, in plain words, and what to be warned of."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fl_strategies.privacy import accountant
+from fl_strategies.privacy.accountant import Claim, Entry
+from fl_strategies.privacy.events import (
+    DPSGDEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    NoisyMaxEvent,
+    NonPrivateEvent,
+    PrivacyEvent,
+    SubsampleEvent,
+    ThresholdEvent,
+    Unit,
+)
+
+if TYPE_CHECKING:
+    from fl_strategies.privacy.ledger import PrivacyLedger
+
+# Beyond this the factor exp(epsilon) exceeds twenty thousand.
+LARGE_EPSILON = 10
+FEW_PARTIES = 50
+
+_NOUN: Mapping[str, str] = {"party": "party", "example": "record"}
+_PROTECTED: Mapping[str, str] = {
+    "party": "each party as a whole, with all its records.",
+    "example": "each single record of a party.",
+}
+_CHANGED: Mapping[str, str] = {
+    "replace-one": "had one {unit} been replaced by any other",
+    "add-remove-one": "had one {unit} been left out or added",
+}
+_WORDS: Mapping[type[PrivacyEvent], str] = {
+    NoisyMaxEvent: "label by noisy max ({0.noise} noise of scale {0.scale:g}, sensitivity "
+    "{0.sensitivity:g}, {0.num_classes} classes)",
+    ThresholdEvent: "test of agreement (gaussian noise of scale {0.scale:g})",
+    LaplaceEvent: "vector (laplace noise of scale {0.scale:g})",
+    GaussianEvent: "vector (gaussian noise of scale {0.scale:g})",
+    SubsampleEvent: "secret sample of {0.samples} of {0.records} records",
+    DPSGDEvent: "training by DP-SGD ({0.steps} steps, noise multiplier "
+    "{0.noise_multiplier:g}, batches of {0.batch_size} of {0.records} records)",
+    NonPrivateEvent: "release without protection ({0.reason})",
+}
+
+
+def statement_of(ledger: "PrivacyLedger") -> str:
+    """Return who is protected against whom, by which numbers, and what is not covered."""
+    claim = ledger.claim()
+    lines = [
+        f"Protected: {_PROTECTED[ledger.unit]}",
+        f"Against: {ledger.audience}.",
+        f"Guarantee: {_guarantee(ledger, claim)}",
+        f"Releases: {_describe_all(ledger.entries)}",
+        *(f"Not covered: {sentence}" for sentence in _not_covered(ledger.unit)),
+        *(f"Warning: {sentence}" for sentence in _warnings(ledger, claim)),
+    ]
+    return "\n".join(lines)
+
+
+def _guarantee(ledger: "PrivacyLedger", claim: Claim) -> str:
+    if not ledger.entries:
+        return "nothing has been released, so nothing has been revealed."
+    if math.isinf(claim.epsilon):
+        return f"none, because {claim.reason}."
+    relations = {event.relation for event, _ in ledger.entries}
+    change = _CHANGED[relations.pop() if len(relations) == 1 else "replace-one"]
+    epsilon = math.ceil(claim.epsilon * 1000) / 1000
+    return (
+        f"differential privacy with epsilon {epsilon:g} and delta {claim.delta:g}, proved "
+        f"by the method {claim.method!r} without looking at the data. This means: "
+        f"{change.format(unit=_NOUN[ledger.unit])}, the chance of any conclusion from what "
+        f"was released would change by a factor of at most {_factor(epsilon)}, except for "
+        f"a chance of {claim.delta:g}."
+    )
+
+
+def _warnings(ledger: "PrivacyLedger", claim: Claim) -> Iterable[str]:
+    if any(event.seeded for event, _ in ledger.entries):
+        yield _seeded_warning(ledger)
+    by_party = ledger.unit == "party"
+    population = ledger.num_parties if by_party else ledger.num_records
+    if population is not None and ledger.delta >= 1 / population:
+        yield (
+            f"delta {ledger.delta:g} is not below 1 / {population}: publishing one "
+            f"{_NOUN[ledger.unit]} at random would satisfy it."
+        )
+    if LARGE_EPSILON < claim.epsilon < math.inf:
+        yield f"an epsilon above {LARGE_EPSILON} gives little protection."
+    if by_party and population is not None and population < FEW_PARTIES:
+        yield (
+            f"with {population} parties, fewer than {FEW_PARTIES}, no noise hides a "
+            f"party and keeps the answers useful."
+        )
+
+
+def _seeded_warning(ledger: "PrivacyLedger") -> str:
+    secret = [(replace(event, seeded=False), count) for event, count in ledger.entries]
+    ideal = accountant.claim(secret, ledger.delta, adaptive=ledger.adaptive).epsilon
+    return (
+        "seeded: not private. The noise can be computed again by whoever knows the seed; "
+        f"with secret noise epsilon would be {ideal:.4g}."
+    )
+
+
+def _factor(epsilon: float) -> str:
+    return f"{math.exp(epsilon):.3g}" if epsilon < 100 else f"exp({epsilon:g})"
+
+
+def _not_covered(unit: Unit) -> Iterable[str]:
+    yield "anything that left without being entered here."
+    yield (
+        "figures computed from private data and reported beside the releases, such as "
+        "accuracies, agreement of votes, training times or a data-dependent epsilon."
+    )
+    yield "rows held out for testing, wherever results on them are reported."
+    yield "settings that were chosen by trying them on private data."
+    yield (
+        "how many parties, records and classes there are, and how many records of each "
+        "class where that is reported: these are taken as public."
+    )
+    if unit == "example":
+        yield (
+            "people with several records, whose losses add up, also over several parties: "
+            "with k records epsilon counts k times."
+        )
+    else:
+        yield "people whose data several parties hold: their losses add up."
+
+
+def _describe_all(entries: Iterable[Entry]) -> str:
+    parts = [f"{count} x {_WORDS[type(event)].format(event)}" for event, count in entries]
+    return "; ".join(parts) + "." if parts else "none."

@@ -1,0 +1,116 @@
+"""Replies one by one, as they come, instead of all of a round at once.
+
+Flower's `send_and_receive` holds all replies in memory, and a single one that Flower itself
+cannot read raises there and ends the run. Here every reply is fetched by itself: a bad one
+becomes an error of its sender, and one that has been used is gone before the next is read.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fl_strategies import _compat
+
+_SHORTEST_POLL, _LONGEST_POLL = 0.1, 3.0
+_UNREADABLE = 2
+
+
+class GridAround(Grid):
+    """A grid that does as another one does; subclasses change what they need to."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    @property
+    def run(self) -> _compat.Run:
+        """The run that the grid serves."""
+        return self._grid.run
+
+    def set_run(self, run: _compat.Run) -> None:
+        """Take the description of another run."""
+        self._grid.set_run(run)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a message."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the connected nodes."""
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages and return their replies."""
+        return self._grid.send_and_receive(messages, timeout=timeout)
+
+
+class StreamingGrid(GridAround):
+    """Gives each reply when it is there."""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Send messages at once; replies come while they are read."""
+        return (reply for reply, _ in stream_replies(self._grid, list(messages), timeout))
+
+
+def stream_replies(
+    grid: Grid, requests: Sequence[Message], timeout: float | None
+) -> Iterator[tuple[Message, int]]:
+    """Send messages, and give each reply with the node that was asked when it is there."""
+    numbers = [str(number) for number in grid.push_messages(requests) if number]
+    known = {request.metadata.message_id: request for request in requests}
+    return _arriving(grid, {number: known[number] for number in numbers}, timeout)
+
+
+def _arriving(
+    grid: Grid, waiting: dict[str, Message], timeout: float | None
+) -> Iterator[tuple[Message, int]]:
+    end, pause = time.monotonic() + (timeout or 0.0), _SHORTEST_POLL
+    while waiting and (timeout is None or time.monotonic() < end):
+        arrived = False
+        for number, request in list(waiting.items()):
+            reply = _pull(grid, number, request)
+            if reply is not None:
+                arrived = True
+                del waiting[number]
+                yield reply, request.metadata.dst_node_id
+        if arrived:
+            pause = _SHORTEST_POLL
+        elif waiting:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_POLL)
+
+
+def _pull(grid: Grid, number: str, request: Message) -> Message | None:
+    """Return the reply to a message, or None while there is none.
+
+    Together with others, one that cannot be read would take those with it that came at the
+    same time: Flower hands out every reply once.
+    """
+    try:
+        replies = list(grid.pull_messages([number]))
+    except _compat.TRANSPORT_ERRORS:
+        raise
+    except Exception as error:  # a stranger's bytes may fail in any way
+        reason = f"Reply: it must be a message of Flower's, got {type(error).__name__}."
+        return Message(Error(_UNREADABLE, reason), reply_to=request)
+    return next((r for r in replies if r.metadata.reply_to_message_id == number), None)
