@@ -8,13 +8,13 @@ Attacks
     flip      a hostile party keeps to the protocol, but its label y is (y + 1) mod C
     collude   hostile parties also pool their records, so that they say the same everywhere
     same      every label of a hostile party is 0
-    loud      as flip, and what it answers to FedMD is as extreme as the format allows
+    loud      as flip, and the scores that it sends are as extreme as the format allows
 
     away      the yardstick: they send nothing, so nobody knows what their records could teach
 
-Accuracy is that of the final model on the test rows (FedKT), or the mean over the honest
-parties' own models at the end (FedMD). Rules of one case differ in nothing else: same seeds,
-same records, same hostile parties.
+Accuracy is that of the final model on the test rows (FedKT, FedKD), or the mean over the
+honest parties' own models at the end (FedMD). Rules of one case differ in nothing else: same
+seeds, same records, same hostile parties.
 """
 
 import argparse
@@ -35,9 +35,13 @@ from flwr.clientapp import ClientApp
 from clients.app import client_app
 from fl_strategies import REGISTRY, FedKT, Knowledge, Party, keys
 from fl_strategies.exceptions import InvalidData
+from fl_strategies.fedkd import FedKDParty
+from fl_strategies.fedkd.words import NUM_LEVELS
 from fl_strategies.fedmd import FedMDParty
 from fl_strategies.fedmd.release import SCORES, plain_limits
 from fl_strategies.knowledge import Metrics
+from fl_strategies.packing import pack_labels, unpack_labels
+from fl_strategies.protocols import Array
 from fl_strategies.randomness import derive_rng
 from simulations.config import Settings, Value
 from simulations.experiment import Federation, load_federation
@@ -73,6 +77,7 @@ NETWORKS = {
     "strategy": "fedmd", "learner": "mlp", "final-learner": "mlp", "num-parties": 10,
     "num-server-rounds": 4,
 }  # fmt: skip
+FEWER = {"adult": {"train-rows": 2000, "public-rows": 500}}
 VOTES = {"plain": {"vote-trim": 0.0}, "trimmed": {"vote-trim": 0.2}}
 SCORE_RULES = {
     "mean": {"consensus": "mean"},
@@ -80,6 +85,11 @@ SCORE_RULES = {
     "trimmed-mean": {"consensus": "trimmed-mean", "trim-fraction": 0.2},
     "labels": {"consensus": "mean", "payload": "argmax"},
 }
+LOGIT_RULES = {
+    **{name: {**SCORE_RULES[name], "weights": "uniform"}
+       for name in ("mean", "median", "trimmed-mean")},
+    "class-weighted mean": {"consensus": "mean", "weights": "counts"},
+}  # fmt: skip
 DEALS: Mapping[str, Mapping[str, Value]] = {
     "iid": {"partition": "iid"},
     "dirichlet-0.5": {"partition": "dirichlet", "beta": 0.5},
@@ -99,9 +109,12 @@ def make_cases() -> dict[str, Case]:
             for payload, attack in product(("softmax", "logits"), ("flip", "loud")):
                 name = f"fedmd-{data}-{deal}-{payload}-{attack}"
                 settings = {**NETWORKS, "data": data, "payload": payload, **partition}
-                if data == "adult":
-                    settings |= {"train-rows": 2000, "public-rows": 500}
+                settings |= FEWER.get(data, {})
                 cases[name] = Case(attack, settings, SCORE_RULES)
+            for attack in ("flip", "loud"):
+                settings = {**NETWORKS, "strategy": "fedkd", "data": data, **partition}
+                settings |= {"num-server-rounds": 1} | FEWER.get(data, {})
+                cases[f"fedkd-{data}-{deal}-{attack}"] = Case(attack, settings, LOGIT_RULES)
     return cases
 
 
@@ -128,21 +141,43 @@ def pool_records(party: Party, others: Sequence[Party]) -> Party:
     return replace(party, x=x, y=np.concatenate([other.y for other in others]))
 
 
-class LoudParty(FedMDParty):
-    """A party that says what it says as loudly as the server will read."""
+def shouted(scores: Array, low: float, high: float) -> Array:
+    """Return extreme scores that name the same classes."""
+    loud = np.full_like(scores, low)
+    loud[np.arange(len(scores)), scores.argmax(axis=1)] = high
+    return loud
+
+
+def with_scores(said: Knowledge, scores: Array) -> Knowledge:
+    return replace(said, arrays={**said.arrays, SCORES: scores})
+
+
+class LoudMDParty(FedMDParty):
+    """A party of FedMD that says what it says as loudly as the server will read."""
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
     ) -> tuple[Knowledge, Metrics]:
-        """Answer with the same classes as before, and extreme scores."""
+        """Answer with the same classes as before, and extreme scores if scores are asked."""
         said, metrics = super().train(party, received, config, state)
         if SCORES not in said.arrays:
             return said, metrics
         scores = np.asarray(said.arrays[SCORES])
-        low, high = plain_limits("softmax" if scores.min() >= 0 else "logits")
-        loud = np.full_like(scores, low)
-        loud[np.arange(len(scores)), scores.argmax(axis=1)] = high
-        return replace(said, arrays={**said.arrays, SCORES: loud}), metrics
+        limits = plain_limits("softmax" if scores.min() >= 0 else "logits")
+        return with_scores(said, shouted(scores, *limits)), metrics
+
+
+class LoudKDParty(FedKDParty):
+    """The same of FedKD, whose scores are levels."""
+
+    def train(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Knowledge, Metrics]:
+        """Answer with the same classes as before, at the lowest and the highest level."""
+        said, metrics = super().train(party, received, config, state)
+        levels, shape = int(config[NUM_LEVELS]), (len(party.public), party.num_classes)
+        codes = unpack_labels(np.asarray(said.arrays[SCORES]), shape, levels)
+        return with_scores(said, pack_labels(shouted(codes, 0, levels - 1), levels)), metrics
 
 
 def attacked_app(federation: Federation, attack: str, hostile: set[int]) -> ClientApp:
@@ -160,7 +195,7 @@ def attacked_app(federation: Federation, attack: str, hostile: set[int]) -> Clie
 
     halves = {name: algorithm.party for name, algorithm in REGISTRY.items()}
     if attack == "loud":
-        halves |= {"fedmd": LoudParty()}
+        halves |= {"fedmd": LoudMDParty(), "fedkd": LoudKDParty()}
     enemy = client_app(load, halves=halves)
 
     def answer(message: Message, context: Context) -> Message:
@@ -193,9 +228,9 @@ class Outcome:
 class Laboratory:
     """Runs federations, and remembers what need not be worked out again.
 
-    A run without an attack serves all attacks. FedKT's parties keep no state and do not know
-    the server's rule, so honest ones answer the same whether others are hostile or not, and
-    all of them answer the same to every rule.
+    A run without an attack serves all attacks. In one round nobody knows what others say or
+    how the server will combine it, so honest parties answer the same whether others are
+    hostile or not, and all of them answer the same to every rule.
     """
 
     def __init__(self) -> None:
@@ -207,11 +242,11 @@ class Laboratory:
         settings = case.settings_of(seed, rule)
         key = settings, attack
         if key not in self._outcomes:
-            run = self._run_votes if settings.strategy == "fedkt" else self._run_rounds
+            run = self._run_rounds if settings.strategy == "fedmd" else self._run_once
             self._outcomes[key] = run(settings, attack)
         return self._outcomes[key]
 
-    def _run_votes(self, settings: Settings, attack: str) -> Outcome:
+    def _run_once(self, settings: Settings, attack: str) -> Outcome:
         federation, hostile = load_federation(settings), hostile_parties(settings, attack)
         strategy = federation.strategy()
         strategy.evaluate = False
@@ -224,7 +259,7 @@ class Laboratory:
 
     def _remembering(self, app: ClientApp, settings: Settings, attack: str) -> ClientApp:
         hostile = hostile_parties(settings, attack)
-        asked = replace(settings, vote_trim=0.0)
+        asked = replace(settings, vote_trim=0.0, consensus="mean", trim_fraction=0.2)
 
         def answer(message: Message, context: Context) -> Message:
             number = _number(context)
