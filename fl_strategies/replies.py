@@ -81,7 +81,7 @@ def parse_reply(
     if reply.has_error():
         reason = cut_short(reply.error.reason or "")
         raise KnowledgeMismatch(reason or f"error code {reply.error.code}")
-    check_size(reply.content, max_bytes)
+    size = check_size(reply.content, max_bytes)
     knowledge = Knowledge.read(reply.content, kind=kind, max_bytes=max_bytes)
     partition_id = knowledge.meta.get(keys.PARTITION_ID)
     if type(partition_id) is not int or not 0 <= partition_id <= MOST:
@@ -96,7 +96,7 @@ def parse_reply(
         )
     metrics = {n: _finite_int(value) for n, value in read_metrics(reply.content).items()}
     # Measured here, because a party could write anything.
-    metrics[keys.NUM_BYTES_SENT] = count_bytes(reply.content)
+    metrics[keys.NUM_BYTES_SENT] = size
     metrics[keys.NUM_BYTES_RECEIVED] = count_bytes(request.content)
     return PartyReply(
         partition_id=partition_id,
@@ -108,8 +108,8 @@ def parse_reply(
     )
 
 
-def check_size(content: RecordDict, max_bytes: int) -> None:
-    """Raise `KnowledgeMismatch` for a reply that is larger than agreed, whatever is in it."""
+def check_size(content: RecordDict, max_bytes: int) -> int:
+    """Return the bytes of a reply; raise `KnowledgeMismatch` if they are more than agreed."""
     for record in content.metric_records.values():
         if len(record) > MAX_METRICS or max(map(len, record), default=0) > MAX_NAME:
             raise KnowledgeMismatch(
@@ -122,6 +122,7 @@ def check_size(content: RecordDict, max_bytes: int) -> None:
             f"Reply: it must be at most {max_bytes} bytes, got {size}. "
             f"Raise max_reply_bytes if larger ones are due."
         )
+    return size
 
 
 def cut_short(reason: str) -> str:
