@@ -13,6 +13,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -115,11 +116,11 @@ def answer_once(
     if party.journal is None:
         return respond()
     name = run_name(message.content.config_records[keys.CONFIG])
-    data = f"{party.journal.path.name} {party.journal.fingerprint}"
     run = KeptRun(
         party.journal.folder / "runs",
         f"{name or f'flower-{context.run_id}'}.{party.journal.path.stem}",
     )
+    data = f"{run.path.name} {party.journal.fingerprint}"
     kind = message.metadata.message_type
     question = f"{message.content.object_id} {data} {party.learner_name}"
     known = run.answer(kind, question)
@@ -134,7 +135,7 @@ def answer_once(
 
 
 def _restore(memory: RecordDict, disk: RecordDict | None, data: str) -> int:
-    """Put the newest state of these data into memory, and return how many answers it is of.
+    """Put the newest state of this run and data into memory; return how many answers it had.
 
     Memory is newer if the disk was full. At the same number the disk is right: memory may
     hold what a question left behind that was refused.
@@ -148,7 +149,7 @@ def _restore(memory: RecordDict, disk: RecordDict | None, data: str) -> int:
 
 
 def _number(state: RecordDict, data: str) -> int:
-    """Return how many answers a state is of; 0 for one of other data."""
+    """Return how many answers a state is of; 0 for one of another run, or of other data."""
     origin = state.get(_ORIGIN)
     if not isinstance(origin, ConfigRecord) or origin.get("data") != data:
         return 0
@@ -158,6 +159,9 @@ def _number(state: RecordDict, data: str) -> int:
 
 def forget_oldest(folder: Path, pattern: str) -> None:
     """Keep the newest files of a kind, so that a server's runs cannot fill the party's disk."""
-    by_age = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
-    for path in by_age[:-MAX_RUNS]:
+    ages = {}
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):  # another process of the party may tidy as well
+            ages[path] = path.stat().st_mtime
+    for path in sorted(ages, key=ages.__getitem__)[:-MAX_RUNS]:
         path.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ __all__ = [
     "assign_message_id",
     "claim_task_identity",
     "is_flowers_own",
+    "is_temporary",
     "message_from_bytes",
     "message_to_bytes",
     "records_from_bytes",
@@ -30,6 +31,14 @@ __all__ = [
 
 TRANSPORT_ERRORS = (OSError, httpx.HTTPError)
 """What Flower's grid raises if the SuperLink cannot be reached."""
+
+
+def is_temporary(error: Exception) -> bool:
+    """Return whether the SuperLink was reached and could not answer, as when it is busy."""
+    return (
+        isinstance(error, httpx.HTTPStatusError)
+        and error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
+    )
 
 
 def is_flowers_own(grid: Grid) -> bool:

@@ -158,6 +158,12 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
     def aggregate(self, replies: Sequence[PartyReply[T]]) -> tuple[ArrayRecord | None, Metrics]:
         """Combine the accepted replies, sorted by partition id, and add own metrics."""
 
+    def record_releases(self, replies: Sequence[PartyReply[T]]) -> None:
+        """Record in the ledger what has left the parties although too few of them answered.
+
+        `aggregate` records this by itself in a round that ends well.
+        """
+
     def prepare_round(self) -> bool:
         """Make ready to ask the parties; return whether they may be asked at all."""
         return True
@@ -267,6 +273,7 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
                 f"{len(accepted)} of {len(self._sent)} parties sent a valid reply and "
                 f"{needed} are needed ({self._first_rejection()})"
             )
+            self.record_releases(accepted)
             if self._checkpoint is not None:
                 self._checkpoint.reopen(self.rejected_)
             self._sent = []  # there is nothing new to deliver

@@ -38,7 +38,7 @@ SCHEMA: Final = 1
 _OWNER: Final = "Checkpoint"
 _RUN_FILE: Final = "run.json"
 _COMPLETE: Final = "complete.json"
-_REPLY_TOO_LARGE: Final = 2
+_BAD_REPLY: Final = 2
 
 
 class Checkpoint:
@@ -165,10 +165,9 @@ class Checkpoint:
         number = len(list(self._phase_folder(phase).glob("*.asked"))) + 1
         self._write(self._phase_folder(phase) / f"{number}.asked", json.dumps(nodes).encode())
 
-    def record(self, phase: str, node: int, reply: Message) -> None:
-        """Write a reply, or in place of an older one from the same node."""
-        path = self._phase_folder(phase) / f"{node}.message"
-        self._write(path, _compat.message_to_bytes(reply))
+    def record(self, phase: str, node: int, reply: bytes) -> None:
+        """Write an encoded reply, or in place of an older one from the same node."""
+        self._write(self._phase_folder(phase) / f"{node}.message", reply)
 
     def recorded(self, phase: str) -> set[int]:
         """Return the nodes whose reply is on disk."""
@@ -284,18 +283,24 @@ class RecordedGrid(GridAround):
         if not asked:
             return
         self._checkpoint.note_attempt(phase, [r.metadata.dst_node_id for r in asked])
-        for reply, node in stream_replies(self._grid, asked, timeout):
-            self._checkpoint.record(phase, node, self._limited(reply))
+        for request, reply in stream_replies(self._grid, asked, timeout):
+            self._checkpoint.record(
+                phase, request.metadata.dst_node_id, self._encoded(request, reply)
+            )
 
-    def _limited(self, reply: Message) -> Message:
-        if reply.has_error():
-            error = Error(reply.error.code, cut_short(reply.error.reason or ""))
-            return Message(error, reply_to=reply)
+    def _encoded(self, request: Message, reply: Message) -> bytes:
+        """Return a reply as bytes; an error in its place if it is too large, or cannot be."""
         try:
+            if reply.has_error():
+                error = Error(reply.error.code, cut_short(reply.error.reason or ""))
+                return _compat.message_to_bytes(Message(error, reply_to=request))
             check_size(reply.content, self._max_reply_bytes)
+            return _compat.message_to_bytes(Message(reply.content, reply_to=request))
         except KnowledgeMismatch as error:
-            return Message(Error(_REPLY_TOO_LARGE, str(error)), reply_to=reply)
-        return reply
+            reason = str(error)
+        except Exception as error:  # Flower reads more than it can write
+            reason = f"Reply: it must be a message of Flower's, got {type(error).__name__}."
+        return _compat.message_to_bytes(Message(Error(_BAD_REPLY, reason), reply_to=request))
 
 
 def _digest(settings: Mapping[str, object]) -> str:

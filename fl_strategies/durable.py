@@ -1,6 +1,7 @@
 """Files that survive a crash: written whole or not at all, and readable by their owner only."""
 
 import os
+import threading
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,8 +35,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Give a file new content, all of it or none."""
-    draft = beside(path, "draft")
+    """Give a file new content, all of it or none, whoever else does so at the same time."""
+    draft = beside(path, f"draft-{os.getpid()}-{threading.get_ident()}")
     write_through(draft, content, after=0)
     draft.replace(path)
     sync_folder(path.parent)

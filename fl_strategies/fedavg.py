@@ -242,11 +242,15 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         self, replies: Sequence[PartyReply[LocalWeights]]
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Make the mean of all weights the model."""
-        for reply in replies:
-            self._charge(reply)
+        self.record_releases(replies)
         model = self._rebuild(average([reply.knowledge for reply in replies]))
         self._layout = replies[0].knowledge.layout
         return self._keep_model(model), {}
+
+    def record_releases(self, replies: Sequence[PartyReply[LocalWeights]]) -> None:
+        """Record what parties say that their weights have cost."""
+        for reply in replies:
+            self._charge(reply)
 
     def _charge(self, reply: PartyReply[LocalWeights]) -> None:
         """Record a party's events; its own epsilon says whose ledger to show.

@@ -153,7 +153,7 @@ def described(value: object) -> object:
         return value.item()
     if isinstance(value, np.ndarray):
         return content_hash(value)
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return {each.name: described(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
         return {str(name): described(each) for name, each in value.items()}

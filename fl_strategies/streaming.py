@@ -5,6 +5,7 @@ cannot read raises there and ends the run. Here every reply is fetched by itself
 becomes an error of its sender, and one that has been used is gone before the next is read.
 """
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -69,13 +70,17 @@ class StreamingGrid(GridAround):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
         """Send messages at once; replies come while they are read."""
-        return (reply for reply, _ in stream_replies(self._grid, list(messages), timeout))
+        return (reply for _, reply in stream_replies(self._grid, list(messages), timeout))
 
 
 def stream_replies(
     grid: Grid, requests: Sequence[Message], timeout: float | None
-) -> Iterator[tuple[Message, int]]:
-    """Send messages, and give each reply with the node that was asked when it is there."""
+) -> Iterator[tuple[Message, Message]]:
+    """Send messages, and give each of them with its reply when that is there.
+
+    When the time is over, all that has arrived meanwhile is still fetched: neither the time
+    that replies take to be read here nor one that comes slowly costs others their place.
+    """
     numbers = [str(number) for number in grid.push_messages(requests) if number]
     known = {request.metadata.message_id: request for request in requests}
     return _arriving(grid, {number: known[number] for number in numbers}, timeout)
@@ -83,21 +88,21 @@ def stream_replies(
 
 def _arriving(
     grid: Grid, waiting: dict[str, Message], timeout: float | None
-) -> Iterator[tuple[Message, int]]:
-    end, pause = time.monotonic() + (timeout or 0.0), _SHORTEST_POLL
-    while waiting and (timeout is None or time.monotonic() < end):
-        arrived = False
+) -> Iterator[tuple[Message, Message]]:
+    left, pause = timeout if timeout is not None else math.inf, _SHORTEST_POLL
+    end = time.monotonic() + left
+    while True:
+        is_last = time.monotonic() >= end
         for number, request in list(waiting.items()):
             reply = _pull(grid, number, request)
             if reply is not None:
-                arrived = True
                 del waiting[number]
-                yield reply, request.metadata.dst_node_id
-        if arrived:
-            pause = _SHORTEST_POLL
-        elif waiting:
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_POLL)
+                yield request, reply
+        if is_last or not waiting:
+            return
+        time.sleep(max(0.0, min(pause, end - time.monotonic())))
+        # Every look is work for the SuperLink, so those who take long are asked rarely.
+        pause = min(2 * pause, _LONGEST_POLL)
 
 
 def _pull(grid: Grid, number: str, request: Message) -> Message | None:
@@ -108,7 +113,9 @@ def _pull(grid: Grid, number: str, request: Message) -> Message | None:
     """
     try:
         replies = list(grid.pull_messages([number]))
-    except _compat.TRANSPORT_ERRORS:
+    except _compat.TRANSPORT_ERRORS as error:
+        if _compat.is_temporary(error):
+            return None
         raise
     except Exception as error:  # a stranger's bytes may fail in any way
         reason = f"Reply: it must be a message of Flower's, got {type(error).__name__}."

@@ -26,6 +26,7 @@ from fl_strategies.exceptions import (
 )
 from fl_strategies.knowledge import Knowledge
 from fl_strategies.plain_state import dump_state, load_state
+from fl_strategies.privacy.events import event_from_json
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from simulations.local import InMemoryGrid
 from tests.toys import TEST, CentroidLearner, common_options, load_toy_party, load_with
@@ -281,6 +282,43 @@ def test_a_round_that_failed_delivers_nothing_until_it_is_complete(tmp_path: Pat
     assert {kind for kind, _, _ in second.asked} == {"train", "evaluate"}
     assert bits(resumed) == bits(well)
     assert figures(result) == figures(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedkt", {}), ("fedkt", {"privacy_level": "L2", "gamma": 0.5}),
+        ("fedkd", {}), ("fedkd", {"weights": "noisy-counts", "gamma": 1.0, "num_levels": 256}),
+        ("fedmd", {}), ("fedmd", {"release": "nfdp", "num_samples": 10}),
+        ("fedmd", {"release": "ldp", "noise": "gumbel", "gamma": 1.0}),
+        ("fedavg", {}), ("pkd", {}),
+    ],
+)  # fmt: skip
+def test_a_round_that_failed_is_paid_for(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """What parties told the server has left them, whether or not it could use it."""
+
+    def load(context: Context) -> Party:
+        return raise_error(context) if context.node_id == 1002 else load_toy_party(context)
+
+    strategy = build(name, min_parties=3, **options)
+    start(strategy, MortalGrid(client_app(load)), 1)
+    with pytest.raises(NotFitted):
+        _ = strategy.model_
+
+    # The server's own noise, which here was never drawn, is no part of what parties told.
+    assert strategy.ledger_.num_releases > 0
+    at_home = journal_app(tmp_path)
+    start(build(name, **options), MortalGrid(at_home), 1)
+    journal = tmp_path / "0" / "private-data.example.jsonl"
+    told = {
+        event_from_json(charge["event"])
+        for line in journal.read_text().splitlines()
+        for charge in json.loads(line)["charges"]
+    }
+    kinds = {type(event) for event, _ in strategy.ledger_.entries}
+    assert kinds & {type(event) for event in told}
 
 
 def raise_error(_: Context) -> Party:

@@ -204,11 +204,16 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
             self._agents = {n: other for n, other in self._agents.items() if other != agent}
             self._agents[reply.node_id] = agent
             self._newest[agent] = reply.knowledge.model
-            self._charge(reply)
+        self.record_releases(replies)
         if replies:
             self._answered = {reply.partition_id for reply in replies}
         refused = sum(reply.metrics.get(NUM_MODELS_REFUSED, 0) for reply in replies)
         return None, {NUM_MODELS_REFUSED: refused}
+
+    def record_releases(self, replies: Sequence[PartyReply[AgentModel]]) -> None:
+        """Record what agents say that their models have cost."""
+        for reply in replies:
+            self._charge(reply)
 
     def _charge(self, reply: PartyReply[AgentModel]) -> None:
         """Record what the agent has spent; its own epsilon says whose ledger to show.

@@ -330,13 +330,9 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
             self._charge_unprotected(words.UNPROTECTED)
         if self.weights == "counts":
             self._charge_unprotected(words.EXACT_COUNTS)
-        charges: list[Entry] = []
-        if self.weights == "noisy-counts":
-            seeded = self.privacy is not None and self.privacy.seeded_noise
-            charges += self.num_attempts * self._count_mechanism().charges(seeded=seeded)
-        mechanism = None
+        charges, mechanism = self._charges_of_counts(), None
         if self.privacy is not None:
-            # words.Weights that parties' counts decide may give one party all of a class.
+            # Weights that parties' counts decide may give one party all of a class.
             largest = 1.0 if self.weights == "uniform" else float(num_parties)
             counted = self.weights == "noisy-counts"
             mechanism = self.privacy.mechanism(
@@ -347,6 +343,23 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
             charges += self.privacy.charges(mechanism, rows * self.num_classes)
         self.ledger_.charge_all(charges)
         return mechanism
+
+    def record_releases(self, replies: Sequence[PartyReply[PartyScores | float]]) -> None:
+        """Record what the server was told in a round that came to nothing."""
+        if any(isinstance(reply.knowledge, float) for reply in replies):
+            self._charge_unprotected(words.PRIVATE_SCALE)
+            return
+        if self.privacy is None:
+            self._charge_unprotected(words.UNPROTECTED)
+        if self.weights == "counts":
+            self._charge_unprotected(words.EXACT_COUNTS)
+        self.ledger_.compose_all(self._charges_of_counts())
+
+    def _charges_of_counts(self) -> list[Entry]:
+        if self.weights != "noisy-counts":
+            return []
+        seeded = self.privacy is not None and self.privacy.seeded_noise
+        return self.num_attempts * list(self._count_mechanism().charges(seeded=seeded))
 
     def _charge_unprotected(self, reason: str) -> None:
         self.ledger_.charge(NonPrivateEvent(unit=self.ledger_.unit, reason=reason))

@@ -1,6 +1,6 @@
 """The server half of FedKT; see `fl_strategies.fedkt`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np
@@ -24,6 +24,7 @@ from fl_strategies.fedkt.party import (
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, part_arrays, shown
 from fl_strategies.packing import unpack_labels
 from fl_strategies.party import check_rows, content_hash
+from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import (
@@ -288,22 +289,27 @@ class FedKT(KnowledgeStrategy[Array | None]):
         """Return the rows that get a label, their labels and what that costs."""
         if self.privacy_level == "L1" and self.privacy is not None:
             return self._label_with_noise(counts, self.privacy)
-        self._record_parties_releases()
+        self._enter_releases(self.ledger_.charge_all)
         # Which rows have no vote is itself private at L1, and post-processing otherwise.
         rows = np.flatnonzero(counts.any(axis=1))
         labels = plurality(counts, derive_rng(self.seed, "server", "ties"))[rows]
         return rows, labels, {}
 
-    def _record_parties_releases(self) -> None:
+    def record_releases(self, replies: Sequence[PartyReply[Array | None]]) -> None:  # noqa: ARG002
+        """Record the students of a round that came to nothing; at L1 the server is trusted."""
+        if self.privacy is None or self.privacy_level == "L2":
+            self._enter_releases(self.ledger_.compose_all)
+
+    def _enter_releases(self, enter: Callable[[Sequence[Entry]], None]) -> None:
         """Enter what every party was asked to release in this run."""
         if self.privacy is None:
-            self.ledger_.charge(NonPrivateEvent(unit="example", reason=UNPROTECTED))
+            enter([(NonPrivateEvent(unit="example", reason=UNPROTECTED), 1)])
             return
         num_labels = self.num_splits * self.num_queries
         mechanism = self.privacy.for_examples(self.num_classes, num_labels)
         charges = mechanism.charges(num_labels, seeded=self.privacy.seeded_noise)
         for _ in range(self.num_attempts):
-            self.ledger_.charge_all(charges)
+            enter(charges)
 
     def _label_with_noise(
         self, counts: IntArray, privacy: VotePrivacy

@@ -330,6 +330,11 @@ class FedMD(KnowledgeStrategy[None]):
         counts = np.where(weighted.any(axis=1, keepdims=True), weighted, plain)
         return plurality(counts, derive_rng(self.seed, "server", "ties", self.round_))
 
+    def record_releases(self, replies: Sequence[PartyReply[None]]) -> None:
+        """Record the answers of a round that came to nothing."""
+        if replies:
+            self._privacy(replies)
+
     def _privacy(self, replies: Sequence[PartyReply[None]]) -> Metrics:
         """Record what left the parties in this round, where that was not done before."""
         settings = self.settings

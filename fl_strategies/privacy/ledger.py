@@ -132,7 +132,11 @@ class PrivacyLedger:
 
     def compose(self, event: PrivacyEvent, count: int = 1) -> None:
         """Record what has happened, whatever it cost."""
-        self._tallies = self._extended([(event, count)])
+        self.compose_all([(event, count)])
+
+    def compose_all(self, charges: Iterable[Entry]) -> None:
+        """Record several events of one release, whatever they cost; see `compose`."""
+        self._tallies = self._extended(charges)
 
     def charge(self, event: PrivacyEvent, count: int = 1) -> None:
         """Record what is about to happen, unless it would exceed the budget.

@@ -87,6 +87,20 @@ def test_a_restarted_party_goes_on_in_the_middle_of_a_run(
     assert "must find a model that was trained before" in str(forgetful.rejected_)
 
 
+def test_two_runs_keep_apart(tmp_path: Path) -> None:
+    """A run that is resumed finds its own state, not that of another one meanwhile."""
+    plain = app_with_journals(journals(tmp_path / "plain"), with_network)
+    expected = run(networks(checkpoint_dir=tmp_path / "whole"), plain)
+    app = app_with_journals(journals(tmp_path / "parties"), with_network)
+    run(networks(checkpoint_dir=tmp_path / "one"), app, rounds=1)
+
+    grid = InMemoryGrid(app, NUM_PARTIES)
+    run(networks(checkpoint_dir=tmp_path / "two", seed=9), app, grid=lambda *_: grid)
+    resumed = networks(checkpoint_dir=tmp_path / "one", resume=True)
+
+    assert run(resumed, app, grid=lambda *_: grid) == expected
+
+
 def test_a_full_disk_does_not_bring_back_an_older_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

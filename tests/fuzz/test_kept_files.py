@@ -43,7 +43,8 @@ def test_damaged_replies(trials: Trials, tmp_path: Path) -> None:
     content = RecordDict({"arrays": ArrayRecord([np.arange(5.0)])})
     request = Message(RecordDict(), dst_node_id=7, message_type=MessageType.TRAIN)
     _compat.assign_message_id(request)
-    checkpoint.record(MessageType.TRAIN, 7, Message(content, reply_to=request))
+    reply = _compat.message_to_bytes(Message(content, reply_to=request))
+    checkpoint.record(MessageType.TRAIN, 7, reply)
     (path,) = tmp_path.rglob("7.message")
     whole = path.read_bytes()
     assert trials.attempt(checkpoint.replay, MessageType.TRAIN, request) is not None

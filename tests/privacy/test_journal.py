@@ -168,8 +168,10 @@ def test_the_disk_has_the_line_before_charge_returns(
     journal.charge([(MEAN, 1)], run="3", purpose="means")
     after = journal.path.stat().st_size
 
+    draft = synced[0][0]
+    assert draft.startswith(f"{announcement_of(journal).name}.draft-")
     assert synced == [
-        (f"{announcement_of(journal).name}.draft", before),
+        (draft, before),
         (tmp_path.name, before),
         (journal.path.name, after),
         (tmp_path.name, after),
