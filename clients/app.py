@@ -72,6 +72,9 @@ class PartyNotLoaded(Exception):
 def _guarded(message: Message, respond: Callable[[], RecordDict]) -> Message:
     try:
         return Message(respond(), reply_to=message)
+    except PartyNotLoaded as error:
+        logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
+        reason = "The party's own files or settings are not in order; its log has the details."
     except StrategyError as error:
         logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
         reason = str(error)

@@ -7,7 +7,7 @@ import numpy as np
 
 from clients.scores import ScoreLearner
 from clients.tabular import to_float32
-from clients.tree_arrays import NativeTree, Trees
+from clients.tree_arrays import NativeTree, Trees, num_received_trees
 from fl_strategies.exceptions import MissingExtra, require
 from fl_strategies.protocols import Array, FloatArray
 from fl_strategies.tasks import Task
@@ -62,10 +62,6 @@ or ExtraTreeRegressor
         self._template = estimator
         self._trees: Trees
 
-    @property
-    def _num_trees(self) -> int:
-        return 1 if type(self._template) in TREES else int(self._template.n_estimators)
-
     def _regress(self, x: Array, targets: FloatArray, rng: np.random.Generator) -> None:
         model = clone(self._template).set_params(random_state=int(rng.integers(_LARGEST_SEED)))
         # scikit-learn warns of a single column.
@@ -85,10 +81,11 @@ or ExtraTreeRegressor
         return self._trees.to_arrays(self._width)
 
     def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
+        alone = type(self._template) in TREES
         self._trees = Trees.from_arrays(
             self._owner,
             arrays,
-            num_trees=self._num_trees,
+            num_trees=1 if alone else num_received_trees(self._owner, arrays),
             width=self._width,
             num_values=self.num_classes,
         )

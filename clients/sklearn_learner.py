@@ -25,6 +25,7 @@ from clients.sklearn_arrays import (
     trees_to_arrays,
 )
 from clients.tabular import TabularLearner, to_float32
+from clients.tree_arrays import num_received_trees
 from fl_strategies.exceptions import (
     KnowledgeMismatch,
     UnsupportedLearner,
@@ -259,8 +260,9 @@ def _tree_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) 
 
 
 def _forest_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
-    forest = clone(template)
-    trees = trees_from_arrays(tree_prototype(forest), forest.n_estimators, arrays, shape)
+    num_trees = num_received_trees("SklearnLearner", arrays)
+    forest = clone(template).set_params(n_estimators=num_trees)
+    trees = trees_from_arrays(tree_prototype(forest), num_trees, arrays, shape)
     return assemble_forest(forest, trees, shape)
 
 

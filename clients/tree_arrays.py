@@ -20,6 +20,7 @@ from fl_strategies.protocols import Array, FloatArray, IntArray
 
 # A tree on honest data has some tens of levels; a chain would take as many steps a row.
 MAX_LEVELS: Final = 1024
+MAX_TREES: Final = 10_000
 _NAMES: Final = {"tree-sizes", "leaf-bits", "features", "thresholds", "values"}
 _VALUES_AT_ONCE: Final = 2**20
 
@@ -35,6 +36,14 @@ class NativeTree(NamedTuple):
     features: IntArray
     thresholds: FloatArray
     values: FloatArray
+
+
+def num_received_trees(owner: str, arrays: Mapping[str, Array]) -> int:
+    """Return how many trees a received forest has, which is its sender's choice."""
+    count = int(np.size(arrays.get("tree-sizes", ())))
+    known = 1 <= count <= MAX_TREES or "tree-sizes" not in arrays
+    require_known(known, owner, "tree-sizes", f"those of 1 to {MAX_TREES} trees", count)
+    return count
 
 
 @dataclass(frozen=True, eq=False)

@@ -654,7 +654,10 @@ def no_records(party: Party) -> Party:
     ("change", "reason"),
     [
         (four_classes, "Server: num-classes must be a whole number from 4 to 4, got 3"),
-        (nan_target, "PartyNotLoaded in the party's own code; its log has the details"),
+        (
+            nan_target,
+            "The party's own files or settings are not in order; its log has the details",
+        ),
         (as_regression, "Server: task must be one of regression, got 'single-label'"),
         (not_soft, "the learner must have distill"),
         (not_portable, "Party 1: the learner must have to_arrays and from_arrays"),

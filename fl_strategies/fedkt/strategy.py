@@ -33,7 +33,13 @@ from fl_strategies.privacy.reporting import (
     data_dependent_figure,
     privacy_metrics,
 )
-from fl_strategies.privacy.votes import VoteNoise, VotePrivacy, choose_queries, count_queries
+from fl_strategies.privacy.votes import (
+    VoteMechanism,
+    VoteNoise,
+    VotePrivacy,
+    choose_queries,
+    count_queries,
+)
 from fl_strategies.protocols import Array, IntArray, Learner, LearnerFactory, require_portable
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply
@@ -194,6 +200,27 @@ class FedKT(KnowledgeStrategy[Array | None]):
             audience=AUDIENCES[privacy_level],
         )  # fmt: skip
 
+    def _warn_of_noise(self) -> None:
+        """Say so if the noise is stronger than all votes together; the run is valid anyway."""
+        if self.privacy is not None:
+            at_server = self.privacy_level == "L1"
+            num_votes = self.num_parties * self.num_splits if at_server else self.num_teachers
+            mechanism = self._mechanism(self.privacy)
+            if mechanism.scale > num_votes:
+                logger.warning(
+                    "FedKT: noise of scale %.3g drowns %s votes; ask for fewer queries "
+                    "(num_queries), or allow a larger epsilon.", mechanism.scale, num_votes,
+                )  # fmt: skip
+
+    def _mechanism(self, privacy: VotePrivacy) -> VoteMechanism:
+        """Return the server's noise at L1, that of every party at L2."""
+        if self.privacy_level == "L1":
+            return privacy.mechanism(
+                unit="party", sensitivity=self.num_splits,
+                num_classes=self.num_classes, num_queries=self.num_queries,
+            )  # fmt: skip
+        return privacy.for_examples(self.num_classes, self.num_splits * self.num_queries)
+
     def party_config(self) -> dict[str, Scalar]:
         """Return s, t and what identifies the public data."""
         noise = self.privacy.to_config() if self.privacy and self.privacy_level == "L2" else {}
@@ -214,6 +241,7 @@ class FedKT(KnowledgeStrategy[Array | None]):
 
     def prepare_round(self) -> bool:
         """Begin to count."""
+        self._warn_of_noise()
         self._gather()
         return True
 
@@ -306,7 +334,7 @@ class FedKT(KnowledgeStrategy[Array | None]):
             enter([(NonPrivateEvent(unit="example", reason=UNPROTECTED), 1)])
             return
         num_labels = self.num_splits * self.num_queries
-        mechanism = self.privacy.for_examples(self.num_classes, num_labels)
+        mechanism = self._mechanism(self.privacy)
         charges = mechanism.charges(num_labels, seeded=self.privacy.seeded_noise)
         for _ in range(self.num_attempts):
             enter(charges)
@@ -315,10 +343,7 @@ class FedKT(KnowledgeStrategy[Array | None]):
         self, counts: IntArray, privacy: VotePrivacy
     ) -> tuple[IntArray, IntArray, Metrics]:
         rows = choose_queries(len(self.public), self.num_queries, self.seed)
-        mechanism = privacy.mechanism(
-            unit="party", sensitivity=self.num_splits,
-            num_classes=self.num_classes, num_queries=len(rows),
-        )  # fmt: skip
+        mechanism = self._mechanism(privacy)
         # The worst case is charged before anything is drawn.
         self.ledger_.charge_all(mechanism.charges(len(rows), seeded=privacy.seeded_noise))
         rng = privacy.rng(self.seed, "server")

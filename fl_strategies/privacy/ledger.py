@@ -6,6 +6,7 @@ of this package. One call is one batch whose queries were fixed before its first
 between calls anything may depend on what was released before.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -155,10 +156,14 @@ class PrivacyLedger:
             after = _claim(tallies, self.delta)
             if after.epsilon > self.max_epsilon:
                 hint = f" ({after.reason})" if after.reason else ""
+                if math.isinf(after.epsilon):
+                    advice = "choose a release with noise, or another strategy"
+                else:
+                    advice = "release fewer rows or add more noise"
                 raise PrivacyBudgetExceeded(
                     f"{_OWNER}: epsilon must be at most {self.max_epsilon:g}, the budget at "
                     f"delta {self.delta:g}, got {after.epsilon:.6g} with this release{hint}. "
-                    f"Nothing was recorded; release fewer rows or add more noise."
+                    f"Nothing was recorded; {advice}."
                 )
         self._tallies = tallies
 

@@ -4,13 +4,15 @@
 import argparse
 import signal
 import sys
+import tomllib
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from fl_strategies.exceptions import StrategyError
+from fl_strategies.exceptions import InvalidData, StrategyError
 from simulations.config import Settings, Value, parse_assignment
 from simulations.deploy.app_folder import write_app
+from simulations.deploy.client_app import build_party
 from simulations.deploy.federation import FORMATS, Deployment, prepare, write_split
 from simulations.report import percent
 
@@ -39,6 +41,11 @@ def _parser() -> argparse.ArgumentParser:
     app = commands.add_parser("app", help="write the app folder that `flwr run` submits")
     app.add_argument("folder", type=Path)
     app.set_defaults(command=_app)
+    check = commands.add_parser(
+        "check", help="read a party's node-config and files, as a run would"
+    )
+    check.add_argument("node_config", type=Path, metavar="NODE.toml")
+    check.set_defaults(command=_check)
     split = commands.add_parser("split", help="write a data set as one file for each party")
     _add_settings(split)
     split.add_argument("folder", type=Path)
@@ -84,6 +91,28 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _app(options: argparse.Namespace) -> int:
     print(f"app: {write_app(options.folder)}")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    try:
+        config = tomllib.loads(options.node_config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidData(
+            f"check: {options.node_config} must be a file in TOML, got: {error}."
+        ) from error
+    party = build_party(config, run="check")
+    party.learner_fn()
+    print(f"{party.owner}: {len(party.y)} records of shape {party.x.shape[1:]}")
+    print(f"public rows: {len(party.public)}, classes: {party.num_classes}")
+    print(f"learner: {party.learner_name}")
+    if party.journal is None:
+        print("privacy: nothing is kept; set state-dir to keep a journal and a budget")
+        return 0
+    journal = party.journal
+    limit = "without a limit" if journal.max_epsilon is None else f"of {journal.max_epsilon:g}"
+    print(f"privacy: epsilon {journal.epsilon():.4g} of an example is spent, {limit},")
+    print(f"at delta {journal.delta:g}, in {len(journal.entries())} releases")
     return 0
 
 

@@ -96,7 +96,11 @@ def read_labelled(path: Path, public: PublicData, label: str = LABEL) -> tuple[A
         require_data(public.table is None, path.name, "the file", rule, "an archive")
     else:
         table = _read_table(path)
-        require_data(label in table.columns, path.name, "the table", f"with {label!r}", "none")
+        require_data(
+            label in table.columns, path.name, "the label column",
+            f"{label!r}, or named by the setting label",
+            f"columns {', '.join(map(str, table.columns[:20]))}",
+        )  # fmt: skip
         labels = table.pop(label).to_numpy()
         x = _numbers(path.name, table, public)
     check_rows(path.name, "x", x)

@@ -184,5 +184,6 @@ def _dataset(public: PublicData, x_test: Array, y_test: IntArray) -> Dataset:
 
 def _file(files: Mapping[str, Value], key: str) -> Path:
     path = Path(str(files[key])).expanduser()
-    require(path.is_file(), OWNER, key, "a file that exists on the server", str(path))
+    rule = "the absolute path of a file on the server"
+    require(path.is_absolute() and path.is_file(), OWNER, key, rule, str(path))
     return path

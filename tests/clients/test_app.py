@@ -122,7 +122,10 @@ def test_what_is_wrong_with_private_records_stays_at_home(
     message = Message(RecordDict({keys.CONFIG: config()}), dst_node_id=2, message_type="train")
     reply = client_app(load)(message, context())
 
-    assert reason(reply) == "PartyNotLoaded in the party's own code; its log has the details."
+    assert (
+        reason(reply)
+        == "The party's own files or settings are not in order; its log has the details."
+    )
     assert "4711" in caplog.text
 
 

@@ -261,7 +261,10 @@ def shifted_sizes(sizes: Array) -> Array:
         (replaced("tree-sizes", first_as(2**62)), "models up to 268435456 bytes"),
         (replaced("tree-sizes", first_as(101)), "leaf-bits must be of shape"),
         (replaced("tree-sizes", shifted_sizes), "leaf-bits must be whole trees"),
-        (replaced("tree-sizes", lambda a: a[:2]), "tree-sizes must be of shape"),
+        (replaced("tree-sizes", lambda a: a[:2]), "leaf-bits must be of shape"),
+        (replaced("tree-sizes", lambda a: a[:0]), "those of 1 to 10000 trees, got 0"),
+        (replaced("tree-sizes", lambda a: np.repeat(a, 9_999)), "those of 1 to 10000 trees"),
+        (replaced("tree-sizes", lambda a: a[:, None]), "tree-sizes must be of shape"),
         (replaced("tree-sizes", lambda a: a.astype(float)), "tree-sizes must be of int64"),
         (replaced("leaf-bits", np.zeros_like), "must be of shape"),
         (replaced("leaf-bits", lambda a: a ^ 255), "must be"),
@@ -304,11 +307,15 @@ def test_every_array_of_a_forest_is_needed(name: str) -> None:
     check_refused(estimator, arrays, "arrays must be named")
 
 
-def test_a_forest_of_another_size_is_refused() -> None:
-    """The receiver's own settings say how many trees it takes."""
-    _, arrays = small_forest()
+def test_a_forest_may_have_another_size() -> None:
+    """Its sender chose how many trees it has; a single tree has one."""
+    estimator, arrays = small_forest()
+    same, other = (
+        learner(forest).from_arrays(arrays)
+        for forest in (estimator, RandomForestClassifier(4, max_depth=3))
+    )
 
-    check_refused(RandomForestClassifier(4, max_depth=3), arrays, "tree-sizes must be of shape")
+    assert same.logits(DIGITS[0]).tobytes() == other.logits(DIGITS[0]).tobytes()
     check_refused(DecisionTreeClassifier(), arrays, "tree-sizes must be of shape")
 
 

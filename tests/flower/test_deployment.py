@@ -36,7 +36,7 @@ from simulations.deploy.data import (
 from simulations.deploy.federation import Deployment, Prepared, prepare, write_split
 from simulations.deploy.server_app import load, make_report, model_hash, run_settings
 from simulations.experiment import load_federation
-from simulations.flower import FlowerRunFailed
+from simulations.flower import FlowerRunFailed, to_toml
 from simulations.local import run_local
 
 NUM_PARTIES = 3
@@ -99,7 +99,10 @@ def test_a_public_table_decides_what_columns_mean(tmp_path: Path) -> None:
         ("kind,age,town,more\ndog,1,Ulm,2\n", "those of the public file"),
         ("kind,age,town\ndog,old,Ulm\n", "numbers or text as in the public file"),
         ("kind,age,town\nbird,1,Ulm\n", "in the class list cat, dog, got 1 others"),
-        ("age,town\n1,Ulm\n", "with 'kind'"),
+        (
+            "age,town\n1,Ulm\n",
+            "label column must be 'kind', or named by the setting label, got columns age",
+        ),
         ("", "a table"),
     ],
 )
@@ -209,6 +212,25 @@ def test_a_wrong_node_config_is_refused(
         build_party({**node_config, **change}, run="1")
 
 
+def test_a_party_can_check_its_node_config(
+    node_config: dict[str, Value], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before any run, and without one: what is there, what is spent, or what is wrong."""
+    file = tmp_path / "node.toml"
+    node_config |= {"state-dir": str(tmp_path / "state"), "max-epsilon": 2.0}
+    file.write_text(to_toml(node_config).replace(" ", "\n"))
+
+    assert main(["check", str(file)]) == 0
+    assert "Party 0: 30 records of shape (4,)" in (said := capsys.readouterr().out)
+    assert "epsilon 0 of an example is spent, of 2,\nat delta 1e-05, in 0 releases" in said
+    file.write_text('data-fil = "x"')
+    assert main(["check", str(file)]) == 1
+    assert "keys must be among" in capsys.readouterr().err
+    file.write_text("no toml")
+    assert main(["check", str(file)]) == 1
+    assert "must be a file in TOML" in capsys.readouterr().err
+
+
 def test_the_server_is_not_told_what_is_wrong_at_a_party(
     node_config: dict[str, Value], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,7 +245,7 @@ def test_the_server_is_not_told_what_is_wrong_at_a_party(
     reply = deployed_app(message, context(node_config))
 
     assert "secret-place" not in str(reply.error.reason)
-    assert "PartyNotLoaded" in str(reply.error.reason)
+    assert "its log has the details" in str(reply.error.reason)
     assert "secret-place" in caplog.text
 
 
@@ -345,7 +367,7 @@ def test_the_server_needs_its_files(prepared: Prepared) -> None:
 
     with pytest.raises(InvalidParameter, match="public-file must be given"):
         load({**config, "public-file": ""})
-    with pytest.raises(InvalidParameter, match="exists on the server"):
+    with pytest.raises(InvalidParameter, match="absolute path of a file on the server"):
         load({**config, "public-file": "nowhere.npz"})
     assert len(load({**config, "test-file": ""}).dataset.y_test) == 0
 
