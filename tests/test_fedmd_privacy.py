@@ -463,18 +463,22 @@ def test_a_target_is_met_after_the_planned_rounds(changes: dict[str, Any]) -> No
 
 
 def test_weak_noise_is_useful_and_strong_noise_is_chance() -> None:
-    """Noise that promises nothing leaves the consensus right, a strict promise destroys it."""
-    shares = []
-    for target in (5000.0, 0.5):
-        strategy = linear_fedmd(
-            release="ldp", payload="softmax", num_public=60,
-            target_epsilon=target, num_rounds_planned=2,
-        )  # fmt: skip
-        Federation().run(strategy, 2)
-        shares.append(accuracy(strategy.model_.predict(TEST[0])))
+    """Noise that promises nothing leaves the consensus right, a strict promise destroys it.
 
-    assert shares[0] > 0.85
-    assert shares[1] < 0.75
+    A random model may be good by chance (one in sixty is), so the middle of several counts.
+    """
+    shares: dict[float, list[float]] = {5000.0: [], 0.5: []}
+    for target, found in shares.items():
+        for _ in range(5):
+            strategy = linear_fedmd(
+                release="ldp", payload="softmax", num_public=60,
+                target_epsilon=target, num_rounds_planned=2,
+            )  # fmt: skip
+            Federation().run(strategy, 2)
+            found.append(accuracy(strategy.model_.predict(TEST[0])))
+
+    assert np.median(shares[5000.0]) > 0.85
+    assert np.median(shares[0.5]) < 0.75
 
 
 def test_the_servers_budget_ends_the_run_before_it_is_exceeded() -> None:
