@@ -238,7 +238,10 @@ class _Check:
         if not isinstance(learner, SoftLearner):
             return None
         recipe = Recipe(loss="mse", link="softmax")
-        return learner.distill(self.x, targets, rng=np.random.default_rng(0), recipe=recipe)
+        rng = np.random.default_rng(0)
+        result = learner.distill(self.x, targets, rng=rng, recipe=recipe)
+        self.require(result is learner, "distill must return self", type(result).__name__)
+        return result
 
     def scores_can_be_learned(self) -> None:
         """Check that distill listens to its targets and is repeatable."""
@@ -261,7 +264,13 @@ class _Check:
         good = np.full((len(self.x), self.num_classes), 1 / self.num_classes)
         broken = good.copy()
         broken[0, 0] = np.nan
-        for rule, targets in (("NaN in targets", broken), ("missing columns", good[:, :1])):
+        below = good.copy()
+        below[0, :2] = (-0.5, 1.0)
+        for rule, targets in (
+            ("NaN in targets", broken),
+            ("missing columns", good[:, :1]),
+            ("negative probabilities", below),
+        ):
             self.refuses(ValueError, f"{rule} must be refused", self.distilled, targets)
 
     def learning_can_go_on(self) -> None:

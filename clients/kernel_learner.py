@@ -132,6 +132,11 @@ class KernelRidgeLearner(ScoreLearner):
         kernel, gamma = KERNELS.index(self._kernel), self._scale(self._width)
         return np.array([kernel, gamma, self._degree, self._offset], dtype=np.float64)
 
+    @property
+    def travels(self) -> bool:
+        """Whether models may take their training rows along."""
+        return self._reveal_rows
+
     def _to_arrays(self) -> dict[str, Array]:
         if not self._reveal_rows:
             raise UnsupportedLearner(

@@ -3,10 +3,12 @@
 import copy
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, Self
 
 import numpy as np
 
+from clients.soft_labels import check_soft_targets, label_shares, weigh
 from clients.tabular import MAX_WIDTH, MIN_PROBABILITY, require_array
 from fl_strategies.exceptions import (
     InvalidData,
@@ -24,6 +26,9 @@ from fl_strategies.protocols import (
     IntArray,
     Learner,
     LearnerFactory,
+    Recipe,
+    SoftLearner,
+    can_travel,
     require_portable,
 )
 from fl_strategies.tasks import UNKNOWN, check_targets, check_task
@@ -99,6 +104,34 @@ class MultiLabelLearner:
         self._parts, self._row_shape = parts, x.shape[1:]
         return self
 
+    def distill(
+        self,
+        x: Array,
+        targets: FloatArray,
+        *,
+        rng: np.random.Generator,
+        recipe: Recipe = Recipe(),  # noqa: B008 a frozen value
+    ) -> Self:
+        """Learn log-odds or probabilities (n, num_classes), each label by itself.
+
+        A binary learner without `distill` learns the likelier value of every row.
+        """
+        x, targets = np.asarray(x), np.asarray(targets)
+        check_rows(self._owner, "x", x)
+        require_data(x.size > 0, self._owner, "x", "at least one row and column", x.shape)
+        check_soft_targets(self._owner, targets, len(x), self._num_classes, recipe.link)
+        shares = label_shares(self._owner, targets, recipe)
+        self._parts = None
+        seeds = rng.integers(2**63, size=self._num_classes)
+        plain = replace(recipe, loss="cross-entropy", link="softmax", temperature=1.0)
+        learned = [
+            self._distill_part(x, share, np.random.default_rng(seed), plain)
+            for share, seed in zip(shares.T, seeds, strict=True)
+        ]
+        self._constants = np.array([constant for _, constant in learned])
+        self._parts, self._row_shape = [part for part, _ in learned], x.shape[1:]
+        return self
+
     def predict(self, x: Array) -> IntArray:
         """Return 1 for every label that is more likely than not, else 0, (n, num_classes)."""
         return (self.logits(x) > 0).astype(np.int64)
@@ -116,6 +149,11 @@ class MultiLabelLearner:
                 both = part.logits(x).astype(np.float64)
                 scores[:, label] = both[:, 1] - both[:, 0]
         return scores
+
+    @property
+    def travels(self) -> bool:
+        """Whether models of the binary learner have an array form."""
+        return can_travel(self._learner_fn())
 
     def to_arrays(self) -> dict[str, Array]:
         """Return row shape, constants, and the arrays of every label's own learner."""
@@ -154,6 +192,18 @@ class MultiLabelLearner:
         if len(np.unique(labels[known])) < 2:
             return None
         return self._learner_fn().fit(x[known], labels[known].astype(np.int64), rng=rng)
+
+    def _distill_part(
+        self, x: Array, share: FloatArray, rng: np.random.Generator, recipe: Recipe
+    ) -> tuple[Learner | None, float]:
+        """Return a model of one label's probabilities (n,), or none and the constant."""
+        both = np.stack([1 - share, share], axis=1)
+        labels, part = weigh(both), self._learner_fn()
+        if len(np.unique(labels.classes)) < 2:
+            return None, _constant_log_odds(labels.classes)
+        if isinstance(part, SoftLearner):
+            return part.distill(x, both, rng=rng, recipe=recipe), 0.0
+        return part.fit(x, labels.likeliest, rng=rng), 0.0
 
     def _received_row_shape(self, arrays: Mapping[str, Array]) -> tuple[int, ...]:
         size = np.size(arrays[ROW_SHAPE])

@@ -12,6 +12,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from clients.soft_labels import check_soft_targets
 from clients.tabular import MAX_WIDTH, MIN_PROBABILITY, WIDTH, require_array
 from fl_strategies.exceptions import NotFitted, require, require_data, require_known
 from fl_strategies.party import check_rows
@@ -29,7 +30,6 @@ _LINKS_OF_TASK: Final[Mapping[Task, tuple[Link, ...]]] = {
     "regression": ("identity",),
 }
 _LARGEST: Final = float(np.finfo(np.float32).max)
-_ROUNDING: Final = 1e-6
 
 
 class ScoreLearner(ABC):
@@ -94,12 +94,7 @@ class ScoreLearner(ABC):
         rule = f"one of {', '.join(links)} for {self._task} tasks"
         require(recipe.link in links, self._owner, "link", rule, recipe.link)
         rows = self._training_rows(x)
-        check_targets(self._owner, "targets", targets, len(x), self._num_classes, "regression")
-        self._check_range("targets", targets)
-        if recipe.link != "identity":
-            inside = targets.min() >= -_ROUNDING and targets.max() <= 1 + _ROUNDING
-            rule = f"probabilities, as link {recipe.link} says"
-            require_data(inside, self._owner, "targets", rule, "numbers outside 0 to 1")
+        check_soft_targets(self._owner, targets, len(x), self._num_classes, recipe.link)
         return self._learn(rows, targets.astype(np.float64), recipe, rng)
 
     def predict(self, x: Array) -> Array:

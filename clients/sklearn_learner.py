@@ -24,6 +24,8 @@ from clients.sklearn_arrays import (
     trees_from_arrays,
     trees_to_arrays,
 )
+from clients.sklearn_weights import fit_weighted, takes_weights
+from clients.soft_labels import WeightedLabels
 from clients.tabular import TabularLearner, to_float32
 from clients.tree_arrays import num_received_trees
 from fl_strategies.exceptions import (
@@ -60,6 +62,9 @@ class SklearnLearner(TabularLearner):
     Scores come from `predict_proba`. An estimator without it gives the softmax of its
     decision function, which orders classes well but is not calibrated, and one without
     either gives all weight to the class it predicts.
+
+    `distill` weighs rows by `sample_weight`. Estimators that do not take it, such as nearest
+    neighbours, and support vector machines learn the likeliest class of each row.
 
     Trees, forests, the common linear models, naive Bayes, `MLPClassifier`, and pipelines
     of scalers before one of these can travel as arrays. Other models cannot, and
@@ -120,6 +125,20 @@ class SklearnLearner(TabularLearner):
         else:
             self._model = _fit_forest(model, rows, y)
 
+    @property
+    def _takes_weights(self) -> bool:
+        return takes_weights(self._template)
+
+    def _fit_weighted(self, x: Array, labels: WeightedLabels, rng: np.random.Generator) -> None:
+        self._is_received = False
+        model = _seeded_clone(self._template, rng)
+        if type(model) in (*TREES, *FORESTS):
+            x = to_float32(self._owner, x)
+        if _is_plain_forest(model):
+            self._model = _fit_forest(model, x, labels.classes, labels)
+        else:
+            self._model = fit_weighted(model, x, labels)
+
     def _probabilities(self, x: Array) -> FloatArray:
         if type(self._model) in TREES:
             return _mean_shares([self._model], to_float32(self._owner, x))
@@ -147,6 +166,11 @@ class SklearnLearner(TabularLearner):
                 f"{self._owner}: a received model must score every row, got "
                 f"{type(error).__name__}."
             ) from error
+
+    @property
+    def travels(self) -> bool:
+        """Whether models of this estimator have an array form."""
+        return _travels(self._template)
 
     def _to_arrays(self) -> dict[str, Array]:
         return _form_of(self._model).encode(self._model)
@@ -182,17 +206,27 @@ def _is_plain_forest(model: Any) -> bool:
     )
 
 
-def _fit_forest(forest: Any, x: Array, y: IntArray) -> Any:
-    """Fit the very trees that `forest.fit` would, without its overhead per tree."""
+def _fit_forest(
+    forest: Any, x: Array, y: IntArray, weighted: WeightedLabels | None = None
+) -> Any:
+    """Fit the very trees that `forest.fit` would, without its overhead per tree.
+
+    With weighted labels a tree's bootstrap sample draws rows, each with all its labels.
+    """
     prototype, labels = tree_prototype(forest), y.astype(np.float64).reshape(-1, 1)
     seeds = np.random.RandomState(forest.random_state)
     trees = [_seeded(prototype, seeds) for _ in range(forest.n_estimators)]
-    weights = [_bootstrap_weights(tree, len(x)) if forest.bootstrap else None for tree in trees]
-    # The first fit checks the settings that all trees share.
-    trees[0].fit(x, labels, sample_weight=weights[0], check_input=False)
+    rows = x if weighted is None else x[weighted.rows]
+
+    def grow(tree: Any) -> None:
+        drawn = _bootstrap_weights(tree, len(x)) if forest.bootstrap else None
+        weights = drawn if weighted is None else _label_weights(weighted, drawn)
+        tree.fit(rows, labels, sample_weight=weights, check_input=False)
+
+    grow(trees[0])  # checks the settings that all trees share
     with config_context(skip_parameter_validation=True, assume_finite=True):
-        for tree, weight in zip(trees[1:], weights[1:], strict=True):
-            tree.fit(x, labels, sample_weight=weight, check_input=False)
+        for tree in trees[1:]:
+            grow(tree)
     return assemble_forest(forest, trees, Shape(int(y.max()) + 1, x.shape[1]))
 
 
@@ -207,6 +241,10 @@ def _bootstrap_weights(tree: Any, num_rows: int) -> Array:
     """Return how often each row is in the bootstrap sample of a tree, (num_rows,)."""
     rows = np.random.RandomState(tree.random_state).randint(0, num_rows, num_rows)
     return np.bincount(rows, minlength=num_rows)
+
+
+def _label_weights(labels: WeightedLabels, drawn: Array | None) -> FloatArray:
+    return labels.weights if drawn is None else labels.weights * drawn[labels.rows]
 
 
 def _mean_shares(trees: Sequence[Any], x: Array) -> FloatArray:
@@ -246,6 +284,16 @@ def _form_of(model: Any) -> _Form:
         if type(model) in form.types:
             return form
     raise _unsupported(model)
+
+
+def _travels(model: Any) -> bool:
+    try:
+        if type(model) is Pipeline:
+            return all(_scalers(model)) and _travels(model.steps[-1][1])
+        _form_of(model)
+    except UnsupportedLearner:
+        return False
+    return True
 
 
 def _unsupported(model: Any) -> UnsupportedLearner:

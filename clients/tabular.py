@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from clients.soft_labels import WeightedLabels, check_soft_targets, class_shares, weigh
 from fl_strategies.exceptions import (
     KnowledgeMismatch,
     NotFitted,
@@ -22,7 +23,7 @@ from fl_strategies.exceptions import (
     require_known,
 )
 from fl_strategies.party import check_rows
-from fl_strategies.protocols import Array, FloatArray, IntArray
+from fl_strategies.protocols import Array, FloatArray, IntArray, Recipe
 from fl_strategies.tasks import check_labels
 
 # Below every probability a model of this size can tell apart, and far enough from zero
@@ -72,12 +73,13 @@ def to_float32(owner: str, x: Array) -> Array:
 
 
 class TabularLearner(ABC):
-    """Base of learners that see rows as flat vectors and learn from labels only.
+    """Base of learners that see rows as flat vectors and are made to learn labels.
 
-    A subclass implements `_fit` and `_probabilities`, and, where its models may travel,
-    `_to_arrays` and `_from_arrays`. It sees only the classes that are present in a
-    training set, renumbered 0 .. k - 1 with k >= 2; a training set with a single class
-    becomes a constant model without any call to the subclass.
+    A subclass implements `_fit` and `_probabilities`; where its model can weigh its rows,
+    `_takes_weights` and `_fit_weighted`; and where its models may travel, `_to_arrays` and
+    `_from_arrays`. It sees only the classes that are present in a training set, renumbered
+    0 .. k - 1 with k >= 2; a training set with a single class becomes a constant model
+    without any call to the subclass.
 
     Parameters
     ----------
@@ -102,17 +104,43 @@ class TabularLearner(ABC):
 
     def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
         """Learn labels `y` (n,) of rows `x` (n, ...), forgetting what was known before."""
-        x, y = np.asarray(x), np.asarray(y)
-        check_rows(self._owner, "x", x)
-        check_labels(self._owner, "y", y, len(x), self._num_classes)
-        require_data(len(x) > 0, self._owner, "x", "at least one row", "an empty training set")
-        rows = self._flatten(x)
-        require_data(rows.shape[1] > 0, self._owner, "x", "at least one column", "none")
+        rows, y = self._training_rows(x), np.asarray(y)
+        check_labels(self._owner, "y", y, len(rows), self._num_classes)
         self._classes = None
         classes, encoded = np.unique(y, return_inverse=True)
         if len(classes) > 1:
             self._fit(rows, encoded.astype(np.int64), rng)
         self._classes, self._width = classes.astype(np.int64), rows.shape[1]
+        return self
+
+    def distill(
+        self,
+        x: Array,
+        targets: FloatArray,
+        *,
+        rng: np.random.Generator,
+        recipe: Recipe = Recipe(),  # noqa: B008 a frozen value
+    ) -> Self:
+        """Learn targets (n, num_classes) of rows `x`, forgetting what was known before.
+
+        Targets become probabilities of classes at temperature 1, and these the weights of
+        labels; every loss of a recipe is taken as the model's own. Targets that leave no
+        row in doubt give the very model that `fit` makes of their classes. A model that
+        cannot weigh rows learns the likeliest class of each.
+
+        Unlikely classes are dropped (see `clients.soft_labels`) and then score as low as
+        any class that is missing: a large temperature does not bring them back.
+        """
+        rows, targets = self._training_rows(x), np.asarray(targets)
+        shape = (len(rows), self._num_classes)
+        check_soft_targets(self._owner, targets, *shape, recipe.link)
+        labels = weigh(class_shares(self._owner, targets, recipe))
+        if labels.are_plain or not self._takes_weights:
+            return self.fit(rows, labels.likeliest, rng=rng)
+        self._classes = None
+        classes, encoded = np.unique(labels.classes, return_inverse=True)
+        self._fit_weighted(rows, labels._replace(classes=encoded), rng)
+        self._classes, self._width = classes, rows.shape[1]
         return self
 
     def predict(self, x: Array) -> IntArray:
@@ -141,6 +169,11 @@ class TabularLearner(ABC):
             clipped = np.fmin(np.fmax(probabilities, MIN_PROBABILITY), 1.0)
             scores[:, classes] = np.log(clipped)
         return scores
+
+    @property
+    def travels(self) -> bool:
+        """Whether models of this learner have an array form."""
+        return type(self)._to_arrays is not TabularLearner._to_arrays
 
     def to_arrays(self) -> dict[str, Array]:
         """Return what was learned: classes (k,), width (1,) and the model's own arrays."""
@@ -174,6 +207,15 @@ class TabularLearner(ABC):
     def _probabilities(self, x: Array) -> FloatArray:
         """Return the probabilities (n, k) of rows (n, d), n >= 1."""
 
+    @property
+    def _takes_weights(self) -> bool:
+        """Whether `_fit_weighted` is there to be called."""
+        return False
+
+    def _fit_weighted(self, x: Array, labels: WeightedLabels, rng: np.random.Generator) -> None:
+        """Fit a new model to finite rows (n, d) and weighted labels in 0 .. k - 1, k >= 2."""
+        raise NotImplementedError
+
     def _predict(self, x: Array) -> IntArray:
         """Return the likeliest of the k classes of every row; ties go to the first."""
         labels: IntArray = self._probabilities(x).argmax(axis=1)
@@ -201,6 +243,14 @@ class TabularLearner(ABC):
         if self._classes is None:
             raise NotFitted(f"{self._owner}: the learner must be fitted first, got none.")
         return self._classes
+
+    def _training_rows(self, x: Array) -> Array:
+        x = np.asarray(x)
+        check_rows(self._owner, "x", x)
+        require_data(len(x) > 0, self._owner, "x", "at least one row", "an empty training set")
+        rows = self._flatten(x)
+        require_data(rows.shape[1] > 0, self._owner, "x", "at least one column", "none")
+        return rows
 
     def _checked_rows(self, x: Array) -> Array:
         x = np.asarray(x)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from clients.soft_labels import WeightedLabels
 from clients.tabular import TabularLearner, require_array, require_names, to_float32
 from clients.ubjson import decode
 from clients.xgboost_settings import boosting_settings
@@ -97,11 +98,24 @@ class XGBoostLearner(TabularLearner):
         self._num_rounds = num_rounds
         self._booster: Any = None
 
+    @property
+    def _takes_weights(self) -> bool:
+        return True
+
     def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
+        self._boost(to_float32(self._owner, x), y, None, rng)
+
+    def _fit_weighted(self, x: Array, labels: WeightedLabels, rng: np.random.Generator) -> None:
+        rows = to_float32(self._owner, x)[labels.rows]
+        self._boost(rows, labels.classes, labels.weights, rng)
+
+    def _boost(
+        self, x: Array, y: IntArray, weights: FloatArray | None, rng: np.random.Generator
+    ) -> None:
         seed = int(rng.integers(2**31))
         settings = {**self._settings, **_objective(int(y.max()) + 1), "seed": seed}
-        rows = to_float32(self._owner, x)
-        data = xgboost.DMatrix(rows, label=y, nthread=self._settings["nthread"])
+        threads = self._settings["nthread"]
+        data = xgboost.DMatrix(x, label=y, weight=weights, nthread=threads)
         self._booster = xgboost.train(settings, data, self._num_rounds)
 
     def _probabilities(self, x: Array) -> FloatArray:

@@ -179,9 +179,17 @@ def require_soft(owner: str, learner: Learner) -> SoftLearner:
     if not isinstance(learner, SoftLearner):
         raise UnsupportedLearner(
             f"{owner}: the learner must have distill to learn from scores, got "
-            f"{type(learner).__name__}. Use a network, or trees that regress on scores."
+            f"{type(learner).__name__}. TabularLearner and ScoreLearner give it to any model."
         )
     return learner
+
+
+def can_travel(learner: object) -> bool:
+    """Tell whether a learner's models can become arrays, before any is trained.
+
+    A learner that has the methods for some models only says so by an attribute `travels`.
+    """
+    return isinstance(learner, PortableLearner) and bool(getattr(learner, "travels", True))
 
 
 def require_portable(learner: Learner, hint: str = "") -> PortableLearner:

@@ -13,7 +13,14 @@ import numpy as np
 
 from fl_strategies import REGISTRY, FedAvg, KnowledgeStrategy, Learner, Party
 from fl_strategies.exceptions import StrategyError, require
-from fl_strategies.protocols import Array, ContinuingLearner, IntArray, LearnerFactory
+from fl_strategies.protocols import (
+    Array,
+    ContinuingLearner,
+    IntArray,
+    LearnerFactory,
+    PortableLearner,
+    can_travel,
+)
 from fl_strategies.randomness import derive_rng
 from fl_strategies.tasks import METRICS, quality
 from simulations.config import Settings, optional_settings
@@ -145,7 +152,7 @@ class Federation:
 
     def _check_learner(self, key: str, name: str, needs: tuple[type, ...]) -> None:
         learner = self.factory(name)()
-        if not all(isinstance(learner, need) for need in needs):
+        if not _meets(learner, needs):
             able = [n for n in LEARNERS if _has(self.factory(n), needs)]
             rule = f"one of {', '.join(able)} for {self.settings.strategy}"
             require(False, "Settings", key, rule, name)
@@ -255,7 +262,12 @@ def _has(factory: LearnerFactory, needs: tuple[type, ...]) -> bool:
         learner = factory()
     except StrategyError:
         return False
-    return all(isinstance(learner, need) for need in needs)
+    return _meets(learner, needs)
+
+
+def _meets(learner: Learner, needs: tuple[type, ...]) -> bool:
+    at_hand = PortableLearner not in needs or can_travel(learner)
+    return at_hand and all(isinstance(learner, need) for need in needs)
 
 
 def _require_default(settings: Settings, name: str) -> None:

@@ -99,7 +99,7 @@ def multilayer_perceptron(num_features: int, num_classes: int) -> "torch.nn.Modu
     return network
 
 
-# Classifiers: labels only, and one model per label where records have several
+# Classifiers: one model per label where records have several
 
 
 def _classifier(build: ClassifierBuilder, settings: "Settings", problem: Problem) -> Learner:
@@ -189,7 +189,7 @@ def _xgboost(settings: "Settings", num_classes: int) -> Learner:
     return XGBoostLearner(num_classes=num_classes, **_boosting_options(settings))
 
 
-# Models that learn scores as well as labels
+# Models that regress on scores
 
 
 def _xgboost_scores(settings: "Settings", problem: Problem) -> Learner:

@@ -1,5 +1,6 @@
 """check_learner: every learner of the package passes, every broken one is named."""
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -380,6 +381,7 @@ class Soft(CentroidLearner):
         shape = (len(x), self.num_classes)
         require_data(targets.shape == shape, "Soft", "targets", "one a class", targets.shape)
         require_data(bool(np.isfinite(targets).all()), "Soft", "targets", "finite", "NaN")
+        require_data(targets.min() >= 0, "Soft", "targets", "probabilities", "less than 0")
         return self.fit(x, targets.argmax(axis=1), rng=rng)
 
 
@@ -402,6 +404,24 @@ class TakesNaNScores(Soft):
         return super().distill(x, np.nan_to_num(targets), rng=rng, recipe=recipe)
 
 
+class TakesNegativeScores(Soft):
+    """It takes anything for a probability."""
+
+    def distill(
+        self, x: Array, targets: FloatArray, *, rng: np.random.Generator, recipe: Recipe
+    ) -> Self:
+        return super().distill(x, np.abs(targets), rng=rng, recipe=recipe)
+
+
+class ReturnsATwin(Soft):
+    """It leaves itself untaught."""
+
+    def distill(
+        self, x: Array, targets: FloatArray, *, rng: np.random.Generator, recipe: Recipe
+    ) -> Self:
+        return copy.copy(super().distill(x, targets, rng=rng, recipe=recipe))
+
+
 class StandsStill(Soft):
     """It says that it goes on learning, and does not."""
 
@@ -422,6 +442,8 @@ def test_a_learner_of_scores_passes() -> None:
     [
         (Deaf, "distill must learn its targets"),
         (TakesNaNScores, "NaN in targets must be refused"),
+        (TakesNegativeScores, "negative probabilities must be refused"),
+        (ReturnsATwin, "distill must return self, got ReturnsATwin"),
         (StandsStill, "partial_fit must go on learning"),
         (NoLogits, "must have num_classes, fit, predict and logits"),
         (OtherClasses, "num_classes must be 3, got 7"),

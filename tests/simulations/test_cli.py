@@ -86,8 +86,14 @@ def test_averaging_takes_as_many_rounds_as_it_is_given(tmp_path: Path) -> None:
             ["--preset=paper"],
             "preset: data must be one of adult, cod-rna, mnist, got 'digits'.",
         ),
-        (["--strategy=akd"], "Settings: learner must be one of xgboost-scores, forest-scores"),
-        (["--strategy=fedkd"], "Settings: final-learner must be one of xgboost-scores"),
+        (
+            ["--strategy=akd", "--learner=svm"],
+            "logistic-regression, xgboost, xgboost-scores, forest-scores, ridge, mlp",
+        ),
+        (
+            ["--strategy=fedavg", "--learner=mlp"],
+            "Settings: final-learner must be one of mlp",
+        ),
         (["--learner=resnet8"], "resnet8: a row must be an image"),
         (["--learner=embedding-bag"], "Settings: learner must be a model of numbers"),
         (

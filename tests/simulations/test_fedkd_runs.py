@@ -13,9 +13,11 @@ from simulations.client_app import app
 from simulations.config import Settings
 from simulations.experiment import Federation, load_federation
 from simulations.local import run_local
+from simulations.models import LEARNERS
 from simulations.report import make_report
 
 COMMON = {"strategy": "fedkd", "num-parties": 3, "solo": True, "central": True}
+IMAGE_NETWORKS = ("mnist-net", "convolutional", "vgg9", "resnet8", "resnet34")
 WORDS = ("minister treaty embassy", "goal coach stadium", "shares bank profit", "chip code lab")
 
 
@@ -65,6 +67,60 @@ def test_several_labels(chest: Path, learner: str, final: str, tolerance: float)
     assert tolerance < report["mean-auc"] <= 1
     assert report["solo-mean-auc"] > 0.5
     assert report["epsilon-example"] == float("inf")
+
+
+FINAL = [name for name in LEARNERS if name not in (*IMAGE_NETWORKS, "embedding-bag")]
+
+
+@pytest.mark.parametrize("final", FINAL)
+def test_any_model_can_be_the_final_one(final: str) -> None:
+    """It need not be of a kind that regresses on scores."""
+    report = run(
+        data="breast-cancer", final_learner=final, num_trees=20, boosting_rounds=20,
+        learning_rate=0.01, beta=5.0, central=False, solo=False,
+    )  # fmt: skip
+
+    assert report["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("final", ["random-forest", "xgboost", "logistic-regression"])
+def test_models_of_one_label_are_taught_several(chest: Path, final: str) -> None:
+    """Log-odds of findings are learned by one model each."""
+    report = run(
+        data="nih-cxr", data_dir=str(chest), learner="logistic-regression,random-forest",
+        final_learner=final, num_trees=20, boosting_rounds=20, balanced=False, beta=5.0,
+        central=False, solo=False,
+    )  # fmt: skip
+
+    assert report["mean-auc"] > 0.75
+
+
+@pytest.mark.parametrize("payload", ["logits", "softmax", "argmax"])
+def test_the_consensus_of_fedmd_teaches_a_forest(payload: str) -> None:
+    """The server's own model learns scores like any other, also noisy ones."""
+    common = {"strategy": "fedmd", "payload": payload, "num_server_rounds": 2, "beta": 5.0}
+    plain = {"num_trees": 20, "central": False, "solo": False, **common}
+    noise = {"release": "ldp", "noise": "gaussian", "sigma": 0.05, "clipping_norm": 5.0}
+    if payload == "logits":
+        plain |= noise
+    if payload == "softmax":
+        plain |= {**noise, "clipping_norm": 0.0}
+    report = run(data="breast-cancer", learner="random-forest,mlp", **plain)
+
+    assert report["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("strategy", ["akd", "avgkd", "pkd"])
+@pytest.mark.parametrize("learner", ["random-forest", "xgboost", "logistic-regression"])
+def test_models_of_labels_teach_one_another(strategy: str, learner: str) -> None:
+    """Agents hand on forests and learn from what these predict."""
+    report = run(
+        strategy=strategy, data="breast-cancer", learner=learner, final_learner=learner,
+        num_server_rounds=2, num_trees=20, boosting_rounds=20, beta=5.0,
+        central=False, solo=False,
+    )  # fmt: skip
+
+    assert report["accuracy"] > 0.8
 
 
 def test_labelled_public_rows_help(chest: Path) -> None:
