@@ -76,6 +76,11 @@ class Judgement(NamedTuple):
     """What each row adds: the mean is the task's figure, the spread its sampling error."""
 
 
+def paired_error(one: FloatArray, other: FloatArray) -> float:
+    """Return the standard error of the difference of two models, by their shares of rows."""
+    return float((one - other).std() / np.sqrt(max(len(one), 1)))
+
+
 def figure_names(task: Task, num_classes: int) -> tuple[str, ...]:
     """Return the figures that a task is judged by, the one of `METRICS` first."""
     if task != "single-label":
