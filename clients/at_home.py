@@ -47,9 +47,9 @@ def verdict_to_tell(
 ) -> Metrics:
     """Return the one bit if it may leave the party, and nothing otherwise.
 
-    It may if the party says so, keeps no journal, tells its figures as well, and nothing in
-    this run was promised to be private: neither by the server's message nor, which no server
-    can change, by what the party has recorded of its own releases.
+    It may if the party says so, keeps no journal, tells its figures as well, and has answered
+    in this run without a promise of privacy: neither by the server's message nor, which no
+    server can change, by what the party has recorded of its own releases.
     """
     silent = party.journal is not None or math.isnan(told[METRICS[party.task]])
     if not party.tell_verdict or silent or _is_private(config, state):
@@ -58,9 +58,9 @@ def verdict_to_tell(
 
 
 def _is_private(config: ConfigRecord, state: RecordDict) -> bool:
-    released = run_ledger(state, DEFAULT_DELTA).entries
-    noisy = any(not isinstance(event, NonPrivateEvent) for event, _ in released)
-    return noisy or config.get(PRIVACY_LEVEL, "L0") != "L0"
+    released = [event for event, _ in run_ledger(state, DEFAULT_DELTA).entries]
+    open_ = bool(released) and all(isinstance(event, NonPrivateEvent) for event in released)
+    return not open_ or config.get(PRIVACY_LEVEL, "L0") != "L0"
 
 
 def _shares_alone(

@@ -105,7 +105,7 @@ def test_what_is_found_at_home_stays_there(
 def test_a_model_like_its_own_is_level(caplog: pytest.LogCaptureFixture) -> None:
     """One standard error of the difference decides; the same answers are no win."""
     with caplog.at_level(logging.INFO, "flwr.fl_strategies"):
-        content = evaluated(delivered(), compare_at_home=True, tell_verdict=True)
+        content = evaluated(delivered(), plain(), compare_at_home=True, tell_verdict=True)
 
     assert "level with one of its own" in caplog.text
     assert told(content)[keys.BETTER_THAN_ALONE] == 0.0
@@ -114,7 +114,7 @@ def test_a_model_like_its_own_is_level(caplog: pytest.LogCaptureFixture) -> None
 def test_an_error_at_home_is_logged_there(caplog: pytest.LogCaptureFixture) -> None:
     """Even a party that tells its verdict then tells none."""
     content = evaluated(
-        delivered(), compare_at_home=True, tell_verdict=True, learner_fn=Failing
+        delivered(), plain(), compare_at_home=True, tell_verdict=True, learner_fn=Failing
     )
 
     assert "the record of Ms. Doe" in caplog.text
@@ -152,9 +152,10 @@ def test_one_bit_leaves_with_leave_only() -> None:
     assert told(evaluated(delivered(), plain(), **leave))[keys.BETTER_THAN_ALONE] == 1.0
     for answer in (
         evaluated(delivered(), noisy(), **leave),
-        evaluated(delivered(**{"privacy-level": "L1"}), **leave),
-        evaluated(delivered(**{"privacy-level": "L2"}), **leave),
-        evaluated(delivered(), **leave, x_test=None, y_test=None),
+        evaluated(delivered(), RecordDict(), **leave),  # it has not answered in this run
+        evaluated(delivered(**{"privacy-level": "L1"}), plain(), **leave),
+        evaluated(delivered(**{"privacy-level": "L2"}), plain(), **leave),
+        evaluated(delivered(), plain(), **leave, x_test=None, y_test=None),
         evaluated(delivered(), plain(), **{**leave, "tell_verdict": False}),
     ):
         assert keys.BETTER_THAN_ALONE not in told(answer)
