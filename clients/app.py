@@ -9,9 +9,11 @@ from typing import TypeAlias
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from clients.at_home import compare_at_home, verdict_to_tell
 from clients.kept_run import answer_once, run_name
 from fl_strategies import REGISTRY, Learner, Party, PartyHalf, keys
 from fl_strategies.exceptions import KnowledgeMismatch, StrategyError, require_known
+from fl_strategies.half import all_or_none
 from fl_strategies.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar, count_bytes
 from fl_strategies.replies import EVALUATION
 
@@ -118,8 +120,11 @@ def _evaluate(
 
     def respond() -> RecordDict:
         model, metrics = half.evaluate(party, received, config, context.state)
+        metrics = all_or_none(party, metrics)
         if on_model is not None:
             on_model(model, party, context)
+        better = compare_at_home(model, party, config, context.state)
+        metrics |= verdict_to_tell(party, better, metrics, config, context.state)
         return _reply(message, party, Knowledge(EVALUATION, {}), metrics)
 
     return answer_once(party, message, context, respond)

@@ -10,7 +10,7 @@ from fl_strategies.exceptions import KnowledgeMismatch, PublicDataMismatch
 from fl_strategies.knowledge import Knowledge, Metrics, config_int, shown
 from fl_strategies.party import Party, content_hash
 from fl_strategies.protocols import Learner, PortableLearner
-from fl_strategies.tasks import METRICS, quality
+from fl_strategies.tasks import figure_names, judge
 
 MAX_SEED = 2**63 - 1
 MAX_ROUNDS = 2**31
@@ -46,11 +46,25 @@ class PartyHalf(ABC):
 
 def measure(party: Party, model: Learner) -> Metrics:
     """Return how good a model is on the held-out rows, or NaN if that stays at home."""
-    metric, silent = METRICS[party.task], party.journal is not None
+    nothing = dict.fromkeys(figure_names(party.task, party.num_classes), math.nan)
+    silent = party.journal is not None
     if silent or party.x_test is None or party.y_test is None or not len(party.y_test):
-        return {keys.NUM_EXAMPLES: 0, metric: math.nan}
-    figure = quality(model, party.x_test, party.y_test, party.task)
-    return {keys.NUM_EXAMPLES: len(party.y_test), metric: figure}
+        return {keys.NUM_EXAMPLES: 0, **nothing}
+    found = judge(model, party.x_test, party.y_test, party.task).figures
+    told = {name: found.get(name, math.nan) for name in nothing}
+    return {keys.NUM_EXAMPLES: len(party.y_test), **told}
+
+
+def all_or_none(party: Party, metrics: Metrics) -> Metrics:
+    """Return metrics in which no figure is told unless that of the task is.
+
+    A half that must not tell how good a model is hides one figure by its name; the others
+    say as much about the held-out rows.
+    """
+    first, *others = figure_names(party.task, party.num_classes)
+    if not math.isnan(metrics.get(first, math.nan)):
+        return metrics
+    return {**metrics, **{name: math.nan for name in others if name in metrics}}
 
 
 def read_seed(config: ConfigRecord) -> int:

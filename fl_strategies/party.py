@@ -78,6 +78,11 @@ class Party:
         The party's own record of what its data have paid so far, with its budget.
     run : str
         Name of the run, for the journal.
+    compare_at_home : bool (default: False)
+        Log whether the model of a run beats one that this party trains alone, on its
+        held-out rows. It costs one more training a run.
+    tell_verdict : bool (default: False)
+        Let the server know that one bit, unless there is a journal or a promise of privacy.
     """
 
     x: Array
@@ -95,6 +100,8 @@ class Party:
     catalogue: Mapping[str, LearnerFactory] = field(default_factory=dict)
     journal: "PartyJournal | None" = None
     run: str = "unnamed"
+    compare_at_home: bool = False
+    tell_verdict: bool = False
 
     @property
     def owner(self) -> str:
@@ -105,6 +112,8 @@ class Party:
         """Check what could otherwise surface as a wrong model."""
         owner = self.owner
         require(self.partition_id >= 0, owner, "partition_id", "at least 0", self.partition_id)
+        compared = self.compare_at_home or not self.tell_verdict
+        require(compared, owner, "tell_verdict", "false without compare_at_home", True)
         check_task(owner, self.task, self.num_classes)
         self._check(owner, "x", self.x, self.y)
         check_rows(owner, "public", self.public)

@@ -3,6 +3,7 @@
 import inspect
 import logging
 import multiprocessing
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -22,7 +23,7 @@ from fl_strategies.protocols import (
     can_travel,
 )
 from fl_strategies.randomness import derive_rng
-from fl_strategies.tasks import METRICS, quality
+from fl_strategies.tasks import METRICS, Judgement, judge, judge_constant, quality
 from simulations.config import Settings, optional_settings
 from simulations.datasets import Dataset, load_dataset
 from simulations.models import LEARNERS, learner_factory
@@ -173,7 +174,22 @@ class Federation:
         data = self.dataset
         return quality(model, data.x_test, data.y_test, data.task)
 
+    def judge(self, model: Learner) -> Judgement:
+        """Return all figures of a model on the test rows."""
+        data = self.dataset
+        return judge(model, data.x_test, data.y_test, data.task)
+
+    def judge_majority(self) -> Judgement:
+        """Judge the constant answer that fits the private rows of all parties best."""
+        data = self.dataset
+        targets = data.y_train[np.concatenate(self.rows)]
+        return judge_constant(targets, data.y_test, data.num_classes, data.task)
+
     def solo_quality(self, partition_id: int) -> float:
+        """Return how good a party's model alone is."""
+        return self.judge_party(partition_id).figures[self.metric]
+
+    def judge_party(self, partition_id: int) -> Judgement:
         """Train one party's model on its own records alone, as many as it may use."""
         party, settings = self.party(partition_id), self.settings
         rng = derive_rng(settings.seed, "party", partition_id, "solo")
@@ -183,7 +199,7 @@ class Federation:
                 len(y), size=settings.num_samples, replace=settings.with_replacement
             )
             x, y = x[drawn], y[drawn]
-        return self.quality(self._trained_alone(party, x, y, rng))
+        return self.judge(self._trained_alone(party, x, y, rng))
 
     def _trained_alone(
         self, party: Party, x: Array, y: IntArray, rng: np.random.Generator
@@ -208,22 +224,27 @@ class Federation:
         learner = self.final_factory()()
         return pretrained(learner, self.dataset, self.settings, rng).to_arrays()
 
-    def solo_qualities(self, num_workers: int = 1) -> list[float]:
+    def judge_parties(self, num_workers: int = 1) -> Iterator[Judgement]:
         """Train every party alone; with several workers, in forked processes."""
         logger.info("Training every party alone for comparison.")
         numbers = range(self.settings.num_parties)
         if num_workers == 1:
-            return [self.solo_quality(number) for number in numbers]
+            yield from map(self.judge_party, numbers)
+            return
         fork = multiprocessing.get_context("fork")
         with ProcessPoolExecutor(num_workers, mp_context=fork) as workers:
-            return list(workers.map(_solo_quality, repeat(self.settings), numbers))
+            yield from workers.map(_judge_party, repeat(self.settings), numbers)
 
-    def central_quality(self) -> float:
+    def judge_pooled(self) -> Judgement:
         """Train the final learner on all private data pooled: what no federation may do."""
         logger.info("Training on the pooled data for comparison.")
         rng = derive_rng(self.settings.seed, "central")
         model = self.final_factory()()
-        return self.quality(model.fit(self.dataset.x_train, self.dataset.y_train, rng=rng))
+        return self.judge(model.fit(self.dataset.x_train, self.dataset.y_train, rng=rng))
+
+    def central_quality(self) -> float:
+        """Return how good a model of the pooled data is."""
+        return self.judge_pooled().figures[self.metric]
 
 
 @lru_cache(maxsize=1)
@@ -277,5 +298,5 @@ def _require_default(settings: Settings, name: str) -> None:
     require(value == default, "Settings", name.replace("_", "-"), rule, value)
 
 
-def _solo_quality(settings: Settings, partition_id: int) -> float:
-    return load_federation(settings).solo_quality(partition_id)
+def _judge_party(settings: Settings, partition_id: int) -> Judgement:
+    return load_federation(settings).judge_party(partition_id)

@@ -14,8 +14,21 @@ from typing import Any, TypeAlias
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy, keys
+from fl_strategies.class_weights import class_counts
 from fl_strategies.exceptions import MissingExtra, StrategyError
+from fl_strategies.protocols import IntArray
+from fl_strategies.tasks import figure_names
+from simulations.baselines import (
+    BEST_PARTY,
+    MAJORITY,
+    MEAN_PARTY,
+    POOLED,
+    Baselines,
+    existing,
+    judge_baselines,
+)
 from simulations.experiment import Federation
+from simulations.verdict import CONSTANTS, find_warnings, own_models, verdict
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -24,6 +37,11 @@ Report: TypeAlias = dict[str, Any]
 _PACKAGES = (
     "fl-strategies", "flwr", "numpy", "scikit-learn", "xgboost", "xgboost-cpu", "torch",
 )  # fmt: skip
+_ROWS = {
+    MEAN_PARTY: "mean of parties alone",
+    BEST_PARTY: "best party alone",
+    POOLED: "all data in one place",
+}
 _GUARANTEES = (
     ("a party", keys.EPSILON_PARTY, keys.DELTA_PARTY),
     ("an example", keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
@@ -48,38 +66,62 @@ def make_report(
     """
     rounds = _rounds(result)
     train, evaluate = rounds[-1]["train"], rounds[-1]["evaluate"]
-    settings, metric = federation.settings, federation.metric
-    figure = _figure(federation, strategy, evaluate)
-    solo = federation.solo_qualities(num_workers) if settings.solo else []
-    best = min if metric == keys.MEAN_SQUARED_ERROR else max
-    return {
+    settings = federation.settings
+    baselines = judge_baselines(federation, num_workers)
+    report = {
         "strategy": settings.strategy,
         "data": settings.data,
         "seed": settings.seed,
-        "metric": metric,
-        metric: figure,
-        f"server-{metric}": None if strategy.central else _server_figure(federation, strategy),
-        f"solo-{metric}": fmean(solo) if solo else None,
-        f"best-solo-{metric}": best(solo, default=None),
-        f"central-{metric}": federation.central_quality() if settings.central else None,
+        **_compared(federation, strategy, evaluate, baselines),
         **{key: train[key] for key in (keys.EPSILON_PARTY, keys.DELTA_PARTY)},
         **{key: train[key] for key in (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE)},
         "ledger": strategy.ledger_.state_dict(),
         "privacy-statement": _privacy_statement(strategy),
-        keys.NUM_BYTES_SENT: sum(r["train"].get(keys.NUM_BYTES_SENT, 0) for r in rounds),
-        keys.NUM_BYTES_RECEIVED: sum(
-            r["train"].get(keys.NUM_BYTES_RECEIVED, 0) for r in rounds
-        ),
+        keys.NUM_BYTES_SENT: _total(rounds, keys.NUM_BYTES_SENT),
+        keys.NUM_BYTES_RECEIVED: _total(rounds, keys.NUM_BYTES_RECEIVED),
         "seconds": seconds,
         "cpu-seconds": cpu_seconds,
         "metrics": {"train": train, "evaluate": evaluate},
         "rounds": rounds,
-        "parties": _describe_parties(federation, strategy, solo),
+        "parties": _describe_parties(federation, strategy, baselines.solo),
         "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
         "settings": settings.to_run_config(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": _versions(),
         "commit": _commit(),
+    }
+    return _with_verdict(report)
+
+
+def _with_verdict(report: Report) -> Report:
+    """Add what the run is worth; warn if that is little."""
+    found = find_warnings(report)
+    for sentence in found:
+        logger.warning("%s", sentence)
+    return {**report, "verdict": verdict(report), "warnings": found}
+
+
+def _compared(
+    federation: Federation,
+    strategy: KnowledgeStrategy[Any],
+    evaluate: Report,
+    baselines: Baselines,
+) -> Report:
+    """Return how good the federation and its baselines are, and on how many rows."""
+    data, metric = federation.dataset, federation.metric
+    own = _own_figures(federation, strategy, evaluate)
+    one = None if own else federation.judge(strategy.model_)
+    figures = own if one is None else existing(one.figures)
+    return {
+        "metric": metric,
+        metric: figures.get(metric, math.nan),
+        f"server-{metric}": None if strategy.central else _server_figure(federation, strategy),
+        **baselines.top_level(metric),
+        "figures": {"federation": figures, **baselines.figures()},
+        "standard-errors": {} if one is None else baselines.standard_errors(one),
+        "num-classes": data.num_classes,
+        "num-public-rows": len(data.x_public),
+        "num-test-rows": len(data.y_test),
     }
 
 
@@ -92,8 +134,8 @@ def _rounds(result: Result) -> list[Report]:
     ] or [{"round": 0, "train": {}, "evaluate": {}}]
 
 
-def _total(rounds: Sequence[Report], key: str) -> float:
-    return float(sum(one["train"].get(key, 0) for one in rounds))
+def _total(rounds: Sequence[Report], key: str) -> int:
+    return sum(one["train"].get(key, 0) for one in rounds)
 
 
 def _server_figure(federation: Federation, strategy: KnowledgeStrategy[Any]) -> float | None:
@@ -104,15 +146,17 @@ def _server_figure(federation: Federation, strategy: KnowledgeStrategy[Any]) -> 
         return None  # a server may lack the factories to make one
 
 
-def _figure(
+def _own_figures(
     federation: Federation, strategy: KnowledgeStrategy[Any], evaluate: Report
-) -> float:
-    """Return how good the final model is, or the mean over parties that keep their own."""
-    if strategy.central:
-        return federation.quality(strategy.model_)
+) -> dict[str, float]:
+    """Return the mean figures of models that parties keep; nothing if they keep none."""
     told = evaluate.get(f"{federation.metric}-by-party") or []
     own = [figure for figure in told if not math.isnan(figure)]
-    return fmean(own) if own else federation.quality(strategy.model_)
+    if strategy.central or not own:
+        return {}
+    names = figure_names(federation.dataset.task, federation.dataset.num_classes)
+    means = {name: evaluate.get(name, math.nan) for name in names}
+    return existing({**means, federation.metric: fmean(own)})
 
 
 def _privacy_statement(strategy: KnowledgeStrategy[Any]) -> str:
@@ -126,18 +170,28 @@ def _privacy_statement(strategy: KnowledgeStrategy[Any]) -> str:
 def _describe_parties(
     federation: Federation, strategy: KnowledgeStrategy[Any], solo: Sequence[float]
 ) -> list[Report]:
-    """Describe all parties, also those that were left out, which have no metrics."""
+    """Describe all parties, also those that were excluded, which have no metrics."""
     names = federation.settings.learner_names
     return [
         {
             keys.PARTITION_ID: number,
             keys.LEARNER: names[number % len(names)],
             "num-records": len(rows),
+            "class-counts": _class_counts(federation, rows),
             f"solo-{federation.metric}": solo[number] if solo else None,
             "metrics": strategy.parties_[number].train if number in strategy.parties_ else {},
         }
         for number, rows in enumerate(federation.rows)
     ]
+
+
+def _class_counts(federation: Federation, rows: IntArray) -> list[int] | None:
+    """Return how many records of each class a party has; positive ones of each label."""
+    data = federation.dataset
+    if data.task == "regression":
+        return None
+    counts = class_counts(data.y_train[rows], data.num_classes, data.task)
+    return [int(count) for count in counts]
 
 
 def _versions() -> dict[str, str]:
@@ -196,24 +250,15 @@ def render(report: Report) -> str:
         0    81.0 %
         1     7.5 %
     """
-    metric = report["metric"]
-    together, server = _together(report), report.get(f"server-{metric}")
-    name = "federation (mean of the parties' own models)" if together else "federation"
-    summary = {
-        name: report[metric],
-        "mean of parties alone": report[f"solo-{metric}"],
-        "best party alone": report[f"best-solo-{metric}"],
-        **({} if server is None else {"the server's own model": server}),
-        "all data in one place": report[f"central-{metric}"],
-    }
-    learner = report["settings"]["final-learner"]
-    figures = [[name, percent(value)] for name, value in summary.items()]
+    together = own_models(report)
     lines = [
         "",
         _party_table(report, together),
         "",
-        f"{report['strategy']} on {report['data']}, seed {report['seed']}, final {learner}",
-        table([metric, ""], figures),
+        "{strategy} on {data}, seed {seed}, final {final}".format(
+            **report, final=report["settings"]["final-learner"]
+        ),
+        _summary_table(report, own=bool(together)),
         *(
             f"epsilon for {whom}: {report[epsilon]} at delta {report[delta]:.3g}"
             for whom, epsilon, delta in _GUARANTEES
@@ -222,25 +267,41 @@ def render(report: Report) -> str:
         f"seconds: {report['seconds']:.1f}",
     ]
     lines += [f"left out: node {node}: {why}" for node, why in report["rejected"].items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, f"verdict: {report['verdict']}"])
 
 
-def _together(report: Report) -> dict[int, float]:
-    """Return the last figure of each party that keeps its own model; empty if none does."""
-    evaluate = report["metrics"]["evaluate"]
-    numbers = map(int, evaluate.get(keys.PARTITION_IDS, []))
-    return dict(zip(numbers, evaluate.get(f"{report['metric']}-by-party", []), strict=False))
+def _summary_table(report: Report, *, own: bool) -> str:
+    """Return the federation and what it is compared with, by all figures of the task."""
+    figures, metric = report["figures"], report["metric"]
+    columns = list(figures[MAJORITY])
+    name = "federation (mean of the parties' own models)" if own else "federation"
+    rows = {name: figures["federation"], **{_ROWS[key]: figures.get(key, {}) for key in _ROWS}}
+    rows[CONSTANTS[metric].removeprefix("the ")] = figures[MAJORITY]
+    if report[f"server-{metric}"] is not None:
+        rows["the server's own model"] = {metric: report[f"server-{metric}"]}
+    cells = [
+        [row, *(shown(column, found.get(column)) for column in columns)]
+        for row, found in rows.items()
+    ]
+    return table(["", *columns], cells)
 
 
 def _party_table(report: Report, together: Mapping[int, float]) -> str:
     header = ["party", "learner", "records", "alone", *(["together"] if together else [])]
+    metric = report["metric"]
     rows = []
     for party in report["parties"]:
         number = party[keys.PARTITION_ID]
         row = [str(number), str(party[keys.LEARNER]), str(party["num-records"])]
-        figures = [party[f"solo-{report['metric']}"], together.get(number)]
-        rows.append(row + [percent(figure) for figure in figures[: len(header) - 3]])
+        figures = [party[f"solo-{metric}"], together.get(number)]
+        rows.append(row + [shown(metric, figure) for figure in figures[: len(header) - 3]])
     return table(header, rows)
+
+
+def shown(name: str, figure: float | None) -> str:
+    """Return a figure as people read it: a share, or an error as it is."""
+    is_error = name == keys.MEAN_SQUARED_ERROR and figure is not None
+    return f"{figure:.4g}" if is_error else percent(figure)
 
 
 def percent(value: float | None) -> str:

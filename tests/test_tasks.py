@@ -7,11 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter
-from fl_strategies.protocols import Recipe, link_scores
-from fl_strategies.tasks import _ranks, check_targets, check_task, mean_auc, quality
+from fl_strategies.protocols import Array, FloatArray, IntArray, Recipe, link_scores
+from fl_strategies.tasks import (
+    METRICS,
+    TASKS,
+    Task,
+    _ranks,
+    auc,
+    check_targets,
+    check_task,
+    class_figures,
+    figure_names,
+    judge,
+    judge_constant,
+    mean_auc,
+    quality,
+)
 from tests.toys import TEST, CentroidLearner, blobs
 
 
@@ -117,3 +131,110 @@ def test_scores_become_what_the_recipe_asks_for() -> None:
 def test_ranks_are_those_of_scipy(values: list[int]) -> None:
     """Ties share the mean of their places."""
     assert _ranks(np.array(values)).tolist() == rankdata(values).tolist()
+
+
+class Told:
+    """A model that gives the scores it was made of, whatever the rows."""
+
+    def __init__(self, scores: FloatArray) -> None:
+        self.scores, self.num_classes = scores, scores.shape[1]
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> "Told":  # noqa: ARG002
+        return self
+
+    def logits(self, x: Array) -> FloatArray:  # noqa: ARG002
+        return self.scores
+
+    def predict(self, x: Array) -> IntArray:
+        return self.logits(x).argmax(axis=1)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 1000), num_rows=st.integers(1, 40), num_classes=st.integers(2, 5))
+def test_figures_of_classes_are_scikit_learn_s(
+    seed: int, num_rows: int, num_classes: int
+) -> None:
+    """Also where classes are never predicted, or predicted and never there."""
+    rng = np.random.default_rng(seed)
+    y, predicted = rng.integers(0, num_classes, (2, num_rows))
+    y = np.minimum(y, rng.integers(num_classes))
+    present = np.unique(y)
+    recalls = np.mean([(predicted[y == label] == label).mean() for label in present])
+
+    found = class_figures(predicted, y)
+
+    assert found["macro-f1"] == pytest.approx(f1_score(y, predicted, average="macro"))
+    assert found["balanced-accuracy"] == pytest.approx(recalls)
+    if len(present) > 1 and set(predicted) <= set(present):  # it warns otherwise
+        assert recalls == pytest.approx(balanced_accuracy_score(y, predicted))
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 1000), num_rows=st.integers(4, 40))
+def test_two_classes_have_the_area_of_scikit_learn(seed: int, num_rows: int) -> None:
+    """By the difference of the logits, with ties; NaN where the rows have one class."""
+    rng = np.random.default_rng(seed)
+    scores, y = rng.integers(0, 4, (num_rows, 2)).astype(float), rng.integers(0, 2, num_rows)
+
+    area = judge(Told(scores), scores, y, "single-label").figures["auc"]
+
+    if len(set(y)) == 1:
+        assert math.isnan(area)
+    else:
+        assert area == pytest.approx(roc_auc_score(y, scores[:, 1] - scores[:, 0]))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_judgement_has_the_figures_of_its_task(task: Task) -> None:
+    """Under their names, the first is the quality, and what the rows add has it as mean."""
+    x, y = blobs(50, "train")
+    model = CentroidLearner().fit(x, y, rng=np.random.default_rng(0))
+    targets = {
+        "single-label": TEST[1],
+        "multi-label": np.where(TEST[1][:, None] == 2, -1, np.eye(3, dtype=int)[TEST[1]]),
+        "regression": model.logits(TEST[0]) + 1.5,
+    }[task]
+
+    found = judge(model, TEST[0], targets, task)
+
+    assert tuple(found.figures) == figure_names(task, 3)
+    expected = quality(model, TEST[0], targets, task)
+    assert found.figures[METRICS[task]] == expected
+    assert found.shares.shape == (len(TEST[1]),)
+    assert found.shares.mean() == pytest.approx(expected)
+
+
+def test_the_spread_of_the_rows_is_the_sampling_error_of_the_area() -> None:
+    """As 4,000 bootstrap samples of the rows have it, with unknown labels."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(-1, 2, (300, 2))
+    scores = rng.normal(size=(300, 2)).round(1) + y
+    shares = judge(Told(scores), scores, y, "multi-label").shares
+
+    samples = [rng.integers(300, size=300) for _ in range(4000)]
+    areas = [mean_auc(scores[rows], y[rows]) for rows in samples]
+
+    assert shares.std() / math.sqrt(300) == pytest.approx(np.std(areas), rel=0.05)
+
+
+def test_a_constant_answer_has_no_merit_but_frequency() -> None:
+    """The most frequent class of the training rows, measured on others."""
+    trained, y = np.array([1, 1, 0]), np.array([0, 1, 1, 1, 0])
+    numbers = np.array([[1.0], [3.0]])
+
+    found = judge_constant(trained, y, 2, "single-label").figures
+
+    assert found["accuracy"] == 0.6
+    assert found["balanced-accuracy"] == found["auc"] == 0.5
+    assert found["macro-f1"] == pytest.approx(0.75 / 2)
+    assert "auc" not in judge_constant(trained, y, 3, "single-label").figures
+    assert judge_constant(trained, y[:, None], 1, "multi-label").figures == {"mean-auc": 0.5}
+    squared = judge_constant(numbers, numbers + 1, 1, "regression").figures
+    assert squared == {"mean-squared-error": 2.0}
+
+
+def test_rows_of_one_kind_have_no_area() -> None:
+    """There is nothing to tell apart."""
+    assert math.isnan(auc(np.array([1.0, 2.0]), np.array([True, True])))
+    unknown = np.full((2, 1), -1)
+    assert np.isnan(judge(Told(np.ones((2, 1))), unknown, unknown, "multi-label").shares).all()

@@ -43,6 +43,8 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     "max-epsilon": 0.0,
     "delta": 1e-5,
     "data-changes": False,
+    "compare": True,
+    "tell-verdict": False,
 }
 """What a node-config may hold, and the default of what it leaves out."""
 MODEL_SETTINGS: Final = (
@@ -84,6 +86,8 @@ def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
         catalogue={name: _named_factory(name, public, config) for name in LEARNERS},
         journal=_journal(config, data_fingerprint(x, y)),
         run=run,
+        compare_at_home=bool(config["compare"]),
+        tell_verdict=bool(config["tell-verdict"]),
     )
 
 
@@ -105,6 +109,8 @@ def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:
     require(number_of_party >= 0, OWNER, keys.PARTITION_ID, "at least 0", number_of_party)
     limit = float(config["max-epsilon"])
     require(limit >= 0, OWNER, "max-epsilon", "at least 0 (0: no limit)", limit)
+    compared = bool(config["compare"]) or not config["tell-verdict"]
+    require(compared, OWNER, "tell-verdict", "false without compare", True)
     for key in ("data-file", "public-file", "test-file", "state-dir"):
         path = Path(str(config[key])).expanduser()
         # Elsewhere started, a SuperNode would find another journal there, with a new budget.

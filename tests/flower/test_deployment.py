@@ -177,6 +177,7 @@ def test_the_run_cannot_change_a_party(node_config: dict[str, Value], tmp_path: 
         "state-dir": "/tmp/elsewhere",  # noqa: S108 - never used
         "max-epsilon": 1e9,
         "num-trees": 100_000,
+        "tell-verdict": True,
     }
 
     party = load_party(context(node_config, **wishes))
@@ -185,6 +186,7 @@ def test_the_run_cannot_change_a_party(node_config: dict[str, Value], tmp_path: 
     assert party.journal is not None
     assert (party.journal.folder, party.journal.max_epsilon) == (tmp_path / "state", 1.0)
     assert party.run == "7"
+    assert (party.compare_at_home, party.tell_verdict) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +196,7 @@ def test_the_run_cannot_change_a_party(node_config: dict[str, Value], tmp_path: 
         ({"max-epsilon": 1.0}, "state-dir must be given with max-epsilon"),
         ({"max-epsilon": -1.0}, "max-epsilon must be at least 0"),
         ({"max-epsilon": "1"}, "max-epsilon must be a number"),
+        ({"compare": False, "tell-verdict": True}, "tell-verdict must be false without"),
         ({"partition-id": -1}, "partition-id must be at least 0"),
         ({"learner": ""}, "learner must be given"),
         ({"learner": "crystal-ball"}, "learner must be one of random-forest"),

@@ -7,6 +7,7 @@ import pytest
 
 from fl_strategies.exceptions import MissingExtra
 from simulations import report as reports
+from simulations.baselines import PREFIXES
 from simulations.client_app import app
 from simulations.config import Settings
 from simulations.experiment import load_federation
@@ -30,7 +31,16 @@ def test_the_report_has_what_readers_need(report: dict[str, Any]) -> None:
     """All promised keys are there, with plausible values."""
     assert 0.5 < report["accuracy"] <= 1
     assert 0 < report["solo-accuracy"] <= report["best-solo-accuracy"] <= 1
-    assert report["central-accuracy"] > report["accuracy"]
+    assert report["central-accuracy"] > report["accuracy"] > report["majority-accuracy"]
+    for name, prefix in PREFIXES.items():
+        figures = report["figures"][name]
+        assert list(figures) == ["accuracy", "balanced-accuracy", "macro-f1"]
+        assert figures["accuracy"] == report[f"{prefix}accuracy"]
+        assert 0 < report["standard-errors"][name] < 0.05
+    assert report["figures"]["federation"]["accuracy"] == report["accuracy"]
+    assert [sum(party["class-counts"]) for party in report["parties"]] == [
+        party["num-records"] for party in report["parties"]
+    ]
     assert report["epsilon-party"] == report["epsilon-example"] == float("inf")
     assert report["num-bytes-sent"] > 2 * 359 * 4 / 8
     assert (report["seconds"], report["cpu-seconds"]) == (1.5, 1.25)
@@ -61,10 +71,11 @@ def test_the_table_shows_parties_and_comparison(report: dict[str, Any]) -> None:
     text = render({**report, "rejected": {"17": "Party 4: x must hold records, got none."}})
 
     assert "logistic-regression" in text
-    assert f"federation  {percent(report['accuracy'])}" in text
+    assert f"federation    {percent(report['accuracy'])}" in text
+    assert f"majority class     {percent(report['majority-accuracy'])}" in text
     assert "together" not in text
     assert "epsilon for a party: inf at delta 1e-05" in text
-    assert f"best party alone  {percent(report['best-solo-accuracy'])}" in text
+    assert f"best party alone    {percent(report['best-solo-accuracy'])}" in text
     assert "left out: node 17: Party 4: x must hold records, got none." in text
 
 
@@ -79,7 +90,7 @@ def test_comparisons_can_be_left_out() -> None:
 
     assert report["solo-accuracy"] is report["central-accuracy"] is None
     assert report["cpu-seconds"] is None
-    assert "all data in one place       -" in render(report)
+    assert "all data in one place         -" in render(report)
 
 
 def test_columns_are_aligned() -> None:
@@ -115,7 +126,7 @@ def test_the_table_says_where_parties_keep_their_own_models(report: dict[str, An
 
     text = render({**own_models(report, [0.123, 0.456]), **guarantee})
 
-    mean = f"federation (mean of the parties' own models)  {percent(report['accuracy'])}"
+    mean = f"federation (mean of the parties' own models)    {percent(report['accuracy'])}"
     assert mean in text
     header, *rows = text.splitlines()[1:5]
     assert header.split()[-2:] == ["alone", "together"]
@@ -129,10 +140,14 @@ def test_a_party_without_a_figure_does_not_spoil_the_mean() -> None:
     class Keeping:
         central = False
 
-    federation = SimpleNamespace(metric="accuracy")
-    told = {"accuracy-by-party": [0.5, float("nan"), 1.0]}
+    data = SimpleNamespace(task="single-label", num_classes=3)
+    federation = SimpleNamespace(metric="accuracy", dataset=data)
+    told = {"accuracy-by-party": [0.5, float("nan"), 1.0], "macro-f1": float("nan")}
 
-    assert reports._figure(federation, Keeping(), told) == 0.75  # type: ignore[arg-type]
+    found = reports._own_figures(federation, Keeping(), told)  # type: ignore[arg-type]
+
+    assert found == {"accuracy": 0.75}
+    assert not reports._own_figures(federation, Keeping(), {})  # type: ignore[arg-type]
 
 
 def test_a_statement_that_cannot_be_computed_says_so() -> None:

@@ -1,0 +1,89 @@
+"""What a party finds out for itself: whether the model of a run beats one of its own.
+
+In a deployment nobody holds the data to compare, but each party holds its own. The answer is
+a line of its own log. It leaves the party as one bit, and only if the party says so.
+"""
+
+import logging
+import math
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from fl_strategies import Learner, Party, keys
+from fl_strategies.fedkt.party import PRIVACY_LEVEL
+from fl_strategies.half import read_seed
+from fl_strategies.knowledge import Metrics, decode_array, encode_arrays
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.reporting import DEFAULT_DELTA, run_ledger
+from fl_strategies.protocols import Array, FloatArray
+from fl_strategies.tasks import METRICS, judge, paired_error
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+_ALONE = "alone"
+
+
+def compare_at_home(
+    model: Learner, party: Party, config: ConfigRecord, state: RecordDict
+) -> bool | None:
+    """Log whether a model beats the party's own on its held-out rows; None if unknown.
+
+    It does if its figure is better by more than one standard error of the difference. An
+    error is logged and goes no further: what is answered must not depend on it.
+    """
+    x, y = party.x_test, party.y_test
+    if not party.compare_at_home or x is None or y is None or not len(y):
+        return None
+    try:
+        own = _shares_alone(party, x, y, config, state)
+        return _log(party, judge(model, x, y, party.task).shares, own)
+    except Exception:
+        logger.exception("The model of the run could not be compared with one of its own.")
+        return None
+
+
+def verdict_to_tell(
+    party: Party, better: bool | None, told: Metrics, config: ConfigRecord, state: RecordDict
+) -> Metrics:
+    """Return the one bit if it may leave the party, and nothing otherwise.
+
+    It may if the party says so, keeps no journal, tells its figures as well, and has answered
+    in this run without a promise of privacy: neither by the server's message nor, which no
+    server can change, by what the party has recorded of its own releases.
+    """
+    silent = party.journal is not None or math.isnan(told[METRICS[party.task]])
+    if not party.tell_verdict or silent or _is_private(config, state):
+        return {}
+    return {keys.BETTER_THAN_ALONE: math.nan if better is None else float(better)}
+
+
+def _is_private(config: ConfigRecord, state: RecordDict) -> bool:
+    released = [event for event, _ in run_ledger(state, DEFAULT_DELTA).entries]
+    open_ = bool(released) and all(isinstance(event, NonPrivateEvent) for event in released)
+    return not open_ or config.get(PRIVACY_LEVEL, "L0") != "L0"
+
+
+def _shares_alone(
+    party: Party, x: Array, y: Array, config: ConfigRecord, state: RecordDict
+) -> FloatArray:
+    """Judge a model that learned from the party's records only; trained once a run."""
+    kept = state.get(_ALONE)
+    if isinstance(kept, ArrayRecord):
+        return decode_array(_ALONE, kept[_ALONE])
+    rng = party.rng(read_seed(config), "alone")
+    shares = judge(party.learner_fn().fit(party.x, party.y, rng=rng), x, y, party.task).shares
+    state[_ALONE] = encode_arrays({_ALONE: shares})
+    return shares
+
+
+def _log(party: Party, received: FloatArray, own: FloatArray) -> bool:
+    sign = -1 if party.task == "regression" else 1
+    gain, error = sign * (received.mean() - own.mean()), paired_error(received, own)
+    better = bool(gain > error)
+    word = "better than" if better else "worse than" if -gain > error else "level with"
+    logger.info(
+        "%s: the model of this run is %s one of its own: %s %.4g against %.4g on %d held-out "
+        "rows.",
+        party.owner, word, METRICS[party.task], received.mean(), own.mean(), len(own),
+    )  # fmt: skip
+    return better

@@ -1,0 +1,95 @@
+"""What a run is compared with: a constant answer, each party alone, and pooled data."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+import numpy as np
+
+from fl_strategies import keys
+from fl_strategies.tasks import Judgement, paired_error
+from simulations.experiment import Federation
+
+MAJORITY: Final = "majority"
+MEAN_PARTY: Final = "mean-party"
+BEST_PARTY: Final = "best-party"
+POOLED: Final = "pooled"
+PREFIXES: Final[Mapping[str, str]] = {
+    MEAN_PARTY: "solo-",
+    BEST_PARTY: "best-solo-",
+    POOLED: "central-",
+    MAJORITY: "majority-",
+}
+"""How the figure of each baseline is called at the top of a report."""
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """How good models are that need no federation.
+
+    Parameters
+    ----------
+    judged : mapping of baseline to `Judgement`
+        Those that the settings ask for.
+    solo : list of float
+        The figure of each party alone; empty if they are not compared.
+    """
+
+    judged: Mapping[str, Judgement]
+    solo: list[float]
+
+    def top_level(self, metric: str) -> dict[str, float | None]:
+        """Return one figure of each baseline, None if it was not asked for."""
+        return {
+            f"{prefix}{metric}": self.judged[name].figures[metric]
+            if name in self.judged
+            else None
+            for name, prefix in PREFIXES.items()
+        }
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Return all figures that exist."""
+        return {name: existing(judged.figures) for name, judged in self.judged.items()}
+
+    def standard_errors(self, federation: Judgement) -> dict[str, float]:
+        """Return that of the difference between the federation and each baseline."""
+        return {
+            name: paired_error(federation.shares, judged.shares)
+            for name, judged in self.judged.items()
+        }
+
+
+def judge_baselines(federation: Federation, num_workers: int = 1) -> Baselines:
+    """Train and judge what the settings ask for."""
+    settings = federation.settings
+    judged: dict[str, Judgement] = {}
+    solo: list[float] = []
+    if settings.solo:
+        judged, solo = _judge_parties(federation, num_workers)
+    if settings.central:
+        judged[POOLED] = federation.judge_pooled()
+    return Baselines({**judged, MAJORITY: federation.judge_majority()}, solo)
+
+
+def existing(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures that are numbers: test rows of one class have no area."""
+    return {name: figure for name, figure in figures.items() if not math.isnan(figure)}
+
+
+def _judge_parties(
+    federation: Federation, num_workers: int
+) -> tuple[dict[str, Judgement], list[float]]:
+    """Judge one party after the other; only the sum and the best are kept by row."""
+    metric, figures = federation.metric, []
+    sign = -1 if metric == keys.MEAN_SQUARED_ERROR else 1
+    best, total = Judgement({metric: -math.inf * sign}, np.zeros(0)), np.zeros(1)
+    for judged in federation.judge_parties(num_workers):
+        figures.append(judged.figures)
+        total = total + judged.shares
+        if sign * judged.figures[metric] > sign * best.figures[metric]:
+            best = judged
+    means = {name: fmean(one[name] for one in figures) for name in figures[0]}
+    mean = Judgement(means, total / len(figures))
+    return {MEAN_PARTY: mean, BEST_PARTY: best}, [one[metric] for one in figures]
