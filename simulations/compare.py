@@ -162,6 +162,7 @@ def _kept_of(asked: Mapping[str, Any], report: Report, num_parties: int) -> Outc
     return {
         **outcome_of(asked, report),
         **promises,
+        "against": report.get("ledger", {}).get("audience", ""),
         "further": {k: told[k] for k in FURTHER if _is_figure(told.get(k))},
         "bytes-up": _total(rounds, keys.NUM_BYTES_SENT) / num_parties,
         "bytes-down": _total(rounds, keys.NUM_BYTES_RECEIVED) / num_parties,

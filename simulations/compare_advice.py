@@ -1,14 +1,20 @@
 """Which strategy to take, in words, and what it is worth."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from simulations.compare_table import EXAMPLE, PARTY, Line, Summary, size
+from simulations.compare_table import PARTY, Line, Promise, Summary, size
 from simulations.report import summarise
 
 NEGLIGIBLE: Final = 0.01
 """What may be given up for fewer bytes, if seeds do not tell the two apart either."""
+NEEDS: Final[Mapping[str, Callable[[Promise], bool]]] = {
+    "whole parties": lambda promise: promise.unit == PARTY,
+    "examples": lambda _: True,
+    "examples from the server too": lambda promise: not promise.trusts_server,
+}
+"""What users may want to protect; who protects parties protects their examples as well."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +52,18 @@ def recommend(summary: Summary) -> list[str]:
         return _recommend_of(summary, list(summary.lines), "Take")
     sentences = []
     for budget in summary.budgets:
-        for unit, whom in ((PARTY, "whole parties"), (EXAMPLE, "examples")):
-            kept = [line for line in summary.within(budget) if _protects(line, unit)]
-            opening = f"To protect {whom} at epsilon {budget:g}, take"
-            sentences += _recommend_of(summary, kept, opening)
+        for need, meets in NEEDS.items():
+            kept = summary.within(budget)
+            able = [line for line in kept if line.promise and meets(line.promise)]
+            opening = f"To protect {need} at epsilon {budget:g}, take"
+            sentences += _recommend_of(summary, able, opening)
     return sentences + _price(summary)
-
-
-def _protects(line: Line, unit: str) -> bool:
-    return line.promise is not None and line.promise.unit == unit
 
 
 def _recommend_of(summary: Summary, lines: Sequence[Line], opening: str) -> list[str]:
     eligible = [line for line in lines if not line.reference]
     if not eligible:
-        return [f"{opening} nothing: no strategy that could be compared fits."]
+        return [f"{opening} nothing: no strategy compared here can."]
     best = max(eligible, key=lambda line: line.mean)
     if best.mean <= summary.baselines["majority-"].mean:
         return [_useless(summary, best, opening), _worth(summary, best)]

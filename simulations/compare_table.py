@@ -42,6 +42,12 @@ class Promise:
     unit: str
     epsilon: float
     delta: float
+    against: str
+
+    @property
+    def trusts_server(self) -> bool:
+        """Whether the server sees what others must not."""
+        return "except the server" in self.against
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,7 @@ def _promise(outcomes: Sequence[Outcome]) -> Promise | None:
     for unit, epsilon, delta in PROMISES:
         if all(one[epsilon] is not None and one[delta] is not None for one in outcomes):
             worst = max(one[epsilon] for one in outcomes), max(one[delta] for one in outcomes)
-            found.append(Promise(unit, *worst))
+            found.append(Promise(unit, *worst, outcomes[0]["against"]))
     return min(found, key=lambda promise: promise.epsilon, default=None)
 
 
@@ -252,11 +258,19 @@ def _legend(summary: Summary) -> list[str]:
         lines.append(NOISE)
     if "another promise" in summary.groups():
         lines.append(ANOTHER_PROMISE)
-    for note in dict.fromkeys(line.note for line in summary.lines if line.note):
-        names = ", ".join(line.name for line in summary.lines if line.note == note)
-        lines.append(f"{names}: {note}.")
+    lines += _shared_notes(summary)
     lines += [f"not compared: {name}: {why}" for name, why in summary.excluded.items()]
     return lines
+
+
+def _shared_notes(summary: Summary) -> list[str]:
+    """Return each note once, after the names of the lines that it is about."""
+    names: dict[str, list[str]] = {}
+    for line in summary.lines:
+        against = f"protected against {line.promise.against}" if line.promise else ""
+        for note in filter(None, (line.note, against)):
+            names.setdefault(note, []).append(line.name)
+    return [f"{'; '.join(several)}: {note}." for note, several in names.items()]
 
 
 def to_json(summary: Summary, advice: Sequence[str]) -> dict[str, Any]:
@@ -285,6 +299,7 @@ def _row(group: str, line: Line) -> dict[str, Any]:
         "rounds": line.rounds, "unit": promise.unit if promise else None,
         "epsilon": promise.epsilon if promise else None,
         "delta": promise.delta if promise else None,
+        "protected-against": promise.against if promise else None,
         "cpu-seconds": summarise(line.cpu_seconds)[0] if line.cpu_seconds else None,
         "note": line.note,
     }  # fmt: skip
