@@ -167,6 +167,7 @@ def _kept_of(asked: Mapping[str, Any], report: Report, num_parties: int) -> Outc
         "bytes-up": _total(rounds, keys.NUM_BYTES_SENT) / num_parties,
         "bytes-down": _total(rounds, keys.NUM_BYTES_RECEIVED) / num_parties,
         "num-rounds": rounds[-1]["round"],
+        "num-rejected": len(report.get("rejected", ())),
     }
 
 
@@ -216,10 +217,10 @@ def majority_figure(y_train: Array, y_test: Array, task: Task) -> float:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what every single run would log to itself, except errors."""
+    """Keep every run's log to itself: what ends a run, or excludes a party, is shown later."""
     logger = logging.getLogger("flwr")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

@@ -1,5 +1,6 @@
 """What a comparison runs: every strategy that fits the data, and why the others do not."""
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
@@ -8,6 +9,7 @@ from fl_strategies import REGISTRY, FedAvg
 from fl_strategies.exceptions import StrategyError, require
 from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.votes import VoteNoise, VotePrivacy
+from fl_strategies.tasks import Task
 from simulations.config import Settings, Value
 from simulations.experiment import Federation, load_federation
 
@@ -177,6 +179,7 @@ def _built(
     """Return the entry if its strategy can be made."""
     suffix, changed = change
     settings = Settings.from_run_config({**asked, **changed})
+    _check_task(settings.strategy, federation.dataset.task)
     strategy = replace(federation, settings=settings).strategy()
     if strategy.last_round == 1:
         settings = replace(settings, num_server_rounds=1)
@@ -188,6 +191,12 @@ def _built(
         reference=suffix.endswith(EVERYWHERE),
         budget=draft.budget,
     )
+
+
+def _check_task(name: str, task: Task) -> None:
+    """Raise for labels of a kind that a strategy cannot even be told of."""
+    told = "task" in inspect.signature(REGISTRY[name].strategy.__init__).parameters
+    require(told or task == "single-label", name, "task", "single-label", task)
 
 
 # Entries that keep to a budget.

@@ -171,8 +171,13 @@ def _line(entry: Entry, outcomes: Sequence[Outcome]) -> Line:
         cpu_seconds=tuple(one["cpu-seconds"] for one in outcomes),
         reference=entry.reference,
         budget=entry.budget,
-        note=entry.note,
+        note="; ".join(filter(None, (entry.note, _rejections(outcomes)))),
     )
+
+
+def _rejections(outcomes: Sequence[Outcome]) -> str:
+    most = max(one["num-rejected"] for one in outcomes)
+    return f"up to {most} parties excluded in a run, because they failed" if most else ""
 
 
 def _promise(outcomes: Sequence[Outcome]) -> Promise | None:
@@ -251,7 +256,7 @@ def _cells(line: Line, further: Sequence[str]) -> list[str]:
 
 def _legend(summary: Summary) -> list[str]:
     seeds = ", ".join(map(str, summary.seeds))
-    commits = ", ".join(commit[:10] for commit in summary.commits)
+    commits = ", ".join(dict.fromkeys(commit[:10] for commit in summary.commits))
     lines = [f"{summary.data}, seeds {seeds}, commit {commits or 'unknown'}.", BYTES]
     lines.append(f"Baselines: {summary.models}.")
     if any(line.promise for line in summary.lines):

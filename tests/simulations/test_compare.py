@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from simulations.compare_table import (
     to_json,
 )
 from simulations.config import Settings
-from simulations.experiment import Federation
+from simulations.experiment import Federation, load_federation
 from simulations.figures import DOTS_PER_INCH
 
 FAST = {
@@ -33,6 +34,7 @@ FAST = {
     "epochs": 2, "epochs-initial": 2, "num-workers": 1,
 }  # fmt: skip
 OPTIONS = [f"--set={key}={value}" for key, value in FAST.items()]
+Y = ("y_train", "y_test")
 TRUSTED = "everybody who sees the final model, except the server, which is trusted"
 
 
@@ -222,6 +224,22 @@ def test_fedavg_takes_a_network_that_the_parties_have() -> None:
     assert entry.settings["num-server-rounds"] == 3
 
 
+def test_a_strategy_of_classes_is_not_run_on_several_labels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is excluded before it runs; one that knows such labels is not."""
+    federation = load_federation(Settings.from_run_config(FAST))
+    data = federation.dataset
+    labels = {name: np.eye(2, dtype=np.int64)[getattr(data, name)] for name in Y}
+    several = replace(federation, dataset=replace(data, task="multi-label", **labels))
+    monkeypatch.setattr("simulations.compare_entries.load_federation", lambda _: several)
+    plan = make_plan(FAST, strategies=["fedkt", "fedkd"], rounds=1, seeds=(0,))
+
+    assert [entry.name.partition(" ")[0] for entry in plan.entries] == ["fedkd"]
+    reason = "fedkt: task must be single-label, got 'multi-label'."
+    assert plan.excluded == {"fedkt": reason}
+
+
 def test_the_users_settings_win_over_usual_ones() -> None:
     """But not over what makes an entry what it is."""
     given = {**FAST, "num-teachers": 7, "num-queries": 11, "privacy-level": "L0"}
@@ -245,6 +263,7 @@ def constructed_report(settings: Settings, figure: float) -> dict[str, Any]:
         "figures": {"balanced-accuracy": figure / 2, "macro-f1": float("nan")},
         "epsilon-party": float("inf"), "delta-party": 0.0,
         "epsilon-example": 1.0 + settings.seed, "delta-example": 1e-5,
+        "rejected": {"1000": "it did not answer in time"} if settings.seed else {},
         "num-bytes-sent": 30, "cpu-seconds": 1.0, "date": "2026-01-02", "commit": "c0ffee",
     }  # fmt: skip
 
@@ -269,6 +288,7 @@ def test_seeds_are_averaged_and_epsilons_are_not(tmp_path: Path) -> None:
     text = render(summary)
     assert "85.0 ± 7.1" in text
     assert "balanced accuracy %" in text
+    assert "up to 1 parties excluded in a run" in text
 
 
 def test_a_run_that_fails_excludes_its_strategy_alone(tmp_path: Path) -> None:
