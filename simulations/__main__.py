@@ -10,6 +10,7 @@ from pathlib import Path
 from fl_strategies import REGISTRY
 from fl_strategies.exceptions import StrategyError
 from simulations.client_app import app
+from simulations.compare_command import add_compare
 from simulations.config import (
     PRESETS,
     Settings,
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     repeat.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
     repeat.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
     repeat.set_defaults(command=_repeat)
+    add_compare(commands, _add_data, _run_once)
     tables = commands.add_parser(
         "table", help="run a table of experiments; what is finished is not run again"
     )
@@ -100,18 +102,22 @@ def _list_settings() -> str:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "All settings, with their defaults: python -m simulations --help"
     parser.add_argument("--strategy", help=f"{', '.join(REGISTRY)} (default: fedkt)")
+    _add_data(parser)
+    parser.add_argument(
+        "--preset", choices=PRESETS, help="settings of the published experiment"
+    )
+    parser.add_argument("--seed", type=int)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "All settings, with their defaults: python -m simulations --help"
     parser.add_argument("--data", help=f"{', '.join(LOADERS)}, FILE.npz or FILE.csv")
     parser.add_argument("--label", metavar="COLUMN", help="label column of FILE.csv")
     parser.add_argument(
         "--learner", metavar="NAMES",
         help=f"party models, comma-separated, of {', '.join(LEARNERS)}",
     )  # fmt: skip
-    parser.add_argument(
-        "--preset", choices=PRESETS, help="settings of the published experiment"
-    )
-    parser.add_argument("--seed", type=int)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting"
     )

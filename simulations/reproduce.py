@@ -103,7 +103,7 @@ def run_table(table: Table, run: Runner, kept: Path, report: Callable[[str], Non
             asked = {**row.settings, "seed": seed}
             if find(outcomes, asked):
                 continue
-            outcome = _outcome(asked, run(Settings.from_run_config(asked)))
+            outcome = outcome_of(asked, run(Settings.from_run_config(asked)))
             outcomes = [*outcomes, outcome]
             write_json({"table": table.name, "outcomes": outcomes}, kept)
             report(f"{row.name}, seed {seed}: {100 * outcome['figures']['']:.1f}")
@@ -128,7 +128,8 @@ def find(outcomes: Sequence[Outcome], asked: Mapping[str, Value]) -> Outcome | N
     return next((outcome for outcome in outcomes if outcome["settings"] == asked), None)
 
 
-def _outcome(asked: Mapping[str, Value], report: Report) -> Outcome:
+def outcome_of(asked: Mapping[str, Value], report: Report) -> Outcome:
+    """Return what is kept of a run, by the settings that were asked for."""
     metric = report["metric"]
     return {
         "settings": dict(asked),

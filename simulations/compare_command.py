@@ -1,0 +1,125 @@
+"""The command ``python -m simulations compare``."""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from fl_strategies import REGISTRY
+from fl_strategies.exceptions import InvalidParameter, require
+from simulations.compare import Comparison, run_comparison
+from simulations.compare_advice import recommend
+from simulations.compare_entries import OWNER, Given, make_plan
+from simulations.compare_figure import draw_comparison
+from simulations.compare_table import render, summarise_comparison, to_json
+from simulations.config import Settings, parse_assignment
+from simulations.reproduce import Runner
+
+STOPPED: Final = 130
+"""Exit code of a command that Ctrl-C ended, as shells have it."""
+DESCRIPTION: Final = """\
+Run every strategy that fits the data and the models, on the same splits and seeds, beside
+each party alone, pooled data and the majority class. At the end: one table, one picture
+(accuracy against bytes, and against epsilon with --epsilon) and a recommendation in words.
+Where a strategy needs other models than were asked for, the nearest ones take their place
+and the table says so. What is finished is kept: the same command resumes after a stop."""
+
+
+def add_compare(
+    commands: Any, add_data: Callable[[argparse.ArgumentParser], None], run: Runner
+) -> None:
+    """Add the command; `run` makes one run and returns its report."""
+    parser = commands.add_parser(
+        "compare", help="run all strategies that fit the data; say which to take",
+        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_data(parser)
+    parser.add_argument(
+        "--strategy", metavar="NAMES",
+        help=f"only these, comma-separated, of {', '.join(REGISTRY)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--epsilon", metavar="E",
+        help="also compare what can promise privacy, at this budget or these, comma-separated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=int, default=5, metavar="N",
+        help="rounds of strategies that have more than one (default: 5)",
+    )  # fmt: skip
+    parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
+    parser.add_argument(
+        "--json", type=Path, metavar="OUT",
+        help="results so far, and the table (default: runs/compare-<data>.json)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--png", type=Path, metavar="OUT", help="picture (default: as --json, ending in .png)"
+    )
+    parser.set_defaults(command=partial(_compare, run))
+
+
+def _compare(run: Runner, options: argparse.Namespace) -> int:
+    comparison = _comparison(options)
+    kept = options.json or _default_path(comparison.given)
+    try:
+        results = run_comparison(comparison, run, kept, _say)
+    except KeyboardInterrupt:
+        _say(f"\nStopped. What is finished is in {kept}; the same command resumes.\n")
+        return STOPPED
+    summary = summarise_comparison(comparison, results)
+    advice = recommend(summary)
+    results.write(to_json(summary, advice))
+    sys.stdout.write("\n".join([render(summary), "", *advice, "", f"results: {kept}\n"]))
+    picture = options.png or kept.with_suffix(".png")
+    draw_comparison(summary, picture)
+    sys.stdout.write(f"picture: {picture}\n")
+    return 0
+
+
+def _comparison(options: argparse.Namespace) -> Comparison:
+    named = {key: getattr(options, key) for key in ("data", "label", "learner")}
+    given: Given = {
+        **{key: value for key, value in named.items() if value is not None},
+        **dict(map(parse_assignment, options.set)),
+    }
+    seeds = tuple(int(parse_assignment(f"seed={text}")[1]) for text in options.seeds.split(","))
+    plan = make_plan(
+        given,
+        strategies=_names(options.strategy) or list(REGISTRY),
+        rounds=options.rounds,
+        seeds=seeds,
+        budgets=_budgets(options.epsilon),
+    )
+    require(bool(plan.entries), OWNER, "strategy", "one that fits", _reasons(plan.excluded))
+    return Comparison(given, seeds, plan)
+
+
+def _names(text: str | None) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+
+
+def _budgets(text: str | None) -> list[float]:
+    try:
+        return sorted({float(number) for number in _names(text)})
+    except ValueError:
+        raise InvalidParameter(
+            f"{OWNER}: epsilon must be numbers with commas between them, got {text!r}."
+        ) from None
+
+
+def _reasons(excluded: Mapping[str, str]) -> str:
+    return " ".join(f"{name}: {why}" for name, why in excluded.items())
+
+
+def _default_path(given: Given) -> Path:
+    settings = Settings.from_run_config(given)
+    name = re.sub(r"[^a-z0-9]+", "-", Path(settings.data).name.lower()).strip("-")
+    return Path(settings.output_dir) / f"compare-{name}.json"
+
+
+def _say(text: str) -> None:
+    """Tell the progress where it does not mix with the table."""
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -1,0 +1,305 @@
+"""What a comparison runs: every strategy that fits the data, and why the others do not."""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from fl_strategies import REGISTRY, FedAvg
+from fl_strategies.exceptions import StrategyError, require
+from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.votes import VoteNoise, VotePrivacy
+from fl_strategies.tasks import Task
+from simulations.config import Settings, Value
+from simulations.experiment import Federation, load_federation
+
+Given: TypeAlias = Mapping[str, Value]
+
+OWNER: Final = "compare"
+LEARN_SCORES: Final[Mapping[str, str]] = {
+    "random-forest": "forest-scores",
+    "extra-trees": "forest-scores",
+    "decision-tree": "forest-scores",
+    "xgboost": "xgboost-scores",
+    "gradient-boosting": "xgboost-scores",
+    "logistic-regression": "ridge",
+    "svm": "mlp",
+    "k-nearest-neighbours": "mlp",
+    "kernel-ridge": "mlp",
+}
+"""The nearest model that learns from scores and can travel, where a strategy needs one."""
+SCORE_MODELS: Final = " (score models)"
+EVERYWHERE: Final = "everywhere)"
+NETWORK: Final = "mlp"
+NOT_HERE: Final[Mapping[str, str]] = {
+    "strategy": "--strategy",
+    "seed": "--seeds",
+    "target-epsilon": "--epsilon",
+    "solo": "every comparison, which always has these baselines",
+    "central": "every comparison, which always has these baselines",
+}
+"""Settings that a comparison decides itself, and where the user decides them instead."""
+MOST_DRAWN: Final = 0.1
+"""Largest chance, for a record, to be used in the clear by noise-free privacy."""
+VOTES_PER_NOISE: Final = 4
+"""How many times the scale of its noise a unanimous vote should be."""
+LEAST_QUERIES_PER_CLASS: Final = 5
+TEACHERS_AT_L2: Final = 20
+SERVER_MODEL: Final = "the server's model, because parties keep the figures of theirs at home"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An entry before anybody knows whether it fits.
+
+    Parameters
+    ----------
+    name : str
+    decided : mapping
+        Settings that make it what it is; nobody can change them.
+    usual : mapping
+        Settings that suit it, unless the user chose others.
+    budget : float, optional
+        The epsilon that it must keep to.
+    note : str
+        What readers of its figure must know.
+    """
+
+    name: str
+    decided: Given
+    usual: Given = field(default_factory=dict)
+    budget: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a comparison: a strategy with all its settings but the seed.
+
+    An entry may run other models than were asked for; its name or its note says which. A
+    reference needs the same model at every party and is never recommended.
+    """
+
+    name: str
+    settings: Given
+    note: str = ""
+    reference: bool = False
+    budget: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, and by name why something is not."""
+
+    entries: tuple[Entry, ...]
+    excluded: Mapping[str, str]
+
+
+def make_plan(
+    given: Given,
+    *,
+    strategies: Sequence[str],
+    rounds: int,
+    seeds: Sequence[int],
+    budgets: Sequence[float] = (),
+) -> Plan:
+    """Find out what fits; settings and data that fit nothing at all raise."""
+    _check_request(given, strategies, seeds, budgets, rounds)
+    federations = [
+        load_federation(Settings.from_run_config({**given, "seed": seed}))
+        for seed in (seeds if budgets else seeds[:1])
+    ]
+    drafts = [Draft(name, {"strategy": name}) for name in strategies]
+    for budget in budgets:
+        drafts += _private_drafts(given, federations, budget, several=len(budgets) > 1)
+    entries, excluded = [], {}
+    for draft in drafts:
+        if draft.decided["strategy"] not in strategies:
+            continue
+        try:
+            draft = replace(draft, usual={"num-server-rounds": rounds, **draft.usual})
+            entries.append(_fit(draft, given, federations[0]))
+        except StrategyError as error:
+            excluded[draft.name] = str(error)
+    return Plan(tuple(entries), excluded)
+
+
+def _check_request(
+    given: Given,
+    strategies: Sequence[str],
+    seeds: Sequence[int],
+    budgets: Sequence[float],
+    rounds: int,
+) -> None:
+    for name in strategies:
+        require(name in REGISTRY, OWNER, "strategy", f"of {', '.join(REGISTRY)}", name)
+    for key in NOT_HERE.keys() & given.keys():
+        require(False, OWNER, f"--set {key}", f"left to {NOT_HERE[key]}", given[key])
+    different = len({*seeds}) == len(seeds) > 0
+    require(different, OWNER, "seeds", "different numbers, at least one", list(seeds))
+    require(rounds >= 1, OWNER, "rounds", "at least 1", rounds)
+    for budget in budgets:
+        require(0 < budget < float("inf"), OWNER, "epsilon", "finite and above 0", budget)
+
+
+def _fit(draft: Draft, given: Given, federation: Federation) -> Entry:
+    """Return the entry with the models that were asked for, or with those nearest to them."""
+    asked = {**draft.usual, **given, **draft.decided, "solo": False, "central": False}
+    reason: StrategyError | None = None
+    for change in _changes(asked):
+        try:
+            return _built(draft, asked, change, federation)
+        except StrategyError as error:
+            reason = error
+    assert reason is not None  # noqa: S101 - the first change is always tried
+    raise reason
+
+
+def _changes(asked: Given) -> Iterator[tuple[str, Given]]:
+    """Yield what may be changed to make a strategy fit, nothing first."""
+    settings = Settings.from_run_config(asked)
+    yield "", {}
+    if REGISTRY[settings.strategy].strategy is FedAvg:
+        for name in dict.fromkeys([*settings.learner_names, NETWORK]):
+            yield f" ({name} {EVERYWHERE}", {"learner": name, "final-learner": name}
+        return
+    final = _learns_scores(settings.final_learner)
+    learners = ",".join(map(_learns_scores, settings.learner_names))
+    yield f" (final {final})", {"final-learner": final}
+    yield SCORE_MODELS, {"learner": learners, "final-learner": final}
+
+
+def _learns_scores(name: str) -> str:
+    return LEARN_SCORES.get(name, name)
+
+
+def _built(
+    draft: Draft, asked: Given, change: tuple[str, Given], federation: Federation
+) -> Entry:
+    """Return the entry if its strategy can be made."""
+    suffix, changed = change
+    settings = Settings.from_run_config({**asked, **changed})
+    _check_task(settings.strategy, federation.dataset.task)
+    strategy = replace(federation, settings=settings).strategy()
+    if strategy.last_round == 1:
+        settings = replace(settings, num_server_rounds=1)
+    models = f"party models {settings.learner}" if suffix == SCORE_MODELS else ""
+    return Entry(
+        name=draft.name + suffix,
+        settings={k: v for k, v in settings.to_run_config().items() if k != "seed"},
+        note="; ".join(filter(None, (draft.note, models))),
+        reference=suffix.endswith(EVERYWHERE),
+        budget=draft.budget,
+    )
+
+
+def _check_task(name: str, task: Task) -> None:
+    """Raise for labels of a kind that a strategy cannot even be told of."""
+    told = "task" in inspect.signature(REGISTRY[name].strategy.__init__).parameters
+    require(told or task == "single-label", name, "task", "single-label", task)
+
+
+# Entries that keep to a budget.
+
+
+def _private_drafts(
+    given: Given, federations: Sequence[Federation], budget: float, *, several: bool
+) -> list[Draft]:
+    """Return every strategy and level that can promise something, at one budget."""
+    told = f" at {budget:g}" if several else ""
+    noisy = {"target-epsilon": budget}
+    drafts = [
+        _voting("L1", given, federations[0], budget, num_splits=1, num_teachers=1),
+        _voting("L2", given, federations[0], budget, num_splits=1, num_teachers=TEACHERS_AT_L2),
+        Draft(
+            "fedmd ldp", {"strategy": "fedmd", "release": "ldp", **noisy},
+            {"num-server-rounds": 1}, note=SERVER_MODEL,
+        ),
+        _sampling(given, federations, budget),
+        Draft(
+            "fedkd noise", {"strategy": "fedkd", "weights": "uniform", **noisy},
+            {"noise": "gaussian"},
+        ),
+        Draft(
+            "fedkd noise, noisy counts",
+            {"strategy": "fedkd", "weights": "noisy-counts", **noisy},
+            {"noise": "gaussian", "count-epsilon": budget / 2},
+        ),
+    ]  # fmt: skip
+    return [replace(draft, name=draft.name + told, budget=budget) for draft in drafts]
+
+
+def _voting(
+    level: str,
+    given: Given,
+    federation: Federation,
+    budget: float,
+    *,
+    num_splits: int,
+    num_teachers: int,
+) -> Draft:
+    """Return FedKT at a level, with as many queries as its noise leaves readable."""
+    own: Given = {"num-splits": num_splits, "num-teachers": num_teachers}
+    decided: Given = {
+        "strategy": "fedkt", "privacy-level": level, "target-epsilon": budget,
+    }  # fmt: skip
+    draft = Draft(f"fedkt {level}", decided, own)
+    if {"num-queries", "fraction-query"} & given.keys():
+        return draft
+    try:
+        settings = Settings.from_run_config({**own, **given, **decided})
+        return replace(draft, usual={**own, "num-queries": _queries(settings, federation)})
+    except StrategyError:
+        return draft  # the strategy itself will say what is wrong
+
+
+def _queries(settings: Settings, federation: Federation) -> int:
+    """Halve the queries until a unanimous vote stands out from the noise.
+
+    Nothing here depends on a record: numbers of parties, teachers, classes and public rows.
+    """
+    data, at_server = federation.dataset, settings.privacy_level == "L1"
+    num_votes = settings.num_parties * settings.num_splits if at_server else (
+        settings.num_teachers
+    )  # fmt: skip
+    least = LEAST_QUERIES_PER_CLASS * data.num_classes
+    num_queries = len(data.x_public)
+    while num_queries >= 2 * least:
+        if VOTES_PER_NOISE * _noise_scale(settings, data.num_classes, num_queries) <= num_votes:
+            break
+        num_queries //= 2
+    return num_queries
+
+
+def _noise_scale(settings: Settings, num_classes: int, num_queries: int) -> float:
+    noise: VoteNoise = settings.noise  # type: ignore[assignment]
+    privacy = VotePrivacy(
+        noise=noise, target_epsilon=settings.target_epsilon, delta=settings.delta,
+        threshold=settings.threshold or None,
+        threshold_sigma=settings.threshold_sigma or None,
+    )  # fmt: skip
+    if settings.privacy_level == "L1":
+        return privacy.mechanism(
+            unit="party", sensitivity=settings.num_splits,
+            num_classes=num_classes, num_queries=num_queries,
+        ).scale  # fmt: skip
+    return privacy.for_examples(num_classes, settings.num_splits * num_queries).scale
+
+
+def _sampling(given: Given, federations: Sequence[Federation], budget: float) -> Draft:
+    """Return FedMD with a sample that the smallest party of any seed can afford."""
+    records = min(len(rows) for one in federations for rows in one.rows)
+    replacement = bool(given.get("with-replacement", Settings().with_replacement))
+    num_samples = 1
+    while num_samples < records and _affordable(
+        records, num_samples + 1, budget, replacement=replacement
+    ):
+        num_samples += 1
+    decided: Given = {"strategy": "fedmd", "release": "nfdp"}
+    return Draft("fedmd nfdp", decided, {"num-samples": num_samples})
+
+
+def _affordable(records: int, samples: int, budget: float, *, replacement: bool) -> bool:
+    theorem = nfdp_theorem(records, samples, replacement=replacement)
+    exact = nfdp_tight(records, samples, replacement=replacement)
+    return theorem.epsilon <= budget and exact.delta <= MOST_DRAWN
