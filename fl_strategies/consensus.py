@@ -41,7 +41,7 @@ class Consensus(Protocol):
         """Return the consensus, float64 (rows, classes)."""
 
 
-class _ExactSum:
+class ExactSum:
     """A sum of bounded numbers that does not depend on their order."""
 
     def __init__(self, shape: tuple[int, int], bound: float) -> None:
@@ -50,6 +50,7 @@ class _ExactSum:
         self._low = np.zeros(shape, dtype=np.int64)
 
     def add(self, values: Array, weights: IntArray | None = None) -> None:
+        """Add numbers, each times the whole weight of its column."""
         steps = np.rint(values * np.float64(self._per_unit)).astype(np.int64)
         high, low = steps >> _HALF_BITS, steps & ((1 << _HALF_BITS) - 1)
         if weights is not None:
@@ -58,6 +59,7 @@ class _ExactSum:
         self._low += low
 
     def total(self) -> FloatArray:
+        """Return the sum."""
         total: FloatArray = self._high * 2.0**_HALF_BITS + self._low
         return total / self._per_unit
 
@@ -73,7 +75,7 @@ class MeanConsensus:
     """
 
     def __init__(self, shape: tuple[int, int], *, bound: float) -> None:
-        self._sum = _ExactSum(shape, bound)
+        self._sum = ExactSum(shape, bound)
         self._num_replies = 0
 
     def add(self, values: Array, weights: IntArray | None = None) -> None:  # noqa: ARG002
@@ -98,7 +100,7 @@ class ClassWeightedConsensus:
 
     def __init__(self, shape: tuple[int, int], *, bound: float) -> None:
         self._plain = MeanConsensus(shape, bound=bound)
-        self._weighted = _ExactSum(shape, bound)
+        self._weighted = ExactSum(shape, bound)
         self._weights = np.zeros(shape[1], dtype=np.int64)
 
     def add(self, values: Array, weights: IntArray | None = None) -> None:

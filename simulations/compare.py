@@ -11,19 +11,16 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-import numpy as np
-
 from fl_strategies import __version__, keys
 from fl_strategies.durable import replace_file
 from fl_strategies.exceptions import StrategyError
-from fl_strategies.protocols import Array
-from fl_strategies.tasks import Task
+from simulations.baselines import PREFIXES, judge_baselines
 from simulations.compare_entries import Entry, Given, Plan
 from simulations.config import Settings
 from simulations.datasets import FILE_SUFFIXES
@@ -151,7 +148,7 @@ def _perform(task: _Task, run: Runner, results: Results) -> str:
 
 def _kept_of(asked: Mapping[str, Any], report: Report, num_parties: int) -> Outcome:
     """Return what is kept of a strategy's run; bytes are those of a party, in the mean."""
-    told = {**report, **(report.get("figures") or {})}
+    told = report["figures"]["federation"]
     rounds = report["rounds"]
     promises = {
         key: _finite(report[key])
@@ -187,32 +184,14 @@ def _total(rounds: Sequence[Report], key: str) -> float:
 
 def measure_baselines(settings: Settings) -> Outcome:
     """Measure what needs no federation: each party alone, pooled data, the majority class."""
-    federation = load_federation(settings)
-    solo = federation.solo_qualities(settings.workers)
-    data = federation.dataset
+    federation = load_federation(replace(settings, solo=True, central=True))
+    baselines, metric = judge_baselines(federation, settings.workers), federation.metric
+    figures = baselines.top_level(metric)
     return {
-        "metric": federation.metric,
-        "figures": {
-            "majority-": majority_figure(data.y_train, data.y_test, data.task),
-            "solo-": fmean(solo),
-            "best-solo-": max(solo),
-            "central-": federation.central_quality(),
-        },
-        "solo-by-party": solo,
+        "metric": metric,
+        "figures": {prefix: figures[f"{prefix}{metric}"] for prefix in PREFIXES.values()},
+        "solo-by-party": baselines.solo,
     }
-
-
-def majority_figure(y_train: Array, y_test: Array, task: Task) -> float:
-    """Return the accuracy of naming the commonest class always; of labels, an AUC of 1/2.
-
-    Examples
-    --------
-    >>> majority_figure(np.array([0, 1, 1]), np.array([1, 1, 1, 0]), "single-label")
-    0.75
-    """
-    if task != "single-label":
-        return 0.5
-    return float((y_test == np.bincount(y_train).argmax()).mean())
 
 
 @contextmanager

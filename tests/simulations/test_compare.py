@@ -12,7 +12,7 @@ import pytest
 from fl_strategies.exceptions import InvalidParameter, NotEnoughParties
 from simulations import __main__ as command
 from simulations.__main__ import main
-from simulations.compare import Comparison, majority_figure, run_comparison
+from simulations.compare import Comparison, run_comparison
 from simulations.compare_advice import recommend
 from simulations.compare_entries import Entry, Plan, make_plan
 from simulations.compare_figure import draw_comparison
@@ -54,18 +54,18 @@ def compare(folder: Path, *options: str) -> int:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Count what the real runner is asked for: strategies, and baselines."""
     asked: list[str] = []
-    local, solo = command.run_local, Federation.solo_qualities
+    local, solo = command.run_local, Federation.judge_parties
 
     def count_run(strategy: Any, *arguments: Any, **options: Any) -> Any:
         asked.append(strategy.name)
         return local(strategy, *arguments, **options)
 
-    def count_solo(federation: Federation, num_workers: int = 1) -> list[float]:
+    def count_solo(federation: Federation, num_workers: int = 1) -> Any:
         asked.append("baselines")
         return solo(federation, num_workers)
 
     monkeypatch.setattr(command, "run_local", count_run)
-    monkeypatch.setattr(Federation, "solo_qualities", count_solo)
+    monkeypatch.setattr(Federation, "judge_parties", count_solo)
     return asked
 
 
@@ -81,16 +81,14 @@ def test_a_real_comparison_is_shown_kept_and_not_run_twice(
     rows = {row["name"]: row for row in result["rows"]}
     assert runs == ["baselines", "fedkt", "fedkd", "avgkd", "fedavg"]
     assert {
-        "fedkt", "avgkd (score models)", "fedavg (mlp everywhere)", *BASELINE_NAMES.values(),
+        "fedkt", "avgkd", "fedavg (mlp everywhere)", *BASELINE_NAMES.values(),
     } < {*rows}  # fmt: skip
     assert rows["fedavg (mlp everywhere)"]["rounds"] == 2
     assert rows["fedkt"]["rounds"] == 1
     assert rows["fedkt"]["bytes-down-per-party"] > rows["fedkt"]["bytes-up-per-party"] > 0
     assert rows["fedkt"]["epsilon"] is None
     assert "accuracy %" in told.out
-    assert (
-        "avgkd (score models): party models forest-scores,xgboost-scores,ridge,mlp" in told.out
-    )
+    assert "fedavg (mlp everywhere): " in told.out
     assert "Take " in told.out
     assert "[2/5] fedkt, seed 0: " in told.err
     assert "left" in told.err
@@ -260,7 +258,7 @@ def constructed_report(settings: Settings, figure: float) -> dict[str, Any]:
     rounds = [{"round": 1, "train": bytes_, "evaluate": bytes_}]
     return {
         "metric": "accuracy", "accuracy": figure, "parties": [], "rounds": rounds,
-        "figures": {"balanced-accuracy": figure / 2, "macro-f1": float("nan")},
+        "figures": {"federation": {"balanced-accuracy": figure / 2, "macro-f1": float("nan")}},
         "epsilon-party": float("inf"), "delta-party": 0.0,
         "epsilon-example": 1.0 + settings.seed, "delta-example": 1e-5,
         "rejected": {"1000": "it did not answer in time"} if settings.seed else {},
@@ -315,14 +313,6 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="Name another file"):
         two_seeds(tmp_path, lambda settings: constructed_report(settings, 0.9))
     assert (tmp_path / "kept.json").read_text() == '{"runs": []}'
-
-
-def test_the_majority_is_that_of_private_records() -> None:
-    """Measured on test rows; several labels have an AUC of one half."""
-    y_train, y_test = np.array([0, 0, 0, 1]), np.array([0, 1, 1, 1])
-
-    assert majority_figure(y_train, y_test, "single-label") == 0.25
-    assert majority_figure(y_train[:, None], y_test[:, None], "multi-label") == 0.5
 
 
 # The recommendation and the picture, from constructed lines.
