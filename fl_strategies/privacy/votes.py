@@ -70,12 +70,19 @@ class VotePrivacy(NoiseStrength):
             raise KnowledgeMismatch(f"Server: {error}") from error
 
     def mechanism(
-        self, *, unit: Unit, sensitivity: float, num_classes: int, num_queries: int
+        self,
+        *,
+        unit: Unit,
+        sensitivity: float,
+        num_classes: int,
+        num_queries: int,
+        besides: Sequence[Entry] = (),
     ) -> VoteMechanism:
         """Return the mechanism for a number of queries, calibrated if a target was given.
 
-        `num_queries` is how many labels will be released in all; it decides the strength
-        of a calibrated mechanism and nothing else.
+        `num_queries` is how many labels will be released in all, and `besides` what else is
+        released within the target; they decide the strength of a calibrated mechanism and
+        nothing else.
         """
 
         def with_scale(scale: float) -> VoteMechanism:
@@ -85,15 +92,18 @@ class VotePrivacy(NoiseStrength):
             return with_scale(float(self.given_scale or 0))
 
         def entries(scale: float) -> Sequence[Entry]:
-            return with_scale(scale).charges(num_queries)
+            return [*with_scale(scale).charges(num_queries), *besides]
 
         return with_scale(calibrate_scale(entries, self.target_epsilon, self.delta))
 
-    def for_examples(self, num_classes: int, num_labels: int) -> VoteMechanism:
+    def for_examples(
+        self, num_classes: int, num_labels: int, *, besides: Sequence[Entry] = ()
+    ) -> VoteMechanism:
         """Return the noise of a party: an example moves the vote of one teacher."""
         return self.mechanism(
-            unit="example", sensitivity=1, num_classes=num_classes, num_queries=num_labels
-        )
+            unit="example", sensitivity=1, num_classes=num_classes, num_queries=num_labels,
+            besides=besides,
+        )  # fmt: skip
 
     def _with_scale(
         self, scale: float, unit: Unit, sensitivity: float, num_classes: int
