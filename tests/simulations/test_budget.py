@@ -37,7 +37,7 @@ def test_a_second_run_on_the_same_data_composes_with_the_first(tmp_path: Path) -
     assert first is not None
     assert second is not None
     assert second["epsilon-example"] > 1.3 * first["epsilon-example"]
-    assert second["metrics"]["train"]["num-releases"] == 2 * 3 * 40
+    assert second["metrics"]["train"]["num-releases"] == 2 * 3 * 20
 
 
 def test_a_party_refuses_what_would_exceed_its_budget(
