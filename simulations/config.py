@@ -69,7 +69,7 @@ class Settings:
 got 'num-partys'. Did you mean 'num-parties'?
     """
 
-    strategy: str = _setting("fedkt", "name of the strategy")
+    strategy: str = _setting("fedkd", "name of the strategy")
     data: str = _setting("digits", "a data set by its name, FILE.npz or FILE.csv")
     data_dir: str = _setting("", "folder with data files; empty: $FL_STRATEGIES_DATA")
     label: str = _setting("", "label column of FILE.csv")
@@ -82,7 +82,7 @@ got 'num-partys'. Did you mean 'num-parties'?
         "random-forest,xgboost,logistic-regression,mlp", "party models, taken in turn"
     )
     teacher: str = _setting("", "model of FedKT's teachers; empty: the party's own")
-    final_learner: str = _setting("random-forest", "model that the server trains")
+    final_learner: str = _setting("extra-trees", "model that the server trains")
     num_parties: int = _setting(6, "parties in the federation", least=1)
     num_server_rounds: int = _setting(1, "rounds; FedKT and FedKD need one", least=1)
     partition: str = _setting(
@@ -115,10 +115,14 @@ got 'num-partys'. Did you mean 'num-parties'?
     rounding: str = _setting("nearest", "to levels: nearest or stochastic", choices=ROUNDINGS)
     scale: str = _setting("clip", "bound of levels: clip or max", choices=SCALES)
     clip: float = _setting(10.0, "largest logit that counts", above=0)
-    weights: str = _setting("counts", "counts, noisy-counts or uniform", choices=WEIGHTS)
+    weights: str = _setting("evidence", f"of FedKD: {' '.join(WEIGHTS)}", choices=WEIGHTS)
+    contrast: bool = _setting(True, "FedKD parties tell their records from public rows")
+    class_share: str = _setting(
+        "auto", "class shares of public rows: auto, pooled, none, or numbers"
+    )
     count_epsilon: float = _setting(1.0, "what noisy counts cost an example", above=0)
-    loss: str = _setting("l1", "distance of logits: l1, l2, mse or kl", choices=LOSSES)
-    temperature: float = _setting(0.0, "of the kl loss; 0: infinite", optional=True)
+    loss: str = _setting("kl", "distance of logits: l1, l2, mse or kl", choices=LOSSES)
+    temperature: float = _setting(0.0, "of the kl loss; 0: 1", optional=True)
     distill_epochs: int = _setting(0, "passes of distillation; 0: the model's", optional=True)
     num_predictions: int = _setting(1, "FedKD predictions of each public row", least=1)
     augmentation: str = _setting(

@@ -26,6 +26,7 @@ MEASURES = ("mean", "local")
 COLUMNS = {
     "": "federation",
     "solo-": "parties alone",
+    "best-solo-": "best party",
     "server-": "the server's model",
     "central-": "all data in one place",
 }

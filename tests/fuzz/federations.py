@@ -96,7 +96,7 @@ VARIANTS: Mapping[str, Variant] = {
     "fedkt-networks": _variant("fedkt", "network", num_teachers=2, exchange="models"),
     "fedkd": _variant("fedkd"),
     "fedkd-float": _variant("fedkd", num_levels=None, weights="uniform"),
-    "fedkd-scale": _variant("fedkd", scale="max", rounds=2),
+    "fedkd-scale": _variant("fedkd", scale="max", weights="counts", rounds=2),
     "fedkd-noisy": _variant("fedkd", weights="noisy-counts", gamma=1.0, num_levels=256),
     "fedmd": _variant("fedmd", "network", rounds=2, **_SHORT),
     "fedmd-softmax": _variant("fedmd", payload="softmax", consensus="median", rounds=2),

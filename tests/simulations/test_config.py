@@ -126,7 +126,7 @@ def test_a_wrong_type_is_named(name: str, value: Any, rule: str) -> None:
         ("mixing", -0.1, "at least 0"),
         ("num_levels", -1, "at least 0"),
         ("clip", 0.0, "greater than 0"),
-        ("weights", "equal", "one of counts, noisy-counts, uniform"),
+        ("weights", "equal", "one of evidence, noisy-evidence, counts, noisy-counts"),
         ("loss", "hinge", "one of l1, l2, mse, kl"),
         ("augmentation", "blur", "one of none, crop, crop-flip"),
         ("shares", "half", "numbers with commas"),
