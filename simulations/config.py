@@ -103,9 +103,6 @@ got 'num-partys'. Did you mean 'num-parties'?
     vote_weights: str = _setting(
         "auto", f"weights of FedKT's votes: {' '.join(WEIGHTINGS)}", choices=WEIGHTINGS
     )
-    class_share: str = _setting(
-        "auto", "class shares of public rows: auto, pooled, none, or numbers"
-    )
     privacy_level: str = _setting("L0", "L0, L1 or L2", choices=("L0", "L1", "L2"))
     exchange: str = _setting(
         "votes", "what travels in FedKT: votes or models", choices=("votes", "models")

@@ -536,7 +536,7 @@ def test_a_model_that_names_no_class_is_refused(answer: int) -> None:
 
 def test_the_setting_reaches_the_strategy_and_no_other_one() -> None:
     """A strategy that cannot trim votes says so instead of ignoring the wish."""
-    federation = load_federation(Settings(vote_trim=0.2, num_parties=5))
+    federation = load_federation(Settings(strategy="fedkt", vote_trim=0.2, num_parties=5))
     strategy = federation.strategy()
     other = load_federation(Settings(strategy="fedmd", vote_trim=0.2, final_learner="mlp"))
 

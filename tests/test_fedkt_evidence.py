@@ -277,7 +277,7 @@ def test_missing_counts_are_refused() -> None:
     """Whoever was asked for counts must send them."""
     votes = Knowledge("votes", {"votes": told([0] * 60, [1, 1, 1]).arrays["votes"]})
 
-    with pytest.raises(KnowledgeMismatch, match="class-counts must be 3 numbers"):
+    with pytest.raises(KnowledgeMismatch, match=r"class-counts must be .* numbers"):
         toy_fedkt().read(votes)
 
 

@@ -17,13 +17,10 @@ def check_level(level: words.PrivacyLevel, exchange: words.Exchange, trim: float
     require(level != "L1" or not trim, OWNER, words.VOTE_TRIM, rule, trim)
 
 
-def check_numbers(num_splits: int, num_teachers: int) -> None:
-    """Raise unless a party would agree to train so many models."""
-    for name, value, most in (
-        (words.NUM_SPLITS, num_splits, words.MAX_SPLITS),
-        (words.NUM_TEACHERS, num_teachers, words.MAX_TEACHERS),
-    ):
-        require(1 <= value <= most, OWNER, name, f"from 1 to {most}", value)
+def check_number(name: str, value: int, most: int) -> int:
+    """Return how many models a party trains; raise unless it would agree to them."""
+    require(1 <= value <= most, OWNER, name, f"from 1 to {most}", value)
+    return value
 
 
 def check_counts(count_epsilon: float, target_epsilon: float | None) -> None:

@@ -183,7 +183,8 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         self.model_name = learner_name
         self.corrected = corrected
         self.count_epsilon = count_epsilon
-        self.num_splits = 1 if num_splits is None else num_splits
+        splits = 1 if num_splits is None else num_splits
+        self.num_splits = checks.check_number(words.NUM_SPLITS, splits, words.MAX_SPLITS)
         self.privacy_level = privacy_level
         self.reply_kind = exchange
         self.student_fns = {learner_name: learner_fn, **(student_fns or {})}
@@ -202,8 +203,10 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
                 delta=delta, threshold=threshold, threshold_sigma=threshold_sigma,
                 seeded_noise=seeded_noise,
             )  # fmt: skip
-        self.num_teachers = self._teachers() if num_teachers is None else num_teachers
-        checks.check_numbers(self.num_splits, self.num_teachers)
+        teachers = self._teachers() if num_teachers is None else num_teachers
+        self.num_teachers = checks.check_number(
+            words.NUM_TEACHERS, teachers, words.MAX_TEACHERS
+        )
         self._gather()
         self.ledger_ = PrivacyLedger(
             "party" if privacy_level == "L1" else "example",

@@ -302,7 +302,10 @@ def test_chance_makes_no_class_one_sided() -> None:
 
 
 def run(**changes: Any) -> dict[str, Any]:
-    small = {"num_parties": 3, "num_trees": 5, "learner": "random-forest", "num_workers": 1}
+    small = {
+        "strategy": "fedkt", "num_parties": 3, "num_trees": 5, "num_workers": 1,
+        "learner": "random-forest",
+    }  # fmt: skip
     settings = Settings(**{**small, **changes})
     federation = load_federation(settings)
     strategy = federation.strategy()
