@@ -19,6 +19,7 @@ from fl_strategies.augmentation import AUGMENTATIONS
 from fl_strategies.consensus import CONSENSUS_RULES
 from fl_strategies.exceptions import InvalidParameter, require
 from fl_strategies.fedkd.words import LOSSES, SCALES, WEIGHTS
+from fl_strategies.fedkt.words import WEIGHTINGS
 from fl_strategies.fedmd.release import PAYLOADS
 from fl_strategies.privacy.votes import VOTE_NOISES
 from fl_strategies.quantization import ROUNDINGS
@@ -92,8 +93,16 @@ got 'num-partys'. Did you mean 'num-parties'?
     mixing: float = _setting(0.0, "share of rows that pooled-halves deals anew", least=0)
     shares: str = _setting("", "parties' shares of the rows, such as 0.7,0.3; empty: equal")
     min_records: int = _setting(10, "fewest records of a party", least=0)
-    num_splits: int = _setting(2, "FedKT's s: partitions, and so students, of a party", least=1)
-    num_teachers: int = _setting(5, "FedKT's t: teachers of a partition", least=1)
+    num_splits: int = _setting(
+        0, "FedKT's s: partitions, and so students, of a party; 0: one", optional=True
+    )
+    num_teachers: int = _setting(
+        0, "FedKT's t: teachers of a partition; 0: one, at L2 as the noise needs", optional=True
+    )
+    corrected: bool = _setting(True, "FedKT votes without the teacher's own class shares")
+    vote_weights: str = _setting(
+        "auto", f"weights of FedKT's votes: {' '.join(WEIGHTINGS)}", choices=WEIGHTINGS
+    )
     privacy_level: str = _setting("L0", "L0, L1 or L2", choices=("L0", "L1", "L2"))
     exchange: str = _setting(
         "votes", "what travels in FedKT: votes or models", choices=("votes", "models")
