@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from fl_strategies.ensemble import fit_ensemble
+from fl_strategies.evidence_pool import Contrast
 from fl_strategies.party import Party
 from fl_strategies.protocols import Array, FloatArray, IntArray, TrainingSet
 
@@ -28,6 +29,21 @@ _NUM_FOLDS: Final = 2
 # docs/consensus.md.
 _TRUST: Final = 0.7
 _LARGEST: Final = 5.0
+
+
+def contrasted(
+    party: Party, views: Sequence[Array], seed: int
+) -> tuple[FloatArray | None, Contrast]:
+    """Return what to add to a party's evidence, and how its records relate to public rows.
+
+    Nothing is added where public rows are unlike the records, or too few.
+    """
+    if len(party.public) < 2 * _NUM_FOLDS:
+        return None, "none"
+    ratio = log_ratio_to_public(party, views, seed)
+    if coverage(ratio, party.num_classes) < LEAST_COVERAGE:
+        return None, "uncovered"
+    return _TRUST * ratio, "public"
 
 
 def log_ratio_to_public(party: Party, views: Sequence[Array], seed: int) -> FloatArray:
@@ -66,11 +82,6 @@ def coverage(log_ratio: FloatArray, num_classes: int) -> float:
     ones are cut: they would let a few odd rows speak for all.
     """
     return float(np.exp(np.minimum(log_ratio, np.log(2 * num_classes))).mean())
-
-
-def trusted(log_ratio: FloatArray) -> FloatArray:
-    """Return as much of the ratio as a model of unseen rows deserves."""
-    return _TRUST * log_ratio
 
 
 def _own_rows(party: Party, seed: int) -> IntArray:
