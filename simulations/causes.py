@@ -54,7 +54,8 @@ def one_sided_classes(report: Report) -> str | None:
     """Name parties with classes of their own, combined by a rule that ignores it."""
     key, value = EVIDENCE.get(report["strategy"], ("", None))
     beyond = class_skew(report)
-    if not key or report["settings"].get(key) == value or beyond < SKEW:
+    # What a strategy takes by itself is the rule that its promise allows.
+    if not key or report["settings"].get(key) in (value, "auto") or beyond < SKEW:
         return None
     told = "true" if value is True else value
     return (

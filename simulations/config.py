@@ -16,11 +16,11 @@ from typing import Any, Final, Self, TypeAlias
 
 from fl_strategies import REGISTRY
 from fl_strategies.augmentation import AUGMENTATIONS
-from fl_strategies.consensus import CONSENSUS_RULES
 from fl_strategies.exceptions import InvalidParameter, require
 from fl_strategies.fedkd.words import LOSSES, SCALES, WEIGHTS
 from fl_strategies.fedkt.words import WEIGHTINGS
 from fl_strategies.fedmd.release import PAYLOADS
+from fl_strategies.fedmd.settings import RULES
 from fl_strategies.privacy.votes import VOTE_NOISES
 from fl_strategies.quantization import ROUNDINGS
 from simulations.datasets import check_dataset_name, check_joint_classes, check_public_name
@@ -141,7 +141,7 @@ got 'num-partys'. Did you mean 'num-parties'?
     num_samples: int = _setting(0, "k: records that nfdp draws; 0: not given", optional=True)
     with_replacement: bool = _setting(True, "whether it may draw a record twice")
     consensus: str = _setting(
-        "mean", f"one of {' '.join(CONSENSUS_RULES)}", choices=CONSENSUS_RULES
+        "auto", f"auto: the strategy's own, or {' '.join(RULES)}", choices=("auto", *RULES)
     )
     trim_fraction: float = _setting(0.2, "share that trimmed-mean cuts off each side", least=0)
     clipping_norm: float = _setting(0.0, "of logits under ldp; 0: not given", optional=True)

@@ -124,6 +124,8 @@ class Federation:
             available["num_rounds_planned"] = settings.num_server_rounds
         if settings.pretrain_once and "pretrained" in own:
             available |= {"pretrained": self.shared_start, "pretrain_epochs": 0}
+        if settings.consensus == "auto":
+            del available["consensus"]
         taken = {name: value for name, value in available.items() if name in own}
         strategy = kind(
             num_parties=settings.num_parties,

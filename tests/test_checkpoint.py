@@ -470,6 +470,7 @@ PUBLIC = common_options(NUM_PARTIES)["public"]
         ("fedmd", {}, [
             LDP, NFDP, {"consensus": "median", "payload": "softmax"}, {"epochs_digest": 3},
             {"epochs_initial": 3}, {"epochs_revisit": 3}, {"num_public": 4},
+            {"consensus": "mean"}, {"class_share": "none"},
         ]),
         ("akd", {}, [{"target_loss": "cross-entropy"}, MORE]),
         ("fedavg", {}, [{"local_epochs": 2}]),

@@ -399,7 +399,8 @@ def test_public_rows_follow_from_seed_and_round() -> None:
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_a_reply_is_the_models_answer_in_few_bytes(payload: str) -> None:
     """Labels take ceil(log2 C) bits, scores four bytes, about the rows of the round."""
-    strategy, party, state = linear_fedmd(payload=payload), linear_party(0), RecordDict()
+    strategy = linear_fedmd(payload=payload, consensus="mean")
+    party, state = linear_party(0), RecordDict()
     reply, metrics = FedMDParty().train(party, None, request(strategy), state)
 
     model = SoftmaxRegression().partial_fit(
@@ -484,6 +485,7 @@ def test_a_bad_answer_is_refused_and_leaves_no_trace(
     changes: dict[str, Any], arrays: dict[str, np.ndarray], sentence: str
 ) -> None:
     """What one party sends wrongly costs it the round; the others' consensus is theirs."""
+    changes = {"consensus": "mean", **changes}
     strategy, honest = linear_fedmd(**changes), linear_fedmd(**changes, num_parties=3)
     grid = Federation().grid
     replies = grid.send_and_receive(
@@ -605,7 +607,7 @@ def test_a_learner_that_cannot_go_on_is_fitted_to_records_and_consensus() -> Non
             return super().fit(x, y, rng=rng)
 
     party, state = refitted_party(0, learner_fn=Recorder), RecordDict()
-    strategy = linear_fedmd()
+    strategy = linear_fedmd(consensus="mean")
     labels = np.arange(30) % 3
     message = consensus_message(labels=pack_labels(labels, 3))
     FedMDParty().train(party, None, request(strategy), state)

@@ -108,12 +108,11 @@ def test_the_largest_sample_promises_nothing() -> None:
     assert strategy.ledger_.get_epsilon() == math.inf
 
 
+@pytest.mark.parametrize("rule", ["class-weighted", "evidence"])
 @pytest.mark.parametrize("make_party", MAKERS)
-def test_no_other_record_is_looked_at(make_party: Callable[..., Party]) -> None:
+def test_no_other_record_is_looked_at(make_party: Callable[..., Party], rule: str) -> None:
     """Changing every record that was not drawn changes no bit of what leaves."""
-    strategy = linear_fedmd(
-        **NFDP, payload="softmax", consensus="class-weighted", seeded_noise=True
-    )
+    strategy = linear_fedmd(**NFDP, payload="softmax", consensus=rule, seeded_noise=True)
     party, state = make_party(0), RecordDict()
     reply, metrics = train(party, strategy, state)
     others = np.setdiff1d(np.arange(40), sample_of(state))
@@ -127,6 +126,7 @@ def test_no_other_record_is_looked_at(make_party: Callable[..., Party]) -> None:
     np.testing.assert_array_equal(
         reply.arrays["class-counts"], np.bincount(party.y[sample_of(state)], minlength=3)
     )
+    assert reply.meta == reply_after.meta
     assert metrics == metrics_after
     assert metrics[keys.NUM_EXAMPLES] == 10
 
@@ -357,7 +357,7 @@ def test_the_name_of_a_sample_says_nothing_about_it() -> None:
     names = [train(linear_party(0), linear_fedmd(**NFDP))[0].meta["sample-id"] for _ in "ab"]
 
     assert names[0] != names[1]
-    assert train(linear_party(0), linear_fedmd())[0].meta == {}
+    assert train(linear_party(0), linear_fedmd(consensus="mean"))[0].meta == {}
 
 
 def test_a_sample_counts_also_in_a_round_that_fails() -> None:
@@ -615,6 +615,7 @@ def test_noise_does_not_come_from_the_seed() -> None:
         ({"payload": "logits"}, "clipping_norm must be finite and above 0 for noisy logits"),
         ({"clipping_norm": 1.0}, "clipping_norm must be left out unless logits"),
         ({"consensus": "class-weighted"}, "consensus must be another one for release='ldp'"),
+        ({"consensus": "evidence"}, "consensus must be another one for release='ldp'"),
         ({"release": "none"}, "must be left out unless release='ldp'"),
     ],
 )
@@ -706,6 +707,18 @@ def test_class_counts_cost_also_beside_private_training(tmp_path: Path) -> None:
     assert "exact class counts left the party" in strategy.ledger_.statement()
 
 
+def test_evidence_beside_private_training_costs_the_training_alone() -> None:
+    """Such a party states equal counts: what it sends does not depend on its labels' number."""
+    pytest.importorskip("dp_accounting")
+    party = linear_party(0, learner_fn=PrivatelyContinued)
+    reply, metrics = train(party, linear_fedmd(consensus="evidence"))
+    plain, paid = train(party, linear_fedmd(consensus="mean"))
+
+    np.testing.assert_array_equal(reply.arrays["class-counts"], [13, 13, 13])
+    np.testing.assert_array_equal(reply.arrays["labels"], plain.arrays["labels"])
+    assert metrics[keys.EPSILON_EXAMPLE] == paid[keys.EPSILON_EXAMPLE] < math.inf
+
+
 def test_a_party_that_comes_late_pays_for_both_trainings() -> None:
     """Initial training and revisit are two, in one message."""
     pytest.importorskip("dp_accounting")
@@ -735,7 +748,7 @@ def test_memory_is_small_and_plain() -> None:
 
 # A server that changes its mind.
 
-SOFT = {"payload": "softmax"}
+SOFT = {"payload": "softmax", "consensus": "mean"}
 SOFT_NFDP = {**NFDP, **SOFT}
 SEEDED_LDP = {**LDP, "seeded_noise": True}
 

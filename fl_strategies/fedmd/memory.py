@@ -42,6 +42,7 @@ _DRAWN = "sample"
 _SAMPLE_ID = "sample-id"
 _TERMS = "terms"
 _ORIGIN = "model-origin"
+_CONTRAST = "contrast"
 
 _ID_BYTES = 16
 _MOST_DRAWS_PER_RECORD = 4
@@ -79,6 +80,7 @@ class PartyMemory:
             self._state.pop(name, None)
         self._note(_DIGESTED, 0)
         self._note(_TERMS, "")
+        self._note(_CONTRAST, "")
 
     @property
     def terms(self) -> str:
@@ -88,6 +90,15 @@ class PartyMemory:
     def keep_terms(self, terms: str) -> None:
         """Keep the terms under which the party has just trained."""
         self._note(_TERMS, terms)
+
+    def contrast(self, terms: str) -> str:
+        """How the records of these terms relate to public rows; empty if not found out."""
+        contrast, _, origin = str(self._notes().get(_CONTRAST, "")).partition("; ")
+        return contrast if origin == self._origin(terms) else ""
+
+    def keep_contrast(self, contrast: str, terms: str) -> None:
+        """Keep how the records of these terms relate to public rows."""
+        self._note(_CONTRAST, f"{contrast}; {self._origin(terms)}")
 
     def model(self, terms: str) -> Learner | None:
         """Return the model as it was kept, if there is one of these very terms.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -9,9 +10,10 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.consensus import MAX_WEIGHT
+from fl_strategies.contrast import contrasted
 from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, require_data
 from fl_strategies.fedmd.memory import PartyMemory, spent_metrics
-from fl_strategies.fedmd.release import answer, public_rows
+from fl_strategies.fedmd.release import answer, corrected_answer, finite_logits, public_rows
 from fl_strategies.fedmd.samples import NUM_RECORDS, SAMPLE_ID
 from fl_strategies.fedmd.settings import FedMDSettings
 from fl_strategies.fedmd.student import Lesson, Student, student_of
@@ -21,7 +23,14 @@ from fl_strategies.party import Party
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.nfdp import nfdp_theorem
-from fl_strategies.protocols import Array, IntArray, Learner, TrainingSet, events_of
+from fl_strategies.protocols import (
+    Array,
+    FloatArray,
+    IntArray,
+    Learner,
+    TrainingSet,
+    events_of,
+)
 from fl_strategies.tasks import METRICS
 
 EPSILON_THEOREM: Final = "epsilon-theorem"
@@ -30,6 +39,7 @@ CONSENSUS: Final = "consensus"
 MODEL: Final = "model"
 CONSENSUS_ROUND: Final = "consensus-round"
 CLASS_COUNTS: Final = "class-counts"
+CONTRAST: Final = "contrast"
 
 UNPROTECTED: Final = "predictions on public rows left the party without noise"
 EXACT_COUNTS: Final = "exact class counts left the party"
@@ -53,14 +63,12 @@ class FedMDParty(PartyHalf):
             desk.memory.charge(desk.unprotected_charges(training), desk.purpose)
         desk.student.keep(model)
         desk.memory.keep_terms(desk.terms)
-        arrays = desk.settings.replies.encode(desk.released(model))
-        if desk.settings.class_weighted:
-            arrays[CLASS_COUNTS] = desk.class_counts()
+        arrays, meta = desk.reply(model, private=bool(training))
         figure = (
             math.nan if desk.is_silent(model) else measure(party, model)[METRICS[party.task]]
         )
         metrics = {**desk.metrics(), keys.LOCAL_FIGURE: figure}
-        return Knowledge(ANSWERS, arrays, desk.meta()), metrics
+        return Knowledge(ANSWERS, arrays, meta), metrics
 
     def evaluate(
         self, party: Party, received: Knowledge, config: ConfigRecord, state: RecordDict
@@ -105,7 +113,7 @@ class _Desk:
         )
         self.memory = PartyMemory(party, state, delta=self.settings.delta)
         self.student: Student = student_of(party)(
-            party, self.memory, self.records, self.settings.payload,
+            party, self.memory, self.records, self.settings.lesson,
             self.settings.num_public, self.settings.epochs, self.seed, self.terms,
         )  # fmt: skip
         if self.settings.num_samples is not None:
@@ -161,7 +169,53 @@ class _Desk:
         num_rows, num_public = len(self.party.public), self.settings.num_public
         return public_rows(self.seed, server_round, num_rows, num_public)
 
-    def released(self, model: Learner) -> Array:
+    def reply(
+        self, model: Learner, *, private: bool
+    ) -> tuple[dict[str, Array], dict[str, Scalar]]:
+        """Return what leaves; `private`: the model's training is paid for by itself."""
+        settings = self.settings
+        if settings.evidence:
+            return self._evidence(model, private=private)
+        arrays = settings.replies.encode(self._released(model))
+        if settings.counted:
+            arrays[CLASS_COUNTS] = self._class_counts()
+        return arrays, self._meta()
+
+    def _evidence(
+        self, model: Learner, *, private: bool
+    ) -> tuple[dict[str, Array], dict[str, Scalar]]:
+        """Return answers without the party's class shares, and these beside them.
+
+        A model that was trained privately must not be followed by what was not: it answers
+        as one of equal class shares, and the number of records is public.
+        """
+        settings, rows = self.settings, self._rows(self.server_round)
+        counts = self._equal_counts() if private else self._class_counts()
+        shares = counts if private else self.student.class_counts()
+        ratio, contrast = (None, "none") if private else self._contrast(rows)
+        logits = finite_logits(model, self.party.public[rows])
+        answers = corrected_answer(logits, shares, settings.payload, ratio)
+        arrays = {**settings.replies.encode(answers), CLASS_COUNTS: counts}
+        return arrays, {**self._meta(), CONTRAST: contrast}
+
+    def _contrast(self, rows: IntArray) -> tuple[FloatArray | None, str]:
+        """Return how rows compare to the records in use, for a first answer by scores.
+
+        Later the model has learned from the public rows, and compares by itself.
+        """
+        found, ratio = self.memory.contrast(self.terms), None
+        if not found:
+            x, y = self.records()
+            own = replace(self.party, x=x, y=y)
+            ratio, found = contrasted(own, [self.party.public], self.seed)
+            self.memory.keep_contrast(found, self.terms)
+        if found == "uncovered":
+            return None, "uncovered"
+        if ratio is None or self.memory.digested_round or self.settings.payload == "argmax":
+            return None, "none"
+        return ratio[rows], "public"
+
+    def _released(self, model: Learner) -> Array:
         """Return the answers that may leave, paid for if they have to be."""
         settings, rows = self.settings, self._rows(self.server_round)
         answers = answer(model, self.party.public[rows], settings.payload)
@@ -179,18 +233,23 @@ class _Desk:
         What privately trained learners cost is their training, whoever sees it.
         """
         reasons = [] if training else [UNPROTECTED]
-        if self.settings.class_weighted:
+        if self.settings.counted and not (training and self.settings.evidence):
             reasons.append(EXACT_COUNTS)
         open_ = [NonPrivateEvent(unit="example", reason=reason) for reason in reasons]
         return [*training, *((event, 1) for event in open_)]
 
-    def class_counts(self) -> IntArray:
+    def _equal_counts(self) -> IntArray:
+        """Return counts that say nothing but how many records there are, about."""
+        num_classes = self.settings.num_classes
+        return np.full(num_classes, max(len(self.party.y) // num_classes, 1), dtype=np.int64)
+
+    def _class_counts(self) -> IntArray:
         """Return how many records of each class are in use."""
         _, y = self.records()
         counts = np.bincount(y, minlength=self.settings.num_classes).astype(np.int64)
         return np.minimum(counts, MAX_WEIGHT)
 
-    def meta(self) -> dict[str, Scalar]:
+    def _meta(self) -> dict[str, Scalar]:
         """Return what lets the server tell one sample of this party from another."""
         if self.settings.num_samples is None:
             return {}

@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias, get_args
 import numpy as np
 from scipy.special import log_softmax, softmax
 
+from fl_strategies.evidence import class_evidence, corrected_labels
 from fl_strategies.exceptions import KnowledgeMismatch, require, require_data
 from fl_strategies.packing import pack_labels, unpack_labels
 from fl_strategies.privacy.accountant import claim
@@ -63,13 +64,32 @@ def answer(model: Learner, x: Array, payload: Payload) -> Array:
     """
     if payload == "argmax":
         return np.asarray(model.predict(x), dtype=np.int64)
-    logits = np.asarray(model.logits(x), dtype=np.float64)
-    require_data(bool(np.isfinite(logits).all()), "FedMD", "logits", "finite", "NaN or more")
+    logits = finite_logits(model, x)
     if payload == "softmax":
         return np.asarray(softmax(logits, axis=1))
     kept = np.maximum(log_softmax(logits, axis=1), -LOGIT_SPREAD)
     kept = np.maximum(kept, kept.max(axis=1, keepdims=True) - LOGIT_SPREAD)
     return np.asarray(kept - kept.mean(axis=1, keepdims=True))
+
+
+def corrected_answer(
+    logits: FloatArray, counts: IntArray, payload: Payload, log_ratio: FloatArray | None
+) -> Array:
+    """Return what a model says without the class shares of what it was trained on.
+
+    Labels are those with most evidence, scores are evidence; see `fl_strategies.evidence`.
+    """
+    held = counts.astype(np.float64)
+    if payload == "argmax":
+        return corrected_labels(logits, held)
+    return class_evidence(logits, held, log_ratio)
+
+
+def finite_logits(model: Learner, x: Array) -> FloatArray:
+    """Return a model's logits; raise `InvalidData` for what cannot be compared."""
+    logits = np.asarray(model.logits(x), dtype=np.float64)
+    require_data(bool(np.isfinite(logits).all()), "FedMD", "logits", "finite", "NaN or more")
+    return logits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import numpy as np
 from flwr.app import ConfigRecord
 
 from fl_strategies import keys
+from fl_strategies.consensus import CONSENSUS_RULES, ConsensusRule
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, require
 from fl_strategies.fedmd.release import (
     NOISES,
@@ -24,8 +25,15 @@ from fl_strategies.knowledge import Scalar, config_choice, config_float, config_
 from fl_strategies.randomness import derive_rng
 
 Release: TypeAlias = Literal["none", "nfdp", "ldp"]
+Rule: TypeAlias = ConsensusRule | Literal["evidence"]
+Counting: TypeAlias = Literal["none", "class-weighted", "evidence"]
 
 RELEASES: Final[tuple[str, ...]] = get_args(Release)
+RULES: Final[tuple[str, ...]] = (*CONSENSUS_RULES, "evidence")
+COUNTINGS: Final[tuple[str, ...]] = get_args(Counting)
+"""What a party's class counts are sent for."""
+EVIDENCE_LIMIT: Final = 16.0
+"""Largest evidence that travels: odds of nine million to one."""
 
 # A server cannot make a party train without end. A party's own records set a lower limit
 # to its sample; this one only keeps the number plain.
@@ -39,7 +47,7 @@ _PAYLOAD = "payload"
 _NUM_PUBLIC = "num-public"
 _NUM_SAMPLES = "num-samples"
 _WITH_REPLACEMENT = "with-replacement"
-_CLASS_WEIGHTED = "class-weighted"
+_COUNTING = "counting"
 _SEEDED_NOISE = "seeded-noise"
 _NOISE = "noise"
 _SCALE = "scale"
@@ -68,7 +76,7 @@ class FedMDSettings:
     num_samples: int | None
     with_replacement: bool
     noise: AnswerNoise | None
-    class_weighted: bool
+    counting: Counting
     delta: float
     seeded_noise: bool
 
@@ -92,22 +100,39 @@ class FedMDSettings:
         else:
             rule = "left out unless release='nfdp'"
             require(self.num_samples is None, owner, "num_samples", rule, self.num_samples)
-        counted = not (self.class_weighted and self.release == "ldp")
+        hidden = not (self.counted and self.release == "ldp")
         rule = "another one for release='ldp', which does not hide class counts"
-        require(counted, owner, "consensus", rule, "class-weighted")
+        require(hidden, owner, "consensus", rule, self.counting)
+
+    @property
+    def counted(self) -> bool:
+        """Whether parties say how many records of each class they use."""
+        return self.counting != "none"
+
+    @property
+    def evidence(self) -> bool:
+        """Whether parties take their own class shares out of what they answer."""
+        return self.counting == "evidence"
 
     @property
     def replies(self) -> AnswerFormat:
-        """How a party's answers travel."""
+        """How a party's answers travel; evidence has a form of its own."""
+        if self.evidence:
+            return self._format(-EVIDENCE_LIMIT, EVIDENCE_LIMIT)
         if self.noise is None:
             return self._format(*plain_limits(self.payload))
         return self._format(-self.noise.limit, self.noise.limit)
 
     @property
+    def lesson(self) -> Payload:
+        """What a consensus consists of; evidence becomes labels or probabilities."""
+        return "softmax" if self.evidence and self.payload != "argmax" else self.payload
+
+    @property
     def consensus(self) -> AnswerFormat:
         """How a consensus travels."""
         if self.noise is None or self.payload == "softmax":
-            return self._format(*plain_limits(self.payload))
+            return self._format(*plain_limits(self.lesson))
         return self._format(-self.noise.limit, self.noise.limit)
 
     def _format(self, low: float, high: float) -> AnswerFormat:
@@ -136,7 +161,7 @@ class FedMDSettings:
             _PAYLOAD: self.payload,
             _NUM_PUBLIC: self.num_public,
             keys.NUM_CLASSES: self.num_classes,
-            _CLASS_WEIGHTED: self.class_weighted,
+            _COUNTING: self.counting,
             _SEEDED_NOISE: self.seeded_noise,
             _DELTA: self.delta,
         }
@@ -176,7 +201,7 @@ class FedMDSettings:
                 noise=(
                     _read_noise(config, payload, num_classes) if release == "ldp" else None
                 ),
-                class_weighted=config.get(_CLASS_WEIGHTED) is True,
+                counting=cast(Counting, config_choice(config, _COUNTING, COUNTINGS)),
                 delta=config_float(config, _DELTA, minimum=1e-300, maximum=1 - 1e-9),
                 seeded_noise=config.get(_SEEDED_NOISE) is True,
             )  # fmt: skip

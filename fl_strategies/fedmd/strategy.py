@@ -23,17 +23,10 @@ from flwr.app import ArrayRecord
 
 from fl_strategies import keys
 from fl_strategies.base import FederationOptions, KnowledgeStrategy
-from fl_strategies.consensus import (
-    CONSENSUS_RULES,
-    MAX_WEIGHT,
-    ROBUST_RULES,
-    ConsensusRule,
-    VoteCounts,
-    check_trim,
-    make_consensus,
-    to_probabilities,
-)
+from fl_strategies.consensus import ROBUST_RULES, VoteCounts, check_trim
+from fl_strategies.evidence_pool import ClassShare, read_class_share
 from fl_strategies.exceptions import KnowledgeMismatch, PrivacyBudgetExceeded, require
+from fl_strategies.fedmd.gathering import gathering, read_contrast, read_counts
 from fl_strategies.fedmd.party import (
     ANSWERS,
     CLASS_COUNTS,
@@ -46,7 +39,15 @@ from fl_strategies.fedmd.party import (
 )
 from fl_strategies.fedmd.release import AnswerNoiseKind, Payload, public_rows
 from fl_strategies.fedmd.samples import NUM_RECORDS, SampleBook
-from fl_strategies.fedmd.settings import FedMDSettings, Release, make_noise, noise_template
+from fl_strategies.fedmd.settings import (
+    RULES,
+    Counting,
+    FedMDSettings,
+    Release,
+    Rule,
+    make_noise,
+    noise_template,
+)
 from fl_strategies.fedmd.student import Epochs, Lesson, teach
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, encode_arrays, shown
 from fl_strategies.metrics import aggregate_metrics
@@ -57,7 +58,7 @@ from fl_strategies.privacy.reporting import AUDIENCES
 from fl_strategies.protocols import Array, IntArray, Learner, LearnerFactory
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply
-from fl_strategies.voting import agreement, plurality
+from fl_strategies.voting import agreement
 
 NOISE_SCALE: Final = "noise-scale"
 _USUAL_NUM_PUBLIC: Final = 5000
@@ -69,16 +70,19 @@ class FedMD(KnowledgeStrategy[None]):
     Leaves the party
         In every round its predictions on `num_public` public rows: as labels of
         ceil(log2 C) bits (argmax), or as rows of float32 (logits, softmax). With
-        ``consensus="class-weighted"`` also how many records of each class it uses.
+        ``consensus="class-weighted"`` or "evidence" also how many records of each class it
+        uses; with "evidence" also whether public rows are like its records, one bit.
     Guarantee
         The unit is an example, replaced by another within its party, against the server
         and everybody else; the number of records is public.
         none: no guarantee, epsilon is reported as infinite; but what learners that are
         trained privately (`privacy_events`) spend in each round is composed and reported,
-        unless class counts leave as well.
+        unless class counts leave as well (class-weighted). With evidence such parties state
+        equal counts and correct nothing, so that nothing leaves but what is paid for.
         nfdp: a sample of `num_samples` records, drawn once, is used in the clear, and no
         other record at all. The exact statement is (0, delta), where delta is the chance to
-        be drawn, and it does not depend on the number of rounds. The theorems' epsilon is
+        be drawn, and it does not depend on the number of rounds. Class counts and evidence
+        are those of the sample, so it covers them. The theorems' epsilon is
         reported beside it as ``epsilon-theorem``. A sample survives a run, or a party's
         restart, only if the party keeps a journal; without one it is one more sample, and
         the samples of a run, which have random names, are composed by the server.
@@ -106,9 +110,15 @@ class FedMD(KnowledgeStrategy[None]):
         The paper's T1, T2 and T3.
     num_samples, with_replacement : int, bool
         With nfdp: the sample.
-    consensus : "mean", "class-weighted", "median" or "trimmed-mean"
-        How answers are combined; see `fl_strategies.consensus`. Labels are counted, with
-        equal or with class weights, and the majority wins.
+    consensus : "evidence", "mean", "class-weighted", "median" or "trimmed-mean"
+        How answers are combined; by default "evidence" with ``release="none"`` and without
+        pre-training, otherwise "mean". "evidence": parties take the class shares of what
+        their models were trained on out of their answers before they send them; see
+        `fl_strategies.evidence`. Logits and softmax are then the same: evidence goes up,
+        probabilities come back. The others: see `fl_strategies.consensus`. Labels are
+        counted, with equal or with class weights, and the majority wins.
+    class_share : "auto", "pooled", "none" or numbers
+        With evidence: which class shares the public rows have; see `EvidencePool`.
     trim_fraction : float
         Share of parties that the trimmed mean leaves out at either end.
     noise, gamma, sigma, target_epsilon, clipping_norm
@@ -180,7 +190,8 @@ class FedMD(KnowledgeStrategy[None]):
         epochs_revisit: int = 1,
         num_samples: int | None = None,
         with_replacement: bool = True,
-        consensus: ConsensusRule = "mean",
+        consensus: Rule | None = None,
+        class_share: ClassShare = "auto",
         trim_fraction: float = 0.2,
         noise: AnswerNoiseKind = "gaussian",
         gamma: float | None = None,
@@ -201,7 +212,10 @@ class FedMD(KnowledgeStrategy[None]):
         asked = min(len(public), _USUAL_NUM_PUBLIC) if num_public is None else num_public
         rule = f"from 1 to {len(public)}, the public rows"
         require(1 <= asked <= len(public), "FedMD", "num_public", rule, asked)
-        _check_rule(consensus, payload)
+        pretraining = pretrain_epochs > 0 or pretrained is not None
+        usual: Rule = "evidence" if release == "none" and not pretraining else "mean"
+        self.rule: Rule = consensus or usual
+        _check_rule(self.rule, payload, pretraining=pretraining)
         check_trim("FedMD", trim_fraction)
         once = pretrained is None or not pretrain_epochs
         require(once, "FedMD", "pretrain_epochs", "0 if pretrained is given", pretrain_epochs)
@@ -219,13 +233,13 @@ class FedMD(KnowledgeStrategy[None]):
                 gamma=gamma, sigma=sigma, target_epsilon=target_epsilon,
                 num_rounds_planned=num_rounds_planned, num_public=asked, delta=delta,
             ),
-            class_weighted=consensus == "class-weighted", delta=delta,
-            seeded_noise=seeded_noise,
+            counting=_counting(self.rule), delta=delta, seeded_noise=seeded_noise,
         )  # fmt: skip
         self.public = public
         self.learner_fn = learner_fn
         self.model_name = learner_name
-        self.rule, self.trim_fraction = consensus, trim_fraction
+        self.trim_fraction = trim_fraction
+        self.class_share = read_class_share("FedMD", class_share, num_classes, "single-label")
         self.consensus_: Array | None = None
         self.indices_: IntArray | None = None
         self.ledger_ = PrivacyLedger(
@@ -244,11 +258,10 @@ class FedMD(KnowledgeStrategy[None]):
     def _gather(self) -> None:
         """Make room for the answers of a round."""
         shape = self.settings.num_public, self.settings.num_classes
-        self._votes, self._weighted_votes = VoteCounts(shape), VoteCounts(shape)
-        self._scores = make_consensus(
-            self.rule, shape, bound=self.settings.replies.high,
-            trim_fraction=self.trim_fraction,
-        )  # fmt: skip
+        self._votes = VoteCounts(shape)
+        self._gathered = gathering(
+            self.settings, self.rule, trim_fraction=self.trim_fraction, share=self.class_share
+        )
 
     def party_config(self) -> dict[str, Scalar]:
         """Return the settings, and what identifies the public data."""
@@ -276,7 +289,7 @@ class FedMD(KnowledgeStrategy[None]):
     def read(self, knowledge: Knowledge) -> None:
         """Check one party's answers and add them to the others; nothing else is kept."""
         expected = {*self.settings.replies.names}
-        if self.settings.class_weighted:
+        if self.settings.counted:
             expected.add(CLASS_COUNTS)
         if set(knowledge.arrays) != expected:
             raise KnowledgeMismatch(
@@ -286,31 +299,18 @@ class FedMD(KnowledgeStrategy[None]):
         if self._samples is not None:
             self._samples.read(knowledge.meta, num_attempts=self.num_attempts)
         answers = self.settings.replies.decode(knowledge.arrays)
-        weights = self._read_weights(knowledge.arrays)
-        if self.settings.payload == "argmax":
-            self._votes.add(answers)
-            self._weighted_votes.add(answers, weights)
-        else:
-            self._votes.add(answers.argmax(axis=1))
-            self._scores.add(answers, weights)
-
-    def _read_weights(self, arrays: Mapping[str, Array]) -> IntArray | None:
-        if not self.settings.class_weighted:
-            return None
-        counts, num_classes = arrays[CLASS_COUNTS], self.settings.num_classes
-        plain = counts.dtype == np.int64 and counts.shape == (num_classes,)
-        if not plain or not ((counts >= 0) & (counts <= MAX_WEIGHT)).all():
-            raise KnowledgeMismatch(
-                f"FedMD: {CLASS_COUNTS} must be {num_classes} whole numbers (int64) from 0 to "
-                f"{MAX_WEIGHT}, got shape {counts.shape} of {counts.dtype} or others."
-            )
-        return counts
+        counts = read_counts(knowledge.arrays, self.settings)
+        contrast = read_contrast(knowledge.meta, self.settings)
+        self._votes.add(answers if answers.ndim == 1 else answers.argmax(axis=1))
+        self._gathered.add(answers, counts, contrast)
 
     def aggregate(
         self, replies: Sequence[PartyReply[None]]
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Make the consensus of the round from what `read` has gathered."""
-        arrays = self.settings.consensus.encode(self._combined())
+        arrays = self.settings.consensus.encode(
+            self._gathered.result(derive_rng(self.seed, "server", "ties", self.round_))
+        )
         self.consensus_ = self.settings.consensus.decode(arrays)
         self.indices_ = public_rows(
             self.seed, self.round_, len(self.public), self.settings.num_public
@@ -320,15 +320,6 @@ class FedMD(KnowledgeStrategy[None]):
         metrics = {keys.VOTE_AGREEMENT: agreement(self._votes.counts)}
         self._gather()
         return encode_arrays(arrays), {**metrics, **self._privacy(replies)}
-
-    def _combined(self) -> Array:
-        if self.settings.payload != "argmax":
-            scores = self._scores.result()
-            return to_probabilities(scores) if self.settings.payload == "softmax" else scores
-        plain, weighted = self._votes.counts, self._weighted_votes.counts
-        # Where only parties vote that have no record of the class, all count the same.
-        counts = np.where(weighted.any(axis=1, keepdims=True), weighted, plain)
-        return plurality(counts, derive_rng(self.seed, "server", "ties", self.round_))
 
     def record_releases(self, replies: Sequence[PartyReply[None]]) -> None:
         """Record the answers of a round that came to nothing."""
@@ -341,7 +332,7 @@ class FedMD(KnowledgeStrategy[None]):
         if settings.noise is not None:
             return {NOISE_SCALE: settings.noise.scale}
         if self._samples is None:
-            reasons = [UNPROTECTED, *([EXACT_COUNTS] if settings.class_weighted else [])]
+            reasons = [UNPROTECTED, *([EXACT_COUNTS] if settings.counted else [])]
             for reason in reasons:
                 self.ledger_.charge(NonPrivateEvent(unit="example", reason=reason))
             return {}
@@ -379,13 +370,20 @@ class FedMD(KnowledgeStrategy[None]):
             lesson = Lesson(self.round_, self.indices_, self.consensus_)
             rng = derive_rng(self.seed, "server", "final")
             x = self.public[self.indices_]
-            self._model = teach(self.learner_fn(), x, lesson, self.settings.payload, rng)
+            self._model = teach(self.learner_fn(), x, lesson, self.settings.lesson, rng)
         return super().model_
 
 
-def _check_rule(rule: ConsensusRule, payload: Payload) -> None:
-    known = f"one of {', '.join(CONSENSUS_RULES)}"
-    require(rule in CONSENSUS_RULES, "FedMD", "consensus", known, rule)
+def _counting(rule: Rule) -> Counting:
+    """Return what a rule needs class counts for."""
+    return rule if rule in ("class-weighted", "evidence") else "none"
+
+
+def _check_rule(rule: Rule, payload: Payload, *, pretraining: bool) -> None:
+    require(rule in RULES, "FedMD", "consensus", f"one of {', '.join(RULES)}", rule)
     fits = payload != "argmax" or rule not in ROBUST_RULES
     needed = "mean or class-weighted for labels, whose majority is robust by itself"
+    require(fits, "FedMD", "consensus", needed, rule)
+    fits = rule != "evidence" or not pretraining
+    needed = "another one with pre-training, which teaches classes that no record counts for"
     require(fits, "FedMD", "consensus", needed, rule)

@@ -123,8 +123,18 @@ class Student(ABC):
         """Keep what `learn` returned for the next message."""
 
     @abstractmethod
+    def class_counts(self) -> IntArray:
+        """Return how many rows of each class the model of `learn` goes back to.
+
+        They say which class shares it answers with.
+        """
+
+    @abstractmethod
     def finish(self, lesson: Lesson) -> Learner:
         """Digest the consensus of the round that has just ended, and keep the result."""
+
+    def _counted(self, labels: Array) -> IntArray:
+        return np.bincount(labels, minlength=self.party.num_classes).astype(np.int64)
 
 
 class ContinuingStudent(Student):
@@ -158,6 +168,10 @@ class ContinuingStudent(Student):
         """Keep the model and which consensus it has digested."""
         kept = cast(ContinuingLearner, model)
         self.memory.keep_model(kept, digested_round=self._digested, terms=self.terms)
+
+    def class_counts(self) -> IntArray:
+        """Return those of the records, which it has always seen last."""
+        return self._counted(self.records()[1])
 
     def finish(self, lesson: Lesson) -> Learner:
         """Digest the last consensus; the records are not needed."""
@@ -234,6 +248,10 @@ class RefittingStudent(Student):
     def keep(self, model: Learner) -> None:
         """Keep nothing: the consensus is kept, and gives the same model again."""
 
+    def class_counts(self) -> IntArray:
+        """Return those of the records and the last consensus together."""
+        return self._counted(self._training_set()[1])
+
     def finish(self, lesson: Lesson) -> Learner:
         """Fit once more, with the last consensus."""
         self._take(lesson)
@@ -244,13 +262,18 @@ class RefittingStudent(Student):
             self.memory.keep_consensus(lesson.labels, digested_round=lesson.server_round)
 
     def _fitted(self) -> Learner:
+        x, y = self._training_set()
+        rng = self.party.rng(self.seed, "refit", self.memory.digested_round)
+        return self.party.learner_fn().fit(x, y, rng=rng)
+
+    def _training_set(self) -> TrainingSet:
         x, y = self.records()
         public, last = self.party.public, self.memory.digested_round
         labels = self.memory.consensus_labels(self.num_public)
-        if labels is not None:
-            rows = public_rows(self.seed, last, len(public), self.num_public)
-            x, y = np.concatenate([x, public[rows]]), np.concatenate([y, labels])
-        return self.party.learner_fn().fit(x, y, rng=self.party.rng(self.seed, "refit", last))
+        if labels is None:
+            return x, y
+        rows = public_rows(self.seed, last, len(public), self.num_public)
+        return np.concatenate([x, public[rows]]), np.concatenate([y, labels])
 
 
 def student_of(party: Party) -> type[Student]:

@@ -100,6 +100,7 @@ VARIANTS: Mapping[str, Variant] = {
     "fedkd-noisy": _variant("fedkd", weights="noisy-counts", gamma=1.0, num_levels=256),
     "fedmd": _variant("fedmd", "network", rounds=2, **_SHORT),
     "fedmd-softmax": _variant("fedmd", payload="softmax", consensus="median", rounds=2),
+    "fedmd-evidence": _variant("fedmd", payload="softmax", consensus="evidence", rounds=2),
     "fedmd-logits": _variant("fedmd", payload="logits", consensus="class-weighted", rounds=2),
     "fedmd-weighted": _variant("fedmd", consensus="class-weighted", rounds=2),
     "fedmd-nfdp": _variant("fedmd", release="nfdp", num_samples=6, rounds=2),

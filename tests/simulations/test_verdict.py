@@ -225,6 +225,7 @@ def test_one_sided_classes_need_a_rule_that_knows(
     assert likely_causes(lost(strategy=strategy, parties=skewed, settings=knowing)) == []
     assert likely_causes(lost(strategy=strategy, settings=ignoring)) == []
     assert likely_causes(lost(strategy="fedavg", parties=skewed)) == []
+    assert likely_causes(lost(strategy=strategy, parties=skewed, settings={key: "auto"})) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""What FedMD's server keeps of the answers of a round, and the consensus it makes of them."""
+
+from collections.abc import Mapping
+from typing import Protocol, cast
+
+import numpy as np
+from scipy.special import softmax
+
+from fl_strategies.consensus import MAX_WEIGHT, VoteCounts, make_consensus, to_probabilities
+from fl_strategies.evidence import vote_evidence
+from fl_strategies.evidence_pool import CONTRASTS, ClassShare, Contrast, EvidencePool
+from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.fedmd.party import CLASS_COUNTS, CONTRAST
+from fl_strategies.fedmd.release import Payload
+from fl_strategies.fedmd.settings import EVIDENCE_LIMIT, FedMDSettings, Rule
+from fl_strategies.knowledge import Scalar, shown
+from fl_strategies.protocols import Array, FloatArray, IntArray
+from fl_strategies.voting import plurality
+
+
+class Gathering(Protocol):
+    """Answers of many parties on their way to one; nothing else is kept of them."""
+
+    def add(self, answers: Array, counts: IntArray | None, contrast: Contrast) -> None:
+        """Take one party's answers and class counts, checked before."""
+
+    def result(self, ties: np.random.Generator) -> Array:
+        """Return the consensus: labels, or scores of the payload's kind."""
+
+
+class LabelGathering:
+    """Votes for labels, each worth the voter's records of its class if counts are given."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self._plain, self._weighted = VoteCounts(shape), VoteCounts(shape)
+
+    def add(self, answers: Array, counts: IntArray | None, contrast: Contrast) -> None:  # noqa: ARG002
+        """Count one party's labels."""
+        self._plain.add(answers)
+        self._weighted.add(answers, counts)
+
+    def result(self, ties: np.random.Generator) -> Array:
+        """Return the label with most votes."""
+        plain, weighted = self._plain.counts, self._weighted.counts
+        # Where only parties vote that have no record of the class, all count the same.
+        votes = np.where(weighted.any(axis=1, keepdims=True), weighted, plain)
+        return plurality(votes, ties)
+
+
+class ScoreGathering:
+    """Scores, combined by one of the rules of `fl_strategies.consensus`."""
+
+    def __init__(self, settings: FedMDSettings, rule: Rule, trim_fraction: float) -> None:
+        self._settings = settings
+        shape, bound = (settings.num_public, settings.num_classes), settings.replies.high
+        self._scores = make_consensus(rule, shape, bound=bound, trim_fraction=trim_fraction)  # type: ignore[arg-type]
+
+    def add(self, answers: Array, counts: IntArray | None, contrast: Contrast) -> None:  # noqa: ARG002
+        """Add one party's scores."""
+        self._scores.add(answers, counts)
+
+    def result(self, ties: np.random.Generator) -> Array:  # noqa: ARG002
+        """Return the combined scores."""
+        scores = self._scores.result()
+        return to_probabilities(scores) if self._settings.payload == "softmax" else scores
+
+
+class EvidenceGathering:
+    """Answers without their parties' class shares; see `fl_strategies.evidence`.
+
+    A vote for a class of which the voter has no record is no opinion on any.
+    """
+
+    def __init__(self, settings: FedMDSettings, share: ClassShare) -> None:
+        self._payload: Payload = settings.payload
+        shape = settings.num_public, settings.num_classes
+        self._pool = EvidencePool(shape, bound=EVIDENCE_LIMIT, task="single-label", share=share)
+
+    def add(self, answers: Array, counts: IntArray | None, contrast: Contrast) -> None:
+        """Add one party's evidence, or what its votes say."""
+        held = np.asarray(counts, dtype=np.float64)
+        votes = self._payload == "argmax"
+        evidence = vote_evidence(answers, held) if votes else np.where(held > 0, answers, 0.0)
+        self._pool.add(evidence, held, contrast)
+
+    def result(self, ties: np.random.Generator) -> Array:  # noqa: ARG002
+        """Return what the evidence comes to."""
+        scores: FloatArray = self._pool.result()
+        if self._payload == "argmax":
+            return np.asarray(scores.argmax(axis=1))
+        return np.asarray(softmax(scores, axis=1))
+
+
+def gathering(
+    settings: FedMDSettings, rule: Rule, *, trim_fraction: float, share: ClassShare
+) -> Gathering:
+    """Return room for the answers of a round, combined by one of the rules."""
+    if settings.evidence:
+        return EvidenceGathering(settings, share)
+    if settings.payload == "argmax":
+        return LabelGathering((settings.num_public, settings.num_classes))
+    return ScoreGathering(settings, rule, trim_fraction)
+
+
+def read_counts(arrays: Mapping[str, Array], settings: FedMDSettings) -> IntArray | None:
+    """Return a party's class counts, if it sends any; refuse those that cannot be."""
+    if not settings.counted:
+        return None
+    counts, num_classes = arrays[CLASS_COUNTS], settings.num_classes
+    plain = counts.dtype == np.int64 and counts.shape == (num_classes,)
+    if not plain or not ((counts >= 0) & (counts <= MAX_WEIGHT)).all():
+        raise KnowledgeMismatch(
+            f"FedMD: {CLASS_COUNTS} must be {num_classes} whole numbers (int64) from 0 to "
+            f"{MAX_WEIGHT}, got shape {counts.shape} of {counts.dtype} or others."
+        )
+    if settings.evidence and not counts.any():
+        raise KnowledgeMismatch(f"FedMD: {CLASS_COUNTS} must count a record, got none.")
+    return counts
+
+
+def read_contrast(meta: Mapping[str, Scalar], settings: FedMDSettings) -> Contrast:
+    """Return how a party's records relate to the public rows, if it says so."""
+    contrast = meta.get(CONTRAST) if settings.evidence else "none"
+    if contrast not in CONTRASTS:
+        known = ", ".join(CONTRASTS)
+        raise KnowledgeMismatch(
+            f"FedMD: {CONTRAST} must be one of {known}, got {shown(contrast)}."
+        )
+    return cast(Contrast, contrast)
