@@ -28,7 +28,8 @@ from fl_strategies.exceptions import require_data
 from fl_strategies.protocols import Array, FloatArray, IntArray
 
 LEAST_PROBABILITY: Final = 1e-3
-"""Smaller probabilities count as this: no answer is worth more than a thousand to one."""
+"""Smaller probabilities count as this, of rare classes as less: no answer is worth more than
+a thousand to one."""
 VOTE_STRENGTH: Final = 6.0
 """Evidence of a bare vote for its class, against the mean of all classes of the voter."""
 MOST_TIMES_MEDIAN: Final = 4.0
@@ -64,8 +65,10 @@ def class_evidence(
            [-0.549,  0.549]])
     """
     seen = counts > 0
-    shares = np.maximum(_log_softmax(logits[:, seen]), math.log(LEAST_PROBABILITY))
-    relative = shares - np.log(class_prior(counts)[seen])
+    prior = class_prior(counts)[seen]
+    # Relative to a rare class: a floor above its prior would be evidence for it everywhere.
+    floor = LEAST_PROBABILITY * np.minimum(1.0, len(prior) * prior)
+    relative = np.maximum(_log_softmax(logits[:, seen]), np.log(floor)) - np.log(prior)
     if log_ratio is None:
         relative = relative - relative.mean(axis=1, keepdims=True)
     else:

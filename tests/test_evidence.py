@@ -105,6 +105,14 @@ def test_no_answer_is_worth_more_than_a_thousand_to_one() -> None:
     assert np.ptp(evidence) == pytest.approx(-math.log(LEAST_PROBABILITY))
 
 
+def test_a_rare_class_is_not_named_by_a_model_that_is_certain_of_another() -> None:
+    """Its probability is cut far below its share, or every row would speak for it."""
+    certain = np.log(np.array([[1 - 1e-12, 1e-12]]))
+
+    for rare in (1.0, 10.0, 500.0):
+        assert corrected_labels(certain, np.array([5000.0, rare])).tolist() == [0]
+
+
 def test_labels_are_those_of_equal_class_shares() -> None:
     """A skewed model's plain answer is wrong where its corrected one is right."""
     shares = np.array([0.98, 0.01, 0.01])
