@@ -1,12 +1,17 @@
 """Accuracy and epsilon of FedKT-L1 and L2 beside Table 2 of the paper (IJCAI 2021).
 
-Run: ``python benchmarks/fedkt_privacy.py [--draws N] [--seeds S ...] [--json OUT]`` with
-FL_STRATEGIES_DATA set. Noise is secret, so figures vary from run to run: each is the median
-over the seeds and several draws of the noise, with the quartiles.
+Run: ``python benchmarks/fedkt_privacy.py [--rule R] [--draws N] [--seeds S ...] [--json OUT]``
+with FL_STRATEGIES_DATA set. Noise is secret, so figures vary from run to run: each is the
+median over the seeds and several draws of the noise, with the quartiles.
+
+Rules: ``share``, plain votes and a class share that is known publicly, see `ShareMatched`;
+``corrected``, corrected votes of plain logistic regressions, and no share; ``counts``, at L2
+only, the same with votes weighted and shares matched by noisy class counts, whose price is
+in epsilon. The last two use nothing that is not paid for.
 
 Parties, noise, gamma and number of queries are the paper's. The paper's query percentages
 are shares of public and test rows together, and its L2 rows have 20 parties with 25
-teachers each; see the authors' code. The learners are not the paper's: see `ShareMatched`.
+teachers each; see the authors' code. The learners are not the paper's.
 """
 
 import argparse
@@ -25,7 +30,8 @@ from sklearn.linear_model import LogisticRegression
 
 from clients.app import client_app
 from clients.sklearn_learner import SklearnLearner
-from fl_strategies import FedKT, Learner, Party, keys
+from fl_strategies import FedKT, Knowledge, Learner, LearnerFactory, Party, keys
+from fl_strategies.fedkt.tally import PartyVotes
 from fl_strategies.protocols import Array, FloatArray, IntArray, TrainingSet
 from simulations.config import Settings, preset
 from simulations.experiment import load_federation
@@ -35,6 +41,8 @@ from simulations.report import table
 Projection: TypeAlias = Callable[[Array], Array]
 
 SEEDS = (0, 1, 2)
+RULES = ("share", "corrected", "counts")
+COUNT_EPSILON = 0.1
 SOLVER_STEPS = 500
 NUM_STAND_INS = 500
 
@@ -127,23 +135,46 @@ class ShareMatched:
         return x if self._projection is None else self._projection(x)
 
 
-class RememberedTeachers(ShareMatched):
+class Projected:
+    """Logistic regression on what a projection leaves of the rows."""
+
+    num_classes = 2
+
+    def __init__(self, *, strength: float = 1.0, project: Projection | None = None) -> None:
+        model = LogisticRegression(C=strength, max_iter=SOLVER_STEPS)
+        self._learner = SklearnLearner(model, num_classes=2)
+        self._project = project or (lambda x: x)
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
+        """Learn labels of projected rows."""
+        self._learner.fit(self._project(x), y, rng=rng)
+        return self
+
+    def predict(self, x: Array) -> IntArray:
+        """Return the likelier class."""
+        return self._learner.predict(self._project(x))
+
+    def logits(self, x: Array) -> FloatArray:
+        """Return log-probabilities."""
+        return self._learner.logits(self._project(x))
+
+
+class RememberedTeachers(Projected):
     """Teachers that are trained once a party; they do not depend on the noise."""
 
-    _memory: ClassVar[dict[tuple[str, int, int], list[ShareMatched]]] = {}
+    _memory: ClassVar[dict[tuple[str, int, int], list[Learner]]] = {}
 
-    def __init__(self, public: Array, *, share: float, name: tuple[str, int, int]) -> None:
-        super().__init__(public, share=share)
-        self._name = name
+    def __init__(self, make: LearnerFactory, name: tuple[str, int, int]) -> None:
+        super().__init__()
+        self._make, self._name = make, name
 
     def fit_many(
         self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
-    ) -> list[ShareMatched]:
+    ) -> list[Learner]:
         """Return the teachers of this name, trained when they are first asked for."""
         if self._name not in self._memory:
             self._memory[self._name] = [
-                ShareMatched(self._public, share=self._share).fit(x, y, rng=rng)
-                for (x, y), rng in zip(sets, rngs, strict=True)
+                self._make().fit(x, y, rng=rng) for (x, y), rng in zip(sets, rngs, strict=True)
             ]
         return self._memory[self._name]
 
@@ -190,12 +221,11 @@ def projection_of(data: str, seed: int) -> Projection | None:
 
 def learner_of_noise(settings: Settings, public: Array) -> Learner:
     """Return who learns from noisy labels: the final model at L1, a student at L2."""
-    chosen = LEARNERS[settings.data]
+    chosen, project = LEARNERS[settings.data], projection_of(settings.data, settings.seed)
+    if settings.corrected:
+        return Projected(strength=chosen.noisy_strength, project=project)
     return ShareMatched(
-        public,
-        share=chosen.noisy_share,
-        strength=chosen.noisy_strength,
-        project=projection_of(settings.data, settings.seed),
+        public, share=chosen.noisy_share, strength=chosen.noisy_strength, project=project
     )
 
 
@@ -209,12 +239,16 @@ def load_party(context: Context) -> Party:
     settings = Settings.from_run_config(context.run_config)
     number = int(context.node_config[keys.PARTITION_ID])
     party = load_federation(settings).party(number)
-    name = (f"{settings.data} {settings.privacy_level}", settings.seed, number)
+    kind = f"{settings.data} {settings.privacy_level} {settings.corrected}"
+
+    def teacher() -> Learner:
+        if settings.corrected:
+            return learner_of_votes()
+        return ShareMatched(party.public, share=LEARNERS[settings.data].share)
+
     return replace(
         party,
-        teacher_fn=lambda: RememberedTeachers(
-            party.public, share=LEARNERS[settings.data].share, name=name
-        ),
+        teacher_fn=lambda: RememberedTeachers(teacher, (kind, settings.seed, number)),
         learner_fn=(
             (lambda: learner_of_noise(settings, party.public))
             if settings.privacy_level == "L2"
@@ -238,8 +272,9 @@ def strategy_of(settings: Settings) -> FedKT:
     return strategy
 
 
-def settings_of(row: Row, seed: int, noise: str) -> Settings:
+def settings_of(row: Row, seed: int, noise: str, rule: str) -> Settings:
     """Return the paper's noise for Laplace, and for Gumbel half of its epsilon."""
+    weights = "noisy-counts" if rule == "counts" else "none"
     sizes = (
         {"num-parties": 20, "num-teachers": 25, "min-records": 25} if row.level == "L2" else {}
     )
@@ -251,7 +286,8 @@ def settings_of(row: Row, seed: int, noise: str) -> Settings:
     settings = {
         **preset("paper", "fedkt", row.data), **sizes, **strength,
         "num-queries": row.num_queries, "num-splits": 1, "seed": seed,
-        "privacy-level": row.level, "noise": noise,
+        "privacy-level": row.level, "noise": noise, "corrected": rule != "share",
+        "vote-weights": weights, "count-epsilon": COUNT_EPSILON,
     }  # fmt: skip
     return Settings.from_run_config(settings)
 
@@ -264,41 +300,45 @@ def run(strategy: FedKT, settings: Settings) -> None:
 
 
 @lru_cache
-def votes_of(data: str, seed: int) -> Sequence[Any]:
+def votes_of(data: str, seed: int, rule: str) -> Sequence[Knowledge]:
     """Return the parties' answers at L1, which do not depend on the server's noise."""
     row = next(row for row in ROWS if (row.data, row.level) == (data, "L1"))
-    settings = settings_of(row, seed, "laplace")
+    settings = settings_of(row, seed, "laplace", rule)
     strategy = strategy_of(settings)
-    kept: list[Any] = []
-    aggregate = strategy.aggregate
+    kept: list[Knowledge] = []
+    read = strategy.read
 
-    def keep(server_round: int, replies: Sequence[Any]) -> Any:
-        kept.extend(replies)
-        return aggregate(server_round, replies)
+    def keep(knowledge: Knowledge) -> PartyVotes | None:
+        kept.append(knowledge)
+        return read(knowledge)
 
-    strategy.aggregate = keep  # type: ignore[method-assign]
+    strategy.read = keep  # type: ignore[method-assign]
     run(strategy, settings)
     return kept
 
 
 def outcomes(
-    row: Row, noise: str, draws: int, seeds: Sequence[int]
+    row: Row, noise: str, draws: int, seeds: Sequence[int], rule: str
 ) -> Iterator[tuple[float, float]]:
     """Yield accuracy and epsilon of every seed and draw."""
     for seed in seeds:
-        settings = settings_of(row, seed, noise)
+        settings = settings_of(row, seed, noise, rule)
         for _ in range(draws):
             strategy = strategy_of(settings)
             if row.level == "L1":
-                strategy.aggregate(votes_of(row.data, seed))
+                for votes in votes_of(row.data, seed, rule):
+                    strategy.read(votes)
+                strategy.aggregate([])
             else:
                 run(strategy, settings)
             accuracy = load_federation(settings).quality(strategy.model_)
             yield accuracy, strategy.ledger_.get_epsilon()
 
 
-def measure(row: Row, noise: str, draws: int, seeds: Sequence[int]) -> dict[str, Any]:
-    accuracies, epsilons = zip(*outcomes(row, noise, draws, seeds), strict=True)
+def measure(
+    row: Row, noise: str, draws: int, seeds: Sequence[int], rule: str
+) -> dict[str, Any]:
+    accuracies, epsilons = zip(*outcomes(row, noise, draws, seeds, rule), strict=True)
     low, median, high = 100 * np.quantile(accuracies, [0.25, 0.5, 0.75])
     return {
         "data": row.data, "level": row.level, "noise": noise, "queries": row.num_queries,
@@ -310,14 +350,16 @@ def measure(row: Row, noise: str, draws: int, seeds: Sequence[int]) -> dict[str,
 def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rule", choices=RULES, default=RULES[0])
     parser.add_argument("--draws", type=int, default=10, help="noise draws a seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = []
-    for row in ROWS:
+    rows = [row for row in ROWS if options.rule != "counts" or row.level == "L2"]
+    for row in rows:
         for noise in ("laplace", "gumbel"):
-            results.append(measure(row, noise, options.draws, options.seeds))
+            results.append(measure(row, noise, options.draws, options.seeds, options.rule))
             print(json.dumps(results[-1]), flush=True)
     columns = list(results[0])
     cells = [

@@ -10,7 +10,7 @@ import math
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fl_strategies import Learner, Party, keys
-from fl_strategies.fedkt.party import PRIVACY_LEVEL
+from fl_strategies.fedkt.words import PRIVACY_LEVEL
 from fl_strategies.half import read_seed
 from fl_strategies.knowledge import Metrics, decode_array, encode_arrays
 from fl_strategies.privacy.events import NonPrivateEvent

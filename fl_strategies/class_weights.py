@@ -22,17 +22,23 @@ def class_counts(y: Array, num_classes: int, task: Task) -> IntArray:
     return np.bincount(y, minlength=num_classes).astype(np.int64)
 
 
-def read_counts(arrays: Mapping[str, Array], num_classes: int) -> FloatArray:
-    """Return a stranger's class counts; raise `KnowledgeMismatch` for impossible ones."""
+def both_counts(y: Array, num_classes: int, task: Task) -> IntArray:
+    """Return how many records have each class, (C,), or each label and its absence, (2, C)."""
+    counts = class_counts(y, num_classes, task)
+    return np.stack([counts, (y == 0).sum(axis=0)]) if task == "multi-label" else counts
+
+
+def read_counts(arrays: Mapping[str, Array], *shape: int) -> FloatArray:
+    """Return received class counts; raise `KnowledgeMismatch` for impossible ones."""
     counts = arrays.get(CLASS_COUNTS, np.empty(0))
-    if counts.dtype != np.float64 or counts.shape != (num_classes,):
+    if counts.dtype != np.float64 or counts.shape != shape:
         raise KnowledgeMismatch(
-            f"scores: {CLASS_COUNTS} must be {num_classes} numbers (float64), "
+            f"scores: {CLASS_COUNTS} must be {shape} numbers (float64), "
             f"got shape {counts.shape} of {counts.dtype}."
         )
     if not ((counts >= 0) & (counts <= _LARGEST_COUNT)).all():
         raise KnowledgeMismatch(
-            f"scores: {CLASS_COUNTS} must be from 0 to 2**40, got {counts[:8]}."
+            f"scores: {CLASS_COUNTS} must be from 0 to 2**40, got {counts.ravel()[:8]}."
         )
     return counts
 

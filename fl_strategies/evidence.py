@@ -64,13 +64,15 @@ def class_evidence(
            [-0.549,  0.549]])
     """
     seen = counts > 0
-    probabilities = np.maximum(_log_softmax(logits), math.log(LEAST_PROBABILITY))
-    evidence = probabilities - np.log(class_prior(counts))
+    shares = np.maximum(_log_softmax(logits[:, seen]), math.log(LEAST_PROBABILITY))
+    relative = shares - np.log(class_prior(counts)[seen])
     if log_ratio is None:
-        evidence = evidence - evidence[:, seen].mean(axis=1, keepdims=True)
+        relative = relative - relative.mean(axis=1, keepdims=True)
     else:
-        evidence = evidence + log_ratio[:, None]
-    return np.where(seen, evidence, 0.0)
+        relative = relative + log_ratio[:, None]
+    evidence = np.zeros(logits.shape)
+    evidence[:, seen] = relative
+    return evidence
 
 
 def label_evidence(
@@ -138,7 +140,7 @@ def valid_counts(noisy: FloatArray, scale: float) -> FloatArray:
     whole = np.rint(np.maximum(noisy, 0.0))
     kept = np.where(whole >= 2 * scale, whole, 0.0)
     if not kept.any():
-        kept[whole.argmax()] = max(whole.max(), 1.0)
+        kept.flat[whole.argmax()] = max(float(whole.max()), 1.0)
     return kept
 
 

@@ -5,33 +5,74 @@ from collections.abc import Sequence
 import numpy as np
 
 from fl_strategies.ensemble import fit_ensemble
+from fl_strategies.evidence import corrected_labels
 from fl_strategies.exceptions import InvalidData
 from fl_strategies.party import Party
-from fl_strategies.protocols import IntArray, Learner, TrainingSet
+from fl_strategies.protocols import FloatArray, IntArray, Learner, TrainingSet
 from fl_strategies.voting import count_votes
+
+
+def deal_records(
+    party: Party, num_splits: int, num_teachers: int, seed: int
+) -> list[list[IntArray]]:
+    """Return the positions of the records of every teacher, partition by partition.
+
+    They depend on the number of records and on nothing that a record says, so that
+    replacing one record changes one subset of each partition and nothing else.
+    """
+    orders = [
+        party.rng(seed, "split", split).permutation(len(party.y)) for split in range(num_splits)
+    ]
+    return [np.array_split(order, num_teachers) for order in orders]
 
 
 def train_teachers(
     party: Party, num_splits: int, num_teachers: int, seed: int
 ) -> list[Learner]:
-    """Train the teachers of all partitions, those of the first partition first.
-
-    Records are dealt to subsets by position only, never by label or value, so that
-    replacing one record changes one teacher of each partition and nothing else.
-    """
+    """Train the teachers of all partitions, those of the first partition first."""
     sets, rngs = [], []
-    for split in range(num_splits):
-        order = party.rng(seed, "split", split).permutation(len(party.y))
-        for number, rows in enumerate(np.array_split(order, num_teachers)):
+    for split, subsets in enumerate(deal_records(party, num_splits, num_teachers, seed)):
+        for number, rows in enumerate(subsets):
             sets.append((party.x[rows], party.y[rows]))
             rngs.append(party.rng(seed, "teacher", split, number))
     return fit_ensemble(party.teacher_fn or party.learner_fn, sets, rngs=rngs)
 
 
-def teacher_votes(party: Party, teachers: Sequence[Learner], num_splits: int) -> IntArray:
-    """Count the teachers' votes, (num_splits, num_public, num_classes)."""
-    labels = np.stack([teacher.predict(party.public) for teacher in teachers])
-    per_split = labels.reshape(num_splits, -1, len(party.public))
+def teacher_counts(
+    party: Party, num_splits: int, num_teachers: int, seed: int
+) -> list[FloatArray]:
+    """Return how many records of each class every teacher has, in their order."""
+    dealt = deal_records(party, num_splits, num_teachers, seed)
+    return [
+        np.bincount(party.y[rows], minlength=party.num_classes).astype(np.float64)
+        for subsets in dealt
+        for rows in subsets
+    ]
+
+
+def teacher_votes(
+    party: Party,
+    teachers: Sequence[Learner],
+    num_splits: int,
+    counts: Sequence[FloatArray] | None = None,
+) -> IntArray:
+    """Count the teachers' votes, (num_splits, num_public, num_classes).
+
+    With `counts`, those of `teacher_counts`, every teacher votes as if its records had
+    equal class shares, among the classes that it has seen. This moves no more votes than
+    before when one record is replaced: a teacher's vote depends on its own subset alone, on
+    the model trained on it and on its counts, and only one subset of each partition has
+    changed (`deal_records`). So one teacher of each partition may name another class, also
+    one that it knows only now, or no longer a class that it has lost, and all other
+    teachers vote as they did: in a row of a partition one count falls by one and another
+    rises by one at most.
+    """
+    if counts is None:
+        labels = [teacher.predict(party.public) for teacher in teachers]
+    else:
+        pairs = zip(teachers, counts, strict=True)
+        labels = [corrected_labels(one.logits(party.public), own) for one, own in pairs]
+    per_split = np.stack(labels).reshape(num_splits, -1, len(party.public))
     return np.stack([count_votes(votes, party.num_classes) for votes in per_split])
 
 

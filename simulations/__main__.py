@@ -37,6 +37,9 @@ from simulations.report import (
 )
 from simulations.reproduce import Table, markdown, run_table
 
+PRESET_STRATEGY = "fedkt"
+"""Whose published settings a preset means unless another strategy is named."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
@@ -102,7 +105,7 @@ def _list_settings() -> str:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--strategy", help=f"{', '.join(REGISTRY)} (default: fedkt)")
+    parser.add_argument("--strategy", help=f"{', '.join(REGISTRY)} (default: fedkd)")
     _add_data(parser)
     parser.add_argument(
         "--preset", choices=PRESETS, help="settings of the published experiment"
@@ -129,8 +132,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     given = {key: getattr(options, key) for key in named if getattr(options, key) is not None}
     given |= dict(parse_assignment(text) for text in options.set)
     if options.preset:
-        defaults = Settings()
-        chosen = (given.get("strategy", defaults.strategy), given.get("data", defaults.data))
+        chosen = (given.get("strategy", PRESET_STRATEGY), given.get("data", Settings().data))
         given = {**preset(options.preset, *map(str, chosen)), **given}
     return Settings.from_run_config(given)
 

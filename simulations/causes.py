@@ -68,7 +68,7 @@ def few_records_a_teacher(report: Report) -> str | None:
     """Name FedKT's teachers where they share a party's records although nothing needs it."""
     settings = report["settings"]
     count, level = settings["num-teachers"], settings["privacy-level"]
-    if report["strategy"] != "fedkt" or count == 1 or level == "L2":
+    if report["strategy"] != "fedkt" or count <= 1 or level == "L2":
         return None
     records = median(party["num-records"] for party in report["parties"]) / count
     if records >= RECORDS_A_CLASS * report["num-classes"]:

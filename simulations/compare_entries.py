@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 from fl_strategies import REGISTRY, FedAvg
 from fl_strategies.exceptions import StrategyError, require
+from fl_strategies.fedkt.words import MOST_TEACHERS, VOTES_PER_NOISE, count_noise
 from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.votes import VoteNoise, VotePrivacy
 from fl_strategies.tasks import Task
@@ -41,10 +42,7 @@ NOT_HERE: Final[Mapping[str, str]] = {
 """Settings that a comparison decides itself, and where the user decides them instead."""
 MOST_DRAWN: Final = 0.1
 """Largest chance, for a record, to be used in the clear by noise-free privacy."""
-VOTES_PER_NOISE: Final = 4
-"""How many times the scale of its noise a unanimous vote should be."""
 LEAST_QUERIES_PER_CLASS: Final = 5
-TEACHERS_AT_L2: Final = 20
 SERVER_MODEL: Final = "the server's model, because parties keep the figures of theirs at home"
 
 
@@ -209,8 +207,8 @@ def _private_drafts(
     told = f" at {budget:g}" if several else ""
     noisy = {"target-epsilon": budget}
     drafts = [
-        _voting("L1", given, federations[0], budget, num_splits=1, num_teachers=1),
-        _voting("L2", given, federations[0], budget, num_splits=1, num_teachers=TEACHERS_AT_L2),
+        _voting("L1", given, federations[0], budget),
+        _voting("L2", given, federations[0], budget),
         Draft(
             "fedmd ldp", {"strategy": "fedmd", "release": "ldp", **noisy},
             {"num-server-rounds": 1}, note=SERVER_MODEL,
@@ -229,26 +227,17 @@ def _private_drafts(
     return [replace(draft, name=draft.name + told, budget=budget) for draft in drafts]
 
 
-def _voting(
-    level: str,
-    given: Given,
-    federation: Federation,
-    budget: float,
-    *,
-    num_splits: int,
-    num_teachers: int,
-) -> Draft:
+def _voting(level: str, given: Given, federation: Federation, budget: float) -> Draft:
     """Return FedKT at a level, with as many queries as its noise leaves readable."""
-    own: Given = {"num-splits": num_splits, "num-teachers": num_teachers}
     decided: Given = {
         "strategy": "fedkt", "privacy-level": level, "target-epsilon": budget,
     }  # fmt: skip
-    draft = Draft(f"fedkt {level}", decided, own)
+    draft = Draft(f"fedkt {level}", decided)
     if {"num-queries", "fraction-query"} & given.keys():
         return draft
     try:
-        settings = Settings.from_run_config({**own, **given, **decided})
-        return replace(draft, usual={**own, "num-queries": _queries(settings, federation)})
+        settings = Settings.from_run_config({**given, **decided})
+        return replace(draft, usual={"num-queries": _queries(settings, federation)})
     except StrategyError:
         return draft  # the strategy itself will say what is wrong
 
@@ -259,9 +248,8 @@ def _queries(settings: Settings, federation: Federation) -> int:
     Nothing here depends on a record: numbers of parties, teachers, classes and public rows.
     """
     data, at_server = federation.dataset, settings.privacy_level == "L1"
-    num_votes = settings.num_parties * settings.num_splits if at_server else (
-        settings.num_teachers
-    )  # fmt: skip
+    students = settings.num_parties * (settings.num_splits or 1)
+    num_votes = students if at_server else settings.num_teachers or MOST_TEACHERS
     least = LEAST_QUERIES_PER_CLASS * data.num_classes
     num_queries = len(data.x_public)
     while num_queries >= 2 * least:
@@ -278,12 +266,13 @@ def _noise_scale(settings: Settings, num_classes: int, num_queries: int) -> floa
         threshold=settings.threshold or None,
         threshold_sigma=settings.threshold_sigma or None,
     )  # fmt: skip
+    splits, counted = settings.num_splits or 1, settings.vote_weights == "noisy-counts"
     if settings.privacy_level == "L1":
         return privacy.mechanism(
-            unit="party", sensitivity=settings.num_splits,
-            num_classes=num_classes, num_queries=num_queries,
-        ).scale  # fmt: skip
-    return privacy.for_examples(num_classes, settings.num_splits * num_queries).scale
+            unit="party", sensitivity=splits, num_classes=num_classes, num_queries=num_queries
+        ).scale
+    besides = count_noise(settings.count_epsilon).charges() if counted else ()
+    return privacy.for_examples(num_classes, splits * num_queries, besides=besides).scale
 
 
 def _sampling(given: Given, federations: Sequence[Federation], budget: float) -> Draft:

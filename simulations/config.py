@@ -18,6 +18,7 @@ from fl_strategies import REGISTRY
 from fl_strategies.augmentation import AUGMENTATIONS
 from fl_strategies.exceptions import InvalidParameter, require
 from fl_strategies.fedkd.words import LOSSES, SCALES, WEIGHTS
+from fl_strategies.fedkt.words import WEIGHTINGS
 from fl_strategies.fedmd.release import PAYLOADS
 from fl_strategies.fedmd.settings import RULES
 from fl_strategies.privacy.votes import VOTE_NOISES
@@ -68,7 +69,7 @@ class Settings:
 got 'num-partys'. Did you mean 'num-parties'?
     """
 
-    strategy: str = _setting("fedkt", "name of the strategy")
+    strategy: str = _setting("fedkd", "name of the strategy")
     data: str = _setting("digits", "a data set by its name, FILE.npz or FILE.csv")
     data_dir: str = _setting("", "folder with data files; empty: $FL_STRATEGIES_DATA")
     label: str = _setting("", "label column of FILE.csv")
@@ -81,7 +82,7 @@ got 'num-partys'. Did you mean 'num-parties'?
         "random-forest,xgboost,logistic-regression,mlp", "party models, taken in turn"
     )
     teacher: str = _setting("", "model of FedKT's teachers; empty: the party's own")
-    final_learner: str = _setting("random-forest", "model that the server trains")
+    final_learner: str = _setting("extra-trees", "model that the server trains")
     num_parties: int = _setting(6, "parties in the federation", least=1)
     num_server_rounds: int = _setting(1, "rounds; FedKT and FedKD need one", least=1)
     partition: str = _setting(
@@ -92,8 +93,16 @@ got 'num-partys'. Did you mean 'num-parties'?
     mixing: float = _setting(0.0, "share of rows that pooled-halves deals anew", least=0)
     shares: str = _setting("", "parties' shares of the rows, such as 0.7,0.3; empty: equal")
     min_records: int = _setting(10, "fewest records of a party", least=0)
-    num_splits: int = _setting(2, "FedKT's s: partitions, and so students, of a party", least=1)
-    num_teachers: int = _setting(5, "FedKT's t: teachers of a partition", least=1)
+    num_splits: int = _setting(
+        0, "FedKT's s: partitions, and so students, of a party; 0: one", optional=True
+    )
+    num_teachers: int = _setting(
+        0, "FedKT's t: teachers of a partition; 0: one, at L2 as the noise needs", optional=True
+    )
+    corrected: bool = _setting(True, "FedKT votes without the teacher's own class shares")
+    vote_weights: str = _setting(
+        "auto", f"weights of FedKT's votes: {' '.join(WEIGHTINGS)}", choices=WEIGHTINGS
+    )
     privacy_level: str = _setting("L0", "L0, L1 or L2", choices=("L0", "L1", "L2"))
     exchange: str = _setting(
         "votes", "what travels in FedKT: votes or models", choices=("votes", "models")
@@ -103,13 +112,14 @@ got 'num-partys'. Did you mean 'num-parties'?
     rounding: str = _setting("nearest", "to levels: nearest or stochastic", choices=ROUNDINGS)
     scale: str = _setting("clip", "bound of levels: clip or max", choices=SCALES)
     clip: float = _setting(10.0, "largest logit that counts", above=0)
-    weights: str = _setting("counts", "counts, noisy-counts or uniform", choices=WEIGHTS)
+    weights: str = _setting("evidence", f"of FedKD: {' '.join(WEIGHTS)}", choices=WEIGHTS)
+    contrast: bool = _setting(True, "FedKD parties tell their records from public rows")
     class_share: str = _setting(
         "auto", "class shares of public rows: auto, pooled, none, or numbers"
     )
     count_epsilon: float = _setting(1.0, "what noisy counts cost an example", above=0)
-    loss: str = _setting("l1", "distance of logits: l1, l2, mse or kl", choices=LOSSES)
-    temperature: float = _setting(0.0, "of the kl loss; 0: infinite", optional=True)
+    loss: str = _setting("kl", "distance of logits: l1, l2, mse or kl", choices=LOSSES)
+    temperature: float = _setting(0.0, "of the kl loss; 0: 1", optional=True)
     distill_epochs: int = _setting(0, "passes of distillation; 0: the model's", optional=True)
     num_predictions: int = _setting(1, "FedKD predictions of each public row", least=1)
     augmentation: str = _setting(

@@ -23,9 +23,11 @@ Outcome: TypeAlias = dict[str, Any]
 
 OWNER = "table"
 MEASURES = ("mean", "local")
+BEST_PARTY = "best-solo-"
 COLUMNS = {
     "": "federation",
     "solo-": "parties alone",
+    BEST_PARTY: "best party",
     "server-": "the server's model",
     "central-": "all data in one place",
 }
@@ -157,10 +159,13 @@ def markdown(table: Table, kept: Path) -> str:
     """Return the table for documentation: mean and deviation over seeds, in percent."""
     outcomes = read_outcomes(kept)
     found = {row.name: outcomes_of(table, row, outcomes) for row in table.rows}
-    rows = [[r.name, *_spreads(r, found[r.name]), r.published] for r in table.rows]
-    header = ["", *COLUMNS.values(), "paper"]
-    lines = [header, ["---"] * len(header), *rows]
     shown = [outcome for several in found.values() for outcome in several]
+    # Older results do not name the best party.
+    named = not shown or any(BEST_PARTY in one["figures"] for one in shown)
+    columns = [prefix for prefix in COLUMNS if named or prefix != BEST_PARTY]
+    rows = [[r.name, *_spreads(r, found[r.name], columns), r.published] for r in table.rows]
+    header = ["", *(COLUMNS[prefix] for prefix in columns), "paper"]
+    lines = [header, ["---"] * len(header), *rows]
     commits = ", ".join(sorted({str(outcome["commit"])[:10] for outcome in shown}))
     dates = ", ".join(sorted({str(outcome["date"])[:10] for outcome in shown}))
     seeds = ", ".join(map(str, table.seeds))
@@ -191,10 +196,10 @@ def rounds_of(row: Row, outcome: Outcome) -> list[tuple[int, float | None]]:
     return [(one["round"], one.get(row.measure)) for one in outcome["rounds"]]
 
 
-def _spreads(row: Row, outcomes: Sequence[Outcome]) -> list[str]:
+def _spreads(row: Row, outcomes: Sequence[Outcome], prefixes: Sequence[str]) -> list[str]:
     """Return mean and deviation of each column; nothing where nothing was measured."""
     columns = []
-    for prefix in COLUMNS:
+    for prefix in prefixes:
         found = [figure_of(row, outcome, prefix) for outcome in outcomes]
         figures = [figure for figure in found if figure is not None]
         mean, deviation = summarise(figures) if figures else (0.0, 0.0)

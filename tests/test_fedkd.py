@@ -53,7 +53,8 @@ def run(strategy: FedKD, app: Any = APP, num_rounds: int = 1) -> Recording:
 
 
 def recorded(**changes: object) -> FedKD:
-    return toy_fedkd(learner_fn=Recording, **changes)
+    """Return the paper's FedKD, which learns scores by their absolute error."""
+    return toy_fedkd(learner_fn=Recording, **{"weights": "counts", "loss": "l1", **changes})
 
 
 def own_logits(partition_id: int, seed: int = 0) -> FloatArray:
@@ -349,7 +350,7 @@ class Tampering(InMemoryGrid):
         ({}, {"scores": np.zeros(179, np.uint8)}, "must be 180 bytes"),
         ({}, {"scores": np.zeros(240, np.uint8)}, "must be 180 bytes"),
         ({}, {"scores": np.full(180, 255, np.uint8)}, "values must be below 200, got 255"),
-        ({}, {CLASS_COUNTS: np.zeros(4)}, "class-counts must be 3 numbers"),
+        ({}, {CLASS_COUNTS: np.zeros(4)}, r"class-counts must be \(3,\) numbers"),
         ({}, {CLASS_COUNTS: np.full(3, np.nan)}, "class-counts must be from 0"),
         (
             {"num_levels": None},
@@ -361,13 +362,21 @@ class Tampering(InMemoryGrid):
             {"scores": np.zeros((60, 4), np.float32)},
             r"logits must be float32 of shape \(60, 3\)",
         ),
-        ({"scale": "max"}, {"scale": np.zeros(1)}, "the largest logit must be one"),
         (
-            {"scale": "max"},
+            {"scale": "max", "weights": "counts"},
+            {"scale": np.zeros(1)},
+            "the largest logit must be one",
+        ),
+        (
+            {"scale": "max", "weights": "counts"},
             {"scale": np.array([1e300])},
             "the largest logit must be one",
         ),
-        ({"scale": "max"}, {"scale": np.array([np.nan])}, "the largest logit must be one"),
+        (
+            {"scale": "max", "weights": "counts"},
+            {"scale": np.array([np.nan])},
+            "the largest logit must be one",
+        ),
     ],
 )
 def test_one_bad_party_is_left_out_and_the_rest_goes_on(
@@ -447,13 +456,22 @@ def test_levels_take_an_eighth_of_float64() -> None:
         ({"num_levels": 1}, "num_levels must be from 2"),
         ({"clip": 0.0}, "clip must be above 0"),
         ({"scale": "mean"}, "scale must be one of clip, max"),
-        ({"weights": "none"}, "weights must be one of counts, noisy-counts, uniform"),
+        (
+            {"weights": "none"},
+            "weights must be one of evidence, noisy-evidence, counts, noisy-counts, uniform",
+        ),
         ({"loss": "hinge"}, "loss must be one of l1, l2, mse, kl"),
-        ({"loss": "kl"}, "temperature must be finite and above 0 for 'kl'"),
-        ({"temperature": 3.0}, "temperature must be left out unless loss is 'kl'"),
+        ({"temperature": 0.0}, "temperature must be finite and above 0 for 'kl'"),
+        (
+            {"loss": "l1", "temperature": 3.0},
+            "temperature must be left out unless loss is 'kl'",
+        ),
         ({"num_predictions": 2}, "augmentation must be given"),
         ({"task": "regression"}, "task must be a classification"),
-        ({"gamma": -1.0}, "gamma must be greater than 0"),
+        ({"weights": "uniform", "gamma": -1.0}, "gamma must be greater than 0"),
+        ({"gamma": 1.0}, "weights must be 'uniform' or 'noisy-counts' with noise"),
+        ({"scale": "max"}, "scale must be 'clip' with evidence"),
+        ({"class_share": "half"}, "class_share must be one of auto, pooled, none, or 3"),
         ({"weights": "noisy-counts", "count_epsilon": 0.0}, "epsilon must be"),
         ({"rounding": "down"}, "rounding must be 'nearest' or 'stochastic'"),
         ({"consensus": "class-weighted"}, "consensus must be one of mean, median, trimmed"),

@@ -33,6 +33,7 @@ from tests.toys import (
     accuracy,
     load_toy_party,
     load_with,
+    paper_fedkt,
     toy_fedkt,
     toy_party,
     without_records,
@@ -60,7 +61,7 @@ class Recorder:
 
 
 def config(**changes: Any) -> ConfigRecord:
-    return ConfigRecord({**toy_fedkt().party_config(), keys.SEED: 0, **changes})
+    return ConfigRecord({**paper_fedkt().party_config(), keys.SEED: 0, **changes})
 
 
 def train(party: Party, **changes: Any) -> tuple[Knowledge, dict[str, float]]:
@@ -80,7 +81,7 @@ def aggregate(strategy: FedKT, *labels: Any) -> tuple[Any, dict[str, float]]:
 
 
 def small_fedkt(num_rows: int, log: list[Any]) -> FedKT:
-    return toy_fedkt(public=PUBLIC[:num_rows], learner_fn=lambda: Recorder(log))
+    return paper_fedkt(public=PUBLIC[:num_rows], learner_fn=lambda: Recorder(log))
 
 
 def test_partitions_are_disjoint_and_complete() -> None:
@@ -212,7 +213,7 @@ def test_ties_on_the_server_are_not_always_class_0() -> None:
 
 def test_votes_and_models_give_the_identical_final_model() -> None:
     """Sending labels or sending students leads to the same bits."""
-    strategies = [toy_fedkt(exchange=exchange) for exchange in ("votes", "models")]
+    strategies = [paper_fedkt(exchange=exchange) for exchange in ("votes", "models")]
     for strategy in strategies:
         run_local(strategy, client_app(load_toy_party), 4)
 
@@ -320,7 +321,7 @@ def test_bad_parameters_are_named(change: dict[str, Any], sentence: str) -> None
 
 def test_students_of_an_unknown_learner_are_refused() -> None:
     """The server rebuilds only models it has a factory for."""
-    strategy = toy_fedkt(exchange="models")
+    strategy = paper_fedkt(exchange="models")
 
     with pytest.raises(KnowledgeMismatch, match="must be one of centroid, got 'mystery'"):
         strategy.read(Knowledge("models", {}, {keys.LEARNER: "mystery"}))
@@ -417,7 +418,7 @@ def run_ten(load: Any, **changes: Any) -> tuple[FedKT, np.ndarray, dict[str, Any
             return super().fit(x, y, rng=rng)
 
     names = {"centroid": CentroidLearner}
-    strategy = toy_fedkt(
+    strategy = paper_fedkt(
         **{"num_parties": 10, "learner_fn": Logged, "student_fns": names, **changes}
     )
     result = run_local(strategy, client_app(load), 10)
@@ -436,7 +437,7 @@ def test_trimming_leaves_out_the_party_that_disagrees_most() -> None:
     labels, trimmed = [], []
     for share in (0.0, 0.2, 0.4):
         log: list[tuple[np.ndarray, np.ndarray]] = []
-        strategy = toy_fedkt(
+        strategy = paper_fedkt(
             public=PUBLIC[:3], learner_fn=lambda log=log: Recorder(log), vote_trim=share
         )
         _, metrics = aggregate(strategy, *told)
@@ -496,18 +497,18 @@ def test_votes_are_kept_only_to_trim_them() -> None:
     """Without trimming nothing is kept of a reply; with it, one byte a row."""
     votes = Knowledge("votes", {"votes": pack_labels(np.ones((2, 60), int), NUM_CLASSES)})
 
-    assert toy_fedkt().read(votes) is None
-    kept = toy_fedkt(vote_trim=0.2).read(votes)
+    assert paper_fedkt().read(votes) is None
+    kept = paper_fedkt(vote_trim=0.2).read(votes)
     assert kept is not None
-    assert kept.nbytes == len(PUBLIC)
+    assert kept.labels.nbytes == len(PUBLIC)
 
 
 def test_votes_of_a_failed_round_are_forgotten() -> None:
     """Replies that were read in a round without a result do not count in the next one."""
-    strategy = toy_fedkt(learner_fn=CentroidLearner)
+    strategy = paper_fedkt(learner_fn=CentroidLearner)
     for _ in range(100):
         strategy.read(Knowledge("votes", {"votes": pack_labels(np.ones((2, 60), int), 3)}))
-    fresh = toy_fedkt(learner_fn=CentroidLearner)
+    fresh = paper_fedkt(learner_fn=CentroidLearner)
     for each in (strategy, fresh):
         run_local(each, client_app(load_toy_party), 4)
 
@@ -526,7 +527,7 @@ def test_a_model_that_names_no_class_is_refused(answer: int) -> None:
         def predict(self, x: np.ndarray) -> np.ndarray:
             return np.full(len(x), answer)
 
-    strategy = toy_fedkt(exchange="models", student_fns={"odd": Odd})
+    strategy = paper_fedkt(exchange="models", student_fns={"odd": Odd})
     models = Knowledge("models", {}, {keys.LEARNER: "odd"})
 
     with pytest.raises(KnowledgeMismatch, match="students must name a class below 3"):
@@ -535,7 +536,7 @@ def test_a_model_that_names_no_class_is_refused(answer: int) -> None:
 
 def test_the_setting_reaches_the_strategy_and_no_other_one() -> None:
     """A strategy that cannot trim votes says so instead of ignoring the wish."""
-    federation = load_federation(Settings(vote_trim=0.2, num_parties=5))
+    federation = load_federation(Settings(strategy="fedkt", vote_trim=0.2, num_parties=5))
     strategy = federation.strategy()
     other = load_federation(Settings(strategy="fedmd", vote_trim=0.2, final_learner="mlp"))
 

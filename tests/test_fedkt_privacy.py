@@ -31,8 +31,9 @@ from tests.toys import (
 )
 
 APP = client_app(load_toy_party)
-L1 = {"privacy_level": "L1", "gamma": 0.1, "num_queries": 20}
-L2 = {"privacy_level": "L2", "gamma": 0.1, "num_queries": 20}
+TWO_FIVE = {"num_splits": 2, "num_teachers": 5}
+L1 = {"privacy_level": "L1", "gamma": 0.1, "num_queries": 20, **TWO_FIVE}
+L2 = {"privacy_level": "L2", "gamma": 0.1, "num_queries": 20, **TWO_FIVE}
 
 
 def run(**changes: Any) -> tuple[Any, dict[str, Any]]:
@@ -119,7 +120,7 @@ def test_l1_answers_rows_without_any_vote() -> None:
 def test_strong_noise_hides_a_unanimous_vote() -> None:
     """At gamma 1e-4 four unanimous parties lose almost all say: labels are near uniform."""
     public = np.zeros((3000, 2))
-    strategy = toy_fedkt(public=public, privacy_level="L1", gamma=1e-4)
+    strategy = toy_fedkt(public=public, privacy_level="L1", gamma=1e-4, num_splits=2)
     seen: list[np.ndarray] = []
     strategy.learner_fn = lambda: _Keeper(seen)  # type: ignore[assignment, return-value]
 
@@ -340,7 +341,9 @@ def test_privately_trained_teachers_make_every_vote_free() -> None:
     pytest.importorskip("dp_accounting")
     party: Party = replace(toy_party(0), teacher_fn=PrivatelyTrained)
 
-    _, metrics = FedKTParty().train(party, None, config(), RecordDict())
+    asked = config(**TWO_FIVE, vote_weights="none")
+
+    _, metrics = FedKTParty().train(party, None, asked, RecordDict())
 
     assert metrics[keys.NUM_RELEASES] == 2
     assert 0 < metrics[keys.EPSILON_EXAMPLE] < math.inf

@@ -148,6 +148,14 @@ def toy_fedkt(**changes: object) -> FedKT:
     return FedKT(**{**common_options(), **changes})  # type: ignore[arg-type]
 
 
+PAPER = {"num_splits": 2, "num_teachers": 5, "corrected": False, "vote_weights": "none"}
+"""FedKT as it was published."""
+
+
+def paper_fedkt(**changes: object) -> FedKT:
+    return toy_fedkt(**{**PAPER, **changes})
+
+
 def toy_fedkd(**changes: object) -> FedKD:
     return FedKD(**{**common_options(), **changes})  # type: ignore[arg-type]
 

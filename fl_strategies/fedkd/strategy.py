@@ -3,28 +3,39 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import ClassVar, Final, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord
 
 from fl_strategies import keys
 from fl_strategies.augmentation import augmented, check_augmentation
-from fl_strategies.base import FederationOptions, KnowledgeStrategy
+from fl_strategies.base import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.class_weights import (
     class_weights,
     noisy_weighted_mean,
     read_counts,
     weighted_mean,
 )
-from fl_strategies.consensus import ROBUST_RULES, ConsensusRule, RobustConsensus, check_trim
+from fl_strategies.consensus import ROBUST_RULES, ConsensusRule, RobustConsensus
+from fl_strategies.evidence_pool import (
+    ClassShare,
+    EvidencePool,
+    read_class_share,
+)
 from fl_strategies.exceptions import (
     InvalidParameter,
-    KnowledgeMismatch,
     PrivacyBudgetExceeded,
     require,
 )
 from fl_strategies.fedkd import words
+from fl_strategies.fedkd.checks import (
+    check_consensus,
+    check_evidence,
+    make_recipe,
+    read_contrast,
+    read_scale,
+)
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.accountant import Entry
@@ -37,8 +48,6 @@ from fl_strategies.protocols import (
     Array,
     FloatArray,
     LearnerFactory,
-    Link,
-    Recipe,
     SoftLearner,
     link_scores,
     require_soft,
@@ -48,12 +57,20 @@ from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply
 from fl_strategies.tasks import Task, check_task
 
+SHARPNESS: Final = 3.0
+"""The mean of many careful answers is too careful: a consensus that is right on nine rows of
+ten gives them seven tenths. Chosen on training rows, see docs/consensus.md."""
+
 
 @dataclass(frozen=True, eq=False)
 class PartyScores:
-    """What one party sent: levels or float32 logits (p * n, C), and class counts or None."""
+    """What is kept of one party's reply until all are there.
 
-    values: Array
+    Levels or float32 logits (p * n, C), and class counts or None; neither of evidence, which
+    is summed as it comes.
+    """
+
+    values: Array | None
     counts: FloatArray | None
 
 
@@ -61,8 +78,10 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
     """One round of distillation from the parties' logits on public rows.
 
     Leaves the party
-        Its model's logits on the public rows at S levels, and, for class weights, how many
-        records of each class it has. With ``scale="max"`` also its largest logit.
+        Its model's evidence, or logits, on the public rows at S levels (one byte each), how
+        many records of each class it has unless weights are uniform, and with `contrast`
+        whether the public rows are like its records. With ``scale="max"`` also its largest
+        logit.
     Guarantee
         None without noise, with exact class counts, or with ``scale="max"``: epsilon is
         infinite and the ledger says why. With a public clip bound B and noise, the final
@@ -70,8 +89,9 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         (``weights="noisy-counts"``), replaced by another, against everybody but the server,
         which sees the logits and is trusted to add the noise. The price is high, because
         all logits of all public rows are released: see `fl_strategies.privacy.scores`.
-        Parties that train with DP-SGD protect their examples against the server too, and
-        their logits are then free.
+        Parties that train with DP-SGD protect their examples against the server too: their
+        logits, and with ``weights="noisy-evidence"`` their evidence, follow from the model
+        and from noisy counts. They make no contrast, which would be trained without noise.
         Not covered: rows that parties only evaluate on, the number of records, settings
         chosen on private data; and records of one person at several parties add up.
 
@@ -96,10 +116,18 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         ``"max"``: the paper's largest logit of all parties, asked for in a first round;
         the scores follow in a second, so run two rounds.
     clip : float
-    weights : "counts", "noisy-counts" or "uniform"
-        Eq. 1 with exact counts (the paper's), with counts that cost an example
-        `count_epsilon`, or 1 / K. A class that nobody holds is weighted uniformly.
+    weights : "evidence", "noisy-evidence", "counts", "noisy-counts" or "uniform"
+        ``"evidence"``: parties send what their models say beyond the class shares of their
+        records, and are weighted by how well they can know a class: see
+        `fl_strategies.evidence`. ``"counts"``: logits by Eq. 1 (the paper's), where a class
+        that nobody holds is weighted uniformly. ``"uniform"``: logits by 1 / K. With
+        ``"noisy-"`` the class counts cost an example `count_epsilon`.
     count_epsilon : float
+    contrast : bool (default: True)
+        With evidence: parties also learn to tell their records from public rows, which takes
+        two more fits of at most 3,000 rows each: see `fl_strategies.contrast`.
+    class_share : "auto", "pooled", "none" or numbers
+        With evidence: the class shares of public rows; see `EvidencePool`.
     consensus, trim_fraction : "mean", "median" or "trimmed-mean", float
         How scores are combined. The last two, of `RobustConsensus`, hold off parties that send
         wrong ones; they need ``weights="uniform"`` and no noise, which is made for means.
@@ -107,12 +135,12 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         See `ScorePrivacy`. All left out: no noise. The paper's noise is Lap(1 / gamma).
     max_epsilon : float, optional
         The server refuses to make a model if epsilon would exceed it.
-    loss : "l1", "l2", "mse" or "kl"
+    loss : "kl", "l1", "l2" or "mse"
         How far the student's logits are from the scores. The authors' code uses ``"l1"``.
     temperature : float, optional
-        Left out for the norms, where it is infinite (Eq. 7). Needed for ``"kl"``: both sides
-        are divided by it before the softmax, or the sigmoid of multi-label learning (Eq. 5
-        and 6).
+        For ``"kl"`` (default there: 1): both sides are divided by it before the softmax, or
+        the sigmoid of multi-label learning (Eq. 5 and 6). Left out for the norms, where it
+        is infinite (Eq. 7).
     distill_epochs : int, optional
         Passes over the public rows; the learner's own number if left out.
     num_predictions : int
@@ -151,8 +179,10 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         rounding: Rounding = "nearest",
         scale: words.Scale = "clip",
         clip: float = 10.0,
-        weights: words.Weights = "counts",
+        weights: words.Weights = "evidence",
         count_epsilon: float = 1.0,
+        contrast: bool = True,
+        class_share: ClassShare = "auto",
         consensus: ConsensusRule = "mean",
         trim_fraction: float = 0.2,
         noise: ScoreNoise = "laplace",
@@ -162,7 +192,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         delta: float = DEFAULT_DELTA,
         seeded_noise: bool = False,
         max_epsilon: float | None = None,
-        loss: words.DistillationLoss = "l1",
+        loss: words.DistillationLoss = "kl",
         temperature: float | None = None,
         distill_epochs: int | None = None,
         num_predictions: int = 1,
@@ -189,8 +219,10 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
             clip,
         )
         check_augmentation("FedKD", augmentation, public, num_predictions)
-        plain = weights == "uniform" and (gamma, sigma, target_epsilon) == (None, None, None)
-        _check_consensus(consensus, trim_fraction, plain=plain)
+        noisy = (gamma, sigma, target_epsilon) != (None, None, None)
+        check_consensus(consensus, trim_fraction, plain=weights == "uniform" and not noisy)
+        if weights in words.EVIDENCE:
+            check_evidence(scale, noisy=noisy)
         require_soft("FedKD", learner_fn())
         self.public = public
         self.num_classes = num_classes
@@ -203,20 +235,23 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         self.clip = clip
         self.weights = weights
         self.count_epsilon = count_epsilon
+        self.contrast = contrast and not public_labels
+        self.class_share = read_class_share("FedKD", class_share, num_classes, task)
         self.consensus, self.trim_fraction = consensus, trim_fraction
         self.num_predictions = num_predictions
         self.augmentation = augmentation
         self.public_labels = public_labels
         self.bound_ = clip if scale == "clip" else math.nan
         self.last_round = 1 if scale == "clip" else None
-        self.recipe = _recipe(task, loss, temperature, distill_epochs)
+        self.recipe = make_recipe(task, loss, temperature, distill_epochs)
         score_format(num_levels, 1.0, rounding)
-        if weights == "noisy-counts":
+        if weights in words.NOISY:
             self._count_mechanism()
             left = target_epsilon is None or count_epsilon < target_epsilon
             require(left, "FedKD", "count_epsilon", "below target_epsilon", count_epsilon)
+        self._gather()
         self.privacy = None
-        if (gamma, sigma, target_epsilon) != (None, None, None):
+        if noisy:
             self.privacy = ScorePrivacy(
                 noise=noise, gamma=gamma, sigma=sigma, target_epsilon=target_epsilon,
                 delta=delta, seeded_noise=seeded_noise,
@@ -232,7 +267,21 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         return score_format(self.num_levels, self.bound_, self.rounding)
 
     def _count_mechanism(self) -> LaplaceCounts:
-        return words.count_mechanism(self.task, self.num_classes, self.count_epsilon)
+        return words.count_mechanism(
+            self.task, self.num_classes, self.count_epsilon, self.weights
+        )
+
+    def _gather(self) -> None:
+        """Make room for the evidence of a round."""
+        shape = (self.num_predictions * len(self.public), self.num_classes)
+        self._pool = EvidencePool(
+            shape, bound=self.clip, task=self.task, share=self.class_share
+        )
+
+    def prepare_round(self) -> bool:
+        """Begin to add up evidence."""
+        self._gather()
+        return True
 
     @property
     def reply_kind(self) -> str:  # type: ignore[override]
@@ -253,6 +302,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
             words.NUM_PREDICTIONS: self.num_predictions,
             words.AUGMENTATION: self.augmentation,
             words.PUBLIC_LABELS: self.public_labels,
+            words.CONTRAST: self.contrast,
             keys.NUM_CLASSES: self.num_classes,
             keys.PUBLIC_HASH: content_hash(self.public),
             **counts,
@@ -260,14 +310,19 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         }
 
     def read(self, knowledge: Knowledge) -> PartyScores | float:
-        """Return one party's largest logit, or its scores and class counts."""
+        """Return one party's largest logit, or its scores and class counts; sum evidence."""
         if self.reply_kind == "scale":
-            return _read_scale(knowledge)
+            return read_scale(knowledge)
         shape = (self.num_predictions * len(self.public), self.num_classes)
         values = self._form.from_wire(knowledge.arrays.get("scores", np.empty(0)), shape)
         if self.weights == "uniform":
             return PartyScores(values, None)
-        return PartyScores(values, read_counts(knowledge.arrays, self.num_classes))
+        if self.weights not in words.EVIDENCE:
+            return PartyScores(values, read_counts(knowledge.arrays, self.num_classes))
+        both = (2,) if self.task == "multi-label" else ()
+        counts = read_counts(knowledge.arrays, *both, self.num_classes)
+        self._pool.add(self._form.decode(values), counts, read_contrast(knowledge))
+        return PartyScores(None, None)
 
     def aggregate(
         self, replies: Sequence[PartyReply[PartyScores | float]]
@@ -303,10 +358,31 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         return {words.BOUND: self.bound_}
 
     def _ensemble(self, sent: Sequence[PartyScores]) -> tuple[FloatArray, Metrics]:
-        """Return the weighted mean of all parties (Eq. 2), after recording what it costs."""
-        weights = class_weights([party.counts for party in sent], self.num_classes)
-        values, form = [party.values for party in sent], self._form
+        """Return the consensus of all parties, after recording what it costs."""
         mechanism = self._charge(len(sent))
+        if self.weights in words.EVIDENCE:
+            return self._evidence(len(sent))
+        return self._weighted(sent, mechanism)
+
+    def _evidence(self, num_parties: int) -> tuple[FloatArray, Metrics]:
+        """Return what the parties' evidence comes to."""
+        uncovered = self._pool.num_uncovered
+        if 2 * uncovered > num_parties:
+            logger.warning(
+                "FedKD: %d of %d parties find the public rows unlike their records. Public "
+                "rows of the same kind would teach more.", uncovered, num_parties,
+            )  # fmt: skip
+        scores = SHARPNESS * self._pool.result()
+        self._gather()
+        return scores, {words.NUM_UNCOVERED: uncovered}
+
+    def _weighted(
+        self, sent: Sequence[PartyScores], mechanism: ScoreMechanism | None
+    ) -> tuple[FloatArray, Metrics]:
+        """Return the weighted mean of all parties' logits (Eq. 2)."""
+        weights = class_weights([party.counts for party in sent], self.num_classes)
+        values = [party.values for party in sent if party.values is not None]
+        form = self._form
         if self.consensus in ROBUST_RULES:
             robust = RobustConsensus(self.consensus, trim_fraction=self.trim_fraction)
             for scores in values:
@@ -328,7 +404,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         unit, rows = self.ledger_.unit, self.num_predictions * len(self.public)
         if self.privacy is None:
             self._charge_unprotected(words.UNPROTECTED)
-        if self.weights == "counts":
+        if self.weights in ("counts", "evidence"):
             self._charge_unprotected(words.EXACT_COUNTS)
         charges, mechanism = self._charges_of_counts(), None
         if self.privacy is not None:
@@ -351,50 +427,15 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
             return
         if self.privacy is None:
             self._charge_unprotected(words.UNPROTECTED)
-        if self.weights == "counts":
+        if self.weights in ("counts", "evidence"):
             self._charge_unprotected(words.EXACT_COUNTS)
         self.ledger_.compose_all(self._charges_of_counts())
 
     def _charges_of_counts(self) -> list[Entry]:
-        if self.weights != "noisy-counts":
+        if self.weights not in words.NOISY:
             return []
         seeded = self.privacy is not None and self.privacy.seeded_noise
         return self.num_attempts * list(self._count_mechanism().charges(seeded=seeded))
 
     def _charge_unprotected(self, reason: str) -> None:
         self.ledger_.charge(NonPrivateEvent(unit=self.ledger_.unit, reason=reason))
-
-
-def _check_consensus(rule: ConsensusRule, trim_fraction: float, *, plain: bool) -> None:
-    """Raise unless the rule fits; `plain`: weights are uniform and nothing is noisy."""
-    known = ("mean", *ROBUST_RULES)
-    require(rule in known, "FedKD", "consensus", f"one of {', '.join(known)}", rule)
-    check_trim("FedKD", trim_fraction)
-    fits = plain or rule == "mean"
-    require(fits, "FedKD", "consensus", "mean unless weights are uniform, without noise", rule)
-
-
-def _recipe(
-    task: Task, loss: words.DistillationLoss, temperature: float | None, epochs: int | None
-) -> Recipe:
-    """Return the paper's loss: a norm of logits, or a divergence at some temperature."""
-    if loss != "kl":
-        hot = temperature in (None, math.inf)
-        require(hot, "FedKD", "temperature", "left out unless loss is 'kl'", temperature)
-        return Recipe(loss=loss, epochs=epochs)
-    finite = temperature is not None and 0 < temperature < math.inf
-    require(finite, "FedKD", "temperature", "finite and above 0 for 'kl'", temperature)
-    link: Link = "sigmoid" if task == "multi-label" else "softmax"
-    return Recipe(
-        loss="cross-entropy", link=link, temperature=temperature or 1.0, epochs=epochs
-    )
-
-
-def _read_scale(knowledge: Knowledge) -> float:
-    scale = knowledge.arrays.get("scale", np.empty(0))
-    if scale.dtype != np.float64 or scale.shape != (1,) or not 0 < scale[0] <= words.MAX_BOUND:
-        raise KnowledgeMismatch(
-            f"scale: the largest logit must be one number above 0, at most "
-            f"{words.MAX_BOUND:g}, got {scale.ravel()[:4]} of {scale.dtype}."
-        )
-    return float(scale[0])

@@ -6,11 +6,15 @@ from typing import Literal, TypeAlias, get_args
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.tasks import Task
 
-Weights: TypeAlias = Literal["counts", "noisy-counts", "uniform"]
+Weights: TypeAlias = Literal["evidence", "noisy-evidence", "counts", "noisy-counts", "uniform"]
 Scale: TypeAlias = Literal["clip", "max"]
 DistillationLoss: TypeAlias = Literal["l1", "l2", "mse", "kl"]
 
 WEIGHTS: Sequence[str] = get_args(Weights)
+EVIDENCE: Sequence[str] = ("evidence", "noisy-evidence")
+"""Weights with which parties send evidence instead of logits; see `fl_strategies.evidence`."""
+NOISY: Sequence[str] = ("noisy-evidence", "noisy-counts")
+"""Weights by class counts with noise, which cost an example `count_epsilon`."""
 SCALES: Sequence[str] = get_args(Scale)
 LOSSES: Sequence[str] = get_args(DistillationLoss)
 
@@ -22,6 +26,9 @@ COUNT_EPSILON = "count-epsilon"
 NUM_PREDICTIONS = "num-predictions"
 AUGMENTATION = "augmentation"
 PUBLIC_LABELS = "public-labels"
+CONTRAST = "contrast"
+NUM_UNCOVERED = "num-uncovered"
+"""Metric: parties that find the public rows unlike their records."""
 TASK = "task"
 REQUEST = "request"
 REQUESTS: Sequence[str] = ("scale", "scores")
@@ -41,7 +48,14 @@ COUNTED = "class counts protect examples, not parties"
 AUDIENCE = "everybody who sees the final model, except the server, which is trusted"
 
 
-def count_mechanism(task: Task, num_classes: int, epsilon: float) -> LaplaceCounts:
-    """Return the noise on class counts; one record moves two of them, or all labels."""
-    moved = num_classes if task == "multi-label" else 2
+def count_mechanism(
+    task: Task, num_classes: int, epsilon: float, weights: Weights
+) -> LaplaceCounts:
+    """Return the noise on class counts, for the most by which one record can move them.
+
+    With one class a record leaves one count and enters another. With several labels it may
+    change all positives; where negatives are counted too, those as well.
+    """
+    per_label = 2 if weights in EVIDENCE else 1
+    moved = per_label * num_classes if task == "multi-label" else 2
     return LaplaceCounts(epsilon=epsilon, l1_sensitivity=float(moved))

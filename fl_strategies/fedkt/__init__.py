@@ -9,6 +9,11 @@ Algorithm 1.
     server   a party whose s students agree on a row gives s votes, otherwise none
              the final model is trained on the public rows with the winning labels
 
+Beyond the paper, which is ``num_splits=2, num_teachers=5, corrected=False,
+vote_weights="none"``: parties train whole-party models unless noise needs teachers, teachers
+vote without their own class shares, and at L0 the server weighs the votes by the parties'
+class counts and gives the classes their pooled shares (`fl_strategies.evidence`).
+
 At level L1 the server puts noise on the parties' votes, at L2 each party on its teachers'.
 """
 

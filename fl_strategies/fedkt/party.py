@@ -8,11 +8,41 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from fl_strategies import keys
+from fl_strategies.class_weights import CLASS_COUNTS, class_counts
+from fl_strategies.evidence import valid_counts
 from fl_strategies.exceptions import InvalidData
+from fl_strategies.fedkt.words import (
+    CORRECTED,
+    COUNT_EPSILON,
+    COUNTED,
+    EXACT_COUNTS,
+    EXCHANGE,
+    EXCHANGES,
+    LEVELS,
+    MAX_SPLITS,
+    MAX_TEACHERS,
+    NUM_QUERIES,
+    NUM_SPLITS,
+    NUM_TEACHERS,
+    PRIVACY_LEVEL,
+    VOTE_INSTEAD,
+    VOTE_WEIGHTS,
+    WEIGHTS_AT,
+    count_noise,
+)
 from fl_strategies.half import PartyHalf, check_public_data, read_seed
-from fl_strategies.knowledge import Knowledge, Metrics, config_choice, config_int, join_arrays
+from fl_strategies.knowledge import (
+    Knowledge,
+    Metrics,
+    config_choice,
+    config_float,
+    config_int,
+    join_arrays,
+)
 from fl_strategies.packing import pack_labels
 from fl_strategies.party import Party
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.reporting import (
     DEFAULT_DELTA,
@@ -24,22 +54,14 @@ from fl_strategies.privacy.reporting import (
     unprotected,
 )
 from fl_strategies.privacy.votes import VotePrivacy, choose_queries
-from fl_strategies.protocols import IntArray, Learner, TrainingSet, require_portable
-from fl_strategies.teaching import teacher_votes, train_students, train_teachers
+from fl_strategies.protocols import Array, IntArray, Learner, TrainingSet, require_portable
+from fl_strategies.teaching import (
+    teacher_counts,
+    teacher_votes,
+    train_students,
+    train_teachers,
+)
 from fl_strategies.voting import agreement, consistent_mask, plurality
-
-NUM_SPLITS = "num-splits"
-NUM_TEACHERS = "num-teachers"
-NUM_QUERIES = "num-queries"
-PRIVACY_LEVEL = "privacy-level"
-EXCHANGE = "exchange"
-EXCHANGES: Sequence[str] = ("votes", "models")
-VOTE_INSTEAD = "Let it vote instead: exchange='votes'."
-LEVELS: Sequence[str] = ("L0", "L1", "L2")
-
-# A server cannot make a party train without end.
-MAX_SPLITS = 1_000
-MAX_TEACHERS = 100_000
 
 
 class FedKTParty(PartyHalf):
@@ -52,28 +74,55 @@ class FedKTParty(PartyHalf):
         config: ConfigRecord,
         state: RecordDict,
     ) -> tuple[Knowledge, Metrics]:
-        """Return the students or their labels on the public rows."""
+        """Return the labels of the public rows or the students, and class counts if asked."""
         check_public_data(party, config)
         if not len(party.y):
             raise InvalidData(f"{party.owner}: x must hold records, got none.")
         num_splits = config_int(config, NUM_SPLITS, minimum=1, maximum=MAX_SPLITS)
         asked = config_int(config, NUM_TEACHERS, minimum=1, maximum=MAX_TEACHERS)
         num_teachers = min(asked, len(party.y))
-        seed = read_seed(config)
-        teachers = train_teachers(party, num_splits, num_teachers, seed)
-        counts = teacher_votes(party, teachers, num_splits)
-        sets, metrics = self._label(party, counts, teachers, config, state)
-        students = train_students(party, sets, seed)
-        labels = np.stack([student.predict(party.public) for student in students])
+        teachers = train_teachers(party, num_splits, num_teachers, read_seed(config))
+        votes = self._votes(party, teachers, num_splits, config)
+        sets, metrics = self._label(party, votes, teachers, config, state)
+        arrays, labels = self._answer(party, sets, config)
         metrics |= {
             keys.NUM_TEACHERS_MISSING: num_splits * (asked - num_teachers),
             keys.CONSISTENT_FRACTION: float(consistent_mask(labels).mean()),
         }
-        if config_choice(config, EXCHANGE, EXCHANGES) == "votes":
-            packed = pack_labels(labels, party.num_classes)
-            return Knowledge("votes", {"votes": packed}), metrics
+        exchange = config_choice(config, EXCHANGE, EXCHANGES)
+        return Knowledge(exchange, {**arrays, **_class_counts(party, config)}), metrics
+
+    def _answer(
+        self, party: Party, sets: Sequence[TrainingSet], config: ConfigRecord
+    ) -> tuple[dict[str, Array], IntArray]:
+        """Return what leaves the party, votes or students, and the labels that these give."""
+        exchange = config_choice(config, EXCHANGE, EXCHANGES)
+        alone = config[NUM_TEACHERS] == 1 and config[PRIVACY_LEVEL] != "L2"
+        if alone and exchange == "votes":
+            # A student would but copy its only teacher.
+            labels = np.stack([labels for _, labels in sets])
+            return {"votes": pack_labels(labels, party.num_classes)}, labels
+        students = train_students(party, sets, read_seed(config))
+        labels = np.stack([student.predict(party.public) for student in students])
+        if exchange == "votes":
+            return {"votes": pack_labels(labels, party.num_classes)}, labels
         models = [require_portable(student, VOTE_INSTEAD).to_arrays() for student in students]
-        return Knowledge("models", join_arrays(models)), metrics
+        return join_arrays(models), labels
+
+    def _votes(
+        self, party: Party, teachers: Sequence[Learner], num_splits: int, config: ConfigRecord
+    ) -> IntArray:
+        """Count the teachers' votes, corrected if that is asked for and free.
+
+        What a privately trained teacher says is free as long as nothing but its model
+        decides it; the exact counts of its records would undo that where no noise follows.
+        """
+        private = config.get(PRIVACY_LEVEL) != "L2" and training_charges(teachers, num_splits)
+        if config.get(CORRECTED) is not True or private:
+            return teacher_votes(party, teachers, num_splits)
+        size = len(teachers) // num_splits
+        counts = teacher_counts(party, num_splits, size, read_seed(config))
+        return teacher_votes(party, teachers, num_splits, counts)
 
     def _label(
         self,
@@ -83,16 +132,17 @@ class FedKTParty(PartyHalf):
         config: ConfigRecord,
         state: RecordDict,
     ) -> tuple[list[TrainingSet], Metrics]:
-        """Return what each student learns from, after recording what it costs."""
+        """Return what each student learns from, after recording what all this costs."""
         level, seed = config_choice(config, PRIVACY_LEVEL, LEVELS), read_seed(config)
         if level == "L2":
             return self._label_with_noise(party, counts, config, state)
         unprotected_labels = NonPrivateEvent(unit="example", reason=UNPROTECTED)
-        charges = training_charges(teachers, len(counts)) or [(unprotected_labels, 1)]
+        votes = training_charges(teachers, len(counts)) or [(unprotected_labels, 1)]
+        charges = [*votes, *_count_charges(config, seeded=_is_seeded(config))]
         ledger = spend(party, charges, f"fedkt {level}", DEFAULT_DELTA, state)
         sets = [
-            (party.public, plurality(votes, party.rng(seed, "ties", split)))
-            for split, votes in enumerate(counts)
+            (party.public, plurality(own, party.rng(seed, "ties", split)))
+            for split, own in enumerate(counts)
         ]
         return sets, {
             keys.VOTE_AGREEMENT: agreement(counts.reshape(-1, party.num_classes)),
@@ -106,9 +156,10 @@ class FedKTParty(PartyHalf):
         asked = config_int(config, NUM_QUERIES, minimum=1, maximum=num_public)
         rows = choose_queries(num_public, asked, seed)
         privacy, num_labels = VotePrivacy.from_config(config), len(counts) * len(rows)
-        mechanism = privacy.for_examples(party.num_classes, num_labels)
-        seeded = privacy.seeded_noise
-        charges = mechanism.charges(num_labels, seeded=seeded)
+        counting, seeded = _count_charges(config, seeded=False), privacy.seeded_noise
+        mechanism = privacy.for_examples(party.num_classes, num_labels, besides=counting)
+        labelling = mechanism.charges(num_labels, seeded=seeded)
+        charges = [*labelling, *_count_charges(config, seeded=seeded)]
         example = spend(party, charges, "fedkt L2", privacy.delta, state)
         sets = []
         for split, votes in enumerate(counts):
@@ -119,6 +170,8 @@ class FedKTParty(PartyHalf):
         # All teachers of a partition change when the whole party does.
         whole = replace(mechanism, unit="party", sensitivity=int(counts[0, 0].sum()))
         everybody = ledger_of(whole.charges(num_labels, seeded=seeded), privacy.delta)
+        if counting:
+            everybody = unprotected(COUNTED)
         # How far the teachers agree is private here.
         unknown = {keys.VOTE_AGREEMENT: math.nan}
         return sets, {**unknown, **privacy_metrics(party=everybody, example=example)}
@@ -131,3 +184,39 @@ class FedKTParty(PartyHalf):
         if config.get(PRIVACY_LEVEL) == "L2":
             metrics[keys.ACCURACY] = math.nan
         return model, metrics
+
+
+def _weights(config: ConfigRecord) -> str:
+    level = config_choice(config, PRIVACY_LEVEL, LEVELS)
+    return config_choice(config, VOTE_WEIGHTS, WEIGHTS_AT[level])
+
+
+def _is_seeded(config: ConfigRecord) -> bool:
+    return config.get("seeded-noise") is True
+
+
+def _noise_on_counts(config: ConfigRecord) -> LaplaceCounts:
+    return count_noise(config_float(config, COUNT_EPSILON, minimum=1e-6, maximum=100))
+
+
+def _count_charges(config: ConfigRecord, *, seeded: bool) -> list[Entry]:
+    """Return what the class counts cost that leave the party, if any do."""
+    weights = _weights(config)
+    if weights == "none":
+        return []
+    if weights == "counts":
+        return [(NonPrivateEvent(unit="example", reason=EXACT_COUNTS), 1)]
+    return list(_noise_on_counts(config).charges(seeded=seeded))
+
+
+def _class_counts(party: Party, config: ConfigRecord) -> dict[str, Array]:
+    """Return the class counts that leave the party; they have been charged before."""
+    weights = _weights(config)
+    if weights == "none":
+        return {}
+    counts = class_counts(party.y, party.num_classes, party.task)
+    if weights == "counts":
+        return {CLASS_COUNTS: counts.astype(np.float64)}
+    noise = _noise_on_counts(config)
+    rng = party.rng(read_seed(config), "counts") if _is_seeded(config) else None
+    return {CLASS_COUNTS: valid_counts(noise.release(counts, rng).values, noise.scale)}

@@ -1,28 +1,18 @@
 """The server half of FedKT; see `fl_strategies.fedkt`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Literal, Unpack
+from typing import ClassVar, Unpack
 
-import numpy as np
 from flwr.app import ArrayRecord
 
 from fl_strategies import keys
 from fl_strategies.base import FederationOptions, KnowledgeStrategy, logger
-from fl_strategies.exceptions import KnowledgeMismatch, PrivacyBudgetExceeded, require
-from fl_strategies.fedkt.party import (
-    EXCHANGE,
-    EXCHANGES,
-    LEVELS,
-    MAX_SPLITS,
-    MAX_TEACHERS,
-    NUM_QUERIES,
-    NUM_SPLITS,
-    NUM_TEACHERS,
-    PRIVACY_LEVEL,
-    VOTE_INSTEAD,
-)
-from fl_strategies.knowledge import Knowledge, Metrics, Scalar, part_arrays, shown
-from fl_strategies.packing import unpack_labels
+from fl_strategies.evidence_pool import ClassShare
+from fl_strategies.exceptions import PrivacyBudgetExceeded, require
+from fl_strategies.fedkt import checks, words
+from fl_strategies.fedkt.reading import VoteReader
+from fl_strategies.fedkt.tally import PartyVotes, VoteTally
+from fl_strategies.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
@@ -40,26 +30,22 @@ from fl_strategies.privacy.votes import (
     choose_queries,
     count_queries,
 )
-from fl_strategies.protocols import Array, IntArray, Learner, LearnerFactory, require_portable
+from fl_strategies.protocols import Array, IntArray, LearnerFactory
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply
-from fl_strategies.voting import add_votes, consistent_labels, least_agreeing, plurality
-
-Exchange = Literal["votes", "models"]
-PrivacyLevel = Literal["L0", "L1", "L2"]
-
-VOTE_TRIM = "vote-trim"
-NUM_TRIMMED = "num-trimmed"
+from fl_strategies.voting import least_agreeing
 
 
-class FedKT(KnowledgeStrategy[Array | None]):
-    """One round of two-tier knowledge transfer with consistent voting.
+class FedKT(KnowledgeStrategy[PartyVotes | None]):
+    """One round of two-tier knowledge transfer with consistent, corrected voting.
 
     Leaves the party
         ``exchange="votes"``: the labels its s students give to the public rows, packed
         into ceil(log2 C) bits each. ``exchange="models"``: the students themselves, as in
         the paper. The server uses students only to label the public rows, so both lead
-        to the same final model, to the bit.
+        to the same final model, to the bit; except that with t = 1, below L2, the teacher
+        votes itself and no student is trained, unless models are asked for. With
+        `vote_weights` also how many records of each class the party has.
     Guarantee
         L0: none. Epsilon is reported as infinite.
         L1: a party, replaced by another, against everybody who sees the final model. The
@@ -79,8 +65,24 @@ class FedKT(KnowledgeStrategy[Array | None]):
         Makes the final model.
     learner_name : str
         What parties call the final model when it is delivered to them.
-    num_splits, num_teachers : int
-        The paper's s and t. A party with fewer than t records trains fewer teachers.
+    num_splits, num_teachers : int, optional
+        The paper's s and t, there 2 and 5. By default whole-party models, s = t = 1, and at
+        L2 as many teachers as make a unanimous vote four times the scale of the noise, from
+        5 to 25. A party with fewer than t records trains fewer teachers.
+    corrected : bool (default: True)
+        Every teacher votes as if its records had equal class shares, among the classes it
+        has seen, by its own subset's counts; see `fl_strategies.evidence`. False: the
+        paper's votes. Teachers that train with DP-SGD vote plainly at L0 and L1, because
+        nothing but the model is protected there.
+    vote_weights : "auto", "none", "counts" or "noisy-counts"
+        Weigh a party's votes by how well its records let it know each class, then match
+        `class_share`. The counts are exact, at L0 only, or cost an example `count_epsilon`,
+        at L0 and L2. ``"auto"``: counts at L0, none at L1 and L2.
+    count_epsilon : float
+        Part of `target_epsilon` at L2, if that is given.
+    class_share : "auto", "pooled", "none" or numbers
+        For weighted votes, see `EvidencePool`; ``"auto"`` is ``"pooled"`` here. Say
+        ``"none"`` if public rows come from another domain.
     exchange : "votes" or "models"
     student_fns : mapping of learner name to factory
         For ``exchange="models"``: how the server rebuilds the students it receives.
@@ -118,7 +120,12 @@ class FedKT(KnowledgeStrategy[Array | None]):
     it is refused: there one party's votes would decide whether another's are counted, and
     noise for one party's votes would not cover that. Measurements: docs/robustness.md.
 
-    The server keeps counts alone, whatever the number of parties; with `vote_trim` it
+    Corrected votes cost no more than plain ones. L2: a record is in one subset of each
+    partition, so it moves the model and the counts of one teacher, and by them its one vote
+    a row (`teaching.teacher_votes`). L1: a party decides its own s votes a row, however it
+    comes to them. What the server makes of noisy votes and noisy counts is free.
+
+    The server keeps sums alone, whatever the number of parties; with `vote_trim` it
     keeps a byte for each party and public row (two from 129 classes on).
 
     Ties, among teachers and on the server, go to one of the leading classes at random,
@@ -139,11 +146,15 @@ class FedKT(KnowledgeStrategy[Array | None]):
         num_classes: int,
         learner_fn: LearnerFactory,
         learner_name: str = "learner",
-        num_splits: int = 2,
-        num_teachers: int = 5,
-        exchange: Exchange = "votes",
+        num_splits: int | None = None,
+        num_teachers: int | None = None,
+        corrected: bool = True,
+        vote_weights: words.VoteWeights = "auto",
+        count_epsilon: float = 1.0,
+        class_share: ClassShare = "auto",
+        exchange: words.Exchange = "votes",
         student_fns: Mapping[str, LearnerFactory] | None = None,
-        privacy_level: PrivacyLevel = "L0",
+        privacy_level: words.PrivacyLevel = "L0",
         noise: VoteNoise = "gumbel",
         gamma: float | None = None,
         sigma: float | None = None,
@@ -162,28 +173,26 @@ class FedKT(KnowledgeStrategy[Array | None]):
         check_rows("FedKT", "public", public)
         require(len(public) > 0, "FedKT", "public", "at least one row", len(public))
         require(num_classes >= 2, "FedKT", "num_classes", "at least 2", num_classes)
-        counts = [
-            (NUM_SPLITS, num_splits, MAX_SPLITS),
-            (NUM_TEACHERS, num_teachers, MAX_TEACHERS),
-        ]
-        for name, value, most in counts:
-            require(1 <= value <= most, "FedKT", name, f"from 1 to {most}", value)
-        require(privacy_level in LEVELS, "FedKT", PRIVACY_LEVEL, "L0, L1 or L2", privacy_level)
-        require(exchange in EXCHANGES, "FedKT", EXCHANGE, "'votes' or 'models'", exchange)
-        _check_trim(vote_trim, privacy_level)
+        checks.check_level(privacy_level, exchange, vote_trim)
+        self.vote_weights = checks.read_weights(vote_weights, privacy_level)
+        weighted = self.vote_weights != "none"
+        self.class_share = checks.read_share(class_share, num_classes, weighted=weighted)
         self.public = public
         self.num_classes = num_classes
         self.learner_fn = learner_fn
         self.model_name = learner_name
-        self.num_splits = num_splits
-        self.num_teachers = num_teachers
+        self.corrected = corrected
+        self.count_epsilon = count_epsilon
+        splits = 1 if num_splits is None else num_splits
+        self.num_splits = checks.check_number(words.NUM_SPLITS, splits, words.MAX_SPLITS)
         self.privacy_level = privacy_level
         self.reply_kind = exchange
         self.student_fns = {learner_name: learner_fn, **(student_fns or {})}
         self.num_queries = count_queries(len(public), num_queries, fraction_query)
         self.vote_trim = vote_trim
         self.trimmed_: tuple[int, ...] = ()
-        self._gather()
+        if self.vote_weights == "noisy-counts":
+            checks.check_counts(count_epsilon, target_epsilon)
         self.privacy = None
         given, rule = (gamma, sigma, target_epsilon), "left out at L0, which adds no noise"
         noisy = privacy_level != "L0" or given == (None, None, None)
@@ -194,11 +203,22 @@ class FedKT(KnowledgeStrategy[Array | None]):
                 delta=delta, threshold=threshold, threshold_sigma=threshold_sigma,
                 seeded_noise=seeded_noise,
             )  # fmt: skip
+        teachers = self._teachers() if num_teachers is None else num_teachers
+        self.num_teachers = checks.check_number(
+            words.NUM_TEACHERS, teachers, words.MAX_TEACHERS
+        )
+        self._gather()
         self.ledger_ = PrivacyLedger(
             "party" if privacy_level == "L1" else "example",
             delta=delta, max_epsilon=max_epsilon, num_parties=self.num_parties,
             audience=AUDIENCES[privacy_level],
         )  # fmt: skip
+
+    def _teachers(self) -> int:
+        """Return one, or at L2 as many teachers as the noise needs."""
+        if self.privacy is None or self.privacy_level != "L2":
+            return 1
+        return words.teachers_for(self._mechanism(self.privacy).scale)
 
     def _warn_of_noise(self) -> None:
         """Say so if the noise is stronger than all votes together; the run is valid anyway."""
@@ -219,17 +239,31 @@ class FedKT(KnowledgeStrategy[Array | None]):
                 unit="party", sensitivity=self.num_splits,
                 num_classes=self.num_classes, num_queries=self.num_queries,
             )  # fmt: skip
-        return privacy.for_examples(self.num_classes, self.num_splits * self.num_queries)
+        return privacy.for_examples(
+            self.num_classes, self.num_splits * self.num_queries,
+            besides=self._count_charges(seeded=False),
+        )  # fmt: skip
+
+    def _count_charges(self, *, seeded: bool) -> Sequence[Entry]:
+        """Return what a party's class counts cost."""
+        if self.vote_weights == "counts":
+            return [(NonPrivateEvent(unit="example", reason=words.EXACT_COUNTS), 1)]
+        if self.vote_weights == "none":
+            return []
+        return words.count_noise(self.count_epsilon).charges(seeded=seeded)
 
     def party_config(self) -> dict[str, Scalar]:
-        """Return s, t and what identifies the public data."""
+        """Return s, t, how votes are cast and what identifies the public data."""
         noise = self.privacy.to_config() if self.privacy and self.privacy_level == "L2" else {}
         return {
-            NUM_SPLITS: self.num_splits,
-            NUM_TEACHERS: self.num_teachers,
-            NUM_QUERIES: self.num_queries,
-            PRIVACY_LEVEL: self.privacy_level,
-            EXCHANGE: self.reply_kind,
+            words.NUM_SPLITS: self.num_splits,
+            words.NUM_TEACHERS: self.num_teachers,
+            words.NUM_QUERIES: self.num_queries,
+            words.PRIVACY_LEVEL: self.privacy_level,
+            words.EXCHANGE: self.reply_kind,
+            words.CORRECTED: self.corrected,
+            words.VOTE_WEIGHTS: self.vote_weights,
+            words.COUNT_EPSILON: self.count_epsilon,
             keys.NUM_CLASSES: self.num_classes,
             keys.PUBLIC_HASH: content_hash(self.public),
             **noise,
@@ -237,7 +271,10 @@ class FedKT(KnowledgeStrategy[Array | None]):
 
     def _gather(self) -> None:
         """Make room for the votes of a round."""
-        self._counts = np.zeros((len(self.public), self.num_classes), dtype=np.int64)
+        self._tally = VoteTally(
+            (len(self.public), self.num_classes), worth=self.num_splits,
+            share=self.class_share if self.vote_weights != "none" else None,
+        )  # fmt: skip
 
     def prepare_round(self) -> bool:
         """Begin to count."""
@@ -245,55 +282,28 @@ class FedKT(KnowledgeStrategy[Array | None]):
         self._gather()
         return True
 
-    def read(self, knowledge: Knowledge) -> Array | None:
-        """Count one party's votes; keep them, (num_public,), only if some may be trimmed."""
-        votes = consistent_labels(self._read_labels(knowledge), self.num_classes)
+    def read(self, knowledge: Knowledge) -> PartyVotes | None:
+        """Count one party's votes; keep them only if some may be trimmed."""
+        reader = VoteReader(self.public, self.num_classes, self.num_splits, self.student_fns)
+        votes = reader.read(knowledge, weighted=self.vote_weights != "none")
         if self.vote_trim:
             return votes
-        add_votes(self._counts, votes, self.num_splits)
+        self._tally.add(votes)
         return None
 
-    def _read_labels(self, knowledge: Knowledge) -> IntArray:
-        """Return the labels of one party's students, (num_splits, num_public)."""
-        shape = self.num_splits, len(self.public)
-        if self.reply_kind == "votes":
-            packed = knowledge.arrays.get("votes", np.empty(0, np.uint8))
-            return unpack_labels(packed, shape, self.num_classes)
-        students = self._read_students(knowledge)
-        labels = np.stack([student.predict(self.public) for student in students])
-        if labels.shape != shape or labels.min() < 0 or labels.max() >= self.num_classes:
-            raise KnowledgeMismatch(
-                f"FedKT: students must name a class below {self.num_classes} for each of "
-                f"{len(self.public)} public rows, got others."
-            )
-        return labels
-
-    def _read_students(self, knowledge: Knowledge) -> list[Learner]:
-        name = str(knowledge.meta.get(keys.LEARNER))
-        if name not in self.student_fns:
-            raise KnowledgeMismatch(
-                f"FedKT: a student's learner must be one of {', '.join(self.student_fns)}, "
-                f"got {shown(name)}. Name its factory in student_fns."
-            )
-        models = part_arrays(knowledge.arrays, self.num_splits)
-        return [
-            require_portable(self.student_fns[name](), VOTE_INSTEAD).from_arrays(arrays)
-            for arrays in models
-        ]
-
     def aggregate(
-        self, replies: Sequence[PartyReply[Array | None]]
+        self, replies: Sequence[PartyReply[PartyVotes | None]]
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Train the final model on the winners of the votes that `read` has gathered."""
         self._count_without_trimmed(replies)
-        counts = self._counts
+        tally = self._tally
         self._gather()
         try:
-            rows, labels, metrics = self._label(counts)
+            rows, labels, metrics = self._label(tally)
         except PrivacyBudgetExceeded as error:
             self._fail(str(error))
             return None, {}
-        metrics[NUM_TRIMMED] = len(self.trimmed_)
+        metrics[words.NUM_TRIMMED] = len(self.trimmed_)
         metrics[keys.NUM_UNLABELLED] = len(self.public) - len(rows)
         if not len(rows):
             self._fail("no public row got a label")
@@ -302,28 +312,26 @@ class FedKT(KnowledgeStrategy[Array | None]):
         model = self.learner_fn().fit(self.public[rows], labels, rng=rng)
         return self._keep_model(model), metrics
 
-    def _count_without_trimmed(self, replies: Sequence[PartyReply[Array | None]]) -> None:
+    def _count_without_trimmed(self, replies: Sequence[PartyReply[PartyVotes | None]]) -> None:
         """Count the votes that were kept, if any, except those of outliers."""
         kept = [(r.partition_id, r.knowledge) for r in replies if r.knowledge is not None]
-        votes = [own for _, own in kept]
-        left_out = least_agreeing(votes, self.num_classes, self.vote_trim)
+        labels = [votes.labels for _, votes in kept]
+        left_out = least_agreeing(labels, self.num_classes, self.vote_trim)
         self.trimmed_ = tuple(kept[position][0] for position in left_out)
         if self.trimmed_:
             logger.info("%s does not count the votes of parties %s.", self.name, self.trimmed_)
-        for position in sorted({*range(len(votes))} - {*left_out}):
-            add_votes(self._counts, votes[position], self.num_splits)
+        for position in sorted({*range(len(kept))} - {*left_out}):
+            self._tally.add(kept[position][1])
 
-    def _label(self, counts: IntArray) -> tuple[IntArray, IntArray, Metrics]:
+    def _label(self, tally: VoteTally) -> tuple[IntArray, IntArray, Metrics]:
         """Return the rows that get a label, their labels and what that costs."""
         if self.privacy_level == "L1" and self.privacy is not None:
-            return self._label_with_noise(counts, self.privacy)
+            return self._label_with_noise(tally.counts, self.privacy)
         self._enter_releases(self.ledger_.charge_all)
         # Which rows have no vote is itself private at L1, and post-processing otherwise.
-        rows = np.flatnonzero(counts.any(axis=1))
-        labels = plurality(counts, derive_rng(self.seed, "server", "ties"))[rows]
-        return rows, labels, {}
+        return *tally.winners(derive_rng(self.seed, "server", "ties")), {}
 
-    def record_releases(self, replies: Sequence[PartyReply[Array | None]]) -> None:  # noqa: ARG002
+    def record_releases(self, replies: Sequence[PartyReply[PartyVotes | None]]) -> None:  # noqa: ARG002
         """Record the students of a round that came to nothing; at L1 the server is trusted."""
         if self.privacy is None or self.privacy_level == "L2":
             self._enter_releases(self.ledger_.compose_all)
@@ -331,11 +339,13 @@ class FedKT(KnowledgeStrategy[Array | None]):
     def _enter_releases(self, enter: Callable[[Sequence[Entry]], None]) -> None:
         """Enter what every party was asked to release in this run."""
         if self.privacy is None:
-            enter([(NonPrivateEvent(unit="example", reason=UNPROTECTED), 1)])
+            counts = self._count_charges(seeded=False)
+            enter([(NonPrivateEvent(unit="example", reason=UNPROTECTED), 1), *counts])
             return
         num_labels = self.num_splits * self.num_queries
-        mechanism = self._mechanism(self.privacy)
-        charges = mechanism.charges(num_labels, seeded=self.privacy.seeded_noise)
+        mechanism, seeded = self._mechanism(self.privacy), self.privacy.seeded_noise
+        votes = mechanism.charges(num_labels, seeded=seeded)
+        charges = [*votes, *self._count_charges(seeded=seeded)]
         for _ in range(self.num_attempts):
             enter(charges)
 
@@ -358,10 +368,3 @@ class FedKT(KnowledgeStrategy[Array | None]):
             figure = min(figure, data_dependent_figure(mechanism, counts[rows], privacy.delta))
         metrics[keys.EPSILON_PARTY_DATA_DEPENDENT] = figure
         return rows[answered], labels[answered], metrics
-
-
-def _check_trim(vote_trim: float, privacy_level: PrivacyLevel) -> None:
-    rule = "at least 0 and below 0.5"
-    require(0 <= vote_trim < 0.5, "FedKT", VOTE_TRIM, rule, vote_trim)
-    rule = "0 at L1, where whether a party's votes count must not depend on other parties"
-    require(privacy_level != "L1" or not vote_trim, "FedKT", VOTE_TRIM, rule, vote_trim)

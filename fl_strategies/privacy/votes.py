@@ -6,6 +6,7 @@ a count by s, and a party of FedKT-L2, where a unit is an example and moves a co
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import ClassVar, Literal, Self, TypeAlias, get_args
 
 import numpy as np
@@ -70,30 +71,33 @@ class VotePrivacy(NoiseStrength):
             raise KnowledgeMismatch(f"Server: {error}") from error
 
     def mechanism(
-        self, *, unit: Unit, sensitivity: float, num_classes: int, num_queries: int
+        self,
+        *,
+        unit: Unit,
+        sensitivity: float,
+        num_classes: int,
+        num_queries: int,
+        besides: Sequence[Entry] = (),
     ) -> VoteMechanism:
         """Return the mechanism for a number of queries, calibrated if a target was given.
 
-        `num_queries` is how many labels will be released in all; it decides the strength
-        of a calibrated mechanism and nothing else.
+        `num_queries` is how many labels will be released in all, and `besides` what else is
+        released within the target; they decide the strength of a calibrated mechanism and
+        nothing else.
         """
-
-        def with_scale(scale: float) -> VoteMechanism:
-            return self._with_scale(scale, unit, sensitivity, num_classes)
-
+        kind = unit, sensitivity, num_classes
         if self.target_epsilon is None:
-            return with_scale(float(self.given_scale or 0))
+            return self._with_scale(float(self.given_scale or 0), *kind)
+        return _calibrated(self, kind, num_queries, tuple(besides))
 
-        def entries(scale: float) -> Sequence[Entry]:
-            return with_scale(scale).charges(num_queries)
-
-        return with_scale(calibrate_scale(entries, self.target_epsilon, self.delta))
-
-    def for_examples(self, num_classes: int, num_labels: int) -> VoteMechanism:
+    def for_examples(
+        self, num_classes: int, num_labels: int, *, besides: Sequence[Entry] = ()
+    ) -> VoteMechanism:
         """Return the noise of a party: an example moves the vote of one teacher."""
         return self.mechanism(
-            unit="example", sensitivity=1, num_classes=num_classes, num_queries=num_labels
-        )
+            unit="example", sensitivity=1, num_classes=num_classes, num_queries=num_labels,
+            besides=besides,
+        )  # fmt: skip
 
     def _with_scale(
         self, scale: float, unit: Unit, sensitivity: float, num_classes: int
@@ -114,6 +118,23 @@ class VotePrivacy(NoiseStrength):
             unit=unit,
             num_classes=num_classes,
         )
+
+
+@lru_cache(maxsize=64)  # a search of seconds, asked for again by every party of a simulation
+def _calibrated(
+    privacy: VotePrivacy,
+    kind: tuple[Unit, float, int],
+    num_queries: int,
+    besides: tuple[Entry, ...],
+) -> VoteMechanism:
+    """Return the mechanism that keeps the target, by public settings alone."""
+
+    def entries(scale: float) -> Sequence[Entry]:
+        return [*privacy._with_scale(scale, *kind).charges(num_queries), *besides]
+
+    target = float(privacy.target_epsilon or 0)
+    scale = calibrate_scale(entries, target, privacy.delta)
+    return privacy._with_scale(scale, *kind)
 
 
 def count_queries(num_public: int, number: int | None, fraction: float) -> int:

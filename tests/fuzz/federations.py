@@ -88,11 +88,15 @@ VARIANTS: Mapping[str, Variant] = {
     "fedkt": _variant("fedkt", "tree", num_teachers=2),
     "fedkt-l1": _variant("fedkt", "tree", num_teachers=2, privacy_level="L1", gamma=0.5),
     "fedkt-l2": _variant("fedkt", "tree", num_teachers=2, privacy_level="L2", gamma=0.5),
+    "fedkt-l2-counts": _variant(
+        "fedkt", "tree", privacy_level="L2", gamma=0.5, vote_weights="noisy-counts"
+    ),
+    "fedkt-trimmed": _variant("fedkt", "tree", vote_trim=0.3),
     "fedkt-models": _variant("fedkt", "tree", num_teachers=2, exchange="models"),
     "fedkt-networks": _variant("fedkt", "network", num_teachers=2, exchange="models"),
     "fedkd": _variant("fedkd"),
     "fedkd-float": _variant("fedkd", num_levels=None, weights="uniform"),
-    "fedkd-scale": _variant("fedkd", scale="max", rounds=2),
+    "fedkd-scale": _variant("fedkd", scale="max", weights="counts", rounds=2),
     "fedkd-noisy": _variant("fedkd", weights="noisy-counts", gamma=1.0, num_levels=256),
     "fedmd": _variant("fedmd", "network", rounds=2, **_SHORT),
     "fedmd-softmax": _variant("fedmd", payload="softmax", consensus="median", rounds=2),

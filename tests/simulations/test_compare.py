@@ -88,7 +88,6 @@ def test_a_real_comparison_is_shown_kept_and_not_run_twice(
     assert rows["fedkt"]["bytes-down-per-party"] > rows["fedkt"]["bytes-up-per-party"] > 0
     assert rows["fedkt"]["epsilon"] is None
     assert "accuracy %" in told.out
-    assert "fedavg (mlp everywhere): " in told.out
     assert "Take " in told.out
     assert "[2/5] fedkt, seed 0: " in told.err
     assert "left" in told.err

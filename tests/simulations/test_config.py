@@ -112,8 +112,9 @@ def test_a_wrong_type_is_named(name: str, value: Any, rule: str) -> None:
     [
         ("num_parties", 0, "at least 1"),
         ("min_records", -1, "at least 0"),
-        ("num_splits", 0, "at least 1"),
-        ("num_teachers", 0, "at least 1"),
+        ("num_splits", -1, "at least 0"),
+        ("num_teachers", -1, "at least 0"),
+        ("vote_weights", "much", "one of auto, none, counts, noisy-counts"),
         ("seed", -1, "at least 0"),
         ("max_depth", -1, "at least 0"),
         ("num_workers", -1, "at least 0"),
@@ -125,7 +126,7 @@ def test_a_wrong_type_is_named(name: str, value: Any, rule: str) -> None:
         ("mixing", -0.1, "at least 0"),
         ("num_levels", -1, "at least 0"),
         ("clip", 0.0, "greater than 0"),
-        ("weights", "equal", "one of counts, noisy-counts, uniform"),
+        ("weights", "equal", "one of evidence, noisy-evidence, counts, noisy-counts"),
         ("loss", "hinge", "one of l1, l2, mse, kl"),
         ("augmentation", "blur", "one of none, crop, crop-flip"),
         ("shares", "half", "numbers with commas"),
@@ -235,6 +236,7 @@ def test_a_preset_is_a_valid_configuration(data: str) -> None:
     chosen = Settings.from_run_config(preset("paper", "fedkt", data))
     assert (chosen.strategy, chosen.data) == ("fedkt", data)
     assert (chosen.beta, chosen.num_splits, chosen.num_teachers) == (0.5, 2, 5)
+    assert (chosen.corrected, chosen.vote_weights) == (False, "none")
     assert chosen.num_parties == (10 if data == "mnist" else 50)
 
 

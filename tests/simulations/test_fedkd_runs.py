@@ -191,7 +191,8 @@ def test_public_images_of_another_alphabet(tmp_path: Path) -> None:
 
     report = run(
         data="mnist", public="emnist-letters", data_dir=str(tmp_path), learner="mlp",
-        final_learner="mlp", scale="max", num_server_rounds=2, epochs=20, beta=5.0,
+        final_learner="mlp", scale="max", weights="counts", num_server_rounds=2, epochs=20,
+        beta=5.0,
     )  # fmt: skip
 
     assert report["accuracy"] > 0.5

@@ -1,0 +1,58 @@
+"""What the server of FedKT keeps of the parties' votes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fl_strategies.evidence import VOTE_STRENGTH, vote_evidence
+from fl_strategies.evidence_pool import ClassShare, EvidencePool
+from fl_strategies.protocols import Array, FloatArray, IntArray
+from fl_strategies.voting import add_votes, plurality
+
+
+@dataclass(frozen=True, eq=False)
+class PartyVotes:
+    """One party's votes (num_rows,), -1 for none, and its class counts or None."""
+
+    labels: Array
+    counts: FloatArray | None
+
+
+class VoteTally:
+    """Votes of all parties, kept as sums, whatever the number of parties.
+
+    Parameters
+    ----------
+    shape : (rows, classes)
+    worth : int
+        What a vote counts for: the number of students that cast it together.
+    share : optional
+        Weigh votes by the parties' class counts, and give the classes these shares; see
+        `EvidencePool`. Left out, all votes weigh the same.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], *, worth: int, share: ClassShare | None = None
+    ) -> None:
+        self.counts: IntArray = np.zeros(shape, dtype=np.int64)
+        self._worth = worth
+        self._pool = (
+            None
+            if share is None
+            else EvidencePool(shape, bound=VOTE_STRENGTH, task="single-label", share=share)
+        )
+
+    def add(self, votes: PartyVotes) -> None:
+        """Count one party's votes."""
+        if self._pool is not None and votes.counts is not None:
+            evidence = vote_evidence(votes.labels, votes.counts)
+            self._pool.add(evidence, votes.counts, "none")
+        add_votes(self.counts, votes.labels, self._worth)
+
+    def winners(self, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """Return the rows that anybody has voted on, and their labels."""
+        rows = np.flatnonzero(self.counts.any(axis=1))
+        if not len(rows):
+            return rows, rows
+        scores = self.counts if self._pool is None else self._pool.result()
+        return rows, plurality(scores, rng)[rows]

@@ -1,0 +1,372 @@
+"""Answers as evidence, compared with what follows from known densities."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.special import logsumexp, softmax
+from scipy.stats import norm
+
+from fl_strategies.evidence import (
+    LEAST_PROBABILITY,
+    MOST_TIMES_MEDIAN,
+    VOTE_STRENGTH,
+    add_label_shares,
+    add_share,
+    class_evidence,
+    class_weights_of,
+    corrected_labels,
+    label_evidence,
+    label_weights_of,
+    match_label_shares,
+    match_share,
+    pooled_label_shares,
+    pooled_share,
+    valid_counts,
+    vote_evidence,
+)
+from fl_strategies.evidence_pool import EvidenceConsensus, EvidencePool, read_class_share
+from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.protocols import FloatArray
+
+MEANS = np.array([-1.0, 0.0, 1.5])
+ROWS = np.linspace(-1.0, 1.5, 41)  # where no class is below a thousandth
+MANY = 1e12
+"""So many records that half a record more changes nothing."""
+
+
+def log_densities(x: FloatArray) -> FloatArray:
+    """Return log p(x|c) of three Gaussian classes of deviation 1, (n, 3)."""
+    return norm.logpdf(x[:, None], MEANS)
+
+
+def posterior_logits(x: FloatArray, prior: FloatArray) -> FloatArray:
+    """Return what the best possible model of records with these class shares says."""
+    with np.errstate(divide="ignore"):
+        logits = log_densities(x) + np.log(prior)
+    return np.maximum(logits, -1e3)
+
+
+def centred(values: FloatArray) -> FloatArray:
+    return values - values.mean(axis=1, keepdims=True)
+
+
+# One party.
+
+
+@pytest.mark.parametrize("prior", [(1 / 3, 1 / 3, 1 / 3), (0.8, 0.1, 0.1), (0.3, 0.1, 0.6)])
+def test_evidence_is_the_log_likelihood_whatever_the_class_shares(
+    prior: tuple[float, ...],
+) -> None:
+    """Gaussian classes with known priors: log p(x|c) to 1e-9, but for a constant a row."""
+    shares = np.array(prior)
+    evidence = class_evidence(posterior_logits(ROWS, shares), MANY * shares)
+
+    assert evidence == pytest.approx(centred(log_densities(ROWS)), abs=1e-9)
+
+
+def test_a_contrast_makes_evidence_absolute() -> None:
+    """With log p(x) / p_public(x), evidence is log p(x|c) / p_public(x) itself."""
+    shares, public = np.array([0.7, 0.2, 0.1]), np.array([0.2, 0.3, 0.5])
+    own, common = (np.exp(log_densities(ROWS)) @ mix for mix in (shares, public))
+    logits = posterior_logits(ROWS, shares)
+
+    evidence = class_evidence(logits, MANY * shares, np.log(own / common))
+
+    expected = log_densities(ROWS) - np.log(common)[:, None]
+    assert evidence == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_class_never_seen_gets_no_opinion() -> None:
+    """And the others are compared with each other alone."""
+    shares = np.array([0.5, 0.0, 0.5])
+    evidence = class_evidence(posterior_logits(ROWS, shares), MANY * shares)
+
+    assert (evidence[:, 1] == 0).all()
+    assert evidence[:, [0, 2]] == pytest.approx(centred(log_densities(ROWS)[:, [0, 2]]))
+
+
+def test_a_party_of_one_class_says_nothing_by_itself() -> None:
+    """Without a contrast it has no weight, with one it has."""
+    counts = np.array([0.0, 50.0, 0.0])
+
+    assert (class_evidence(np.zeros((4, 3)), counts) == 0).all()
+    assert (class_weights_of(counts, contrasted=False) == 0).all()
+    assert class_weights_of(counts, contrasted=True)[1] == pytest.approx(math.sqrt(50))
+
+
+def test_no_answer_is_worth_more_than_a_thousand_to_one() -> None:
+    """A model that is certain cannot silence the others."""
+    evidence = class_evidence(np.array([[1e6, 0.0]]), np.array([MANY, MANY]))
+
+    assert np.ptp(evidence) == pytest.approx(-math.log(LEAST_PROBABILITY))
+
+
+def test_labels_are_those_of_equal_class_shares() -> None:
+    """A skewed model's plain answer is wrong where its corrected one is right."""
+    shares = np.array([0.98, 0.01, 0.01])
+    logits = posterior_logits(ROWS, shares)
+    right = log_densities(ROWS).argmax(axis=1)
+
+    assert (corrected_labels(logits, MANY * shares) == right).all()
+    assert (logits.argmax(axis=1) == right).mean() < 0.5
+
+
+def test_a_vote_never_names_a_class_without_records() -> None:
+    """Whatever the model says of it."""
+    logits = np.array([[0.0, 9.0, 1.0]])
+
+    assert corrected_labels(logits, np.array([5.0, 0.0, 5.0])).tolist() == [2]
+
+
+def test_votes_as_evidence_are_centred_over_known_classes() -> None:
+    """No vote is no evidence, and neither is one for a class without records."""
+    evidence = vote_evidence(np.array([0, 2, -1, 1]), np.array([3.0, 0.0, 3.0]))
+
+    half = VOTE_STRENGTH / 2
+    assert evidence.tolist() == [[half, 0, -half], [-half, 0, half], [0, 0, 0], [0, 0, 0]]
+
+
+def test_labels_have_evidence_of_their_own() -> None:
+    """Log-odds without the log-odds of the records; none for labels of one kind only."""
+    positives, negatives = np.array([30.0, 0.0]) * 1e9, np.array([10.0, 40.0]) * 1e9
+    evidence = label_evidence(np.array([[1.0, 2.0]]), positives, negatives)
+
+    assert evidence[0] == pytest.approx([1.0 - math.log(3), 0.0])
+    assert label_weights_of(np.array([30.0, 0.0]), np.array([10.0, 40.0])) == pytest.approx(
+        [math.sqrt(7.5), 0.0]
+    )
+
+
+def test_noisy_counts_become_counts_that_could_be_true() -> None:
+    """Whole, none below two scales of the noise, and never all of them 0."""
+    valid = valid_counts(np.array([0.4, 3.9, 4.2, 99.7]), scale=2.0)
+
+    assert valid.tolist() == [0.0, 4.0, 4.0, 100.0]
+    assert valid_counts(np.array([0.0, 1.2, 0.0]), scale=2.0).tolist() == [0.0, 1.0, 0.0]
+    assert valid_counts(np.zeros(2), scale=2.0).tolist() == [1.0, 0.0]
+
+
+# Class shares of public rows.
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_classes=st.integers(2, 6))
+def test_the_share_step_reaches_any_shares(seed: int, num_classes: int) -> None:
+    """From whatever scores; and softmax of the result has these means."""
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(0, 3, (50, num_classes))
+    share = rng.dirichlet(np.ones(num_classes)) * 0.9 + 0.1 / num_classes
+
+    matched = match_share(scores, share)
+
+    assert softmax(matched, axis=1).mean(axis=0) == pytest.approx(share, abs=1e-5)
+
+
+def test_the_share_step_is_unique() -> None:
+    """Another start ends at the same shift, which another minimiser finds as well."""
+    rng = np.random.default_rng(1)
+    scores, share = rng.normal(0, 2, (40, 3)), np.array([0.6, 0.3, 0.1])
+
+    matched = match_share(scores, share)
+    moved = match_share(scores + np.array([4.0, -7.0, 1.0]), share)
+
+    def convex(shift: FloatArray) -> float:
+        return float(logsumexp(scores + shift, axis=1).mean() - share @ shift)
+
+    found = minimize(convex, np.zeros(3), tol=1e-12).x
+    assert centred(moved) == pytest.approx(centred(matched), abs=1e-5)
+    assert centred(scores + found) == pytest.approx(centred(matched), abs=1e-4)
+
+
+def test_the_share_step_restores_the_posterior() -> None:
+    """Log-densities that lack a constant a class come back as the true posterior."""
+    rng = np.random.default_rng(2)
+    share = np.array([0.5, 0.2, 0.3])
+    labels = rng.choice(3, size=20_000, p=share)
+    x = rng.normal(MEANS[labels], 1)
+    truth = softmax(posterior_logits(x, share), axis=1)
+
+    matched = match_share(log_densities(x) + np.array([2.0, -1.0, 0.5]), truth.mean(axis=0))
+
+    assert softmax(matched, axis=1) == pytest.approx(truth, abs=1e-4)
+
+
+def test_a_class_that_nobody_holds_gets_no_row() -> None:
+    """In both rules, and without an infinity."""
+    scores, share = np.zeros((5, 3)), np.array([0.4, 0.0, 0.6])
+
+    for rule in (match_share, add_share):
+        shares = softmax(rule(scores, share), axis=1)
+        assert np.isfinite(rule(scores, share)).all()
+        assert shares[0] == pytest.approx(share, abs=1e-9)
+
+
+def test_shares_must_be_shares() -> None:
+    """The rule names what is wrong."""
+    with pytest.raises(InvalidData, match="3 numbers that sum to 1"):
+        match_share(np.zeros((2, 3)), np.array([0.5, 0.2, 0.2]))
+
+
+def test_labels_are_shifted_one_by_one() -> None:
+    """Each label's mean probability is its own share."""
+    rng = np.random.default_rng(3)
+    scores, shares = rng.normal(0, 2, (60, 2)), np.array([0.1, 0.7])
+
+    matched = 1 / (1 + np.exp(-match_label_shares(scores, shares)))
+
+    assert matched.mean(axis=0) == pytest.approx(shares, abs=1e-5)
+    added = add_label_shares(np.zeros((1, 2)), shares)
+    assert 1 / (1 + np.exp(-added[0])) == pytest.approx(shares)
+
+
+def test_one_absurd_party_does_not_decide_the_shares() -> None:
+    """It counts with as many records as a multiple of the median party at most."""
+    honest = [np.array([30.0, 70.0])] * 9
+    share = pooled_share([*honest, np.array([2.0**40, 0.0])])
+
+    most = 100 * MOST_TIMES_MEDIAN
+    assert share[0] == pytest.approx((270 + most) / (900 + most))
+    labels = pooled_label_shares([np.array([[30.0], [70.0]])] * 3)
+    assert labels == pytest.approx([0.3], abs=0.01)
+
+
+# Many parties.
+
+
+def party(seed: int, num_classes: int = 4) -> tuple[FloatArray, FloatArray]:
+    rng = np.random.default_rng(seed)
+    counts = np.rint(rng.gamma(0.3, 300, num_classes)) + np.eye(num_classes)[seed % 4]
+    return rng.normal(0, 2, (20, num_classes)), counts
+
+
+@pytest.mark.parametrize("share", ["pooled", "none", (0.4, 0.3, 0.2, 0.1)])
+def test_the_order_of_parties_changes_no_bit(share: object) -> None:
+    """Whoever comes first: the consensus is the same to the last bit."""
+    parties = [party(seed) for seed in range(30)]
+    results = set()
+    for seed in range(5):
+        pool = EvidencePool((20, 4), bound=10.0, task="single-label", share=share)  # type: ignore[arg-type]
+        for position in np.random.default_rng(seed).permutation(30):
+            pool.add(*parties[position], contrast="none" if position % 2 else "public")
+        results.add(pool.result().tobytes())
+
+    assert len(results) == 1
+
+
+def test_classes_may_be_named_in_any_order() -> None:
+    """A permutation of the classes permutes the consensus, to rounding."""
+    parties, order = [party(seed) for seed in range(8)], np.array([2, 0, 3, 1])
+    results = []
+    for classes in (np.arange(4), order):
+        pool = EvidencePool((20, 4), bound=10.0, task="single-label", share="pooled")
+        for evidence, counts in parties:
+            pool.add(evidence[:, classes], counts[classes], "none")
+        results.append(pool.result())
+
+    assert centred(results[1]) == pytest.approx(centred(results[0])[:, order], abs=1e-6)
+
+
+def test_the_consensus_is_the_weighted_mean() -> None:
+    """Recomputed by hand for parties of like size."""
+    parties = [party(seed) for seed in range(6)]
+    consensus = EvidenceConsensus((20, 4), bound=16.0)
+    for evidence, counts in parties:
+        weights = class_weights_of(counts, contrasted=True)
+        consensus.add(evidence, weights, 500.0 + float(counts.max()))
+
+    weights = np.array([np.sqrt(counts) for _, counts in parties])
+    evidence = np.array([own for own, _ in parties])
+    expected = np.einsum("kc,knc->nc", weights, evidence) / weights.sum(axis=0)
+    assert consensus.result() == pytest.approx(expected, abs=1e-5)
+
+
+def test_skewed_parties_end_at_the_posterior_of_all() -> None:
+    """Four parties with opposite class shares know together what pooled data would."""
+    rng = np.random.default_rng(4)
+    share = np.array([0.5, 0.3, 0.2])
+    labels = rng.choice(3, size=4000, p=share)
+    x = rng.normal(MEANS[labels], 1)
+    priors = np.array([[0.9, 0.1, 0], [0, 0.9, 0.1], [0.1, 0, 0.9], [0.9, 0.05, 0.05]])
+    priors = priors * (share / priors.mean(axis=0))
+    pool = EvidencePool((4000, 3), bound=16.0, task="single-label", share="pooled")
+    for prior in priors:
+        counts = np.rint(1e6 * prior)
+        pool.add(class_evidence(posterior_logits(x, counts), counts), counts, "none")
+
+    votes = np.array([posterior_logits(x, prior).argmax(axis=1) for prior in priors])
+    voted = np.array([np.bincount(row, minlength=3).argmax() for row in votes.T])
+    best = (posterior_logits(x, share).argmax(axis=1) == labels).mean()
+    reached = (pool.result().argmax(axis=1) == labels).mean()
+    assert reached > best - 0.03
+    assert (voted == labels).mean() < reached - 0.1
+
+
+def test_a_claim_of_many_records_is_capped() -> None:
+    """One of ten parties that claims 2**40 records weighs no more than a few do."""
+    honest, liar = np.full((5, 2), 1.0), np.full((5, 2), -10.0)
+
+    def result(size: float) -> float:
+        consensus = EvidenceConsensus((5, 2), bound=16.0)
+        for _ in range(9):
+            consensus.add(honest, np.full(2, math.sqrt(100.0)), 100.0)
+        consensus.add(liar, np.full(2, math.sqrt(size)), size)
+        return float(consensus.result()[0, 0])
+
+    def with_weight(weight: float) -> float:
+        return (9 - 10 * weight) / (9 + weight)
+
+    most = MOST_TIMES_MEDIAN
+    assert result(100.0) == pytest.approx(with_weight(1.0), abs=1e-6)
+    for size in (2.0**40, 1.9 * 2.0**39, 1e5):
+        assert with_weight(math.sqrt(2 * most)) <= result(size) + 1e-6
+        assert result(size) - 1e-6 <= with_weight(math.sqrt(most))
+
+
+def test_a_size_within_reason_counts_in_full() -> None:
+    """The cap begins above what the median party makes plausible."""
+    consensus = EvidenceConsensus((1, 1), bound=4.0)
+    for size in (100.0, 100.0, 100.0, 390.0):
+        consensus.add(np.full((1, 1), size / 390), np.full(1, math.sqrt(size)), size)
+
+    weights = np.sqrt([100, 100, 100, 390])
+    expected = weights @ np.array([100, 100, 100, 390]) / 390 / weights.sum()
+    assert consensus.result()[0, 0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_memory_does_not_grow_with_the_parties() -> None:
+    """A thousand parties of sizes from 1 to 2**40 are kept as at most 41 sums."""
+    consensus = EvidenceConsensus((3, 2), bound=4.0)
+    for number in range(1000):
+        size = 2.0 ** (number % 41)
+        consensus.add(np.ones((3, 2)), np.full(2, math.sqrt(size)), size)
+
+    assert len(consensus._sums) <= 41
+    assert consensus.result() == pytest.approx(np.ones((3, 2)))
+
+
+def test_most_parties_must_find_the_public_rows_unlike_theirs() -> None:
+    """Then, and only then, `auto` leaves the shares of public rows as the evidence has them."""
+    rules = []
+    for uncovered in (5, 6):
+        pool = EvidencePool((20, 4), bound=10.0, task="single-label", share="auto")
+        for seed in range(10):
+            pool.add(*party(seed), contrast="uncovered" if seed < uncovered else "public")
+        rules.append(pool.rule)
+
+    assert rules == ["pooled", "none"]
+
+
+def test_class_shares_may_be_given_as_text() -> None:
+    """One number a class; anything else is a sentence."""
+    assert read_class_share("X", "0.25, 0.75", 2, "single-label") == (0.25, 0.75)
+    assert read_class_share("X", "pooled", 2, "single-label") == "pooled"
+    with pytest.raises(InvalidData, match="2 numbers that sum to 1"):
+        read_class_share("X", "0.25,0.7", 2, "single-label")
+    with pytest.raises(InvalidParameter, match="one of auto, pooled, none, or 2 numbers"):
+        read_class_share("X", "halves", 2, "single-label")
+    with pytest.raises(InvalidParameter, match="2 numbers between 0 and 1"):
+        read_class_share("X", (0.5, 1.0), 2, "multi-label")

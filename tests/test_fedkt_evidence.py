@@ -1,0 +1,401 @@
+"""FedKT's votes as evidence: corrected before they are cast, weighted when they are counted."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+
+from clients.app import client_app
+from fl_strategies import FedKT, FedKTParty, Knowledge, Party, keys
+from fl_strategies.class_weights import CLASS_COUNTS
+from fl_strategies.evidence import VOTE_STRENGTH, corrected_labels, vote_evidence
+from fl_strategies.evidence_pool import EvidencePool
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
+from fl_strategies.packing import pack_labels, unpack_labels
+from fl_strategies.privacy.events import DPSGDEvent
+from fl_strategies.replies import PartyReply
+from fl_strategies.teaching import teacher_counts, train_teachers
+from simulations.local import run_local
+from tests.toys import (
+    NUM_CLASSES,
+    PUBLIC,
+    PUBLIC_LABELS,
+    TEST,
+    CentroidLearner,
+    accuracy,
+    blobs,
+    load_toy_party,
+    toy_fedkt,
+    toy_party,
+)
+
+L1 = {"privacy_level": "L1", "gamma": 1.0}
+L2 = {"privacy_level": "L2", "gamma": 1.0}
+COUNTED = {**L2, "vote_weights": "noisy-counts"}
+
+
+class CountedLearner(CentroidLearner):
+    """Answers with the class shares of its records, as most models do."""
+
+    trained = 0
+
+    def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
+        type(self).trained += 1
+        self.shares = np.bincount(y, minlength=NUM_CLASSES) / len(y)
+        return super().fit(x, y, rng=rng)
+
+    def logits(self, x: np.ndarray) -> np.ndarray:
+        return super().logits(x) + np.log(np.maximum(self.shares, 1e-9))
+
+
+def config(**changes: Any) -> ConfigRecord:
+    return ConfigRecord({**toy_fedkt(**changes).party_config(), keys.SEED: 0})
+
+
+def train(party: Party, **changes: Any) -> tuple[Knowledge, dict[str, float]]:
+    return FedKTParty().train(party, None, config(**changes), RecordDict())
+
+
+def labels_of(knowledge: Knowledge, num_splits: int = 1) -> np.ndarray:
+    return unpack_labels(knowledge.arrays["votes"], (num_splits, len(PUBLIC)), NUM_CLASSES)
+
+
+def one_sided_party(partition_id: int) -> Party:
+    """Return a party with 200 records of a class of its own and 10 of each other one."""
+    x, y = blobs(900, "one-sided", partition_id)
+    sizes = np.where(np.arange(NUM_CLASSES) == partition_id % NUM_CLASSES, 200, 10)
+    rows = np.concatenate([np.flatnonzero(y == c)[:n] for c, n in enumerate(sizes)])
+    return replace(toy_party(partition_id), x=x[rows], y=y[rows], learner_fn=CountedLearner)
+
+
+def told(labels: Any, counts: Any) -> Knowledge:
+    """Return what a party with one student says."""
+    packed = pack_labels(np.array([labels]), NUM_CLASSES)
+    return Knowledge("votes", {"votes": packed, CLASS_COUNTS: np.array(counts, dtype=float)})
+
+
+def winners(strategy: FedKT, replies: list[Knowledge]) -> np.ndarray:
+    """Return the labels that a strategy gives to the public rows."""
+    seen: list[np.ndarray] = []
+
+    class Keeper(CentroidLearner):
+        def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
+            seen.append(y)
+            return super().fit(x, y, rng=rng)
+
+    strategy.learner_fn = Keeper
+    read = [strategy.read(reply) for reply in replies]
+    strategy.aggregate([PartyReply(i, i, "", own, {}) for i, own in enumerate(read)])
+    return seen[0]
+
+
+def random_replies(count: int) -> list[Knowledge]:
+    rng = np.random.default_rng(5)
+    return [
+        told(rng.integers(NUM_CLASSES, size=len(PUBLIC)), rng.integers(0, 50, NUM_CLASSES) + 1)
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (1, 1, "counts")),
+        (L1, (1, 1, "none")),
+        (L2, (1, 5, "none")),
+        ({**L2, "gamma": 0.3}, (1, 14, "none")),
+        ({**L2, "gamma": 0.01}, (1, 25, "none")),
+        ({**L2, "num_teachers": 3, "num_splits": 2}, (2, 3, "none")),
+        ({"num_teachers": 4}, (1, 4, "counts")),
+    ],
+)
+def test_defaults_follow_the_level(changes: Any, expected: tuple[int, int, str]) -> None:
+    """Whole-party models unless noise needs teachers: four times its scale, from 5 to 25."""
+    strategy = toy_fedkt(**changes)
+
+    assert (strategy.num_splits, strategy.num_teachers, strategy.vote_weights) == expected
+
+
+def test_teachers_leave_their_own_class_shares_at_home() -> None:
+    """The votes are those of `corrected_labels`, by the counts of each teacher's subset."""
+    party = one_sided_party(0)
+    (teacher,) = train_teachers(party, 1, 1, seed=0)
+    (counts,) = teacher_counts(party, 1, 1, seed=0)
+
+    corrected, _ = train(party)
+    plain, _ = train(party, corrected=False)
+
+    assert counts.tolist() == [200, 10, 10]
+    np.testing.assert_array_equal(
+        labels_of(corrected)[0], corrected_labels(teacher.logits(PUBLIC), counts)
+    )
+    np.testing.assert_array_equal(labels_of(plain)[0], teacher.predict(PUBLIC))
+    assert (labels_of(corrected) != labels_of(plain)).any()
+    right = [(labels_of(votes) == PUBLIC_LABELS).mean() for votes in (corrected, plain)]
+    assert right[0] > right[1]
+
+
+def test_a_teacher_alone_votes_itself_and_trains_no_student() -> None:
+    """One model at L0 and L1; where models travel, or noise comes in between, a student too."""
+    party = one_sided_party(1)
+    trained = []
+    for changes in ({}, L1, {"exchange": "models"}, {**L2, "num_teachers": 1}):
+        CountedLearner.trained = 0
+        train(party, **changes)
+        trained.append(CountedLearner.trained)
+
+    assert trained == [1, 1, 2, 2]
+
+
+def test_models_travel_with_counts() -> None:
+    """Students and class counts share a reply, and the server reads both."""
+    strategy = toy_fedkt(exchange="models")
+    run_local(strategy, client_app(load_toy_party), 4)
+
+    assert strategy.rejected_ == {}
+    assert accuracy(strategy.model_.predict(TEST[0])) > 0.85
+
+
+def test_several_teachers_give_the_same_model_by_votes_and_by_models() -> None:
+    """Corrected and weighted votes too: students answer alike at home and on the server."""
+    strategies = [toy_fedkt(exchange=e, num_teachers=3) for e in ("votes", "models")]
+    for strategy in strategies:
+        run_local(strategy, client_app(load_toy_party), 4)
+
+    votes, models = (strategy.model_.to_arrays()["centroids"] for strategy in strategies)
+    assert votes.tobytes() == models.tobytes()
+
+
+def test_weights_and_correction_help_one_sided_parties() -> None:
+    """Labels of public rows: plain votes, corrected ones, and with weights and shares."""
+    right = []
+    for changes in (
+        {"corrected": False, "vote_weights": "none"}, {"vote_weights": "none"}, {},
+    ):  # fmt: skip
+        replies = [train(one_sided_party(i), **changes)[0] for i in range(4)]
+        labels = winners(toy_fedkt(**changes), replies)
+        right.append((labels == PUBLIC_LABELS).mean())
+
+    assert right[0] < min(right[1:])
+    assert right[2] > 0.9
+
+
+@pytest.mark.parametrize("share", ["auto", "pooled", "none", (0.2, 0.3, 0.5), "0.2,0.3,0.5"])
+def test_the_server_adds_evidence_up(share: Any) -> None:
+    """Labels are the argmax of the pool of `vote_evidence`, whoever answers first."""
+    replies = random_replies(9)
+    rule = (0.2, 0.3, 0.5) if not isinstance(share, str) or "," in share else share
+    pool = EvidencePool(
+        (len(PUBLIC), NUM_CLASSES), bound=VOTE_STRENGTH, task="single-label", share=rule
+    )
+    for reply in replies:
+        counts = reply.arrays[CLASS_COUNTS]
+        pool.add(vote_evidence(labels_of(reply)[0], counts), counts, "none")
+
+    forth = winners(toy_fedkt(class_share=share), replies)
+    back = winners(toy_fedkt(class_share=share), replies[::-1])
+
+    np.testing.assert_array_equal(forth, pool.result().argmax(axis=1))
+    np.testing.assert_array_equal(forth, back)
+
+
+def test_equal_evidence_does_not_always_go_to_class_0() -> None:
+    """Two like parties that disagree everywhere: both classes win some rows."""
+    replies = [told([c] * len(PUBLIC), [5, 5, 5]) for c in (0, 1)]
+
+    labels = winners(toy_fedkt(class_share="none"), replies)
+
+    assert {*labels} == {0, 1}
+
+
+def test_a_row_on_which_students_disagree_is_no_evidence() -> None:
+    """A party without a consistent vote on a row does not move its label."""
+    sure = [Knowledge("votes", {**told([0] * 60, [9, 9, 9]).arrays}) for _ in range(2)]
+    for reply in sure:
+        reply.arrays["votes"] = pack_labels(np.zeros((2, 60), int), NUM_CLASSES)  # type: ignore[index]
+    torn = Knowledge(
+        "votes",
+        {
+            "votes": pack_labels(np.stack([np.ones(60, int), np.full(60, 2)]), NUM_CLASSES),
+            CLASS_COUNTS: np.array([1.0, 900.0, 900.0]),
+        },
+    )
+
+    labels = winners(toy_fedkt(num_splits=2, class_share="none"), [*sure, torn])
+
+    # The torn party's records still count in the pooled class shares.
+    assert {*labels} == {0}
+
+
+def test_nothing_is_kept_of_weighted_votes() -> None:
+    """Sums alone; to trim, the labels and the counts."""
+    (reply,) = random_replies(1)
+
+    assert toy_fedkt().read(reply) is None
+    kept = toy_fedkt(vote_trim=0.2).read(reply)
+    assert kept is not None
+    assert kept.counts is not None
+    assert (kept.labels.nbytes, kept.counts.nbytes) == (len(PUBLIC), 8 * NUM_CLASSES)
+
+
+def test_liars_are_trimmed_before_votes_are_weighted() -> None:
+    """Labels are those of a federation in which they never were."""
+    honest = [told(PUBLIC_LABELS, [9, 8, 7]) for _ in range(4)]
+    liar = told((PUBLIC_LABELS + 1) % NUM_CLASSES, [900, 900, 900])
+    strategy = toy_fedkt(vote_trim=0.2)
+
+    labels = winners(strategy, [*honest, liar])
+
+    assert strategy.trimmed_ == (4,)
+    np.testing.assert_array_equal(labels, winners(toy_fedkt(), honest))
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        np.array([1.0, 2.0]),
+        np.array([1, 2, 3]),
+        np.array([1.0, -1.0, 3.0]),
+        np.array([1.0, math.nan, 3.0]),
+        np.array([0.0, 0.0, 0.0]),
+        np.array([0.0, 0.0, 1e-300]),
+        np.array([2.0**41, 0.0, 0.0]),
+    ],
+)
+def test_impossible_counts_are_refused(counts: np.ndarray) -> None:
+    """A stranger's counts are checked before they weigh anything."""
+    votes = Knowledge("votes", {**told([0] * 60, [1, 1, 1]).arrays, CLASS_COUNTS: counts})
+
+    with pytest.raises(KnowledgeMismatch, match="class-counts must"):
+        toy_fedkt().read(votes)
+
+
+def test_missing_counts_are_refused() -> None:
+    """Whoever was asked for counts must send them."""
+    votes = Knowledge("votes", {"votes": told([0] * 60, [1, 1, 1]).arrays["votes"]})
+
+    with pytest.raises(KnowledgeMismatch, match=r"class-counts must be .* numbers"):
+        toy_fedkt().read(votes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({**L1, "vote_weights": "counts"}, "vote_weights must be auto or none at L1, where"),
+        ({**L1, "vote_weights": "noisy-counts"}, "vote_weights must be auto or none at L1"),
+        ({**L2, "vote_weights": "counts"}, "at L2, where exact counts would be unprotected"),
+        ({"vote_weights": "many"}, "vote_weights must be one of auto, counts, noisy-counts"),
+        ({**L1, "class_share": "pooled"}, "class_share must be auto or none unless votes are"),
+        ({"class_share": "half"}, "class_share must be one of auto, pooled, none, or 3 num"),
+        ({**COUNTED, "count_epsilon": 0.0}, "epsilon must be"),
+        (
+            {
+                "privacy_level": "L2",
+                "vote_weights": "noisy-counts",
+                "target_epsilon": 1.0,
+                "count_epsilon": 1.0,
+            },
+            "count_epsilon must be below target_epsilon, got 1.0",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes: Any, sentence: str) -> None:
+    """Each with its rule and value."""
+    with pytest.raises(InvalidParameter, match=sentence):
+        toy_fedkt(**changes)
+
+
+@pytest.mark.parametrize(
+    ("level", "weights"), [(L1, "counts"), (L1, "noisy-counts"), (L2, "counts"), ({}, "auto")]
+)
+def test_a_party_refuses_weights_that_its_level_forbids(level: Any, weights: str) -> None:
+    """The server may not ask for counts that its own level does not cover."""
+    asked = config(**level)
+    asked["vote-weights"] = weights
+
+    with pytest.raises(KnowledgeMismatch, match="Server: vote-weights must be one of"):
+        FedKTParty().train(toy_party(0), None, asked, RecordDict())
+
+
+def test_noisy_counts_leave_as_counts_that_could_be_true() -> None:
+    """Whole, none below 0, and none that is mere noise."""
+    counts = [
+        train(one_sided_party(0), **COUNTED, count_epsilon=0.5)[0].arrays[CLASS_COUNTS]
+        for _ in range(20)
+    ]
+
+    assert all((own == np.rint(own)).all() and own.min() >= 0 for own in counts)
+    assert len({own.tobytes() for own in counts}) > 1
+    assert all(own[own > 0].min() >= 8 for own in counts)  # two scales of the noise
+
+
+def test_votes_and_counts_are_charged_together() -> None:
+    """Both in the party's ledger and in the server's; a whole party is not protected."""
+    strategy = toy_fedkt(**COUNTED, num_queries=20)
+    result = run_local(strategy, client_app(load_toy_party), 4)
+    metrics = result.train_metrics_clientapp[1]
+
+    (votes, num_votes), (counts, once) = strategy.ledger_.entries
+    assert (votes.sensitivity, num_votes) == (1, 20)  # type: ignore[union-attr]
+    assert (counts.l1_sensitivity, counts.scale, once) == (2.0, 2.0, 1)  # type: ignore[union-attr]
+    assert metrics[keys.EPSILON_EXAMPLE] == strategy.ledger_.get_epsilon() < math.inf
+    assert metrics[keys.NUM_RELEASES] == 4 * 21
+    assert metrics[keys.EPSILON_PARTY] == math.inf
+
+
+def test_a_target_covers_the_counts() -> None:
+    """What the counts cost is taken off what the votes may."""
+    told_epsilon, scales = [], []
+    for weights in ("none", "noisy-counts"):
+        strategy = toy_fedkt(
+            privacy_level="L2", target_epsilon=2.0, vote_weights=weights, num_queries=20
+        )
+        result = run_local(strategy, client_app(load_toy_party), 4)
+        told_epsilon.append(result.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE])
+        scales.append(strategy.ledger_.entries[0][0].scale)  # type: ignore[union-attr]
+
+    assert all(1.95 < epsilon <= 2.0 for epsilon in told_epsilon)  # type: ignore[operator]
+    assert scales[1] > scales[0]
+
+
+def test_seeded_counts_repeat_and_protect_nobody() -> None:
+    """A simulation may repeat its noise; epsilon is infinite then, target or not."""
+    asked = {
+        "privacy_level": "L2", "target_epsilon": 2.0, "vote_weights": "noisy-counts",
+        "seeded_noise": True,
+    }  # fmt: skip
+    (first, metrics), (again, _) = (train(toy_party(0), **asked) for _ in range(2))
+
+    assert {n: a.tobytes() for n, a in first.arrays.items()} == {
+        n: a.tobytes() for n, a in again.arrays.items()
+    }
+    assert metrics[keys.EPSILON_EXAMPLE] == math.inf
+
+
+class PrivatelyTrained(CountedLearner):
+    """Says what its training cost, as a DP-SGD learner does."""
+
+    def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
+        event = DPSGDEvent(noise_multiplier=4.0, records=len(y), batch_size=2, steps=3)
+        self.privacy_events = ((event, 1),)
+        return super().fit(x, y, rng=rng)
+
+
+def test_privately_trained_teachers_vote_plainly_where_no_noise_follows() -> None:
+    """The exact counts of their records would undo what DP-SGD promises."""
+    pytest.importorskip("dp_accounting")
+    party = replace(one_sided_party(0), learner_fn=PrivatelyTrained)
+    (teacher,) = train_teachers(party, 1, 1, seed=0)
+
+    for level in ({"vote_weights": "none"}, L1):
+        votes, metrics = train(party, **level)
+        np.testing.assert_array_equal(labels_of(votes)[0], teacher.predict(PUBLIC))
+        assert 0 < metrics[keys.EPSILON_EXAMPLE] < math.inf
+    _, noisy = train(party, vote_weights="noisy-counts", count_epsilon=0.5)
+    _, exact = train(party)
+
+    assert metrics[keys.EPSILON_EXAMPLE] < noisy[keys.EPSILON_EXAMPLE] < math.inf
+    assert exact[keys.EPSILON_EXAMPLE] == math.inf
