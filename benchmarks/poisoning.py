@@ -68,7 +68,8 @@ class Case:
 
 FOREST = {
     "strategy": "fedkt", "learner": "random-forest", "final-learner": "random-forest",
-    "num-trees": 30, "num-parties": 10,
+    "num-trees": 30, "num-parties": 10, "num-splits": 2, "num-teachers": 5,
+    "corrected": False, "vote-weights": "none",
 }  # fmt: skip
 # The models of the FedKT paper for Adult.
 ADULT = {**FOREST, "data": "adult", "teacher": "decision-tree", "max-depth": 6}
@@ -86,9 +87,10 @@ SCORE_RULES = {
     "labels": {"consensus": "mean", "payload": "argmax"},
 }
 LOGIT_RULES = {
-    **{name: {**SCORE_RULES[name], "weights": "uniform"}
+    **{name: {**SCORE_RULES[name], "weights": "uniform", "loss": "l1"}
        for name in ("mean", "median", "trimmed-mean")},
-    "class-weighted mean": {"consensus": "mean", "weights": "counts"},
+    "class-weighted mean": {"consensus": "mean", "weights": "counts", "loss": "l1"},
+    "evidence": {"weights": "evidence"},
 }  # fmt: skip
 DEALS: Mapping[str, Mapping[str, Value]] = {
     "iid": {"partition": "iid"},

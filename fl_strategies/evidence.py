@@ -32,8 +32,10 @@ LEAST_PROBABILITY: Final = 1e-3
 a thousand to one."""
 VOTE_STRENGTH: Final = 6.0
 """Evidence of a bare vote for its class, against the mean of all classes of the voter."""
+MOST_TIMES_SMALLER: Final = 10.0
 MOST_TIMES_MEDIAN: Final = 4.0
-"""A party that claims more records than so many median parties weighs no more for it."""
+"""A party is believed to have so many times the records of the mean smaller party, or of the
+median party, whichever is more."""
 _PSEUDO_COUNT: Final = 0.5
 _TOLERANCE, _MAX_STEPS = 1e-7, 2000
 
@@ -147,20 +149,36 @@ def valid_counts(noisy: FloatArray, scale: float) -> FloatArray:
     return kept
 
 
-def capped_size(sizes: FloatArray) -> float:
-    """Return the number of records up to which a party's claim is believed."""
-    return MOST_TIMES_MEDIAN * float(np.median(sizes))
+def believed_sizes(sizes: FloatArray) -> FloatArray:
+    """Return how many records each party is believed to have, given what all claim.
+
+    Honest sizes differ much, and one claim of a trillion must not decide everything. From
+    the smallest on, each party is believed up to a multiple of the mean of those that claim
+    less, or of the median party. So liars cannot vouch for each other either.
+
+    Examples
+    --------
+    >>> believed_sizes(np.array([1e12, 100.0, 400.0, 100.0, 1e12]))
+    array([2000.,  100.,  400.,  100., 2000.])
+    """
+    believed = np.array(sizes, dtype=np.float64)
+    usual, total, count = MOST_TIMES_MEDIAN * float(np.median(sizes)), 0.0, 0
+    for size in np.unique(believed):
+        equal = sizes == size
+        most = max(MOST_TIMES_SMALLER * total / count, usual) if count else math.inf
+        believed[equal] = min(float(size), most)
+        total += min(float(size), most) * int(equal.sum())
+        count += int(equal.sum())
+    return believed
 
 
 def pooled_share(counts: Sequence[FloatArray]) -> FloatArray:
     """Return the class shares of all parties' records together, (C,).
 
-    A party counts with no more records than `capped_size` allows.
+    A party counts with no more records than it is believed to have.
     """
     held = np.asarray(counts, dtype=np.float64)
-    sizes = held.sum(axis=1)
-    believed = np.minimum(1.0, capped_size(sizes) / np.maximum(sizes, 1.0))
-    total = _exact_total(held * believed[:, None])
+    total = _exact_total(held * _believed_part(held.sum(axis=1))[:, None])
     share: FloatArray = total / max(total.sum(), 1e-300)
     return share
 
@@ -168,15 +186,15 @@ def pooled_share(counts: Sequence[FloatArray]) -> FloatArray:
 def pooled_label_shares(counts: Sequence[FloatArray]) -> FloatArray:
     """Return how often each label is positive at all parties together, (C,)."""
     held = np.asarray(counts, dtype=np.float64)
-    sizes = held.sum(axis=1).max(axis=1)
-    believed = np.minimum(1.0, capped_size(sizes) / np.maximum(sizes, 1.0))
-    positives, negatives = (
-        _exact_total(part * believed[:, None]) for part in held.swapaxes(0, 1)
-    )
-    share: FloatArray = (positives + _PSEUDO_COUNT) / (
-        positives + negatives + 2 * _PSEUDO_COUNT
-    )
+    part = _believed_part(held.sum(axis=1).max(axis=1))
+    positives, negatives = (_exact_total(half * part[:, None]) for half in held.swapaxes(0, 1))
+    known = positives + negatives + 2 * _PSEUDO_COUNT
+    share: FloatArray = (positives + _PSEUDO_COUNT) / known
     return share
+
+
+def _believed_part(sizes: FloatArray) -> FloatArray:
+    return np.asarray(believed_sizes(sizes) / np.maximum(sizes, 1.0))
 
 
 def match_share(scores: FloatArray, share: FloatArray) -> FloatArray:

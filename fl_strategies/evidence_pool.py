@@ -10,7 +10,7 @@ from fl_strategies.consensus import MAX_WEIGHT, ExactSum
 from fl_strategies.evidence import (
     add_label_shares,
     add_share,
-    capped_size,
+    believed_sizes,
     check_share,
     class_weights_of,
     label_weights_of,
@@ -35,9 +35,9 @@ class EvidenceConsensus:
 
     The result has the same bits in whatever order parties come, and memory does not depend
     on their number. Parties are summed in groups of about the same size, a factor of two
-    wide, so that a size which the others do not come near can be capped after the last of
-    them has answered: see `capped_size`. There are at most 41 groups, of which
-    those are kept that have a member.
+    wide, so that a size that is not believed can be cut after the last of them has
+    answered: see `believed_sizes`. There are at most 42 groups, of which those are kept
+    that have a member.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class EvidenceConsensus:
         Weights are at most the root of the size, which is at most 2**40.
         """
         require(0 <= size <= 2.0**40, "EvidenceConsensus", "size", "from 0 to 2**40", size)
-        group = max(math.frexp(size)[1], 0)
+        group = _group(size)
         parts = np.rint(weights * (MAX_WEIGHT / 2 ** (group / 2))).astype(np.int64)
         fits = bool(((parts >= 0) & (parts <= MAX_WEIGHT)).all())
         require(fits, "EvidenceConsensus", "weights", "from 0 to the root of size", weights)
@@ -72,13 +72,28 @@ class EvidenceConsensus:
     def result(self) -> FloatArray:
         """Return the mean; 0, for no opinion, where nobody has any weight."""
         require(bool(self._sizes), "EvidenceConsensus", "replies", "at least one", 0)
-        cap = 2 * capped_size(np.array(self._sizes))
+        worths = self._worths()
         total, weight = np.zeros(self._shape), np.zeros(self._shape[1])
         for group in sorted(self._sums):
-            worth = math.sqrt(min(2.0**group, cap))
+            worth = worths[group]
             total += worth * self._sums[group].total()
             weight += worth * self._weights[group]
         return np.asarray(total / np.where(weight > 0, weight, 1.0))
+
+    def _worths(self) -> dict[int, float]:
+        """Return what a whole weight is worth in each group, less where sizes were cut."""
+        worths = {group: 2.0 ** (group / 2) for group in self._sums}
+        believed = believed_sizes(np.array(self._sizes))
+        for claimed, size in zip(self._sizes, believed, strict=True):
+            if size < claimed:
+                group = _group(claimed)
+                worths[group] = min(worths[group], math.sqrt(2 * size))
+        return worths
+
+
+def _group(size: float) -> int:
+    """Return the exponent of the smallest power of two above a size."""
+    return max(math.frexp(size)[1], 0)
 
 
 class EvidencePool:

@@ -12,10 +12,11 @@ from scipy.stats import norm
 
 from fl_strategies.evidence import (
     LEAST_PROBABILITY,
-    MOST_TIMES_MEDIAN,
+    MOST_TIMES_SMALLER,
     VOTE_STRENGTH,
     add_label_shares,
     add_share,
+    believed_sizes,
     class_evidence,
     class_weights_of,
     corrected_labels,
@@ -232,14 +233,29 @@ def test_labels_are_shifted_one_by_one() -> None:
 
 
 def test_one_absurd_party_does_not_decide_the_shares() -> None:
-    """It counts with as many records as a multiple of the median party at most."""
+    """It counts with as many records as a multiple of the smaller parties at most."""
     honest = [np.array([30.0, 70.0])] * 9
     share = pooled_share([*honest, np.array([2.0**40, 0.0])])
 
-    most = 100 * MOST_TIMES_MEDIAN
+    most = 100 * MOST_TIMES_SMALLER
     assert share[0] == pytest.approx((270 + most) / (900 + most))
     labels = pooled_label_shares([np.array([[30.0], [70.0]])] * 3)
     assert labels == pytest.approx([0.3], abs=0.01)
+
+
+def test_honest_sizes_are_believed() -> None:
+    """Also where the largest party has a hundred times the records of the smallest."""
+    sizes = np.array([38, 68, 87, 122, 242, 440, 1032, 1416, 3832, 4723.0])
+
+    assert (believed_sizes(sizes) == sizes).all()
+    assert (believed_sizes(np.array([1.0, 100.0, 100.0, 100.0])) == [1, 100, 100, 100]).all()
+
+
+def test_liars_do_not_vouch_for_each_other() -> None:
+    """Two of ten claim the same trillion; neither is believed."""
+    believed = believed_sizes(np.array([100.0] * 8 + [1e12] * 2))
+
+    assert believed[8:] == pytest.approx([1000.0, 1000.0])
 
 
 # Many parties.
@@ -327,7 +343,7 @@ def test_a_claim_of_many_records_is_capped() -> None:
     def with_weight(weight: float) -> float:
         return (9 - 10 * weight) / (9 + weight)
 
-    most = MOST_TIMES_MEDIAN
+    most = MOST_TIMES_SMALLER
     assert result(100.0) == pytest.approx(with_weight(1.0), abs=1e-6)
     for size in (2.0**40, 1.9 * 2.0**39, 1e5):
         assert with_weight(math.sqrt(2 * most)) <= result(size) + 1e-6
@@ -335,24 +351,24 @@ def test_a_claim_of_many_records_is_capped() -> None:
 
 
 def test_a_size_within_reason_counts_in_full() -> None:
-    """The cap begins above what the median party makes plausible."""
+    """The cut begins above what the smaller parties make plausible."""
     consensus = EvidenceConsensus((1, 1), bound=4.0)
-    for size in (100.0, 100.0, 100.0, 390.0):
-        consensus.add(np.full((1, 1), size / 390), np.full(1, math.sqrt(size)), size)
+    for size in (100.0, 100.0, 100.0, 990.0):
+        consensus.add(np.full((1, 1), size / 990), np.full(1, math.sqrt(size)), size)
 
-    weights = np.sqrt([100, 100, 100, 390])
-    expected = weights @ np.array([100, 100, 100, 390]) / 390 / weights.sum()
+    weights = np.sqrt([100, 100, 100, 990])
+    expected = weights @ np.array([100, 100, 100, 990]) / 990 / weights.sum()
     assert consensus.result()[0, 0] == pytest.approx(expected, abs=1e-6)
 
 
 def test_memory_does_not_grow_with_the_parties() -> None:
-    """A thousand parties of sizes from 1 to 2**40 are kept as at most 41 sums."""
+    """A thousand parties of sizes from 1 to 2**40 are kept as at most 42 sums."""
     consensus = EvidenceConsensus((3, 2), bound=4.0)
     for number in range(1000):
         size = 2.0 ** (number % 41)
         consensus.add(np.ones((3, 2)), np.full(2, math.sqrt(size)), size)
 
-    assert len(consensus._sums) <= 41
+    assert len(consensus._sums) <= 42
     assert consensus.result() == pytest.approx(np.ones((3, 2)))
 
 
