@@ -35,7 +35,7 @@ def test_a_run_prints_a_table_and_writes_its_result(
     report = json.loads((tmp_path / "o.json").read_text())
     (kept,) = (tmp_path / "runs").glob("*/result.json")
     assert code == 0
-    assert "fedkt on digits, seed 0, final random-forest" in text
+    assert "fedkd on digits, seed 0, final extra-trees" in text
     assert json.loads(kept.read_text()) == report
     assert report["cpu-seconds"] > 0
 

@@ -49,14 +49,16 @@ def test_teachers_may_be_of_another_kind() -> None:
 
 def test_the_strategy_takes_the_settings_it_names() -> None:
     """Settings reach the constructor by their names."""
-    settings = Settings(num_splits=3, num_teachers=4, exchange="models", seed=9, num_parties=2)
+    settings = Settings(
+        strategy="fedkt", num_splits=3, num_teachers=4, exchange="models", seed=9, num_parties=2
+    )
 
     strategy = load_federation(settings).strategy()
 
     assert isinstance(strategy, FedKT)
     assert (strategy.num_splits, strategy.num_teachers) == (3, 4)
     assert (strategy.reply_kind, strategy.seed, strategy.num_parties) == ("models", 9, 2)
-    assert strategy.model_name == "random-forest"
+    assert strategy.model_name == "extra-trees"
 
 
 def test_a_node_beyond_the_federation_is_refused() -> None:
