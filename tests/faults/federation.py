@@ -25,6 +25,7 @@ from tests.faults import doubling, faulty
 PATIENCE = 900.0
 """Seconds after which a run counts as one that hangs; far more than any of them takes."""
 FEDKT = Settings(
+    strategy="fedkt",
     num_parties=4,
     train_rows=240,
     public_rows=40,

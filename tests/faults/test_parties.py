@@ -142,6 +142,6 @@ def test_a_run_that_finds_nobody_ends_with_one_sentence(
     status = deployment.wait_for_run(run_id, PATIENCE)
 
     assert status.status == "finished:failed"
-    sentence = "FedKD: 2 of 4 parties must connect within max_wait=3.0 seconds, got 0."
+    sentence = "FedKT: 2 of 4 parties must connect within max_wait=3.0 seconds, got 0."
     assert sentence in status.details
     measured("all parties gone before the run", time.monotonic() - start, str(status))

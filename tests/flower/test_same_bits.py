@@ -41,7 +41,7 @@ SETTINGS = Settings(
 )
 NETWORKS: dict[str, Value] = {"learner": "mlp"}
 """Models that travel and can learn from scores, as most strategies need them."""
-QUICK = ("fedkt", "fedmd")
+QUICK = ("fedkd", "fedmd")
 ROUNDS = {"fedkt": 1, "fedkd": 1}
 
 
