@@ -59,7 +59,7 @@ from fl_strategies.tasks import Task, check_task
 
 SHARPNESS: Final = 3.0
 """The mean of many careful answers is too careful: a consensus that is right on nine rows of
-ten gives them seven tenths. Chosen on training rows, see docs/consensus.md."""
+ten gives them seven tenths. How it was chosen: docs/consensus.md."""
 
 
 @dataclass(frozen=True, eq=False)
