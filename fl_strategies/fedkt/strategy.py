@@ -94,9 +94,14 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         party at L2, as a number or as a share; all by default. They are drawn by the
         seed, and only they train the models that learn from noisy labels. Fewer queries
         cost less epsilon.
+    exclude_outliers : bool (default: True)
+        Of weighted votes, do not count those of parties that contradict most others: see
+        `fl_strategies.outliers`.
     vote_trim : float (default: 0)
         Largest share of parties, rounded down and below one half, whose votes are not
         counted because they contradict all others: see Notes and `voting.least_agreeing`.
+        For unweighted votes; it does not see a party that names one class for every row
+        where honest parties know few classes, as `exclude_outliers` does.
     max_epsilon : float, optional
         L1: the server refuses to label anything if epsilon would exceed it.
     seeded_noise : bool (default: False)
@@ -106,6 +111,9 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
 
     Attributes
     ----------
+    outliers_ : tuple of int
+        Partition ids of the parties that `exclude_outliers` has not counted; their number
+        is the metric ``num-outliers``.
     trimmed_ : tuple of int
         Partition ids of the parties whose votes were not counted; their number is the
         metric ``num-trimmed``.
@@ -166,6 +174,7 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         num_queries: int | None = None,
         fraction_query: float = 1.0,
         max_epsilon: float | None = None,
+        exclude_outliers: bool = True,
         vote_trim: float = 0.0,
         **federation: Unpack[FederationOptions],
     ) -> None:
@@ -189,7 +198,8 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         self.reply_kind = exchange
         self.student_fns = {learner_name: learner_fn, **(student_fns or {})}
         self.num_queries = count_queries(len(public), num_queries, fraction_query)
-        self.vote_trim = vote_trim
+        self.exclude_outliers, self.vote_trim = exclude_outliers, vote_trim
+        self.outliers_: tuple[int, ...] = ()
         self.trimmed_: tuple[int, ...] = ()
         if self.vote_weights == "noisy-counts":
             checks.check_counts(count_epsilon, target_epsilon)
@@ -274,6 +284,7 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         self._tally = VoteTally(
             (len(self.public), self.num_classes), worth=self.num_splits,
             share=self.class_share if self.vote_weights != "none" else None,
+            exclude_outliers=self.exclude_outliers,
         )  # fmt: skip
 
     def prepare_round(self) -> bool:
@@ -329,7 +340,9 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
             return self._label_with_noise(tally.counts, self.privacy)
         self._enter_releases(self.ledger_.charge_all)
         # Which rows have no vote is itself private at L1, and post-processing otherwise.
-        return *tally.winners(derive_rng(self.seed, "server", "ties")), {}
+        rows, labels = tally.winners(derive_rng(self.seed, "server", "ties"))
+        self.outliers_, metrics = tally.report()
+        return rows, labels, metrics
 
     def record_releases(self, replies: Sequence[PartyReply[PartyVotes | None]]) -> None:  # noqa: ARG002
         """Record the students of a round that came to nothing; at L1 the server is trusted."""
