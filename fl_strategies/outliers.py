@@ -18,6 +18,8 @@ from fl_strategies.protocols import Array, FloatArray, IntArray
 
 LEAST_OF_TYPICAL: Final = 0.25
 """A party is an outlier below this share of the median party's agreement."""
+LEAST_TYPICAL: Final = 0.2
+"""Where the median party agrees less than this with others, nobody knows enough to judge."""
 FEWEST_COMPARED: Final = 3
 """Parties that can be compared with fewer others are not judged."""
 MOST_COMPARED: Final = 100
@@ -45,7 +47,9 @@ def outliers(evidence: Evidence, known: FloatArray, fewest_common: IntArray) -> 
     agreed = agreements(evidence, known > 0, fewest_common)
     judged = ~np.isnan(agreed)
     typical = float(np.median(agreed[judged])) if judged.any() else 0.0
-    return np.flatnonzero(judged & (agreed < LEAST_OF_TYPICAL * max(typical, 0.0))).tolist()
+    if typical < LEAST_TYPICAL:
+        return []
+    return np.flatnonzero(judged & (agreed < LEAST_OF_TYPICAL * typical)).tolist()
 
 
 def agreements(evidence: Evidence, known: Array, fewest_common: IntArray) -> FloatArray:
