@@ -39,13 +39,13 @@ median party, whichever is more."""
 MOST_TIMES_ALIKE: Final = 2.0
 """But not more than so many times those of the median party where parties are of like size."""
 MOST_DISTANCE_ALIKE: Final = 0.25
-"""Parties are alike if the class shares of two thirds of them are no farther from the usual ones:
-so large a part of their records would have to be of another class."""
+"""Parties are alike if the class shares of two thirds of them are no farther from the usual
+ones: so large a part of their records would have to be of another class."""
 MOST_TIMES_DISTANCE: Final = 2.0
 LEAST_DISTANCE: Final = 0.1
 LEAST_PART: Final = 1 / 3
-"""Among such parties, one whose shares are so many times as far away as theirs, and not hardly at
-all, counts less; but never for less than this part."""
+"""Among such parties, one whose shares are so many times as far away as theirs, and not hardly
+at all, counts less; but never for less than this part."""
 _PSEUDO_COUNT: Final = 0.5
 _TOLERANCE, _MAX_STEPS = 1e-7, 2000
 
