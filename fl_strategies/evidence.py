@@ -183,7 +183,7 @@ def believed_sizes(sizes: FloatArray) -> FloatArray:
         believed[equal] = min(float(size), most)
         total += min(float(size), most) * int(equal.sum())
         count += int(equal.sum())
-    return np.minimum(believed, _likely_size(sizes))
+    return np.asarray(np.minimum(believed, _likely_size(sizes)))
 
 
 def _likely_size(sizes: FloatArray) -> float:

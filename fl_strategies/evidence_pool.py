@@ -37,6 +37,7 @@ Decode: TypeAlias = Callable[[Array, FloatArray], FloatArray]
 
 CONTRASTS: Final[tuple[str, ...]] = get_args(Contrast)
 SHARE_RULES: Final = ("auto", "pooled", "none")
+MAX_SIZE: Final = 2.0**40
 
 
 class EvidenceConsensus:
@@ -66,7 +67,7 @@ class EvidenceConsensus:
 
         Weights are at most the root of the size, which is at most 2**40.
         """
-        require(0 <= size <= 2.0**40, "EvidenceConsensus", "size", "from 0 to 2**40", size)
+        require(0 <= size <= MAX_SIZE, "EvidenceConsensus", "size", "from 0 to 2**40", size)
         group = _group(size)
         parts = np.rint(weights * (MAX_WEIGHT / 2 ** (group / 2))).astype(np.int64)
         fits = bool(((parts >= 0) & (parts <= MAX_WEIGHT)).all())
@@ -190,7 +191,9 @@ class EvidencePool:
         return class_weights_of(heard.counts, contrasted=heard.contrast == "public")
 
     def _size(self, counts: FloatArray) -> float:
-        return float(counts.sum(axis=0).max() if self._task == "multi-label" else counts.sum())
+        """Return how many records a party claims; nobody has more than the sums can hold."""
+        several = self._task == "multi-label"
+        return min(float(counts.sum(axis=0).max() if several else counts.sum()), MAX_SIZE)
 
     def _count_heard(self) -> None:
         """Count those who do not contradict most others."""

@@ -29,7 +29,13 @@ _MOST_CELLS: Final = 1 << 24
 Evidence: TypeAlias = Callable[[int], FloatArray]
 
 
-def outliers(evidence: Evidence, known: FloatArray, fewest_common: IntArray) -> list[int]:
+def outliers(
+    evidence: Evidence,
+    known: FloatArray,
+    fewest_common: IntArray,
+    *,
+    least_typical: float = LEAST_TYPICAL,
+) -> list[int]:
     """Return the positions of parties that contradict most others, in ascending order.
 
     Less than half of those that can be judged are outliers.
@@ -43,11 +49,13 @@ def outliers(evidence: Evidence, known: FloatArray, fewest_common: IntArray) -> 
     fewest_common : (num_parties,)
         How many common classes a comparison with a party takes: 2 for one that compares
         its classes only with each other, and so says nothing by one of them.
+    least_typical : float
+        Nobody is judged where the median party agrees less than this with others.
     """
     agreed = agreements(evidence, known > 0, fewest_common)
     judged = ~np.isnan(agreed)
     typical = float(np.median(agreed[judged])) if judged.any() else 0.0
-    if typical < LEAST_TYPICAL:
+    if typical < least_typical:
         return []
     return np.flatnonzero(judged & (agreed < LEAST_OF_TYPICAL * typical)).tolist()
 

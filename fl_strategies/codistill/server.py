@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, TypeVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -11,6 +12,7 @@ from flwr.serverapp import Grid
 from fl_strategies import keys
 from fl_strategies.base import FederationOptions, KnowledgeStrategy
 from fl_strategies.codistill.committee import MeanEnsemble, rebuild
+from fl_strategies.codistill.judging import MOST_ROWS, find_outliers
 from fl_strategies.codistill.party import (
     KEPT,
     LOSS,
@@ -85,7 +87,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         numbers are finite.
     public : (num_public, ...), optional
         Not learned from. If it is given, agents that hold other public rows are left out:
-        that mostly means other preprocessing.
+        that mostly means other preprocessing; and models that contradict most others on
+        them, where most agree, are not relayed (`fl_strategies.codistill.judging`).
     task : "single-label" or "regression"
     target_loss : "mse" or "cross-entropy"
         How agents learn probabilities, "mse" in the paper's figures; regression has "mse".
@@ -153,6 +156,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         self._agents: dict[int, int] = {}
         self._newest: dict[int, Knowledge] = {}
         self._answered: set[int] = set()
+        self._public = None if public is None else public[:MOST_ROWS]
+        self.outliers_: tuple[int, ...] = ()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -198,17 +203,39 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     def aggregate(
         self, replies: Sequence[PartyReply[AgentModel]]
     ) -> tuple[ArrayRecord | None, Metrics]:
-        """Keep the new models and what they cost."""
+        """Keep the new models, except those of outliers, and what they cost."""
+        new = {reply.partition_id: reply.knowledge.model for reply in replies}
+        self.outliers_ = self._find_outliers(new)
         for reply in replies:
             agent = reply.partition_id
             self._agents = {n: other for n, other in self._agents.items() if other != agent}
             self._agents[reply.node_id] = agent
-            self._newest[agent] = reply.knowledge.model
         self.record_releases(replies)
-        if replies:
-            self._answered = {reply.partition_id for reply in replies}
+        credible = {agent: new[agent] for agent in new.keys() - {*self.outliers_}}
+        self._newest |= credible
+        if credible:
+            self._answered = {*credible}
         refused = sum(reply.metrics.get(NUM_MODELS_REFUSED, 0) for reply in replies)
-        return None, {NUM_MODELS_REFUSED: refused}
+        outliers = len(self.outliers_)
+        return None, {NUM_MODELS_REFUSED: refused, keys.NUM_OUTLIERS: outliers}
+
+    def _find_outliers(self, new: Mapping[int, Knowledge]) -> tuple[int, ...]:
+        """Return which agents' new models contradict the newest ones of most others."""
+        models = {
+            agent: partial(self._rebuild, model)
+            for agent, model in {**self._newest, **new}.items()
+            if model.meta[keys.LEARNER] in self.model_fns
+        }
+        if self._public is None or not models:
+            return ()
+        found = find_outliers(models, self._public, self.task)
+        outliers = tuple(agent for agent in found if agent in new)
+        if outliers:
+            logger.warning(
+                "%s does not relay the models of agents %s, which contradict most others.",
+                self.name, outliers,
+            )  # fmt: skip
+        return outliers
 
     def record_releases(self, replies: Sequence[PartyReply[AgentModel]]) -> None:
         """Record what agents say that their models have cost."""
