@@ -47,9 +47,9 @@ DEALS: Mapping[str, Mapping[str, Value]] = {
     "iid": {"partition": "iid"},
     "Dirichlet 0.5": {"partition": "dirichlet", "beta": 0.5},
 }
-MIXED = {"learner": "random-forest,logistic-regression"}
+MIXED = {"learner": "random-forest,logistic-regression", "num-trees": 30}
 AGENTS = {"learner": "ridge", "final-learner": "ridge", "num-server-rounds": 3}
-NETWORKS = {"learner": "mlp", "final-learner": "mlp", "num-server-rounds": 10}
+NETWORKS = {"learner": "mlp", "final-learner": "mlp", "num-server-rounds": 4}
 ROWS: Mapping[str, Mapping[str, Value]] = {
     "FedKD": {"strategy": "fedkd", **MIXED},
     "FedKD, nobody excluded": {"strategy": "fedkd", **MIXED, "exclude-outliers": False},
@@ -59,7 +59,7 @@ ROWS: Mapping[str, Mapping[str, Value]] = {
     "PKD": {"strategy": "pkd", **AGENTS},
     "EKD": {"strategy": "ekd", **AGENTS},
     "AKD": {"strategy": "akd", **AGENTS},
-    "FedAvg": {"strategy": "fedavg", **NETWORKS, "local-epochs": 3},
+    "FedAvg": {"strategy": "fedavg", **NETWORKS, "local-epochs": 8},
 }
 """Default settings, but for quick models of the parties, and rounds where one is not enough."""
 ONE_ROUND: Final = ("fedkd", "fedkt", "fedmd")
