@@ -67,9 +67,14 @@ ONE_ROUND: Final = ("fedkd", "fedkt", "fedmd")
 Outcomes: TypeAlias = dict[str, dict[str, float]]
 
 
-def liars(seed: int, count: int) -> set[int]:
-    """Return who lies; with more liars those of fewer are among them."""
-    order = derive_rng(seed, "hostile").permutation(NUM_PARTIES)
+def liars(settings: Settings, count: int) -> set[int]:
+    """Return who lies; with more liars those of fewer are among them.
+
+    AKD hands one model on from the first agent, so liars are the first ones there.
+    """
+    if settings.strategy == "akd":
+        return {*range(count)}
+    order = derive_rng(settings.seed, "hostile").permutation(NUM_PARTIES)
     return {int(number) for number in order[:count]}
 
 
@@ -154,7 +159,7 @@ class Laboratory:
         }
 
     def _app(self, attack: str, count: int) -> ClientApp:
-        hostile = liars(self.settings.seed, count)
+        hostile = liars(self.settings, count)
         honest, enemy = (self._half(a) for a in (NOBODY, attack))
 
         def answer(message: Message, context: Context) -> Message:

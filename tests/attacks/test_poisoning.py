@@ -94,7 +94,10 @@ def test_one_party_of_ten_moves_fedmd_less_than_five_points(attack: str) -> None
 @pytest.mark.parametrize("attack", ["flip", "target", "absurd"])
 @pytest.mark.parametrize("strategy", ["AvgKD", "PKD", "EKD", "AKD", "FedAvg"])
 def test_one_model_of_ten_moves_no_result_by_five_points(strategy: str, attack: str) -> None:
-    """A model of wrong labels, of one class, or with weights ten times too large."""
+    """A model of wrong labels, of one class, or with weights ten times too large.
+
+    In AKD it is that of the first agent, which would be all that the chain has.
+    """
     assert_little_damage(strategy, attack)
 
 
@@ -102,17 +105,6 @@ def test_one_model_of_ten_moves_no_result_by_five_points(strategy: str, attack: 
 def test_three_liars_of_ten_that_agree_are_found(strategy: str) -> None:
     """They name one class together, each with absurd counts."""
     assert_little_damage(strategy, "absurd", num_liars=3)
-
-
-def test_the_first_agent_of_a_chain_may_be_the_liar() -> None:
-    """Its model would be all that AKD has; the chain begins with another."""
-    seed = next(number for number in range(1000) if 0 in benchmark().liars(number, 1))
-    agents = {**benchmark().ROWS["AKD"], "num-parties": 10, "partition": "iid", "seed": seed}
-    chain = benchmark().Laboratory(Settings.from_run_config(agents))
-
-    lost = chain.outcome("nobody", 0)["accuracy"] - chain.outcome("target", 1)["accuracy"]
-
-    assert lost <= MOST_LOST
 
 
 # Rules by themselves.
