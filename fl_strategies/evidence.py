@@ -220,7 +220,7 @@ def _plausible(shares: FloatArray) -> FloatArray:
     if typical > MOST_DISTANCE_ALIKE:
         return np.ones(len(shares))
     most = max(MOST_TIMES_DISTANCE * typical, LEAST_DISTANCE)
-    return np.clip(most / np.maximum(distance, 1e-300), LEAST_PART, 1.0)
+    return np.asarray(np.clip(most / np.maximum(distance, 1e-300), LEAST_PART, 1.0))
 
 
 def pooled_share(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:

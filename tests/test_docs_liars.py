@@ -1,4 +1,4 @@
-"""The table of liars in docs/robustness.md shows its results, and these hold what is promised."""
+"""The tables of liars in docs/robustness.md show their results, which are as promised."""
 
 import importlib.util
 import json
