@@ -133,8 +133,8 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
     a row (`teaching.teacher_votes`). L1: a party decides its own s votes a row, however it
     comes to them. What the server makes of noisy votes and noisy counts is free.
 
-    The server keeps sums alone, whatever the number of parties; with `vote_trim` it
-    keeps a byte for each party and public row (two from 129 classes on).
+    The server keeps sums alone, whatever the number of parties; to exclude outliers or with
+    `vote_trim` it keeps a byte for each party and public row (two from 129 classes on).
 
     Ties, among teachers and on the server, go to one of the leading classes at random,
     from a generator named by the seed. Public rows on which no party is consistent take
