@@ -4,7 +4,7 @@ Run: ``python benchmarks/liars.py``; results that are there are not measured aga
 ``--show`` prints the table of them alone. Digits, ten parties, iid or Dirichlet 0.5. Attacks:
 
     flip      a party's labels become the next class before it trains
-    target    it names the same class t for every row, in a model by training on that label
+    target    it names the same class t for every row; who sends models trains on that label
     absurd    as target, as loudly as can be, and claims 2**40 records, all of class t
     counts    it answers honestly, and claims 2**40 records of class t
 
