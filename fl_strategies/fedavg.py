@@ -9,6 +9,7 @@ Networks from Decentralized Data (AISTATS 2017), Algorithm 1.
     round r   party    goes on from the mean of round r - 1
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from fl_strategies.exceptions import (
     KnowledgeMismatch,
     UnsupportedLearner,
     require,
-    require_data,
+    require_known,
 )
 from fl_strategies.half import PartyHalf, check_public_data, measure, read_round, read_seed
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, config_choice, config_int
@@ -37,13 +38,13 @@ from fl_strategies.privacy.reporting import (
     ledger_to_text,
     privacy_metrics,
     spend,
-    training_charges,
     unprotected,
 )
-from fl_strategies.protocols import Array, ContinuingLearner, Learner, LearnerFactory, events_of
+from fl_strategies.protocols import Array, ContinuingLearner, Learner, LearnerFactory, plan_of
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply, limit_events, read_ledger, told_epsilon
 from fl_strategies.tasks import METRICS, Task, check_task
+from fl_strategies.training import public_model, require_finite, require_plan, trained
 
 LOCAL_EPOCHS: Final = "local-epochs"
 TASK: Final = "task"
@@ -274,29 +275,40 @@ class FedAvgParty(PartyHalf):
         """Return the weights after training, and how many records they have seen."""
         owner = party.owner
         check_public_data(party, config)
-        require_data(len(party.y) > 0, owner, "x", "records to learn from", "none")
+        require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
         config_choice(config, TASK, [party.task])
         epochs = config_int(config, LOCAL_EPOCHS, minimum=1, maximum=MAX_EPOCHS)
         server_round = read_round(config)
         _check_name(party, config.get(keys.LEARNER))
         learner = require_averaged(owner, party.learner_fn())
+        plan = plan_of(learner, len(party.y), epochs=epochs)
+        charges = plan or UNPROTECTED
+        ledger = spend(party, charges, f"fedavg, round {server_round}", DEFAULT_DELTA, state)
         if received is None:
             rng = derive_rng(read_seed(config), "fedavg", "initial")
         else:
             learner = learner.from_arrays(received.arrays)
             rng = party.rng(read_seed(config), "fedavg", server_round)
-        before = events_of(learner)
-        model = learner.partial_fit(party.x, party.y, rng=rng, epochs=epochs)
-        private = events_of(model) != before
-        charges = training_charges([model], 1) if private else UNPROTECTED
-        ledger = spend(party, charges, f"fedavg, round {server_round}", DEFAULT_DELTA, state)
+
+        def train() -> ContinuingLearner:
+            model = learner.partial_fit(party.x, party.y, rng=rng, epochs=epochs)
+            require_plan(model, plan)
+            require_finite(model)
+            return model
+
+        stand_in = functools.partial(_public_model, party)
+        model = trained(train, stand_in, promised=bool(plan))
         metrics = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=ledger)
-        metrics[keys.LOCAL_FIGURE] = measure(party, model)[METRICS[party.task]]
+        metrics[keys.LOCAL_FIGURE] = measure(party, model, state)[METRICS[party.task]]
         meta: dict[str, Scalar] = {
             keys.NUM_EXAMPLES: len(party.y),
             PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),
         }
         return Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
+
+
+def _public_model(party: Party) -> ContinuingLearner:
+    return require_averaged(party.owner, public_model(party, party.learner_fn))
 
 
 def require_averaged(owner: str, learner: Learner) -> ContinuingLearner:

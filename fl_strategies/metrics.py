@@ -39,7 +39,6 @@ RULES: Mapping[str, Rule] = {
     keys.NUM_RELEASES: _total,
     keys.NUM_TEACHERS_MISSING: _total,
     keys.NUM_MODELS_REFUSED: _total,
-    keys.TRAIN_TIME: _largest,
     keys.EPSILON_PARTY: _largest,
     keys.EPSILON_EXAMPLE: _largest,
     keys.DELTA_PARTY: _largest,

@@ -95,11 +95,11 @@ def start(
 
 
 def figures(result: Result) -> list[dict[int, dict[str, Any]]]:
-    """Return all metrics of a result but the time that training took."""
+    """Return all metrics of a result."""
     records = (result.train_metrics_clientapp, result.evaluate_metrics_clientapp)
     return [
         {
-            number: {name: repr(value) for name, value in r.items() if name != keys.TRAIN_TIME}
+            number: {name: repr(value) for name, value in r.items()}
             for number, r in phase.items()
         }
         for phase in records

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from scipy.special import softmax
 
-from clients.app import client_app
+from clients.app import FAILED, client_app
 from fl_strategies import FedKD, Party, keys
 from fl_strategies.class_weights import CLASS_COUNTS
 from fl_strategies.exceptions import InvalidParameter, NotFitted, UnsupportedLearner
@@ -404,7 +404,7 @@ def test_a_second_party_of_the_same_number_is_left_out() -> None:
     assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 3
 
 
-def test_a_party_with_a_broken_model_says_so() -> None:
+def test_a_party_with_a_broken_model_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """NaN logits never leave."""
 
     class Broken(CentroidLearner):
@@ -422,7 +422,8 @@ def test_a_party_with_a_broken_model_says_so() -> None:
     run_local(strategy, app, NUM_PARTIES)
 
     (why,) = strategy.rejected_.values()
-    assert why == "Party 1: logits must be finite, got NaN or infinity."
+    assert why == FAILED
+    assert "Party 1: logits must be finite, got NaN or infinity." in caplog.text
     assert strategy.model_
 
 

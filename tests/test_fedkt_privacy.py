@@ -330,9 +330,14 @@ def test_queries_are_drawn_by_the_seed_and_equal_on_both_sides() -> None:
 class PrivatelyTrained(CentroidLearner):
     """A teacher that says what its training cost, as a DP-SGD learner does."""
 
+    privacy_events: tuple[Any, ...] = ()
+
+    def planned_events(self, num_records: int, **_: object) -> tuple[Any, ...]:
+        event = DPSGDEvent(noise_multiplier=4.0, records=num_records, batch_size=2, steps=3)
+        return ((event, 1),)
+
     def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
-        event = DPSGDEvent(noise_multiplier=4.0, records=len(y), batch_size=2, steps=3)
-        self.privacy_events = ((event, 1),)
+        self.privacy_events = self.planned_events(len(y))
         return super().fit(x, y, rng=rng)
 
 

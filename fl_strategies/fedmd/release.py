@@ -20,6 +20,7 @@ from fl_strategies.privacy.accountant import claim
 from fl_strategies.privacy.mechanisms import Charges, GaussianScores, LaplaceScores, NoisyMax
 from fl_strategies.protocols import Array, FloatArray, IntArray, Learner
 from fl_strategies.randomness import derive_rng
+from fl_strategies.training import finite_logits, labels_of
 
 Payload: TypeAlias = Literal["logits", "softmax", "argmax"]
 AnswerNoiseKind: TypeAlias = Literal["gaussian", "laplace", "gumbel"]
@@ -54,8 +55,10 @@ def public_rows(seed: int, server_round: int, num_rows: int, num_public: int) ->
     return np.sort(rng.choice(num_rows, size=num_public, replace=False))
 
 
-def answer(model: Learner, x: Array, payload: Payload) -> Array:
+def answer(model: Learner, x: Array, payload: Payload, *, promised: bool = False) -> Array:
     """Return what a model says about rows: scores (n, num_classes) or labels (n,).
+
+    Where privacy is promised (`promised`), a model that fails says even scores or class 0.
 
     Logits are moved so that each row has mean zero, and cut at `LOGIT_SPREAD` below the
     largest of the row. The first changes no probability, the second none that matters, and
@@ -63,8 +66,8 @@ def answer(model: Learner, x: Array, payload: Payload) -> Array:
     rule the mean.
     """
     if payload == "argmax":
-        return np.asarray(model.predict(x), dtype=np.int64)
-    logits = finite_logits(model, x)
+        return labels_of(model, x, promised=promised)
+    logits = finite_logits("FedMD", model, x, promised=promised)
     if payload == "softmax":
         return np.asarray(softmax(logits, axis=1))
     kept = np.maximum(log_softmax(logits, axis=1), -LOGIT_SPREAD)
@@ -83,13 +86,6 @@ def corrected_answer(
     if payload == "argmax":
         return corrected_labels(logits, held)
     return class_evidence(logits, held, log_ratio)
-
-
-def finite_logits(model: Learner, x: Array) -> FloatArray:
-    """Return a model's logits; raise `InvalidData` for what cannot be compared."""
-    logits = np.asarray(model.logits(x), dtype=np.float64)
-    require_data(bool(np.isfinite(logits).all()), "FedMD", "logits", "finite", "NaN or more")
-    return logits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,11 @@ class FedMDSettings:
         how = "with" if self.with_replacement else "without"
         return f"release nfdp, {source}, {self.num_samples} samples {how} replacement"
 
+    @property
+    def is_private(self) -> bool:
+        """Whether answers promise privacy by noise or by a secret sample."""
+        return self.release != "none" and not self.seeded_noise
+
     def secret_rng(self, seed: int, *path: str | int) -> np.random.Generator | None:
         """Return the source of noise and samples: the operating system unless seeded."""
         return derive_rng(seed, "noise", *path) if self.seeded_noise else None
