@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -71,12 +71,12 @@ def parse_reply(
     max_bytes: int,
     read: Callable[[Knowledge], T],
     *,
-    taken: Collection[int] = (),
+    check: Callable[[int], None] = lambda _: None,
 ) -> PartyReply[T]:
     """Check a reply against its request; raise if anything in it is not as asked.
 
-    Of two nodes that claim to be the same party, the first to answer is believed: `taken`
-    holds the parties that have answered. `read` comes last, after everything is checked.
+    `check` raises if the sender is not the party that it says it is. `read` comes
+    last, after everything is checked.
     """
     if reply.has_error():
         reason = cut_short(reply.error.reason or "")
@@ -89,11 +89,7 @@ def parse_reply(
             f"Reply: {keys.PARTITION_ID} must be a whole number, at least 0, "
             f"got {shown(partition_id)}."
         )
-    if partition_id in taken:
-        raise KnowledgeMismatch(
-            f"Reply: {keys.PARTITION_ID} must be the party's own, got {partition_id}, "
-            f"for which another node has answered."
-        )
+    check(partition_id)
     metrics = {n: _finite_int(value) for n, value in read_metrics(reply.content).items()}
     # Measured here, because a party could write anything.
     metrics[keys.NUM_BYTES_SENT] = size
