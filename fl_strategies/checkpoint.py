@@ -215,8 +215,9 @@ class Checkpoint:
         return Message(reply.content, reply_to=request)
 
     def complete(self, phase: str, nodes: Iterable[int]) -> None:
-        """Note that nobody is waited for any more, and which nodes were connected."""
-        self._write(self._phase_folder(phase) / _COMPLETE, json.dumps(sorted(nodes)).encode())
+        """Note that nobody is waited for any more, who was connected and who answered."""
+        noted = {"nodes": sorted(nodes), "answered": sorted(self.recorded(phase))}
+        self._write(self._phase_folder(phase) / _COMPLETE, json.dumps(noted).encode())
 
     def reopen(self, nodes: Iterable[int]) -> None:
         """Let a resume ask those again whose reply was missing or bad: too few were good."""
@@ -226,8 +227,15 @@ class Checkpoint:
 
     def completed(self, phase: str) -> list[int] | None:
         """Return the nodes of a phase that has ended, or None while it goes on."""
+        return self._completion(phase, "nodes")
+
+    def answered(self, phase: str) -> list[int]:
+        """Return the nodes that have answered in a phase that has ended."""
+        return self._completion(phase, "answered") or []
+
+    def _completion(self, phase: str, key: str) -> list[int] | None:
         path = self._phase_folder(phase) / _COMPLETE
-        return list(json.loads(self._read(path, _ASK_OTHERS))) if path.exists() else None
+        return list(json.loads(self._read(path, _ASK_OTHERS))[key]) if path.exists() else None
 
     def _write(self, path: Path, content: bytes) -> None:
         with self._disk():
@@ -314,7 +322,7 @@ class RecordedGrid(GridAround):
         if self._checkpoint.completed(phase) is None:
             self._gather(phase, requests, timeout)
             self._checkpoint.complete(phase, self._nodes)
-        recorded = self._checkpoint.recorded(phase)
+        recorded = {*self._checkpoint.answered(phase)}
         answered = [r for r in requests if r.metadata.dst_node_id in recorded]
         # Earlier questions first: see `KnowledgeStrategy._accept`.
         answered.sort(key=lambda r: self._checkpoint.first_attempt_of(r.metadata.dst_node_id))

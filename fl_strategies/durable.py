@@ -13,10 +13,12 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 PRIVATE: Final = 0o600
+SHARED: Final = 0o666
+"""For whom the owner's umask says, as for files that programs usually write."""
 
 
 def open_private(path: Path, mode: int = PRIVATE) -> BinaryIO:
-    """Open a file to append to; if it is new, only its owner may read it."""
+    """Open a file to append to; if it is new, only its owner may read it by default."""
     return open(path, "ab", opener=lambda p, flags: os.open(p, flags, mode))
 
 

@@ -9,7 +9,8 @@ from flwr.app import ArrayRecord, Message
 
 from clients import client_app
 from fl_strategies import REGISTRY, KnowledgeStrategy, keys
-from fl_strategies.exceptions import InvalidParameter, NotEnoughParties
+from fl_strategies.exceptions import InvalidData, InvalidParameter, NotEnoughParties
+from simulations.deploy.server_app import read_members
 from simulations.local import InMemoryGrid
 from tests.toys import common_options, load_toy_party
 
@@ -216,3 +217,23 @@ def test_members_that_cannot_be_are_refused(members: dict[int, int], rule: str) 
     """An operator's slip must not give one number to two nodes."""
     with pytest.raises(InvalidParameter, match=rule):
         build("fedkt", members=members)
+
+
+def test_a_members_file_binds_nodes_to_numbers(tmp_path: Path) -> None:
+    """What the operator wrote down when the keys were registered is what the strategy gets."""
+    path = tmp_path / "members.toml"
+    path.write_text("0 = 9000000000000000001\n1 = 12\n")
+
+    assert read_members(path) == {9000000000000000001: 0, 12: 1}
+
+
+@pytest.mark.parametrize(
+    "text", ["0 = 5\n1 = 5\n", "0 = 'a'\n", "a = 5\n", "0 = 5\n0 = 6\n", "["]
+)
+def test_a_members_file_with_a_slip_is_refused(text: str, tmp_path: Path) -> None:
+    """Not read as something else."""
+    path = tmp_path / "members.toml"
+    path.write_text(text)
+
+    with pytest.raises(InvalidData, match=r"members\.toml must be"):
+        read_members(path)
