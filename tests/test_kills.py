@@ -154,6 +154,7 @@ class Outcome:
 def strike(place: Place, variant: str, blow: Blow) -> Outcome:
     """Run in another process, and let the blow fall."""
     place.server.parent.mkdir(exist_ok=True)
+    (place.server.parent / "log").touch()
     paying, count = _fork.Array("i", NUM_PARTIES, lock=False), _fork.Value("i", 0, lock=False)
     child = _fork.Process(target=work, args=(place, variant, blow, paying, count))
     child.start()

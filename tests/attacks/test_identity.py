@@ -12,6 +12,7 @@ from fl_strategies import REGISTRY, KnowledgeStrategy, keys
 from fl_strategies.exceptions import InvalidData, InvalidParameter, NotEnoughParties
 from simulations.deploy.server_app import read_members
 from simulations.local import InMemoryGrid
+from tests.kept import Killed
 from tests.toys import common_options, load_toy_party
 
 NUM_PARTIES = 4
@@ -165,6 +166,27 @@ def test_who_is_who_survives_a_resume(tmp_path: Path) -> None:
 
     assert set(resumed.rejected_) == {FIRST}
     assert "must stay the same" in resumed.rejected_[FIRST]
+
+
+def test_parties_that_come_back_as_new_nodes_do_not_count_twice(tmp_path: Path) -> None:
+    """Answers from before a resume stand; new nodes of the same parties repeat nothing."""
+
+    class Dying(Masked):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            if len(list(tmp_path.glob("round-*/train/*.message"))) == 2:
+                raise Killed
+            return super().pull_messages(message_ids)
+
+    with pytest.raises(Killed):
+        build("fedkt", checkpoint_dir=tmp_path).start(Dying(honest), ArrayRecord(), 1)
+    grid = Masked(lambda _, node: (node - FIRST) % NUM_PARTIES, 2 * NUM_PARTIES)
+    grid.away = {FIRST, FIRST + 1, FIRST + 2, LAST}
+    resumed = build("fedkt", checkpoint_dir=tmp_path, resume=True, evaluate=False)
+    result = resumed.start(grid, ArrayRecord(), 1)
+
+    assert sorted(resumed.parties_) == list(range(NUM_PARTIES))
+    assert set(resumed.rejected_) == {LAST + 1, LAST + 2}
+    assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == NUM_PARTIES
 
 
 REGISTERED = {FIRST + number: number for number in range(NUM_PARTIES)}
