@@ -76,7 +76,7 @@ class Checkpoint:
         self.run_name = ""
         self.round = 0
         self._resumed_round = 0
-        self._asked: dict[Path, list[list[int]]] = {}
+        self._asked: dict[Path, list[set[int]]] = {}
 
     @contextmanager
     def opened(self, settings: Mapping[str, object]) -> Iterator[dict[str, Any] | None]:
@@ -169,7 +169,7 @@ class Checkpoint:
     def num_attempts(self) -> int:
         """How often the parties of this round were asked, the present time included."""
         before = len(self._questions(MessageType.TRAIN))
-        finished = self.completed(MessageType.TRAIN) is not None
+        finished = (self._phase_folder(MessageType.TRAIN) / _COMPLETE).exists()
         return before if finished else before + 1
 
     def attempts_of(self, node: int) -> int:
@@ -186,16 +186,16 @@ class Checkpoint:
         before = self._questions(phase)
         path = self._phase_folder(phase) / f"{len(before) + 1}.asked"
         self._write(path, json.dumps(nodes).encode())
-        before.append(list(nodes))
+        before.append({*nodes})
 
-    def _questions(self, phase: str) -> list[list[int]]:
+    def _questions(self, phase: str) -> list[set[int]]:
         """Return who was asked each time; read once, as every reply may need it."""
         folder = self._phase_folder(phase)
         if folder not in self._asked:
             # An answer without a question means that a file is gone.
             count = max(len(list(folder.glob("*.asked"))), bool(self.recorded(phase)))
             paths = [folder / f"{number + 1}.asked" for number in range(count)]
-            self._asked[folder] = [json.loads(self._read(p, _BEGIN_ANEW)) for p in paths]
+            self._asked[folder] = [{*json.loads(self._read(p, _BEGIN_ANEW))} for p in paths]
         return self._asked[folder]
 
     def record(self, phase: str, node: int, reply: bytes) -> None:
