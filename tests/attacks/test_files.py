@@ -116,6 +116,23 @@ def test_files_of_another_run_are_refused(tmp_path: Path) -> None:
         start(build("fedmd", tmp_path / "run", resume=True), MortalGrid(APP))
 
 
+def test_a_damaged_sample_is_never_used_and_paid_anew(tmp_path: Path) -> None:
+    """A flipped digit would let a record in that the sample's price does not cover."""
+    app = journal_app(tmp_path / "parties")
+    nfdp = {"release": "nfdp", "num_samples": 10}
+    start(build("fedmd", **nfdp), MortalGrid(app), 1)
+    (sample,) = (tmp_path / "parties" / "0").glob("*.sample-*.json")
+    journal = tmp_path / "parties" / "0" / "private-data.example.jsonl"
+    spent, old = len(journal.read_text().splitlines()), sample.read_text()
+    head, _, rows = old.rpartition("[")
+    sample.write_text(f"{head}[{2 if rows[0] == '1' else 1}{rows[1:]}")
+
+    start(build("fedmd", **nfdp), MortalGrid(app), 1)
+
+    assert len(journal.read_text().splitlines()) == spent + 1
+    assert not sample.read_text().endswith(rows)
+
+
 class Full(MortalGrid):
     """Parties' disks take nothing in one round."""
 

@@ -194,7 +194,7 @@ REGISTERED = {FIRST + number: number for number in range(NUM_PARTIES)}
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_a_node_that_the_operator_has_not_registered_is_not_asked(name: str) -> None:
-    """With members given, a stranger that connects learns nothing and adds nothing."""
+    """With members given, an unknown node that connects learns nothing and adds nothing."""
     grid = Masked(lambda _, node: 2 if node > LAST else node - FIRST, NUM_PARTIES + 1)
     strategy = build(name, members=REGISTERED)
 
@@ -218,7 +218,7 @@ def test_a_registered_node_cannot_claim_anothers_number(name: str) -> None:
     assert sorted(strategy.parties_) == [1, 2, 3]
 
 
-def test_strangers_do_not_count_as_parties_that_are_waited_for() -> None:
+def test_unregistered_nodes_do_not_count_as_parties_that_are_waited_for() -> None:
     """A run does not begin with nodes that may not take part."""
     grid = Masked(honest, 8)
     strategy = build("fedkt", members={node: node for node in range(2000, 2004)})
