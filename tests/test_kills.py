@@ -28,6 +28,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in sorted(REGISTRY)},
     "fedkt-l1": ("fedkt", {"privacy_level": "L1", "gamma": 0.3, "seeded_noise": True}),
     "fedkt-l2": ("fedkt", {"privacy_level": "L2", "gamma": 0.5, "seeded_noise": True}),
+    "fedmd-nfdp": ("fedmd", {"release": "nfdp", "num_samples": 10, "seeded_noise": True}),
     "fedmd-ldp": (
         "fedmd",
         {"release": "ldp", "noise": "gumbel", "gamma": 1.0, "seeded_noise": True},
