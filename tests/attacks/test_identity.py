@@ -90,6 +90,18 @@ def test_a_node_that_claims_anothers_number_from_the_start_displaces_nobody(
     assert sorted(strategy.parties_)[0] == -1
 
 
+def test_samples_of_two_nodes_with_one_name_are_never_counted_too_low() -> None:
+    """They may be of the same records, so the chance to be in either is what is stated."""
+    nfdp = {"release": "nfdp", "num_samples": 10}
+    alone, doubled = build("fedmd", **nfdp), build("fedmd", **nfdp)
+
+    rejected_by_round(alone, Masked(honest), 1)
+    excluded = rejected_by_round(doubled, Masked(lambda _, node: min(node - FIRST, 2)), 1)
+
+    assert excluded == [set()]
+    assert doubled.ledger_.delta > alone.ledger_.delta
+
+
 @pytest.mark.parametrize("name", sorted(set(REGISTRY) - {"fedkt", "fedkd"}))
 def test_a_node_that_claims_anothers_number_later_excludes_itself(name: str) -> None:
     """From the second round on a node is who it was, or it is excluded."""
