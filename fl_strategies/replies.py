@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -11,6 +11,7 @@ from flwr.app import Message, RecordDict
 from fl_strategies import keys
 from fl_strategies.exceptions import InvalidData, KnowledgeMismatch
 from fl_strategies.knowledge import Knowledge, Metrics, count_bytes, read_metrics, shown
+from fl_strategies.metrics import LONGEST_NAME, clean_metrics
 from fl_strategies.privacy.events import (
     MOST,
     DPSGDEvent,
@@ -71,12 +72,12 @@ def parse_reply(
     max_bytes: int,
     read: Callable[[Knowledge], T],
     *,
-    taken: Collection[int] = (),
+    check: Callable[[int], None] = lambda _: None,
 ) -> PartyReply[T]:
     """Check a reply against its request; raise if anything in it is not as asked.
 
-    Of two nodes that claim to be the same party, the first to answer is believed: `taken`
-    holds the parties that have answered. `read` comes last, after everything is checked.
+    `check` raises if the sender is not the party that it says it is. `read` comes
+    last, after everything is checked.
     """
     if reply.has_error():
         reason = cut_short(reply.error.reason or "")
@@ -89,12 +90,8 @@ def parse_reply(
             f"Reply: {keys.PARTITION_ID} must be a whole number, at least 0, "
             f"got {shown(partition_id)}."
         )
-    if partition_id in taken:
-        raise KnowledgeMismatch(
-            f"Reply: {keys.PARTITION_ID} must be the party's own, got {partition_id}, "
-            f"for which another node has answered."
-        )
-    metrics = {n: _finite_int(value) for n, value in read_metrics(reply.content).items()}
+    check(partition_id)
+    metrics = clean_metrics(read_metrics(reply.content))
     # Measured here, because a party could write anything.
     metrics[keys.NUM_BYTES_SENT] = size
     metrics[keys.NUM_BYTES_RECEIVED] = count_bytes(request.content)
@@ -102,7 +99,7 @@ def parse_reply(
         partition_id=partition_id,
         # The sender's address is not used: Flower gives node 1 for errors of dead nodes.
         node_id=request.metadata.dst_node_id,
-        learner_name=str(knowledge.meta.get(keys.LEARNER, ""))[:MAX_NAME],
+        learner_name=cut_short(str(knowledge.meta.get(keys.LEARNER, "")))[:LONGEST_NAME],
         knowledge=read(knowledge),
         metrics=metrics,
     )
@@ -131,22 +128,11 @@ def cut_short(reason: str) -> str:
     return " ".join(plain.split())[:MAX_ERROR]
 
 
-def _finite_int(value: float) -> float:
-    """Return a number as it is, or NaN for a whole one that is too large for a float."""
-    try:
-        float(value)
-    except OverflowError:
-        return math.nan
-    return value
-
-
 def figures_by_party(replies: Sequence[PartyReply[T]]) -> dict[str, list[float]]:
     """Return each party's own figure of its task, in the order of ``partition-ids``."""
     ids = [float(reply.partition_id) for reply in replies]
     figures = {
-        f"{name}-by-party": [
-            float(_finite_int(reply.metrics.get(name, math.nan))) for reply in replies
-        ]
+        f"{name}-by-party": [float(reply.metrics.get(name, math.nan)) for reply in replies]
         for name in METRICS.values()
         if any(name in reply.metrics for reply in replies)
     }

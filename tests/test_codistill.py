@@ -705,7 +705,7 @@ def test_a_node_cannot_become_another_agent() -> None:
     step(strategy, grid)
 
     (reason,) = strategy.rejected_.values()
-    assert "partition-id must stay the same, got 0" in reason
+    assert "partition-id must stay the same as this node's own, 2, got 0" in reason
     assert weights(strategy.models_[0]) == weights(known[0])
 
 

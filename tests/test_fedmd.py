@@ -581,9 +581,7 @@ def test_a_party_without_records_or_with_another_task_says_so() -> None:
     empty = replace(party, x=party.x[:0], y=party.y[:0])
     numbers = replace(party, task="regression", y=np.zeros((40, 3)), x_test=None, y_test=None)
 
-    with pytest.raises(
-        KnowledgeMismatch, match="Party 3: x must be records to learn from"
-    ):
+    with pytest.raises(KnowledgeMismatch, match="Party 3: x must be records to learn from"):
         FedMDParty().train(empty, None, config, RecordDict())
     with pytest.raises(KnowledgeMismatch, match="Party 3: task must be single-label for FedMD"):
         FedMDParty().train(numbers, None, config, RecordDict())

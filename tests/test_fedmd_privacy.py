@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result
 
 from clients.app import NO_BUDGET
 from fl_strategies import Knowledge, Party, keys
+from fl_strategies.durable import sealed, unsealed
 from fl_strategies.exceptions import (
     InvalidData,
     InvalidParameter,
@@ -217,6 +218,13 @@ def test_without_a_journal_there_is_no_second_sample() -> None:
             train(party, linear_fedmd(**{**NFDP, **changes}), state)
 
 
+def kept_sample(file: Path) -> dict[str, Any]:
+    """Return what a party has noted about its sample."""
+    content = unsealed(file.name, file.read_bytes())
+    assert content is not None
+    return dict(json.loads(content))
+
+
 def test_a_sample_survives_a_run_beside_the_journal(tmp_path: Path) -> None:
     """A new run uses the sample that was paid for, and the journal has one line."""
     first, second = RecordDict(), RecordDict()
@@ -226,7 +234,7 @@ def test_a_sample_survives_a_run_beside_the_journal(tmp_path: Path) -> None:
     _, metrics = train(party, linear_fedmd(**NFDP, seed=9), second)
 
     (file,) = tmp_path.glob("*.json")
-    assert sample_of(first) == sample_of(second) == json.loads(file.read_text())["rows"]
+    assert sample_of(first) == sample_of(second) == kept_sample(file)["rows"]
     assert file.stat().st_mode & 0o077 == 0
     assert party.journal is not None
     ((entry, *_),) = [party.journal.entries()]
@@ -241,7 +249,7 @@ def test_a_lost_sample_is_drawn_and_charged_again(tmp_path: Path, damage: str) -
     party = with_journal(linear_party(0), tmp_path)
     train(party, linear_fedmd(**NFDP))
     (file,) = tmp_path.glob("*.json")
-    content = json.loads(file.read_text())
+    content = kept_sample(file)
     if damage == "lost":
         file.unlink()
     elif damage == "torn":
@@ -252,7 +260,8 @@ def test_a_lost_sample_is_drawn_and_charged_again(tmp_path: Path, damage: str) -
             "outside": {"rows": [40] * 10},
             "too-few": {"rows": [1, 2]},
         }[damage]
-        file.write_text(json.dumps(content))
+        # With a checksum that fits, so that the content is looked at.
+        file.write_bytes(sealed(file.name, json.dumps(content).encode()))
     _, metrics = train(party, linear_fedmd(**NFDP))
 
     assert metrics[keys.NUM_RELEASES] == 2

@@ -51,13 +51,14 @@ def part_models(knowledge: Knowledge) -> list[Knowledge]:
 def check_relayed(knowledge: Knowledge) -> str:
     """Return the name of a model's learner; refuse what no receiver could use."""
     name = knowledge.meta.get(keys.LEARNER)
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+    plain = isinstance(name, str) and 1 <= len(name) <= MAX_NAME and name.isprintable()
+    if not plain:
         raise KnowledgeMismatch(
             f"Reply: {keys.LEARNER} must be a name of 1 to {MAX_NAME} letters, got others."
         )
     if not knowledge.arrays:
         raise KnowledgeMismatch("Reply: a model must have arrays, got none.")
-    return name
+    return str(name)
 
 
 def check_finite(knowledge: Knowledge) -> None:

@@ -1,9 +1,9 @@
 """The server half that AKD, AvgKD, PKD and EKD share; see `fl_strategies.codistill`."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeVar, Unpack
+from typing import ClassVar, Literal, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -40,7 +40,6 @@ from fl_strategies.tasks import Task, check_task
 logger = logging.getLogger("flwr.fl_strategies")
 
 CodistillLoss = Literal["mse", "cross-entropy"]
-S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     party_learner_needs = (SoftLearner, PortableLearner)
     kept = (
         *KnowledgeStrategy.kept,
-        "_ledgers", "_told", "_lost", "_agents", "_newest", "_answered",
+        "_ledgers", "_told", "_lost", "_newest", "_answered",
     )  # fmt: skip
     kept_kinds = (*KnowledgeStrategy.kept_kinds, Chain)
 
@@ -150,7 +149,6 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         self._ledgers: dict[int, tuple[float, PrivacyLedger]] = {}
         self._told: dict[int, dict[int, tuple[float, PrivacyLedger]]] = {}
         self._lost: dict[int, tuple[float, PrivacyLedger]] = {}
-        self._agents: dict[int, int] = {}
         self._newest: dict[int, Knowledge] = {}
         self._answered: set[int] = set()
         self._prepare()
@@ -200,10 +198,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Keep the new models and what they cost."""
         for reply in replies:
-            agent = reply.partition_id
-            self._agents = {n: other for n, other in self._agents.items() if other != agent}
-            self._agents[reply.node_id] = agent
-            self._newest[agent] = reply.knowledge.model
+            self._newest[reply.partition_id] = reply.knowledge.model
         self.record_releases(replies)
         if replies:
             self._answered = {reply.partition_id for reply in replies}
@@ -241,6 +236,11 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         """Count what an agent has spent, or may have spent, and does not know any more."""
         before, lost = self._lost.get(agent, (0.0, new_ledger()))
         self._lost[agent] = before + epsilon, fill_ledger(lost, [lost, ledger])
+
+    @property
+    def _agents(self) -> dict[int, int]:
+        """The agents by node id, longest known first."""
+        return {node: agent for node, (_, agent) in self._who_is_who.items()}
 
     @property
     def models_(self) -> dict[int, Learner]:
@@ -291,28 +291,14 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask the agents; once too few are left, send nothing and keep the result."""
+        """Ask the agents; once too few are left, send nothing and keep the result.
+
+        A run with a checkpoint ends there, and can be resumed when they are back.
+        """
         try:
             return super().configure_train(server_round, arrays, config, grid)
         except NotEnoughParties as error:
-            if not self._newest:
+            if not self._newest or self._checkpoint is not None:
                 raise
             logger.warning("%s ended after round %s: %s", self.name, self.round_, error)
             return []
-
-    def _accept(
-        self, replies: Iterable[Message], kind: str, read: Callable[[Knowledge], S]
-    ) -> list[PartyReply[S]]:
-        """Leave out nodes that answer as an agent they were not before."""
-        asked = {message.metadata.dst_node_id for message in self._sent}
-        kept = []
-        for reply in super()._accept(replies, kind, read):
-            node, agent = reply.node_id, reply.partition_id
-            others = {other for n, other in self._agents.items() if n in asked - {node}}
-            if self._agents.get(node, agent) == agent and agent not in others:
-                kept.append(reply)
-            else:
-                self._reject(
-                    node, f"Reply: {keys.PARTITION_ID} must stay the same, got {agent}."
-                )
-        return kept

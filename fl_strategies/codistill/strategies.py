@@ -79,7 +79,9 @@ class _Chains(Codistillation):
         self._turns = {}
         if not self._chains:
             return nodes
-        present = {self._agents[node]: node for node in nodes if node in self._agents}
+        # Of two nodes that have been one agent, the longest known is asked.
+        known = reversed(self._agents.items())
+        present = {agent: node for node, agent in known if node in nodes}
         turns = take_turns(self._chains, present)
         self._turns = {present[agent]: chain for agent, chain in turns.items()}
         return sorted(self._turns)

@@ -353,12 +353,14 @@ class FedMD(KnowledgeStrategy[None]):
             keys.DELTA_EXAMPLE: worst.delta,
         }
         largest = aggregate_metrics([own, *(reply.metrics for reply in replies)])
+        # Samples are entered under what a party calls itself: never too few of them.
+        own_names = [self._who_is_who[reply.node_id][0] for reply in replies]
         theorem = [
-            reply.metrics.get(EPSILON_THEOREM, np.inf) * samples.count(reply.partition_id)
-            for reply in replies
+            reply.metrics.get(EPSILON_THEOREM, np.inf) * samples.count(own_name)
+            for reply, own_name in zip(replies, own_names, strict=True)
         ]
         return {
-            NUM_RECORDS: samples.fewest_records([reply.partition_id for reply in replies]),
+            NUM_RECORDS: samples.fewest_records(own_names),
             EPSILON_THEOREM: max(theorem),
             **{name: largest[name] for name in own},
         }

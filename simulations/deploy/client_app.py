@@ -155,7 +155,7 @@ def save_model(model: Learner, party: Party, context: Context) -> None:
         np.savez_compressed(file, **model.to_arrays())  # type: ignore[arg-type]
         make_folder(path.parent)
         replace_file(path, file.getvalue())
-        forget_oldest(path.parent, "model-[0-9]*.npz")
+        forget_oldest(path, "model-[0-9]*.npz")
     except StrategyError as error:  # models without an array form
         logger.info("%s", error)
     except OSError as error:
