@@ -20,8 +20,9 @@ SPARE: Final = 2**16
 # No table is wider; a receiver may then allocate a row of any width it is told.
 MAX_WIDTH: Final = 2**20
 MAX_TREES: Final = 10_000
-# A tree on honest data has some tens of levels. Native code may walk one by recursion.
-MAX_LEVELS: Final = 1024
+# A tree on honest data has some tens of levels. Native code may walk one by recursion, and
+# numpy takes a step of Python for each.
+MAX_LEVELS: Final = 256
 MAX_STEPS: Final = 2**16
 LEVELS_PER_TREE: Final = 64
 

@@ -117,6 +117,11 @@ def repeated(part: Arrays, count: int) -> Arrays:
     return {f"{i}/{name}": array for i in range(count) for name, array in part.items()}
 
 
+def chain_among_leaves() -> tuple[Any, Arrays]:
+    learner, _ = many_trees(bushy(0), 1)
+    return learner, {**frame(3), **forest([chain(250)] + [bushy(0)] * 9_999, 3)}
+
+
 def wide_forest() -> tuple[Any, Arrays]:
     learner, arrays = many_trees(bushy(3), 2)
     features = arrays["features"].astype(np.uint32)
@@ -181,15 +186,15 @@ def boosted_items(item: bytes, count: int, num_rounds: int = 2000) -> tuple[Any,
     return learner, {**frame(3), "booster": np.frombuffer(raw, np.uint8)}
 
 
-def wide_booster() -> tuple[Any, Arrays]:
+def wide_booster(width: int) -> tuple[Any, Arrays]:
     def widen(model: dict[str, Any]) -> None:
         learner = model["learner"]
-        learner["learner_model_param"]["num_feature"] = str(2**24)
+        learner["learner_model_param"]["num_feature"] = str(width)
         for tree in learner["gradient_booster"]["model"]["trees"]:
-            tree["tree_param"]["num_feature"] = str(2**24)
+            tree["tree_param"]["num_feature"] = str(width)
 
     learner, arrays = boosted(widen)
-    return learner, {**arrays, "width": np.array([2**24])}
+    return learner, {**arrays, "width": np.array([width])}
 
 
 def boosted_leaves() -> tuple[Any, Arrays]:
@@ -333,6 +338,15 @@ def many_members() -> tuple[Any, Arrays]:
     ), arrays
 
 
+def chained_members() -> tuple[Any, Arrays]:
+    learner, one = score_trees(chain(250), 1)
+    count = MEGABYTE // sum(150 + array.nbytes for array in one.values())
+    names = np.frombuffer(json.dumps(["forest"] * count).encode(), np.uint8)
+    arrays = {"signs": np.ones(count, np.int8), "names": names, **repeated(one, count)}
+    factories = {"forest": lambda: learner}
+    return SignedEnsemble(num_classes=3, task="single-label", model_fns=factories), arrays
+
+
 def named_members(text: bytes) -> tuple[Any, Arrays]:
     learner, arrays = many_members()
     kept = {name: array for name, array in arrays.items() if "/" not in name}
@@ -358,7 +372,8 @@ ATTACKS: Mapping[str, Attack] = {
     "booster: small numbers": partial(boosted_items, b"i\x07", 499_000),
     "booster: nothings": partial(boosted_items, b"Z", 990_000),
     "booster: leaves": boosted_leaves,
-    "booster: 16 million columns": wide_booster,
+    "booster: a million columns": partial(wide_booster, 2**20),
+    "booster: 16 million columns": partial(wide_booster, 2**24),
     "labels: boosters": partial(label_boosters, 200),
     "booster of scores: 16 million columns": wide_scores,
     "tree: a chain": lambda: one_tree(chain(150_000)),
@@ -369,11 +384,14 @@ ATTACKS: Mapping[str, Attack] = {
     "forest: 10000 leaves": lambda: many_trees(bushy(0), 10_000),
     "forest: 10000 small trees": lambda: many_trees(bushy(12), 10_000),
     "forest: chains": lambda: many_trees(chain(1_000), 155),
+    "forest: a chain among leaves": chain_among_leaves,
+    "forest: short chains": lambda: many_trees(chain(250), 255),
     "forest: a chain": lambda: many_trees(chain(150_000), 1),
     "forest: 16 million columns": wide_forest,
     "labels: leaves": lambda: label_forests(bushy(0), 10_000, 10),
     "labels: stumps": lambda: label_forests(bushy(1), 6_000, 10),
     "labels: a few leaves each": lambda: label_forests(bushy(0), 100, 350),
+    "labels: chains": lambda: label_forests(chain(250), 10, 50),
     "labels: constants": constant_labels,
     "forest of scores: 10000 small trees": lambda: score_trees(chain(3), 10_000),
     "forest of scores: chains": lambda: score_trees(chain(1_000), 55),
@@ -387,6 +405,7 @@ ATTACKS: Mapping[str, Attack] = {
     "network: of another size": large_network,
     "network: tiny weights": tiny_weights,
     "ensemble: many members": many_members,
+    "ensemble: chains": chained_members,
     "ensemble: nested names": lambda: named_members(b"[" * 900_000),
     "ensemble: objects as names": lambda: named_members(b"[" + b"{}," * 330_000 + b"{}]"),
 }  # fmt: skip
