@@ -40,6 +40,7 @@ from fl_strategies.tasks import Task, check_task
 
 logger = logging.getLogger("flwr.fl_strategies")
 
+ROWS_TO_SCORE = 32
 CodistillLoss = Literal["mse", "cross-entropy"]
 S = TypeVar("S")
 
@@ -81,7 +82,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     learner_name : str
     model_fns : mapping of learner name to factory, optional
         Factories for the other learners of the federation. A model is relayed only if the
-        server itself can rebuild it and it scores a row; one without a factory is refused.
+        server itself can rebuild it and it scores some rows; one without a factory is refused.
     public : (num_public, ...), optional
         Not learned from. If it is given, agents that hold other public rows are excluded:
         that mostly means other preprocessing.
@@ -148,7 +149,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         self.model_fns: dict[str, LearnerFactory] = {**own, **(model_fns or {})}
         self._check_factories(owner)
         self._public_hash = None if public is None else content_hash(public)
-        self._row = _row_to_score(owner, public, row_shape)
+        self._rows = _rows_to_score(owner, public, row_shape)
         self.ledger_ = self._new_ledger()
         self._ledgers: dict[int, tuple[float, PrivacyLedger]] = {}
         self._told: dict[int, dict[int, tuple[float, PrivacyLedger]]] = {}
@@ -194,7 +195,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         share = MAX_REPLY_BYTES // max(self.num_parties, len(self._sent))
         model = Knowledge(MODEL, knowledge.arrays, {keys.LEARNER: check_relayed(knowledge)})
         check_share(model, share)
-        raw_outputs(self._rebuild(model), self._row, self.task)
+        raw_outputs(self._rebuild(model), self._rows, self.task)
         ledger = read_ledger(knowledge.meta.get(PRIVACY_EVENTS))
         return AgentModel(model, ledger)
 
@@ -309,8 +310,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         return kept
 
 
-def _row_to_score(owner: str, public: Array | None, row_shape: Sequence[int] | None) -> Array:
-    """Return the one row that a model must score: a public one, or zeros of that shape."""
+def _rows_to_score(owner: str, public: Array | None, row_shape: Sequence[int] | None) -> Array:
+    """Return what a model must score to be relayed: public rows, or zeros of that shape."""
     if public is None:
         require(row_shape is not None, owner, "row_shape", "given, or public", row_shape)
         sides = tuple(row_shape or ())
@@ -320,4 +321,4 @@ def _row_to_score(owner: str, public: Array | None, row_shape: Sequence[int] | N
     shape = public.shape[1:]
     same = row_shape is None or tuple(row_shape) == shape
     require(same, owner, "row_shape", f"{shape} as in public", row_shape)
-    return public[:1] if len(public) else np.zeros((1, *shape))
+    return public[:ROWS_TO_SCORE] if len(public) else np.zeros((1, *shape))

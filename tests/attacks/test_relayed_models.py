@@ -1,5 +1,6 @@
 """Co-distillation: what one agent sends must not cost the others a round, or their names."""
 
+import functools
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -7,9 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from clients.app import client_app
 from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
+from clients.sklearn_learner import SklearnLearner
 from fl_strategies import Knowledge, Party, keys
 from fl_strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation, CodistillParty
 from fl_strategies.codistill.relay import MODEL, MODELS, NUM_MODELS, part_models
@@ -128,13 +133,28 @@ def test_a_name_that_nobody_knows_is_not_relayed(scheme: str) -> None:
 def test_a_model_of_another_width_does_not_end_the_chain(
     scheme: str, rows: dict[str, Any]
 ) -> None:
-    """The server asks it about one row, public or made up, before anybody else gets it."""
+    """The server asks it about rows, public or made up, before anybody else gets it."""
     strategy = strategy_of(scheme, **rows)
 
     rounds = excluded(strategy, HostileGrid("ridge", trained(ridge(), 12, 3)))
 
     assert set().union(*rounds) == {ATTACKER}
     assert strategy.model_.predict(PUBLIC).shape == (len(PUBLIC),)
+
+
+def test_a_model_that_fails_on_real_rows_is_not_relayed() -> None:
+    """A scaler that divides by almost zero scores zeros, and raises for everything else."""
+    scaled = functools.partial(
+        SklearnLearner, make_pipeline(StandardScaler(), LogisticRegression()), num_classes=3
+    )
+    arrays = trained(scaled(), 12, 2)
+    grid = HostileGrid("scaled", {**arrays, "step-0/scale_": np.full(2, 1e-310)})
+    strategy = strategy_of("akd", model_fns={**FACTORIES, "scaled": scaled})
+
+    with np.errstate(all="ignore"):
+        rounds = excluded(strategy, grid)
+
+    assert set().union(*rounds) == {ATTACKER}
 
 
 @pytest.mark.parametrize(

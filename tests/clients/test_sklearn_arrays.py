@@ -337,7 +337,7 @@ def test_broken_linear_models_are_refused(
     check_refused(estimator, change(fitted(estimator, [0, 4, 7]).to_arrays()), message)
 
 
-# --- naive Bayes, perceptrons and scalers closed to strangers -----------------------------
+# --- naive Bayes, perceptrons and scalers refuse what does not fit -----------------------
 
 
 @pytest.mark.parametrize(
