@@ -24,7 +24,7 @@ from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.protocols import Array, LearnerFactory
 from simulations.config import TYPE_NAMES, Settings, Value
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
-from simulations.models import LEARNERS, check_learner_name, learner_factory
+from simulations.models import check_learner_name, learner_factory
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -39,6 +39,7 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     "label": LABEL,
     "learner": "",
     "teacher": "",
+    "receives": "extra-trees",
     "state-dir": "",
     "max-epsilon": 0.0,
     "delta": 1e-5,
@@ -83,12 +84,19 @@ def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
         partition_id=int(config[keys.PARTITION_ID]),
         x_test=held_out[0],
         y_test=held_out[1],
-        catalogue={name: _named_factory(name, public, config) for name in LEARNERS},
+        catalogue={
+            name: party_factory(name, "receives", public, config) for name in _received(config)
+        },
         journal=_journal(config, data_fingerprint(x, y)),
         run=run,
         compare_at_home=bool(config["compare"]),
         tell_verdict=bool(config["tell-verdict"]),
     )
+
+
+def _received(config: Mapping[str, Value]) -> list[str]:
+    """Return which models the party takes beside its own: those that its operator named."""
+    return [name.strip() for name in str(config["receives"]).split(",") if name.strip()]
 
 
 def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:

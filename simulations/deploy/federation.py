@@ -169,6 +169,7 @@ def prepare(
             "classes": split.classes,
             "label": LABEL,
             "learner": settings.learner_names[number % len(settings.learner_names)],
+            "receives": ", ".join(sorted({*settings.learner_names, settings.final_learner})),
             "state-dir": str(member.state),
             "max-epsilon": max_epsilon,
         }
