@@ -15,6 +15,7 @@ from fl_strategies import REGISTRY, Learner, Party, PartyHalf, keys
 from fl_strategies.exceptions import KnowledgeMismatch, StrategyError, require_known
 from fl_strategies.half import all_or_none
 from fl_strategies.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar, count_bytes
+from fl_strategies.policy import check_request
 from fl_strategies.replies import EVALUATION
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -91,8 +92,11 @@ def _train(
 ) -> RecordDict:
     config, half = _read_request(message, halves)
     party = _load(load_party, context, config)
+    check_request(party, half.request(party, config), releases=True)
 
     def respond() -> RecordDict:
+        if party.journal is not None:
+            party.journal.require_budget()
         start = time.perf_counter()
         knowledge, metrics = half.train(party, _received(message), config, context.state)
         metrics = {
@@ -114,6 +118,7 @@ def _evaluate(
 ) -> RecordDict:
     config, half = _read_request(message, halves)
     party = _load(load_party, context, config)
+    check_request(party, half.request(party, config), releases=False)
     received = _received(message)
     if received is None:
         raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")

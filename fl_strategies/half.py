@@ -9,6 +9,7 @@ from fl_strategies import keys
 from fl_strategies.exceptions import KnowledgeMismatch, PublicDataMismatch
 from fl_strategies.knowledge import Knowledge, Metrics, config_int, shown
 from fl_strategies.party import Party, content_hash
+from fl_strategies.policy import Request
 from fl_strategies.protocols import Learner, PortableLearner
 from fl_strategies.tasks import figure_names, judge
 
@@ -21,6 +22,10 @@ class PartyHalf(ABC):
 
     Whatever must outlive a message belongs into `state`, Flower's `Context.state`.
     """
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return what a message asks for, for the party's policy to judge."""
+        return Request(name=str(config.get(keys.STRATEGY)), trainer=party.learner_fn)
 
     @abstractmethod
     def train(
@@ -47,7 +52,7 @@ class PartyHalf(ABC):
 def measure(party: Party, model: Learner) -> Metrics:
     """Return how good a model is on the held-out rows, or NaN if that stays at home."""
     nothing = dict.fromkeys(figure_names(party.task, party.num_classes), math.nan)
-    silent = party.journal is not None
+    silent = party.journal is not None or not party.policy.allow_unprotected
     if silent or party.x_test is None or party.y_test is None or not len(party.y_test):
         return {keys.NUM_EXAMPLES: 0, **nothing}
     found = judge(model, party.x_test, party.y_test, party.task).figures

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fl_strategies.exceptions import InvalidData, require, require_data
+from fl_strategies.policy import SIMULATED, PartyPolicy
 from fl_strategies.protocols import Array, LearnerFactory
 from fl_strategies.randomness import derive_rng
 from fl_strategies.tasks import Task, check_targets, check_task
@@ -83,6 +84,9 @@ class Party:
         held-out rows. It costs one more training a run.
     tell_verdict : bool (default: False)
         Let the server know that one bit, unless there is a journal or a promise of privacy.
+    policy : PartyPolicy
+        What this party takes part in. Without one it is a party of a simulation, which
+        allows everything but endless work: give a real party a `PartyPolicy()`.
     """
 
     x: Array
@@ -102,6 +106,7 @@ class Party:
     run: str = "unnamed"
     compare_at_home: bool = False
     tell_verdict: bool = False
+    policy: PartyPolicy = SIMULATED
 
     @property
     def owner(self) -> str:

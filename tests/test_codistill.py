@@ -1045,6 +1045,8 @@ def test_bad_settings_name_themselves(options: dict[str, Any], message: str) -> 
 class Private(RidgeLearner):
     """A learner that says what its training cost."""
 
+    privacy_events: tuple[Any, ...] = ()
+
     def distill(self, x: Any, targets: Any, *, rng: Any, recipe: Any) -> Any:
         event = GaussianEvent(
             unit="example", relation="replace-one", l2_sensitivity=1.0, scale=5.0

@@ -401,16 +401,3 @@ def test_trimming_at_l2_costs_no_epsilon() -> None:
     epsilons = [strategy.ledger_.get_epsilon() for strategy in strategies]
     assert epsilons[0] == epsilons[1] < math.inf
     assert metrics[0][keys.EPSILON_EXAMPLE] == metrics[1][keys.EPSILON_EXAMPLE]
-
-
-@pytest.mark.parametrize("level", ["L1", "L2"])
-def test_noise_that_drowns_all_votes_is_said(
-    level: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A run may go on with it, but nobody should wonder about its accuracy."""
-    for gamma, drowned in ((2.0, False), (0.001, True)):
-        strategy = toy_fedkt(privacy_level=level, gamma=gamma)
-        with caplog.at_level("WARNING", logger="flwr.fl_strategies"):
-            caplog.clear()
-            assert strategy.prepare_round()
-        assert ("drowns" in caplog.text) == drowned

@@ -31,6 +31,7 @@ from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import (
     DEFAULT_DELTA,
     charge_run,
+    check_run,
     ledger_to_text,
     privacy_metrics,
     training_charges,
@@ -223,6 +224,7 @@ def _charge(
     charges = training_charges(private, 1) if private else ()
     if not charges:
         charges = [(NonPrivateEvent(unit="example", reason=UNPROTECTED_MODEL), 1)]
+    check_run(party, charges, state)
     journal = party.journal
     lasting = journal and journal.charge(charges, run=party.run, purpose=scheme)
     ledger = charge_run(state, charges, DEFAULT_DELTA)

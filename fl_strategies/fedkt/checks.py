@@ -3,6 +3,7 @@
 from fl_strategies.evidence_pool import ClassShare, read_class_share
 from fl_strategies.exceptions import require
 from fl_strategies.fedkt import words
+from fl_strategies.privacy.strength import drowned, require_audible
 
 OWNER = "FedKT"
 
@@ -28,6 +29,12 @@ def check_counts(count_epsilon: float, target_epsilon: float | None) -> None:
     words.count_noise(count_epsilon)
     left = target_epsilon is None or count_epsilon < target_epsilon
     require(left, OWNER, "count_epsilon", "below target_epsilon", count_epsilon)
+
+
+def check_noise(scale: float, num_votes: int, *, accepted: bool) -> None:
+    """Raise if noise is stronger than all votes together, unless that is accepted."""
+    said = drowned(scale, num_votes, f"{num_votes} votes")
+    require_audible(OWNER, said, accepted=accepted)
 
 
 def read_weights(weights: words.VoteWeights, level: words.PrivacyLevel) -> words.VoteWeights:

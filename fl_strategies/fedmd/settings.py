@@ -22,6 +22,7 @@ from fl_strategies.fedmd.release import (
 )
 from fl_strategies.fedmd.student import Epochs
 from fl_strategies.knowledge import Scalar, config_choice, config_float, config_int
+from fl_strategies.privacy.strength import drowned
 from fl_strategies.randomness import derive_rng
 
 Release: TypeAlias = Literal["none", "nfdp", "ldp"]
@@ -258,6 +259,18 @@ def make_noise(
     return calibrated(
         template, num_rows=num_public, num_rounds=rounds, target_epsilon=target, delta=delta
     )
+
+
+def drowned_answers(noise: AnswerNoise | None, num_parties: int) -> str:
+    """Say how noise drowns a consensus of so many parties that all agree, or nothing.
+
+    Noise of parties is independent, so that of their mean falls with the root of their
+    number; the largest answer is `AnswerNoise.bound`.
+    """
+    if noise is None:
+        return ""
+    what = f"answers up to {noise.bound:g} of {num_parties} parties"
+    return drowned(noise.scale, noise.bound * math.sqrt(num_parties), what)
 
 
 def noise_template(

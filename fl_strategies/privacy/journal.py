@@ -284,6 +284,12 @@ class PartyJournal:
         with self._locked():
             return self._contents().entries
 
+    def charges_of(self, run: str) -> list[Entry]:
+        """Return what one run has spent."""
+        return [
+            charge for entry in self.entries() if entry.run == run for charge in entry.charges
+        ]
+
     def repair(self, charges: Sequence[Entry], *, run: str, purpose: str) -> PrivacyLedger:
         """Go on after damage: replace all that cannot be trusted by what its owner states.
 

@@ -1,12 +1,54 @@
 """How strong noise is, said once: what votes and scores have in common."""
 
+import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from fl_strategies.exceptions import require
+from fl_strategies.exceptions import InvalidParameter, require
 from fl_strategies.randomness import derive_rng
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+
+def drowned(scale: float, signal: float, what: str) -> str:
+    """Say how noise drowns what it protects, or nothing if it does not.
+
+    Parameters
+    ----------
+    scale : float
+        Of the noise on one answer.
+    signal : float
+        The largest answer that there can be, if all agree. Settings decide it, and no vote
+        or record does.
+    what : str
+        What answers, in words.
+
+    Examples
+    --------
+    >>> drowned(34.0, 5, "5 votes")
+    'noise of scale 34 against 5 votes'
+    >>> drowned(4.0, 5, "5 votes")
+    ''
+    """
+    return f"noise of scale {scale:.3g} against {what}" if scale > signal else ""
+
+
+def require_audible(owner: str, words: str, *, accepted: bool) -> None:
+    """Raise if noise drowns what it protects: epsilon would be spent for nothing.
+
+    `words` are those of `drowned`. Where the noise is accepted, a warning says the same.
+    """
+    if not words:
+        return
+    advice = "Ask for fewer answers, have more voters, or allow a larger epsilon"
+    if not accepted:
+        raise InvalidParameter(
+            f"{owner}: noise must be weaker than what it protects, or accepted "
+            f"(accept_noise), got {words}. {advice}."
+        )
+    logger.warning("%s: %s drowns the answers. %s.", owner, words, advice)
 
 
 @dataclass(frozen=True, kw_only=True)

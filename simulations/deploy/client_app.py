@@ -1,7 +1,7 @@
 """The party's side of a deployed federation: everything it is, its own node-config says.
 
-Nothing that a server sends chooses a file, a folder, a model's code or a budget here. The
-run's configuration is not read at all.
+Nothing that a server sends chooses a file, a folder, a model's code or a budget here, and
+what leaves is what the party's policy allows. The run's configuration is not read at all.
 """
 
 import functools
@@ -24,6 +24,7 @@ from fl_strategies.protocols import Array, LearnerFactory
 from simulations.budget import BUDGET_KEYS, OWNER, Budget, require_absolute, with_defaults
 from simulations.config import Settings, Value
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
+from simulations.deploy.policy import MAX_RUN_EPSILON, POLICY_KEYS, policy_of
 from simulations.models import LEARNERS, check_learner_name, learner_factory
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -41,6 +42,7 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     "compare": True,
     "tell-verdict": False,
     **BUDGET_KEYS,
+    **POLICY_KEYS,
 }
 """What a node-config may hold, and the default of what it leaves out."""
 MODEL_SETTINGS: Final = (
@@ -84,6 +86,7 @@ def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
         run=run,
         compare_at_home=bool(config["compare"]),
         tell_verdict=bool(config["tell-verdict"]),
+        policy=policy_of(config, limited=MAX_RUN_EPSILON in node_config),
     )
 
 
