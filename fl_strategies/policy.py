@@ -216,7 +216,7 @@ def _check_noise(party: "Party", request: Request) -> None:
     _refuse_unless(secret, party, "noise", rule, "noise from the seed")
     drowned = "" if policy.allow_drowned_noise else request.drowned()
     rule = "weaker than what it protects, by its policy (allow-drowned-noise)"
-    _refuse_unless(not drowned, party, "noise", rule, drowned)
+    _refuse_unless(not drowned, party, "noise", rule, f"noise of {drowned}")
 
 
 def _trains_privately(trainer: LearnerFactory) -> bool:

@@ -9,8 +9,7 @@ from fl_strategies.knowledge import config_float, config_int
 from fl_strategies.party import Party
 from fl_strategies.policy import Request, asked_number
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.strength import drowned
-from fl_strategies.privacy.votes import VotePrivacy
+from fl_strategies.privacy.votes import VotePrivacy, drowned_votes
 
 
 def request_of(party: Party, config: ConfigRecord) -> Request:
@@ -43,4 +42,4 @@ def _drowned(party: Party, config: ConfigRecord) -> str:
         party.num_classes, num_splits * queries, besides=counting
     )
     votes = min(asked_number(config, words.NUM_TEACHERS), len(party.y))
-    return drowned(mechanism.scale, votes, f"{votes} votes")
+    return drowned_votes(mechanism, votes)

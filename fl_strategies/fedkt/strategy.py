@@ -102,9 +102,9 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
     seeded_noise : bool (default: False)
         Draw noise from the seed, for repeatable simulations. Epsilon is then infinite.
     accept_noise : bool (default: False)
-        Go on although the scale of the noise is above the number of votes that it protects:
-        those of all parties at L1, of a partition's teachers at L2. Refused otherwise,
-        because epsilon would be spent on answers that are mostly noise.
+        Go on although noise decides more labels than votes do, even if all agree: those of
+        all parties at L1, of a partition's teachers at L2. Refused otherwise, because
+        epsilon would be spent on labels that are mostly noise.
     **federation
         See `KnowledgeStrategy`.
 
@@ -231,7 +231,7 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         """Raise if noise would drown the votes of all parties at L1, of all teachers at L2."""
         at_server = self.privacy_level == "L1"
         votes = self.num_parties * self.num_splits if at_server else self.num_teachers
-        checks.check_noise(self._mechanism(privacy).scale, votes, accepted=accepted)
+        checks.check_noise(self._mechanism(privacy), votes, accepted=accepted)
 
     def _mechanism(self, privacy: VotePrivacy) -> VoteMechanism:
         """Return the server's noise at L1, that of every party at L2."""

@@ -22,7 +22,6 @@ from fl_strategies.fedmd.release import (
 )
 from fl_strategies.fedmd.student import Epochs
 from fl_strategies.knowledge import Scalar, config_choice, config_float, config_int
-from fl_strategies.privacy.strength import drowned
 from fl_strategies.randomness import derive_rng
 
 Release: TypeAlias = Literal["none", "nfdp", "ldp"]
@@ -267,10 +266,10 @@ def drowned_answers(noise: AnswerNoise | None, num_parties: int) -> str:
     Noise of parties is independent, so that of their mean falls with the root of their
     number; the largest answer is `AnswerNoise.bound`.
     """
-    if noise is None:
+    if noise is None or noise.scale <= noise.bound * math.sqrt(num_parties):
         return ""
     what = f"answers up to {noise.bound:g} of {num_parties} parties"
-    return drowned(noise.scale, noise.bound * math.sqrt(num_parties), what)
+    return f"scale {noise.scale:.3g} against {what}"
 
 
 def noise_template(

@@ -12,33 +12,11 @@ from fl_strategies.randomness import derive_rng
 logger = logging.getLogger("flwr.fl_strategies")
 
 
-def drowned(scale: float, signal: float, what: str) -> str:
-    """Say how noise drowns what it protects, or nothing if it does not.
-
-    Parameters
-    ----------
-    scale : float
-        Of the noise on one answer.
-    signal : float
-        The largest answer that there can be, if all agree. Settings decide it, and no vote
-        or record does.
-    what : str
-        What answers, in words.
-
-    Examples
-    --------
-    >>> drowned(34.0, 5, "5 votes")
-    'noise of scale 34 against 5 votes'
-    >>> drowned(4.0, 5, "5 votes")
-    ''
-    """
-    return f"noise of scale {scale:.3g} against {what}" if scale > signal else ""
-
-
 def require_audible(owner: str, words: str, *, accepted: bool) -> None:
     """Raise if noise drowns what it protects: epsilon would be spent for nothing.
 
-    `words` are those of `drowned`. Where the noise is accepted, a warning says the same.
+    `words` say how it does, and nothing if it does not. Where the noise is accepted, a
+    warning says the same.
     """
     if not words:
         return
@@ -46,9 +24,9 @@ def require_audible(owner: str, words: str, *, accepted: bool) -> None:
     if not accepted:
         raise InvalidParameter(
             f"{owner}: noise must be weaker than what it protects, or accepted "
-            f"(accept_noise), got {words}. {advice}."
+            f"(accept_noise), got noise of {words}. {advice}."
         )
-    logger.warning("%s: %s drowns the answers. %s.", owner, words, advice)
+    logger.warning("%s: noise of %s drowns the answers. %s.", owner, words, advice)
 
 
 @dataclass(frozen=True, kw_only=True)

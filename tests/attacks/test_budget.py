@@ -8,7 +8,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fl_strategies import Party, keys
 from fl_strategies._compat import assign_message_id
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.exceptions import InvalidParameter, PrivacyBudgetExceeded
+from fl_strategies.privacy.events import GaussianEvent, SubsampleEvent
+from fl_strategies.privacy.journal import PartyJournal
 from simulations.client_app import app, load_party
 from simulations.config import Settings, Value
 from simulations.experiment import load_federation
@@ -35,7 +37,7 @@ def loaded(node: dict[str, Value], settings: Settings = RUN) -> Party:
 def ask(node: dict[str, Value], settings: Settings) -> Message:
     """Ask a party of the simulation app to train as the run's own server would."""
     config = {**load_federation(settings).strategy().party_config(), keys.SEED: 0}
-    question = ConfigRecord({**config, keys.STRATEGY: "fedkt", keys.SERVER_ROUND: 1})
+    question = ConfigRecord({**config, keys.STRATEGY: settings.strategy, keys.SERVER_ROUND: 1})
     message = Message(RecordDict({keys.CONFIG: question}), dst_node_id=1, message_type="train")
     assign_message_id(message)
     return app(message, context(node, settings))
@@ -111,3 +113,60 @@ def test_a_simulation_may_still_give_its_parties_journals(tmp_path: Path) -> Non
     assert journal is not None
     assert (journal.max_epsilon, journal.delta) == (7.0, 1e-4)
     assert loaded({}, changed()).journal is None
+
+
+# A sample that is used in the clear
+
+
+def sampling(records: int = 100, samples: int = 10) -> SubsampleEvent:
+    return SubsampleEvent(records=records, samples=samples, replacement=False)
+
+
+def journal_with(folder: Path, sample_delta: float) -> PartyJournal:
+    return PartyJournal(
+        folder, fingerprint="0" * 64, max_epsilon=1.0, sample_delta=sample_delta
+    )
+
+
+def test_a_party_with_a_budget_joins_fedmd_with_a_sample(tmp_path: Path) -> None:
+    """As docs/reliability.md says: `sample-delta` is what such a party has to set."""
+    settings = Settings.from_run_config(
+        RUN.to_run_config(), strategy="fedmd", release="nfdp", num_samples=5,
+        privacy_level="L0", gamma=0.0, epochs_initial=1, with_replacement=False,
+    )  # fmt: skip
+    node: dict[str, Value] = {"state-dir": str(tmp_path), "max-epsilon": 1.0}
+
+    refused = ask(node, settings)
+    joined = ask({**node, "sample-delta": 0.1}, settings)
+
+    assert refused.has_error()
+    assert not joined.has_error(), joined.error.reason
+    journal = loaded({**node, "sample-delta": 0.1}, settings).journal
+    assert journal is not None
+    assert journal.epsilon() == 0.0
+    assert journal.ledger().delta == pytest.approx(0.1 + 0.9 * 1e-5)
+
+
+def test_a_second_sample_counts_as_well_as_the_first(tmp_path: Path) -> None:
+    """Two samples of a tenth are a chance of 0.19; a limit of 0.15 allows one of them."""
+    journal = journal_with(tmp_path, 0.15)
+    journal.charge([(sampling(), 1)], run="1", purpose="nfdp")
+
+    with pytest.raises(PrivacyBudgetExceeded):
+        journal.charge([(sampling(), 1)], run="2", purpose="nfdp")
+    with pytest.raises(PrivacyBudgetExceeded):
+        journal_with(tmp_path / "none", 0.0).charge([(sampling(), 1)], run="1", purpose="nfdp")
+    assert len(journal.entries()) == 1
+
+
+def test_a_samples_delta_pays_for_no_noise(tmp_path: Path) -> None:
+    """What noise may cost is judged at the same delta with a sample and without one."""
+    noise = GaussianEvent(unit="example", relation="replace-one", l2_sensitivity=1.0, scale=5.0)
+    alone, mixed = journal_with(tmp_path / "a", 0.5), journal_with(tmp_path / "b", 0.5)
+    mixed.charge([(sampling(), 1)], run="1", purpose="nfdp")
+    for journal in (alone, mixed):
+        journal.charge([(noise, 1)], run="1", purpose="noise")
+
+    assert mixed.epsilon() == pytest.approx(alone.epsilon(), rel=1e-6)
+    with pytest.raises(PrivacyBudgetExceeded):
+        mixed.charge([(noise, 2)], run="1", purpose="noise")

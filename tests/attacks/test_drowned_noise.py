@@ -69,8 +69,9 @@ def test_a_run_of_fedmd_that_buys_nothing_but_noise_does_not_start(
 
 
 def test_noise_that_leaves_something_to_hear_is_not_refused() -> None:
-    """Votes and answers up to the scale of the noise, and beyond."""
-    assert toy_fedkt(**L2, gamma=0.2).num_teachers == 5
+    """Votes that decide most labels if they agree, and answers up to the noise's scale."""
+    assert toy_fedkt(**L2, gamma=0.3).num_teachers == 5
+    assert toy_fedkt(privacy_level="L1", gamma=0.1, num_parties=15).num_parties == 15
     assert toy_fedmd(**LDP, sigma=2.0).settings.noise is not None
     assert toy_fedmd(**{**LDP, "payload": "argmax"}, sigma=1.9).settings.noise is not None
 
@@ -131,7 +132,7 @@ def test_a_party_counts_its_own_teachers_not_those_it_was_told_of() -> None:
 
     reply = ask(careful(), {**strategy.party_config(), keys.STRATEGY: "fedkt"})
 
-    assert "noise of scale 500 against 40 votes" in str(reply.error.reason)
+    assert "noise of scale 500 against 40 votes for one of 3 classes" in str(reply.error.reason)
 
 
 def test_the_refusal_looks_at_settings_and_at_no_vote() -> None:

@@ -106,7 +106,13 @@ VARIANTS: Mapping[str, Variant] = {
     "fedmd-nfdp": _variant("fedmd", release="nfdp", num_samples=6, rounds=2),
     "fedmd-ldp": _variant("fedmd", release="ldp", noise="gumbel", gamma=1.0, rounds=2),
     "fedmd-ldp-scores": _variant(
-        "fedmd", release="ldp", payload="softmax", noise="gaussian", sigma=2.0, rounds=2
+        "fedmd",
+        release="ldp",
+        payload="softmax",
+        noise="gaussian",
+        sigma=2.0,
+        rounds=2,
+        accept_noise=True,
     ),
     "akd": _variant("akd", rounds=3),
     "avgkd": _variant("avgkd", rounds=2),
