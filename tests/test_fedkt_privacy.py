@@ -256,7 +256,7 @@ def test_gaussian_and_confident_noise_work(level: str) -> None:
     _, plain = run(privacy_level=level, noise="gaussian", sigma=0.05, num_queries=30)
     strategy, confident = run(
         privacy_level=level, noise="confident-gaussian", sigma=0.05, num_queries=30,
-        threshold=4.0, threshold_sigma=0.05,
+        threshold=3.5, threshold_sigma=0.05,
     )  # fmt: skip
 
     assert plain[keys.EPSILON_EXAMPLE] < confident[keys.EPSILON_EXAMPLE] < math.inf

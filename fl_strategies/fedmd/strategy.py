@@ -273,8 +273,8 @@ class FedMD(KnowledgeStrategy[None]):
 
     def party_config(self) -> dict[str, Scalar]:
         """Return the settings, and what identifies the public data."""
-        own = {keys.PUBLIC_HASH: self._public_hash, keys.NUM_PARTIES: self.num_parties}
-        return {**self.settings.to_config(), **own}
+        own: dict[str, Scalar] = {keys.PUBLIC_HASH: self._public_hash}
+        return {**self.settings.to_config(), **own, keys.NUM_PARTIES: self.num_parties}
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
         """Return the last consensus, or in round 1 the model to start from."""
