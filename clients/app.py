@@ -15,11 +15,13 @@ from fl_strategies.exceptions import (
     InvalidData,
     KnowledgeMismatch,
     PrivacyBudgetExceeded,
+    RequestRefused,
     StrategyError,
     UnsupportedLearner,
     require_known,
 )
 from fl_strategies.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar, count_bytes
+from fl_strategies.policy import check_request
 from fl_strategies.replies import EVALUATION
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -78,8 +80,8 @@ NO_BUDGET: Final = "The party's privacy budget does not allow this answer."
 def _guarded(message: Message, respond: Callable[[], RecordDict]) -> Message:
     try:
         return Message(respond(), reply_to=message)
-    except (KnowledgeMismatch, UnsupportedLearner) as error:
-        # Both are about the request and the party's settings, never about a record.
+    except (KnowledgeMismatch, RequestRefused, UnsupportedLearner) as error:
+        # These are about the request and the party's settings, never about a record.
         logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
         reason = str(error)
     except PrivacyBudgetExceeded as error:
@@ -99,8 +101,11 @@ def _train(
 ) -> RecordDict:
     config, half = _read_request(message, halves)
     party = _load(load_party, context, config)
+    check_request(party, half.request(party, config), releases=True)
 
     def respond() -> RecordDict:
+        if party.journal is not None:
+            party.journal.require_budget()
         knowledge, metrics = half.train(party, _received(message), config, context.state)
         metrics = {keys.NUM_EXAMPLES: len(party.y), **metrics}
         return _reply(message, party, knowledge, metrics)
@@ -117,6 +122,7 @@ def _evaluate(
 ) -> RecordDict:
     config, half = _read_request(message, halves)
     party = _load(load_party, context, config)
+    check_request(party, half.request(party, config), releases=False)
     received = _received(message)
     if received is None:
         raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")

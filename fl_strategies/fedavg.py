@@ -12,7 +12,7 @@ Networks from Decentralized Data (AISTATS 2017), Algorithm 1.
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, TypeAlias, TypeVar, Unpack
 
 import numpy as np
@@ -29,6 +29,7 @@ from fl_strategies.exceptions import (
 from fl_strategies.half import PartyHalf, check_public_data, measure, read_round, read_seed
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, config_choice, config_int
 from fl_strategies.party import Party, check_rows, content_hash
+from fl_strategies.policy import Request, asked_number
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
@@ -56,7 +57,8 @@ UNPROTECTED: Final[Sequence[Entry]] = (
 )
 AUDIENCE: Final = "the server, the other parties and everybody who sees a model"
 
-MAX_EPOCHS: Final = 2**20
+# A server cannot make a party train without end.
+MAX_EPOCHS: Final = 10_000
 MAX_RECORDS: Final = 2**40
 MAX_EVENTS: Final = 2**20
 
@@ -268,6 +270,11 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
 
 class FedAvgParty(PartyHalf):
     """The party's half: go on from the mean with the own records."""
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return that weights leave after so many passes."""
+        epochs = asked_number(config, LOCAL_EPOCHS)
+        return replace(super().request(party, config), epochs=epochs)
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict

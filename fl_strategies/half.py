@@ -9,6 +9,7 @@ from fl_strategies import keys
 from fl_strategies.exceptions import KnowledgeMismatch, PublicDataMismatch
 from fl_strategies.knowledge import Knowledge, Metrics, config_int, shown
 from fl_strategies.party import Party, content_hash
+from fl_strategies.policy import Request
 from fl_strategies.privacy.reporting import has_promised
 from fl_strategies.protocols import Learner, PortableLearner
 from fl_strategies.tasks import figure_names, judge
@@ -22,6 +23,10 @@ class PartyHalf(ABC):
 
     Whatever must outlive a message belongs into `state`, Flower's `Context.state`.
     """
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return what a message asks for, for the party's policy to judge."""
+        return Request(name=str(config.get(keys.STRATEGY)), trainer=party.learner_fn)
 
     @abstractmethod
     def train(
@@ -49,7 +54,8 @@ def measure(party: Party, model: Learner, state: RecordDict) -> Metrics:
     server's message says.
     """
     nothing = dict.fromkeys(figure_names(party.task, party.num_classes), math.nan)
-    silent = party.journal is not None or has_promised(state)
+    held = party.journal is not None or not party.policy.allow_unprotected
+    silent = held or has_promised(state)
     if silent or party.x_test is None or party.y_test is None or not len(party.y_test):
         return {keys.NUM_EXAMPLES: 0, **nothing}
     found = judge(model, party.x_test, party.y_test, party.task).figures

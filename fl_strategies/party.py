@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fl_strategies.exceptions import InvalidData, require, require_data
+from fl_strategies.policy import SIMULATED, PartyPolicy
 from fl_strategies.protocols import Array, LearnerFactory
 from fl_strategies.randomness import derive_rng
 from fl_strategies.tasks import Task, check_targets, check_task
@@ -106,6 +107,9 @@ class Party:
     value_bound : float, optional
         Largest magnitude of a number in a record; ten times that of the public rows, and at
         least 10, if left out. Choose it without looking at the records.
+    policy : PartyPolicy
+        What this party takes part in. Without one it is a party of a simulation, which
+        allows everything but endless work: give a real party a `PartyPolicy()`.
     """
 
     x: Array
@@ -126,6 +130,7 @@ class Party:
     compare_at_home: bool = False
     tell_verdict: bool = False
     value_bound: float | None = None
+    policy: PartyPolicy = SIMULATED
 
     @property
     def owner(self) -> str:

@@ -158,7 +158,7 @@ class PrivateLearner(Protocol):
 
     @property
     def privacy_events(self) -> "Sequence[tuple[PrivacyEvent, int]]":
-        """What training has spent so far, each event with its count."""
+        """What training has spent so far, each event with its count; at first nothing."""
 
     def planned_events(
         self, num_records: int, *, epochs: int | None = None, distill: bool = False

@@ -145,9 +145,7 @@ got 'num-partys'. Did you mean 'num-parties'?
     )
     trim_fraction: float = _setting(0.2, "share that trimmed-mean cuts off each side", least=0)
     clipping_norm: float = _setting(0.0, "of logits under ldp; 0: not given", optional=True)
-    num_rounds_planned: int = _setting(
-        0, "rounds that target-epsilon is for; 0: not given", optional=True
-    )
+    num_rounds_planned: int = _setting(0, "rounds of target-epsilon; 0: all", optional=True)
     pretrain_epochs: int = _setting(0, "passes over labelled public rows before all", least=0)
     pretrain_once: bool = _setting(False, "for all FedMD parties, which get the same model")
     local_epochs: int = _setting(1, "passes of a FedAvg party in a round", least=1)
@@ -171,6 +169,7 @@ got 'num-partys'. Did you mean 'num-parties'?
     )
     fraction_query: float = _setting(1.0, "share of public rows labelled with noise", above=0)
     seeded_noise: bool = _setting(False, "repeatable noise, which protects nobody")
+    accept_noise: bool = _setting(False, "go on although noise drowns all answers")
     max_epsilon: float = _setting(0.0, "budget of server and parties; 0: none", optional=True)
     state_dir: str = _setting("", "folder where parties keep their ledgers; empty: none")
     seed: int = _setting(0, "decides every random choice of the experiment", least=0)

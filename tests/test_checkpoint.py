@@ -93,7 +93,9 @@ def test_a_run_without_a_kill_is_the_same_with_and_without_a_checkpoint(
 
 def test_the_servers_noise_is_drawn_once(tmp_path: Path) -> None:
     """Killed after the noisy labels are known, a run uses these; a new run draws others."""
-    options: dict[str, Any] = {"privacy_level": "L1", "gamma": 0.3, "noise": "laplace"}
+    options: dict[str, Any] = {
+        "privacy_level": "L1", "gamma": 0.3, "noise": "laplace", "accept_noise": True,
+    }  # fmt: skip
     app = client_app(load_toy_party)
     first = build("fedkt", tmp_path / "run", **options)
     with pytest.raises(Killed):
@@ -364,8 +366,8 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
         start(build("fedkt", tmp_path / "run", resume=True), MortalGrid(app), 1)
 
 
-L1 = {"privacy_level": "L1", "gamma": 0.1}
-LDP = {"release": "ldp", "payload": "softmax", "sigma": 9.0}
+L1 = {"privacy_level": "L1", "gamma": 0.1, "accept_noise": True}
+LDP = {"release": "ldp", "payload": "softmax", "sigma": 9.0, "accept_noise": True}
 NFDP = {"release": "nfdp", "num_samples": 4}
 MORE = {"model_fns": {"another": CentroidLearner}}
 PUBLIC = common_options(NUM_PARTIES)["public"]

@@ -256,7 +256,7 @@ def test_gaussian_and_confident_noise_work(level: str) -> None:
     _, plain = run(privacy_level=level, noise="gaussian", sigma=0.05, num_queries=30)
     strategy, confident = run(
         privacy_level=level, noise="confident-gaussian", sigma=0.05, num_queries=30,
-        threshold=4.0, threshold_sigma=0.05,
+        threshold=3.5, threshold_sigma=0.05,
     )  # fmt: skip
 
     assert plain[keys.EPSILON_EXAMPLE] < confident[keys.EPSILON_EXAMPLE] < math.inf
@@ -406,16 +406,3 @@ def test_trimming_at_l2_costs_no_epsilon() -> None:
     epsilons = [strategy.ledger_.get_epsilon() for strategy in strategies]
     assert epsilons[0] == epsilons[1] < math.inf
     assert metrics[0][keys.EPSILON_EXAMPLE] == metrics[1][keys.EPSILON_EXAMPLE]
-
-
-@pytest.mark.parametrize("level", ["L1", "L2"])
-def test_noise_that_drowns_all_votes_is_said(
-    level: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A run may go on with it, but nobody should wonder about its accuracy."""
-    for gamma, drowned in ((2.0, False), (0.001, True)):
-        strategy = toy_fedkt(privacy_level=level, gamma=gamma)
-        with caplog.at_level("WARNING", logger="flwr.fl_strategies"):
-            caplog.clear()
-            assert strategy.prepare_round()
-        assert ("drowns" in caplog.text) == drowned

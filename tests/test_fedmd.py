@@ -144,6 +144,7 @@ def linear_fedmd(**changes: Any) -> FedMD:
         "learner_name": "softmax-regression",
         "num_public": 30,
         "min_parties": 2,
+        "accept_noise": True,
     }
     return FedMD(**{**options, **changes})
 

@@ -161,7 +161,9 @@ def common_options(num_parties: int = 4, seed: int = 0) -> dict[str, object]:
 
 
 def toy_fedkt(**changes: object) -> FedKT:
-    return FedKT(**{**common_options(), **changes})  # type: ignore[arg-type]
+    """Return FedKT with few voters, whose noise is accepted however strong it is."""
+    options = {**common_options(), "accept_noise": True}
+    return FedKT(**{**options, **changes})  # type: ignore[arg-type]
 
 
 PAPER = {"num_splits": 2, "num_teachers": 5, "corrected": False, "vote_weights": "none"}

@@ -34,6 +34,7 @@ from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import (
     DEFAULT_DELTA,
     charge_run,
+    check_run,
     ledger_to_text,
     privacy_metrics,
     unprotected,
@@ -257,6 +258,7 @@ def _charge(
     figures are those of the journal, where there is one: it knows other runs as well.
     """
     charges = plan or [(NonPrivateEvent(unit="example", reason=UNPROTECTED_MODEL), 1)]
+    check_run(party, charges, state)
     journal = party.journal
     lasting = journal and journal.charge(charges, run=party.run, purpose=scheme)
     ledger = charge_run(state, charges, DEFAULT_DELTA)

@@ -25,6 +25,7 @@ from fl_strategies.knowledge import (
     encode_arrays,
 )
 from fl_strategies.party import Party
+from fl_strategies.policy import Request, asked_number
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import NonPrivateEvent
@@ -47,6 +48,15 @@ from fl_strategies.training import (
 
 class FedKDParty(PartyHalf):
     """The party's half: a model of its own, and its logits on the public rows."""
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return that answers leave, about public rows as often as they are predicted."""
+        times = asked_number(config, words.NUM_PREDICTIONS)
+        return Request(
+            name="fedkd", trainer=party.learner_fn, models=False,
+            seeded=config.get(words.SEEDED_NOISE) is True,
+            predictions=times * len(party.public),
+        )  # fmt: skip
 
     def train(
         self,

@@ -11,6 +11,7 @@ from fl_strategies import keys
 from fl_strategies.class_weights import CLASS_COUNTS, class_counts
 from fl_strategies.evidence import valid_counts
 from fl_strategies.exceptions import require_known
+from fl_strategies.fedkt.asked import request_of
 from fl_strategies.fedkt.words import (
     CORRECTED,
     COUNT_EPSILON,
@@ -41,6 +42,7 @@ from fl_strategies.knowledge import (
 )
 from fl_strategies.packing import pack_labels
 from fl_strategies.party import Party
+from fl_strategies.policy import Request
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import NonPrivateEvent
@@ -67,6 +69,10 @@ from fl_strategies.voting import agreement, consistent_mask, plurality
 
 class FedKTParty(PartyHalf):
     """The party's half: teachers on private subsets, students on the public rows."""
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return what a level and so many teachers mean for the party."""
+        return request_of(party, config)
 
     def train(
         self,

@@ -101,6 +101,10 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         L1: the server refuses to label anything if epsilon would exceed it.
     seeded_noise : bool (default: False)
         Draw noise from the seed, for repeatable simulations. Epsilon is then infinite.
+    accept_noise : bool (default: False)
+        Go on although noise decides more labels than votes do, even if all agree: those of
+        all parties at L1, of a partition's teachers at L2. Refused otherwise, because
+        epsilon would be spent on labels that are mostly noise.
     **federation
         See `KnowledgeStrategy`.
 
@@ -163,6 +167,7 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         threshold: float | None = None,
         threshold_sigma: float | None = None,
         seeded_noise: bool = False,
+        accept_noise: bool = False,
         num_queries: int | None = None,
         fraction_query: float = 1.0,
         max_epsilon: float | None = None,
@@ -207,6 +212,8 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         self.num_teachers = checks.check_number(
             words.NUM_TEACHERS, teachers, words.MAX_TEACHERS
         )
+        if self.privacy is not None:
+            self._check_noise(self.privacy, accepted=accept_noise)
         self._gather()
         self.ledger_ = PrivacyLedger(
             "party" if privacy_level == "L1" else "example",
@@ -220,17 +227,11 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
             return 1
         return words.teachers_for(self._mechanism(self.privacy).scale)
 
-    def _warn_of_noise(self) -> None:
-        """Say so if the noise is stronger than all votes together; the run is valid anyway."""
-        if self.privacy is not None:
-            at_server = self.privacy_level == "L1"
-            num_votes = self.num_parties * self.num_splits if at_server else self.num_teachers
-            mechanism = self._mechanism(self.privacy)
-            if mechanism.scale > num_votes:
-                logger.warning(
-                    "FedKT: noise of scale %.3g drowns %s votes; ask for fewer queries "
-                    "(num_queries), or allow a larger epsilon.", mechanism.scale, num_votes,
-                )  # fmt: skip
+    def _check_noise(self, privacy: VotePrivacy, *, accepted: bool) -> None:
+        """Raise if noise would drown the votes of all parties at L1, of all teachers at L2."""
+        at_server = self.privacy_level == "L1"
+        votes = self.num_parties * self.num_splits if at_server else self.num_teachers
+        checks.check_noise(self._mechanism(privacy), votes, accepted=accepted)
 
     def _mechanism(self, privacy: VotePrivacy) -> VoteMechanism:
         """Return the server's noise at L1, that of every party at L2."""
@@ -278,7 +279,6 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
 
     def prepare_round(self) -> bool:
         """Begin to count."""
-        self._warn_of_noise()
         self._gather()
         return True
 

@@ -12,6 +12,7 @@ from fl_strategies import keys
 from fl_strategies.consensus import MAX_WEIGHT
 from fl_strategies.contrast import contrasted
 from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, require_known
+from fl_strategies.fedmd.asked import request_of
 from fl_strategies.fedmd.memory import PartyMemory, spent_metrics
 from fl_strategies.fedmd.release import answer, corrected_answer, public_rows
 from fl_strategies.fedmd.samples import NUM_RECORDS, SAMPLE_ID
@@ -20,6 +21,7 @@ from fl_strategies.fedmd.student import Lesson, Student, student_of
 from fl_strategies.half import PartyHalf, check_public_data, measure, read_round, read_seed
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, config_int
 from fl_strategies.party import Party
+from fl_strategies.policy import Request
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.nfdp import nfdp_theorem
@@ -51,6 +53,10 @@ class FedMDParty(PartyHalf):
 
     A party whose budget is spent sends nothing more, but goes on to learn from the others.
     """
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return what a release and so many passes mean for the party."""
+        return request_of(party, config)
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict

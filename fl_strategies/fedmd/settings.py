@@ -265,6 +265,18 @@ def make_noise(
     )
 
 
+def drowned_answers(noise: AnswerNoise | None, num_parties: int) -> str:
+    """Say how noise drowns a consensus of so many parties that all agree, or nothing.
+
+    Noise of parties is independent, so that of their mean falls with the root of their
+    number; the largest answer is `AnswerNoise.bound`.
+    """
+    if noise is None or noise.scale <= noise.bound * math.sqrt(num_parties):
+        return ""
+    what = f"answers up to {noise.bound:g} of {num_parties} parties"
+    return f"scale {noise.scale:.3g} against {what}"
+
+
 def noise_template(
     release: Release,
     payload: Payload,

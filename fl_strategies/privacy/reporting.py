@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from flwr.app import ConfigRecord, RecordDict
 
 from fl_strategies import keys
+from fl_strategies.exceptions import PrivacyBudgetExceeded
 from fl_strategies.knowledge import Metrics
 from fl_strategies.party import Party
 from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.allowance import Allowance
 from fl_strategies.privacy.events import NonPrivateEvent, SubsampleEvent
 from fl_strategies.privacy.gnmax import gnmax_rdp, threshold_rdp
 from fl_strategies.privacy.ledger import PrivacyLedger
@@ -38,9 +40,28 @@ def spend(
     refused here, before anything leaves. Without one, what the state of this run holds
     counts.
     """
+    check_run(party, charges, state)
     if party.journal is not None:
         return party.journal.charge(charges, run=party.run, purpose=purpose)
     return charge_run(state, charges, delta)
+
+
+def check_run(party: Party, charges: Sequence[Entry], state: RecordDict) -> None:
+    """Raise if a run would cost a record more than the party's policy allows."""
+    policy, journal = party.policy, party.journal
+    if policy.max_run_epsilon is None:
+        return
+    allowance = Allowance(
+        max_epsilon=policy.max_run_epsilon, delta=policy.delta, sample_delta=policy.sample_delta
+    )
+    known = run_ledger(state, policy.delta).entries if journal is None else ()
+    past = known if journal is None else journal.charges_of(party.run)
+    try:
+        allowance.ledger("example", past, charges).charge_all(charges)
+    except PrivacyBudgetExceeded as error:
+        raise PrivacyBudgetExceeded(
+            f"{party.owner}: a run must keep the policy's max-run-epsilon, got: {error}"
+        ) from error
 
 
 def charge_run(state: RecordDict, charges: Sequence[Entry], delta: float) -> PrivacyLedger:

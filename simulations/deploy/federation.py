@@ -149,7 +149,8 @@ def prepare(
     formats : sequence of str
         Of the parties' data files, taken in turn.
     max_epsilon : float
-        Budget of every party; 0: it only keeps a record.
+        Budget of every party; 0: it only keeps a record, and its policy allows releases
+        without noise, which are public data here.
     """
     folder = folder.resolve()
     require(not (folder / "server").exists(), "prepare", "folder", "a new one", str(folder))
@@ -172,6 +173,8 @@ def prepare(
             "receives": ", ".join(sorted({*settings.learner_names, settings.final_learner})),
             "state-dir": str(member.state),
             "max-epsilon": max_epsilon,
+            "allow-unprotected": not max_epsilon,
+            "allow-models": not max_epsilon,
         }
         models = {key: settings.to_run_config()[key] for key in MODEL_SETTINGS}
         shutil.copy(certificates.authority, home)
