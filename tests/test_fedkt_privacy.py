@@ -163,6 +163,7 @@ def test_the_data_dependent_figure_stands_beside_the_claim() -> None:
         noise="laplace",
         gamma=0.5,
         num_parties=4,
+        private_diagnostics=True,
     )
     votes = np.zeros((1, 60), int)
 

@@ -25,6 +25,7 @@ from fl_strategies.fedkt.words import (
     NUM_SPLITS,
     NUM_TEACHERS,
     PRIVACY_LEVEL,
+    PRIVATE_DIAGNOSTICS,
     VOTE_INSTEAD,
     VOTE_WEIGHTS,
     WEIGHTS_AT,
@@ -34,6 +35,7 @@ from fl_strategies.half import PartyHalf, check_public_data, read_seed
 from fl_strategies.knowledge import (
     Knowledge,
     Metrics,
+    Scalar,
     config_choice,
     config_float,
     config_int,
@@ -48,6 +50,7 @@ from fl_strategies.privacy.reporting import (
     DEFAULT_DELTA,
     UNPROTECTED,
     ledger_of,
+    ledger_to_text,
     privacy_metrics,
     spend,
     training_charges,
@@ -87,10 +90,11 @@ class FedKTParty(PartyHalf):
         arrays, labels = self._answer(party, sets, config)
         metrics |= {
             keys.NUM_TEACHERS_MISSING: num_splits * (asked - num_teachers),
-            keys.CONSISTENT_FRACTION: float(consistent_mask(labels).mean()),
+            keys.CONSISTENT_FRACTION: _diagnostic(consistent_mask(labels).mean(), config),
         }
         exchange = config_choice(config, EXCHANGE, EXCHANGES)
-        return Knowledge(exchange, {**arrays, **_class_counts(party, config)}), metrics
+        arrays |= _class_counts(party, config)
+        return Knowledge(exchange, arrays, _events(teachers, num_splits, config)), metrics
 
     def _answer(
         self, party: Party, sets: Sequence[TrainingSet], config: ConfigRecord
@@ -145,7 +149,9 @@ class FedKTParty(PartyHalf):
             for split, own in enumerate(counts)
         ]
         return sets, {
-            keys.VOTE_AGREEMENT: agreement(counts.reshape(-1, party.num_classes)),
+            keys.VOTE_AGREEMENT: _diagnostic(
+                agreement(counts.reshape(-1, party.num_classes)), config
+            ),
             **privacy_metrics(party=unprotected(UNPROTECTED), example=ledger),
         }
 
@@ -184,6 +190,22 @@ class FedKTParty(PartyHalf):
         if config.get(PRIVACY_LEVEL) == "L2":
             metrics[keys.ACCURACY] = math.nan
         return model, metrics
+
+
+def _diagnostic(figure: float, config: ConfigRecord) -> float:
+    """Return a figure of votes without noise; nothing at L1 unless it is asked for by name."""
+    hidden = config.get(PRIVACY_LEVEL) == "L1" and config.get(PRIVATE_DIAGNOSTICS) is not True
+    return math.nan if hidden else float(figure)
+
+
+def _events(
+    teachers: Sequence[Learner], num_splits: int, config: ConfigRecord
+) -> dict[str, Scalar]:
+    """Return what privately trained teachers cost, for the server's account at L0."""
+    training = training_charges(teachers, num_splits)
+    if config.get(PRIVACY_LEVEL) != "L0" or not training:
+        return {}
+    return {keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(training, DEFAULT_DELTA))}
 
 
 def _weights(config: ConfigRecord) -> str:

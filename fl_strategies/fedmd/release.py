@@ -16,7 +16,7 @@ from scipy.special import log_softmax, softmax
 from fl_strategies.evidence import class_evidence, corrected_labels
 from fl_strategies.exceptions import KnowledgeMismatch, require, require_data
 from fl_strategies.packing import pack_labels, unpack_labels
-from fl_strategies.privacy.accountant import claim
+from fl_strategies.privacy.ledger import cost_of
 from fl_strategies.privacy.mechanisms import Charges, GaussianScores, LaplaceScores, NoisyMax
 from fl_strategies.protocols import Array, FloatArray, IntArray, Learner
 from fl_strategies.randomness import derive_rng
@@ -250,8 +250,8 @@ def calibrated(
     """
 
     def enough(scale: float) -> bool:
-        charges = replace(noise, scale=scale).charges(num_rows * num_rounds, seeded=False)
-        return claim(charges, delta, adaptive=num_rounds > 1).epsilon <= target_epsilon
+        charges = replace(noise, scale=scale).charges(num_rows, seeded=False)
+        return cost_of([charges] * num_rounds, delta) <= target_epsilon
 
     least = max(_LEAST_SCALE, noise.bound * (noise.num_classes + 10) * 2.0**-26)
     high = least

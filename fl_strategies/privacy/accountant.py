@@ -216,11 +216,13 @@ def _moments_curves(losses: Mapping[Loss, int]) -> dict[str, _Curve]:
 
 
 def _noise_curves(entries: Iterable[Entry], adaptive: bool) -> dict[str, _Curve]:
-    losses: Counter[Loss] = Counter()
+    found: Counter[Loss] = Counter()
     for event, count in entries:
-        losses[loss_of(event)] += count
-    if not losses:
+        found[loss_of(event)] += count
+    if not found:
         return {}
+    # Sums of floats depend on the order of their terms; the order of releases must not matter.
+    losses = dict(sorted(found.items(), key=lambda item: repr(item[0])))
     return {
         **_pure_curves(losses, adaptive),
         **({} if adaptive else _ranged_curves(losses)),
@@ -283,12 +285,14 @@ def _sampling_delta(entries: Iterable[tuple[SubsampleEvent, int]]) -> float:
     return spent
 
 
-def _compose(entries: Sequence[Entry], adaptive: bool) -> tuple[float, dict[str, _Curve]]:
+def _compose(
+    entries: Sequence[Entry], adaptive: bool, replaced: bool
+) -> tuple[float, dict[str, _Curve]]:
     """Return the delta that is spent whatever epsilon is, and the curves of the rest."""
     samples = [(e, n) for e, n in entries if isinstance(e, SubsampleEvent)]
     runs = [(e, n) for e, n in entries if isinstance(e, DPSGDEvent)]
     noisy = [(e, n) for e, n in entries if not isinstance(e, SubsampleEvent | DPSGDEvent)]
-    mixed = len({event.relation for event, _ in entries}) > 1
+    mixed = replaced or len({event.relation for event, _ in entries}) > 1
     if mixed:
         noisy = [(as_replace_one(event), count) for event, count in noisy]
     curves = _noise_curves(noisy, adaptive)
@@ -316,7 +320,7 @@ def _check_entries(owner: str, entries: Sequence[Entry]) -> None:
 
 
 def bounds(
-    entries: Sequence[Entry], delta: float, *, adaptive: bool = False
+    entries: Sequence[Entry], delta: float, *, adaptive: bool = False, replaced: bool = False
 ) -> Mapping[str, float | None]:
     """Return epsilon by every method that applies.
 
@@ -328,6 +332,8 @@ def bounds(
     adaptive : bool
         Whether a query may depend on earlier answers. Bounded range then composes by its
         rho ("zcdp") only.
+    replaced : bool
+        State all for replacing one unit, also if no event asks for that.
 
     Returns
     -------
@@ -345,7 +351,7 @@ def bounds(
     answer: dict[str, float | None] = dict.fromkeys(METHODS)
     if not entries or _why_not_private(entries):
         return answer
-    spent, curves = _compose(entries, adaptive)
+    spent, curves = _compose(entries, adaptive, replaced)
     left = (delta - spent) / (1 - spent) if spent < 1 else -1.0
     for method, curve in curves.items():
         usable = left > 0 or (left == 0 and method == "subsampling")
@@ -353,7 +359,9 @@ def bounds(
     return answer
 
 
-def claim(entries: Sequence[Entry], delta: float, *, adaptive: bool = False) -> Claim:
+def claim(
+    entries: Sequence[Entry], delta: float, *, adaptive: bool = False, replaced: bool = False
+) -> Claim:
     """Return the smallest bound, which is the one to publish.
 
     Parameters are those of `bounds`. Nothing released costs nothing.
@@ -363,7 +371,7 @@ def claim(entries: Sequence[Entry], delta: float, *, adaptive: bool = False) -> 
     >>> claim([(NonPrivateEvent(unit="party", reason="raw votes left"), 1)], 1e-5).reason
     'raw votes left'
     """
-    found = bounds(entries, delta, adaptive=adaptive)
+    found = bounds(entries, delta, adaptive=adaptive, replaced=replaced)
     if not entries:
         return Claim(0.0, delta, "none")
     valid = {method: epsilon for method, epsilon in found.items() if epsilon is not None}
@@ -382,5 +390,5 @@ def delta_at(entries: Sequence[Entry], epsilon: float, *, adaptive: bool = False
         return 0.0
     if _why_not_private(entries):
         return 1.0
-    spent, curves = _compose(entries, adaptive)
+    spent, curves = _compose(entries, adaptive, replaced=False)
     return spent + (1 - spent) * _smallest_delta(curves.values(), epsilon)

@@ -312,8 +312,7 @@ class PartyJournal:
     def _ledger_of(self, entries: Sequence[JournalEntry]) -> PrivacyLedger:
         ledger = PrivacyLedger(self.unit, delta=self.delta, max_epsilon=self.max_epsilon)
         for entry in entries:
-            for event, count in entry.charges:
-                ledger.compose(event, count)
+            ledger.compose_all(entry.charges)
         return ledger
 
     def _next_line(

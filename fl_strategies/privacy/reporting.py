@@ -67,8 +67,7 @@ def ledger_to_text(ledger: PrivacyLedger) -> str:
 def ledger_of(charges: Sequence[Entry], delta: float) -> PrivacyLedger:
     """Return a ledger that holds these charges and nothing else."""
     ledger = PrivacyLedger(charges[0][0].unit, delta=delta)
-    for event, count in charges:
-        ledger.compose(event, count)
+    ledger.compose_all(charges)
     return ledger
 
 
