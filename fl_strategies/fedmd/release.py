@@ -16,6 +16,7 @@ from scipy.special import log_softmax, softmax
 from fl_strategies.evidence import class_evidence, corrected_labels
 from fl_strategies.exceptions import KnowledgeMismatch, require, require_data
 from fl_strategies.packing import pack_labels, unpack_labels
+from fl_strategies.privacy.events import OneVoteEvent
 from fl_strategies.privacy.ledger import cost_of
 from fl_strategies.privacy.mechanisms import Charges, GaussianScores, LaplaceScores, NoisyMax
 from fl_strategies.protocols import Array, FloatArray, IntArray, Learner
@@ -226,7 +227,13 @@ class AnswerNoise:
 
     def charges(self, num_rows: int, *, seeded: bool) -> Charges:
         """Return what the answers to `num_rows` rows cost."""
-        return self.mechanism.charges(num_rows, seeded=seeded)
+        if self.payload != "argmax":
+            return self.mechanism.charges(num_rows, seeded=seeded)
+        event = OneVoteEvent(
+            unit="example", noise=self.noise, scale=self.scale, num_classes=self.num_classes,
+            seeded=seeded,
+        )  # fmt: skip
+        return ((event, num_rows),)
 
     def release(self, answers: Array, rng: np.random.Generator | None) -> Array:
         """Return answers that may leave; charge for them before."""

@@ -31,8 +31,8 @@ from fl_strategies.privacy.events import (
     check_event,
     event_from_json,
     event_to_json,
-    loss_of,
 )
+from fl_strategies.privacy.losses import loss_of
 from fl_strategies.privacy.statement import statement_of
 
 SCHEMA = 1
@@ -274,7 +274,7 @@ class PrivacyLedger:
 
 
 def _adaptive(tallies: Mapping[PrivacyEvent, _Tally]) -> bool:
-    if all(loss_of(event).mu is not None for event in tallies):
+    if all(loss_of(e).mu is not None and loss_of(e).pure is None for e in tallies):
         return False  # Gaussian noise composes exactly, however it was asked for
     return sum(tally.batches for tally in tallies.values()) > 1
 

@@ -13,6 +13,7 @@ from fl_strategies.privacy.events import (
     LaplaceEvent,
     NoisyMaxEvent,
     NonPrivateEvent,
+    OneVoteEvent,
     PrivacyEvent,
     SubsampleEvent,
     ThresholdEvent,
@@ -41,6 +42,8 @@ _CHANGED: Mapping[str, str] = {
 _WORDS: Mapping[type[PrivacyEvent], str] = {
     NoisyMaxEvent: "label by noisy max ({0.noise} noise of scale {0.scale:g}, sensitivity "
     "{0.sensitivity:g}, {0.num_classes} classes)",
+    OneVoteEvent: "label of one voter ({0.noise} noise of scale {0.scale:g}, "
+    "{0.num_classes} classes)",
     ThresholdEvent: "test of agreement (gaussian noise of scale {0.scale:g})",
     LaplaceEvent: "vector (laplace noise of scale {0.scale:g})",
     GaussianEvent: "vector (gaussian noise of scale {0.scale:g})",
