@@ -167,8 +167,9 @@ def pure_laws(losses: Mapping[Loss, int]) -> tuple[tuple[LossLaw, int], ...] | N
     for loss, count in losses.items():
         if loss.pure is None or math.isinf(loss.pure):
             return None
-        laws[loss.law or LossLaw(loss.pure)] += count
-    few = sum(laws.values()) <= _MOST_EXACT
+        if loss.pure > 0:
+            laws[loss.law or LossLaw(loss.pure)] += count
+    few = 0 < sum(laws.values()) <= _MOST_EXACT
     return tuple(sorted(laws.items())) if few else None
 
 

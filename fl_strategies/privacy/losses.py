@@ -92,15 +92,19 @@ def _loss_of_one_vote(event: OneVoteEvent) -> Loss:
     wrong = _chance_of_each_other(event.noise, event.scale, event.num_classes)
     right = 1 - (event.num_classes - 1) * wrong
     pure = math.log(right / wrong) if wrong > 0 else math.inf
+    if event.noise == "gumbel":
+        pure = _ratio(1.0, event.scale)
     law = LossLaw(pure, silent=(event.num_classes - 2) * wrong)
     mu = _ratio(math.sqrt(2), event.scale) if event.noise == "gaussian" else None
-    return Loss(pure, spread=2 * pure, mu=mu, law=law)
+    return Loss(pure, mu=mu, law=law)
 
 
 @lru_cache(maxsize=256)
 def _chance_of_each_other(noise: str, scale: float, num_classes: int) -> float:
     """Return how likely each class that was not voted for is answered, at most."""
-    step, others = min(1 / scale, _FAR), num_classes - 1
+    step, others = 1 / scale, num_classes - 1
+    if step > _FAR:
+        return 0.0
     if noise == "gumbel":
         return 1 / (math.exp(step) + others)
     laplace = noise == "laplace"
@@ -116,12 +120,12 @@ def _chance_of_each_other(noise: str, scale: float, num_classes: int) -> float:
     reach = 80.0 if laplace else 20.0
     edges = [-reach, 0.0, step / 2, step, step + 4, step + reach]
     pieces = [
-        quad(beaten, a, b, epsabs=0, epsrel=1e-11, limit=200)[0]
+        quad(beaten, a, b, epsabs=0, epsrel=1e-11, limit=200, full_output=1)[:2]
         for a, b in pairwise(edges)
-        if b > a
     ]
     # Less than the truth: the vote then counts as clearer than it is.
-    return max(0.0, math.fsum(pieces) * (1 - _SAFETY)) / others
+    least = math.fsum(value - error for value, error in pieces) * (1 - _SAFETY)
+    return max(0.0, least) / others
 
 
 def _laplace_log_density(x: float) -> float:

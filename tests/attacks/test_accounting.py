@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,11 +13,12 @@ from flwr.app import ConfigRecord, RecordDict
 
 from clients.app import client_app
 from fl_strategies import FedAvg, FedKTParty, Knowledge, Party, keys
+from fl_strategies.exceptions import NotFitted
 from fl_strategies.fedavg import LocalWeights
 from fl_strategies.packing import pack_labels
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
-from fl_strategies.privacy.events import DPSGDEvent, PrivacyEvent, event_to_json
+from fl_strategies.privacy.events import DPSGDEvent, OneVoteEvent, PrivacyEvent, event_to_json
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import ledger_of, ledger_to_text
 from fl_strategies.privacy.scores import ScorePrivacy
@@ -249,3 +251,48 @@ def test_a_party_sends_no_agreement_at_l1_that_nobody_asked_for() -> None:
 
     assert math.isnan(metrics[keys.VOTE_AGREEMENT])
     assert math.isnan(metrics[keys.CONSISTENT_FRACTION])
+
+
+def test_counts_beside_private_teachers_are_in_the_server_s_ledger_too() -> None:
+    """A party cannot leave them out of what it tells: the server enters them itself."""
+    strategy = toy_fedkt(vote_weights="noisy-counts", count_epsilon=1.0)
+    result = run_local(strategy, PRIVATE_APP, 4)
+
+    told = result.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE]
+    alone = ledger_of([(LARGE, 1)], 1e-5).get_epsilon()
+    assert alone < strategy.ledger_.get_epsilon() == told < alone + 0.6
+    assert "laplace noise" in strategy.ledger_.statement()
+
+
+def test_a_budget_of_the_server_counts_what_the_parties_trained() -> None:
+    """With private teachers that cost more than the server allows there is no model."""
+    strategy = toy_fedkt(vote_weights="none", max_epsilon=1.0)
+    run_local(strategy, PRIVATE_APP, 4)
+
+    assert strategy.ledger_.get_epsilon() > 1.0
+    with pytest.raises(NotFitted, match="epsilon must be at most 1"):
+        strategy.model_  # noqa: B018
+
+
+def test_a_failed_round_whose_answers_nobody_could_read_is_not_forgotten() -> None:
+    """What left then is unknown, also after a round that promises something."""
+    strategy = toy_fedkt(vote_weights="none")
+    strategy.record_releases([])
+    run_local(strategy, PRIVATE_APP, 4)
+
+    assert strategy.ledger_.get_epsilon() == math.inf
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e-3, 1.0, 1e149])
+@pytest.mark.parametrize("num_classes", [2, 2**40])
+@pytest.mark.parametrize("noise", ["gumbel", "laplace", "gaussian"])
+def test_labels_with_absurd_noise_are_accounted_for_at_once(
+    scale: float, num_classes: int, noise: Any
+) -> None:
+    """A stranger's ledger may say anything; nobody waits for it, and little noise is none."""
+    event = OneVoteEvent(unit="example", noise=noise, scale=scale, num_classes=num_classes)
+    start = time.monotonic()
+    epsilon = ledger_of([(event, 10**6)], 1e-5).get_epsilon()
+
+    assert time.monotonic() - start < 20
+    assert epsilon == math.inf if scale < 1 else epsilon >= 0
