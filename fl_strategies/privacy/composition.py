@@ -137,10 +137,10 @@ def _on_grid(losses: FloatArray, masses: FloatArray, interval: float) -> _Atoms:
     beyond = np.clip(losses - below * interval, 0.0, interval)
     upper = masses * (np.expm1(-beyond) / np.expm1(-interval))
     positions: IntArray = np.concatenate([below, below + 1]).astype(np.int64)
-    places, groups = np.unique(positions, return_inverse=True)
-    merged = np.zeros(places.size)
+    points, groups = np.unique(positions, return_inverse=True)
+    merged = np.zeros(points.size)
     np.add.at(merged, groups, np.concatenate([masses - upper, upper]))
-    return places, merged
+    return points, merged
 
 
 def _interval(laws: Sequence[tuple[LossLaw, int]]) -> float:
