@@ -49,8 +49,8 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         L0: none. Epsilon is reported as infinite; only if all teachers of all parties train
         with DP-SGD and no exact counts leave, an example is protected against everybody. Then
         `ledger_` is that of the party whose events, as the parties report them, cost most.
-        The neighbour is a record that is blanked or replaced in its place: one that is left
-        out would deal all others to other teachers.
+        The neighbour is a record that is blanked or replaced in its place: removing
+        it would deal all others to other teachers.
         L1: a party, replaced by another, against everybody who sees the final model. The
         server sees the votes and is trusted to add the noise.
         L2: an example, replaced by another within its party, against the server and

@@ -134,7 +134,7 @@ def subsets_of(party: Party) -> list[set[bytes]]:
     ]
 
 
-def test_leaving_a_record_out_deals_all_records_anew_and_is_not_what_is_promised() -> None:
+def test_removing_a_record_deals_all_records_anew_and_is_not_what_is_promised() -> None:
     """A blanked record stays in its place; one that is gone moves the others."""
     party = toy_party(0)
     blank = party.x.copy()
@@ -289,7 +289,7 @@ def test_a_failed_round_whose_answers_nobody_could_read_is_not_forgotten() -> No
 def test_labels_with_absurd_noise_are_accounted_for_at_once(
     scale: float, num_classes: int, noise: Any
 ) -> None:
-    """A stranger's ledger may say anything; nobody waits for it, and little noise is none."""
+    """An untrusted ledger may say anything; nobody waits for it, and little noise is none."""
     event = OneVoteEvent(unit="example", noise=noise, scale=scale, num_classes=num_classes)
     start = time.monotonic()
     epsilon = ledger_of([(event, 10**6)], 1e-5).get_epsilon()
