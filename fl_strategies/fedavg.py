@@ -43,14 +43,13 @@ from fl_strategies.privacy.reporting import (
 )
 from fl_strategies.protocols import Array, ContinuingLearner, Learner, LearnerFactory, plan_of
 from fl_strategies.randomness import derive_rng
-from fl_strategies.replies import PartyReply, limit_events, read_ledger, told_epsilon
+from fl_strategies.replies import PartyReply, Told, enter_told, read_charges
 from fl_strategies.tasks import METRICS, Task, check_task
 from fl_strategies.training import public_model, require_finite, require_plan, trained
 
 LOCAL_EPOCHS: Final = "local-epochs"
 TASK: Final = "task"
 WEIGHTS: Final = "weights"
-PRIVACY_EVENTS: Final = "privacy-events"
 UNPROTECTED_WEIGHTS: Final = "weights left the party that were trained without noise"
 UNPROTECTED: Final[Sequence[Entry]] = (
     (NonPrivateEvent(unit="example", reason=UNPROTECTED_WEIGHTS), 1),
@@ -60,7 +59,6 @@ AUDIENCE: Final = "the server, the other parties and everybody who sees a model"
 # A server cannot make a party train without end.
 MAX_EPOCHS: Final = 10_000
 MAX_RECORDS: Final = 2**40
-MAX_EVENTS: Final = 2**20
 
 S = TypeVar("S")
 Layout: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -119,7 +117,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         None: epsilon is infinite. Only if every party trains with differential privacy, by
         a learner whose `partial_fit` adds to its `privacy_events`, each record is protected
         against the server and everybody else, and the events of all rounds add up; `ledger_`
-        is that of the party with the largest epsilon, as the parties report it. Not covered:
+        is that of the party whose events, as the parties report them, cost most. Not covered:
         rows that parties only evaluate on, the number of records, settings chosen on private
         data. A mean is not robust either: one party can spoil the model, by its weights or
         by the number of records that it claims.
@@ -182,7 +180,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         self.learner_fn = learner_fn
         self.model_name = learner_name
         self.ledger_ = self._new_ledger()
-        self._ledgers: dict[int, tuple[float, PrivacyLedger]] = {}
+        self._ledgers: dict[int, Told] = {}
         self._layout: Layout | None = None
 
     def _new_ledger(self) -> PrivacyLedger:
@@ -218,7 +216,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
                     f"Reply: array {name[:80]!r} must be finite, got NaN or infinity."
                 )
         self._rebuild(knowledge.arrays)
-        charges = _read_charges(knowledge.meta.get(PRIVACY_EVENTS))
+        charges = read_charges(knowledge.meta.get(keys.PRIVACY_EVENTS))
         return LocalWeights(knowledge.arrays, num_records, charges)
 
     def _rebuild(self, arrays: Mapping[str, Array]) -> ContinuingLearner:
@@ -253,19 +251,10 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     def record_releases(self, replies: Sequence[PartyReply[LocalWeights]]) -> None:
         """Record what parties say that their weights have cost."""
         for reply in replies:
-            self._charge(reply)
-
-    def _charge(self, reply: PartyReply[LocalWeights]) -> None:
-        """Record a party's events; its own epsilon says whose ledger to show.
-
-        The server does not compute it: a stranger's events may take the accountant hours.
-        """
-        _, ledger = self._ledgers.get(reply.partition_id, (0.0, self._new_ledger()))
-        for _ in range(self.attempts_of(reply.node_id)):
-            ledger.charge_all(reply.knowledge.charges)
-        limit_events(ledger)
-        self._ledgers[reply.partition_id] = told_epsilon(reply.metrics, ledger), ledger
-        self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
+            self.ledger_ = enter_told(
+                self._ledgers, reply, reply.knowledge.charges,
+                self.attempts_of(reply.node_id), self._new_ledger(),
+            )  # fmt: skip
 
 
 class FedAvgParty(PartyHalf):
@@ -309,7 +298,7 @@ class FedAvgParty(PartyHalf):
         metrics[keys.LOCAL_FIGURE] = measure(party, model, state)[METRICS[party.task]]
         meta: dict[str, Scalar] = {
             keys.NUM_EXAMPLES: len(party.y),
-            PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),
+            keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),
         }
         return Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
 
@@ -336,15 +325,3 @@ def _check_name(party: Party, asked: object) -> None:
             f"({party.learner_name!r}), got {str(asked)[:80]!r}. FedAvg needs one kind of "
             f"model at all parties and on the server."
         )
-
-
-def _read_charges(text: object) -> Sequence[Entry]:
-    """Read what a party says its round has cost each of its records."""
-    entries = read_ledger(text).entries
-    # Unbounded counts would overflow the server's ledger after some rounds.
-    if sum(count for _, count in entries) > MAX_EVENTS:
-        raise KnowledgeMismatch(
-            f"Reply: privacy events must be as written here, at most {MAX_EVENTS} a round, "
-            f"got more."
-        )
-    return entries

@@ -22,6 +22,7 @@ LEARNER: Final = "learner"
 PARTITION_ID: Final = "partition-id"
 PARTITION_IDS: Final = "partition-ids"
 NUM_PARTITIONS: Final = "num-partitions"
+PRIVACY_EVENTS: Final = "privacy-events"
 
 # Metrics.
 NUM_EXAMPLES: Final = "num-examples"

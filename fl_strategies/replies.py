@@ -2,9 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from flwr.app import Message, RecordDict
 
@@ -12,6 +12,7 @@ from fl_strategies import keys
 from fl_strategies.exceptions import InvalidData, KnowledgeMismatch
 from fl_strategies.knowledge import Knowledge, Metrics, count_bytes, read_metrics, shown
 from fl_strategies.metrics import LONGEST_NAME, clean_metrics
+from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import (
     MOST,
     DPSGDEvent,
@@ -29,6 +30,7 @@ EVALUATION = "evaluation"
 """Kind of a reply that carries metrics alone."""
 
 MAX_EVENTS_TEXT: Final = 100_000
+MAX_EVENTS: Final = 2**20
 MAX_DISTINCT_EVENTS: Final = 8
 MAX_REASON: Final = 200
 MAX_NAME: Final = 200
@@ -43,6 +45,10 @@ UNCOUNTED: Final = NonPrivateEvent(
     unit="example", reason="a party reported more events, or other ones, than are counted here"
 )
 """Stands for a stranger's events that would keep the accountant busy for too long."""
+
+
+Told: TypeAlias = tuple[float, PrivacyLedger]
+"""What a party says its releases cost a record: its own epsilon, and the events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +162,59 @@ def read_ledger(text: object) -> PrivacyLedger:
     if not ledger.entries:
         raise problem
     return limit_events(ledger)
+
+
+def read_charges(text: object) -> Sequence[Entry]:
+    """Read what a party says its round has cost each of its records."""
+    entries = read_ledger(text).entries
+    # Unbounded counts would overflow the server's ledger after some rounds.
+    if sum(count for _, count in entries) > MAX_EVENTS:
+        raise KnowledgeMismatch(
+            f"Reply: privacy events must be as written here, at most {MAX_EVENTS} a round, "
+            f"got more."
+        )
+    return entries
+
+
+def enter_told(
+    known: dict[int, Told], reply: PartyReply[T], charges: Sequence[Entry], times: int,
+    empty: PrivacyLedger,
+) -> PrivacyLedger:  # fmt: skip
+    """Enter a party's events, as often as it was asked, and return the costliest ledger.
+
+    Parameters
+    ----------
+    known : dict of partition id to what the party has told before; changed here
+    reply : PartyReply
+    charges : sequence of (event, count)
+    times : int
+    empty : PrivacyLedger
+        What a party that has told nothing begins with.
+    """
+    _, ledger = known.get(reply.partition_id, (0.0, empty))
+    for _ in range(times):
+        ledger.compose_all(charges)
+    limit_events(ledger)
+    known[reply.partition_id] = told_epsilon(reply.metrics, ledger), ledger
+    return costliest(known.values())
+
+
+def costliest(known: Iterable[Told]) -> PrivacyLedger:
+    """Return the ledger whose events cost most.
+
+    What parties tell only says where to look first, because accounting takes time: a party
+    that tells a large epsilon for small events would otherwise hide the others' events. Whose
+    own epsilon is honest costs no more than it tells.
+    """
+    in_order = sorted(known, key=lambda told: -told[0])
+    worst, cost = in_order[0][1], -1.0
+    for told, ledger in in_order:
+        if told <= cost:
+            break
+        found = ledger.get_epsilon()
+        if found > cost:
+            worst, cost = ledger, found
+    return worst
 
 
 def told_epsilon(metrics: Metrics, ledger: PrivacyLedger) -> float:

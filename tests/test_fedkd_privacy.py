@@ -81,7 +81,7 @@ def test_noisy_counts_protect_examples_and_are_paid_for() -> None:
 
     events = [event for event, _ in strategy.ledger_.entries]
     assert strategy.ledger_.unit == "example"
-    assert [round(e.l1_sensitivity) for e in events if isinstance(e, LaplaceEvent)] == [2, 20]
+    assert [round(e.l1_sensitivity) for e in events if isinstance(e, LaplaceEvent)] == [1, 20]
     epsilon = metrics[keys.EPSILON_EXAMPLE]
     assert isinstance(epsilon, float)
     assert 0.5 < epsilon < 180 * 20 * 0.0005 + 0.5

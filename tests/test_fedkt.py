@@ -497,8 +497,8 @@ def test_votes_are_kept_only_to_trim_them() -> None:
     """Without trimming nothing is kept of a reply; with it, one byte a row."""
     votes = Knowledge("votes", {"votes": pack_labels(np.ones((2, 60), int), NUM_CLASSES)})
 
-    assert paper_fedkt().read(votes) is None
-    kept = paper_fedkt(vote_trim=0.2).read(votes)
+    assert paper_fedkt().read(votes).votes is None
+    kept = paper_fedkt(vote_trim=0.2).read(votes).votes
     assert kept is not None
     assert kept.labels.nbytes == len(PUBLIC)
 

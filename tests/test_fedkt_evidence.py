@@ -234,8 +234,8 @@ def test_nothing_is_kept_of_weighted_votes() -> None:
     """Sums alone; to trim, the labels and the counts."""
     (reply,) = random_replies(1)
 
-    assert toy_fedkt().read(reply) is None
-    kept = toy_fedkt(vote_trim=0.2).read(reply)
+    assert toy_fedkt().read(reply).votes is None
+    kept = toy_fedkt(vote_trim=0.2).read(reply).votes
     assert kept is not None
     assert kept.counts is not None
     assert (kept.labels.nbytes, kept.counts.nbytes) == (len(PUBLIC), 8 * NUM_CLASSES)

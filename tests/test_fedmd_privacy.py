@@ -431,7 +431,8 @@ def test_the_reference_values_of_gaussian_noise_on_probabilities() -> None:
 
     # Rounding to the grid of the noise is part of the sensitivity: 0.2 % at this scale.
     assert 0.141685 < ledger.get_epsilon() < 0.141685 * 1.003
-    assert fitted.scale == pytest.approx(268.430602, rel=1e-4)
+    # Sampling a million numbers takes a quarter of delta at this epsilon.
+    assert 268.430602 < fitted.scale < 268.430602 * 1.01
 
 
 @pytest.mark.parametrize("make_party", MAKERS)
@@ -478,18 +479,18 @@ def test_weak_noise_is_useful_and_strong_noise_is_chance() -> None:
 
     A random model may be good by chance (one in sixty is), so the middle of several counts.
     """
-    shares: dict[float, list[float]] = {5000.0: [], 0.5: []}
-    for target, found in shares.items():
+    weak, strong = {"sigma": 0.05}, {"target_epsilon": 0.5, "num_rounds_planned": 2}
+    middles = []
+    for strength in (weak, strong):
+        found = []
         for _ in range(5):
-            strategy = linear_fedmd(
-                release="ldp", payload="softmax", num_public=60,
-                target_epsilon=target, num_rounds_planned=2,
-            )  # fmt: skip
+            strategy = linear_fedmd(release="ldp", payload="softmax", num_public=60, **strength)
             Federation().run(strategy, 2)
             found.append(accuracy(strategy.model_.predict(TEST[0])))
+        middles.append(np.median(found))
 
-    assert np.median(shares[5000.0]) > 0.85
-    assert np.median(shares[0.5]) < 0.75
+    assert middles[0] > 0.85
+    assert middles[1] < 0.75
 
 
 def test_the_servers_budget_ends_the_run_before_it_is_exceeded() -> None:

@@ -65,7 +65,7 @@ SIGN: Final = "sign"
 FIRST_TERM: Final = "first-term"
 NUM_TERMS: Final = "num-terms"
 SCORES: Final = "scores"
-PRIVACY_EVENTS: Final = "privacy-events"
+PRIVACY_EVENTS: Final = keys.PRIVACY_EVENTS
 NUM_MODELS_REFUSED: Final = keys.NUM_MODELS_REFUSED
 UNPROTECTED_MODEL: Final = "models left the agents that were trained without noise"
 

@@ -35,7 +35,7 @@ from fl_strategies.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.protocols import Array, Learner, LearnerFactory, PortableLearner, SoftLearner
-from fl_strategies.replies import PartyReply, read_ledger, told_epsilon
+from fl_strategies.replies import PartyReply, costliest, read_ledger, told_epsilon
 from fl_strategies.tasks import Task, check_task
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -68,8 +68,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         by a learner whose `distill` adds to its `privacy_events` (``DPTorchLearner`` with
         ``private_distill=True``), each record is protected against the server and all
         agents, and the events of all rounds add up, also of those whose model got lost on
-        its way. `ledger_` is that of the agent with the largest epsilon, as the agents
-        report it. Not covered: rows that agents only evaluate on, the number of records,
+        its way. `ledger_` is that of the agent whose events, as the agents report them,
+        cost most. Not covered: rows that agents only evaluate on, the number of records,
         settings chosen on private data.
 
     Parameters
@@ -215,9 +215,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
             self._charge(reply)
 
     def _charge(self, reply: PartyReply[AgentModel]) -> None:
-        """Record what the agent has spent; its own epsilon says whose ledger to show.
+        """Record what the agent has spent; see `costliest` for whose ledger is shown.
 
-        The server does not compute it: a stranger's events may take the accountant hours.
         A node tells all that it has spent in this run, but an agent that comes back as
         another node, or as the same one without its state, has forgotten what it spent
         before.
@@ -234,7 +233,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         parts = [*told.values(), self._lost.get(agent, (0.0, new_ledger()))]
         whole = fill_ledger(self._new_ledger(), [part for _, part in parts])
         self._ledgers[agent] = sum(epsilon for epsilon, _ in parts), whole
-        self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
+        self.ledger_ = costliest(self._ledgers.values())
 
     def _lose(self, agent: int, epsilon: float, ledger: PrivacyLedger) -> None:
         """Count what an agent has spent, or may have spent, and does not know any more."""

@@ -26,6 +26,7 @@ from fl_strategies.fedkt.words import (
     NUM_SPLITS,
     NUM_TEACHERS,
     PRIVACY_LEVEL,
+    PRIVATE_DIAGNOSTICS,
     VOTE_INSTEAD,
     VOTE_WEIGHTS,
     WEIGHTS_AT,
@@ -35,6 +36,7 @@ from fl_strategies.half import PartyHalf, check_public_data, read_seed
 from fl_strategies.knowledge import (
     Knowledge,
     Metrics,
+    Scalar,
     config_choice,
     config_float,
     config_int,
@@ -51,6 +53,7 @@ from fl_strategies.privacy.reporting import (
     UNPROTECTED,
     is_promise,
     ledger_of,
+    ledger_to_text,
     privacy_metrics,
     spend,
     unprotected,
@@ -90,12 +93,13 @@ class FedKTParty(PartyHalf):
         sets, agreed = self._label(party, votes, work, config)
         arrays, labels = self._answer(party, sets, config)
         metrics |= {
-            keys.VOTE_AGREEMENT: agreed,
+            keys.VOTE_AGREEMENT: _diagnostic(agreed, config),
             keys.NUM_TEACHERS_MISSING: work.num_missing,
-            keys.CONSISTENT_FRACTION: float(consistent_mask(labels).mean()),
+            keys.CONSISTENT_FRACTION: _diagnostic(consistent_mask(labels).mean(), config),
         }
         exchange = config_choice(config, EXCHANGE, EXCHANGES)
-        return Knowledge(exchange, {**arrays, **_class_counts(party, config)}), metrics
+        arrays |= _class_counts(party, config)
+        return Knowledge(exchange, arrays, _events(work)), metrics
 
     def _answer(
         self, party: Party, sets: Sequence[TrainingSet], config: ConfigRecord
@@ -216,6 +220,19 @@ def _labelling(
     mechanism = privacy.for_examples(party.num_classes, num_labels, besides=besides)
     charges = mechanism.charges(num_labels, seeded=privacy.seeded_noise)
     return mechanism, rows, charges, privacy.delta
+
+
+def _diagnostic(figure: float, config: ConfigRecord) -> float:
+    """Return a figure of votes without noise; nothing at L1 unless it is asked for by name."""
+    hidden = config.get(PRIVACY_LEVEL) == "L1" and config.get(PRIVATE_DIAGNOSTICS) is not True
+    return math.nan if hidden else float(figure)
+
+
+def _events(work: _Work) -> dict[str, Scalar]:
+    """Return what privately trained teachers cost, for the server's account at L0."""
+    if work.level != "L0" or not work.training:
+        return {}
+    return {keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(work.training, DEFAULT_DELTA))}
 
 
 def _weights(config: ConfigRecord) -> str:

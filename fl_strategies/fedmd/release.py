@@ -16,7 +16,8 @@ from scipy.special import log_softmax, softmax
 from fl_strategies.evidence import class_evidence, corrected_labels
 from fl_strategies.exceptions import KnowledgeMismatch, require, require_data
 from fl_strategies.packing import pack_labels, unpack_labels
-from fl_strategies.privacy.accountant import claim
+from fl_strategies.privacy.events import OneVoteEvent
+from fl_strategies.privacy.ledger import cost_of
 from fl_strategies.privacy.mechanisms import Charges, GaussianScores, LaplaceScores, NoisyMax
 from fl_strategies.protocols import Array, FloatArray, IntArray, Learner
 from fl_strategies.randomness import derive_rng
@@ -222,7 +223,13 @@ class AnswerNoise:
 
     def charges(self, num_rows: int, *, seeded: bool) -> Charges:
         """Return what the answers to `num_rows` rows cost."""
-        return self.mechanism.charges(num_rows, seeded=seeded)
+        if self.payload != "argmax":
+            return self.mechanism.charges(num_rows, seeded=seeded)
+        event = OneVoteEvent(
+            unit="example", noise=self.noise, scale=self.scale, num_classes=self.num_classes,
+            seeded=seeded,
+        )  # fmt: skip
+        return ((event, num_rows),)
 
     def release(self, answers: Array, rng: np.random.Generator | None) -> Array:
         """Return answers that may leave; charge for them before."""
@@ -246,8 +253,8 @@ def calibrated(
     """
 
     def enough(scale: float) -> bool:
-        charges = replace(noise, scale=scale).charges(num_rows * num_rounds, seeded=False)
-        return claim(charges, delta, adaptive=num_rounds > 1).epsilon <= target_epsilon
+        charges = replace(noise, scale=scale).charges(num_rows, seeded=False)
+        return cost_of([charges] * num_rounds, delta) <= target_epsilon
 
     least = max(_LEAST_SCALE, noise.bound * (noise.num_classes + 10) * 2.0**-26)
     high = least

@@ -58,11 +58,12 @@ class Allowance:
         return drawn + (1 - drawn) * self.delta if within else self.delta
 
     def ledger(
-        self, unit: Unit, past: Sequence[Entry], planned: Sequence[Entry] = ()
+        self, unit: Unit, past: Sequence[Sequence[Entry]], planned: Sequence[Entry] = ()
     ) -> PrivacyLedger:
-        """Return a ledger that holds the past and is ready to charge what is planned."""
-        delta = self.delta_of([*past, *planned])
+        """Return a ledger of past releases that is ready to charge what is planned."""
+        entries = [entry for release in past for entry in release]
+        delta = self.delta_of([*entries, *planned])
         ledger = PrivacyLedger(unit, delta=delta, max_epsilon=self.max_epsilon)
-        for event, count in past:
-            ledger.compose(event, count)
+        for release in past:
+            ledger.compose_all(release)
         return ledger

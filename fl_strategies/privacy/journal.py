@@ -284,11 +284,9 @@ class PartyJournal:
         with self._locked():
             return self._contents().entries
 
-    def charges_of(self, run: str) -> list[Entry]:
-        """Return what one run has spent."""
-        return [
-            charge for entry in self.entries() if entry.run == run for charge in entry.charges
-        ]
+    def releases_of(self, run: str) -> list[Sequence[Entry]]:
+        """Return what each release of one run has spent."""
+        return [entry.charges for entry in self.entries() if entry.run == run]
 
     def repair(self, charges: Sequence[Entry], *, run: str, purpose: str) -> PrivacyLedger:
         """Go on after damage: replace all that cannot be trusted by what its owner states.
@@ -341,7 +339,7 @@ class PartyJournal:
     def _ledger_of(
         self, entries: Sequence[JournalEntry], planned: Sequence[Entry] = ()
     ) -> PrivacyLedger:
-        past = [charge for entry in entries for charge in entry.charges]
+        past = [entry.charges for entry in entries]
         return self.allowance.ledger(self.unit, past, planned)
 
     def _next_line(

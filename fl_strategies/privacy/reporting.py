@@ -54,8 +54,11 @@ def check_run(party: Party, charges: Sequence[Entry], state: RecordDict) -> None
     allowance = Allowance(
         max_epsilon=policy.max_run_epsilon, delta=policy.delta, sample_delta=policy.sample_delta
     )
-    known = run_ledger(state, policy.delta).entries if journal is None else ()
-    past = known if journal is None else journal.charges_of(party.run)
+    past: Sequence[Sequence[Entry]] = []
+    if journal is not None:
+        past = journal.releases_of(party.run)
+    elif known := run_ledger(state, policy.delta).entries:
+        past = [[entry] for entry in known]
     try:
         allowance.ledger("example", past, charges).charge_all(charges)
     except PrivacyBudgetExceeded as error:
@@ -104,8 +107,7 @@ def ledger_to_text(ledger: PrivacyLedger) -> str:
 def ledger_of(charges: Sequence[Entry], delta: float) -> PrivacyLedger:
     """Return a ledger that holds these charges and nothing else."""
     ledger = PrivacyLedger(charges[0][0].unit, delta=delta)
-    for event, count in charges:
-        ledger.compose(event, count)
+    ledger.compose_all(charges)
     return ledger
 
 
