@@ -2,10 +2,11 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+AUDIT := .venv-audit
 SOURCES := fl_strategies clients simulations tests benchmarks
 USUAL := not paper and not deployment and not faults
 
-.PHONY: install run test test-logic test-processes lint test-deployment test-faults deploy-demo fuzz paper clean
+.PHONY: install run test test-logic test-processes lint test-deployment test-faults deploy-demo fuzz kills audit licences paper clean
 
 install: $(INSTALLED)
 
@@ -51,9 +52,26 @@ lint: install
 fuzz: install
 	FL_STRATEGIES_FUZZ_INPUTS=100000 $(PYTHON) -m pytest tests/fuzz
 
+# Server and parties killed 500 times at random moments; about ten minutes.
+kills: install
+	FL_STRATEGIES_KILLS=500 $(PYTHON) -m pytest -s tests/test_kills.py
+
+# Known vulnerabilities of everything that is installed; needs the network. The tool has an
+# environment of its own, so that it neither changes nor audits itself. OSV, because pip-audit
+# passes without a word over packages that a mirror of PyPI tells nothing about.
+audit: install
+	python3 -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(AUDIT)/bin/python -m pip install --quiet --group audit
+	$(AUDIT)/bin/pip-audit --skip-editable --vulnerability-service osv \
+		--path $(VENV)/lib/python*/site-packages
+
+licences: install
+	$(PYTHON) -m tests.licences
+
 # The published and promised figures; needs FL_STRATEGIES_DATA (see README) and about an hour.
 paper: install
 	$(PYTHON) -m pytest -m paper
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(AUDIT) build dist .mypy_cache .pytest_cache .ruff_cache

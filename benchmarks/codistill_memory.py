@@ -6,7 +6,7 @@ holds all terms of its sum, and the line rises by five megabytes a round. The pe
 messages of a round: in AvgKD and PKD M (M - 1) models are on their way, several copies of
 each, because nodes and server share this process.
 
-Agents answer with random numbers instead of training, and keep nothing.
+Agents train on random numbers, and keep nothing.
 """
 
 import gc
@@ -17,16 +17,16 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from clients.app import client_app
-from fl_strategies import Knowledge, Learner, Party, PartyHalf, keys
+from clients.kernel_learner import RidgeLearner
+from fl_strategies import Knowledge, Party, PartyHalf, keys
 from fl_strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation
 from fl_strategies.codistill.party import PRIVACY_EVENTS, UNPROTECTED_MODEL
-from fl_strategies.codistill.relay import ledger_to_text
 from fl_strategies.knowledge import Metrics
 from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.privacy.reporting import DEFAULT_DELTA, ledger_of
+from fl_strategies.privacy.reporting import DEFAULT_DELTA, ledger_of, ledger_to_text
 from simulations.local import InMemoryGrid
 
-NUM_AGENTS, NUM_ROUNDS, MODEL_BYTES = 5, 10, 2**20
+NUM_AGENTS, NUM_ROUNDS, WIDTH = 5, 10, 2**17
 STRATEGIES: tuple[type[Codistillation], ...] = (AKD, AvgKD, PKD, EKD)
 RANDOM = np.random.default_rng(0)
 EVENTS = ledger_to_text(
@@ -45,27 +45,30 @@ class RandomModels(PartyHalf):
         state: RecordDict,  # noqa: ARG002
     ) -> tuple[Knowledge, Metrics]:
         """Return a model of one megabyte."""
-        weights = RANDOM.normal(size=MODEL_BYTES // 8)
-        return Knowledge("model", {"weights": weights}, {PRIVACY_EVENTS: EVENTS}), {}
+        model = ridge().fit(
+            RANDOM.normal(size=(2, WIDTH)), RANDOM.normal(size=(2, 1)), rng=RANDOM
+        )
+        return Knowledge("model", model.to_arrays(), {PRIVACY_EVENTS: EVENTS}), {}
 
 
-def no_learner() -> Learner:
-    raise NotImplementedError
+def ridge() -> RidgeLearner:
+    return RidgeLearner(num_classes=1, task="regression")
 
 
 def load_party(context: Context) -> Party:
     rows = np.zeros((1, 1))
     return Party(
-        x=rows, y=rows, public=rows, num_classes=1, task="regression", learner_fn=no_learner,
-        learner_name="random", partition_id=int(context.node_config[keys.PARTITION_ID]),
+        x=rows, y=rows, public=rows, num_classes=1, task="regression", learner_fn=ridge,
+        learner_name="ridge", partition_id=int(context.node_config[keys.PARTITION_ID]),
     )  # fmt: skip
 
 
 def memory_by_round(kind: type[Codistillation]) -> tuple[list[float], float]:
     """Return the megabytes held after each round, and the largest number on the way."""
     strategy = kind(
-        num_classes=1, task="regression", num_parties=NUM_AGENTS, evaluate=False, max_wait=0.0
-    )
+        num_classes=1, task="regression", num_parties=NUM_AGENTS, evaluate=False, max_wait=0.0,
+        learner_fn=ridge, learner_name="ridge", row_shape=(WIDTH,),
+    )  # fmt: skip
     app = client_app(load_party, halves={kind.name: RandomModels()})
     grid = InMemoryGrid(app, NUM_AGENTS)
     held = []

@@ -288,6 +288,7 @@ def settings_of(row: Row, seed: int, noise: str, rule: str) -> Settings:
         "num-queries": row.num_queries, "num-splits": 1, "seed": seed,
         "privacy-level": row.level, "noise": noise, "corrected": rule != "share",
         "vote-weights": weights, "count-epsilon": COUNT_EPSILON,
+        "accept-noise": True,
     }  # fmt: skip
     return Settings.from_run_config(settings)
 

@@ -1,10 +1,9 @@
 """The Flower client side: one function turns a party into a `ClientApp`."""
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -12,9 +11,17 @@ from flwr.clientapp import ClientApp
 from clients.at_home import compare_at_home, verdict_to_tell
 from clients.kept_run import answer_once, run_name
 from fl_strategies import REGISTRY, Learner, Party, PartyHalf, keys
-from fl_strategies.exceptions import KnowledgeMismatch, StrategyError, require_known
-from fl_strategies.half import all_or_none
+from fl_strategies.exceptions import (
+    InvalidData,
+    KnowledgeMismatch,
+    PrivacyBudgetExceeded,
+    RequestRefused,
+    StrategyError,
+    UnsupportedLearner,
+    require_known,
+)
 from fl_strategies.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar, count_bytes
+from fl_strategies.policy import check_request
 from fl_strategies.replies import EVALUATION
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -46,10 +53,9 @@ def client_app(
 
     Notes
     -----
-    An error of this package travels to the server as one sentence, unless it comes from
-    `load_party`, where it is about private files and records. Of that and of any other error
-    only the type travels, because its text may quote private data; the whole of it is in
-    the party's own log.
+    What is wrong with a request travels to the server as one sentence. Of everything else
+    that may go wrong the server learns a sentence that is always the same, because the text,
+    and even the type, of an error may depend on a record; the party's own log has it all.
     """
     known = halves or {name: algorithm.party for name, algorithm in REGISTRY.items()}
     app = ClientApp()
@@ -67,22 +73,26 @@ def client_app(
     return app
 
 
-class PartyNotLoaded(Exception):
-    """The party's own files, records or settings are wrong; its log says how."""
+FAILED: Final = "The party could not answer; its own log says why."
+NO_BUDGET: Final = "The party's privacy budget does not allow this answer."
 
 
 def _guarded(message: Message, respond: Callable[[], RecordDict]) -> Message:
     try:
         return Message(respond(), reply_to=message)
-    except PartyNotLoaded as error:
-        logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
-        reason = "The party's own files or settings are not in order; its log has the details."
-    except StrategyError as error:
+    except (KnowledgeMismatch, RequestRefused, UnsupportedLearner) as error:
+        # These are about the request and the party's settings, never about a record.
         logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
         reason = str(error)
-    except Exception as error:
+    except PrivacyBudgetExceeded as error:
+        logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
+        reason = NO_BUDGET
+    except StrategyError as error:
+        logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
+        reason = FAILED
+    except Exception:
         logger.exception("The party failed.")
-        reason = f"{type(error).__name__} in the party's own code; its log has the details."
+        reason = FAILED
     return Message(Error(CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
@@ -91,15 +101,13 @@ def _train(
 ) -> RecordDict:
     config, half = _read_request(message, halves)
     party = _load(load_party, context, config)
+    check_request(party, half.request(party, config), releases=True)
 
     def respond() -> RecordDict:
-        start = time.perf_counter()
+        if party.journal is not None:
+            party.journal.require_budget()
         knowledge, metrics = half.train(party, _received(message), config, context.state)
-        metrics = {
-            keys.NUM_EXAMPLES: len(party.y),
-            keys.TRAIN_TIME: time.perf_counter() - start,
-            **metrics,
-        }
+        metrics = {keys.NUM_EXAMPLES: len(party.y), **metrics}
         return _reply(message, party, knowledge, metrics)
 
     return answer_once(party, message, context, respond)
@@ -114,13 +122,13 @@ def _evaluate(
 ) -> RecordDict:
     config, half = _read_request(message, halves)
     party = _load(load_party, context, config)
+    check_request(party, half.request(party, config), releases=False)
     received = _received(message)
     if received is None:
         raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")
 
     def respond() -> RecordDict:
         model, metrics = half.evaluate(party, received, config, context.state)
-        metrics = all_or_none(party, metrics)
         if on_model is not None:
             on_model(model, party, context)
         better = compare_at_home(model, party, config, context.state)
@@ -134,8 +142,9 @@ def _load(load_party: LoadParty, context: Context, config: ConfigRecord) -> Part
     """Return the party; a run that goes on after a kill is the same run for it."""
     try:
         party = load_party(context)
-    except StrategyError as error:
-        raise PartyNotLoaded(str(error)) from error
+    except (KnowledgeMismatch, UnsupportedLearner) as error:
+        # Whatever is wrong here is about private files, records and settings.
+        raise InvalidData(str(error)) from error
     name = run_name(config)
     return party if name is None else replace(party, run=name)
 

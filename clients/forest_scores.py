@@ -97,5 +97,5 @@ def _native_tree(tree: Any) -> NativeTree:
         right=tree.children_right,
         features=tree.feature,
         thresholds=tree.threshold,
-        values=tree.value[:, :, 0],
+        values=tree.value[:, :, 0].astype(np.float32),
     )

@@ -11,6 +11,7 @@ set of records pays for no other, so if the data have changed, the party begins 
 
 import hashlib
 import logging
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -75,7 +76,7 @@ class KeptRun:
             make_folder(self.path.parent)
             content = _compat.records_to_bytes(records)
             replace_file(self.path, hashlib.sha256(content).digest() + content)
-            forget_oldest(self.path.parent, "*.run")
+            forget_oldest(self.path, "*.run")
         except OSError as error:
             logger.warning(
                 "The run is not kept, so a restart would fall back behind this answer: %s.",
@@ -157,11 +158,17 @@ def _number(state: RecordDict, data: str) -> int:
     return number if isinstance(number, int) else 0
 
 
-def forget_oldest(folder: Path, pattern: str) -> None:
-    """Keep the newest files of a kind, so that a server's runs cannot fill the party's disk."""
+def forget_oldest(written: Path, pattern: str) -> None:
+    """Keep the newest files of a kind, so that a server's runs cannot fill the party's disk.
+
+    The file just written is the newest, also after a clock that went back.
+    """
     ages = {}
-    for path in folder.glob(pattern):
+    for path in written.parent.glob(pattern):
         with suppress(FileNotFoundError):  # another process of the party may tidy as well
-            ages[path] = path.stat().st_mtime
-    for path in sorted(ages, key=ages.__getitem__)[:-MAX_RUNS]:
+            ages[path] = path.stat().st_mtime_ns
+    latest = max(ages.values(), default=0)
+    if ages.pop(written, latest) < latest:
+        os.utime(written, ns=(latest, latest + 1))
+    for path in sorted(ages, key=ages.__getitem__)[: 1 - MAX_RUNS]:
         path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from fl_strategies.tasks import Task
 Kernel: TypeAlias = Literal["linear", "rbf", "polynomial", "laplace"]
 
 KERNELS: Final[tuple[str, ...]] = get_args(Kernel)
-_PAIRS_AT_ONCE: Final = 2**22
+_PAIRS_AT_ONCE: Final = 2**20
 # Products were rounded before a matrix of them is decomposed, so that its eigenvalues of
 # zero are off by more than the rounding of the decomposition alone.
 _SINGULAR: Final = 32 * float(np.finfo(np.float64).eps)

@@ -8,8 +8,9 @@ from typing import Final, Self
 
 import numpy as np
 
+from clients.budget import MAX_WIDTH
 from clients.soft_labels import check_soft_targets, label_shares, weigh
-from clients.tabular import MAX_WIDTH, MIN_PROBABILITY, require_array
+from clients.tabular import MIN_PROBABILITY, require_array
 from fl_strategies.exceptions import (
     InvalidData,
     KnowledgeMismatch,

@@ -161,6 +161,17 @@ class DPTorchLearner(TorchLearner):
         """
         return self._events
 
+    def planned_events(
+        self, num_records: int, *, epochs: int | None = None, distill: bool = False
+    ) -> Spent:
+        """Return what learning from so many records will spend; nothing if it is not private.
+
+        A party charges it before it looks at a record.
+        """
+        if distill and not self.private_distill:
+            return ()
+        return ((self._plan(num_records, epochs), 1),)
+
     def fit(self, x: Array, y: Array, *, rng: np.random.Generator) -> Self:
         """Learn what the task says about rows `x` (n, ...) privately with a new module.
 

@@ -12,8 +12,9 @@ from typing import Final, Self
 
 import numpy as np
 
+from clients.budget import MAX_WIDTH
 from clients.soft_labels import check_soft_targets
-from clients.tabular import MAX_WIDTH, MIN_PROBABILITY, WIDTH, require_array
+from clients.tabular import MIN_PROBABILITY, WIDTH, require_array
 from fl_strategies.exceptions import NotFitted, require, require_data, require_known
 from fl_strategies.party import check_rows
 from fl_strategies.protocols import Array, FloatArray, IntArray, Link, Recipe

@@ -1,36 +1,35 @@
-"""Fitted scikit-learn models as plain arrays, without pickle.
+"""Fitted scikit-learn models as plain arrays, without pickle and without archives.
 
-Trees, forests and linear models have an exact array form of their own. It is small,
-because it holds only what prediction reads, and safe by construction: a tree travels as
-its nodes in depth-first order with one bit each, leaf or not, from which the children
-are derived. No child index is on the wire that native code could follow astray.
+Linear models, naive Bayes, perceptrons and scalers consist of a few arrays each, whose
+shapes follow from the receiver's own settings: what has any other shape is refused before
+it is copied. Trees are in `clients.sklearn_trees`.
 """
 
-import copy
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+import hashlib
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from clients.tabular import require_array, require_names
-from clients.tree_arrays import round_down
 from fl_strategies.exceptions import MissingExtra, require_known
+from fl_strategies.knowledge import MAX_REPLY_BYTES
 from fl_strategies.protocols import Array
 
 try:
-    from sklearn import clone, preprocessing
+    from sklearn import clone, naive_bayes, preprocessing
+    from sklearn.decomposition import PCA
     from sklearn.linear_model import RidgeClassifier
     from sklearn.neural_network import MLPClassifier
-    from sklearn.tree._tree import NODE_DTYPE, Tree
 except ImportError as error:
     raise MissingExtra("SklearnLearner", str(error.name), "sklearn") from error
 
 OWNER: Final = "SklearnLearner"
-MAX_MODEL_BYTES: Final = 2**28
-_TREE_ARRAYS: Final = {
-    "tree-sizes", "leaf-bits", "features", "thresholds", "values", "leaf-values",
-}  # fmt: skip
+SETTINGS: Final = "settings"
+_BY_COLUMN: Final = "-by-column"
+# Settings of the machine rather than of the model: sender and receiver may differ.
+_LOCAL_PARAMETERS: Final = {"random_state", "n_jobs", "verbose", "copy"}
 
 
 class Shape(NamedTuple):
@@ -38,184 +37,183 @@ class Shape(NamedTuple):
 
     num_classes: int
     width: int
-    max_bytes: int = MAX_MODEL_BYTES
+    max_bytes: int = MAX_REPLY_BYTES
 
 
-def tree_prototype(forest: Any) -> Any:
-    """Return an unfitted tree with the settings that `forest` gives to its trees."""
-    settings = {name: getattr(forest, name) for name in forest.estimator_params}
-    return clone(forest.estimator).set_params(**settings)
-
-
-def assemble_forest(forest: Any, trees: Sequence[Any], shape: Shape) -> Any:
-    """Turn an unfitted `forest` into one that consists of fitted `trees`."""
-    forest.estimators_ = list(trees)
-    forest.n_features_in_, forest.n_outputs_ = shape.width, 1
-    forest.classes_, forest.n_classes_ = np.arange(shape.num_classes), shape.num_classes
-    return forest
-
-
-def trees_to_arrays(trees: Sequence[Any]) -> dict[str, Array]:
-    """Return fitted trees as arrays over all their nodes, splits and leaves.
-
-    Leaves share few distinct rows of class shares, so these are listed once.
-    """
-    parts = [_nodes_of(tree.tree_) for tree in trees]
-    leaves, features, thresholds, rows = map(np.concatenate, zip(*parts, strict=True))
-    values, index = np.unique(rows, axis=0, return_inverse=True)
-    width = trees[0].tree_.n_features
-    return {
-        "tree-sizes": np.array([len(part[0]) for part in parts]),
-        "leaf-bits": np.packbits(leaves),
-        "features": features.astype(np.min_scalar_type(width - 1)),
-        "thresholds": round_down(thresholds),
-        "values": values,
-        "leaf-values": index.reshape(-1).astype(np.min_scalar_type(len(values) - 1)),
-    }
-
-
-def _nodes_of(tree: Any) -> tuple[Array, Array, Array, Array]:
-    """Return leaf flags of all nodes, features and thresholds of splits, rows of leaves."""
-    left, right = tree.children_left.tolist(), tree.children_right.tolist()
-    order, waiting = [], [0]
-    while waiting:
-        node = waiting.pop()
-        order.append(node)
-        if left[node] >= 0:
-            waiting += (right[node], left[node])
-    nodes = np.array(order)
-    leaf = tree.children_left[nodes] < 0
-    split = nodes[~leaf]
-    return leaf, tree.feature[split], tree.threshold[split], tree.value[nodes[leaf], 0]
-
-
-def trees_from_arrays(
-    prototype: Any, num_trees: int, arrays: Mapping[str, Array], shape: Shape
-) -> list[Any]:
-    """Return fitted copies of `prototype`, one for every received tree.
-
-    They predict to the bit what the sender's trees do, but hold no training statistics.
-    """
-    require_names(OWNER, arrays, _TREE_ARRAYS)
-    sizes = require_array(OWNER, arrays, "tree-sizes", np.int64, (num_trees,)).tolist()
-    total = sum(sizes)
-    require_known(min(sizes) > 0, OWNER, "tree-sizes", "at least 1", min(sizes))
-    num_bytes = total * (NODE_DTYPE.itemsize + 8 * shape.num_classes)
-    rule = f"of models up to {shape.max_bytes} bytes"
-    require_known(num_bytes <= shape.max_bytes, OWNER, "tree-sizes", rule, num_bytes)
-    bits = require_array(OWNER, arrays, "leaf-bits", np.uint8, (math.ceil(total / 8),))
-    leaf = np.unpackbits(bits, count=total).astype(bool)
-    nodes, values = _received_nodes(leaf, arrays, shape)
-    ends = np.cumsum(sizes)[:-1]
-    parts = zip(np.split(nodes, ends), np.split(values, ends), strict=True)
-    return [_build_tree(copy.copy(prototype), *part, shape) for part in parts]
-
-
-def _received_nodes(
-    leaf: Array, arrays: Mapping[str, Array], shape: Shape
-) -> tuple[Array, Array]:
-    """Return the nodes of all trees, still without children, and their class shares."""
-    num_leaves = int(leaf.sum())
-    splits, narrow = (len(leaf) - num_leaves,), np.min_scalar_type(shape.width - 1)
-    features = require_array(OWNER, arrays, "features", narrow, splits)
-    inside = bool((features < shape.width).all())
-    require_known(inside, OWNER, "features", f"below {shape.width}", "a larger index")
-    nodes = np.zeros(len(leaf), dtype=NODE_DTYPE)
-    nodes["left_child"] = nodes["right_child"] = -1
-    nodes["feature"] = nodes["threshold"] = -2
-    nodes["feature"][~leaf] = features
-    nodes["threshold"][~leaf] = require_array(OWNER, arrays, "thresholds", np.float32, splits)
-    values = np.zeros((len(leaf), 1, shape.num_classes))
-    values[leaf, 0] = _received_values(arrays, num_leaves, shape.num_classes)
-    return nodes, values
-
-
-def _received_values(arrays: Mapping[str, Array], num_leaves: int, num_classes: int) -> Array:
-    """Return the class shares of every leaf, (num_leaves, num_classes)."""
-    distinct = len(np.atleast_1d(arrays["values"]))
-    rule = f"between 1 and {num_leaves} rows"
-    require_known(1 <= distinct <= num_leaves, OWNER, "values", rule, distinct)
-    values = require_array(OWNER, arrays, "values", np.float64, (distinct, num_classes))
-    shares = values.min() >= 0 and values.max() <= 1 and np.allclose(values.sum(axis=1), 1)
-    require_known(shares, OWNER, "values", "shares that sum to 1", "something else")
-    narrow = np.min_scalar_type(distinct - 1)
-    index = require_array(OWNER, arrays, "leaf-values", narrow, (num_leaves,))
-    inside = bool((index < distinct).all())
-    require_known(inside, OWNER, "leaf-values", f"below {distinct}", "a larger index")
-    return np.asarray(values[index])
-
-
-def _build_tree(tree: Any, nodes: Array, values: Array, shape: Shape) -> Any:
-    """Turn an unfitted tree into a fitted one; `nodes` are depth first."""
-    split = nodes["feature"] >= 0
-    nodes["left_child"][split] = np.flatnonzero(split) + 1
-    right, depth = _right_children(split.tolist())
-    nodes["right_child"][split] = right
-    native = Tree(shape.width, np.array([shape.num_classes], dtype=np.intp), 1)
-    # The depth is exact because scikit-learn sizes the buffers of paths by it.
-    state = {"max_depth": depth, "node_count": len(nodes), "nodes": nodes, "values": values}
-    native.__setstate__(state)
-    tree.tree_, tree.n_features_in_, tree.n_outputs_ = native, shape.width, 1
-    tree.classes_, tree.n_classes_ = np.arange(shape.num_classes), shape.num_classes
-    return tree
-
-
-def _right_children(split: Sequence[bool]) -> tuple[list[int], int]:
-    """Return the right child of every split, in node order, and the depth of the tree.
-
-    Nodes are depth first, so a left child follows its parent, and the node after a
-    finished subtree is the right child of the last split that still lacks one. A list
-    of flags that is not exactly one binary tree is refused.
-    """
-    right: dict[int, int] = {}
-    waiting: list[tuple[int, int]] = []
-    depth = deepest = 0
-    for node, is_split in enumerate(split, start=1):
-        if is_split:
-            waiting.append((node, depth))
-            right[node] = 0
-            depth += 1
-            continue
-        deepest = max(deepest, depth)
-        complete = node == len(split)
-        require_known(complete != bool(waiting), OWNER, "leaf-bits", "whole trees", "a part")
-        if waiting:
-            parent, depth = waiting.pop()
-            right[parent] = node
-            depth += 1
-    require_known(not waiting, OWNER, "leaf-bits", "whole trees", "a part")
-    return list(right.values()), deepest
+Sizes: TypeAlias = dict[str, tuple[int, ...]]
 
 
 def linear_to_arrays(model: Any) -> dict[str, Array]:
     """Return coefficients and intercept of a fitted linear classifier."""
     coefficients = np.atleast_2d(model.coef_)
-    # The memory order decides in which order products are summed, hence the last bit.
-    by_column = coefficients.flags.f_contiguous and not coefficients.flags.c_contiguous
-    name, array = ("coef-by-column", coefficients.T) if by_column else ("coef", coefficients)
     intercept = model.intercept_
     if np.ndim(intercept) == 0:  # a plain 0.0, which takes the type of what it is added to
         intercept = np.full(len(coefficients), intercept, dtype=coefficients.dtype)
-    return {name: np.array(array, order="C"), "intercept": np.array(intercept)}
+    return {**_ordered("coef", coefficients), "intercept": np.array(intercept)}
 
 
 def linear_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
     """Return a fitted twin of `template` with the received coefficients."""
-    name = "coef" if "coef" in arrays else "coef-by-column"
-    require_names(OWNER, arrays, {name, "intercept"})
     num_rows = 1 if shape.num_classes == 2 else shape.num_classes
-    order = (num_rows, shape.width) if name == "coef" else (shape.width, num_rows)
-    coefficients = require_array(OWNER, arrays, name, _float_type(arrays[name]), order)
+    received = _read(arrays, {"coef": (num_rows, shape.width), "intercept": (num_rows,)})
     model = clone(template)
-    model.coef_ = coefficients if name == "coef" else coefficients.T
-    intercept_type = _float_type(arrays["intercept"])
-    model.intercept_ = require_array(OWNER, arrays, "intercept", intercept_type, (num_rows,))
+    model.coef_, model.intercept_ = received["coef"], received["intercept"]
     return as_classifier(model, shape)
 
 
-def _float_type(array: object) -> type:
-    """Return float32 for an array of it and float64 for anything else."""
-    return np.float32 if getattr(array, "dtype", None) == np.float32 else np.float64
+def _ordered(name: str, array: Array) -> dict[str, Array]:
+    """Return an array under a name that tells its memory order.
+
+    The order decides in which order products are summed, hence the last bit.
+    """
+    by_column = array.flags.f_contiguous and not array.flags.c_contiguous
+    return {name + _BY_COLUMN * by_column: np.array(array.T if by_column else array, order="C")}
+
+
+def _read(arrays: Mapping[str, Array], sizes: Sizes) -> dict[str, Array]:
+    """Return received floating-point arrays of exactly these names and shapes."""
+    found = {
+        name if name in arrays else name + _BY_COLUMN: size for name, size in sizes.items()
+    }
+    require_names(OWNER, arrays, set(found))
+    read = {}
+    for (wire_name, size), name in zip(found.items(), sizes, strict=True):
+        kind = np.float32 if _is_float32(arrays[wire_name]) else np.float64
+        by_column = wire_name != name
+        array = require_array(OWNER, arrays, wire_name, kind, size[::-1] if by_column else size)
+        read[name] = array.T if by_column else array
+    return read
+
+
+def _is_float32(array: object) -> bool:
+    return getattr(array, "dtype", None) == np.float32
+
+
+# Models and scalers by the attributes that their prediction reads. Counts of training rows
+# and the history of training stay where they are.
+
+
+def _gaussian_sizes(_: Any, shape: Shape) -> Sizes:
+    table = shape.num_classes, shape.width
+    return {"theta_": table, "var_": table, "class_prior_": table[:1]}
+
+
+def _discrete_sizes(_: Any, shape: Shape) -> Sizes:
+    table = shape.num_classes, shape.width
+    return {"feature_log_prob_": table, "class_log_prior_": table[:1]}
+
+
+def _layers(model: Any, shape: Shape) -> list[int]:
+    hidden = np.atleast_1d(model.hidden_layer_sizes).tolist()
+    return [shape.width, *hidden, 1 if shape.num_classes == 2 else shape.num_classes]
+
+
+def _perceptron_sizes(model: Any, shape: Shape) -> Sizes:
+    layers = _layers(model, shape)
+    pairs = list(pairwise(layers))
+    return {
+        **{f"coefs_/{i}": pair for i, pair in enumerate(pairs)},
+        **{f"intercepts_/{i}": pair[1:] for i, pair in enumerate(pairs)},
+    }
+
+
+def _standard_sizes(scaler: Any, shape: Shape) -> Sizes:
+    used = {"mean_": scaler.with_mean, "scale_": scaler.with_std}
+    return {name: (shape.width,) for name, is_used in used.items() if is_used}
+
+
+def _robust_sizes(scaler: Any, shape: Shape) -> Sizes:
+    used = {"center_": scaler.with_centering, "scale_": scaler.with_scaling}
+    return {name: (shape.width,) for name, is_used in used.items() if is_used}
+
+
+def _component_sizes(scaler: Any, shape: Shape) -> Sizes:
+    count = scaler.n_components_
+    return {
+        "components_": (count, shape.width),
+        "mean_": (shape.width,),
+        "explained_variance_": (count,),
+    }
+
+
+_SIZES: Final[Mapping[type, Callable[[Any, Shape], Sizes]]] = {
+    naive_bayes.GaussianNB: _gaussian_sizes,
+    naive_bayes.BernoulliNB: _discrete_sizes,
+    naive_bayes.MultinomialNB: _discrete_sizes,
+    naive_bayes.ComplementNB: _discrete_sizes,
+    MLPClassifier: _perceptron_sizes,
+    preprocessing.StandardScaler: _standard_sizes,
+    preprocessing.MinMaxScaler: lambda _, shape: dict.fromkeys(
+        ("min_", "scale_"), (shape.width,)
+    ),
+    preprocessing.MaxAbsScaler: lambda _, shape: {"scale_": (shape.width,)},
+    preprocessing.RobustScaler: _robust_sizes,
+    preprocessing.Normalizer: lambda *_: {},
+    PCA: _component_sizes,
+}
+SCALERS: Final = (
+    preprocessing.StandardScaler, preprocessing.MinMaxScaler, preprocessing.MaxAbsScaler,
+    preprocessing.RobustScaler, preprocessing.Normalizer, PCA,
+)  # fmt: skip
+MODELS: Final = tuple(_SIZES.keys() - set(SCALERS))
+
+
+def model_to_arrays(model: Any) -> dict[str, Array]:
+    """Return what a fitted model or scaler has learned, and a print of its settings."""
+    num_classes = 0 if type(model) in SCALERS else len(model.classes_)
+    sizes = _SIZES[type(model)](model, Shape(num_classes, model.n_features_in_))
+    arrays = {SETTINGS: _settings_print(model)}
+    for name in sizes:
+        attribute, _, number = name.partition("/")
+        value = getattr(model, attribute)
+        arrays |= _ordered(name, value[int(number)] if number else value)
+    return arrays
+
+
+def model_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
+    """Return a fitted twin of `template` that has learned what the arrays say."""
+    model, own = clone(template), dict(arrays)
+    require_known(SETTINGS in own, OWNER, "arrays", f"with {SETTINGS!r}", sorted(own))
+    received = require_array(OWNER, own, SETTINGS, np.uint8, (32,))
+    same = np.array_equal(received, _settings_print(model))
+    require_known(same, OWNER, SETTINGS, f"those of {model!r} as here", "others")
+    del own[SETTINGS]
+    if isinstance(model, PCA):
+        model.n_components_ = _num_components(model, own, shape)
+    for name, value in _read(own, _SIZES[type(model)](model, shape)).items():
+        attribute, _, number = name.partition("/")
+        if number:
+            setattr(model, attribute, [*getattr(model, attribute, []), value])
+        else:
+            setattr(model, attribute, value)
+    if isinstance(model, MLPClassifier):
+        layers = _layers(model, shape)
+        model.n_layers_, model.n_outputs_ = len(layers), layers[-1]
+        model.out_activation_ = "logistic" if shape.num_classes == 2 else "softmax"
+    return as_classifier(model, shape)
+
+
+def _settings_print(model: Any) -> Array:
+    """Return a fingerprint of the settings that both sides must share."""
+    settings = model.get_params(deep=False).items()
+    text = repr(
+        sorted((name, repr(v)) for name, v in settings if name not in _LOCAL_PARAMETERS)
+    )
+    return np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)
+
+
+def _num_components(model: PCA, arrays: Mapping[str, Array], shape: Shape) -> int:
+    """Return how many components were kept, which the settings may leave to the data."""
+    count, set_to = int(np.size(arrays.get("explained_variance_", ()))), model.n_components
+    fits = count == set_to if isinstance(set_to, int) else 1 <= count <= shape.width
+    rule = f"as many numbers as {model!r} has components"
+    require_known(fits, OWNER, "explained_variance_", rule, count)
+    return count
+
+
+def width_after(scaler: Any, width: int) -> int:
+    """Return how many columns a fitted scaler makes of `width`."""
+    return int(getattr(scaler, "n_components_", width))
 
 
 def as_classifier(model: Any, shape: Shape) -> Any:

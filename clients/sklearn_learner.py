@@ -6,24 +6,17 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from clients.sklearn_archive import (
-    ARCHIVED_MODELS,
-    ARCHIVED_SCALERS,
-    archive,
-    archive_from_arrays,
-    probe,
-    unarchive,
-)
 from clients.sklearn_arrays import (
-    MAX_MODEL_BYTES,
+    MODELS,
+    SCALERS,
     Shape,
-    assemble_forest,
     linear_from_arrays,
     linear_to_arrays,
-    tree_prototype,
-    trees_from_arrays,
-    trees_to_arrays,
+    model_from_arrays,
+    model_to_arrays,
+    width_after,
 )
+from clients.sklearn_trees import ReceivedTrees, trees_from_arrays, trees_to_arrays
 from clients.sklearn_weights import fit_weighted, takes_weights
 from clients.soft_labels import WeightedLabels
 from clients.tabular import TabularLearner, to_float32
@@ -32,8 +25,8 @@ from fl_strategies.exceptions import (
     KnowledgeMismatch,
     UnsupportedLearner,
     require,
-    require_known,
 )
+from fl_strategies.knowledge import MAX_REPLY_BYTES
 from fl_strategies.protocols import Array, FloatArray, IntArray
 
 # The imports above say which extra to install where scikit-learn is missing.
@@ -78,7 +71,7 @@ class SklearnLearner(TabularLearner):
     num_classes : int
         Length of the federation's class list.
     max_model_bytes : int
-        Memory that a received model may take once it is unpacked.
+        Memory that a received model may take; see `clients.budget` for the other limits.
 
     Examples
     --------
@@ -91,7 +84,7 @@ class SklearnLearner(TabularLearner):
     """
 
     def __init__(
-        self, estimator: Any, *, num_classes: int, max_model_bytes: int = MAX_MODEL_BYTES
+        self, estimator: Any, *, num_classes: int, max_model_bytes: int = MAX_REPLY_BYTES
     ) -> None:
         super().__init__(num_classes=num_classes)
         is_classifier = all(
@@ -144,6 +137,8 @@ class SklearnLearner(TabularLearner):
             return _mean_shares([self._model], to_float32(self._owner, x))
         if type(self._model) in FORESTS:
             return _mean_shares(self._model.estimators_, to_float32(self._owner, x))
+        if type(self._model) is ReceivedTrees:
+            return self._model.predict_proba(x)
         if hasattr(self._model, "predict_proba"):
             return self._ask("predict_proba", x)
         if hasattr(self._model, "decision_function"):
@@ -151,7 +146,7 @@ class SklearnLearner(TabularLearner):
         return np.eye(self._num_present)[self._predict(x)]
 
     def _predict(self, x: Array) -> IntArray:
-        if type(self._model) in (*TREES, *FORESTS):
+        if type(self._model) in (*TREES, *FORESTS, ReceivedTrees):
             return super()._predict(x)
         return self._ask("predict", x).astype(np.int64)
 
@@ -206,6 +201,12 @@ def _is_plain_forest(model: Any) -> bool:
     )
 
 
+def _tree_prototype(forest: Any) -> Any:
+    """Return an unfitted tree with the settings that `forest` gives to its trees."""
+    settings = {name: getattr(forest, name) for name in forest.estimator_params}
+    return clone(forest.estimator).set_params(**settings)
+
+
 def _fit_forest(
     forest: Any, x: Array, y: IntArray, weighted: WeightedLabels | None = None
 ) -> Any:
@@ -213,7 +214,7 @@ def _fit_forest(
 
     With weighted labels a tree's bootstrap sample draws rows, each with all its labels.
     """
-    prototype, labels = tree_prototype(forest), y.astype(np.float64).reshape(-1, 1)
+    prototype, labels = _tree_prototype(forest), y.astype(np.float64).reshape(-1, 1)
     seeds = np.random.RandomState(forest.random_state)
     trees = [_seeded(prototype, seeds) for _ in range(forest.n_estimators)]
     rows = x if weighted is None else x[weighted.rows]
@@ -227,7 +228,10 @@ def _fit_forest(
     with config_context(skip_parameter_validation=True, assume_finite=True):
         for tree in trees[1:]:
             grow(tree)
-    return assemble_forest(forest, trees, Shape(int(y.max()) + 1, x.shape[1]))
+    num_classes = int(y.max()) + 1
+    forest.estimators_, forest.n_outputs_, forest.n_features_in_ = trees, 1, x.shape[1]
+    forest.classes_, forest.n_classes_ = np.arange(num_classes), num_classes
+    return forest
 
 
 def _seeded(prototype: Any, seeds: np.random.RandomState) -> Any:
@@ -303,55 +307,54 @@ def _unsupported(model: Any) -> UnsupportedLearner:
     )
 
 
-def _tree_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
-    return trees_from_arrays(clone(template), 1, arrays, shape)[0]
+def _tree_from_arrays(_: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
+    return trees_from_arrays(1, arrays, shape)
 
 
-def _forest_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
-    num_trees = num_received_trees("SklearnLearner", arrays)
-    forest = clone(template).set_params(n_estimators=num_trees)
-    trees = trees_from_arrays(tree_prototype(forest), num_trees, arrays, shape)
-    return assemble_forest(forest, trees, shape)
+def _forest_from_arrays(_: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
+    return trees_from_arrays(num_received_trees("SklearnLearner", arrays), arrays, shape)
 
 
 def _pipeline_to_arrays(pipeline: Any) -> dict[str, Array]:
-    scalers = {name: archive(scaler) for name, _, scaler in _scalers(pipeline)}
+    scalers = {
+        f"{prefix}{name}": array
+        for prefix, _, scaler in _scalers(pipeline)
+        for name, array in model_to_arrays(scaler).items()
+    }
     final = pipeline.steps[-1][1]
     return {**scalers, **_form_of(final).encode(final)}
 
 
 def _pipeline_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
-    pipeline, own = clone(template), dict(arrays)
-    for wire_name, position, scaler in _scalers(pipeline):
-        present = wire_name in own
-        require_known(present, "SklearnLearner", "arrays", f"with {wire_name!r}", list(own))
-        fitted = unarchive(scaler, own.pop(wire_name), shape)
-        scaled = probe(fitted.transform, shape.width)
-        is_row = scaled.ndim == 2 and len(scaled) == 1
-        require_known(is_row, "SklearnLearner", wire_name, "rows to rows", scaled.shape)
+    pipeline, left = clone(template), dict(arrays)
+    for prefix, position, scaler in _scalers(pipeline):
+        names = [name for name in left if str(name).startswith(prefix)]
+        own = {name.removeprefix(prefix): left.pop(name) for name in names}
+        fitted = model_from_arrays(scaler, own, shape)
         pipeline.steps[position] = (pipeline.steps[position][0], fitted)
-        shape = shape._replace(width=scaled.shape[1])
+        shape = shape._replace(width=width_after(fitted, shape.width))
     name, final = pipeline.steps[-1]
-    pipeline.steps[-1] = (name, _form_of(final).decode(final, own, shape))
+    pipeline.steps[-1] = (name, _form_of(final).decode(final, left, shape))
     return pipeline
 
 
 def _scalers(pipeline: Any) -> Iterator[tuple[str, int, Any]]:
-    """Yield wire name, position and estimator of every step before the classifier."""
+    """Yield prefix on the wire, position and estimator of all steps before the classifier."""
     if type(pipeline.steps[-1][1]) is Pipeline:
         raise _unsupported(pipeline.steps[-1][1])
     for position, (_, scaler) in enumerate(pipeline.steps[:-1]):
         if scaler is None or scaler == "passthrough":
             continue
-        if type(scaler) not in ARCHIVED_SCALERS:
+        if type(scaler) not in SCALERS:
             raise _unsupported(scaler)
-        yield f"step-{position}", position, scaler
+        yield f"step-{position}/", position, scaler
 
 
 _FORMS: Final = (
     _Form(TREES, lambda model: trees_to_arrays([model]), _tree_from_arrays),
     _Form(FORESTS, lambda model: trees_to_arrays(model.estimators_), _forest_from_arrays),
+    _Form((ReceivedTrees,), ReceivedTrees.to_arrays, _forest_from_arrays),
     _Form(LINEAR, linear_to_arrays, linear_from_arrays),
-    _Form(tuple(ARCHIVED_MODELS), lambda model: {"skops": archive(model)}, archive_from_arrays),
+    _Form(MODELS, model_to_arrays, model_from_arrays),
     _Form((Pipeline,), _pipeline_to_arrays, _pipeline_from_arrays),
 )

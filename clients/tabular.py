@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from clients.budget import MAX_WIDTH
 from clients.soft_labels import WeightedLabels, check_soft_targets, class_shares, weigh
 from fl_strategies.exceptions import (
     KnowledgeMismatch,
@@ -29,8 +30,6 @@ from fl_strategies.tasks import check_labels
 # Below every probability a model of this size can tell apart, and far enough from zero
 # that one overconfident model cannot outweigh a federation: log(1e-7) is about -16.
 MIN_PROBABILITY: Final = 1e-7
-# No table is wider; a receiver may then allocate one row of any width it is told.
-MAX_WIDTH: Final = 2**24
 CLASSES: Final = "classes"
 WIDTH: Final = "width"
 
@@ -57,6 +56,9 @@ def require_array(
     require_known(is_array, owner, name, "an array", type(array).__name__)
     require_known(array.dtype == dtype, owner, name, f"of {np.dtype(dtype)}", array.dtype)
     require_known(array.shape == shape, owner, name, f"of shape {shape}", array.shape)
+    # A view that repeats a few bytes would only take its size once it is copied.
+    whole = all(stride or side <= 1 for stride, side in zip(array.strides, shape, strict=True))
+    require_known(whole, owner, name, "of numbers of its own", "a repeated view")
     if array.dtype.kind == "f":
         require_known(bool(np.isfinite(array).all()), owner, name, "finite", "NaN or infinity")
     return np.array(array, order="C")

@@ -10,19 +10,21 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
+from clients.budget import MAX_LEVELS, MAX_TREES, require_memory, require_steps
 from clients.tabular import require_array, require_names
 from fl_strategies.exceptions import require_known
+from fl_strategies.knowledge import MAX_REPLY_BYTES
 from fl_strategies.protocols import Array, FloatArray, IntArray
 
-# A tree on honest data has some tens of levels; a chain would take as many steps a row.
-MAX_LEVELS: Final = 1024
-MAX_TREES: Final = 10_000
 _NAMES: Final = {"tree-sizes", "leaf-bits", "features", "thresholds", "values"}
-_VALUES_AT_ONCE: Final = 2**20
+VALUES_AT_ONCE: Final = 2**18
+# What `Trees` takes for a node, and for a tree beside its nodes.
+_NODE_BYTES: Final = 48
+_TREE_BYTES: Final = 64
 
 
 class NativeTree(NamedTuple):
@@ -58,7 +60,7 @@ class Trees:
         Whether a node is a leaf, in level order, tree after tree.
     features, thresholds : (num_splits,)
         A row goes left where this column, as float32, is at most the threshold.
-    values : (num_leaves, m) of float32
+    values : (num_leaves, m)
     """
 
     sizes: IntArray
@@ -69,7 +71,7 @@ class Trees:
 
     @classmethod
     def grow(cls, native: Iterable[NativeTree]) -> Self:
-        """Return the trees of a library, with values in float32."""
+        """Return the trees of a library."""
         sizes, parts = [], []
         for tree in native:
             order = _level_order(tree.left, tree.right)
@@ -79,8 +81,7 @@ class Trees:
             parts.append((leaf, tree.features[split], thresholds, tree.values[order[leaf]]))
             sizes.append(len(order))
         leaf, features, thresholds, values = map(np.concatenate, zip(*parts, strict=True))
-        narrow = values.astype(np.float32)
-        return cls(np.array(sizes), leaf, features.astype(np.int64), thresholds, narrow)
+        return cls(np.array(sizes), leaf, features.astype(np.int64), thresholds, values)
 
     def to_arrays(self, width: int) -> dict[str, Array]:
         """Return the trees of rows with `width` columns as arrays for the wire."""
@@ -101,12 +102,16 @@ class Trees:
         num_trees: int,
         width: int,
         num_values: int,
+        dtype: Any = np.float32,
+        max_bytes: int = MAX_REPLY_BYTES,
     ) -> Self:
         """Return received trees; raise `KnowledgeMismatch` for all that are not whole."""
         require_names(owner, arrays, _NAMES)
         sizes = require_array(owner, arrays, "tree-sizes", np.int64, (num_trees,))
         total = sum(sizes.tolist())
         require_known(sizes.min() > 0, owner, "tree-sizes", "at least 1", sizes.min())
+        needed = _NODE_BYTES * total + _TREE_BYTES * num_trees
+        require_memory(owner, arrays, needed, max_bytes)
         bits = require_array(owner, arrays, "leaf-bits", np.uint8, (math.ceil(total / 8),))
         leaf = np.unpackbits(bits, count=total).astype(bool)
         num_splits, num_leaves = int((~leaf).sum()), int(leaf.sum())
@@ -115,14 +120,14 @@ class Trees:
         inside = bool((features < width).all())
         require_known(inside, owner, "features", f"below {width}", "a larger index")
         thresholds = require_array(owner, arrays, "thresholds", np.float32, (num_splits,))
-        values = require_array(owner, arrays, "values", np.float32, (num_leaves, num_values))
+        values = require_array(owner, arrays, "values", dtype, (num_leaves, num_values))
         _check_levels(owner, sizes, leaf)
         return cls(sizes, leaf, features.astype(np.int64), thresholds, values)
 
     def leaf_values(self, x: Array) -> Iterator[FloatArray]:
         """Yield the leaves' numbers, (num_trees, b, m), for the next b rows of float32."""
         num_trees, m = len(self.sizes), self.values.shape[1]
-        step = max(1, _VALUES_AT_ONCE // (num_trees * m))
+        step = max(1, VALUES_AT_ONCE // (num_trees * m))
         for start in range(0, len(x), step):
             leaves = self._leaves(x[start : start + step])
             yield self.values[leaves].reshape(num_trees, -1, m)
@@ -168,6 +173,26 @@ def _level_order(left: IntArray, right: IntArray) -> IntArray:
     return np.concatenate(levels)
 
 
+def levels_of(owner: str, roots: IntArray, left: IntArray, right: IntArray) -> IntArray:
+    """Return how many levels of splits every tree has, (num_trees,); refuse too many.
+
+    Children are positions among all nodes, -1 for those of leaves. No node may be a child
+    twice: the walk would not end in time.
+    """
+    levels = np.zeros(len(roots), dtype=np.int64)
+    trees, nodes = np.arange(len(roots)), roots
+    for level in range(1, MAX_LEVELS + 2):
+        split = left[nodes] >= 0
+        trees, nodes = trees[split], nodes[split]
+        if not nodes.size:
+            break
+        levels[trees] = level
+        trees = np.tile(trees, 2)
+        nodes = np.concatenate([left[nodes], right[nodes]])
+    require_steps(owner, levels)
+    return levels
+
+
 def round_down(thresholds: FloatArray) -> FloatArray:
     """Return float32 thresholds that split float32 numbers exactly as the float64 ones do.
 
@@ -190,15 +215,14 @@ def _check_levels(owner: str, sizes: IntArray, leaf: Array) -> None:
     """
     splits_before = np.concatenate([[0], np.cumsum(~leaf)])
     roots = np.cumsum(sizes) - sizes
-    end = np.ones_like(sizes)
-    for _ in range(MAX_LEVELS):
+    end, levels = np.ones_like(sizes), np.zeros_like(sizes)
+    for _ in range(MAX_LEVELS + 1):
         reached = roots + np.minimum(end, sizes)
         following = 2 * (splits_before[reached] - splits_before[roots]) + 1
         if np.array_equal(following, end):
             break
+        levels += following > end
         end = following
-    else:
-        rule = f"trees of at most {MAX_LEVELS} levels"
-        require_known(False, owner, "leaf-bits", rule, "more")
+    require_steps(owner, levels)
     whole = np.array_equal(end, sizes)
     require_known(whole, owner, "leaf-bits", "whole trees", "a part or more than a tree")

@@ -11,6 +11,7 @@ import numpy as np
 
 from clients.soft_labels import WeightedLabels
 from clients.tabular import TabularLearner, require_array, require_names, to_float32
+from clients.tree_arrays import levels_of
 from clients.ubjson import decode
 from clients.xgboost_settings import boosting_settings
 from fl_strategies.exceptions import KnowledgeMismatch, MissingExtra, require_known
@@ -25,6 +26,8 @@ OWNER: Final = "XGBoostLearner"
 BOOSTER: Final = "booster"
 _NO_PARENT: Final = 2**31 - 1
 _VALUES_PER_TREE: Final = 64
+# Names included, a model has one value in 26 bytes or more.
+_BYTES_PER_VALUE: Final = 20
 _PER_NODE_FLOATS: Final = ("base_weights", "loss_changes", "split_conditions", "sum_hessian")
 _PER_NODE_INTEGERS: Final = (
     "default_left",
@@ -136,7 +139,8 @@ class XGBoostLearner(TabularLearner):
         raw = require_array(OWNER, arrays, BOOSTER, np.uint8, (size,)).tobytes()
         per_round = 1 if self._num_present == 2 else self._num_present
         num_trees = self._num_rounds * per_round
-        received = decode(raw, max_items=_VALUES_PER_TREE * (num_trees + 4))
+        most = min(_VALUES_PER_TREE * (num_trees + 4), len(raw) // _BYTES_PER_VALUE)
+        received = decode(raw, max_items=most)
         _check_model(received, self._num_present, self._width, num_trees)
         self._booster = _load(raw, self._width, self._settings["nthread"])
 
@@ -254,7 +258,8 @@ def _check_structure(trees: Sequence[Mapping[str, Array]], width: int) -> None:
     """Raise unless children, parents and splits of all trees are those of real trees.
 
     A child comes after its parent and every node but a root is a child exactly once, so
-    a walk from the root can neither leave its tree nor return to a node.
+    a walk from the root can neither leave its tree nor return to a node. Nor can it go too
+    deep: XGBoost walks by recursion.
     """
     sizes = np.array([len(tree["left_children"]) for tree in trees])
     roots = np.cumsum(sizes) - sizes
@@ -273,6 +278,8 @@ def _check_structure(trees: Sequence[Mapping[str, Array]], width: int) -> None:
     others = np.delete(ids, roots)
     once = np.array_equal(np.sort(children), others)
     require_known(once, OWNER, "children", "of one parent each", "shared or lost nodes")
+    below = (np.where(split, first + child, -1) for child in (left, right))
+    levels_of(OWNER, roots, *below)
     parents = np.full(len(ids), _NO_PARENT)
     parents[children] = np.tile(parent, 2)
     same = np.array_equal(parents, nodes["parents"])

@@ -8,21 +8,29 @@ leaving out a bad reply without ending the run, metrics, and the delivery of the
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import ClassVar, Generic, TypedDict, TypeVar, Unpack
+from functools import partial
+from typing import ClassVar, Generic, TypeVar, Unpack
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
 from fl_strategies import keys
-from fl_strategies.exceptions import NotFitted, UnsupportedLearner, require
+from fl_strategies.exceptions import (
+    NotEnoughParties,
+    NotFitted,
+    UnsupportedLearner,
+)
+from fl_strategies.federation import FederationOptions as FederationOptions
+from fl_strategies.federation import check_federation
 from fl_strategies.knowledge import (
     MAX_REPLY_BYTES,
     Knowledge,
     Metrics,
     Scalar,
     encode_arrays,
+    write_messages,
 )
+from fl_strategies.members import Known, check_claim, registered, settle
 from fl_strategies.metrics import aggregate_metrics
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.protocols import Learner, require_portable
@@ -44,19 +52,6 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class FederationOptions(TypedDict, total=False):
-    """Keyword arguments that all strategies take; see `KnowledgeStrategy`."""
-
-    num_parties: int
-    min_parties: int
-    max_wait: float
-    seed: int
-    evaluate: bool
-    max_reply_bytes: int
-    checkpoint_dir: str | Path | None
-    resume: bool
-
-
 class KnowledgeStrategy(ResumableStrategy, Generic[T]):
     """Base of all strategies; implement `party_config`, `read` and `aggregate`.
 
@@ -75,6 +70,9 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         held-out rows, if they have any.
     max_reply_bytes : int (default: 256 MiB)
         Largest reply that is read.
+    members : mapping of node id to partition id, optional
+        Who is who, as its operator knows; other nodes are not asked. Without, a node has
+        the number of its first answer, for the whole run (see `fl_strategies.members`).
     checkpoint_dir : str or Path, optional
         Folder in which the run is kept, so that it can go on after the server was killed.
         It holds what parties sent, so it needs the protection that the server itself has.
@@ -108,7 +106,7 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
     """Protocols beyond `Learner` that the parties' models must have."""
     final_learner_needs: ClassVar[tuple[type, ...]] = ()
     """Protocols beyond `Learner` that the server's model must have."""
-    kept = (*ResumableStrategy.kept, "parties_", "ledger_", "_delivery")
+    kept = (*ResumableStrategy.kept, "parties_", "ledger_", "_delivery", "_known")
     kept_kinds: ClassVar[tuple[type, ...]] = (Knowledge, PartyReport)
 
     def __init__(self, **federation: Unpack[FederationOptions]) -> None:
@@ -120,7 +118,10 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         self.seed = federation.get("seed", 0)
         self.evaluate = federation.get("evaluate", True)
         self.max_reply_bytes = federation.get("max_reply_bytes", MAX_REPLY_BYTES)
-        self._check_federation(federation)
+        owner = type(self).__name__
+        check_federation(owner, {**federation, "num_parties": self.num_parties})
+        self._registered = registered(owner, federation.get("members"), self.num_parties)
+        self._known: Known = {}
         self.run_settings = {}
         self.parties_: dict[int, PartyReport] = {}
         self.rejected_: dict[int, str] = {}
@@ -128,21 +129,6 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         self._delivery: Knowledge | None = None
         self._failure = "the strategy has not run"
         self._sent: list[Message] = []
-
-    def _check_federation(self, federation: Mapping[str, object]) -> None:
-        owner = type(self).__name__
-        unknown = sorted(set(federation) - set(FederationOptions.__annotations__))
-        require(not unknown, owner, "options", "known ones", unknown)
-        require(self.num_parties >= 1, owner, "num_parties", "at least 1", self.num_parties)
-        require(
-            1 <= self.min_parties <= self.num_parties,
-            owner, "min_parties", f"from 1 to num_parties={self.num_parties}", self.min_parties,
-        )  # fmt: skip
-        require(self.max_wait >= 0, owner, "max_wait", "at least 0 seconds", self.max_wait)
-        require(self.seed >= 0, owner, "seed", "at least 0", self.seed)
-        require(
-            self.max_reply_bytes > 0, owner, "max_reply_bytes", "positive", self.max_reply_bytes
-        )
 
     # What a subclass says about its algorithm.
 
@@ -274,9 +260,8 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
                 f"{needed} are needed ({self._first_rejection()})"
             )
             self.record_releases(accepted)
-            if self._checkpoint is not None:
-                self._checkpoint.reopen(self.rejected_)
             self._sent = []  # there is nothing new to deliver
+            self._stop_to_resume()
             return None, None
         arrays, metrics = self.aggregate(accepted)
         totals = aggregate_metrics([reply.metrics for reply in accepted])
@@ -328,7 +313,7 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         content: Mapping[int, Knowledge | None],
         config: Mapping[str, object],
     ) -> list[Message]:
-        """Return a message a node; what several nodes are given is encoded once."""
+        """Return a message a node, with the settings of this round."""
         ours = {
             **config,
             **self.party_config(),
@@ -337,22 +322,17 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
             keys.SEED: self.seed,
             **({keys.RUN_NAME: self._checkpoint.run_name} if self._checkpoint else {}),
         }
-        encoded: dict[int, RecordDict] = {}
-        messages = []
-        for node, knowledge in content.items():
-            records = encoded.setdefault(id(knowledge), RecordDict())
-            if knowledge is not None and not records:
-                knowledge.write(records)
-            record = ConfigRecord(dict(ours))  # type: ignore[arg-type]
-            parts = RecordDict({keys.CONFIG: record, **records})
-            messages.append(Message(parts, dst_node_id=node, message_type=kind))
-        return messages
+        return write_messages(kind, content, ours)
 
     def _wait_for_parties(self, grid: Grid) -> list[int]:
         return wait_for_parties(
             type(self).__name__, grid, num_parties=self.num_parties,
-            min_parties=self.min_parties, max_wait=self.max_wait,
+            min_parties=self.min_parties, max_wait=self.max_wait, only=self._registered,
         )  # fmt: skip
+
+    @property
+    def _who_is_who(self) -> Known:
+        return self._registered or self._known
 
     # Replies.
 
@@ -362,23 +342,26 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         """Parse all replies; a bad one costs its party the round and nobody else anything."""
         waiting = {m.metadata.message_id: m for m in self._sent}
         accepted: list[PartyReply[S]] = []
-        known: set[int] = set()
+        asked, attempt = {m.metadata.dst_node_id for m in self._sent}, 1
         for reply in replies:
             request = waiting.pop(reply.metadata.reply_to_message_id, None)
             if request is None:
                 logger.warning("%s ignores a reply to no open question.", self.name)
                 continue
             node_id = request.metadata.dst_node_id
+            if self.first_attempt_of(node_id) > attempt:
+                # Who answered before a resume is known by now; see `check_claim`.
+                attempt = self.first_attempt_of(node_id)
+                accepted = settle(self._who_is_who, accepted)
+            check = partial(check_claim, self._who_is_who, asked, node_id)
             limit = self.max_reply_bytes
             try:
-                party = parse_reply(request, reply, kind, limit, read, taken=known)
-                accepted.append(party)
-                known.add(party.partition_id)
+                accepted.append(parse_reply(request, reply, kind, limit, read, check=check))
             except Exception as error:  # hostile input may make a learner raise anything
                 self._reject(node_id, str(error) or type(error).__name__)
         for request in waiting.values():
             self._reject(request.metadata.dst_node_id, "it did not answer in time")
-        accepted.sort(key=lambda reply: (reply.partition_id, reply.node_id))
+        accepted = settle(self._who_is_who, accepted)
         for party in accepted:
             report = self.parties_.setdefault(
                 party.partition_id, PartyReport(party.learner_name, {}, {})
@@ -394,6 +377,15 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
     def _fail(self, reason: str) -> None:
         self._failure = reason
         logger.error("%s has no result: %s.", self.name, reason)
+
+    def _stop_to_resume(self) -> None:
+        """End a run that is kept where it failed: later rounds would bury this one."""
+        if self._checkpoint is not None:
+            self._checkpoint.reopen(self.rejected_)
+            raise NotEnoughParties(
+                f"{type(self).__name__}: round {self.round_} must have enough replies, got too "
+                f"few: {self._failure}. Give resume to ask these parties again."
+            )
 
     def _first_rejection(self) -> str:
         reasons = [f"node {node}: {reason}" for node, reason in self.rejected_.items()]

@@ -3,7 +3,8 @@
 A `Checkpoint` folder holds the strategy's state before the round that is running, every
 reply of this round, each written before the strategy sees it, and what was drawn at random
 in it. After a kill the round is gone through again: what has arrived comes from the disk,
-who has not answered is asked, and nothing random is drawn a second time.
+who has not answered is asked, and nothing random is drawn a second time. Every file carries
+a checksum of its content, its place and its run, and one that is damaged is never used.
 """
 
 import fcntl
@@ -21,7 +22,13 @@ from flwr.app import Error, Message, MessageType
 from flwr.serverapp import Grid
 
 from fl_strategies import _compat
-from fl_strategies.durable import make_folder, open_private, replace_file
+from fl_strategies.durable import (
+    make_folder,
+    open_private,
+    replace_file,
+    sealed,
+    unsealed,
+)
 from fl_strategies.exceptions import (
     CheckpointUnavailable,
     InvalidData,
@@ -34,11 +41,14 @@ from fl_strategies.streaming import GridAround, stream_replies
 
 logger = logging.getLogger("flwr.fl_strategies")
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 _OWNER: Final = "Checkpoint"
 _RUN_FILE: Final = "run.json"
 _COMPLETE: Final = "complete.json"
 _BAD_REPLY: Final = 2
+_BEGIN_ANEW: Final = "Restore the folder from a copy, or begin anew in another one."
+_ASK_AGAIN: Final = "Remove it, and the complete.json beside it, to ask this node again."
+_ASK_OTHERS: Final = "Remove it to ask those again whose reply is missing."
 
 
 class Checkpoint:
@@ -66,6 +76,7 @@ class Checkpoint:
         self.run_name = ""
         self.round = 0
         self._resumed_round = 0
+        self._asked: dict[Path, list[set[int]]] = {}
 
     @contextmanager
     def opened(self, settings: Mapping[str, object]) -> Iterator[dict[str, Any] | None]:
@@ -102,26 +113,30 @@ class Checkpoint:
             ) from error
 
     def _open(self, settings: Mapping[str, object]) -> dict[str, Any] | None:
+        for draft in self.folder.rglob("*.draft-*"):
+            draft.unlink()  # of a server that was killed
         path, digest = self.folder / _RUN_FILE, _digest(settings)
-        if not path.exists():
+        rounds = sorted(self.folder.glob("state-*.npz"))
+        if not path.exists() and not rounds:
             self.run_name = secrets.token_hex(16)
             fresh = {"schema": SCHEMA, "run-name": self.run_name, "settings": digest}
             self._write(path, json.dumps(fresh).encode())
             return None
         rule = "a new folder, or resume given to go on with the run in it"
         require(self.resume, _OWNER, "checkpoint_dir", rule, str(self.folder))
-        run = _read_run(path)
+        run = self._read_run(path)
         if run["settings"] != digest:
             raise InvalidData(
                 f"{_OWNER}: the settings must be those that the run in {self.folder} began "
                 f"with, got others. Give them again, or use a new folder."
             )
         self.run_name = run["run-name"]
-        rounds = sorted(self.folder.glob("state-*.npz"))
+        if not rounds and any(self.folder.glob("round-*")):
+            raise self._damaged(self._state_path(1), "none", _BEGIN_ANEW)
         if not rounds:
             return None
         self.round = self._resumed_round = int(rounds[-1].stem.removeprefix("state-"))
-        return load_state(rounds[-1].read_bytes(), self.kinds)
+        return load_state(self._read(rounds[-1], _BEGIN_ANEW), self.kinds)
 
     def begin_round(self, number: int, state: Mapping[str, object]) -> None:
         """Keep the state before a round; what belongs to earlier rounds is removed."""
@@ -129,19 +144,21 @@ class Checkpoint:
             return
         self.round = number
         self._write(self._state_path(number), dump_state(state, self.kinds))
-        for path in self.folder.glob("state-*.npz"):
-            if path != self._state_path(number):
-                path.unlink()
-        for path in self.folder.glob("round-*"):
-            if path != self._round_folder():
-                shutil.rmtree(path)
+        with self._disk():
+            for path in self.folder.glob("state-*.npz"):
+                if path != self._state_path(number):
+                    path.unlink()
+            for path in self.folder.glob("round-*"):
+                if path != self._round_folder():
+                    shutil.rmtree(path)
 
     def once(self, name: str, draw: Callable[[], Mapping[str, object]]) -> dict[str, Any]:
         """Return what `draw` gives, and when the round is gone through again the same."""
         path = self._round_folder() / f"{name}.npz"
         if not path.exists():
             self._write(path, dump_state(draw(), self.kinds))
-        return load_state(path.read_bytes(), self.kinds)
+        # Never drawn again: two noises on the same data would protect less.
+        return load_state(self._read(path, _BEGIN_ANEW), self.kinds)
 
     @property
     def resuming(self) -> bool:
@@ -151,19 +168,35 @@ class Checkpoint:
     @property
     def num_attempts(self) -> int:
         """How often the parties of this round were asked, the present time included."""
-        before = len(list(self._phase_folder(MessageType.TRAIN).glob("*.asked")))
-        finished = self.completed(MessageType.TRAIN) is not None
+        before = len(self._questions(MessageType.TRAIN))
+        finished = (self._phase_folder(MessageType.TRAIN) / _COMPLETE).exists()
         return before if finished else before + 1
 
     def attempts_of(self, node: int) -> int:
         """Return how often one party was asked in this round."""
-        files = self._phase_folder(MessageType.TRAIN).glob("*.asked")
-        return sum(node in json.loads(path.read_bytes()) for path in files)
+        return sum(node in asked for asked in self._questions(MessageType.TRAIN))
+
+    def first_attempt_of(self, node: int) -> int:
+        """Return at which time of asking in this round a party was asked first."""
+        times = enumerate(self._questions(MessageType.TRAIN), start=1)
+        return next((number for number, asked in times if node in asked), 1)
 
     def note_attempt(self, phase: str, nodes: Sequence[int]) -> None:
         """Note that parties are about to be asked."""
-        number = len(list(self._phase_folder(phase).glob("*.asked"))) + 1
-        self._write(self._phase_folder(phase) / f"{number}.asked", json.dumps(nodes).encode())
+        before = self._questions(phase)
+        path = self._phase_folder(phase) / f"{len(before) + 1}.asked"
+        self._write(path, json.dumps(nodes).encode())
+        before.append({*nodes})
+
+    def _questions(self, phase: str) -> list[set[int]]:
+        """Return who was asked each time; read once, as every reply may need it."""
+        folder = self._phase_folder(phase)
+        if folder not in self._asked:
+            # An answer without a question means that a file is gone.
+            count = max(len(list(folder.glob("*.asked"))), bool(self.recorded(phase)))
+            paths = [folder / f"{number + 1}.asked" for number in range(count)]
+            self._asked[folder] = [{*json.loads(self._read(p, _BEGIN_ANEW))} for p in paths]
+        return self._asked[folder]
 
     def record(self, phase: str, node: int, reply: bytes) -> None:
         """Write an encoded reply, or in place of an older one from the same node."""
@@ -176,20 +209,15 @@ class Checkpoint:
     def replay(self, phase: str, request: Message) -> Message:
         """Return the recorded reply as one to this request."""
         path = self._phase_folder(phase) / f"{request.metadata.dst_node_id}.message"
-        try:
-            reply = _compat.message_from_bytes(path.read_bytes())
-        except Exception as error:  # a damaged file may fail in any way
-            raise InvalidData(
-                f"{_OWNER}: {path} must be as it was written, got another. Remove it, and the "
-                f"complete.json beside it, to ask this node again."
-            ) from error
+        reply = _compat.message_from_bytes(self._read(path, _ASK_AGAIN))
         if reply.has_error():
             return Message(reply.error, reply_to=request)
         return Message(reply.content, reply_to=request)
 
     def complete(self, phase: str, nodes: Iterable[int]) -> None:
-        """Note that nobody is waited for any more, and which nodes were connected."""
-        self._write(self._phase_folder(phase) / _COMPLETE, json.dumps(sorted(nodes)).encode())
+        """Note that nobody is waited for any more, who was connected and who answered."""
+        noted = {"nodes": sorted(nodes), "answered": sorted(self.recorded(phase))}
+        self._write(self._phase_folder(phase) / _COMPLETE, json.dumps(noted).encode())
 
     def reopen(self, nodes: Iterable[int]) -> None:
         """Let a resume ask those again whose reply was missing or bad: too few were good."""
@@ -199,13 +227,45 @@ class Checkpoint:
 
     def completed(self, phase: str) -> list[int] | None:
         """Return the nodes of a phase that has ended, or None while it goes on."""
+        return self._completion(phase, "nodes")
+
+    def answered(self, phase: str) -> list[int]:
+        """Return the nodes that have answered in a phase that has ended."""
+        return self._completion(phase, "answered") or []
+
+    def _completion(self, phase: str, key: str) -> list[int] | None:
         path = self._phase_folder(phase) / _COMPLETE
-        return list(json.loads(path.read_bytes())) if path.exists() else None
+        return list(json.loads(self._read(path, _ASK_OTHERS))[key]) if path.exists() else None
 
     def _write(self, path: Path, content: bytes) -> None:
         with self._disk():
             make_folder(path.parent)
-            replace_file(path, content)
+            replace_file(path, sealed(self._place(path), content))
+
+    def _read(self, path: Path, remedy: str) -> bytes:
+        """Return what was written; raise `InvalidData`, with what to do, if it is damaged."""
+        with self._disk():
+            data = path.read_bytes() if path.exists() else None
+        content = None if data is None else unsealed(self._place(path), data)
+        if content is None:
+            raise self._damaged(path, "none" if data is None else "another", remedy)
+        return content
+
+    def _damaged(self, path: Path, found: str, remedy: str) -> InvalidData:
+        return InvalidData(
+            f"{_OWNER}: {path} must be as it was written by this version, got {found}. {remedy}"
+        )
+
+    def _place(self, path: Path) -> str:
+        """Return where content belongs; the name of the run is in the first file of all."""
+        name = str(path.relative_to(self.folder))
+        return name if name == _RUN_FILE else f"{self.run_name}/{name}"
+
+    def _read_run(self, path: Path) -> dict[str, str]:
+        run = json.loads(self._read(path, _BEGIN_ANEW))
+        if run["schema"] != SCHEMA:
+            raise self._damaged(path, f"schema {run['schema']}", _BEGIN_ANEW)
+        return {key: str(value) for key, value in run.items()}
 
     def _state_path(self, number: int) -> Path:
         return self.folder / f"state-{number:09}.npz"
@@ -262,8 +322,10 @@ class RecordedGrid(GridAround):
         if self._checkpoint.completed(phase) is None:
             self._gather(phase, requests, timeout)
             self._checkpoint.complete(phase, self._nodes)
-        recorded = self._checkpoint.recorded(phase)
+        recorded = {*self._checkpoint.answered(phase)}
         answered = [r for r in requests if r.metadata.dst_node_id in recorded]
+        # Earlier questions first: see `KnowledgeStrategy._accept`.
+        answered.sort(key=lambda r: self._checkpoint.first_attempt_of(r.metadata.dst_node_id))
         for request in answered:
             if not request.metadata.message_id:
                 _compat.assign_message_id(request)
@@ -305,17 +367,3 @@ class RecordedGrid(GridAround):
 
 def _digest(settings: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def _read_run(path: Path) -> dict[str, str]:
-    try:
-        run = json.loads(path.read_bytes())
-        known = run["schema"] == SCHEMA and run.keys() == {"schema", "run-name", "settings"}
-    except (ValueError, LookupError, TypeError, AttributeError):
-        known = False
-    if not known:
-        raise InvalidData(
-            f"{_OWNER}: {path} must be as it was written by this version, got another text. "
-            f"Use a new folder."
-        )
-    return {key: str(value) for key, value in run.items()}

@@ -1,9 +1,10 @@
 """Files that survive a crash: written whole or not at all, and readable by their owner only."""
 
+import hashlib
 import os
 import threading
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -11,14 +12,19 @@ def beside(path: Path, suffix: str) -> Path:
     return path.with_name(f"{path.name}.{suffix}")
 
 
-def open_private(path: Path) -> BinaryIO:
-    """Open a file to append to; if it is new, only its owner may read it."""
-    return open(path, "ab", opener=lambda p, flags: os.open(p, flags, 0o600))
+PRIVATE: Final = 0o600
+SHARED: Final = 0o666
+"""For whom the owner's umask says, as for files that programs usually write."""
 
 
-def write_through(path: Path, content: bytes, *, after: int) -> None:
+def open_private(path: Path, mode: int = PRIVATE) -> BinaryIO:
+    """Open a file to append to; if it is new, only its owner may read it by default."""
+    return open(path, "ab", opener=lambda p, flags: os.open(p, flags, mode))
+
+
+def write_through(path: Path, content: bytes, *, after: int, mode: int = PRIVATE) -> None:
     """Write behind the first `after` bytes of a file and wait until the disk has it."""
-    with open_private(path) as file:
+    with open_private(path, mode) as file:
         file.truncate(after)
         file.write(content)
         file.flush()
@@ -34,12 +40,38 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
     """Give a file new content, all of it or none, whoever else does so at the same time."""
     draft = beside(path, f"draft-{os.getpid()}-{threading.get_ident()}")
-    write_through(draft, content, after=0)
+    write_through(draft, content, after=0, mode=mode)
     draft.replace(path)
     sync_folder(path.parent)
+
+
+def sealed(place: str, content: bytes) -> bytes:
+    """Return content behind a checksum of it and of the place where it belongs.
+
+    Examples
+    --------
+    >>> unsealed("round 1", sealed("round 1", b"reply"))
+    b'reply'
+    >>> unsealed("round 2", sealed("round 1", b"reply")) is None
+    True
+    """
+    return _checksum(place, content) + b"\n" + content
+
+
+def unsealed(place: str, data: bytes) -> bytes | None:
+    """Undo `sealed`; return None for anything else than what it gave for this place."""
+    checksum, _, content = data.partition(b"\n")
+    return content if checksum == _checksum(place, content) else None
+
+
+def _checksum(place: str, content: bytes) -> bytes:
+    name = place.encode()
+    digest = hashlib.sha256(len(name).to_bytes(8, "big") + name)
+    digest.update(content)
+    return digest.hexdigest().encode()
 
 
 def make_folder(folder: Path) -> None:

@@ -10,6 +10,7 @@ StrategyError
 ├── MissingExtra          (ImportError)     an optional package is not installed
 ├── NotFitted             (AttributeError)  a result is read before there is one
 ├── NotEnoughParties      (RuntimeError)    too few parties came or answered
+├── RequestRefused        (RuntimeError)    a party's policy does not allow what is asked
 ├── PrivacyBudgetExceeded (RuntimeError)    a release would cost more than is left
 ├── JournalUnavailable    (OSError)         the disk does not take a party's journal
 └── CheckpointUnavailable (OSError)         the disk does not take a checkpoint
@@ -62,6 +63,10 @@ class NotFitted(StrategyError, AttributeError):
 
 class NotEnoughParties(StrategyError, RuntimeError):
     """Too few parties came or answered."""
+
+
+class RequestRefused(StrategyError, RuntimeError):
+    """A party's policy does not allow what a server asks for; no record was touched."""
 
 
 class PrivacyBudgetExceeded(StrategyError, RuntimeError):

@@ -9,6 +9,7 @@ Networks from Decentralized Data (AISTATS 2017), Algorithm 1.
     round r   party    goes on from the mean of round r - 1
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,11 +25,12 @@ from fl_strategies.exceptions import (
     KnowledgeMismatch,
     UnsupportedLearner,
     require,
-    require_data,
+    require_known,
 )
 from fl_strategies.half import PartyHalf, check_public_data, measure, read_round, read_seed
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, config_choice, config_int
 from fl_strategies.party import Party, check_rows, content_hash
+from fl_strategies.policy import Request, asked_number
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
@@ -38,18 +40,17 @@ from fl_strategies.privacy.reporting import (
     ledger_to_text,
     privacy_metrics,
     spend,
-    training_charges,
     unprotected,
 )
-from fl_strategies.protocols import Array, ContinuingLearner, Learner, LearnerFactory, events_of
+from fl_strategies.protocols import Array, ContinuingLearner, Learner, LearnerFactory, plan_of
 from fl_strategies.randomness import derive_rng
-from fl_strategies.replies import PartyReply, limit_events, read_ledger, told_epsilon
+from fl_strategies.replies import PartyReply, Told, enter_told, read_charges
 from fl_strategies.tasks import METRICS, Task, check_task
+from fl_strategies.training import public_model, require_finite, require_plan, trained
 
 LOCAL_EPOCHS: Final = "local-epochs"
 TASK: Final = "task"
 WEIGHTS: Final = "weights"
-PRIVACY_EVENTS: Final = "privacy-events"
 UNPROTECTED_WEIGHTS: Final = "weights left the party that were trained without noise"
 UNPROTECTED: Final[Sequence[Entry]] = (
     (NonPrivateEvent(unit="example", reason=UNPROTECTED_WEIGHTS), 1),
@@ -60,9 +61,9 @@ MOST_TIMES_DISTANCE: Final = 2.0
 """Weights are at most so many times as far from the middle as those of the median party."""
 _FEWEST_RESTRAINED: Final = 3
 
-MAX_EPOCHS: Final = 2**20
+# A server cannot make a party train without end.
+MAX_EPOCHS: Final = 10_000
 MAX_RECORDS: Final = 2**40
-MAX_EVENTS: Final = 2**20
 
 S = TypeVar("S")
 Layout: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -154,7 +155,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         None: epsilon is infinite. Only if every party trains with differential privacy, by
         a learner whose `partial_fit` adds to its `privacy_events`, each record is protected
         against the server and everybody else, and the events of all rounds add up; `ledger_`
-        is that of the party with the largest epsilon, as the parties report it. Not covered:
+        is that of the party whose events, as the parties report them, cost most. Not covered:
         rows that parties only evaluate on, the number of records, settings chosen on private
         data. One party cannot claim any number of records, or send weights any distance
         from the others' (`restrained`); what it does within these limits is averaged.
@@ -217,7 +218,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         self.learner_fn = learner_fn
         self.model_name = learner_name
         self.ledger_ = self._new_ledger()
-        self._ledgers: dict[int, tuple[float, PrivacyLedger]] = {}
+        self._ledgers: dict[int, Told] = {}
         self._layout: Layout | None = None
 
     def _new_ledger(self) -> PrivacyLedger:
@@ -253,7 +254,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
                     f"Reply: array {name[:80]!r} must be finite, got NaN or infinity."
                 )
         self._rebuild(knowledge.arrays)
-        charges = _read_charges(knowledge.meta.get(PRIVACY_EVENTS))
+        charges = read_charges(knowledge.meta.get(keys.PRIVACY_EVENTS))
         return LocalWeights(knowledge.arrays, num_records, charges)
 
     def _rebuild(self, arrays: Mapping[str, Array]) -> ContinuingLearner:
@@ -291,23 +292,19 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     def record_releases(self, replies: Sequence[PartyReply[LocalWeights]]) -> None:
         """Record what parties say that their weights have cost."""
         for reply in replies:
-            self._charge(reply)
-
-    def _charge(self, reply: PartyReply[LocalWeights]) -> None:
-        """Record a party's events; its own epsilon says whose ledger to show.
-
-        The server does not compute it: a stranger's events may take the accountant hours.
-        """
-        _, ledger = self._ledgers.get(reply.partition_id, (0.0, self._new_ledger()))
-        for _ in range(self.attempts_of(reply.node_id)):
-            ledger.charge_all(reply.knowledge.charges)
-        limit_events(ledger)
-        self._ledgers[reply.partition_id] = told_epsilon(reply.metrics, ledger), ledger
-        self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
+            self.ledger_ = enter_told(
+                self._ledgers, reply, reply.knowledge.charges,
+                self.attempts_of(reply.node_id), self._new_ledger(),
+            )  # fmt: skip
 
 
 class FedAvgParty(PartyHalf):
     """The party's half: go on from the mean with the own records."""
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return that weights leave after so many passes."""
+        epochs = asked_number(config, LOCAL_EPOCHS)
+        return replace(super().request(party, config), epochs=epochs)
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
@@ -315,29 +312,40 @@ class FedAvgParty(PartyHalf):
         """Return the weights after training, and how many records they have seen."""
         owner = party.owner
         check_public_data(party, config)
-        require_data(len(party.y) > 0, owner, "x", "records to learn from", "none")
+        require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
         config_choice(config, TASK, [party.task])
         epochs = config_int(config, LOCAL_EPOCHS, minimum=1, maximum=MAX_EPOCHS)
         server_round = read_round(config)
         _check_name(party, config.get(keys.LEARNER))
         learner = require_averaged(owner, party.learner_fn())
+        plan = plan_of(learner, len(party.y), epochs=epochs)
+        charges = plan or UNPROTECTED
+        ledger = spend(party, charges, f"fedavg, round {server_round}", DEFAULT_DELTA, state)
         if received is None:
             rng = derive_rng(read_seed(config), "fedavg", "initial")
         else:
             learner = learner.from_arrays(received.arrays)
             rng = party.rng(read_seed(config), "fedavg", server_round)
-        before = events_of(learner)
-        model = learner.partial_fit(party.x, party.y, rng=rng, epochs=epochs)
-        private = events_of(model) != before
-        charges = training_charges([model], 1) if private else UNPROTECTED
-        ledger = spend(party, charges, f"fedavg, round {server_round}", DEFAULT_DELTA, state)
+
+        def train() -> ContinuingLearner:
+            model = learner.partial_fit(party.x, party.y, rng=rng, epochs=epochs)
+            require_plan(model, plan)
+            require_finite(model)
+            return model
+
+        stand_in = functools.partial(_public_model, party)
+        model = trained(train, stand_in, promised=bool(plan))
         metrics = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=ledger)
-        metrics[keys.LOCAL_FIGURE] = measure(party, model)[METRICS[party.task]]
+        metrics[keys.LOCAL_FIGURE] = measure(party, model, state)[METRICS[party.task]]
         meta: dict[str, Scalar] = {
             keys.NUM_EXAMPLES: len(party.y),
-            PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),
+            keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),
         }
         return Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
+
+
+def _public_model(party: Party) -> ContinuingLearner:
+    return require_averaged(party.owner, public_model(party, party.learner_fn))
 
 
 def require_averaged(owner: str, learner: Learner) -> ContinuingLearner:
@@ -358,15 +366,3 @@ def _check_name(party: Party, asked: object) -> None:
             f"({party.learner_name!r}), got {str(asked)[:80]!r}. FedAvg needs one kind of "
             f"model at all parties and on the server."
         )
-
-
-def _read_charges(text: object) -> Sequence[Entry]:
-    """Read what a party says its round has cost each of its records."""
-    entries = read_ledger(text).entries
-    # Unbounded counts would overflow the server's ledger after some rounds.
-    if sum(count for _, count in entries) > MAX_EVENTS:
-        raise KnowledgeMismatch(
-            f"Reply: privacy events must be as written here, at most {MAX_EVENTS} a round, "
-            f"got more."
-        )
-    return entries

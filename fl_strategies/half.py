@@ -9,6 +9,8 @@ from fl_strategies import keys
 from fl_strategies.exceptions import KnowledgeMismatch, PublicDataMismatch
 from fl_strategies.knowledge import Knowledge, Metrics, config_int, shown
 from fl_strategies.party import Party, content_hash
+from fl_strategies.policy import Request
+from fl_strategies.privacy.reporting import has_promised
 from fl_strategies.protocols import Learner, PortableLearner
 from fl_strategies.tasks import figure_names, judge
 
@@ -22,6 +24,10 @@ class PartyHalf(ABC):
     Whatever must outlive a message belongs into `state`, Flower's `Context.state`.
     """
 
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return what a message asks for, for the party's policy to judge."""
+        return Request(name=str(config.get(keys.STRATEGY)), trainer=party.learner_fn)
+
     @abstractmethod
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
@@ -33,38 +39,28 @@ class PartyHalf(ABC):
         party: Party,
         received: Knowledge,
         config: ConfigRecord,  # noqa: ARG002 - for halves that evaluate by their own rules
-        state: RecordDict,  # noqa: ARG002 - for halves that keep something
+        state: RecordDict,
     ) -> tuple[Learner, Metrics]:
-        """Take the final model and measure it on the party's held-out rows, if it has any.
-
-        A party that keeps a journal tells nobody: an accuracy is a release that no event
-        accounts for, and whether it may leave is not for the server's message to say.
-        """
+        """Take the final model and measure it on the party's held-out rows, if it has any."""
         model = receive_model(party, received)
-        return model, measure(party, model)
+        return model, measure(party, model, state)
 
 
-def measure(party: Party, model: Learner) -> Metrics:
-    """Return how good a model is on the held-out rows, or NaN if that stays at home."""
+def measure(party: Party, model: Learner, state: RecordDict) -> Metrics:
+    """Return how good a model is on the held-out rows, or NaN if that stays at home.
+
+    An accuracy is a release that no event accounts for. So a party tells none that keeps a
+    journal or has promised privacy in this run; its own ledger says so, whatever the
+    server's message says.
+    """
     nothing = dict.fromkeys(figure_names(party.task, party.num_classes), math.nan)
-    silent = party.journal is not None
+    held = party.journal is not None or not party.policy.allow_unprotected
+    silent = held or has_promised(state)
     if silent or party.x_test is None or party.y_test is None or not len(party.y_test):
         return {keys.NUM_EXAMPLES: 0, **nothing}
     found = judge(model, party.x_test, party.y_test, party.task).figures
     told = {name: found.get(name, math.nan) for name in nothing}
     return {keys.NUM_EXAMPLES: len(party.y_test), **told}
-
-
-def all_or_none(party: Party, metrics: Metrics) -> Metrics:
-    """Return metrics in which no figure is told unless that of the task is.
-
-    A half that must not tell how good a model is hides one figure by its name; the others
-    say as much about the held-out rows.
-    """
-    first, *others = figure_names(party.task, party.num_classes)
-    if not math.isnan(metrics.get(first, math.nan)):
-        return metrics
-    return {**metrics, **{name: math.nan for name in others if name in metrics}}
 
 
 def read_seed(config: ConfigRecord) -> int:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.exceptions import KnowledgeMismatch
@@ -149,6 +149,22 @@ class Knowledge:
             if name != keys.KIND and isinstance(value, str | int | float | bool)
         }
         return cls(kind, decode_arrays(arrays, max_bytes), scalars)
+
+
+def write_messages(
+    kind: str, content: Mapping[int, Knowledge | None], config: Mapping[str, object]
+) -> list[Message]:
+    """Return a message a node; what several nodes are given is encoded once."""
+    encoded: dict[int, RecordDict] = {}
+    messages = []
+    for node, knowledge in content.items():
+        records = encoded.setdefault(id(knowledge), RecordDict())
+        if knowledge is not None and not records:
+            knowledge.write(records)
+        record = ConfigRecord(dict(config))  # type: ignore[arg-type]
+        parts = RecordDict({keys.CONFIG: record, **records})
+        messages.append(Message(parts, dst_node_id=node, message_type=kind))
+    return messages
 
 
 def read_metrics(content: RecordDict) -> Metrics:

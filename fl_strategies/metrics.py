@@ -7,15 +7,16 @@ are therefore combined by maximum, and a party that reports none counts as unpro
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from fl_strategies import keys
+from fl_strategies.privacy.events import MOST
 
 Rule: TypeAlias = Callable[[Sequence[float], Sequence[float]], float]
 
 
 def _total(values: Sequence[float], _: Sequence[float]) -> float:
-    return sum(values)
+    return sum(value for value in values if not math.isnan(value))
 
 
 def _largest(values: Sequence[float], _: Sequence[float]) -> float:
@@ -39,7 +40,6 @@ RULES: Mapping[str, Rule] = {
     keys.NUM_RELEASES: _total,
     keys.NUM_TEACHERS_MISSING: _total,
     keys.NUM_MODELS_REFUSED: _total,
-    keys.TRAIN_TIME: _largest,
     keys.EPSILON_PARTY: _largest,
     keys.EPSILON_EXAMPLE: _largest,
     keys.DELTA_PARTY: _largest,
@@ -48,11 +48,57 @@ RULES: Mapping[str, Rule] = {
 """Everything not listed is averaged, weighted by the number of examples."""
 
 
+LONGEST_NAME: Final = 64
+# Times a number of examples, and summed over all parties, it still fits into a float.
+_LARGEST: Final = 1e100
+_SHARES: Final = frozenset({
+    keys.ACCURACY, keys.BALANCED_ACCURACY, keys.MACRO_F1, keys.AUC, keys.MEAN_AUC,
+    keys.BETTER_THAN_ALONE, keys.VOTE_AGREEMENT, keys.CONSISTENT_FRACTION,
+})  # fmt: skip
+
+
+def clean_metrics(told: Mapping[str, float]) -> dict[str, float]:
+    """Return what of a party's figures can be true; the rest counts as not told.
+
+    NaN is what an honest party says where it has nothing to measure, and epsilon is
+    infinite where nothing is promised.
+
+    Examples
+    --------
+    >>> clean_metrics({"accuracy": 1e308, "num-examples": float("inf"), "auc": 0.5})
+    {'auc': 0.5}
+    """
+    return {name: value for name, value in told.items() if _can_be(name, value)}
+
+
+def _can_be(name: str, value: float) -> bool:
+    least, most = _range_of(name)
+    # Compared as it is: a whole number may be too large for a float.
+    inside = _is_nan(value) or least <= value <= most
+    return inside and 1 <= len(name) <= LONGEST_NAME and name.isprintable()
+
+
+def _is_nan(value: float) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _range_of(name: str) -> tuple[float, float]:
+    """Return the smallest and the largest value that a figure can have."""
+    if name in _SHARES or name.startswith("delta-"):
+        return 0.0, 1.0
+    if name.startswith("epsilon-"):
+        return 0.0, math.inf
+    if name.startswith("num-"):
+        return 0, MOST
+    is_positive = name == keys.MEAN_SQUARED_ERROR
+    return 0.0 if is_positive else -_LARGEST, _LARGEST
+
+
 def aggregate_metrics(parties: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Combine the metrics of all parties key by key.
 
-    A key that some party lacks counts as NaN there: ignored by means, infinite in
-    privacy figures.
+    A key that some party lacks counts as NaN there: ignored by totals and means, infinite
+    in privacy figures.
 
     Examples
     --------

@@ -1,6 +1,8 @@
 """One member of the federation, as its own process sees it."""
 
 import hashlib
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -8,12 +10,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fl_strategies.exceptions import InvalidData, require, require_data
+from fl_strategies.policy import SIMULATED, PartyPolicy
 from fl_strategies.protocols import Array, LearnerFactory
 from fl_strategies.randomness import derive_rng
 from fl_strategies.tasks import Task, check_targets, check_task
 
 if TYPE_CHECKING:
     from fl_strategies.privacy.journal import PartyJournal
+
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+_TIMES_PUBLIC = 10.0
+# Within float32, with room for sums.
+_LARGEST_VALUE = 1e30
 
 
 def content_hash(array: Array) -> str:
@@ -43,6 +53,16 @@ def check_rows(owner: str, name: str, x: Array) -> None:
         )
 
 
+def public_bound(public: Array) -> float:
+    """Return the largest value that a private record may have, known from public rows.
+
+    Generous, because it is there for accidents and attacks: a value that overflows in
+    training would make a party fail, and that it fails would tell who its records are.
+    """
+    largest = float(np.abs(public).max(initial=1.0))
+    return min(_TIMES_PUBLIC * largest, _LARGEST_VALUE)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Party:
     """Private data, public data and the models of one member.
@@ -51,7 +71,8 @@ class Party:
     ----------
     x, y : (num_records, ...), (num_records,)
         Private records and their class indices, or what else the task learns; see
-        `fl_strategies.tasks`. They never leave the party.
+        `fl_strategies.tasks`. They never leave the party. Values beyond `value_bound` are
+        cut to it.
     public : (num_public, ...)
         The unlabelled rows that everybody in the federation holds, in the same order.
     num_classes : int
@@ -83,6 +104,12 @@ class Party:
         held-out rows. It costs one more training a run.
     tell_verdict : bool (default: False)
         Let the server know that one bit, unless there is a journal or a promise of privacy.
+    value_bound : float, optional
+        Largest magnitude of a number in a record; ten times that of the public rows, and at
+        least 10, if left out. Choose it without looking at the records.
+    policy : PartyPolicy
+        What this party takes part in. Without one it is a party of a simulation, which
+        allows everything but endless work: give a real party a `PartyPolicy()`.
     """
 
     x: Array
@@ -102,6 +129,8 @@ class Party:
     run: str = "unnamed"
     compare_at_home: bool = False
     tell_verdict: bool = False
+    value_bound: float | None = None
+    policy: PartyPolicy = SIMULATED
 
     @property
     def owner(self) -> str:
@@ -123,6 +152,17 @@ class Party:
             raise InvalidData(f"{owner}: x_test and y_test must be given together, got one.")
         if self.x_test is not None and self.y_test is not None:
             self._check(owner, "x_test", self.x_test, self.y_test)
+        bound = public_bound(self.public) if self.value_bound is None else self.value_bound
+        require(0 < bound < math.inf, owner, "value_bound", "finite and above 0", bound)
+        for name in ("x", "x_test"):
+            object.__setattr__(self, name, self._bounded(getattr(self, name), bound))
+
+    def _bounded(self, x: Array | None, bound: float) -> Array | None:
+        """Return records with values cut to the bound; whole numbers never overflow."""
+        if x is None or x.dtype.kind != "f" or not (np.abs(x) > bound).any():
+            return x
+        logger.warning("%s: values beyond %g are cut to it.", self.owner, bound)
+        return np.clip(x, -bound, bound)
 
     def _check(self, owner: str, name: str, x: Array, y: Array) -> None:
         check_rows(owner, name, x)

@@ -154,11 +154,20 @@ class PortableLearner(Learner, Protocol):
 
 @runtime_checkable
 class PrivateLearner(Protocol):
-    """A learner that trains with differential privacy and says what it has spent."""
+    """A learner that trains with differential privacy and says what that costs."""
 
     @property
     def privacy_events(self) -> "Sequence[tuple[PrivacyEvent, int]]":
-        """What training has spent so far, each event with its count."""
+        """What training has spent so far, each event with its count; at first nothing."""
+
+    def planned_events(
+        self, num_records: int, *, epochs: int | None = None, distill: bool = False
+    ) -> "Sequence[tuple[PrivacyEvent, int]]":
+        """Return what learning from so many records will spend, before they are looked at.
+
+        `distill` asks about that method instead of `fit` and `partial_fit`. Nothing means
+        that it promises no privacy.
+        """
 
 
 @runtime_checkable
@@ -172,6 +181,15 @@ LearnerFactory: TypeAlias = Callable[[], Learner]
 def events_of(learner: object) -> "tuple[tuple[PrivacyEvent, int], ...]":
     """Return what training a learner has spent; nothing if it does not train privately."""
     return tuple(learner.privacy_events) if isinstance(learner, PrivateLearner) else ()
+
+
+def plan_of(
+    learner: object, num_records: int, *, epochs: int | None = None, distill: bool = False
+) -> "tuple[tuple[PrivacyEvent, int], ...]":
+    """Return what training a learner will spend; nothing if it does not train privately."""
+    if not isinstance(learner, PrivateLearner):
+        return ()
+    return tuple(learner.planned_events(num_records, epochs=epochs, distill=distill))
 
 
 def require_soft(owner: str, learner: Learner) -> SoftLearner:

@@ -2,15 +2,17 @@
 
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from flwr.app import Message, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.exceptions import InvalidData, KnowledgeMismatch
 from fl_strategies.knowledge import Knowledge, Metrics, count_bytes, read_metrics, shown
+from fl_strategies.metrics import LONGEST_NAME, clean_metrics
+from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import (
     MOST,
     DPSGDEvent,
@@ -28,6 +30,7 @@ EVALUATION = "evaluation"
 """Kind of a reply that carries metrics alone."""
 
 MAX_EVENTS_TEXT: Final = 100_000
+MAX_EVENTS: Final = 2**20
 MAX_DISTINCT_EVENTS: Final = 8
 MAX_REASON: Final = 200
 MAX_NAME: Final = 200
@@ -42,6 +45,10 @@ UNCOUNTED: Final = NonPrivateEvent(
     unit="example", reason="a party reported more events, or other ones, than are counted here"
 )
 """Stands for a stranger's events that would keep the accountant busy for too long."""
+
+
+Told: TypeAlias = tuple[float, PrivacyLedger]
+"""What a party says its releases cost a record: its own epsilon, and the events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +78,12 @@ def parse_reply(
     max_bytes: int,
     read: Callable[[Knowledge], T],
     *,
-    taken: Collection[int] = (),
+    check: Callable[[int], None] = lambda _: None,
 ) -> PartyReply[T]:
     """Check a reply against its request; raise if anything in it is not as asked.
 
-    Of two nodes that claim to be the same party, the first to answer is believed: `taken`
-    holds the parties that have answered. `read` comes last, after everything is checked.
+    `check` raises if the sender is not the party that it says it is. `read` comes
+    last, after everything is checked.
     """
     if reply.has_error():
         reason = cut_short(reply.error.reason or "")
@@ -89,12 +96,8 @@ def parse_reply(
             f"Reply: {keys.PARTITION_ID} must be a whole number, at least 0, "
             f"got {shown(partition_id)}."
         )
-    if partition_id in taken:
-        raise KnowledgeMismatch(
-            f"Reply: {keys.PARTITION_ID} must be the party's own, got {partition_id}, "
-            f"for which another node has answered."
-        )
-    metrics = {n: _finite_int(value) for n, value in read_metrics(reply.content).items()}
+    check(partition_id)
+    metrics = clean_metrics(read_metrics(reply.content))
     # Measured here, because a party could write anything.
     metrics[keys.NUM_BYTES_SENT] = size
     metrics[keys.NUM_BYTES_RECEIVED] = count_bytes(request.content)
@@ -102,7 +105,7 @@ def parse_reply(
         partition_id=partition_id,
         # The sender's address is not used: Flower gives node 1 for errors of dead nodes.
         node_id=request.metadata.dst_node_id,
-        learner_name=str(knowledge.meta.get(keys.LEARNER, ""))[:MAX_NAME],
+        learner_name=cut_short(str(knowledge.meta.get(keys.LEARNER, "")))[:LONGEST_NAME],
         knowledge=read(knowledge),
         metrics=metrics,
     )
@@ -131,22 +134,11 @@ def cut_short(reason: str) -> str:
     return " ".join(plain.split())[:MAX_ERROR]
 
 
-def _finite_int(value: float) -> float:
-    """Return a number as it is, or NaN for a whole one that is too large for a float."""
-    try:
-        float(value)
-    except OverflowError:
-        return math.nan
-    return value
-
-
 def figures_by_party(replies: Sequence[PartyReply[T]]) -> dict[str, list[float]]:
     """Return each party's own figure of its task, in the order of ``partition-ids``."""
     ids = [float(reply.partition_id) for reply in replies]
     figures = {
-        f"{name}-by-party": [
-            float(_finite_int(reply.metrics.get(name, math.nan))) for reply in replies
-        ]
+        f"{name}-by-party": [float(reply.metrics.get(name, math.nan)) for reply in replies]
         for name in METRICS.values()
         if any(name in reply.metrics for reply in replies)
     }
@@ -170,6 +162,59 @@ def read_ledger(text: object) -> PrivacyLedger:
     if not ledger.entries:
         raise problem
     return limit_events(ledger)
+
+
+def read_charges(text: object) -> Sequence[Entry]:
+    """Read what a party says its round has cost each of its records."""
+    entries = read_ledger(text).entries
+    # Unbounded counts would overflow the server's ledger after some rounds.
+    if sum(count for _, count in entries) > MAX_EVENTS:
+        raise KnowledgeMismatch(
+            f"Reply: privacy events must be as written here, at most {MAX_EVENTS} a round, "
+            f"got more."
+        )
+    return entries
+
+
+def enter_told(
+    known: dict[int, Told], reply: PartyReply[T], charges: Sequence[Entry], times: int,
+    empty: PrivacyLedger,
+) -> PrivacyLedger:  # fmt: skip
+    """Enter a party's events, as often as it was asked, and return the costliest ledger.
+
+    Parameters
+    ----------
+    known : dict of partition id to what the party has told before; changed here
+    reply : PartyReply
+    charges : sequence of (event, count)
+    times : int
+    empty : PrivacyLedger
+        What a party that has told nothing begins with.
+    """
+    _, ledger = known.get(reply.partition_id, (0.0, empty))
+    for _ in range(times):
+        ledger.compose_all(charges)
+    limit_events(ledger)
+    known[reply.partition_id] = told_epsilon(reply.metrics, ledger), ledger
+    return costliest(known.values())
+
+
+def costliest(known: Iterable[Told]) -> PrivacyLedger:
+    """Return the ledger whose events cost most.
+
+    What parties tell only says where to look first, because accounting takes time: a party
+    that tells a large epsilon for small events would otherwise hide the others' events. Whose
+    own epsilon is honest costs no more than it tells.
+    """
+    in_order = sorted(known, key=lambda told: -told[0])
+    worst, cost = in_order[0][1], -1.0
+    for told, ledger in in_order:
+        if told <= cost:
+            break
+        found = ledger.get_epsilon()
+        if found > cost:
+            worst, cost = ledger, found
+    return worst
 
 
 def told_epsilon(metrics: Metrics, ledger: PrivacyLedger) -> float:

@@ -71,6 +71,10 @@ class ResumableStrategy(Strategy):
         """Return how often one party was asked in this round; see `num_attempts`."""
         return 1 if self._checkpoint is None else self._checkpoint.attempts_of(node_id)
 
+    def first_attempt_of(self, node_id: int) -> int:
+        """Return at which time of asking in this round a party was asked first."""
+        return 1 if self._checkpoint is None else self._checkpoint.first_attempt_of(node_id)
+
     def once(self, name: str, draw: Callable[[], Mapping[str, object]]) -> Mapping[str, Any]:
         """Return what `draw` gives; after a resume what it gave before.
 

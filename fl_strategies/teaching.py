@@ -6,9 +6,11 @@ import numpy as np
 
 from fl_strategies.ensemble import fit_ensemble
 from fl_strategies.evidence import corrected_labels
-from fl_strategies.exceptions import InvalidData
+from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.party import Party
-from fl_strategies.protocols import FloatArray, IntArray, Learner, TrainingSet
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.protocols import FloatArray, IntArray, Learner, TrainingSet, plan_of
+from fl_strategies.training import finite_logits, fit_on_records, labels_of, teacher_charges
 from fl_strategies.voting import count_votes
 
 
@@ -26,16 +28,33 @@ def deal_records(
     return [np.array_split(order, num_teachers) for order in orders]
 
 
+def planned_charges(party: Party, num_splits: int, num_teachers: int) -> Sequence[Entry]:
+    """Return what training the teachers will cost an example; nothing if it has no price.
+
+    It depends on the number of records and on nothing that a record says.
+    """
+    teacher = (party.teacher_fn or party.learner_fn)()
+    sizes = [len(rows) for rows in np.array_split(np.arange(len(party.y)), num_teachers)]
+    plans = [plan_of(teacher, size) for size in sizes]
+    return teacher_charges(plans * num_splits, num_splits)
+
+
 def train_teachers(
-    party: Party, num_splits: int, num_teachers: int, seed: int
+    party: Party, num_splits: int, num_teachers: int, seed: int, *, promised: bool = False
 ) -> list[Learner]:
-    """Train the teachers of all partitions, those of the first partition first."""
-    sets, rngs = [], []
-    for split, subsets in enumerate(deal_records(party, num_splits, num_teachers, seed)):
-        for number, rows in enumerate(subsets):
-            sets.append((party.x[rows], party.y[rows]))
-            rngs.append(party.rng(seed, "teacher", split, number))
-    return fit_ensemble(party.teacher_fn or party.learner_fn, sets, rngs=rngs)
+    """Train the teachers of all partitions, those of the first partition first.
+
+    With `promised` a teacher that cannot be trained is replaced by one of public rows.
+    """
+    dealt = deal_records(party, num_splits, num_teachers, seed)
+    sets = [(party.x[rows], party.y[rows]) for subsets in dealt for rows in subsets]
+
+    def rngs() -> list[np.random.Generator]:
+        places = np.ndindex(num_splits, num_teachers)
+        return [party.rng(seed, "teacher", *place) for place in places]
+
+    learner_fn = party.teacher_fn or party.learner_fn
+    return fit_on_records(party, learner_fn, sets, rngs, promised=promised)
 
 
 def teacher_counts(
@@ -55,6 +74,8 @@ def teacher_votes(
     teachers: Sequence[Learner],
     num_splits: int,
     counts: Sequence[FloatArray] | None = None,
+    *,
+    promised: bool = False,
 ) -> IntArray:
     """Count the teachers' votes, (num_splits, num_public, num_classes).
 
@@ -67,11 +88,12 @@ def teacher_votes(
     teachers vote as they did: in a row of a partition one count falls by one and another
     rises by one at most.
     """
+    public = party.public
     if counts is None:
-        labels = [teacher.predict(party.public) for teacher in teachers]
+        labels = [labels_of(teacher, public, promised=promised) for teacher in teachers]
     else:
-        pairs = zip(teachers, counts, strict=True)
-        labels = [corrected_labels(one.logits(party.public), own) for one, own in pairs]
+        logits = [finite_logits(party.owner, t, public, promised=promised) for t in teachers]
+        labels = [corrected_labels(*pair) for pair in zip(logits, counts, strict=True)]
     per_split = np.stack(labels).reshape(num_splits, -1, len(party.public))
     return np.stack([count_votes(votes, party.num_classes) for votes in per_split])
 
@@ -79,7 +101,8 @@ def teacher_votes(
 def train_students(party: Party, sets: Sequence[TrainingSet], seed: int) -> list[Learner]:
     """Train one student per partition on public rows with its teachers' labels."""
     if not all(len(labels) for _, labels in sets):
-        raise InvalidData(
+        # Labels have been released with noise, so that there are none may be told.
+        raise KnowledgeMismatch(
             f"{party.owner}: queries must be answered for every student, got "
             f"none for some. Lower the threshold or ask more queries."
         )

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Collection
 
 from flwr.serverapp import Grid
 
@@ -14,11 +15,18 @@ _SECONDS_BETWEEN_REMINDERS = 10.0
 
 
 def wait_for_parties(
-    owner: str, grid: Grid, *, num_parties: int, min_parties: int, max_wait: float
+    owner: str,
+    grid: Grid,
+    *,
+    num_parties: int,
+    min_parties: int,
+    max_wait: float,
+    only: Collection[int] = (),
 ) -> list[int]:
     """Return all connected nodes, once the expected ones are there or the time is over.
 
-    Nodes register while the server already runs, so asking once would race with them.
+    Nodes register while the server already runs, so asking once would race with them. If
+    `only` names nodes, no others count.
 
     Raises
     ------
@@ -26,7 +34,7 @@ def wait_for_parties(
         If fewer than `min_parties` have come after `max_wait` seconds.
     """
     start = reminded = time.monotonic()
-    while len(nodes := sorted(grid.get_node_ids())) < num_parties:
+    while len(nodes := _connected(grid, only)) < num_parties:
         now = time.monotonic()
         if now - start >= max_wait:
             break
@@ -47,3 +55,7 @@ def wait_for_parties(
             owner, len(nodes), num_parties, max_wait,
         )  # fmt: skip
     return nodes
+
+
+def _connected(grid: Grid, only: Collection[int]) -> list[int]:
+    return sorted(node for node in grid.get_node_ids() if not only or node in only)

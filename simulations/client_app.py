@@ -1,36 +1,43 @@
 """The client component of the Flower app: a simulated party per partition id."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from flwr.app import Context
 
 from clients.app import client_app
 from fl_strategies import Party, keys
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from simulations.config import Settings
+from fl_strategies.exceptions import require
+from simulations.budget import BUDGET_KEYS, OWNER, Budget
+from simulations.config import Settings, Value
 from simulations.experiment import load_federation
+
+NODE_KEYS = (keys.PARTITION_ID, keys.NUM_PARTITIONS, *BUDGET_KEYS)
 
 
 def load_party(context: Context) -> Party:
-    """Load the party that this node plays, with its journal if it keeps one.
-
-    A node's own configuration (``state-dir``, ``max-epsilon``) wins over the run's: a
-    server cannot raise the budget of a party.
-    """
+    """Load the party that this node plays, with its journal if it keeps one."""
     settings = Settings.from_run_config(context.run_config)
     party = load_federation(settings).party(int(context.node_config[keys.PARTITION_ID]))
-    folder = str(context.node_config.get("state-dir") or settings.state_dir)
-    limit = float(context.node_config.get("max-epsilon") or settings.max_epsilon)
-    if not folder:
-        return party
-    journal = PartyJournal(
-        Path(folder) / f"party-{party.partition_id}",
-        fingerprint=data_fingerprint(party.x, party.y),
-        delta=settings.delta,
-        max_epsilon=limit or None,
-    )
+    budget = read_budget(context.node_config, settings)
+    journal = budget.journal(party.x, party.y, f"party-{party.partition_id}")
     return replace(party, journal=journal, run=str(context.run_id))
+
+
+def read_budget(node_config: Mapping[str, Value], settings: Settings) -> Budget:
+    """Return the budget by the node's word alone, or the run's if the node has none.
+
+    As soon as a node says anything about its budget, nothing that a run says about it is
+    read: a server can neither raise the limit, nor move the folder, nor choose the delta.
+    Where no node says anything, the whole federation is an experiment of the run.
+    """
+    unknown = sorted(set(node_config) - set(NODE_KEYS))
+    require(not unknown, OWNER, "keys", f"among {', '.join(NODE_KEYS)}", unknown)
+    if set(node_config) & set(BUDGET_KEYS):
+        return Budget.of_node(node_config)
+    return Budget(
+        folder=settings.state_dir, max_epsilon=settings.max_epsilon, delta=settings.delta
+    )
 
 
 app = client_app(load_party)

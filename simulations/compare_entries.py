@@ -199,6 +199,9 @@ def _check_task(name: str, task: Task) -> None:
 
 # Entries that keep to a budget.
 
+ACCEPTED: Final[Given] = {"accept-noise": True}
+"""A table that compares budgets also shows those that buy nothing."""
+
 
 def _private_drafts(
     given: Given, federations: Sequence[Federation], budget: float, *, several: bool
@@ -210,7 +213,7 @@ def _private_drafts(
         _voting("L1", given, federations[0], budget),
         _voting("L2", given, federations[0], budget),
         Draft(
-            "fedmd ldp", {"strategy": "fedmd", "release": "ldp", **noisy},
+            "fedmd ldp", {"strategy": "fedmd", "release": "ldp", **noisy, **ACCEPTED},
             {"num-server-rounds": 1}, note=SERVER_MODEL,
         ),
         _sampling(given, federations, budget),
@@ -231,6 +234,7 @@ def _voting(level: str, given: Given, federation: Federation, budget: float) -> 
     """Return FedKT at a level, with as many queries as its noise leaves readable."""
     decided: Given = {
         "strategy": "fedkt", "privacy-level": level, "target-epsilon": budget,
+        **ACCEPTED,
     }  # fmt: skip
     draft = Draft(f"fedkt {level}", decided)
     if {"num-queries", "fraction-query"} & given.keys():

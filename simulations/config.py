@@ -18,7 +18,7 @@ from fl_strategies import REGISTRY
 from fl_strategies.augmentation import AUGMENTATIONS
 from fl_strategies.exceptions import InvalidParameter, require
 from fl_strategies.fedkd.words import LOSSES, SCALES, WEIGHTS
-from fl_strategies.fedkt.words import WEIGHTINGS
+from fl_strategies.fedkt.words import EXCHANGES, WEIGHTINGS
 from fl_strategies.fedmd.release import PAYLOADS
 from fl_strategies.fedmd.settings import RULES
 from fl_strategies.privacy.votes import VOTE_NOISES
@@ -104,10 +104,9 @@ got 'num-partys'. Did you mean 'num-parties'?
         "auto", f"weights of FedKT's votes: {' '.join(WEIGHTINGS)}", choices=WEIGHTINGS
     )
     privacy_level: str = _setting("L0", "L0, L1 or L2", choices=("L0", "L1", "L2"))
-    exchange: str = _setting(
-        "votes", "what travels in FedKT: votes or models", choices=("votes", "models")
-    )
+    exchange: str = _setting("votes", "sent in FedKT: votes or models", choices=EXCHANGES)
     vote_trim: float = _setting(0.0, "most liars that FedKT leaves out, as a share", least=0)
+    private_diagnostics: bool = _setting(False, "report figures of private votes at L1")
     num_levels: int = _setting(200, "FedKD's S: levels of a logit; 0: float32", optional=True)
     rounding: str = _setting("nearest", "to levels: nearest or stochastic", choices=ROUNDINGS)
     scale: str = _setting("clip", "bound of levels: clip or max", choices=SCALES)
@@ -146,9 +145,7 @@ got 'num-partys'. Did you mean 'num-parties'?
     )
     trim_fraction: float = _setting(0.2, "share that trimmed-mean cuts off each side", least=0)
     clipping_norm: float = _setting(0.0, "of logits under ldp; 0: not given", optional=True)
-    num_rounds_planned: int = _setting(
-        0, "rounds that target-epsilon is for; 0: not given", optional=True
-    )
+    num_rounds_planned: int = _setting(0, "rounds of target-epsilon; 0: all", optional=True)
     pretrain_epochs: int = _setting(0, "passes over labelled public rows before all", least=0)
     pretrain_once: bool = _setting(False, "for all FedMD parties, which get the same model")
     local_epochs: int = _setting(1, "passes of a FedAvg party in a round", least=1)
@@ -172,6 +169,7 @@ got 'num-partys'. Did you mean 'num-parties'?
     )
     fraction_query: float = _setting(1.0, "share of public rows labelled with noise", above=0)
     seeded_noise: bool = _setting(False, "repeatable noise, which protects nobody")
+    accept_noise: bool = _setting(False, "go on although noise drowns all answers")
     max_epsilon: float = _setting(0.0, "budget of server and parties; 0: none", optional=True)
     state_dir: str = _setting("", "folder where parties keep their ledgers; empty: none")
     seed: int = _setting(0, "decides every random choice of the experiment", least=0)

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -52,6 +52,8 @@ class Federation:
     dataset: Dataset
     rows: list[IntArray]
     """Row numbers of `dataset.x_train` that each party holds."""
+    members: Mapping[int, int] | None = None
+    """Which node is which party, where an operator knows."""
 
     def factory(self, name: str) -> LearnerFactory:
         """Return the factory of a party's learner for this data set."""
@@ -134,6 +136,7 @@ class Federation:
             max_wait=settings.max_wait,
             checkpoint_dir=settings.checkpoint_dir or None,
             resume=settings.resume,
+            members=self.members,
             **taken,
         )
         told = settings.to_run_config().items()

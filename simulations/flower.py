@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from fl_strategies.durable import open_private
 from fl_strategies.exceptions import StrategyError, require
 from simulations.config import Settings, Value
 from simulations.control import Control, RunStatus
@@ -146,7 +147,7 @@ class SuperLink:
     def _start(
         self, command: list[str], environment: Mapping[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
-        with log.open("a") as output:
+        with open_private(log) as output:
             return self.processes.start(command, environment, output)
 
     def _submit(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 MARK: Final = "FL_STRATEGIES_PROCESSES"
 _PATIENCE_SECONDS: Final = 15.0
@@ -38,13 +38,17 @@ class Processes:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str], output: IO[str] | int
+        self, command: Sequence[str], environment: Mapping[str, str], output: IO[Any] | int
     ) -> subprocess.Popen[bytes]:
-        """Start a process in the root folder, which can hold no packages of our names."""
+        """Start a process in the root folder, which can hold no packages of our names.
+
+        What it writes is for its owner only: logs and databases hold what parties sent.
+        """
         with uninterrupted():
             process = subprocess.Popen(
                 command, env={**environment, MARK: self._mark}, cwd="/", stdout=output,
                 stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                umask=0o077,
             )  # fmt: skip
             self._started.append(process)
         return process

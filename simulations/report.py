@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy, keys
 from fl_strategies.class_weights import class_counts
+from fl_strategies.durable import SHARED, replace_file
 from fl_strategies.exceptions import MissingExtra, StrategyError
 from fl_strategies.protocols import IntArray
 from fl_strategies.tasks import figure_names
@@ -229,9 +230,9 @@ def write_report(report: Report, output_dir: str) -> Path:
 
 
 def write_json(report: Report, path: Path) -> None:
-    """Write a report for programs."""
+    """Write a report for programs, all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    replace_file(path, (json.dumps(report, indent=2) + "\n").encode(), SHARED)
 
 
 def log_report(report: Report) -> None:

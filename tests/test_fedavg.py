@@ -309,7 +309,7 @@ def test_a_model_that_cannot_go_on_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"local_epochs": 0}, "FedAvg: local_epochs must be from 1 to 1048576, got 0"),
+        ({"local_epochs": 0}, "FedAvg: local_epochs must be from 1 to 10000, got 0"),
         ({"num_classes": 4}, "FedAvg: learner_fn must be of 4 classes, got 3"),
         ({"task": "ranking"}, "FedAvg: task must be one of single-label, "),
     ],
@@ -538,7 +538,7 @@ def test_a_journal_keeps_every_round_and_its_budget(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert not free.rejected_
     (reason,) = bound.rejected_.values()
-    assert "epsilon must be at most 1" in reason
+    assert "what leaves must be protected, by its budget" in reason
 
 
 def test_public_rows_are_not_learned_from() -> None:

@@ -20,7 +20,7 @@ from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.mechanisms import Release
 from fl_strategies.protocols import Array, IntArray
 from simulations.local import InMemoryGrid, run_local
-from tests.toys import CentroidLearner, load_toy_party, toy_fedkd, toy_party
+from tests.toys import CentroidLearner, Planned, load_toy_party, toy_fedkd, toy_party
 
 NUM_PARTIES = 4
 CENTRES = np.array([[0.0, 0.0], [2.5, 0.0], [0.0, 2.5]])
@@ -217,10 +217,10 @@ def only_last_three() -> Any:
     return client_app(load)
 
 
-class Careful(CentroidLearner):
+class Careful(Planned, CentroidLearner):
     """Claims to have been trained with DP-SGD; the arithmetic of charges is what is tested."""
 
-    privacy_events = (
+    privacy_events = planned = (
         (DPSGDEvent(noise_multiplier=4.0, records=40, batch_size=4, steps=10), 1),
     )  # fmt: skip
 

@@ -234,8 +234,8 @@ def test_nothing_is_kept_of_weighted_votes() -> None:
     """Sums alone; to trim, the labels and the counts."""
     (reply,) = random_replies(1)
 
-    assert toy_fedkt().read(reply) is None
-    kept = toy_fedkt(vote_trim=0.2).read(reply)
+    assert toy_fedkt().read(reply).votes is None
+    kept = toy_fedkt(vote_trim=0.2).read(reply).votes
     assert kept is not None
     assert kept.counts is not None
     assert (kept.labels.nbytes, kept.counts.nbytes) == (len(PUBLIC), 8 * NUM_CLASSES)
@@ -378,9 +378,14 @@ def test_seeded_counts_repeat_and_protect_nobody() -> None:
 class PrivatelyTrained(CountedLearner):
     """Says what its training cost, as a DP-SGD learner does."""
 
+    privacy_events: tuple[Any, ...] = ()
+
+    def planned_events(self, num_records: int, **_: object) -> tuple[Any, ...]:
+        event = DPSGDEvent(noise_multiplier=4.0, records=num_records, batch_size=2, steps=3)
+        return ((event, 1),)
+
     def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
-        event = DPSGDEvent(noise_multiplier=4.0, records=len(y), batch_size=2, steps=3)
-        self.privacy_events = ((event, 1),)
+        self.privacy_events = self.planned_events(len(y))
         return super().fit(x, y, rng=rng)
 
 

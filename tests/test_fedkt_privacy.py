@@ -57,11 +57,12 @@ def aggregate(strategy: FedKT, labels: np.ndarray, num_parties: int) -> dict[str
 @pytest.mark.parametrize("level", [L1, L2])
 @pytest.mark.parametrize("noise", ["gumbel", "laplace"])
 def test_weak_noise_leaves_the_federation_useful(level: dict[str, Any], noise: str) -> None:
-    """With hardly any noise the model is as good as at L0, and epsilon is finite and large."""
+    """With hardly any noise the model is as good as at L0, and nothing can be promised."""
     strategy, metrics = run(**{**level, "gamma": 50.0, "noise": noise})
 
     assert accuracy(strategy.model_.predict(TEST[0])) > 0.85
-    assert 100 < metrics[keys.EPSILON_EXAMPLE] < math.inf
+    assert metrics[keys.EPSILON_EXAMPLE] == math.inf
+    assert "too coarse" in strategy.ledger_.statement()
 
 
 def test_l1_charges_one_release_a_query_with_sensitivity_s() -> None:
@@ -163,6 +164,7 @@ def test_the_data_dependent_figure_stands_beside_the_claim() -> None:
         noise="laplace",
         gamma=0.5,
         num_parties=4,
+        private_diagnostics=True,
     )
     votes = np.zeros((1, 60), int)
 
@@ -191,7 +193,7 @@ def test_l2_charges_s_times_q_releases_of_sensitivity_one() -> None:
         unit="example", sensitivity=1, num_classes=3, num_queries=40
     )
     assert expected.event.scale == 10.0
-    assert 0 < metrics[keys.EPSILON_EXAMPLE] < metrics[keys.EPSILON_PARTY] < math.inf
+    assert 0 < metrics[keys.EPSILON_EXAMPLE] < metrics[keys.EPSILON_PARTY]
 
 
 def test_l2_tells_the_server_nothing_about_raw_votes() -> None:
@@ -253,13 +255,14 @@ def test_a_target_is_met_and_hardly_undercut() -> None:
 @pytest.mark.parametrize("level", ["L1", "L2"])
 def test_gaussian_and_confident_noise_work(level: str) -> None:
     """Gaussian noise is accounted exactly; confident noise answers fewer rows."""
-    _, plain = run(privacy_level=level, noise="gaussian", sigma=0.05, num_queries=30)
-    strategy, confident = run(
+    plain, _ = run(privacy_level=level, noise="gaussian", sigma=0.05, num_queries=30)
+    strategy, _ = run(
         privacy_level=level, noise="confident-gaussian", sigma=0.05, num_queries=30,
-        threshold=4.0, threshold_sigma=0.05,
+        threshold=3.5, threshold_sigma=0.05,
     )  # fmt: skip
 
-    assert plain[keys.EPSILON_EXAMPLE] < confident[keys.EPSILON_EXAMPLE] < math.inf
+    costs = [known.ledger_.bounds()["gaussian"] for known in (plain, strategy)]
+    assert costs[0] < costs[1] < math.inf
     assert accuracy(strategy.model_.predict(TEST[0])) > 0.7
 
 
@@ -330,9 +333,14 @@ def test_queries_are_drawn_by_the_seed_and_equal_on_both_sides() -> None:
 class PrivatelyTrained(CentroidLearner):
     """A teacher that says what its training cost, as a DP-SGD learner does."""
 
+    privacy_events: tuple[Any, ...] = ()
+
+    def planned_events(self, num_records: int, **_: object) -> tuple[Any, ...]:
+        event = DPSGDEvent(noise_multiplier=4.0, records=num_records, batch_size=2, steps=3)
+        return ((event, 1),)
+
     def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
-        event = DPSGDEvent(noise_multiplier=4.0, records=len(y), batch_size=2, steps=3)
-        self.privacy_events = ((event, 1),)
+        self.privacy_events = self.planned_events(len(y))
         return super().fit(x, y, rng=rng)
 
 
@@ -398,19 +406,5 @@ def test_trimming_at_l2_costs_no_epsilon() -> None:
 
     assert [strategy.trimmed_ for strategy in strategies] == [(), (2,)]
     assert [record["num-trimmed"] for record in metrics] == [0, 1]
-    epsilons = [strategy.ledger_.get_epsilon() for strategy in strategies]
-    assert epsilons[0] == epsilons[1] < math.inf
+    assert strategies[0].ledger_.entries == strategies[1].ledger_.entries
     assert metrics[0][keys.EPSILON_EXAMPLE] == metrics[1][keys.EPSILON_EXAMPLE]
-
-
-@pytest.mark.parametrize("level", ["L1", "L2"])
-def test_noise_that_drowns_all_votes_is_said(
-    level: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A run may go on with it, but nobody should wonder about its accuracy."""
-    for gamma, drowned in ((2.0, False), (0.001, True)):
-        strategy = toy_fedkt(privacy_level=level, gamma=gamma)
-        with caplog.at_level("WARNING", logger="flwr.fl_strategies"):
-            caplog.clear()
-            assert strategy.prepare_round()
-        assert ("drowns" in caplog.text) == drowned

@@ -144,6 +144,7 @@ def linear_fedmd(**changes: Any) -> FedMD:
         "learner_name": "softmax-regression",
         "num_public": 30,
         "min_parties": 2,
+        "accept_noise": True,
     }
     return FedMD(**{**options, **changes})
 
@@ -584,9 +585,9 @@ def test_a_party_without_records_or_with_another_task_says_so() -> None:
     empty = replace(party, x=party.x[:0], y=party.y[:0])
     numbers = replace(party, task="regression", y=np.zeros((40, 3)), x_test=None, y_test=None)
 
-    with pytest.raises(InvalidData, match="Party 3: x must be records to learn from, got none"):
+    with pytest.raises(KnowledgeMismatch, match="Party 3: x must be records to learn from"):
         FedMDParty().train(empty, None, config, RecordDict())
-    with pytest.raises(InvalidData, match="Party 3: task must be single-label for FedMD"):
+    with pytest.raises(KnowledgeMismatch, match="Party 3: task must be single-label for FedMD"):
         FedMDParty().train(numbers, None, config, RecordDict())
 
 
@@ -640,7 +641,7 @@ def test_pretraining_on_labelled_public_rows() -> None:
     without = Federation(lambda i: linear_party(i, 3)).run(linear_fedmd(epochs_initial=1))
     assert min(without.evaluate_metrics_clientapp[1]["accuracy-by-party"]) < 0.8
     party = labelled(0)
-    with pytest.raises(InvalidData, match="Party 0: public_y must be given to train on public"):
+    with pytest.raises(KnowledgeMismatch, match="Party 0: public_y must be given"):
         FedMDParty().train(party, None, request(strategy), RecordDict())
 
 

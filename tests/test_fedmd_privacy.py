@@ -12,7 +12,9 @@ import pytest
 from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
+from clients.app import NO_BUDGET
 from fl_strategies import Knowledge, Party, keys
+from fl_strategies.durable import sealed, unsealed
 from fl_strategies.exceptions import (
     InvalidData,
     InvalidParameter,
@@ -29,6 +31,7 @@ from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
 from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.reporting import run_ledger
 from tests.test_fedmd import (
     Federation,
     Refitted,
@@ -38,7 +41,7 @@ from tests.test_fedmd import (
     refitted_party,
     request,
 )
-from tests.toys import TEST, accuracy
+from tests.toys import TEST, Planned, accuracy
 
 NFDP = {"release": "nfdp", "num_samples": 10}
 LDP = {"release": "ldp", "payload": "softmax", "sigma": 50.0}
@@ -146,7 +149,7 @@ def test_the_sample_is_secret_unless_seeded() -> None:
 
 
 def test_the_sample_is_drawn_once_also_if_training_fails() -> None:
-    """It is kept before it is used, so a failure does not lead to a second one."""
+    """It is kept before it is used; what answers in place of the model costs no second one."""
     fails = [True]
 
     class Fragile(SoftmaxRegression):
@@ -156,8 +159,8 @@ def test_the_sample_is_drawn_once_also_if_training_fails() -> None:
             return super().partial_fit(x, y, rng=rng, epochs=epochs)
 
     party, state = linear_party(0, learner_fn=Fragile), RecordDict()
-    with pytest.raises(RuntimeError):
-        train(party, linear_fedmd(**NFDP), state)
+    train(party, linear_fedmd(**NFDP), state)
+    assert not fails
     first = sample_of(state)
     _, metrics = train(party, linear_fedmd(**NFDP), state)
     train(party, linear_fedmd(**NFDP), state, 2)
@@ -215,6 +218,13 @@ def test_without_a_journal_there_is_no_second_sample() -> None:
             train(party, linear_fedmd(**{**NFDP, **changes}), state)
 
 
+def kept_sample(file: Path) -> dict[str, Any]:
+    """Return what a party has noted about its sample."""
+    content = unsealed(file.name, file.read_bytes())
+    assert content is not None
+    return dict(json.loads(content))
+
+
 def test_a_sample_survives_a_run_beside_the_journal(tmp_path: Path) -> None:
     """A new run uses the sample that was paid for, and the journal has one line."""
     first, second = RecordDict(), RecordDict()
@@ -224,7 +234,7 @@ def test_a_sample_survives_a_run_beside_the_journal(tmp_path: Path) -> None:
     _, metrics = train(party, linear_fedmd(**NFDP, seed=9), second)
 
     (file,) = tmp_path.glob("*.json")
-    assert sample_of(first) == sample_of(second) == json.loads(file.read_text())["rows"]
+    assert sample_of(first) == sample_of(second) == kept_sample(file)["rows"]
     assert file.stat().st_mode & 0o077 == 0
     assert party.journal is not None
     ((entry, *_),) = [party.journal.entries()]
@@ -239,7 +249,7 @@ def test_a_lost_sample_is_drawn_and_charged_again(tmp_path: Path, damage: str) -
     party = with_journal(linear_party(0), tmp_path)
     train(party, linear_fedmd(**NFDP))
     (file,) = tmp_path.glob("*.json")
-    content = json.loads(file.read_text())
+    content = kept_sample(file)
     if damage == "lost":
         file.unlink()
     elif damage == "torn":
@@ -250,7 +260,8 @@ def test_a_lost_sample_is_drawn_and_charged_again(tmp_path: Path, damage: str) -
             "outside": {"rows": [40] * 10},
             "too-few": {"rows": [1, 2]},
         }[damage]
-        file.write_text(json.dumps(content))
+        # With a checksum that fits, so that the content is looked at.
+        file.write_bytes(sealed(file.name, json.dumps(content).encode()))
     _, metrics = train(party, linear_fedmd(**NFDP))
 
     assert metrics[keys.NUM_RELEASES] == 2
@@ -420,7 +431,8 @@ def test_the_reference_values_of_gaussian_noise_on_probabilities() -> None:
 
     # Rounding to the grid of the noise is part of the sensitivity: 0.2 % at this scale.
     assert 0.141685 < ledger.get_epsilon() < 0.141685 * 1.003
-    assert fitted.scale == pytest.approx(268.430602, rel=1e-4)
+    # Sampling a million numbers takes a quarter of delta at this epsilon.
+    assert 268.430602 < fitted.scale < 268.430602 * 1.01
 
 
 @pytest.mark.parametrize("make_party", MAKERS)
@@ -467,18 +479,18 @@ def test_weak_noise_is_useful_and_strong_noise_is_chance() -> None:
 
     A random model may be good by chance (one in sixty is), so the middle of several counts.
     """
-    shares: dict[float, list[float]] = {5000.0: [], 0.5: []}
-    for target, found in shares.items():
+    weak, strong = {"sigma": 0.05}, {"target_epsilon": 0.5, "num_rounds_planned": 2}
+    middles = []
+    for strength in (weak, strong):
+        found = []
         for _ in range(5):
-            strategy = linear_fedmd(
-                release="ldp", payload="softmax", num_public=60,
-                target_epsilon=target, num_rounds_planned=2,
-            )  # fmt: skip
+            strategy = linear_fedmd(release="ldp", payload="softmax", num_public=60, **strength)
             Federation().run(strategy, 2)
             found.append(accuracy(strategy.model_.predict(TEST[0])))
+        middles.append(np.median(found))
 
-    assert np.median(shares[5000.0]) > 0.85
-    assert np.median(shares[0.5]) < 0.75
+    assert middles[0] > 0.85
+    assert middles[1] < 0.75
 
 
 def test_the_servers_budget_ends_the_run_before_it_is_exceeded() -> None:
@@ -517,7 +529,7 @@ def test_a_party_whose_budget_is_spent_learns_on_and_sends_nothing(tmp_path: Pat
 
     assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 3
     ((_, reason),) = strategy.rejected_.items()
-    assert "epsilon must be at most" in reason
+    assert reason == NO_BUDGET
     assert federation.bits()[0] != before
     journal = guarded(0).journal
     assert journal is not None
@@ -655,9 +667,10 @@ def test_without_protection_epsilon_is_infinite(
 EVENT = DPSGDEvent(noise_multiplier=4.0, records=40, batch_size=2, steps=3)
 
 
-class PrivatelyContinued(SoftmaxRegression):
+class PrivatelyContinued(Planned, SoftmaxRegression):
     """A learner that says what each of its private trainings cost."""
 
+    planned = ((EVENT, 1),)
     privacy_events: tuple[Any, ...] = ()
 
     def partial_fit(self, x: Any, y: Any, *, rng: Any, epochs: int) -> Any:
@@ -665,9 +678,10 @@ class PrivatelyContinued(SoftmaxRegression):
         return super().partial_fit(x, y, rng=rng, epochs=epochs)
 
 
-class PrivatelyRefitted(Refitted):
+class PrivatelyRefitted(Planned, Refitted):
     """The same for a learner that starts anew."""
 
+    planned = ((EVENT, 1),)
     privacy_events: tuple[Any, ...] = ()
 
     def fit(self, x: Any, y: Any, *, rng: Any) -> Any:
@@ -687,9 +701,7 @@ def test_private_training_is_composed_over_rounds(learner_fn: Callable[[], Any])
     expected.compose(EVENT, 3)
     metrics = result.train_metrics_clientapp[3]
     assert metrics[keys.EPSILON_EXAMPLE] == expected.get_epsilon() < math.inf
-    # A model that was fitted anew to be measured has not been paid for.
-    told = result.evaluate_metrics_clientapp[3][keys.ACCURACY]
-    assert math.isnan(told) == (learner_fn is PrivatelyRefitted)
+    assert math.isnan(result.evaluate_metrics_clientapp[3][keys.ACCURACY])
 
 
 def test_class_counts_cost_also_beside_private_training(tmp_path: Path) -> None:
@@ -896,19 +908,15 @@ def test_only_training_that_was_paid_for_sets_the_terms() -> None:
         evaluate(party, linear_fedmd(**SOFT), state)
 
 
-def test_seeded_noise_that_was_not_charged_tells_nothing() -> None:
-    """A party whose answers failed has written no release without protection."""
-    broken = [True]
+def test_seeded_noise_is_charged_before_a_record_is_looked_at() -> None:
+    """A party whose training failed has written down that nothing is promised any more."""
 
     class Broken(SoftmaxRegression):
-        def logits(self, x: Any) -> Any:
-            if broken:
-                return np.full((len(x), 3), np.nan)
-            return super().logits(x)
+        def partial_fit(self, *_: Any, **__: Any) -> Any:
+            raise RuntimeError("out of memory")
 
     party, state = linear_party(0, learner_fn=Broken), RecordDict()
-    with pytest.raises(InvalidData, match="logits must be finite"):
+    with pytest.raises(RuntimeError):
         train(party, linear_fedmd(**SEEDED_LDP), state)
-    broken.clear()
 
-    assert math.isnan(evaluate(party, linear_fedmd(**SEEDED_LDP), state)[keys.ACCURACY])
+    assert run_ledger(state, 1e-5).get_epsilon(1e-5) == math.inf

@@ -18,7 +18,6 @@ HEAVY = (
     "ray",
     "opacus",
     "pandas",
-    "skops",
     "clients",
     "simulations",
 )

@@ -15,8 +15,8 @@ from fl_strategies.codistill.relay import (
     MAX_MODELS,
     NUM_MODELS,
     Chain,
-    check_finite,
     check_relayed,
+    check_share,
     fill_ledger,
     has_forgotten,
     join_models,
@@ -25,8 +25,10 @@ from fl_strategies.codistill.relay import (
     part_models,
     recall,
     take_turns,
+    wire_bytes,
 )
 from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.knowledge import encode_arrays
 from fl_strategies.privacy.events import (
     MOST,
     DPSGDEvent,
@@ -101,10 +103,17 @@ def test_relayed_models_have_a_name_and_finite_numbers() -> None:
             check_relayed(Knowledge("model", {"w": np.zeros(1)}, meta))
     with pytest.raises(KnowledgeMismatch, match="must have arrays, got none"):
         check_relayed(Knowledge("model", {}, {keys.LEARNER: "a"}))
-    check_finite(Knowledge("model", {"w": np.zeros(1), "n": np.array([1])}))
-    for value in (np.nan, np.inf):
-        with pytest.raises(KnowledgeMismatch, match="'w' of a model must be finite"):
-            check_finite(model(value))
+
+
+def test_a_model_has_a_share_of_a_message() -> None:
+    """What is counted is never less than what the models take in one message."""
+    models = [model(1.0)] * 1000
+    size = wire_bytes(models)
+
+    assert encode_arrays(join_models(models).arrays).count_bytes() <= size
+    check_share(models[0], size // 1000)
+    with pytest.raises(KnowledgeMismatch, match=f"at most {size // 1000 - 1} bytes"):
+        check_share(models[0], size // 1000 - 1)
 
 
 RAW = NonPrivateEvent(unit="example", reason="raw")
@@ -133,7 +142,7 @@ def test_ledgers_of_several_nodes_add_up() -> None:
     total = fill_ledger(new_ledger(), [one, two])
 
     assert total.entries == ((NOISE, 11), (RAW, MOST))
-    assert [entry["batches"] for entry in total.state_dict()["entries"]] == [3, 2]
+    assert [entry["batches"] for entry in total.state_dict()["entries"]] == [3, 1]
     assert one.entries == ((NOISE, 3), (RAW, MOST))
 
 

@@ -10,6 +10,7 @@ from scipy.special import softmax
 
 from fl_strategies import FedKD, FedKT, Party
 from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.privacy.events import PrivacyEvent
 from fl_strategies.protocols import Array, FloatArray, IntArray, Recipe
 from fl_strategies.randomness import derive_rng
 
@@ -17,6 +18,21 @@ NUM_CLASSES = 3
 CENTRES = np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]])
 OUTSIDE = 10.0
 """Where the centroid of a class without rows travels: weights must be finite to be averaged."""
+
+
+class Planned:
+    """Mixin of learners that say beforehand what each of their trainings costs."""
+
+    planned: tuple[tuple[PrivacyEvent, int], ...]
+
+    def planned_events(
+        self,
+        num_records: int,  # noqa: ARG002 - the same for any number
+        *,
+        epochs: int | None = None,  # noqa: ARG002
+        distill: bool = False,  # noqa: ARG002
+    ) -> tuple[tuple[PrivacyEvent, int], ...]:
+        return self.planned
 
 
 class CentroidLearner:
@@ -145,7 +161,9 @@ def common_options(num_parties: int = 4, seed: int = 0) -> dict[str, object]:
 
 
 def toy_fedkt(**changes: object) -> FedKT:
-    return FedKT(**{**common_options(), **changes})  # type: ignore[arg-type]
+    """Return FedKT with few voters, whose noise is accepted however strong it is."""
+    options = {**common_options(), "accept_noise": True}
+    return FedKT(**{**options, **changes})  # type: ignore[arg-type]
 
 
 PAPER = {"num_splits": 2, "num_teachers": 5, "corrected": False, "vote_weights": "none"}

@@ -1,5 +1,7 @@
 """The party half of AKD, AvgKD, PKD and EKD; see `fl_strategies.codistill`."""
 
+import functools
+import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,7 +17,7 @@ from fl_strategies.codistill.committee import (
     require_members,
 )
 from fl_strategies.codistill.relay import MODEL, MODELS, join_models, keep, part_models, recall
-from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner, require_data
+from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner, require_known
 from fl_strategies.half import (
     PartyHalf,
     check_public_data,
@@ -26,27 +28,32 @@ from fl_strategies.half import (
 )
 from fl_strategies.knowledge import Knowledge, Metrics, config_choice, config_int
 from fl_strategies.party import Party
+from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import (
     DEFAULT_DELTA,
     charge_run,
+    check_run,
     ledger_to_text,
     privacy_metrics,
-    training_charges,
     unprotected,
 )
 from fl_strategies.protocols import (
+    Array,
     FloatArray,
     Learner,
     PortableLearner,
     Recipe,
     SoftLearner,
-    events_of,
+    plan_of,
     require_portable,
     require_soft,
 )
 from fl_strategies.tasks import Task
+from fl_strategies.training import public_model, require_finite, require_plan, trained
+
+logger = logging.getLogger("flwr.fl_strategies")
 
 LOSSES: Final[Sequence[str]] = ("mse", "cross-entropy")
 SCHEMES: Final[Sequence[str]] = ("akd", "avgkd", "ekd", "pkd")
@@ -58,7 +65,7 @@ SIGN: Final = "sign"
 FIRST_TERM: Final = "first-term"
 NUM_TERMS: Final = "num-terms"
 SCORES: Final = "scores"
-PRIVACY_EVENTS: Final = "privacy-events"
+PRIVACY_EVENTS: Final = keys.PRIVACY_EVENTS
 NUM_MODELS_REFUSED: Final = keys.NUM_MODELS_REFUSED
 UNPROTECTED_MODEL: Final = "models left the agents that were trained without noise"
 
@@ -94,13 +101,20 @@ class CodistillParty(PartyHalf):
         server_round = read_round(config)
         recipe = _read_recipe(party, config)
         learner = _new_learner(party)
-        spent = events_of(learner)
+        plan = plan_of(learner, len(party.x), epochs=recipe.epochs, distill=True)
+        ledger, metrics = _charge(party, plan, state, scheme)
         targets, refused = _targets(party, scheme, received, state)
         rng = party.rng(read_seed(config), "codistill", server_round)
-        model = learner.distill(party.x, targets, rng=rng, recipe=recipe)
-        arrays = require_portable(model).to_arrays()
-        private = events_of(model) != spent
-        ledger, metrics = _charge(party, [model] if private else [], state, scheme)
+
+        def train() -> PortableLearner:
+            model = learner.distill(party.x, targets, rng=rng, recipe=recipe)
+            require_plan(model, plan)
+            portable = require_portable(model)
+            require_finite(portable)
+            return portable
+
+        stand_in = functools.partial(_public_model, party)
+        arrays = trained(train, stand_in, promised=bool(plan)).to_arrays()
         keep(state, _OWN, Knowledge(MODEL, arrays, {keys.LEARNER: party.learner_name}))
         meta = {PRIVACY_EVENTS: ledger_to_text(ledger)}
         return Knowledge(MODEL, arrays, meta), {NUM_MODELS_REFUSED: refused, **metrics}
@@ -118,7 +132,11 @@ class CodistillParty(PartyHalf):
                 f"measured, got {received.kind!r} and {'no' if own is None else 'a'} model."
             )
         model = receive_model(party, own)
-        return model, measure(party, model)
+        return model, measure(party, model, state)
+
+
+def _public_model(party: Party) -> PortableLearner:
+    return require_portable(public_model(party, party.learner_fn))
 
 
 def make_recipe(task: Task, loss: str) -> Recipe:
@@ -136,7 +154,7 @@ def _read_recipe(party: Party, config: ConfigRecord) -> Recipe:
     config_int(config, keys.NUM_CLASSES, minimum=count, maximum=count)
     config_choice(config, TASK, [party.task])
     owner = party.owner
-    require_data(len(party.x) > 0, owner, "x", "at least one record", "none")
+    require_known(len(party.x) > 0, owner, "x", "records to learn from", "none")
     return make_recipe(party.task, config_choice(config, LOSS, LOSSES))
 
 
@@ -176,15 +194,40 @@ def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], i
     reason = ""
     for part in relayed:
         try:
-            found.append(outputs(_receive(party, part), party.x, party.task))
+            model = _receive(party, part)
+            outputs(model, party.public[:1], party.task)
         except Exception as error:  # a hostile model may make a learner raise anything
             reason = describe(error)
+        else:
+            found.append(_on_records(party, model))
     if not found:
         raise KnowledgeMismatch(
             f"{party.owner}: a model to learn from must be one that this party "
             f"can read, got none of {len(relayed)}: {reason}."
         )
     return found, len(relayed) - len(found)
+
+
+def _on_records(party: Party, model: Learner) -> FloatArray:
+    """Return what a model predicts on the agent's inputs, whatever they are.
+
+    Where it fails on all of them at once they are predicted one by one: no record may
+    decide about the targets of others.
+    """
+    try:
+        return outputs(model, party.x, party.task)
+    except Exception:
+        logger.warning("A received model fails on some records, which get even odds from it.")
+    rows = [_on_record(party, model, row) for row in party.x[:, None]]
+    return np.concatenate(rows)
+
+
+def _on_record(party: Party, model: Learner, row: Array) -> FloatArray:
+    try:
+        return outputs(model, row, party.task)
+    except Exception:
+        nothing = 0.0 if party.task == "regression" else 1 / party.num_classes
+        return np.full((1, party.num_classes), nothing)
 
 
 def _targets(
@@ -207,22 +250,15 @@ def _own_predictions(party: Party, state: RecordDict) -> list[FloatArray]:
 
 
 def _charge(
-    party: Party, private: Sequence[Learner], state: RecordDict, scheme: str
+    party: Party, plan: Sequence[Entry], state: RecordDict, scheme: str
 ) -> tuple[PrivacyLedger, Metrics]:
-    """Record what a round costs a record of the party, on top of all rounds before.
+    """Record what a round will cost a record of the party, on top of all rounds before.
 
     Returns the ledger of this run, for the server, which may have missed a round. The
     figures are those of the journal, where there is one: it knows other runs as well.
-
-    Parameters
-    ----------
-    private : sequence of Learner
-        The new model, if learning the targets has added to its events. One that has
-        events from elsewhere and learns targets without noise protects nobody.
     """
-    charges = training_charges(private, 1) if private else ()
-    if not charges:
-        charges = [(NonPrivateEvent(unit="example", reason=UNPROTECTED_MODEL), 1)]
+    charges = plan or [(NonPrivateEvent(unit="example", reason=UNPROTECTED_MODEL), 1)]
+    check_run(party, charges, state)
     journal = party.journal
     lasting = journal and journal.charge(charges, run=party.run, purpose=scheme)
     ledger = charge_run(state, charges, DEFAULT_DELTA)
@@ -289,7 +325,7 @@ def _measure_sum(
     """
     x = party.x_test
     if party.journal is not None or x is None or not len(x):
-        return measure(party, ensemble), 0
+        return measure(party, ensemble, state), 0
     kept = recall(state, _SCORES, SCORES)
     scores, refused = np.zeros((len(x), party.num_classes)), 0
     same = kept is not None and kept.meta[NUM_TERMS] == first
@@ -303,4 +339,4 @@ def _measure_sum(
         require_members(party.owner, len(errors), errors)
     meta = {NUM_TERMS: len(ensemble.members), NUM_MODELS_REFUSED: refused}
     keep(state, _SCORES, Knowledge(SCORES, {SCORES: scores}, meta))
-    return measure(party, RememberedScores(scores)), refused
+    return measure(party, RememberedScores(scores), state), refused

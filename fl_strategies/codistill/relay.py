@@ -5,12 +5,18 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fl_strategies import keys
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.knowledge import Knowledge, Scalar, encode_arrays, join_arrays, part_arrays
+from fl_strategies.knowledge import (
+    Knowledge,
+    Scalar,
+    encode_arrays,
+    join_arrays,
+    part_arrays,
+    shown,
+)
 from fl_strategies.privacy.events import MOST
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import DEFAULT_DELTA
@@ -21,6 +27,8 @@ MODEL: Final = "model"
 MODELS: Final = "models"
 MAX_MODELS: Final = 100_000
 MAX_NAME: Final = 200
+# Of an array, and of the number that its name begins with in a message.
+_MOST_HEADER: Final = 256
 
 
 def join_models(models: Sequence[Knowledge], **meta: Scalar) -> Knowledge:
@@ -34,10 +42,11 @@ def join_models(models: Sequence[Knowledge], **meta: Scalar) -> Knowledge:
 def part_models(knowledge: Knowledge) -> list[Knowledge]:
     """Undo `join_models`, also for a stranger's knowledge."""
     count = knowledge.meta.get(NUM_MODELS)
-    if knowledge.kind != MODELS or type(count) is not int or not 1 <= count <= MAX_MODELS:
+    most = min(MAX_MODELS, len(knowledge.arrays))  # no model is without arrays
+    if knowledge.kind != MODELS or type(count) is not int or not 1 <= count <= most:
         raise KnowledgeMismatch(
-            f"Knowledge: {NUM_MODELS} must be from 1 to {MAX_MODELS} of kind {MODELS!r}, "
-            f"got {count!r} of kind {knowledge.kind!r}."
+            f"Knowledge: {NUM_MODELS} must be from 1 to {most} of kind {MODELS!r}, "
+            f"got {shown(count)} of kind {shown(knowledge.kind)}."
         )
     metas: list[dict[str, Scalar]] = [{} for _ in range(count)]
     for full_name, value in knowledge.meta.items():
@@ -51,23 +60,30 @@ def part_models(knowledge: Knowledge) -> list[Knowledge]:
 def check_relayed(knowledge: Knowledge) -> str:
     """Return the name of a model's learner; refuse what no receiver could use."""
     name = knowledge.meta.get(keys.LEARNER)
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+    plain = isinstance(name, str) and 1 <= len(name) <= MAX_NAME and name.isprintable()
+    if not plain:
         raise KnowledgeMismatch(
             f"Reply: {keys.LEARNER} must be a name of 1 to {MAX_NAME} letters, got others."
         )
     if not knowledge.arrays:
         raise KnowledgeMismatch("Reply: a model must have arrays, got none.")
-    return name
+    return str(name)
 
 
-def check_finite(knowledge: Knowledge) -> None:
-    """Raise `KnowledgeMismatch` if a number of a model is NaN or infinite."""
-    for name, array in knowledge.arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise KnowledgeMismatch(
-                f"Reply: array {name[:MAX_NAME]!r} of a model must be finite, "
-                f"got NaN or infinity."
-            )
+def wire_bytes(models: Iterable[Knowledge]) -> int:
+    """Return how many bytes the arrays of models take in one message, at most."""
+    arrays = [(name, a) for model in models for name, a in model.arrays.items()]
+    return sum(len(name) + a.nbytes + _MOST_HEADER for name, a in arrays)
+
+
+def check_share(model: Knowledge, share: int) -> None:
+    """Raise `KnowledgeMismatch` for a model that takes too much of a message to others."""
+    size = wire_bytes([model])
+    if size > share:
+        raise KnowledgeMismatch(
+            f"Reply: a model must take at most {share} bytes, its share of what the other "
+            f"agents read at once, got {size}."
+        )
 
 
 def new_ledger(**settings: Any) -> PrivacyLedger:

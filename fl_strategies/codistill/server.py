@@ -1,17 +1,18 @@
 """The server half that AKD, AvgKD, PKD and EKD share; see `fl_strategies.codistill`."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, TypeVar, Unpack
+from typing import ClassVar, Literal, Unpack
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fl_strategies import keys
 from fl_strategies.base import FederationOptions, KnowledgeStrategy
-from fl_strategies.codistill.committee import MeanEnsemble, rebuild
+from fl_strategies.codistill.committee import MeanEnsemble, raw_outputs, rebuild
 from fl_strategies.codistill.judging import MOST_ROWS, find_outliers
 from fl_strategies.codistill.party import (
     KEPT,
@@ -24,25 +25,25 @@ from fl_strategies.codistill.party import (
 from fl_strategies.codistill.relay import (
     MODEL,
     Chain,
-    check_finite,
     check_relayed,
+    check_share,
     fill_ledger,
     has_forgotten,
     join_models,
     new_ledger,
 )
 from fl_strategies.exceptions import NotEnoughParties, require
-from fl_strategies.knowledge import Knowledge, Metrics, Scalar
+from fl_strategies.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.protocols import Array, Learner, LearnerFactory, PortableLearner, SoftLearner
-from fl_strategies.replies import PartyReply, read_ledger, told_epsilon
+from fl_strategies.replies import PartyReply, costliest, read_ledger, told_epsilon
 from fl_strategies.tasks import Task, check_task
 
 logger = logging.getLogger("flwr.fl_strategies")
 
+ROWS_TO_SCORE = 32
 CodistillLoss = Literal["mse", "cross-entropy"]
-S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         by a learner whose `distill` adds to its `privacy_events` (``DPTorchLearner`` with
         ``private_distill=True``), each record is protected against the server and all
         agents, and the events of all rounds add up, also of those whose model got lost on
-        its way. `ledger_` is that of the agent with the largest epsilon, as the agents
-        report it. Not covered: rows that agents only evaluate on, the number of records,
+        its way. `ledger_` is that of the agent whose events, as the agents report them,
+        cost most. Not covered: rows that agents only evaluate on, the number of records,
         settings chosen on private data.
 
     Parameters
@@ -78,17 +79,17 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     num_classes : int
         Length of the federation's class list; in regression the number of outputs.
     learner_fn : factory, optional
-        How the server rebuilds models named `learner_name`. Without any factory it relays
-        models unread, and there is no `model_`.
+        How the server rebuilds models named `learner_name`.
     learner_name : str
     model_fns : mapping of learner name to factory, optional
-        Factories for the other learners of the federation. With a factory the server
-        refuses a model that does not fit; without one it checks types, sizes and that all
-        numbers are finite.
+        Factories for the other learners of the federation. A model is relayed only if the
+        server itself can rebuild it and it scores some rows; one without a factory is refused.
     public : (num_public, ...), optional
-        Not learned from. If it is given, agents that hold other public rows are left out:
+        Not learned from. If it is given, agents that hold other public rows are excluded:
         that mostly means other preprocessing; and models that contradict most others on
         them, where most agree, are not relayed (`fl_strategies.codistill.judging`).
+    row_shape : tuple of int, optional
+        Shape of a record, if there are no public rows to tell: a row of zeros is scored.
     task : "single-label" or "regression"
     target_loss : "mse" or "cross-entropy"
         How agents learn probabilities, "mse" in the paper's figures; regression has "mse".
@@ -98,13 +99,15 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     Attributes
     ----------
     models_ : dict of partition id to Learner
-        The newest model of every agent whose learner the server has a factory for.
+        The newest model of every agent.
 
     Notes
     -----
     Agents are ordered by partition id, which the server learns from the first round.
     Parties need a factory, their own or in `Party.catalogue`, for every learner that they
     are to learn from. The server keeps the newest model of every agent and no older one.
+    A model may have its share of the largest message that parties read, so that all models
+    together reach everybody.
     """
 
     reply_kind = MODEL
@@ -112,7 +115,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     party_learner_needs = (SoftLearner, PortableLearner)
     kept = (
         *KnowledgeStrategy.kept,
-        "_ledgers", "_told", "_lost", "_agents", "_newest", "_answered",
+        "_ledgers", "_told", "_lost", "_newest", "_answered",
     )  # fmt: skip
     kept_kinds = (*KnowledgeStrategy.kept_kinds, Chain)
 
@@ -124,6 +127,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         learner_name: str = "learner",
         model_fns: Mapping[str, LearnerFactory] | None = None,
         public: Array | None = None,
+        row_shape: Sequence[int] | None = None,
         task: Task = "single-label",
         target_loss: CodistillLoss = "mse",
         **federation: Unpack[FederationOptions],
@@ -141,19 +145,17 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         )
         fits = task != "regression" or target_loss == "mse"
         require(fits, owner, "target_loss", "'mse' in regression", target_loss)
-        if public is not None:
-            check_rows(owner, "public", public)
         self.num_classes, self.task, self.target_loss = num_classes, task, target_loss
         self.model_name = learner_name
         own = {} if learner_fn is None else {learner_name: learner_fn}
         self.model_fns: dict[str, LearnerFactory] = {**own, **(model_fns or {})}
         self._check_factories(owner)
         self._public_hash = None if public is None else content_hash(public)
+        self._rows = _rows_to_score(owner, public, row_shape)
         self.ledger_ = self._new_ledger()
         self._ledgers: dict[int, tuple[float, PrivacyLedger]] = {}
         self._told: dict[int, dict[int, tuple[float, PrivacyLedger]]] = {}
         self._lost: dict[int, tuple[float, PrivacyLedger]] = {}
-        self._agents: dict[int, int] = {}
         self._newest: dict[int, Knowledge] = {}
         self._answered: set[int] = set()
         self._public = None if public is None else public[:MOST_ROWS]
@@ -164,6 +166,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         """Create what a scheme keeps besides the newest models; nothing by default."""
 
     def _check_factories(self, owner: str) -> None:
+        rule = "given, or learner_fn: models without a factory are not relayed"
+        require(bool(self.model_fns), owner, "model_fns", rule, self.model_fns)
         for name, factory in self.model_fns.items():
             learner = factory()
             portable = isinstance(learner, PortableLearner)
@@ -190,15 +194,13 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         }
 
     def read(self, knowledge: Knowledge) -> AgentModel:
-        """Check a model: by its factory, or as far as numbers can be judged without one."""
-        name = check_relayed(knowledge)
-        if name in self.model_fns:
-            owner = type(self).__name__
-            rebuild(owner, name, knowledge.arrays, self.model_fns, self.num_classes)
-        else:
-            check_finite(knowledge)
+        """Check a model before others get it: its size, its arrays, and what it scores."""
+        share = MAX_REPLY_BYTES // max(self.num_parties, len(self._sent))
+        model = Knowledge(MODEL, knowledge.arrays, {keys.LEARNER: check_relayed(knowledge)})
+        check_share(model, share)
+        raw_outputs(self._rebuild(model), self._rows, self.task)
         ledger = read_ledger(knowledge.meta.get(PRIVACY_EVENTS))
-        return AgentModel(Knowledge(MODEL, knowledge.arrays, {keys.LEARNER: name}), ledger)
+        return AgentModel(model, ledger)
 
     def aggregate(
         self, replies: Sequence[PartyReply[AgentModel]]
@@ -206,12 +208,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         """Keep the new models, except those of outliers, and what they cost."""
         new = {reply.partition_id: reply.knowledge.model for reply in replies}
         self.outliers_ = self._find_outliers(new)
-        for reply in replies:
-            agent = reply.partition_id
-            self._agents = {n: other for n, other in self._agents.items() if other != agent}
-            self._agents[reply.node_id] = agent
         self.record_releases(replies)
-        credible = {agent: new[agent] for agent in new.keys() - {*self.outliers_}}
+        credible = {agent: model for agent, model in new.items() if agent not in self.outliers_}
         self._newest |= credible
         if credible:
             self._answered = {*credible}
@@ -224,7 +222,6 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         models = {
             agent: partial(self._rebuild, model)
             for agent, model in {**self._newest, **new}.items()
-            if model.meta[keys.LEARNER] in self.model_fns
         }
         if self._public is None or not models:
             return ()
@@ -243,9 +240,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
             self._charge(reply)
 
     def _charge(self, reply: PartyReply[AgentModel]) -> None:
-        """Record what the agent has spent; its own epsilon says whose ledger to show.
+        """Record what the agent has spent; see `costliest` for whose ledger is shown.
 
-        The server does not compute it: a stranger's events may take the accountant hours.
         A node tells all that it has spent in this run, but an agent that comes back as
         another node, or as the same one without its state, has forgotten what it spent
         before.
@@ -262,7 +258,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         parts = [*told.values(), self._lost.get(agent, (0.0, new_ledger()))]
         whole = fill_ledger(self._new_ledger(), [part for _, part in parts])
         self._ledgers[agent] = sum(epsilon for epsilon, _ in parts), whole
-        self.ledger_ = max(self._ledgers.values(), key=lambda known: known[0])[1]
+        self.ledger_ = costliest(self._ledgers.values())
 
     def _lose(self, agent: int, epsilon: float, ledger: PrivacyLedger) -> None:
         """Count what an agent has spent, or may have spent, and does not know any more."""
@@ -270,28 +266,21 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         self._lost[agent] = before + epsilon, fill_ledger(lost, [lost, ledger])
 
     @property
+    def _agents(self) -> dict[int, int]:
+        """The agents by node id, longest known first."""
+        return {node: agent for node, (_, agent) in self._who_is_who.items()}
+
+    @property
     def models_(self) -> dict[int, Learner]:
-        """The newest model of every agent whose learner the server can rebuild."""
+        """The newest model of every agent."""
         known = sorted(self._newest.items())
-        return {
-            agent: self._rebuild(model)
-            for agent, model in known
-            if model.meta[keys.LEARNER] in self.model_fns
-        }
+        return {agent: self._rebuild(model) for agent, model in known}
 
     @property
     def model_(self) -> Learner:
         """The scheme's predictor, rebuilt from the models that the server holds."""
         parts = self._parts()
-        missing = {str(part.meta[keys.LEARNER]) for part in parts} - set(self.model_fns)
-        if parts and not missing:
-            return self._combine(parts)
-        if missing:
-            names = ", ".join(map(repr, sorted(missing)))
-            self._failure = (
-                f"the server relays models of {names} without a factory in model_fns"
-            )
-        return super().model_
+        return self._combine(parts) if parts else super().model_
 
     def _rebuild(self, part: Knowledge) -> Learner:
         name, owner = str(part.meta[keys.LEARNER]), type(self).__name__
@@ -318,28 +307,28 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask the agents; once too few are left, send nothing and keep the result."""
+        """Ask the agents; once too few are left, send nothing and keep the result.
+
+        A run with a checkpoint ends there, and can be resumed when they are back.
+        """
         try:
             return super().configure_train(server_round, arrays, config, grid)
         except NotEnoughParties as error:
-            if not self._newest:
+            if not self._newest or self._checkpoint is not None:
                 raise
             logger.warning("%s ended after round %s: %s", self.name, self.round_, error)
             return []
 
-    def _accept(
-        self, replies: Iterable[Message], kind: str, read: Callable[[Knowledge], S]
-    ) -> list[PartyReply[S]]:
-        """Leave out nodes that answer as an agent they were not before."""
-        asked = {message.metadata.dst_node_id for message in self._sent}
-        kept = []
-        for reply in super()._accept(replies, kind, read):
-            node, agent = reply.node_id, reply.partition_id
-            others = {other for n, other in self._agents.items() if n in asked - {node}}
-            if self._agents.get(node, agent) == agent and agent not in others:
-                kept.append(reply)
-            else:
-                self._reject(
-                    node, f"Reply: {keys.PARTITION_ID} must stay the same, got {agent}."
-                )
-        return kept
+
+def _rows_to_score(owner: str, public: Array | None, row_shape: Sequence[int] | None) -> Array:
+    """Return what a model must score to be relayed: public rows, or zeros of that shape."""
+    if public is None:
+        require(row_shape is not None, owner, "row_shape", "given, or public", row_shape)
+        sides = tuple(row_shape or ())
+        require(min(sides, default=0) >= 1, owner, "row_shape", "sides of at least 1", sides)
+        return np.zeros((1, *sides))
+    check_rows(owner, "public", public)
+    shape = public.shape[1:]
+    same = row_shape is None or tuple(row_shape) == shape
+    require(same, owner, "row_shape", f"{shape} as in public", row_shape)
+    return public[:ROWS_TO_SCORE] if len(public) else np.zeros((1, *shape))

@@ -21,9 +21,9 @@ from flwr.app import ArrayRecord, Message
 from fl_strategies import keys
 from fl_strategies.codistill.committee import SignedEnsemble
 from fl_strategies.codistill.party import FIRST_TERM, SIGN
-from fl_strategies.codistill.relay import Chain, join_models, take_turns
+from fl_strategies.codistill.relay import Chain, join_models, take_turns, wire_bytes
 from fl_strategies.codistill.server import AgentModel, Codistillation
-from fl_strategies.knowledge import Knowledge, Metrics
+from fl_strategies.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics
 from fl_strategies.protocols import Learner
 from fl_strategies.replies import EVALUATION, PartyReply
 
@@ -79,7 +79,9 @@ class _Chains(Codistillation):
         self._turns = {}
         if not self._chains:
             return nodes
-        present = {self._agents[node]: node for node in nodes if node in self._agents}
+        # Of two nodes that have been one agent, the longest known is asked.
+        known = reversed(self._agents.items())
+        present = {agent: node for node, agent in known if node in nodes}
         turns = take_turns(self._chains, present)
         self._turns = {present[agent]: chain for agent, chain in turns.items()}
         return sorted(self._turns)
@@ -167,7 +169,8 @@ class EKD(_Chains):
 
     The result is one for everybody: after every round the parties that took part are sent
     the terms they do not have yet, and measure the whole sum. Server and parties keep all
-    terms, O(rounds x M) models; ``evaluate=False`` leaves them on the server only.
+    terms, O(rounds x M) models; ``evaluate=False`` leaves them on the server only. A party
+    that lacks more terms than fit into one message is sent none, and measures nothing.
 
     See `Codistillation` for what leaves the parties, guarantees and parameters.
     """
@@ -199,13 +202,12 @@ class EKD(_Chains):
         )  # fmt: skip
 
     def delivery_for(self, node_id: int) -> Knowledge | None:
-        """Return the terms of the sum that this node has not confirmed yet."""
+        """Return the terms of the sum that this node has not confirmed yet, if they fit."""
         first = self._delivered.get(node_id, 0)
-        if first == len(self._terms) or node_id in self.rejected_:
+        missing = self._terms[first:]
+        if not missing or node_id in self.rejected_ or wire_bytes(missing) > MAX_REPLY_BYTES:
             return None
-        return self._deliveries.setdefault(
-            first, join_models(self._terms[first:], **{FIRST_TERM: first})
-        )
+        return self._deliveries.setdefault(first, join_models(missing, **{FIRST_TERM: first}))
 
     def _accept(
         self, replies: Iterable[Message], kind: str, read: Callable[[Knowledge], S]

@@ -1,5 +1,8 @@
 """The party's half of FedKD; see `fl_strategies.fedkd`."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
@@ -8,7 +11,7 @@ from fl_strategies.class_weights import CLASS_COUNTS, both_counts, class_counts
 from fl_strategies.contrast import contrasted
 from fl_strategies.evidence import class_evidence, label_evidence, valid_counts
 from fl_strategies.evidence_pool import Contrast
-from fl_strategies.exceptions import InvalidData
+from fl_strategies.exceptions import KnowledgeMismatch, require_known
 from fl_strategies.fedkd import words
 from fl_strategies.half import PartyHalf, check_public_data, read_seed
 from fl_strategies.knowledge import (
@@ -22,21 +25,38 @@ from fl_strategies.knowledge import (
     encode_arrays,
 )
 from fl_strategies.party import Party
+from fl_strategies.policy import Request, asked_number
 from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.reporting import (
     DEFAULT_DELTA,
+    is_promise,
     privacy_metrics,
     spend,
-    training_charges,
     unprotected,
 )
-from fl_strategies.protocols import Array, FloatArray, Learner, events_of
+from fl_strategies.protocols import Array, FloatArray, Learner, plan_of
 from fl_strategies.quantization import MAX_LEVELS, ROUNDINGS, Rounding, score_format
+from fl_strategies.training import (
+    finite_logits,
+    public_model,
+    require_plan,
+    trained,
+)
 
 
 class FedKDParty(PartyHalf):
     """The party's half: a model of its own, and its logits on the public rows."""
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return that answers leave, about public rows as often as they are predicted."""
+        times = asked_number(config, words.NUM_PREDICTIONS)
+        return Request(
+            name="fedkd", trainer=party.learner_fn, models=False,
+            seeded=config.get(words.SEEDED_NOISE) is True,
+            predictions=times * len(party.public),
+        )  # fmt: skip
 
     def train(
         self,
@@ -48,111 +68,164 @@ class FedKDParty(PartyHalf):
         """Return the largest logit, or all logits at the levels asked for."""
         check_public_data(party, config)
         config_choice(config, words.TASK, [party.task])
-        if not len(party.y):
-            raise InvalidData(f"{party.owner}: x must hold records, got none.")
-        weights: words.Weights = config_choice(config, words.WEIGHTING, words.WEIGHTS)  # type: ignore[assignment]
-        if weights in words.EVIDENCE:
-            return self._send_evidence(party, config, weights, state)
-        logits, model = self._logits(party, config, state)
-        if config_choice(config, words.REQUEST, words.REQUESTS) == "scale":
-            return self._scale(party, logits, state)
-        scores = _to_wire(party, logits, config)
-        counts, charges = self._counts(party, config, weights)
-        metrics = self._spend(party, charges, model, state)
+        require_known(len(party.y) > 0, party.owner, "x", "records to learn from", "none")
+        work = _Work.read(party, config, state)
+        metrics = _spend(party, work, state)
+        if work.weights in words.EVIDENCE:
+            return self._evidence(party, config, work), metrics
+        logits = self._logits(party, config, work, state)
+        if work.request == "scale":
+            state[words.LOGITS] = encode_arrays({words.LOGITS: logits})
+            largest = float(np.abs(logits).max())
+            return Knowledge("scale", {"scale": np.array([largest])}), metrics
+        scores, counts = _to_wire(party, logits, config), _counts(party, config, work)
         return Knowledge("scores", {"scores": scores, **counts}), metrics
 
-    def _send_evidence(
-        self, party: Party, config: ConfigRecord, weights: words.Weights, state: RecordDict
-    ) -> tuple[Knowledge, Metrics]:
+    def _evidence(self, party: Party, config: ConfigRecord, work: "_Work") -> Knowledge:
         """Return the model's logits without the class shares of its records."""
-        views, seed, (x, y) = _views(party, config), read_seed(config), _rows(party, config)
-        model = party.learner_fn().fit(x, y, rng=party.rng(seed, "model"))
-        arrays, charges = self._counts(party, config, weights)
-        logits = np.concatenate([model.logits(view) for view in views])
+        arrays, logits = _counts(party, config, work), self._fitted_logits(party, config, work)
         counts = np.asarray(arrays[CLASS_COUNTS], dtype=np.float64)
         contrast: Contrast = "none"
         if party.task == "multi-label":
             evidence = label_evidence(logits, counts[0], counts[1])
         else:
             # What is trained privately must not be followed by what is not.
-            wanted = config.get(words.CONTRAST) is True and not events_of(model)
+            wanted = config.get(words.CONTRAST) is True and not work.training
+            views, seed = _views(party, config), read_seed(config)
             ratio, contrast = contrasted(party, views, seed) if wanted else (None, contrast)
             evidence = class_evidence(logits, counts, ratio)
         scores = _to_wire(party, evidence, config)
-        metrics = self._spend(party, charges, model, state)
-        meta = {words.CONTRAST: contrast}
-        return Knowledge("scores", {"scores": scores, **arrays}, meta), metrics
-
-    def _spend(
-        self, party: Party, charges: list[Entry], model: Learner | None, state: RecordDict
-    ) -> Metrics:
-        """Record what is about to leave; return the figures of it."""
-        trained = training_charges([model], 1) if model is not None else ()
-        charges += trained or [(NonPrivateEvent(unit="example", reason=words.UNPROTECTED), 1)]
-        ledger = spend(party, charges, "fedkd", DEFAULT_DELTA, state)
-        return privacy_metrics(party=unprotected(words.UNPROTECTED), example=ledger)
+        return Knowledge("scores", {"scores": scores, **arrays}, {words.CONTRAST: contrast})
 
     def _logits(
-        self, party: Party, config: ConfigRecord, state: RecordDict
-    ) -> tuple[FloatArray, Learner | None]:
-        """Return logits on all public rows, and the model unless an earlier round had it."""
-        kept = state.pop(words.LOGITS, None)  # another request starts anew
-        views = _views(party, config)
-        if isinstance(kept, ArrayRecord):
-            logits = decode_array(words.LOGITS, kept[words.LOGITS])
-            if len(logits) == len(views) * len(party.public):
-                return logits, None
-        x, y = _rows(party, config)
-        model = party.learner_fn().fit(x, y, rng=party.rng(read_seed(config), "model"))
-        logits = np.concatenate([model.logits(view) for view in views])
+        self, party: Party, config: ConfigRecord, work: "_Work", state: RecordDict
+    ) -> FloatArray:
+        """Return centred logits on all public rows, those of an earlier request if kept."""
+        state.pop(words.LOGITS, None)  # another request starts anew
+        if work.kept is not None:
+            return work.kept
+        logits = self._fitted_logits(party, config, work)
         if party.task == "single-label":
             logits = logits - logits.mean(axis=1, keepdims=True)
-        return logits, model
+        return logits
 
-    def _scale(
-        self, party: Party, logits: FloatArray, state: RecordDict
-    ) -> tuple[Knowledge, Metrics]:
-        event = NonPrivateEvent(unit="example", reason=words.PRIVATE_SCALE)
-        ledger = spend(party, [(event, 1)], "fedkd scale", DEFAULT_DELTA, state)
-        state[words.LOGITS] = encode_arrays({words.LOGITS: logits})
-        largest = float(np.abs(logits).max())
-        metrics = privacy_metrics(party=unprotected(words.PRIVATE_SCALE), example=ledger)
-        return Knowledge("scale", {"scale": np.array([largest])}), metrics
+    def _fitted_logits(self, party: Party, config: ConfigRecord, work: "_Work") -> FloatArray:
+        """Train the party's model and ask it about every view of the public rows."""
+        rng = party.rng(read_seed(config), "model")
+        promised = is_promise(work.charges)
 
-    def _counts(
-        self, party: Party, config: ConfigRecord, weights: words.Weights
-    ) -> tuple[dict[str, Array], list[Entry]]:
-        """Return the class counts to be sent, if any, and what they cost."""
-        if weights == "uniform":
-            return {}, []
-        count = both_counts if weights in words.EVIDENCE else class_counts
-        counts = count(_rows(party, config)[1], party.num_classes, party.task)
-        if weights not in words.NOISY:
-            event = NonPrivateEvent(unit="example", reason=words.EXACT_COUNTS)
-            return {CLASS_COUNTS: counts.astype(np.float64)}, [(event, 1)]
-        epsilon = config_float(config, words.COUNT_EPSILON, minimum=1e-6, maximum=100)
-        mechanism = words.count_mechanism(party.task, party.num_classes, epsilon, weights)
-        seeded = config.get(words.SEEDED_NOISE) is True
-        rng = party.rng(read_seed(config), "counts") if seeded else None
-        release = mechanism.release(counts, rng)
-        valid = valid_counts(release.values, mechanism.scale)
-        return {CLASS_COUNTS: valid}, list(release.charges)
+        def fit() -> Learner:
+            model = party.learner_fn().fit(*_rows(party, config), rng=rng)
+            require_plan(model, work.training)
+            return model
+
+        model = trained(fit, lambda: public_model(party, party.learner_fn), promised=promised)
+        views = _views(party, config)
+        answers = [finite_logits(party.owner, model, view, promised=promised) for view in views]
+        return np.concatenate(answers)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Work:
+    """What a party is asked for and what that will cost, known without its records."""
+
+    request: str
+    weights: words.Weights
+    kept: FloatArray | None
+    training: Sequence[Entry]
+    charges: Sequence[Entry]
+
+    @classmethod
+    def read(cls, party: Party, config: ConfigRecord, state: RecordDict) -> "_Work":
+        """Read the server's request, and what an earlier one has left."""
+        weights: words.Weights = config_choice(config, words.WEIGHTING, words.WEIGHTS)  # type: ignore[assignment]
+        request = config_choice(config, words.REQUEST, words.REQUESTS)
+        if weights in words.EVIDENCE:
+            request = "scores"
+        num_rows = _num_views(party, config) * len(party.public)
+        kept = _kept_logits(state, num_rows) if weights not in words.EVIDENCE else None
+        training = plan_of(party.learner_fn(), _num_rows(party, config)) if kept is None else ()
+        if request == "scale":
+            charges = [_open(words.PRIVATE_SCALE)]
+        else:
+            counting = _count_charges(party, config, weights)
+            charges = [*counting, *(training or [_open(words.UNPROTECTED)])]
+        return cls(
+            request=request, weights=weights, kept=kept, training=training, charges=charges
+        )
+
+
+def _spend(party: Party, work: _Work, state: RecordDict) -> Metrics:
+    """Record what is about to leave, before a record is looked at; return the figures."""
+    scale = work.request == "scale"
+    ledger = spend(
+        party, work.charges, "fedkd scale" if scale else "fedkd", DEFAULT_DELTA, state
+    )
+    reason = words.PRIVATE_SCALE if scale else words.UNPROTECTED
+    return privacy_metrics(party=unprotected(reason), example=ledger)
+
+
+def _open(reason: str) -> Entry:
+    return NonPrivateEvent(unit="example", reason=reason), 1
+
+
+def _kept_logits(state: RecordDict, num_rows: int) -> FloatArray | None:
+    """Return the logits that an earlier request was answered from, if they fit this one."""
+    kept = state.get(words.LOGITS)
+    if not isinstance(kept, ArrayRecord):
+        return None
+    logits: FloatArray = decode_array(words.LOGITS, kept[words.LOGITS])
+    return logits if len(logits) == num_rows else None
+
+
+def _count_noise(party: Party, config: ConfigRecord, weights: words.Weights) -> LaplaceCounts:
+    epsilon = config_float(config, words.COUNT_EPSILON, minimum=1e-6, maximum=100)
+    return words.count_mechanism(party.task, party.num_classes, epsilon, weights)
+
+
+def _count_charges(
+    party: Party, config: ConfigRecord, weights: words.Weights
+) -> Sequence[Entry]:
+    """Return what the class counts cost that are sent, if any are."""
+    if weights == "uniform":
+        return ()
+    if weights not in words.NOISY:
+        return [_open(words.EXACT_COUNTS)]
+    seeded = config.get(words.SEEDED_NOISE) is True
+    return _count_noise(party, config, weights).charges(seeded=seeded)
+
+
+def _counts(party: Party, config: ConfigRecord, work: _Work) -> dict[str, Array]:
+    """Return the class counts to be sent, if any; they have been charged before."""
+    if work.weights == "uniform":
+        return {}
+    count = both_counts if work.weights in words.EVIDENCE else class_counts
+    counts = count(_rows(party, config)[1], party.num_classes, party.task)
+    if work.weights not in words.NOISY:
+        return {CLASS_COUNTS: counts.astype(np.float64)}
+    noise = _count_noise(party, config, work.weights)
+    seeded = config.get(words.SEEDED_NOISE) is True
+    rng = party.rng(read_seed(config), "counts") if seeded else None
+    return {CLASS_COUNTS: valid_counts(noise.release(counts, rng).values, noise.scale)}
+
+
+def _num_views(party: Party, config: ConfigRecord) -> int:
+    """Return how often the public rows are to be predicted."""
+    most = max(1, MAX_REPLY_BYTES // (4 * party.public.shape[0] * party.num_classes))
+    times = config_int(config, words.NUM_PREDICTIONS, minimum=1, maximum=most)
+    check_augmentation(party.owner, str(config.get(words.AUGMENTATION)), party.public, times)
+    return times
 
 
 def _views(party: Party, config: ConfigRecord) -> list[Array]:
     """Return the public rows as often as they are to be predicted."""
-    most = max(1, MAX_REPLY_BYTES // (4 * party.public.shape[0] * party.num_classes))
-    times = config_int(config, words.NUM_PREDICTIONS, minimum=1, maximum=most)
-    name = str(config.get(words.AUGMENTATION))
-    check_augmentation(party.owner, name, party.public, times)
-    seed = read_seed(config)
-    return [augmented(party.public, name, seed, number) for number in range(times)]
+    name, seed = str(config.get(words.AUGMENTATION)), read_seed(config)
+    times = range(_num_views(party, config))
+    return [augmented(party.public, name, seed, number) for number in times]
 
 
 def _to_wire(party: Party, scores: FloatArray, config: ConfigRecord) -> Array:
     """Return scores at the levels that were asked for."""
-    if not np.isfinite(scores).all():
-        raise InvalidData(f"{party.owner}: logits must be finite, got NaN or infinity.")
     bound = config_float(config, words.BOUND, minimum=1e-12, maximum=words.MAX_BOUND)
     levels = config_int(config, words.NUM_LEVELS, minimum=0, maximum=MAX_LEVELS)
     rounding: Rounding = config_choice(config, words.ROUNDING, ROUNDINGS)  # type: ignore[assignment]
@@ -160,11 +233,15 @@ def _to_wire(party: Party, scores: FloatArray, config: ConfigRecord) -> Array:
     return form.to_wire(scores, party.rng(read_seed(config), "rounding"))
 
 
+def _num_rows(party: Party, config: ConfigRecord) -> int:
+    """Return how many rows the party's model learns from."""
+    return len(party.y) + (config.get(words.PUBLIC_LABELS) is True) * len(party.public)
+
+
 def _rows(party: Party, config: ConfigRecord) -> tuple[Array, Array]:
     if config.get(words.PUBLIC_LABELS) is not True:
         return party.x, party.y
-    if party.public_y is None:
-        raise InvalidData(
-            f"{party.owner}: public_y must be given to train on public labels, got none."
-        )
-    return np.concatenate([party.x, party.public]), np.concatenate([party.y, party.public_y])
+    y = party.public_y
+    if y is None:
+        raise KnowledgeMismatch(f"{party.owner}: public_y must be given, got none.")
+    return np.concatenate([party.x, party.public]), np.concatenate([party.y, y])

@@ -58,4 +58,6 @@ def count_mechanism(
     """
     per_label = 2 if weights in EVIDENCE else 1
     moved = per_label * num_classes if task == "multi-label" else 2
-    return LaplaceCounts(epsilon=epsilon, l1_sensitivity=float(moved))
+    # Of positives alone, a record that has them all moves as many by coming as by changing.
+    halved = task != "multi-label" or per_label == 2
+    return LaplaceCounts(epsilon=epsilon, l1_sensitivity=float(moved), halved=halved)

@@ -3,6 +3,8 @@
 from fl_strategies.evidence_pool import ClassShare, read_class_share
 from fl_strategies.exceptions import require
 from fl_strategies.fedkt import words
+from fl_strategies.privacy.strength import require_audible
+from fl_strategies.privacy.votes import VoteMechanism, drowned_votes
 
 OWNER = "FedKT"
 
@@ -28,6 +30,11 @@ def check_counts(count_epsilon: float, target_epsilon: float | None) -> None:
     words.count_noise(count_epsilon)
     left = target_epsilon is None or count_epsilon < target_epsilon
     require(left, OWNER, "count_epsilon", "below target_epsilon", count_epsilon)
+
+
+def check_noise(mechanism: VoteMechanism, num_votes: int, *, accepted: bool) -> None:
+    """Raise if noise drowns all votes together, unless that is accepted."""
+    require_audible(OWNER, drowned_votes(mechanism, num_votes), accepted=accepted)
 
 
 def read_weights(weights: words.VoteWeights, level: words.PrivacyLevel) -> words.VoteWeights:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -10,7 +10,8 @@ from flwr.app import ConfigRecord, RecordDict
 from fl_strategies import keys
 from fl_strategies.class_weights import CLASS_COUNTS, class_counts
 from fl_strategies.evidence import valid_counts
-from fl_strategies.exceptions import InvalidData
+from fl_strategies.exceptions import require_known
+from fl_strategies.fedkt.asked import request_of
 from fl_strategies.fedkt.words import (
     CORRECTED,
     COUNT_EPSILON,
@@ -25,6 +26,7 @@ from fl_strategies.fedkt.words import (
     NUM_SPLITS,
     NUM_TEACHERS,
     PRIVACY_LEVEL,
+    PRIVATE_DIAGNOSTICS,
     VOTE_INSTEAD,
     VOTE_WEIGHTS,
     WEIGHTS_AT,
@@ -34,6 +36,7 @@ from fl_strategies.half import PartyHalf, check_public_data, read_seed
 from fl_strategies.knowledge import (
     Knowledge,
     Metrics,
+    Scalar,
     config_choice,
     config_float,
     config_int,
@@ -41,21 +44,24 @@ from fl_strategies.knowledge import (
 )
 from fl_strategies.packing import pack_labels
 from fl_strategies.party import Party
+from fl_strategies.policy import Request
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.reporting import (
     DEFAULT_DELTA,
     UNPROTECTED,
+    is_promise,
     ledger_of,
+    ledger_to_text,
     privacy_metrics,
     spend,
-    training_charges,
     unprotected,
 )
-from fl_strategies.privacy.votes import VotePrivacy, choose_queries
-from fl_strategies.protocols import Array, IntArray, Learner, TrainingSet, require_portable
+from fl_strategies.privacy.votes import VoteMechanism, VotePrivacy, choose_queries
+from fl_strategies.protocols import Array, IntArray, TrainingSet, require_portable
 from fl_strategies.teaching import (
+    planned_charges,
     teacher_counts,
     teacher_votes,
     train_students,
@@ -67,6 +73,10 @@ from fl_strategies.voting import agreement, consistent_mask, plurality
 class FedKTParty(PartyHalf):
     """The party's half: teachers on private subsets, students on the public rows."""
 
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return what a level and so many teachers mean for the party."""
+        return request_of(party, config)
+
     def train(
         self,
         party: Party,
@@ -76,21 +86,20 @@ class FedKTParty(PartyHalf):
     ) -> tuple[Knowledge, Metrics]:
         """Return the labels of the public rows or the students, and class counts if asked."""
         check_public_data(party, config)
-        if not len(party.y):
-            raise InvalidData(f"{party.owner}: x must hold records, got none.")
-        num_splits = config_int(config, NUM_SPLITS, minimum=1, maximum=MAX_SPLITS)
-        asked = config_int(config, NUM_TEACHERS, minimum=1, maximum=MAX_TEACHERS)
-        num_teachers = min(asked, len(party.y))
-        teachers = train_teachers(party, num_splits, num_teachers, read_seed(config))
-        votes = self._votes(party, teachers, num_splits, config)
-        sets, metrics = self._label(party, votes, teachers, config, state)
+        require_known(len(party.y) > 0, party.owner, "x", "records to learn from", "none")
+        work = _Work.read(party, config)
+        metrics = self._charge(party, work, config, state)
+        votes = self._votes(party, work, config)
+        sets, agreed = self._label(party, votes, work, config)
         arrays, labels = self._answer(party, sets, config)
         metrics |= {
-            keys.NUM_TEACHERS_MISSING: num_splits * (asked - num_teachers),
-            keys.CONSISTENT_FRACTION: float(consistent_mask(labels).mean()),
+            keys.VOTE_AGREEMENT: _diagnostic(agreed, config),
+            keys.NUM_TEACHERS_MISSING: work.num_missing,
+            keys.CONSISTENT_FRACTION: _diagnostic(consistent_mask(labels).mean(), config),
         }
         exchange = config_choice(config, EXCHANGE, EXCHANGES)
-        return Knowledge(exchange, {**arrays, **_class_counts(party, config)}), metrics
+        arrays |= _class_counts(party, config)
+        return Knowledge(exchange, arrays, _events(work)), metrics
 
     def _answer(
         self, party: Party, sets: Sequence[TrainingSet], config: ConfigRecord
@@ -109,81 +118,121 @@ class FedKTParty(PartyHalf):
         models = [require_portable(student, VOTE_INSTEAD).to_arrays() for student in students]
         return join_arrays(models), labels
 
-    def _votes(
-        self, party: Party, teachers: Sequence[Learner], num_splits: int, config: ConfigRecord
-    ) -> IntArray:
+    def _votes(self, party: Party, work: "_Work", config: ConfigRecord) -> IntArray:
         """Count the teachers' votes, corrected if that is asked for and free.
 
         What a privately trained teacher says is free as long as nothing but its model
         decides it; the exact counts of its records would undo that where no noise follows.
         """
-        private = config.get(PRIVACY_LEVEL) != "L2" and training_charges(teachers, num_splits)
-        if config.get(CORRECTED) is not True or private:
-            return teacher_votes(party, teachers, num_splits)
-        size = len(teachers) // num_splits
-        counts = teacher_counts(party, num_splits, size, read_seed(config))
-        return teacher_votes(party, teachers, num_splits, counts)
+        size = work.num_splits, work.num_teachers
+        seed, promised = read_seed(config), work.promised
+        teachers = train_teachers(party, *size, seed, promised=promised)
+        paid = work.level != "L2" and work.training
+        corrected = config.get(CORRECTED) is True and not paid
+        counts = teacher_counts(party, *size, seed) if corrected else None
+        return teacher_votes(party, teachers, work.num_splits, counts, promised=promised)
+
+    def _charge(
+        self, party: Party, work: "_Work", config: ConfigRecord, state: RecordDict
+    ) -> Metrics:
+        """Record what the answer will cost, before a record is looked at."""
+        charges, delta = [*work.charges], work.delta
+        ledger = spend(party, charges, f"fedkt {work.level}", delta, state)
+        if work.mechanism is None or work.counting:
+            reason = COUNTED if work.mechanism is not None else UNPROTECTED
+            return privacy_metrics(party=unprotected(reason), example=ledger)
+        # All teachers of a partition change when the whole party does.
+        whole = replace(work.mechanism, unit="party", sensitivity=work.num_teachers)
+        seeded, num_labels = _is_seeded(config), work.num_splits * len(work.rows)
+        everybody = ledger_of(whole.charges(num_labels, seeded=seeded), delta)
+        return privacy_metrics(party=everybody, example=ledger)
 
     def _label(
-        self,
-        party: Party,
-        counts: IntArray,
-        teachers: Sequence[Learner],
-        config: ConfigRecord,
-        state: RecordDict,
-    ) -> tuple[list[TrainingSet], Metrics]:
-        """Return what each student learns from, after recording what all this costs."""
-        level, seed = config_choice(config, PRIVACY_LEVEL, LEVELS), read_seed(config)
-        if level == "L2":
-            return self._label_with_noise(party, counts, config, state)
-        unprotected_labels = NonPrivateEvent(unit="example", reason=UNPROTECTED)
-        votes = training_charges(teachers, len(counts)) or [(unprotected_labels, 1)]
-        charges = [*votes, *_count_charges(config, seeded=_is_seeded(config))]
-        ledger = spend(party, charges, f"fedkt {level}", DEFAULT_DELTA, state)
-        sets = [
-            (party.public, plurality(own, party.rng(seed, "ties", split)))
-            for split, own in enumerate(counts)
-        ]
-        return sets, {
-            keys.VOTE_AGREEMENT: agreement(counts.reshape(-1, party.num_classes)),
-            **privacy_metrics(party=unprotected(UNPROTECTED), example=ledger),
-        }
-
-    def _label_with_noise(
-        self, party: Party, counts: IntArray, config: ConfigRecord, state: RecordDict
-    ) -> tuple[list[TrainingSet], Metrics]:
-        num_public, seed = len(party.public), read_seed(config)
-        asked = config_int(config, NUM_QUERIES, minimum=1, maximum=num_public)
-        rows = choose_queries(num_public, asked, seed)
-        privacy, num_labels = VotePrivacy.from_config(config), len(counts) * len(rows)
-        counting, seeded = _count_charges(config, seeded=False), privacy.seeded_noise
-        mechanism = privacy.for_examples(party.num_classes, num_labels, besides=counting)
-        labelling = mechanism.charges(num_labels, seeded=seeded)
-        charges = [*labelling, *_count_charges(config, seeded=seeded)]
-        example = spend(party, charges, "fedkt L2", privacy.delta, state)
-        sets = []
-        for split, votes in enumerate(counts):
+        self, party: Party, votes: IntArray, work: "_Work", config: ConfigRecord
+    ) -> tuple[list[TrainingSet], float]:
+        """Return what each student learns from, and how far teachers agree if that is told."""
+        seed = read_seed(config)
+        if work.mechanism is None:
+            sets = [
+                (party.public, plurality(own, party.rng(seed, "ties", split)))
+                for split, own in enumerate(votes)
+            ]
+            return sets, agreement(votes.reshape(-1, party.num_classes))
+        privacy, sets = VotePrivacy.from_config(config), []
+        for split, own in enumerate(votes):
             rng = privacy.rng(seed, "party", party.partition_id, split)
-            labels = mechanism.release(votes[rows], rng).values
+            labels = work.mechanism.release(own[work.rows], rng).values
             answered = labels >= 0
-            sets.append((party.public[rows[answered]], labels[answered]))
-        # All teachers of a partition change when the whole party does.
-        whole = replace(mechanism, unit="party", sensitivity=int(counts[0, 0].sum()))
-        everybody = ledger_of(whole.charges(num_labels, seeded=seeded), privacy.delta)
-        if counting:
-            everybody = unprotected(COUNTED)
+            sets.append((party.public[work.rows[answered]], labels[answered]))
         # How far the teachers agree is private here.
-        unknown = {keys.VOTE_AGREEMENT: math.nan}
-        return sets, {**unknown, **privacy_metrics(party=everybody, example=example)}
+        return sets, math.nan
 
-    def evaluate(
-        self, party: Party, received: Knowledge, config: ConfigRecord, state: RecordDict
-    ) -> tuple[Learner, Metrics]:
-        """Take the final model; tell a server that is not trusted nothing about it."""
-        model, metrics = super().evaluate(party, received, config, state)
-        if config.get(PRIVACY_LEVEL) == "L2":
-            metrics[keys.ACCURACY] = math.nan
-        return model, metrics
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What a party is asked to do and what that will cost, known without its records."""
+
+    level: str
+    num_splits: int
+    num_teachers: int
+    num_missing: int
+    rows: IntArray
+    mechanism: VoteMechanism | None
+    training: Sequence[Entry]
+    counting: Sequence[Entry]
+    charges: Sequence[Entry]
+    delta: float
+
+    @property
+    def promised(self) -> bool:
+        """Whether anybody is promised anything, so that the party must not fail."""
+        return self.level != "L0" or is_promise(self.charges)
+
+    @classmethod
+    def read(cls, party: Party, config: ConfigRecord) -> "_Work":
+        """Read the server's request."""
+        level = config_choice(config, PRIVACY_LEVEL, LEVELS)
+        num_splits = config_int(config, NUM_SPLITS, minimum=1, maximum=MAX_SPLITS)
+        asked = config_int(config, NUM_TEACHERS, minimum=1, maximum=MAX_TEACHERS)
+        num_teachers = min(asked, len(party.y))
+        training = planned_charges(party, num_splits, num_teachers)
+        counting = _count_charges(config, seeded=_is_seeded(config))
+        mechanism, rows, labelling, delta = _labelling(party, config, num_splits, training)
+        return cls(
+            level=level, num_splits=num_splits, num_teachers=num_teachers,
+            num_missing=num_splits * (asked - num_teachers), rows=rows, mechanism=mechanism,
+            training=training, counting=counting, charges=[*labelling, *counting], delta=delta,
+        )  # fmt: skip
+
+
+def _labelling(
+    party: Party, config: ConfigRecord, num_splits: int, training: Sequence[Entry]
+) -> tuple[VoteMechanism | None, IntArray, Sequence[Entry], float]:
+    """Return the noise on votes at L2, the rows that are labelled, their cost and delta."""
+    num_public, seed = len(party.public), read_seed(config)
+    if config[PRIVACY_LEVEL] != "L2":
+        open_ = NonPrivateEvent(unit="example", reason=UNPROTECTED)
+        return None, np.arange(num_public), training or [(open_, 1)], DEFAULT_DELTA
+    asked = config_int(config, NUM_QUERIES, minimum=1, maximum=num_public)
+    rows = choose_queries(num_public, asked, seed)
+    privacy, num_labels = VotePrivacy.from_config(config), num_splits * len(rows)
+    besides = _count_charges(config, seeded=False)
+    mechanism = privacy.for_examples(party.num_classes, num_labels, besides=besides)
+    charges = mechanism.charges(num_labels, seeded=privacy.seeded_noise)
+    return mechanism, rows, charges, privacy.delta
+
+
+def _diagnostic(figure: float, config: ConfigRecord) -> float:
+    """Return a figure of votes without noise; nothing at L1 unless it is asked for by name."""
+    hidden = config.get(PRIVACY_LEVEL) == "L1" and config.get(PRIVATE_DIAGNOSTICS) is not True
+    return math.nan if hidden else float(figure)
+
+
+def _events(work: _Work) -> dict[str, Scalar]:
+    """Return what privately trained teachers cost, for the server's account at L0."""
+    if work.level != "L0" or not work.training:
+        return {}
+    return {keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(work.training, DEFAULT_DELTA))}
 
 
 def _weights(config: ConfigRecord) -> str:

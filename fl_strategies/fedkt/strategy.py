@@ -11,7 +11,7 @@ from fl_strategies.evidence_pool import ClassShare
 from fl_strategies.exceptions import PrivacyBudgetExceeded, require
 from fl_strategies.fedkt import checks, words
 from fl_strategies.fedkt.reading import VoteReader
-from fl_strategies.fedkt.tally import PartyVotes, VoteTally
+from fl_strategies.fedkt.tally import PartyAnswer, VoteTally
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.accountant import Entry
@@ -19,7 +19,6 @@ from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import (
     AUDIENCES,
-    UNPROTECTED,
     data_dependent_figure,
     privacy_metrics,
 )
@@ -32,11 +31,11 @@ from fl_strategies.privacy.votes import (
 )
 from fl_strategies.protocols import Array, IntArray, LearnerFactory
 from fl_strategies.randomness import derive_rng
-from fl_strategies.replies import PartyReply
+from fl_strategies.replies import PartyReply, Told, enter_told, read_charges
 from fl_strategies.voting import least_agreeing
 
 
-class FedKT(KnowledgeStrategy[PartyVotes | None]):
+class FedKT(KnowledgeStrategy[PartyAnswer]):
     """One round of two-tier knowledge transfer with consistent, corrected voting.
 
     Leaves the party
@@ -47,7 +46,11 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         votes itself and no student is trained, unless models are asked for. With
         `vote_weights` also how many records of each class the party has.
     Guarantee
-        L0: none. Epsilon is reported as infinite.
+        L0: none. Epsilon is reported as infinite; only if all teachers of all parties train
+        with DP-SGD and no exact counts leave, an example is protected against everybody. Then
+        `ledger_` is that of the party whose events, as the parties report them, cost most.
+        The neighbour is a record that is blanked or replaced in its place: removing
+        it would deal all others to other teachers.
         L1: a party, replaced by another, against everybody who sees the final model. The
         server sees the votes and is trusted to add the noise.
         L2: an example, replaced by another within its party, against the server and
@@ -103,9 +106,16 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         For unweighted votes; it does not see a party that names one class for every row
         where honest parties know few classes, as `exclude_outliers` does.
     max_epsilon : float, optional
-        L1: the server refuses to label anything if epsilon would exceed it.
+        The server refuses to label anything if epsilon would exceed it.
+    private_diagnostics : bool (default: False)
+        L1: report how far votes agree before noise, and the data-dependent epsilon. Both are
+        computed from private votes, protected by nothing and not to be published.
     seeded_noise : bool (default: False)
         Draw noise from the seed, for repeatable simulations. Epsilon is then infinite.
+    accept_noise : bool (default: False)
+        Go on although noise decides more labels than votes do, even if all agree: those of
+        all parties at L1, of a partition's teachers at L2. Refused otherwise, because
+        epsilon would be spent on labels that are mostly noise.
     **federation
         See `KnowledgeStrategy`.
 
@@ -146,6 +156,7 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
 
     name: ClassVar[str] = "fedkt"
     last_round = 1
+    kept = (*KnowledgeStrategy.kept, "_ledgers")
 
     def __init__(
         self,
@@ -171,11 +182,13 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         threshold: float | None = None,
         threshold_sigma: float | None = None,
         seeded_noise: bool = False,
+        accept_noise: bool = False,
         num_queries: int | None = None,
         fraction_query: float = 1.0,
         max_epsilon: float | None = None,
         exclude_outliers: bool = True,
         vote_trim: float = 0.0,
+        private_diagnostics: bool = False,
         **federation: Unpack[FederationOptions],
     ) -> None:
         super().__init__(**federation)
@@ -198,8 +211,9 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         self.reply_kind = exchange
         self.student_fns = {learner_name: learner_fn, **(student_fns or {})}
         self.num_queries = count_queries(len(public), num_queries, fraction_query)
-        self.exclude_outliers, self.vote_trim = exclude_outliers, vote_trim
+        self.exclude_outliers = exclude_outliers
         self.outliers_: tuple[int, ...] = ()
+        self.vote_trim, self.private_diagnostics = vote_trim, private_diagnostics
         self.trimmed_: tuple[int, ...] = ()
         if self.vote_weights == "noisy-counts":
             checks.check_counts(count_epsilon, target_epsilon)
@@ -217,7 +231,10 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         self.num_teachers = checks.check_number(
             words.NUM_TEACHERS, teachers, words.MAX_TEACHERS
         )
+        if self.privacy is not None:
+            self._check_noise(self.privacy, accepted=accept_noise)
         self._gather()
+        self._ledgers: dict[int, Told] = {}
         self.ledger_ = PrivacyLedger(
             "party" if privacy_level == "L1" else "example",
             delta=delta, max_epsilon=max_epsilon, num_parties=self.num_parties,
@@ -230,17 +247,11 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
             return 1
         return words.teachers_for(self._mechanism(self.privacy).scale)
 
-    def _warn_of_noise(self) -> None:
-        """Say so if the noise is stronger than all votes together; the run is valid anyway."""
-        if self.privacy is not None:
-            at_server = self.privacy_level == "L1"
-            num_votes = self.num_parties * self.num_splits if at_server else self.num_teachers
-            mechanism = self._mechanism(self.privacy)
-            if mechanism.scale > num_votes:
-                logger.warning(
-                    "FedKT: noise of scale %.3g drowns %s votes; ask for fewer queries "
-                    "(num_queries), or allow a larger epsilon.", mechanism.scale, num_votes,
-                )  # fmt: skip
+    def _check_noise(self, privacy: VotePrivacy, *, accepted: bool) -> None:
+        """Raise if noise would drown the votes of all parties at L1, of all teachers at L2."""
+        at_server = self.privacy_level == "L1"
+        votes = self.num_parties * self.num_splits if at_server else self.num_teachers
+        checks.check_noise(self._mechanism(privacy), votes, accepted=accepted)
 
     def _mechanism(self, privacy: VotePrivacy) -> VoteMechanism:
         """Return the server's noise at L1, that of every party at L2."""
@@ -274,6 +285,7 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
             words.CORRECTED: self.corrected,
             words.VOTE_WEIGHTS: self.vote_weights,
             words.COUNT_EPSILON: self.count_epsilon,
+            words.PRIVATE_DIAGNOSTICS: self.private_diagnostics,
             keys.NUM_CLASSES: self.num_classes,
             keys.PUBLIC_HASH: content_hash(self.public),
             **noise,
@@ -289,28 +301,29 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
 
     def prepare_round(self) -> bool:
         """Begin to count."""
-        self._warn_of_noise()
         self._gather()
         return True
 
-    def read(self, knowledge: Knowledge) -> PartyVotes | None:
+    def read(self, knowledge: Knowledge) -> PartyAnswer:
         """Count one party's votes; keep them only if some may be trimmed."""
+        told = knowledge.meta.get(keys.PRIVACY_EVENTS)
+        training = () if told is None else read_charges(told)
         reader = VoteReader(self.public, self.num_classes, self.num_splits, self.student_fns)
         votes = reader.read(knowledge, weighted=self.vote_weights != "none")
         if self.vote_trim:
-            return votes
+            return PartyAnswer(votes, training)
         self._tally.add(votes)
-        return None
+        return PartyAnswer(None, training)
 
     def aggregate(
-        self, replies: Sequence[PartyReply[PartyVotes | None]]
+        self, replies: Sequence[PartyReply[PartyAnswer]]
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Train the final model on the winners of the votes that `read` has gathered."""
         self._count_without_trimmed(replies)
         tally = self._tally
         self._gather()
         try:
-            rows, labels, metrics = self._label(tally)
+            rows, labels, metrics = self._label(tally, replies)
         except PrivacyBudgetExceeded as error:
             self._fail(str(error))
             return None, {}
@@ -323,9 +336,10 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         model = self.learner_fn().fit(self.public[rows], labels, rng=rng)
         return self._keep_model(model), metrics
 
-    def _count_without_trimmed(self, replies: Sequence[PartyReply[PartyVotes | None]]) -> None:
+    def _count_without_trimmed(self, replies: Sequence[PartyReply[PartyAnswer]]) -> None:
         """Count the votes that were kept, if any, except those of outliers."""
-        kept = [(r.partition_id, r.knowledge) for r in replies if r.knowledge is not None]
+        answers = [(reply.partition_id, reply.knowledge.votes) for reply in replies]
+        kept = [(party, votes) for party, votes in answers if votes is not None]
         labels = [votes.labels for _, votes in kept]
         left_out = least_agreeing(labels, self.num_classes, self.vote_trim)
         self.trimmed_ = tuple(kept[position][0] for position in left_out)
@@ -334,26 +348,32 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         for position in sorted({*range(len(kept))} - {*left_out}):
             self._tally.add(kept[position][1])
 
-    def _label(self, tally: VoteTally) -> tuple[IntArray, IntArray, Metrics]:
+    def _label(
+        self, tally: VoteTally, replies: Sequence[PartyReply[PartyAnswer]]
+    ) -> tuple[IntArray, IntArray, Metrics]:
         """Return the rows that get a label, their labels and what that costs."""
         if self.privacy_level == "L1" and self.privacy is not None:
             return self._label_with_noise(tally.counts, self.privacy)
-        self._enter_releases(self.ledger_.charge_all)
+        self._enter_releases(self.ledger_.charge_all, replies)
+        self.ledger_.check_budget()
         # Which rows have no vote is itself private at L1, and post-processing otherwise.
         rows, labels = tally.winners(derive_rng(self.seed, "server", "ties"))
         self.outliers_, metrics = tally.report()
         return rows, labels, metrics
 
-    def record_releases(self, replies: Sequence[PartyReply[PartyVotes | None]]) -> None:  # noqa: ARG002
-        """Record the students of a round that came to nothing; at L1 the server is trusted."""
+    def record_releases(self, replies: Sequence[PartyReply[PartyAnswer]]) -> None:
+        """Record the students of a failed round; at L1 the server is trusted."""
         if self.privacy is None or self.privacy_level == "L2":
-            self._enter_releases(self.ledger_.compose_all)
+            self._enter_releases(self.ledger_.compose_all, replies)
 
-    def _enter_releases(self, enter: Callable[[Sequence[Entry]], None]) -> None:
+    def _enter_releases(
+        self,
+        enter: Callable[[Sequence[Entry]], None],
+        replies: Sequence[PartyReply[PartyAnswer]],
+    ) -> None:
         """Enter what every party was asked to release in this run."""
         if self.privacy is None:
-            counts = self._count_charges(seeded=False)
-            enter([(NonPrivateEvent(unit="example", reason=UNPROTECTED), 1), *counts])
+            self._enter_told(replies)
             return
         num_labels = self.num_splits * self.num_queries
         mechanism, seeded = self._mechanism(self.privacy), self.privacy.seeded_noise
@@ -361,6 +381,16 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         charges = [*votes, *self._count_charges(seeded=seeded)]
         for _ in range(self.num_attempts):
             enter(charges)
+
+    def _enter_told(self, replies: Sequence[PartyReply[PartyAnswer]]) -> None:
+        """Enter what the parties say their teachers cost, and the counts beside them."""
+        counts = self._count_charges(seeded=False)
+        unknown = PartyReply(words.NOBODY, words.NOBODY, "", PartyAnswer(None), {})
+        for reply in replies or [unknown]:
+            charges = [*(reply.knowledge.training or words.OPEN_VOTES), *counts]
+            times = max(1, self.attempts_of(reply.node_id))
+            empty = self.ledger_.emptied()
+            self.ledger_ = enter_told(self._ledgers, reply, charges, times, empty)
 
     def _label_with_noise(
         self, counts: IntArray, privacy: VotePrivacy
@@ -376,8 +406,8 @@ class FedKT(KnowledgeStrategy[PartyVotes | None]):
         labels: IntArray = drawn["labels"]
         answered = labels >= 0
         metrics = privacy_metrics(party=self.ledger_, example=self.ledger_)
-        figure = metrics[keys.EPSILON_PARTY]
-        if not privacy.seeded_noise:
-            figure = min(figure, data_dependent_figure(mechanism, counts[rows], privacy.delta))
-        metrics[keys.EPSILON_PARTY_DATA_DEPENDENT] = figure
+        if self.private_diagnostics and not privacy.seeded_noise:
+            figure = data_dependent_figure(mechanism, counts[rows], privacy.delta)
+            figure = min(figure, metrics[keys.EPSILON_PARTY])
+            metrics[keys.EPSILON_PARTY_DATA_DEPENDENT] = figure
         return rows[answered], labels[answered], metrics

@@ -1,5 +1,6 @@
 """What the server of FedKT keeps of the parties' votes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from fl_strategies.evidence import VOTE_STRENGTH, vote_evidence
 from fl_strategies.evidence_pool import ClassShare, EvidencePool
 from fl_strategies.knowledge import Metrics
+from fl_strategies.privacy.accountant import Entry
 from fl_strategies.protocols import Array, FloatArray, IntArray
 from fl_strategies.voting import add_votes, plurality
 
@@ -18,6 +20,17 @@ class PartyVotes:
     labels: Array
     counts: FloatArray | None
     party: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PartyAnswer:
+    """What was read of a party: votes that are not counted yet, if any, and their training.
+
+    `training` is what the party says its privately trained teachers cost a record.
+    """
+
+    votes: PartyVotes | None
+    training: Sequence[Entry] = ()
 
 
 class VoteTally:

@@ -4,7 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeAlias, get_args
 
+from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.reporting import UNPROTECTED
 
 Exchange: TypeAlias = Literal["votes", "models"]
 PrivacyLevel: TypeAlias = Literal["L0", "L1", "L2"]
@@ -19,6 +22,7 @@ CORRECTED = "corrected"
 VOTE_WEIGHTS = "vote-weights"
 COUNT_EPSILON = "count-epsilon"
 VOTE_TRIM = "vote-trim"
+PRIVATE_DIAGNOSTICS = "private-diagnostics"
 NUM_TRIMMED = "num-trimmed"
 
 EXCHANGES: Sequence[str] = get_args(Exchange)
@@ -38,6 +42,9 @@ WEIGHT_RULES: Mapping[str, str] = {
 VOTE_INSTEAD = "Let it vote instead: exchange='votes'."
 
 EXACT_COUNTS = "exact class counts left the party"
+OPEN_VOTES: Final[Sequence[Entry]] = ((NonPrivateEvent(unit="example", reason=UNPROTECTED), 1),)
+NOBODY: Final = -1
+"""Partition id that stands for parties whose answer nobody could read."""
 COUNTED = "class counts protect examples, not parties"
 
 # A server cannot make a party train without end.

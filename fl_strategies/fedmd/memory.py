@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fl_strategies import keys
-from fl_strategies.durable import replace_file
+from fl_strategies.durable import replace_file, sealed, unsealed
 from fl_strategies.exceptions import InvalidData, KnowledgeMismatch
 from fl_strategies.fedmd.samples import check_sample_id
 from fl_strategies.knowledge import Metrics, decode_arrays, encode_arrays
@@ -287,7 +287,8 @@ def _write_sample(
         "records": mechanism.records,
         "rows": rows.tolist(),
     }
-    replace_file(_sample_path(journal, mechanism), json.dumps(content).encode())
+    path = _sample_path(journal, mechanism)
+    replace_file(path, sealed(path.name, json.dumps(content).encode()))
 
 
 def _read_sample(
@@ -295,7 +296,8 @@ def _read_sample(
 ) -> tuple[str, IntArray] | None:
     """Return the sample of these very data; None, and so a new charge, for anything else."""
     try:
-        content = json.loads(_sample_path(journal, mechanism).read_bytes())
+        path = _sample_path(journal, mechanism)
+        content = json.loads(unsealed(path.name, path.read_bytes()) or b"")
         rows = np.array(content["rows"])
         sample_id = check_sample_id(content["id"])
         own = (content["fingerprint"], content["records"]) == (

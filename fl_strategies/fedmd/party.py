@@ -11,27 +11,30 @@ from flwr.app import ConfigRecord, RecordDict
 from fl_strategies import keys
 from fl_strategies.consensus import MAX_WEIGHT
 from fl_strategies.contrast import contrasted
-from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, require_data
+from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, require_known
+from fl_strategies.fedmd.asked import request_of
 from fl_strategies.fedmd.memory import PartyMemory, spent_metrics
-from fl_strategies.fedmd.release import answer, corrected_answer, finite_logits, public_rows
+from fl_strategies.fedmd.release import answer, corrected_answer, public_rows
 from fl_strategies.fedmd.samples import NUM_RECORDS, SAMPLE_ID
 from fl_strategies.fedmd.settings import FedMDSettings
 from fl_strategies.fedmd.student import Lesson, Student, student_of
 from fl_strategies.half import PartyHalf, check_public_data, measure, read_round, read_seed
 from fl_strategies.knowledge import Knowledge, Metrics, Scalar, config_int
 from fl_strategies.party import Party
+from fl_strategies.policy import Request
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.nfdp import nfdp_theorem
+from fl_strategies.privacy.reporting import has_promised, is_promise
 from fl_strategies.protocols import (
     Array,
     FloatArray,
     IntArray,
     Learner,
     TrainingSet,
-    events_of,
 )
 from fl_strategies.tasks import METRICS
+from fl_strategies.training import finite_logits
 
 EPSILON_THEOREM: Final = "epsilon-theorem"
 ANSWERS: Final = "answers"
@@ -51,6 +54,10 @@ class FedMDParty(PartyHalf):
     A party whose budget is spent sends nothing more, but goes on to learn from the others.
     """
 
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return what a release and so many passes mean for the party."""
+        return request_of(party, config)
+
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
     ) -> tuple[Knowledge, Metrics]:
@@ -58,15 +65,12 @@ class FedMDParty(PartyHalf):
         desk = _Desk(party, config, state)
         lesson = desk.lesson(received, newest=desk.server_round - 1)
         given = received if _is_own_model(party, received) else None
-        model, training = desk.student.learn(desk.server_round, lesson, given)
-        if desk.settings.release == "none":
-            desk.memory.charge(desk.unprotected_charges(training), desk.purpose)
+        training = desk.charge(lesson)
+        model = desk.student.learn(desk.server_round, lesson, given)
         desk.student.keep(model)
         desk.memory.keep_terms(desk.terms)
         arrays, meta = desk.reply(model, private=bool(training))
-        figure = (
-            math.nan if desk.is_silent(model) else measure(party, model)[METRICS[party.task]]
-        )
+        figure = measure(party, model, state)[METRICS[party.task]]
         metrics = {**desk.metrics(), keys.LOCAL_FIGURE: figure}
         return Knowledge(ANSWERS, arrays, meta), metrics
 
@@ -83,10 +87,7 @@ class FedMDParty(PartyHalf):
             )
         desk.check_terms()
         model = desk.student.finish(lesson)
-        metrics = measure(party, model)
-        if desk.is_silent(model):
-            metrics[METRICS[party.task]] = math.nan
-        return model, metrics
+        return model, measure(party, model, state)
 
 
 def _is_own_model(party: Party, received: Knowledge | None) -> bool:
@@ -102,9 +103,9 @@ class _Desk:
     def __init__(self, party: Party, config: ConfigRecord, state: RecordDict) -> None:
         owner = party.owner
         check_public_data(party, config)
-        require_data(len(party.y) > 0, owner, "x", "records to learn from", "none")
+        require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
         single = party.task == "single-label"
-        require_data(single, owner, "task", "single-label for FedMD", party.task)
+        require_known(single, owner, "task", "single-label for FedMD", party.task)
         self.party = party
         self.seed = read_seed(config)
         self.server_round = read_round(config)
@@ -115,6 +116,7 @@ class _Desk:
         self.student: Student = student_of(party)(
             party, self.memory, self.records, self.settings.lesson,
             self.settings.num_public, self.settings.epochs, self.seed, self.terms,
+            promised=has_promised(state) or self.settings.is_private,
         )  # fmt: skip
         if self.settings.num_samples is not None:
             replacement = self.settings.with_replacement
@@ -193,7 +195,8 @@ class _Desk:
         counts = self._equal_counts() if private else self._class_counts()
         shares = counts if private else self.student.class_counts()
         ratio, contrast = (None, "none") if private else self._contrast(rows)
-        logits = finite_logits(model, self.party.public[rows])
+        public, promised = self.party.public[rows], self.student.promised
+        logits = finite_logits("FedMD", model, public, promised=promised)
         answers = corrected_answer(logits, shares, settings.payload, ratio)
         arrays = {**settings.replies.encode(answers), CLASS_COUNTS: counts}
         return arrays, {**self._meta(), CONTRAST: contrast}
@@ -215,19 +218,38 @@ class _Desk:
             return None, "none"
         return ratio[rows], "public"
 
+    def charge(self, lesson: Lesson | None) -> Sequence[Entry]:
+        """Record what the round will cost before a record is looked at.
+
+        Returns what training costs by itself; nothing if it promises no privacy.
+        """
+        settings = self.settings
+        if settings.release == "nfdp":
+            self.records()  # drawing the sample is what costs
+            return ()
+        if settings.noise is not None:
+            seeded = settings.seeded_noise
+            noise = settings.noise.charges(settings.num_public, seeded=seeded)
+            self.memory.charge(noise, self.purpose)
+            return ()
+        training = self.student.plan(self.server_round, lesson, len(self.party.y))
+        charges = self._unprotected_charges(training)
+        self.student.promised = is_promise(charges)
+        self.memory.charge(charges, self.purpose)
+        return training
+
     def _released(self, model: Learner) -> Array:
-        """Return the answers that may leave, paid for if they have to be."""
+        """Return the answers that may leave; they have been paid for."""
         settings, rows = self.settings, self._rows(self.server_round)
-        answers = answer(model, self.party.public[rows], settings.payload)
+        public, promised = self.party.public[rows], self.student.promised
+        answers = answer(model, public, settings.payload, promised=promised)
         if settings.noise is None:
             return answers
-        charges = settings.noise.charges(len(rows), seeded=settings.seeded_noise)
-        self.memory.charge(charges, self.purpose)
         party = self.party.partition_id
         rng = settings.secret_rng(self.seed, "party", party, self.server_round)
         return settings.noise.release(answers, rng)
 
-    def unprotected_charges(self, training: Sequence[Entry]) -> Sequence[Entry]:
+    def _unprotected_charges(self, training: Sequence[Entry]) -> Sequence[Entry]:
         """Return what answers without noise cost, and the class counts beside them.
 
         What privately trained learners cost is their training, whoever sees it.
@@ -270,10 +292,3 @@ class _Desk:
             EPSILON_THEOREM: math.inf if settings.seeded_noise else theorem.epsilon,
             **metrics,
         }
-
-    def is_silent(self, model: Learner) -> bool:
-        """Return whether the accuracy of a model would tell more than has been paid for."""
-        entries = self.memory.ledger().entries if self.settings.seeded_noise else ()
-        told = any(event.seeded for event, _ in entries)
-        hidden = self.settings.release == "ldp" and not told
-        return hidden or bool(events_of(model))

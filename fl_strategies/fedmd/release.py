@@ -16,10 +16,12 @@ from scipy.special import log_softmax, softmax
 from fl_strategies.evidence import class_evidence, corrected_labels
 from fl_strategies.exceptions import KnowledgeMismatch, require, require_data
 from fl_strategies.packing import pack_labels, unpack_labels
-from fl_strategies.privacy.accountant import claim
+from fl_strategies.privacy.events import OneVoteEvent
+from fl_strategies.privacy.ledger import cost_of
 from fl_strategies.privacy.mechanisms import Charges, GaussianScores, LaplaceScores, NoisyMax
 from fl_strategies.protocols import Array, FloatArray, IntArray, Learner
 from fl_strategies.randomness import derive_rng
+from fl_strategies.training import finite_logits, labels_of
 
 Payload: TypeAlias = Literal["logits", "softmax", "argmax"]
 AnswerNoiseKind: TypeAlias = Literal["gaussian", "laplace", "gumbel"]
@@ -54,8 +56,10 @@ def public_rows(seed: int, server_round: int, num_rows: int, num_public: int) ->
     return np.sort(rng.choice(num_rows, size=num_public, replace=False))
 
 
-def answer(model: Learner, x: Array, payload: Payload) -> Array:
+def answer(model: Learner, x: Array, payload: Payload, *, promised: bool = False) -> Array:
     """Return what a model says about rows: scores (n, num_classes) or labels (n,).
+
+    Where privacy is promised (`promised`), a model that fails says even scores or class 0.
 
     Logits are moved so that each row has mean zero, and cut at `LOGIT_SPREAD` below the
     largest of the row. The first changes no probability, the second none that matters, and
@@ -63,8 +67,8 @@ def answer(model: Learner, x: Array, payload: Payload) -> Array:
     rule the mean.
     """
     if payload == "argmax":
-        return np.asarray(model.predict(x), dtype=np.int64)
-    logits = finite_logits(model, x)
+        return labels_of(model, x, promised=promised)
+    logits = finite_logits("FedMD", model, x, promised=promised)
     if payload == "softmax":
         return np.asarray(softmax(logits, axis=1))
     kept = np.maximum(log_softmax(logits, axis=1), -LOGIT_SPREAD)
@@ -83,13 +87,6 @@ def corrected_answer(
     if payload == "argmax":
         return corrected_labels(logits, held)
     return class_evidence(logits, held, log_ratio)
-
-
-def finite_logits(model: Learner, x: Array) -> FloatArray:
-    """Return a model's logits; raise `InvalidData` for what cannot be compared."""
-    logits = np.asarray(model.logits(x), dtype=np.float64)
-    require_data(bool(np.isfinite(logits).all()), "FedMD", "logits", "finite", "NaN or more")
-    return logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +223,13 @@ class AnswerNoise:
 
     def charges(self, num_rows: int, *, seeded: bool) -> Charges:
         """Return what the answers to `num_rows` rows cost."""
-        return self.mechanism.charges(num_rows, seeded=seeded)
+        if self.payload != "argmax":
+            return self.mechanism.charges(num_rows, seeded=seeded)
+        event = OneVoteEvent(
+            unit="example", noise=self.noise, scale=self.scale, num_classes=self.num_classes,
+            seeded=seeded,
+        )  # fmt: skip
+        return ((event, num_rows),)
 
     def release(self, answers: Array, rng: np.random.Generator | None) -> Array:
         """Return answers that may leave; charge for them before."""
@@ -250,8 +253,8 @@ def calibrated(
     """
 
     def enough(scale: float) -> bool:
-        charges = replace(noise, scale=scale).charges(num_rows * num_rounds, seeded=False)
-        return claim(charges, delta, adaptive=num_rounds > 1).epsilon <= target_epsilon
+        charges = replace(noise, scale=scale).charges(num_rows, seeded=False)
+        return cost_of([charges] * num_rounds, delta) <= target_epsilon
 
     least = max(_LEAST_SCALE, noise.bound * (noise.num_classes + 10) * 2.0**-26)
     high = least

@@ -150,6 +150,11 @@ class FedMDSettings:
         how = "with" if self.with_replacement else "without"
         return f"release nfdp, {source}, {self.num_samples} samples {how} replacement"
 
+    @property
+    def is_private(self) -> bool:
+        """Whether answers promise privacy by noise or by a secret sample."""
+        return self.release != "none" and not self.seeded_noise
+
     def secret_rng(self, seed: int, *path: str | int) -> np.random.Generator | None:
         """Return the source of noise and samples: the operating system unless seeded."""
         return derive_rng(seed, "noise", *path) if self.seeded_noise else None
@@ -258,6 +263,18 @@ def make_noise(
     return calibrated(
         template, num_rows=num_public, num_rounds=rounds, target_epsilon=target, delta=delta
     )
+
+
+def drowned_answers(noise: AnswerNoise | None, num_parties: int) -> str:
+    """Say how noise drowns a consensus of so many parties that all agree, or nothing.
+
+    Noise of parties is independent, so that of their mean falls with the root of their
+    number; the largest answer is `AnswerNoise.bound`.
+    """
+    if noise is None or noise.scale <= noise.bound * math.sqrt(num_parties):
+        return ""
+    what = f"answers up to {noise.bound:g} of {num_parties} parties"
+    return f"scale {noise.scale:.3g} against {what}"
 
 
 def noise_template(

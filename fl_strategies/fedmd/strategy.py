@@ -45,6 +45,7 @@ from fl_strategies.fedmd.settings import (
     FedMDSettings,
     Release,
     Rule,
+    drowned_answers,
     make_noise,
     noise_template,
 )
@@ -62,6 +63,7 @@ from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.reporting import AUDIENCES
+from fl_strategies.privacy.strength import require_audible
 from fl_strategies.protocols import Array, IntArray, Learner, LearnerFactory
 from fl_strategies.randomness import derive_rng
 from fl_strategies.replies import PartyReply
@@ -144,6 +146,9 @@ class FedMD(KnowledgeStrategy[None]):
     seeded_noise : bool (default: False)
         Draw noise and samples from the seed, for repeatable simulations. Epsilon is then
         infinite.
+    accept_noise : bool (default: False)
+        With ldp: go on although the noise is stronger than the consensus of all parties;
+        refused otherwise, because epsilon would be spent on answers that are mostly noise.
     pretrain_epochs : int
         Passes over all public rows, with the labels that parties hold (`Party.public_y`),
         before a party's first training.
@@ -216,6 +221,7 @@ class FedMD(KnowledgeStrategy[None]):
         delta: float = 1e-5,
         max_epsilon: float | None = None,
         seeded_noise: bool = False,
+        accept_noise: bool = False,
         pretrain_epochs: int = 0,
         pretrained: Mapping[str, Array] | None = None,
         **federation: Unpack[FederationOptions],
@@ -249,6 +255,8 @@ class FedMD(KnowledgeStrategy[None]):
             ),
             counting=_counting(self.rule), delta=delta, seeded_noise=seeded_noise,
         )  # fmt: skip
+        said = drowned_answers(self.settings.noise, self.num_parties)
+        require_audible("FedMD", said, accepted=accept_noise)
         self.public = public
         self.learner_fn = learner_fn
         self.model_name = learner_name
@@ -281,7 +289,8 @@ class FedMD(KnowledgeStrategy[None]):
 
     def party_config(self) -> dict[str, Scalar]:
         """Return the settings, and what identifies the public data."""
-        return {**self.settings.to_config(), keys.PUBLIC_HASH: self._public_hash}
+        own: dict[str, Scalar] = {keys.PUBLIC_HASH: self._public_hash}
+        return {**self.settings.to_config(), **own, keys.NUM_PARTIES: self.num_parties}
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
         """Return the last consensus, or in round 1 the model to start from."""
@@ -373,12 +382,14 @@ class FedMD(KnowledgeStrategy[None]):
             keys.DELTA_EXAMPLE: worst.delta,
         }
         largest = aggregate_metrics([own, *(reply.metrics for reply in replies)])
+        # Samples are entered under what a party calls itself: never too few of them.
+        own_names = [self._who_is_who[reply.node_id][0] for reply in replies]
         theorem = [
-            reply.metrics.get(EPSILON_THEOREM, np.inf) * samples.count(reply.partition_id)
-            for reply in replies
+            reply.metrics.get(EPSILON_THEOREM, np.inf) * samples.count(own_name)
+            for reply, own_name in zip(replies, own_names, strict=True)
         ]
         return {
-            NUM_RECORDS: samples.fewest_records([reply.partition_id for reply in replies]),
+            NUM_RECORDS: samples.fewest_records(own_names),
             EPSILON_THEOREM: max(theorem),
             **{name: largest[name] for name in own},
         }

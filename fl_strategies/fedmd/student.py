@@ -6,6 +6,7 @@ each time, to its own records together with the public rows as the last consensu
 them.
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,14 +14,13 @@ from typing import Final, cast
 
 import numpy as np
 
-from fl_strategies.exceptions import InvalidData, NotFitted
+from fl_strategies.exceptions import KnowledgeMismatch, NotFitted
 from fl_strategies.fedmd.memory import PartyMemory
 from fl_strategies.fedmd.release import Payload, public_rows
 from fl_strategies.half import receive_model
 from fl_strategies.knowledge import Knowledge
 from fl_strategies.party import Party
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.reporting import training_charges
 from fl_strategies.protocols import (
     Array,
     ContinuingLearner,
@@ -30,7 +30,9 @@ from fl_strategies.protocols import (
     Recipe,
     SoftLearner,
     TrainingSet,
+    plan_of,
 )
+from fl_strategies.training import public_model, require_finite, require_plan, trained
 
 RECIPES: Final[Mapping[str, Recipe]] = {
     "logits": Recipe(loss="l1", link="identity"),
@@ -97,7 +99,9 @@ class Student(ABC):
     epochs : Epochs
     seed : int
     terms : str
-        Under which the server asks; a model of other terms is not gone on with.
+        Under which the server asks; a model of other terms is not continued.
+    promised : bool
+        Whether answers promise privacy, so that training must not fail.
     """
 
     party: Party
@@ -108,15 +112,22 @@ class Student(ABC):
     epochs: Epochs
     seed: int
     terms: str
+    promised: bool = False
+
+    @abstractmethod
+    def plan(
+        self, server_round: int, lesson: Lesson | None, num_records: int
+    ) -> Sequence[Entry]:
+        """Return what the training of a round will cost, before a record is looked at.
+
+        Nothing means that the training promises no privacy.
+        """
 
     @abstractmethod
     def learn(
         self, server_round: int, lesson: Lesson | None, given: Knowledge | None
-    ) -> tuple[Learner, Sequence[Entry]]:
-        """Return the model after a round, and what its training costs.
-
-        Nothing in place of the costs means that the training promises no privacy.
-        """
+    ) -> Learner:
+        """Return the model after a round."""
 
     @abstractmethod
     def keep(self, model: Learner) -> None:
@@ -146,23 +157,33 @@ class ContinuingStudent(Student):
 
     _digested = 0
 
+    def plan(
+        self,
+        server_round: int,
+        lesson: Lesson | None,  # noqa: ARG002 - digesting public rows costs nothing
+        num_records: int,
+    ) -> Sequence[Entry]:
+        """Return the cost of the first training, of going back to the records, or of both."""
+        learner = self.party.learner_fn()
+        starts = server_round == 1 or self._kept() is None
+        epochs = [self.epochs.initial] * starts + [self.epochs.revisit] * (server_round > 1)
+        plans = [plan_of(learner, num_records, epochs=passes) for passes in epochs]
+        return [entry for plan in plans for entry in plan] if all(plans) else ()
+
     def learn(
         self, server_round: int, lesson: Lesson | None, given: Knowledge | None
-    ) -> tuple[Learner, Sequence[Entry]]:
+    ) -> Learner:
         """Train on the records; before that digest a consensus that is new."""
         if server_round == 1:
             self.memory.start_anew()
-        model, spent = self._kept(), []
+        model = self._kept()
         if model is None:
             model = self._prepared(given)
-            model, charges = self._on_records(model, self.epochs.initial, "initial")
-            spent.append(charges)
+            model = self._on_records(model, self.epochs.initial, "initial")
         model = self._digest(model, lesson)
         if server_round > 1:
-            epochs = self.epochs.revisit
-            model, charges = self._on_records(model, epochs, "revisit", server_round)
-            spent.append(charges)
-        return model, [entry for charges in spent for entry in charges] if all(spent) else ()
+            model = self._on_records(model, self.epochs.revisit, "revisit", server_round)
+        return model
 
     def keep(self, model: Learner) -> None:
         """Keep the model and which consensus it has digested."""
@@ -199,51 +220,73 @@ class ContinuingStudent(Student):
         if not epochs:
             return model
         if party.public_y is None:
-            raise InvalidData(
-                f"{party.owner}: public_y must be given to train on public rows "
-                f"first, got none."
-            )
+            raise KnowledgeMismatch(f"{party.owner}: public_y must be given, got none.")
         rng = party.rng(self.seed, "pretrain")
         model = model.partial_fit(party.public, party.public_y, rng=rng, epochs=epochs)
         return self._rebuilt(model)
 
     def _on_records(
         self, model: ContinuingLearner, epochs: int, purpose: str, *path: int
-    ) -> tuple[ContinuingLearner, Sequence[Entry]]:
+    ) -> ContinuingLearner:
         x, y = self.records()
         rng = self.party.rng(self.seed, purpose, *path)
-        trained = model.partial_fit(x, y, rng=rng, epochs=epochs)
-        return self._rebuilt(trained), training_charges([trained], 1)
+        plan = plan_of(model, len(y), epochs=epochs)
+
+        def train() -> ContinuingLearner:
+            learned = model.partial_fit(x, y, rng=rng, epochs=epochs)
+            require_plan(learned, plan)
+            return self._rebuilt(learned)
+
+        return self._without_fail(train)
 
     def _digest(self, model: ContinuingLearner, lesson: Lesson | None) -> ContinuingLearner:
         if lesson is None or lesson.server_round <= self._digested:
             return model
         rng = self.party.rng(self.seed, "digest", lesson.server_round)
-        x = self.party.public[lesson.rows]
-        taught = teach(model, x, lesson, self.payload, rng, self.epochs.digest)
+        x, epochs = self.party.public[lesson.rows], self.epochs.digest
         self._digested = lesson.server_round
-        return self._rebuilt(cast(ContinuingLearner, taught))
+
+        def train() -> ContinuingLearner:
+            taught = teach(model, x, lesson, self.payload, rng, epochs)
+            return self._rebuilt(cast(ContinuingLearner, taught))
+
+        return self._without_fail(train)
+
+    def _without_fail(self, train: Callable[[], ContinuingLearner]) -> ContinuingLearner:
+        return trained(train, self._public_model, promised=self.promised)
+
+    def _public_model(self) -> ContinuingLearner:
+        model = public_model(self.party, self.party.learner_fn)
+        return self._rebuilt(cast(ContinuingLearner, model))
 
     def _rebuilt(self, model: ContinuingLearner) -> ContinuingLearner:
         twin = cast(ContinuingLearner, self.party.learner_fn())
+        require_finite(model)
         return twin.from_arrays(model.to_arrays())
 
 
 class RefittingStudent(Student):
-    """A new model each time, for learners that cannot go on or cannot be kept."""
+    """A new model each time, for learners that cannot continue or cannot be kept."""
+
+    def plan(
+        self, server_round: int, lesson: Lesson | None, num_records: int
+    ) -> Sequence[Entry]:
+        """Return the cost of one training on the records and the last consensus."""
+        kept = server_round > 1 and self.memory.consensus_labels(self.num_public) is not None
+        num_rows = num_records + (kept or lesson is not None) * self.num_public
+        return plan_of(self.party.learner_fn(), num_rows)
 
     def learn(
         self,
         server_round: int,
         lesson: Lesson | None,
         given: Knowledge | None,  # noqa: ARG002 - every fit starts anew
-    ) -> tuple[Learner, Sequence[Entry]]:
+    ) -> Learner:
         """Fit the records and the labels of the newest consensus."""
         if server_round == 1:
             self.memory.start_anew()
         self._take(lesson)
-        model = self._fitted()
-        return model, training_charges([model], 1)
+        return self._fitted()
 
     def keep(self, model: Learner) -> None:
         """Keep nothing: the consensus is kept, and gives the same model again."""
@@ -264,7 +307,15 @@ class RefittingStudent(Student):
     def _fitted(self) -> Learner:
         x, y = self._training_set()
         rng = self.party.rng(self.seed, "refit", self.memory.digested_round)
-        return self.party.learner_fn().fit(x, y, rng=rng)
+        learner_fn = self.party.learner_fn
+
+        def fit() -> Learner:
+            model = learner_fn().fit(x, y, rng=rng)
+            require_plan(model, plan_of(learner_fn(), len(y)))
+            return model
+
+        stand_in = functools.partial(public_model, self.party, learner_fn)
+        return trained(fit, stand_in, promised=self.promised)
 
     def _training_set(self) -> TrainingSet:
         x, y = self.records()

@@ -12,6 +12,7 @@ from fl_strategies.privacy.events import (
     LaplaceEvent,
     NoisyMaxEvent,
     NonPrivateEvent,
+    OneVoteEvent,
     PrivacyEvent,
     SubsampleEvent,
     ThresholdEvent,
@@ -33,6 +34,7 @@ __all__ = [
     # What was done.
     "PrivacyEvent",
     "NoisyMaxEvent",
+    "OneVoteEvent",
     "ThresholdEvent",
     "LaplaceEvent",
     "GaussianEvent",

@@ -8,7 +8,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -146,7 +146,7 @@ def _add_nfdp(commands: Any) -> None:
 
 def _add_dpsgd(commands: Any) -> None:
     parser = commands.add_parser(
-        "dpsgd", help="epsilon of DP-SGD with Poisson batches, one record added or removed"
+        "dpsgd", help="epsilon of DP-SGD with Poisson batches, one record blanked"
     )
     _add_count(parser, "--records", "n", "records of a party")
     _add_count(parser, "--batch", "B", "expected size of a batch")
@@ -228,7 +228,9 @@ def _read_votes(path: Path, labelling: _Labelling) -> Array:
     return np.array(votes)
 
 
-def _two_class_pld(options: argparse.Namespace, labelling: _Labelling) -> float | None:
+def _two_class_pld(
+    options: argparse.Namespace, labelling: _Labelling
+) -> Callable[[float], float] | None:
     mechanism = labelling.mechanism
     applies = mechanism.noise == "laplace" and mechanism.num_classes == 2
     if options.voters is None or not applies:
@@ -236,28 +238,30 @@ def _two_class_pld(options: argparse.Namespace, labelling: _Labelling) -> float 
     gamma, splits = labelling.parameter, labelling.moved
     # Larger leads are overturned with a chance below 1e-20 and would only take memory.
     voters = min(options.voters, math.ceil(_LARGEST_LEAD / (gamma * splits)))
-    return two_class_laplace_epsilon(
-        gamma, voters, labelling.releases, options.delta, splits=splits
+    return lambda delta: two_class_laplace_epsilon(
+        gamma, voters, labelling.releases, delta, splits=splits
     )
 
 
 def _claim(
     options: argparse.Namespace, labelling: _Labelling
 ) -> tuple[float, str, dict[str, float | None]]:
-    """Return the smallest bound, its name, and all bounds that do not look at votes."""
+    """Return the claim, how it is proved, and all bounds for ideal noise."""
     entries, adaptive = [(labelling.mechanism.event, labelling.releases)], options.adaptive
     known = accountant.bounds(entries, options.delta, adaptive=adaptive)
     best = accountant.claim(entries, options.delta, adaptive=adaptive)
     found = {name: known.get(name) for name in BOUNDS}
     # Gaussian noise has one privacy loss distribution, known in closed form.
     exact = known["gaussian"]
-    found["pld"] = _two_class_pld(options, labelling) if exact is None else exact
-    valid = {name: value for name, value in found.items() if value is not None}
-    if best.epsilon < min(valid.values()):
-        valid[best.method] = found[best.method] = best.epsilon
-    method = min(valid, key=valid.__getitem__)
-    epsilon = valid[method]
-    return epsilon, method if epsilon < math.inf else best.method, found
+    two_class = _two_class_pld(options, labelling)
+    found["pld"] = exact if two_class is None else two_class(options.delta)
+    name = "pld" if best.method == "gaussian" else best.method
+    if name not in found and best.epsilon < math.inf:
+        found[name] = best.epsilon
+    if two_class is None:
+        return best.epsilon, name, found
+    exact = accountant.paid_epsilon(two_class, options.delta, accountant.error_of(entries))
+    return (*min((best.epsilon, name), (exact, "pld")), found)
 
 
 def _epsilon(options: argparse.Namespace) -> _Answer:
@@ -343,7 +347,7 @@ def _dpsgd(options: argparse.Namespace) -> _Answer:
     }  # fmt: skip
     lines = [
         f"epsilon {_number(best.epsilon)} at delta {options.delta:g} by {best.method}",
-        "protects one record, added or removed; every later prediction is free",
+        "protects one record, blanked; every later prediction is free",
     ]
     warnings = _size_warnings(best.epsilon, options.delta, options.records)
     return _with_warnings(report, lines, warnings)

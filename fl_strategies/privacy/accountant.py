@@ -9,8 +9,11 @@ published, and so may their minimum. How events compose:
 - Bounded range (Gumbel noise; Laplace noise if there are just two classes) composes better
   still, but only if all queries were fixed before the first answer.
 - Anything with anything: Renyi curves add up.
-- A secret sample costs delta only; DP-SGD is composed by dp-accounting and joins the rest
-  by basic composition, half of delta each.
+- Labels of one voter and Laplace noise compose by the law of their privacy loss; with
+  different strengths only if they were fixed before the first answer.
+- A secret sample costs delta only. DP-SGD is composed by dp-accounting. Releases of bounded
+  loss in the same batch join its law; everything else, half of delta each, by addition.
+- Drawn noise is not quite ideal: 1 + exp(epsilon) times the distance is taken out of delta.
 - If neighbouring relations are mixed, all is stated for replacing one unit. Where an event
   says how far a unit moves a value, that is exact; of DP-SGD only (epsilon, delta) is known,
   which becomes (2 epsilon, (1 + exp(epsilon)) delta).
@@ -21,8 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from fl_strategies.exceptions import require
 from fl_strategies.privacy import pld
 from fl_strategies.privacy._numeric import (
@@ -31,32 +32,25 @@ from fl_strategies.privacy._numeric import (
     check_loss,
     smallest_epsilon,
 )
-from fl_strategies.privacy.bounded_range import (
-    bounded_range_optimal,
-    bounded_range_optimal_delta,
+from fl_strategies.privacy.composition import ComposedLoss, compose_losses
+from fl_strategies.privacy.curves import (
+    Curve,
+    constant,
+    losses_of,
+    noise_curves,
+    pure_laws,
+    smallest_delta,
 )
 from fl_strategies.privacy.events import (
     DPSGDEvent,
-    Loss,
     NonPrivateEvent,
     PrivacyEvent,
     SubsampleEvent,
     as_replace_one,
     check_event,
-    loss_of,
 )
-from fl_strategies.privacy.gaussian import gaussian_delta, gaussian_epsilon
-from fl_strategies.privacy.moments import moments_epsilon
+from fl_strategies.privacy.losses import sampling_error
 from fl_strategies.privacy.nfdp import nfdp_tight
-from fl_strategies.privacy.pure import pure_heterogeneous, pure_optimal, pure_optimal_delta
-from fl_strategies.privacy.renyi import (
-    default_orders,
-    rdp_of_pure,
-    rdp_of_zcdp,
-    rdp_to_delta,
-    rdp_to_epsilon,
-    zcdp_to_epsilon,
-)
 
 Entry: TypeAlias = tuple[PrivacyEvent, int]
 
@@ -66,9 +60,8 @@ METHODS = (
 )  # fmt: skip
 """Names of the bounds, as `bounds` lists them."""
 
-# Exact compositions enumerate outcomes; beyond this many releases the curves take over.
-_MOST_EXACT = 10**6
-_LEAST_DELTA, _ALMOST_ONE = 1e-18, 1 - 1e-9
+# Share of delta that is set aside for imperfect sampling at least; it is hardly felt.
+_LEAST_SHARE = 1e-7
 _LARGEST_EPSILON = 1e6
 
 
@@ -90,147 +83,11 @@ class Claim(NamedTuple):
     reason: str = ""
 
 
-class _Curve(NamedTuple):
-    """One bound, read in both directions; one of them may have to be searched."""
-
-    epsilon_at: Callable[[float], float]
-    delta_at: Callable[[float], float] | None = None
-
-
-def _searched_delta(curve: _Curve, epsilon: float, known: float) -> float:
-    """Return the delta of a curve at `epsilon`, to four digits, or `known` if that is less."""
-    if curve.epsilon_at(known) > epsilon:
-        return known
-    low, high = math.log(_LEAST_DELTA), math.log(known)
-    while high - low > 1e-5:
-        middle = (low + high) / 2
-        enough = curve.epsilon_at(math.exp(middle)) <= epsilon
-        low, high = (low, middle) if enough else (middle, high)
-    return math.exp(high)
-
-
-def _smallest_delta(curves: Iterable[_Curve], epsilon: float) -> float:
-    known, searched = _ALMOST_ONE, []
-    for curve in curves:
-        if curve.delta_at is None:
-            searched.append(curve)
-        else:
-            known = min(known, curve.delta_at(epsilon))
-    for curve in searched:
-        known = _searched_delta(curve, epsilon, known) if known > _LEAST_DELTA else known
-    return known if known < _ALMOST_ONE else 1.0
-
-
-def _constant(total: float) -> _Curve:
-    return _Curve(lambda _: total, lambda epsilon: 0.0 if epsilon >= total else 1.0)
-
-
-def _optimal_curve(strengths: Mapping[float, int]) -> _Curve:
-    values, counts = list(strengths), list(strengths.values())
-    if len(values) > 1:
-        return _Curve(lambda delta: pure_heterogeneous(values, counts, delta))
-    return _Curve(
-        lambda delta: pure_optimal(values[0], counts[0], delta),
-        lambda epsilon: pure_optimal_delta(values[0], counts[0], epsilon),
-    )
-
-
-def _pure_curves(losses: Mapping[Loss, int], adaptive: bool) -> dict[str, _Curve]:
-    strengths: Counter[float] = Counter()
-    for loss, count in losses.items():
-        if loss.pure is None:
-            return {}
-        strengths[loss.pure] += count
-    total = sum(strength * count for strength, count in strengths.items())
-    curves = {"pure": _constant(total)}
-    # The optimum is proved for strengths that were fixed before the first answer.
-    fixed = not adaptive or len(strengths) == 1
-    if fixed and sum(strengths.values()) <= _MOST_EXACT:
-        curves["optimal-composition"] = _optimal_curve(strengths)
-    return curves
-
-
-def _ranged_curves(losses: Mapping[Loss, int]) -> dict[str, _Curve]:
-    spreads = {loss.spread for loss in losses}
-    count = sum(losses.values())
-    spread = spreads.pop()
-    if spreads or spread is None or count > _MOST_EXACT:
-        return {}
-
-    def epsilon_at(delta: float) -> float:
-        # What overflows is subtracted from a probability: the answer is then zero.
-        with np.errstate(over="ignore"):
-            return bounded_range_optimal(spread, count, delta)
-
-    def delta_at(epsilon: float) -> float:
-        with np.errstate(over="ignore"):
-            return bounded_range_optimal_delta(spread, count, epsilon)
-
-    return {"bounded-range": _Curve(epsilon_at, delta_at)}
-
-
-def _gaussian_curves(losses: Mapping[Loss, int]) -> dict[str, _Curve]:
-    squares = [
-        count * loss.mu * loss.mu for loss, count in losses.items() if loss.mu is not None
-    ]
-    if len(squares) < len(losses):
-        return {}
-    mu = math.sqrt(math.fsum(squares))
-    return {
-        "gaussian": _Curve(
-            lambda delta: gaussian_epsilon(mu, delta),
-            lambda epsilon: float(gaussian_delta(mu, epsilon)),
-        )
-    }
-
-
-def _renyi_curves(losses: Mapping[Loss, int]) -> dict[str, _Curve]:
-    orders = default_orders()
-    rho = math.fsum(count * loss.rho for loss, count in losses.items())
-    total = np.zeros(orders.size)
-    for loss, count in losses.items():
-        curve = rdp_of_zcdp(loss.rho, orders)
-        if loss.pure is not None:
-            curve = np.minimum(curve, rdp_of_pure(loss.pure, orders))
-        total += count * curve
-    return {
-        "zcdp": _Curve(
-            lambda delta: zcdp_to_epsilon(rho, delta),
-            lambda epsilon: rdp_to_delta(orders, rho * orders, epsilon),
-        ),
-        "rdp": _Curve(
-            lambda delta: rdp_to_epsilon(orders, total, delta),
-            lambda epsilon: rdp_to_delta(orders, total, epsilon),
-        ),
-    }
-
-
-def _moments_curves(losses: Mapping[Loss, int]) -> dict[str, _Curve]:
-    strengths = {loss.pure for loss in losses if loss.published}
-    strength = strengths.pop() if strengths else None
-    same = not strengths and all(loss.published for loss in losses)
-    if not same or strength is None or math.isinf(strength):
-        return {}
-    count = sum(losses.values())
-    return {"moments": _Curve(lambda delta: moments_epsilon(strength / 2, 1, count, delta))}
-
-
-def _noise_curves(entries: Iterable[Entry], adaptive: bool) -> dict[str, _Curve]:
-    losses: Counter[Loss] = Counter()
-    for event, count in entries:
-        losses[loss_of(event)] += count
-    if not losses:
-        return {}
-    return {
-        **_pure_curves(losses, adaptive),
-        **({} if adaptive else _ranged_curves(losses)),
-        **_gaussian_curves(losses),
-        **_renyi_curves(losses),
-        **_moments_curves(losses),
-    }
-
-
-def _sgd_curve(entries: Iterable[tuple[DPSGDEvent, int]], replace: bool) -> _Curve:
+def _sgd_curve(
+    entries: Iterable[tuple[DPSGDEvent, int]],
+    replace: bool,
+    noise: ComposedLoss | None = None,
+) -> Curve:
     steps: Counter[tuple[float, float]] = Counter()
     for event, count in entries:
         chance = event.batch_size / event.records
@@ -238,13 +95,15 @@ def _sgd_curve(entries: Iterable[tuple[DPSGDEvent, int]], replace: bool) -> _Cur
     distribution = pld.sgd_distribution(tuple(sorted((*kind, n) for kind, n in steps.items())))
     if replace:
         return _doubled(distribution)
-    return _Curve(
+    if noise is not None:
+        distribution = pld.joined(distribution, noise)
+    return Curve(
         lambda delta: float(distribution.get_epsilon_for_delta(delta)),
         lambda epsilon: float(distribution.get_delta_for_epsilon(epsilon)),
     )
 
 
-def _doubled(distribution: Any) -> _Curve:
+def _doubled(distribution: Any) -> Curve:
     """Turn add-or-remove into replace where only epsilon and delta are known."""
 
     def delta_at(epsilon: float) -> float:
@@ -260,16 +119,25 @@ def _doubled(distribution: Any) -> _Curve:
                 return math.inf
         return smallest_epsilon(delta_at, delta, upper)
 
-    return _Curve(epsilon_at, delta_at)
+    return Curve(epsilon_at, delta_at)
 
 
-def _summed(first: _Curve, others: Iterable[_Curve]) -> _Curve:
+def _joined_curve(
+    runs: Iterable[tuple[DPSGDEvent, int]], noisy: Sequence[Entry]
+) -> Curve | None:
+    """Return the curve of DP-SGD and releases of bounded loss together, if there is one."""
+    laws = pure_laws(losses_of(noisy))
+    noise = compose_losses(laws, pld.INTERVAL) if laws else None
+    return None if noise is None else _sgd_curve(runs, replace=False, noise=noise)
+
+
+def _summed(first: Curve, others: Iterable[Curve]) -> Curve:
     rest = list(others)
 
     def epsilon_at(delta: float) -> float:
         return first.epsilon_at(delta / 2) + min(c.epsilon_at(delta / 2) for c in rest)
 
-    return _Curve(epsilon_at)
+    return Curve(epsilon_at)
 
 
 def _sampling_delta(entries: Iterable[tuple[SubsampleEvent, int]]) -> float:
@@ -283,19 +151,23 @@ def _sampling_delta(entries: Iterable[tuple[SubsampleEvent, int]]) -> float:
     return spent
 
 
-def _compose(entries: Sequence[Entry], adaptive: bool) -> tuple[float, dict[str, _Curve]]:
+def _compose(
+    entries: Sequence[Entry], adaptive: bool, replaced: bool
+) -> tuple[float, dict[str, Curve]]:
     """Return the delta that is spent whatever epsilon is, and the curves of the rest."""
     samples = [(e, n) for e, n in entries if isinstance(e, SubsampleEvent)]
     runs = [(e, n) for e, n in entries if isinstance(e, DPSGDEvent)]
     noisy = [(e, n) for e, n in entries if not isinstance(e, SubsampleEvent | DPSGDEvent)]
-    mixed = len({event.relation for event, _ in entries}) > 1
+    mixed = replaced or len({event.relation for event, _ in entries}) > 1
     if mixed:
         noisy = [(as_replace_one(event), count) for event, count in noisy]
-    curves = _noise_curves(noisy, adaptive)
+    curves = noise_curves(noisy, adaptive)
     if runs:
         training = _sgd_curve(runs, mixed)
-        curves = {"basic": _summed(training, curves.values())} if noisy else {"pld": training}
-    return _sampling_delta(samples), curves or {"subsampling": _constant(0.0)}
+        joined = None if mixed or adaptive else _joined_curve(runs, noisy)
+        sums = {"basic": _summed(training, curves.values())} if noisy else {"pld": training}
+        curves = sums if joined is None else {**sums, "pld": joined}
+    return _sampling_delta(samples), curves or {"subsampling": constant(0.0)}
 
 
 def _why_not_private(entries: Sequence[Entry]) -> str:
@@ -316,9 +188,9 @@ def _check_entries(owner: str, entries: Sequence[Entry]) -> None:
 
 
 def bounds(
-    entries: Sequence[Entry], delta: float, *, adaptive: bool = False
+    entries: Sequence[Entry], delta: float, *, adaptive: bool = False, replaced: bool = False
 ) -> Mapping[str, float | None]:
-    """Return epsilon by every method that applies.
+    """Return epsilon by every method that applies, for ideally drawn noise.
 
     Parameters
     ----------
@@ -328,6 +200,8 @@ def bounds(
     adaptive : bool
         Whether a query may depend on earlier answers. Bounded range then composes by its
         rho ("zcdp") only.
+    replaced : bool
+        State all for replacing one unit, also if no event asks for that.
 
     Returns
     -------
@@ -340,21 +214,55 @@ def bounds(
     >>> found["subsampling"], found["pure"]
     (0.0, None)
     """
+    return _epsilons(entries, delta, adaptive, replaced, error=0.0)
+
+
+def _epsilons(
+    entries: Sequence[Entry], delta: float, adaptive: bool, replaced: bool, error: float
+) -> dict[str, float | None]:
     _check_entries("bounds", entries)
     check_delta("bounds", delta)
     answer: dict[str, float | None] = dict.fromkeys(METHODS)
     if not entries or _why_not_private(entries):
         return answer
-    spent, curves = _compose(entries, adaptive)
+    spent, curves = _compose(entries, adaptive, replaced)
     left = (delta - spent) / (1 - spent) if spent < 1 else -1.0
     for method, curve in curves.items():
         usable = left > 0 or (left == 0 and method == "subsampling")
-        answer[method] = curve.epsilon_at(left) if usable else math.inf
+        answer[method] = paid_epsilon(curve.epsilon_at, left, error) if usable else math.inf
     return answer
 
 
-def claim(entries: Sequence[Entry], delta: float, *, adaptive: bool = False) -> Claim:
-    """Return the smallest bound, which is the one to publish.
+def error_of(entries: Iterable[Entry]) -> float:
+    """Return how far all releases together lie from ideal noise; see `sampling_error`."""
+    return math.fsum(count * sampling_error(event) for event, count in entries)
+
+
+def paid_epsilon(epsilon_at: Callable[[float], float], delta: float, error: float) -> float:
+    """Return epsilon at a delta that also pays for imperfect sampling.
+
+    Parameters
+    ----------
+    epsilon_at : callable
+        Epsilon of ideal noise at some delta.
+    delta, error : float
+    """
+    if not error:
+        return epsilon_at(delta)
+    reserve = _LEAST_SHARE * delta
+    while reserve < delta:
+        epsilon = epsilon_at(delta - reserve)
+        price = error * (1 + math.exp(min(epsilon, 700.0)))
+        if price <= reserve:
+            return epsilon
+        reserve = 1.5 * price
+    return math.inf
+
+
+def claim(
+    entries: Sequence[Entry], delta: float, *, adaptive: bool = False, replaced: bool = False
+) -> Claim:
+    """Return the smallest bound for noise as it is drawn, which is the one to publish.
 
     Parameters are those of `bounds`. Nothing released costs nothing.
 
@@ -363,14 +271,14 @@ def claim(entries: Sequence[Entry], delta: float, *, adaptive: bool = False) -> 
     >>> claim([(NonPrivateEvent(unit="party", reason="raw votes left"), 1)], 1e-5).reason
     'raw votes left'
     """
-    found = bounds(entries, delta, adaptive=adaptive)
+    found = _epsilons(entries, delta, adaptive, replaced, error_of(entries))
     if not entries:
         return Claim(0.0, delta, "none")
     valid = {method: epsilon for method, epsilon in found.items() if epsilon is not None}
     method = min(valid, key=valid.__getitem__, default="none")
     if valid and valid[method] < math.inf:
         return Claim(valid[method], delta, method)
-    fallback = "the noise is too small, or the secret sample too large, for this delta"
+    fallback = "the noise is too small or too coarse, or the secret sample too large, for delta"
     return Claim(math.inf, delta, "none", _why_not_private(entries) or fallback)
 
 
@@ -382,5 +290,6 @@ def delta_at(entries: Sequence[Entry], epsilon: float, *, adaptive: bool = False
         return 0.0
     if _why_not_private(entries):
         return 1.0
-    spent, curves = _compose(entries, adaptive)
-    return spent + (1 - spent) * _smallest_delta(curves.values(), epsilon)
+    spent, curves = _compose(entries, adaptive, replaced=False)
+    price = error_of(entries) * (1 + math.exp(min(epsilon, 700.0)))
+    return min(1.0, spent + (1 - spent) * smallest_delta(curves.values(), epsilon) + price)

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
-from fl_strategies.privacy.accountant import Entry, claim
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.ledger import cost_of
 
 _LEAST_SCALE, _LARGEST_SCALE = 1e-9, 1e12
 _TOLERANCE = 1e-6
@@ -31,13 +32,13 @@ def calibrate_scale(
     Parameters
     ----------
     make_entries : callable
-        Maps a scale to the (event, count) pairs it leads to. More scale must cost less.
+        Maps a scale to the (event, count) pairs of one batch. More scale must cost less.
     target_epsilon, delta : float
 
     Returns
     -------
     scale : float
-        One whose claim is at most `target_epsilon`, never slightly more.
+        One for which a ledger's epsilon is at most `target_epsilon`, never slightly more.
 
     Raises
     ------
@@ -57,10 +58,10 @@ def calibrate_scale(
     _check_target(owner, target_epsilon, delta)
 
     def enough(scale: float) -> bool:
-        return claim(make_entries(scale), delta).epsilon <= target_epsilon
+        return cost_of([make_entries(scale)], delta) <= target_epsilon
 
     if not enough(_LARGEST_SCALE):
-        least = claim(make_entries(_LARGEST_SCALE), delta).epsilon
+        least = cost_of([make_entries(_LARGEST_SCALE)], delta)
         raise _out_of_reach(owner, target_epsilon, delta, least)
     high = 1.0
     while not enough(high):
@@ -86,7 +87,7 @@ def calibrate_count(
     Parameters
     ----------
     make_entries : callable
-        Maps a number of answers to the (event, count) pairs they lead to.
+        Maps a number of answers to the (event, count) pairs of one batch.
     target_epsilon, delta : float
     most : int
         As many as there are questions.
@@ -110,7 +111,7 @@ def calibrate_count(
     check_count(owner, "most", most, least=1)
 
     def cost(count: int) -> float:
-        return claim(make_entries(count), delta).epsilon
+        return cost_of([make_entries(count)], delta)
 
     if cost(1) > target_epsilon:
         raise _out_of_reach(owner, target_epsilon, delta, cost(1))

@@ -14,6 +14,7 @@ from fl_strategies.protocols import Array
 # Counts, as multiples of the noise's unit, must fit into 63 bits.
 _LARGEST_COUNT = 2**31
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-7, 2.0**24
+_MOST_COUNTS = 2**12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,9 @@ class LaplaceCounts:
     l1_sensitivity : float
         The most by which replacing one example moves the counts: 2 if an example has one
         label, the number of labels if it may have any of them.
+    halved : bool
+        Whether an example that is blanked moves the counts half as far as one that is
+        replaced. It does not if a replacement only adds labels, or only takes them away.
 
     Examples
     --------
@@ -37,6 +41,7 @@ class LaplaceCounts:
 
     epsilon: float
     l1_sensitivity: float
+    halved: bool = True
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -55,9 +60,12 @@ class LaplaceCounts:
 
     def charges(self, *, seeded: bool = False) -> Charges:
         """Return what one vector of counts costs."""
+        # One unit of the grid more makes continuous noise worse than what is drawn.
+        moved = self.l1_sensitivity * (1 + self.scale / secure.GRID)
         event = LaplaceEvent(
-            unit="example", relation="replace-one", scale=self.scale,
-            l1_sensitivity=self.l1_sensitivity,
+            unit="example", relation="add-remove-one" if self.halved else "replace-one",
+            scale=self.scale, l1_sensitivity=moved / 2 if self.halved else moved,
+            num_values=_MOST_COUNTS,
         )  # fmt: skip
         return (_charge(event, 1, seeded),)
 
@@ -65,6 +73,8 @@ class LaplaceCounts:
         """Return noisy counts, none below 0, as float64 of the same shape."""
         whole = counts.dtype.kind in "iu" and counts.size > 0
         require_data(whole, "LaplaceCounts", "counts", "whole numbers", counts.dtype)
+        few = counts.size <= _MOST_COUNTS
+        require_data(few, "LaplaceCounts", "counts", f"at most {_MOST_COUNTS}", counts.size)
         inside = bool(counts.min() >= 0 and counts.max() < _LARGEST_COUNT)
         require_data(inside, "LaplaceCounts", "counts", "from 0 to 2**31", "others")
         units_per_record = int(secure.GRID / self.scale)

@@ -3,13 +3,12 @@
 An event names the noise, its scale, how far one unit can move the noised value, what a
 unit is and which inputs count as neighbours. Nothing else is needed to account for it. The
 set is closed: a class that is not listed here, a subclass included, is refused by the
-accountant, because an event that nobody knows how to count would be free. `loss_of` says
-what a single release can tell at most; composing releases is the accountant's business.
+accountant, because an event that nobody knows how to count would be free. What a single release
+can tell at most is said in `losses`; composing releases is the accountant's business.
 
 Mechanisms make events together with their noise; see `fl_strategies.privacy.mechanisms`.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
@@ -32,8 +31,8 @@ SCHEMA = 1
 MOST = 2**53
 # Scales and sensitivities beyond this would overflow when they are multiplied.
 LARGEST = 1e150
-# A loss like this protects nobody, and its square still fits into a float.
-_HOPELESS = 1e6
+# Files from before vectors said how many entries they have.
+_LEGACY_VALUES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +114,32 @@ class NoisyMaxEvent(PrivacyEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OneVoteEvent(PrivacyEvent):
+    """One label of one voter: the class with the largest value after noise on every class.
+
+    The voter's class has the value 1 and all others 0, and replacing a unit may change the
+    vote to any other. Answers are randomised response, because all other classes are alike.
+
+    Parameters
+    ----------
+    noise : "laplace", "gumbel" or "gaussian"
+    scale : float
+    num_classes : int
+    """
+
+    relation: Relation = "replace-one"
+    noise: Noise
+    scale: float
+    num_classes: int
+
+    def _check(self) -> None:
+        self._require_choice("relation", ("replace-one",))
+        self._require_choice("noise", NOISES)
+        self._require_positive("scale")
+        self._require_count("num_classes", least=2)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ThresholdEvent(PrivacyEvent):
     """One yes or no: whether the largest count, with Gaussian noise, reaches a threshold.
 
@@ -142,13 +167,17 @@ class LaplaceEvent(PrivacyEvent):
     scale : float
     l1_sensitivity : float
         The most by which a neighbour under `relation` moves the vector, in L1 norm.
+    num_values : int
+        Entries of the vector, all of which are drawn with some error.
     """
 
     scale: float
     l1_sensitivity: float
+    num_values: int = 1
 
     def _check(self) -> None:
         self._require_positive("scale", "l1_sensitivity")
+        self._require_count("num_values")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,13 +190,17 @@ class GaussianEvent(PrivacyEvent):
         Standard deviation.
     l2_sensitivity : float
         The most by which a neighbour under `relation` moves the vector, in L2 norm.
+    num_values : int
+        Entries of the vector, all of which are drawn with some error.
     """
 
     scale: float
     l2_sensitivity: float
+    num_values: int = 1
 
     def _check(self) -> None:
         self._require_positive("scale", "l2_sensitivity")
+        self._require_count("num_values")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +280,7 @@ class NonPrivateEvent(PrivacyEvent):
 
 EVENT_TYPES: Mapping[str, type[PrivacyEvent]] = {
     "noisy-max": NoisyMaxEvent,
+    "one-vote": OneVoteEvent,
     "threshold": ThresholdEvent,
     "laplace": LaplaceEvent,
     "gaussian": GaussianEvent,
@@ -297,6 +331,8 @@ def event_from_json(data: Mapping[str, Any]) -> PrivacyEvent:
         raise InvalidData(f"PrivacyEvent: type must be one of {known}, got {name!r}.")
     kind = EVENT_TYPES[name]
     values = {key: value for key, value in data.items() if key not in ("schema", "type")}
+    if kind in (LaplaceEvent, GaussianEvent):
+        values.setdefault("num_values", _LEGACY_VALUES)
     expected = {field.name for field in fields(kind)}
     if values.keys() != expected:
         odd = sorted(map(str, values.keys() ^ expected))
@@ -320,63 +356,3 @@ def as_replace_one(event: PrivacyEvent) -> PrivacyEvent:
         return replace(event, relation="replace-one", l2_sensitivity=2 * event.l2_sensitivity)
     # The sensitivity of votes is that of adding one unit, under either relation.
     return replace(event, relation="replace-one")
-
-
-@dataclass(frozen=True)
-class Loss:
-    """How much one release can tell, in every currency that fits it.
-
-    Parameters
-    ----------
-    pure : float, optional
-        The largest log-ratio between the chances of an outcome under two neighbours.
-    spread : float, optional
-        The largest difference between two such log-ratios, the bounded range.
-    mu : float, optional
-        The distance of two unit Gaussians that are as hard to tell apart.
-    published : bool
-        Whether it is noisy max with Laplace noise, for which papers print moments.
-    """
-
-    pure: float | None = None
-    spread: float | None = None
-    mu: float | None = None
-    published: bool = False
-
-    @property
-    def rho(self) -> float:
-        """Return the smallest rho for which the release is known to be rho-zCDP."""
-        if self.mu is not None:
-            return self.mu * self.mu / 2
-        if self.spread is not None:
-            return self.spread * self.spread / 8
-        return math.inf if self.pure is None else self.pure * self.pure / 2
-
-
-def loss_of(event: PrivacyEvent) -> Loss:
-    """Return what one release with noise can tell; infinite for any other event."""
-    if isinstance(event, NoisyMaxEvent):
-        return _loss_of_noisy_max(event)
-    if isinstance(event, ThresholdEvent):
-        return Loss(mu=_ratio(event.sensitivity, event.scale))
-    if isinstance(event, GaussianEvent):
-        return Loss(mu=_ratio(event.l2_sensitivity, event.scale))
-    if isinstance(event, LaplaceEvent):
-        return Loss(pure=_ratio(event.l1_sensitivity, event.scale))
-    return Loss(pure=math.inf)
-
-
-def _loss_of_noisy_max(event: NoisyMaxEvent) -> Loss:
-    step = _ratio(event.sensitivity, event.scale)
-    moved = 2 if event.relation == "replace-one" else 1
-    if event.noise == "gaussian":
-        return Loss(mu=step * math.sqrt(moved))
-    pure, laplace = moved * step, event.noise == "laplace"
-    # For three classes and more, Laplace noise exceeds this range by up to a sixth.
-    ranged = not laplace or event.num_classes == 2
-    return Loss(pure=pure, spread=pure if ranged else None, published=laplace)
-
-
-def _ratio(distance: float, scale: float) -> float:
-    ratio = distance / scale
-    return ratio if ratio < _HOPELESS else math.inf

@@ -40,9 +40,16 @@ from fl_strategies.durable import (
     sync_folder,
     write_through,
 )
-from fl_strategies.exceptions import CorruptJournal, InvalidData, JournalUnavailable, require
+from fl_strategies.exceptions import (
+    CorruptJournal,
+    InvalidData,
+    JournalUnavailable,
+    PrivacyBudgetExceeded,
+    require,
+)
 from fl_strategies.party import content_hash
 from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.allowance import Allowance
 from fl_strategies.privacy.events import Unit, event_from_json, event_to_json
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.protocols import Array
@@ -181,6 +188,9 @@ class PartyJournal:
         At which the budget is checked.
     max_epsilon : float, optional
         The budget over the whole life of the data; None records without a limit.
+    sample_delta : float (default: 0)
+        Largest chance, besides delta, that a record is ever in a sample that is used in the
+        clear (FedMD's nfdp); see `Allowance`.
 
     Examples
     --------
@@ -204,6 +214,7 @@ class PartyJournal:
         unit: Unit = "example",
         delta: float = 1e-5,
         max_epsilon: float | None = None,
+        sample_delta: float = 0.0,
     ) -> None:
         hexadecimal = re.fullmatch("[0-9a-f]{64}", fingerprint) is not None
         require(hexadecimal, _OWNER, "fingerprint", "one of data_fingerprint", "another text")
@@ -213,7 +224,10 @@ class PartyJournal:
         self.fingerprint = fingerprint
         self.changing = changing
         self.unit, self.delta, self.max_epsilon = unit, delta, max_epsilon
-        self._ledger_of([])  # which checks its own settings
+        self.allowance = Allowance(
+            max_epsilon=max_epsilon, delta=delta, sample_delta=sample_delta
+        )
+        self._ledger_of([])  # which checks the unit
         self.path = self.folder / f"{name}.{unit}.jsonl"
         self._announced_path = beside(self.path, "announced")
 
@@ -237,7 +251,7 @@ class PartyJournal:
         with self._locked():
             contents = self._contents()
             line = self._next_line(contents, charges, run, purpose)
-            ledger = self._ledger_of(contents.entries)
+            ledger = self._ledger_of(contents.entries, charges)
             ledger.charge_all(charges)
             if contents.unfinished:
                 self._write(contents, contents.unfinished)
@@ -246,7 +260,16 @@ class PartyJournal:
 
     def check(self, charges: Sequence[Entry]) -> None:
         """Raise what `charge` would raise now and write nothing: ask before long work."""
-        self.ledger().charge_all(charges)
+        self._ledger_of(self.entries(), charges).charge_all(charges)
+
+    def require_budget(self) -> None:
+        """Raise if there is nothing left to pay with: ask before work of an unknown price."""
+        limit, spent = self.max_epsilon, 0.0 if self.max_epsilon is None else self.epsilon()
+        if limit is not None and spent >= limit:
+            raise PrivacyBudgetExceeded(
+                f"{_OWNER}: epsilon must be below {limit:g}, the budget at delta "
+                f"{self.delta:g}, for anything to be released, got {spent:.6g}."
+            )
 
     def ledger(self) -> PrivacyLedger:
         """Return a ledger of everything so far, with this journal's budget."""
@@ -260,6 +283,10 @@ class PartyJournal:
         """Return every line, an announced one included."""
         with self._locked():
             return self._contents().entries
+
+    def releases_of(self, run: str) -> list[Sequence[Entry]]:
+        """Return what each release of one run has spent."""
+        return [entry.charges for entry in self.entries() if entry.run == run]
 
     def repair(self, charges: Sequence[Entry], *, run: str, purpose: str) -> PrivacyLedger:
         """Go on after damage: replace all that cannot be trusted by what its owner states.
@@ -309,12 +336,11 @@ class PartyJournal:
                     f"got {self.path.name} although {other.name} holds their releases."
                 )
 
-    def _ledger_of(self, entries: Sequence[JournalEntry]) -> PrivacyLedger:
-        ledger = PrivacyLedger(self.unit, delta=self.delta, max_epsilon=self.max_epsilon)
-        for entry in entries:
-            for event, count in entry.charges:
-                ledger.compose(event, count)
-        return ledger
+    def _ledger_of(
+        self, entries: Sequence[JournalEntry], planned: Sequence[Entry] = ()
+    ) -> PrivacyLedger:
+        past = [entry.charges for entry in entries]
+        return self.allowance.ledger(self.unit, past, planned)
 
     def _next_line(
         self, contents: _Contents, charges: Sequence[Entry], run: str, purpose: str

@@ -7,7 +7,7 @@ between calls anything may depend on what was released before.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -31,8 +31,8 @@ from fl_strategies.privacy.events import (
     check_event,
     event_from_json,
     event_to_json,
-    loss_of,
 )
+from fl_strategies.privacy.losses import loss_of
 from fl_strategies.privacy.statement import statement_of
 
 SCHEMA = 1
@@ -45,7 +45,7 @@ _STATE_KEYS = {
 
 @dataclass(frozen=True)
 class _Tally:
-    """How often an event happened, in how many calls."""
+    """How often an event happened, and how many calls began with it."""
 
     count: int
     batches: int
@@ -121,15 +121,21 @@ class PrivacyLedger:
         return _adaptive(self._tallies)
 
     def _extended(self, charges: Iterable[Entry]) -> dict[PrivacyEvent, _Tally]:
-        tallies = dict(self._tallies)
+        tallies, begun = dict(self._tallies), False
         for event, count in charges:
             check_event(_OWNER, event)
             require(event.unit == self.unit, _OWNER, "event.unit", repr(self.unit), event.unit)
             check_count(_OWNER, "count", count, least=1)
             old = tallies.get(event, _Tally(0, 0))
             require(old.count + count <= MOST, _OWNER, "count", f"at most {MOST}", count)
-            tallies[event] = _Tally(old.count + int(count), old.batches + 1)
+            # One call is one batch, however many events it has.
+            tallies[event] = _Tally(old.count + int(count), old.batches + (not begun))
+            begun = True
         return tallies
+
+    def emptied(self) -> Self:
+        """Return another ledger with the same settings and nothing in it."""
+        return type(self).from_state_dict({**self.state_dict(), "entries": []})
 
     def compose(self, event: PrivacyEvent, count: int = 1) -> None:
         """Record what has happened, whatever it cost."""
@@ -152,20 +158,28 @@ class PrivacyLedger:
     def charge_all(self, charges: Iterable[Entry]) -> None:
         """Record several events of one release, all of them or none; see `charge`."""
         tallies = self._extended(charges)
-        if self.max_epsilon is not None:
-            after = _claim(tallies, self.delta)
-            if after.epsilon > self.max_epsilon:
-                hint = f" ({after.reason})" if after.reason else ""
-                if math.isinf(after.epsilon):
-                    advice = "choose a release with noise, or another strategy"
-                else:
-                    advice = "release fewer rows or add more noise"
-                raise PrivacyBudgetExceeded(
-                    f"{_OWNER}: epsilon must be at most {self.max_epsilon:g}, the budget at "
-                    f"delta {self.delta:g}, got {after.epsilon:.6g} with this release{hint}. "
-                    f"Nothing was recorded; {advice}."
-                )
+        self._check_budget(tallies, "Nothing was recorded")
         self._tallies = tallies
+
+    def check_budget(self) -> None:
+        """Raise `PrivacyBudgetExceeded` if what is recorded exceeds the budget."""
+        self._check_budget(self._tallies, "It is recorded and nothing is made of it")
+
+    def _check_budget(self, tallies: Mapping[PrivacyEvent, _Tally], outcome: str) -> None:
+        if self.max_epsilon is None:
+            return
+        after = _claim(tallies, self.delta)
+        if after.epsilon <= self.max_epsilon:
+            return
+        hint = f" ({after.reason})" if after.reason else ""
+        advice = "release fewer rows or add more noise"
+        if math.isinf(after.epsilon):
+            advice = "choose a release with noise, or another strategy"
+        raise PrivacyBudgetExceeded(
+            f"{_OWNER}: epsilon must be at most {self.max_epsilon:g}, the budget at "
+            f"delta {self.delta:g}, got {after.epsilon:.6g} with this release{hint}. "
+            f"{outcome}; {advice}."
+        )
 
     def would_exceed(
         self, event: PrivacyEvent, *, count: int = 1, max_epsilon: float | None = None
@@ -234,6 +248,8 @@ class PrivacyLedger:
         tallies = dict(map(_read_tally, state["entries"]))
         if len(tallies) < len(state["entries"]):
             raise InvalidData(f"{_OWNER}: the state's events must be distinct, got repeats.")
+        if tallies and not any(tally.batches for tally in tallies.values()):
+            raise InvalidData(f"{_OWNER}: events must come in batches, got none.")
         if any(event.unit != self.unit for event in tallies):
             raise InvalidData(f"{_OWNER}: all events must be of one unit, got both.")
         self._tallies = tallies
@@ -258,8 +274,18 @@ class PrivacyLedger:
 
 
 def _adaptive(tallies: Mapping[PrivacyEvent, _Tally]) -> bool:
-    noisy = [t.batches for event, t in tallies.items() if loss_of(event).mu is None]
-    return sum(noisy) > 1
+    if all(loss_of(e).mu is not None and loss_of(e).pure is None for e in tallies):
+        return False  # Gaussian noise composes exactly, however it was asked for
+    return sum(tally.batches for tally in tallies.values()) > 1
+
+
+def cost_of(batches: Iterable[Sequence[Entry]], delta: float) -> float:
+    """Return the epsilon that a ledger reports after these batches, by its own rule."""
+    ledger = None
+    for charges in batches:
+        ledger = ledger or PrivacyLedger(charges[0][0].unit, delta=delta)
+        ledger.compose_all(charges)
+    return 0.0 if ledger is None else ledger.get_epsilon()
 
 
 def _claim(tallies: Mapping[PrivacyEvent, _Tally], delta: float) -> Claim:
@@ -287,9 +313,9 @@ def _read_tally(entry: object) -> tuple[PrivacyEvent, _Tally]:
         raise InvalidData(
             f"{_OWNER}: an entry must have event, count and batches, got {entry!r:.80}."
         )
-    for name in ("count", "batches"):
+    for name, least in (("count", 1), ("batches", 0)):
         value = entry[name]
-        if type(value) is not int or not 1 <= value <= MOST:
-            rule = f"a whole number from 1 to {MOST}"
+        if type(value) is not int or not least <= value <= MOST:
+            rule = f"a whole number from {least} to {MOST}"
             raise InvalidData(f"{_OWNER}: {name} must be {rule}, got {value!r}.")
     return event_from_json(entry["event"]), _Tally(entry["count"], entry["batches"])

@@ -8,8 +8,8 @@ accountant promises nothing.
 Selections (`NoisyMax`, `ConfidentNoisyMax`) release an index or nothing, so their noise may
 be floating point: no noised number leaves. Scores (`LaplaceScores`, `GaussianScores`) leave
 as whole multiples of a public grid with discrete noise. Sampling is not perfect: the stated
-distances between ideal and real chances add up over rows and, strictly, belong to delta.
-For ten thousand rows of ten classes they come to 3e-9 at most, and are not accounted for.
+distances between ideal and real chances add up over rows, and the accountant takes
+1 + exp(epsilon) times their sum out of delta (`losses.sampling_error`).
 """
 
 import math
@@ -242,6 +242,9 @@ class _NoisyScores(ABC):
     num_contributors: int = 1
 
     _norm: ClassVar[int]
+    # Rounding moves each of two neighbours by half a unit of the grid per entry; as much
+    # again is allowed for floating-point errors.
+    _units: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -263,9 +266,8 @@ class _NoisyScores(ABC):
     def _noise(self, size: int, rng: np.random.Generator | None) -> IntArray: ...
 
     def _sensitivity(self) -> float:
-        # Rounding moves each of two neighbours by half a unit of the grid per entry; as
-        # much again is allowed for floating-point errors.
-        rounding = 2 * self.scale / secure.GRID * self.num_values ** (1 / self._norm)
+        unit = self.scale / secure.GRID
+        rounding = self._units * unit * self.num_values ** (1 / self._norm)
         return float(2 * self.bound / self.num_contributors + rounding)
 
     def charges(self, num_rows: int, *, seeded: bool = False) -> Charges:
@@ -322,13 +324,15 @@ class LaplaceScores(_NoisyScores):
     """
 
     _norm = 1
+    # One more makes continuous noise, whose loss is known, worse than what is drawn.
+    _units = 3
 
     @property
     def event(self) -> LaplaceEvent:
         """What each row costs if the noise is secret."""
         return LaplaceEvent(
             unit=self.unit, relation="replace-one", scale=self.scale,
-            l1_sensitivity=self._sensitivity(),
+            l1_sensitivity=self._sensitivity(), num_values=self.num_values,
         )  # fmt: skip
 
     def _noise(self, size: int, rng: np.random.Generator | None) -> IntArray:
@@ -349,7 +353,7 @@ class GaussianScores(_NoisyScores):
         """What each row costs if the noise is secret."""
         return GaussianEvent(
             unit=self.unit, relation="replace-one", scale=self.scale,
-            l2_sensitivity=self._sensitivity(),
+            l2_sensitivity=self._sensitivity(), num_values=self.num_values,
         )  # fmt: skip
 
     def _noise(self, size: int, rng: np.random.Generator | None) -> IntArray:

@@ -34,7 +34,7 @@ from fl_strategies.privacy._numeric import (
     log_union_bound,
     total_over_queries,
 )
-from fl_strategies.privacy.events import Loss
+from fl_strategies.privacy.losses import Loss
 from fl_strategies.privacy.renyi import rdp_of_pure, rdp_of_zcdp, rdp_to_epsilon
 from fl_strategies.protocols import Array, FloatArray
 

@@ -14,10 +14,11 @@ import numpy as np
 
 from fl_strategies.exceptions import MissingExtra, require
 from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
+from fl_strategies.privacy.composition import ComposedLoss
 from fl_strategies.protocols import FloatArray
 
 # Width of the grid of losses. The rounding is always upwards, to second order in it.
-_INTERVAL = 1e-4
+INTERVAL = 1e-4
 _POINTS_PER_EVENT = 200
 
 
@@ -34,17 +35,29 @@ def sgd_distribution(runs: tuple[tuple[float, float, int], ...]) -> Any:
     distributions = _distributions("DPSGDEvent")
     composed = [
         distributions.from_gaussian_mechanism(
-            noise, sampling_prob=chance, value_discretization_interval=_INTERVAL
+            noise, sampling_prob=chance, value_discretization_interval=INTERVAL
         ).self_compose(steps)
         for noise, chance, steps in runs
     ]
     return reduce(lambda total, run: total.compose(run), composed)
 
 
+def joined(training: Any, noise: ComposedLoss) -> Any:
+    """Return the law of DP-SGD and of other losses, on the same grid, together.
+
+    The other losses have the same law whichever neighbour comes first.
+    """
+    distributions = _distributions("DPSGDEvent")
+    pmf = distributions.pld_pmf.DensePLDPmf(
+        INTERVAL, noise.first, noise.masses, noise.beyond, pessimistic_estimate=True
+    )
+    return training.compose(distributions.PrivacyLossDistribution(pmf))
+
+
 def dpsgd_epsilon(
     records: int, batch: int, steps: int, noise_multiplier: float, delta: float
 ) -> float:
-    """Return epsilon of DP-SGD with Poisson-sampled batches, add or remove one record.
+    """Return epsilon of DP-SGD with Poisson-sampled batches, one record blanked.
 
     Parameters
     ----------
@@ -117,7 +130,7 @@ def two_class_laplace_epsilon(
     if queries == 0:
         return 0.0
     step = gamma * splits
-    interval = min(_INTERVAL, 2 * step / _POINTS_PER_EVENT)
+    interval = min(INTERVAL, 2 * step / _POINTS_PER_EVENT)
     reach = math.ceil(2 * step / interval)
     losses = np.arange(-reach, reach + 1)
     pmf = distributions.pld_pmf.create_pmf_pessimistic_connect_dots(

@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from flwr.app import ConfigRecord, RecordDict
 
 from fl_strategies import keys
+from fl_strategies.exceptions import PrivacyBudgetExceeded
 from fl_strategies.knowledge import Metrics
 from fl_strategies.party import Party
-from fl_strategies.privacy.accountant import Entry, claim
-from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.allowance import Allowance
+from fl_strategies.privacy.events import NonPrivateEvent, SubsampleEvent
 from fl_strategies.privacy.gnmax import gnmax_rdp, threshold_rdp
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import ConfidentNoisyMax
 from fl_strategies.privacy.moments import data_dependent_epsilon, gumbel_data_dependent_epsilon
 from fl_strategies.privacy.renyi import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.votes import VoteMechanism
-from fl_strategies.protocols import Array, Learner, events_of
+from fl_strategies.protocols import Array
 
 DEFAULT_DELTA = 1e-5
 _SPENT = "privacy-spent"
@@ -38,9 +40,31 @@ def spend(
     refused here, before anything leaves. Without one, what the state of this run holds
     counts.
     """
+    check_run(party, charges, state)
     if party.journal is not None:
         return party.journal.charge(charges, run=party.run, purpose=purpose)
     return charge_run(state, charges, delta)
+
+
+def check_run(party: Party, charges: Sequence[Entry], state: RecordDict) -> None:
+    """Raise if a run would cost a record more than the party's policy allows."""
+    policy, journal = party.policy, party.journal
+    if policy.max_run_epsilon is None:
+        return
+    allowance = Allowance(
+        max_epsilon=policy.max_run_epsilon, delta=policy.delta, sample_delta=policy.sample_delta
+    )
+    past: Sequence[Sequence[Entry]] = []
+    if journal is not None:
+        past = journal.releases_of(party.run)
+    elif known := run_ledger(state, policy.delta).entries:
+        past = [[entry] for entry in known]
+    try:
+        allowance.ledger("example", past, charges).charge_all(charges)
+    except PrivacyBudgetExceeded as error:
+        raise PrivacyBudgetExceeded(
+            f"{party.owner}: a run must keep the policy's max-run-epsilon, got: {error}"
+        ) from error
 
 
 def charge_run(state: RecordDict, charges: Sequence[Entry], delta: float) -> PrivacyLedger:
@@ -59,6 +83,22 @@ def run_ledger(state: RecordDict, delta: float) -> PrivacyLedger:
     return ledger
 
 
+def has_promised(state: RecordDict) -> bool:
+    """Tell whether what a run has released so far is protected by noise.
+
+    A secret sample protects the records outside of it and is silent about no model.
+    """
+    released = [event for event, _ in run_ledger(state, DEFAULT_DELTA).entries]
+    noised = any(not isinstance(event, NonPrivateEvent | SubsampleEvent) for event in released)
+    return noised and is_promise([(event, 1) for event in released])
+
+
+def is_promise(charges: Sequence[Entry]) -> bool:
+    """Tell whether releases with these charges promise anything to a record."""
+    open_ = any(isinstance(event, NonPrivateEvent) or event.seeded for event, _ in charges)
+    return bool(charges) and not open_
+
+
 def ledger_to_text(ledger: PrivacyLedger) -> str:
     """Return a ledger as text, for a state or for the server; `replies` reads a stranger's."""
     return json.dumps(ledger.state_dict())
@@ -67,29 +107,13 @@ def ledger_to_text(ledger: PrivacyLedger) -> str:
 def ledger_of(charges: Sequence[Entry], delta: float) -> PrivacyLedger:
     """Return a ledger that holds these charges and nothing else."""
     ledger = PrivacyLedger(charges[0][0].unit, delta=delta)
-    for event, count in charges:
-        ledger.compose(event, count)
+    ledger.compose_all(charges)
     return ledger
 
 
 def unprotected(reason: str) -> PrivacyLedger:
     """Return the ledger of something that leaves without protection."""
     return ledger_of([(NonPrivateEvent(unit="party", reason=reason), 1)], DEFAULT_DELTA)
-
-
-def training_charges(teachers: Sequence[Learner], num_splits: int) -> Sequence[Entry]:
-    """Return what privately trained teachers cost an example, or nothing if some are not.
-
-    An example is in one teacher of each split: the dearest teacher of a split counts, and
-    splits add up.
-    """
-    spent = [events_of(teacher) for teacher in teachers]
-    if not all(spent):
-        return ()
-    size = len(spent) // num_splits
-    splits = [spent[start : start + size] for start in range(0, len(spent), size)]
-    dearest = [max(split, key=lambda e: claim(e, DEFAULT_DELTA).epsilon) for split in splits]
-    return [entry for entries in dearest for entry in entries]
 
 
 def privacy_metrics(*, party: PrivacyLedger, example: PrivacyLedger) -> Metrics:

@@ -13,6 +13,7 @@ from fl_strategies.privacy.events import (
     LaplaceEvent,
     NoisyMaxEvent,
     NonPrivateEvent,
+    OneVoteEvent,
     PrivacyEvent,
     SubsampleEvent,
     ThresholdEvent,
@@ -31,13 +32,18 @@ _PROTECTED: Mapping[str, str] = {
     "party": "each party as a whole, with all its records.",
     "example": "each single record of a party.",
 }
+_NOUNS: Mapping[str, str] = {"party": "parties", "example": "records"}
+# Sampling rates, steps and who learns from what all follow from how many there are.
 _CHANGED: Mapping[str, str] = {
     "replace-one": "had one {unit} been replaced by any other",
-    "add-remove-one": "had one {unit} been left out or added",
+    "add-remove-one": "had one {unit} been blanked, so that nothing learns from it while the "
+    "number of {units} is public and stays the same",
 }
 _WORDS: Mapping[type[PrivacyEvent], str] = {
     NoisyMaxEvent: "label by noisy max ({0.noise} noise of scale {0.scale:g}, sensitivity "
     "{0.sensitivity:g}, {0.num_classes} classes)",
+    OneVoteEvent: "label of one voter ({0.noise} noise of scale {0.scale:g}, "
+    "{0.num_classes} classes)",
     ThresholdEvent: "test of agreement (gaussian noise of scale {0.scale:g})",
     LaplaceEvent: "vector (laplace noise of scale {0.scale:g})",
     GaussianEvent: "vector (gaussian noise of scale {0.scale:g})",
@@ -56,7 +62,7 @@ def statement_of(ledger: "PrivacyLedger") -> str:
         f"Against: {ledger.audience}.",
         f"Guarantee: {_guarantee(ledger, claim)}",
         f"Releases: {_describe_all(ledger.entries)}",
-        *(f"Not covered: {sentence}" for sentence in _not_covered(ledger.unit)),
+        *(f"Not covered: {sentence}" for sentence in _not_covered(ledger.unit, claim)),
         *(f"Warning: {sentence}" for sentence in _warnings(ledger, claim)),
     ]
     return "\n".join(lines)
@@ -68,15 +74,30 @@ def _guarantee(ledger: "PrivacyLedger", claim: Claim) -> str:
     if math.isinf(claim.epsilon):
         return f"none, because {claim.reason}."
     relations = {event.relation for event, _ in ledger.entries}
-    change = _CHANGED[relations.pop() if len(relations) == 1 else "replace-one"]
-    epsilon = math.ceil(claim.epsilon * 1000) / 1000
+    blanked = relations == {"add-remove-one"}
+    change = _CHANGED["add-remove-one" if blanked else "replace-one"]
+    unit, units, epsilon = _NOUN[ledger.unit], _NOUNS[ledger.unit], _rounded_up(claim.epsilon)
     return (
         f"differential privacy with epsilon {epsilon:g} and delta {claim.delta:g}, proved "
         f"by the method {claim.method!r} without looking at the data. This means: "
-        f"{change.format(unit=_NOUN[ledger.unit])}, the chance of any conclusion from what "
+        f"{change.format(unit=unit, units=units)}, the chance of any conclusion from what "
         f"was released would change by a factor of at most {_factor(epsilon)}, except for "
-        f"a chance of {claim.delta:g}."
+        f"a chance of {claim.delta:g}." + (_if_replaced(ledger) if blanked else "")
     )
+
+
+def _if_replaced(ledger: "PrivacyLedger") -> str:
+    stronger = accountant.claim(
+        ledger.entries, ledger.delta, adaptive=ledger.adaptive, replaced=True
+    )
+    return (
+        f" Had one {_NOUN[ledger.unit]} been replaced by any other, epsilon is "
+        f"{_rounded_up(stronger.epsilon):g} at the same delta."
+    )
+
+
+def _rounded_up(epsilon: float) -> float:
+    return math.ceil(epsilon * 1000) / 1000 if epsilon < math.inf else epsilon
 
 
 def _warnings(ledger: "PrivacyLedger", claim: Claim) -> Iterable[str]:
@@ -111,7 +132,20 @@ def _factor(epsilon: float) -> str:
     return f"{math.exp(epsilon):.3g}" if epsilon < 100 else f"exp({epsilon:g})"
 
 
-def _not_covered(unit: Unit) -> Iterable[str]:
+def _of_several(unit: Unit, claim: Claim) -> str:
+    """Return what holds for somebody whose data are in several units."""
+    rule = (
+        f"with k {_NOUNS[unit]} epsilon counts k times and delta 1 + exp(epsilon) + ... + "
+        f"exp((k - 1) epsilon) times"
+    )
+    if not 0 < claim.epsilon < math.inf:
+        return f"{rule}."
+    epsilon = _rounded_up(claim.epsilon)
+    delta = min(1.0, claim.delta * (1 + math.exp(min(epsilon, 700.0))))
+    return f"{rule}; with two {_NOUNS[unit]} epsilon is {2 * epsilon:g} and delta {delta:.3g}."
+
+
+def _not_covered(unit: Unit, claim: Claim) -> Iterable[str]:
     yield "anything that left without being entered here."
     yield (
         "figures computed from private data and reported beside the releases, such as "
@@ -126,10 +160,10 @@ def _not_covered(unit: Unit) -> Iterable[str]:
     if unit == "example":
         yield (
             "people with several records, whose losses add up, also over several parties: "
-            "with k records epsilon counts k times."
+            + _of_several(unit, claim)
         )
     else:
-        yield "people whose data several parties hold: their losses add up."
+        yield f"people whose data several parties hold: {_of_several(unit, claim)}"
 
 
 def _describe_all(entries: Iterable[Entry]) -> str:

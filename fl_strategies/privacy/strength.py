@@ -1,12 +1,32 @@
 """How strong noise is, said once: what votes and scores have in common."""
 
+import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from fl_strategies.exceptions import require
+from fl_strategies.exceptions import InvalidParameter, require
 from fl_strategies.randomness import derive_rng
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+
+def require_audible(owner: str, words: str, *, accepted: bool) -> None:
+    """Raise if noise drowns what it protects: epsilon would be spent for nothing.
+
+    `words` say how it does, and nothing if it does not. Where the noise is accepted, a
+    warning says the same.
+    """
+    if not words:
+        return
+    advice = "Ask for fewer answers, have more voters, or allow a larger epsilon"
+    if not accepted:
+        raise InvalidParameter(
+            f"{owner}: noise must be weaker than what it protects, or accepted "
+            f"(accept_noise), got noise of {words}. {advice}."
+        )
+    logger.warning("%s: noise of %s drowns the answers. %s.", owner, words, advice)
 
 
 @dataclass(frozen=True, kw_only=True)

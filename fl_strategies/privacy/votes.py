@@ -4,12 +4,13 @@ One description serves both sides: the server of FedKT-L1, where a unit is a par
 a count by s, and a party of FedKT-L2, where a unit is an example and moves a count by one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import ClassVar, Literal, Self, TypeAlias, get_args
+from typing import ClassVar, Final, Literal, Self, TypeAlias, get_args
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, require
 from fl_strategies.privacy.accountant import Entry
@@ -17,7 +18,7 @@ from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.mechanisms import ConfidentNoisyMax, NoisyMax
 from fl_strategies.privacy.strength import NoiseStrength
-from fl_strategies.protocols import IntArray
+from fl_strategies.protocols import FloatArray, IntArray
 from fl_strategies.randomness import derive_rng
 
 VoteNoise: TypeAlias = Literal["gumbel", "laplace", "gaussian", "confident-gaussian"]
@@ -135,6 +136,64 @@ def _calibrated(
     target = float(privacy.target_epsilon or 0)
     scale = calibrate_scale(entries, target, privacy.delta)
     return privacy._with_scale(scale, *kind)
+
+
+LEAST_DECIDED: Final = 0.5
+"""Share of labels that votes must decide; noise that decides more of them drowns the votes."""
+_GRID: Final = (np.arange(4096) + 0.5) / 4096
+
+
+def decided_by_votes(mechanism: VoteMechanism, num_votes: int) -> float:
+    """Return the share of labels that votes decide if all are for one class.
+
+    The others are as if drawn blindly from all classes, so that this is 0 for noise without
+    end and 1 for none. Settings alone decide it; no vote is looked at.
+
+    Examples
+    --------
+    >>> def gumbel(num_classes: int) -> NoisyMax:
+    ...     return NoisyMax(
+    ...         noise="gumbel", scale=10.0, sensitivity=1, unit="example",
+    ...         num_classes=num_classes,
+    ...     )
+    >>> [round(decided_by_votes(gumbel(number), 25), 2) for number in (2, 10)]
+    [0.85, 0.53]
+    """
+    event = mechanism.event
+    margin, blind = num_votes / event.scale, 1 / event.num_classes
+    # Noise at the middle of equally likely intervals, and its distribution function.
+    noise, below = _DISTRIBUTIONS[event.noise]
+    kept = float(np.mean(below(noise(_GRID) + margin) ** (event.num_classes - 1)))
+    return (kept - blind) / (1 - blind)
+
+
+def _laplace_quantile(chance: FloatArray) -> FloatArray:
+    return np.where(chance < 0.5, np.log(2 * chance), -np.log(2 * (1 - chance)))
+
+
+def _laplace_below(value: FloatArray) -> FloatArray:
+    tail = np.exp(-np.abs(value)) / 2
+    return np.where(value < 0, tail, 1 - tail)
+
+
+_DISTRIBUTIONS: Final[
+    Mapping[str, tuple[Callable[[FloatArray], FloatArray], Callable[[FloatArray], FloatArray]]]
+] = {
+    "gumbel": (lambda chance: -np.log(-np.log(chance)), lambda x: np.exp(-np.exp(-x))),
+    "laplace": (_laplace_quantile, _laplace_below),
+    "gaussian": (ndtri, ndtr),
+}
+
+
+def drowned_votes(mechanism: VoteMechanism, num_votes: int) -> str:
+    """Say how noise drowns so many votes even if all agree, or nothing if it does not."""
+    share, event = decided_by_votes(mechanism, num_votes), mechanism.event
+    if share >= LEAST_DECIDED:
+        return ""
+    return (
+        f"scale {event.scale:.3g} against {num_votes} votes for one of {event.num_classes} "
+        f"classes, which decide {share:.0%} of the labels"
+    )
 
 
 def count_queries(num_public: int, number: int | None, fraction: float) -> int:

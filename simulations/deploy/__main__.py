@@ -106,6 +106,7 @@ def _check(options: argparse.Namespace) -> int:
     print(f"{party.owner}: {len(party.y)} records of shape {party.x.shape[1:]}")
     print(f"public rows: {len(party.public)}, classes: {party.num_classes}")
     print(f"learner: {party.learner_name}")
+    print(f"allowed: {party.policy.describe()}")
     if party.journal is None:
         print("privacy: nothing is kept; set state-dir to keep a journal and a budget")
         return 0

@@ -1,7 +1,7 @@
 """The party's side of a deployed federation: everything it is, its own node-config says.
 
-Nothing that a server sends chooses a file, a folder, a model's code or a budget here. The
-run's configuration is not read at all.
+Nothing that a server sends chooses a file, a folder, a model's code or a budget here, and
+what leaves is what the party's policy allows. The run's configuration is not read at all.
 """
 
 import functools
@@ -20,15 +20,15 @@ from clients.kept_run import forget_oldest
 from fl_strategies import Learner, Party, PortableLearner, keys
 from fl_strategies.durable import make_folder, replace_file
 from fl_strategies.exceptions import InvalidData, StrategyError, require
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.protocols import Array, LearnerFactory
-from simulations.config import TYPE_NAMES, Settings, Value
+from simulations.budget import BUDGET_KEYS, OWNER, Budget, require_absolute, with_defaults
+from simulations.config import Settings, Value
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
-from simulations.models import LEARNERS, check_learner_name, learner_factory
+from simulations.deploy.policy import MAX_RUN_EPSILON, POLICY_KEYS, policy_of
+from simulations.models import check_learner_name, learner_factory
 
 logger = logging.getLogger("flwr.fl_strategies")
 
-OWNER: Final = "node-config"
 DEFAULTS: Final[Mapping[str, Value]] = {
     keys.PARTITION_ID: -1,
     keys.NUM_PARTITIONS: 0,
@@ -39,12 +39,11 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     "label": LABEL,
     "learner": "",
     "teacher": "",
-    "state-dir": "",
-    "max-epsilon": 0.0,
-    "delta": 1e-5,
-    "data-changes": False,
+    "receives": "extra-trees",
     "compare": True,
     "tell-verdict": False,
+    **BUDGET_KEYS,
+    **POLICY_KEYS,
 }
 """What a node-config may hold, and the default of what it leaves out."""
 MODEL_SETTINGS: Final = (
@@ -83,12 +82,20 @@ def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
         partition_id=int(config[keys.PARTITION_ID]),
         x_test=held_out[0],
         y_test=held_out[1],
-        catalogue={name: _named_factory(name, public, config) for name in LEARNERS},
-        journal=_journal(config, data_fingerprint(x, y)),
+        catalogue={
+            name: party_factory(name, "receives", public, config) for name in _received(config)
+        },
+        journal=Budget.of_node(config).journal(x, y),
         run=run,
         compare_at_home=bool(config["compare"]),
         tell_verdict=bool(config["tell-verdict"]),
+        policy=policy_of(config, limited=MAX_RUN_EPSILON in node_config),
     )
+
+
+def _received(config: Mapping[str, Value]) -> list[str]:
+    """Return which models the party takes beside its own: those that its operator named."""
+    return [name.strip() for name in str(config["receives"]).split(",") if name.strip()]
 
 
 def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:
@@ -98,26 +105,15 @@ def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:
     """
     unknown = sorted(set(node_config) - {*DEFAULTS, *MODEL_SETTINGS})
     require(not unknown, OWNER, "keys", f"among {', '.join(DEFAULTS)}", unknown)
-    config: dict[str, Value] = {**DEFAULTS, **node_config}
-    for key, default in DEFAULTS.items():
-        value, kind = config[key], type(default)
-        number = kind is float and type(value) is int
-        require(number or type(value) is kind, OWNER, key, TYPE_NAMES[kind], value)
+    config = with_defaults(node_config, DEFAULTS)
     for key in ("data-file", "public-file", "classes", "learner"):
         require(bool(config[key]), OWNER, key, "given", config[key])
     number_of_party = int(config[keys.PARTITION_ID])
     require(number_of_party >= 0, OWNER, keys.PARTITION_ID, "at least 0", number_of_party)
-    limit = float(config["max-epsilon"])
-    require(limit >= 0, OWNER, "max-epsilon", "at least 0 (0: no limit)", limit)
     compared = bool(config["compare"]) or not config["tell-verdict"]
     require(compared, OWNER, "tell-verdict", "false without compare", True)
-    for key in ("data-file", "public-file", "test-file", "state-dir"):
-        path = Path(str(config[key])).expanduser()
-        # Elsewhere started, a SuperNode would find another journal there, with a new budget.
-        whole = not config[key] or path.is_absolute()
-        require(whole, OWNER, key, "an absolute path", str(path))
-    kept = bool(config["state-dir"]) or not limit
-    require(kept, OWNER, "state-dir", "given with max-epsilon", config["state-dir"])
+    for key in ("data-file", "public-file", "test-file"):
+        require_absolute(key, str(config[key]))
     return config
 
 
@@ -155,7 +151,7 @@ def save_model(model: Learner, party: Party, context: Context) -> None:
         np.savez_compressed(file, **model.to_arrays())  # type: ignore[arg-type]
         make_folder(path.parent)
         replace_file(path, file.getvalue())
-        forget_oldest(path.parent, "model-[0-9]*.npz")
+        forget_oldest(path, "model-[0-9]*.npz")
     except StrategyError as error:  # models without an array form
         logger.info("%s", error)
     except OSError as error:
@@ -171,18 +167,6 @@ def _named_factory(
         row_shape=public.row_shape,
         num_classes=len(public.classes),
         settings=Settings.from_run_config(given),
-    )
-
-
-def _journal(config: Mapping[str, Value], fingerprint: str) -> PartyJournal | None:
-    if not config["state-dir"]:
-        return None
-    return PartyJournal(
-        Path(str(config["state-dir"])).expanduser(),
-        fingerprint=fingerprint,
-        changing=bool(config["data-changes"]),
-        delta=float(config["delta"]),
-        max_epsilon=float(config["max-epsilon"]) or None,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from fl_strategies.durable import PRIVATE
 from fl_strategies.exceptions import InvalidData, require, require_data
 from fl_strategies.party import check_rows
 from fl_strategies.protocols import Array, IntArray
@@ -134,7 +135,11 @@ def class_indices(owner: str, labels: Array, classes: tuple[str, ...]) -> IntArr
 def write_labelled(
     path: Path, x: Array, y: IntArray | None, classes: tuple[str, ...], label: str = LABEL
 ) -> None:
-    """Write rows and the names of their classes in the format that the name ends in."""
+    """Write rows and the names of their classes in the format that the name ends in.
+
+    A new file is for its owner only: most of them hold records.
+    """
+    path.touch(PRIVATE)
     names = None if y is None else np.array(classes)[y]
     if _is_archive(path):
         arrays = {"x": x} if names is None else {"x": x, "y": names}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fl_strategies import keys
+from fl_strategies.durable import replace_file
 from fl_strategies.exceptions import require
 from simulations.config import Settings, Value
 from simulations.control import Control
@@ -105,7 +106,7 @@ class Member:
     def configure(self, changes: Mapping[str, Value]) -> None:
         """Change the party's settings; a SuperNode reads them when it starts."""
         settings = tomllib.loads(self.node_config.read_text(encoding="utf-8"))
-        self.node_config.write_text(_toml({**settings, **changes}), encoding="utf-8")
+        replace_file(self.node_config, _toml({**settings, **changes}).encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,11 @@ class Prepared:
     members: tuple[Member, ...]
     files: Mapping[str, Value]
     """The run's settings about files on the server."""
+
+    @property
+    def members_file(self) -> Path:
+        """Which node is which party; written when their keys are registered."""
+        return self.folder / "server" / "members.toml"
 
     @property
     def results(self) -> Path:
@@ -143,7 +149,8 @@ def prepare(
     formats : sequence of str
         Of the parties' data files, taken in turn.
     max_epsilon : float
-        Budget of every party; 0: it only keeps a record.
+        Budget of every party; 0: it only keeps a record, and its policy allows releases
+        without noise, which are public data here.
     """
     folder = folder.resolve()
     require(not (folder / "server").exists(), "prepare", "folder", "a new one", str(folder))
@@ -163,12 +170,15 @@ def prepare(
             "classes": split.classes,
             "label": LABEL,
             "learner": settings.learner_names[number % len(settings.learner_names)],
+            "receives": ", ".join(sorted({*settings.learner_names, settings.final_learner})),
             "state-dir": str(member.state),
             "max-epsilon": max_epsilon,
+            "allow-unprotected": not max_epsilon,
+            "allow-models": not max_epsilon,
         }
         models = {key: settings.to_run_config()[key] for key in MODEL_SETTINGS}
         shutil.copy(certificates.authority, home)
-        member.node_config.write_text(_toml({**own, **models}), encoding="utf-8")
+        replace_file(member.node_config, _toml({**own, **models}).encode())
         members.append(member)
     files = {"public-file": str(public), "test-file": str(test), "classes": split.classes}
     return Prepared(
@@ -221,7 +231,11 @@ class Deployment(SuperLink):
     def submit(self, settings: Settings) -> str:
         """Submit a run, do not wait for it, and return its number."""
         own = {k: v for k, v in settings.to_run_config().items() if k not in SIMULATED}
-        files = {**self.prepared.files, "output-dir": str(self.prepared.results)}
+        files = {
+            **self.prepared.files,
+            "output-dir": str(self.prepared.results),
+            "members-file": str(self.prepared.members_file),
+        }
         return self._submit(self.prepared.app, {**own, **files})
 
     def result(self, run_id: str) -> dict[str, Any]:
@@ -324,6 +338,8 @@ class Deployment(SuperLink):
         self.start_superlink()
         with ThreadPoolExecutor(os.cpu_count()) as workers:
             self.node_ids = tuple(workers.map(self._register, self.prepared.members))
+        numbered = {str(number): node for number, node in enumerate(self.node_ids)}
+        replace_file(self.prepared.members_file, _toml(numbered).encode())
         for number in range(len(self.prepared.members)):
             self.start_member(number)
         self.wait_until_online()

@@ -1,9 +1,11 @@
 """The server's side of a deployed federation: a public file, a strategy and a result."""
 
 import hashlib
+import io
 import json
 import logging
 import time
+import tomllib
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +17,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy, Learner, PortableLearner, keys
-from fl_strategies.exceptions import UnsupportedLearner, require
+from fl_strategies.durable import SHARED, replace_file
+from fl_strategies.exceptions import InvalidData, UnsupportedLearner, require, require_data
 from fl_strategies.party import content_hash
 from fl_strategies.protocols import Array, IntArray
 from simulations.config import Settings, Value, describe
@@ -32,6 +35,7 @@ FILE_SETTINGS: Final[Mapping[str, str]] = {
     "test-file": "",
     "classes": "",
     "label": LABEL,
+    "members-file": "",
 }
 """What only a deployment has: files on the server, and the class list."""
 SIMULATED: Final = frozenset({
@@ -47,7 +51,7 @@ app = ServerApp()
 
 
 class DeployedFederation(Federation):
-    """What the server holds: public and test rows, and the strategy's settings."""
+    """What the server holds: public and test rows, who is who, and the strategy's settings."""
 
     def _check_learners(self, kind: type[KnowledgeStrategy[Any]]) -> None:
         """Check the server's model only; each party chooses and checks its own."""
@@ -96,7 +100,24 @@ def load(run_config: Mapping[str, Value]) -> Federation:
     x_test, y_test = public.x[:0], np.empty(0, np.int64)
     if files["test-file"]:
         x_test, y_test = read_labelled(_file(files, "test-file"), public, label)
-    return DeployedFederation(settings, _dataset(public, x_test, y_test), rows=[])
+    members = read_members(_file(files, "members-file")) if files["members-file"] else None
+    return DeployedFederation(settings, _dataset(public, x_test, y_test), [], members)
+
+
+def read_members(path: Path) -> dict[int, int]:
+    """Return the number of each node: a line ``NUMBER = NODE_ID`` a party, in TOML.
+
+    Flower gives a node its id when its key is registered, and keeps it as long as the key.
+    """
+    try:
+        lines = tomllib.loads(path.read_text(encoding="utf-8"))
+        members = {node: int(number) for number, node in lines.items()}
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidData(f"{OWNER}: {path} must be lines of TOML, got: {error}.") from error
+    whole = all(type(node) is int for node in members) and len(members) == len(lines)
+    rule = "NUMBER = NODE_ID, each node once"
+    require_data(whole, OWNER, f"a line of {path}", rule, "others")
+    return members
 
 
 def make_report(
@@ -139,7 +160,9 @@ def write_model(model: Learner, path: Path) -> None:
     """Write the arrays of a model; one without an array form has no file."""
     arrays = _arrays(model)
     if arrays is not None:
-        np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+        file = io.BytesIO()
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        replace_file(path, file.getvalue(), SHARED)
 
 
 def model_hash(model: Learner) -> str | None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from clients.app import client_app
+from clients.app import FAILED, client_app
 from fl_strategies import REGISTRY, FedKTParty, Party, keys
 from fl_strategies._compat import assign_message_id
 from tests.toys import TEST, load_toy_party, toy_fedkt
@@ -45,7 +45,6 @@ def test_a_party_answers_a_train_message() -> None:
     assert meta[keys.PARTITION_ID] == 0
     assert meta[keys.LEARNER] == "centroid"
     assert reply.content.metric_records[keys.METRICS][keys.NUM_EXAMPLES] == 40
-    assert reply.content.metric_records[keys.METRICS][keys.TRAIN_TIME] > 0
 
 
 def test_an_unknown_strategy_is_refused() -> None:
@@ -98,7 +97,7 @@ def test_arrays_without_meta_are_refused() -> None:
 
 
 def test_a_foreign_error_keeps_its_text_at_home(caplog: pytest.LogCaptureFixture) -> None:
-    """Only the type of an unexpected error travels; the text is in the party's log."""
+    """The server gets a sentence that is always the same; the text is in the party's log."""
 
     def load(_: Context) -> Party:
         raise KeyError("column 'diagnosis of Ms. Doe'")
@@ -106,7 +105,7 @@ def test_a_foreign_error_keeps_its_text_at_home(caplog: pytest.LogCaptureFixture
     message = Message(RecordDict({keys.CONFIG: config()}), dst_node_id=2, message_type="train")
     reply = client_app(load)(message, context())
 
-    assert reason(reply) == "KeyError in the party's own code; its log has the details."
+    assert reason(reply) == FAILED
     assert "Ms. Doe" in caplog.text
 
 
@@ -122,10 +121,7 @@ def test_what_is_wrong_with_private_records_stays_at_home(
     message = Message(RecordDict({keys.CONFIG: config()}), dst_node_id=2, message_type="train")
     reply = client_app(load)(message, context())
 
-    assert (
-        reason(reply)
-        == "The party's own files or settings are not in order; its log has the details."
-    )
+    assert reason(reply) == FAILED
     assert "4711" in caplog.text
 
 

@@ -178,17 +178,6 @@ def test_a_party_with_a_journal_tells_nothing(tmp_path: Path) -> None:
     assert np.isnan(figures).all()
 
 
-def test_who_hides_one_figure_hides_all() -> None:
-    """FedKT's L2 hides accuracy by its name."""
-    hidden = told(evaluated(delivered(**{"privacy-level": "L2"})))
-    shown = told(evaluated(delivered()))
-
-    for name in ("accuracy", "balanced-accuracy", "macro-f1"):
-        assert math.isnan(hidden[name])  # type: ignore[arg-type]
-        assert shown[name] > 0.5  # type: ignore[operator]
-    assert hidden.keys() == shown.keys()
-
-
 def test_the_server_averages_what_it_is_told() -> None:
     """Of four parties three say so, and one of these gained."""
 

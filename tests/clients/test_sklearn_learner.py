@@ -28,8 +28,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 
+from clients.budget import MAX_WIDTH
 from clients.sklearn_learner import SklearnLearner
-from clients.tabular import MAX_WIDTH, MIN_PROBABILITY, TabularLearner
+from clients.tabular import MIN_PROBABILITY, TabularLearner
 from fl_strategies.exceptions import (
     InvalidData,
     InvalidParameter,
@@ -488,7 +489,7 @@ def test_a_constant_model_travels_alone() -> None:
 
     assert (twin.predict(x) == 6).all()
     with pytest.raises(KnowledgeMismatch, match="named"):
-        learner(SVC()).from_arrays({**arrays, "skops": np.zeros(3, dtype=np.uint8)})
+        learner(SVC()).from_arrays({**arrays, "more": np.zeros(3, dtype=np.uint8)})
 
 
 def test_a_received_model_is_a_new_learner() -> None:
@@ -539,12 +540,12 @@ def test_a_model_that_answers_nan_cannot_spread_it() -> None:
     assert (majority.logits(x) == math.log(MIN_PROBABILITY)).all()
 
 
-@pytest.mark.parametrize("package", ["sklearn", "skops.io"])
+@pytest.mark.parametrize("package", ["sklearn", "sklearn.decomposition"])
 def test_a_missing_package_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    """Without scikit-learn or skops the import says what to install."""
-    for module in ("sklearn_learner", "sklearn_archive", "sklearn_arrays"):
+    """Without scikit-learn the import says what to install."""
+    for module in ("sklearn_learner", "sklearn_trees", "sklearn_arrays"):
         monkeypatch.delitem(sys.modules, f"clients.{module}")
     monkeypatch.setitem(sys.modules, package, None)
 

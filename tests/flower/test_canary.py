@@ -166,6 +166,8 @@ def write_party(folder: Path, party: int) -> dict[str, Value]:
         "classes": ",".join(CLASSES),
         "learner": f"own_learners:{learner}",
         "state-dir": str(folder / "state"),
+        "allow-unprotected": True,
+        "allow-models": True,
     }
 
 

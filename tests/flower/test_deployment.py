@@ -200,6 +200,7 @@ def test_the_run_cannot_change_a_party(node_config: dict[str, Value], tmp_path: 
         ({"partition-id": -1}, "partition-id must be at least 0"),
         ({"learner": ""}, "learner must be given"),
         ({"learner": "crystal-ball"}, "learner must be one of random-forest"),
+        ({"receives": "mlp, crystal-ball"}, "receives must be one of random-forest"),
         ({"learner": "no_such_module:make"}, "learner must name a function"),
         ({"data-file": "/nowhere.csv"}, "data-file must be a file that exists"),
         ({"data-file": "mine.csv"}, "data-file must be an absolute path"),

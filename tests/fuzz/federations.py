@@ -87,7 +87,9 @@ _SHORT = {"epochs_initial": 1, "epochs_digest": 1}
 VARIANTS: Mapping[str, Variant] = {
     "fedkt": _variant("fedkt", "tree", num_teachers=2),
     "fedkt-l1": _variant("fedkt", "tree", num_teachers=2, privacy_level="L1", gamma=0.5),
-    "fedkt-l2": _variant("fedkt", "tree", num_teachers=2, privacy_level="L2", gamma=0.5),
+    "fedkt-l2": _variant(
+        "fedkt", "tree", num_teachers=2, privacy_level="L2", gamma=0.5, accept_noise=True
+    ),
     "fedkt-l2-counts": _variant(
         "fedkt", "tree", privacy_level="L2", gamma=0.5, vote_weights="noisy-counts"
     ),
@@ -106,7 +108,13 @@ VARIANTS: Mapping[str, Variant] = {
     "fedmd-nfdp": _variant("fedmd", release="nfdp", num_samples=6, rounds=2),
     "fedmd-ldp": _variant("fedmd", release="ldp", noise="gumbel", gamma=1.0, rounds=2),
     "fedmd-ldp-scores": _variant(
-        "fedmd", release="ldp", payload="softmax", noise="gaussian", sigma=2.0, rounds=2
+        "fedmd",
+        release="ldp",
+        payload="softmax",
+        noise="gaussian",
+        sigma=2.0,
+        rounds=2,
+        accept_noise=True,
     ),
     "akd": _variant("akd", rounds=3),
     "avgkd": _variant("avgkd", rounds=2),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fl_strategies import durable
 from fl_strategies.exceptions import StrategyError
 from fl_strategies.fedmd import memory
 from fl_strategies.fedmd.samples import check_sample_id
@@ -146,14 +147,18 @@ def test_damaged_samples(trials: Trials, tmp_path: Path) -> None:
     memory._write_sample(journal, mechanism, "ab" * 16, np.array([1, 5, 5, 19]))
     path = memory._sample_path(journal, mechanism)
     valid = path.read_bytes()
+    content = durable.unsealed(path.name, valid)
+    assert content is not None
     assert memory._read_sample(journal, mechanism) is not None
     for rng in trials.numbers():
-        if rng.random() < 0.5:
-            text = json.dumps(mutate_json(rng, json.loads(valid))).encode()
+        is_forged = rng.random() < 0.5
+        if is_forged:  # with a checksum that fits
+            forged = json.dumps(mutate_json(rng, json.loads(content))).encode()
+            path.write_bytes(durable.sealed(path.name, forged))
         else:
-            text = mutate_bytes(rng, valid)
-        path.write_bytes(text)
+            path.write_bytes(mutate_bytes(rng, valid))
         sample = memory._read_sample(journal, mechanism)
+        assert sample is None or is_forged or path.read_bytes() == valid
         trials.count(refused=sample is None)
         if sample is not None:
             rows = sample[1]

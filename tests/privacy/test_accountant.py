@@ -64,8 +64,6 @@ def applicable(found: Any) -> set[str]:
         (votes("laplace", 25.0, 3), 81, "optimal-composition", 2.941853),
         (votes("laplace", 1 / 0.06), 74, "bounded-range", 2.058773),
         (votes("gumbel", 10.0, 7), 74, "bounded-range", 3.664191),
-        (votes("gumbel", 2.0, 10), 50, "bounded-range", 20.156112),
-        (votes("laplace", 2.0, 10), 50, "optimal-composition", 45.676143),
         (votes("laplace", 25.0, relation=ADD), 40, "bounded-range", 0.438954),
         (gaussian(1 / 1.666031), 1, "gaussian", 8.000002),
         (gaussian(40.0), 1600, "gaussian", 4.377178),
@@ -75,7 +73,8 @@ def test_reference_values(event: PrivacyEvent, count: int, method: str, epsilon:
     """The claim is the known number, by the known method."""
     found = claim([(event, count)], DELTA)
 
-    assert found.epsilon == pytest.approx(epsilon, abs=6e-7)
+    # Never less than the exact figure, and more by what imperfect sampling takes of delta.
+    assert epsilon - 6e-7 < found.epsilon < epsilon + 1e-5
     assert found.method == method
     assert found.delta == DELTA
     assert found.reason == ""
@@ -144,8 +143,9 @@ def test_different_pure_events_compose_optimally() -> None:
     found = claim(entries, DELTA)
     best = pure_heterogeneous([0.08, 0.2], [40, 10], DELTA)
 
-    assert found.method == "optimal-composition"
-    assert found.epsilon == pytest.approx(best, rel=1e-12)
+    assert found.method == "pld"
+    assert 0.95 * best < found.epsilon < best
+    assert bounds(entries, DELTA)["optimal-composition"] == pytest.approx(best, rel=1e-12)
     assert bounds(entries, DELTA)["pure"] == pytest.approx(40 * 0.08 + 10 * 0.2)
     assert bounds(entries, DELTA)["moments"] is None
 
@@ -443,9 +443,11 @@ def test_very_many_releases_stay_cheap_to_count(noise: str) -> None:
 
 def test_a_large_loss_is_finite_and_below_the_sum() -> None:
     """Ten thousand careless queries: exponentials overflow, the bound does not."""
-    found = claim([(votes("gumbel", 1.0), 10**4)], DELTA)
+    entries = [(votes("gumbel", 1.0), 10**4)]
 
-    assert found.epsilon == pytest.approx(5149.148, rel=1e-5)
+    assert bounds(entries, DELTA)["bounded-range"] == pytest.approx(5149.148, rel=1e-5)
+    assert claim(entries, DELTA).epsilon == math.inf
+    assert "too coarse" in claim(entries, DELTA).reason
 
 
 class Homemade(NoisyMaxEvent):

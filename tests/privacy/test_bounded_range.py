@@ -15,7 +15,7 @@ from fl_strategies.privacy.bounded_range import (
     bounded_range_optimal,
     bounded_range_optimal_delta,
 )
-from fl_strategies.privacy.events import Loss
+from fl_strategies.privacy.losses import Loss
 from fl_strategies.privacy.pure import pure_optimal
 from fl_strategies.privacy.renyi import rdp_of_zcdp, zcdp_to_epsilon
 

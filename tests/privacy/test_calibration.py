@@ -117,7 +117,14 @@ def test_a_sample_that_needs_more_delta_cannot_be_calibrated() -> None:
 
 def test_a_generous_target_needs_almost_no_noise() -> None:
     """The search goes down as well as up."""
-    assert calibrate_scale(votes("gumbel", 1), 1e5, DELTA) == pytest.approx(2e-5, rel=0.01)
+    assert calibrate_scale(votes("gumbel", 1), 19.0, DELTA) == pytest.approx(2 / 19, rel=0.01)
+
+
+def test_a_target_that_drawn_noise_cannot_prove_is_not_used_up() -> None:
+    """Beyond some epsilon the precision of sampling is all that protects."""
+    scale = calibrate_scale(votes("gumbel", 1), 1e5, DELTA)
+
+    assert claim(votes("gumbel", 1)(scale), DELTA).epsilon < 25
 
 
 EVENT = NoisyMaxEvent(**PARTY, noise="gumbel", scale=25.0, sensitivity=1.0, num_classes=10)

@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter, StrategyError
+from fl_strategies.privacy.composition import LossLaw
 from fl_strategies.privacy.events import (
     EVENT_TYPES,
     DPSGDEvent,
     GaussianEvent,
     LaplaceEvent,
-    Loss,
     NoisyMaxEvent,
     NonPrivateEvent,
+    OneVoteEvent,
     PrivacyEvent,
     SubsampleEvent,
     ThresholdEvent,
@@ -26,8 +27,8 @@ from fl_strategies.privacy.events import (
     check_event,
     event_from_json,
     event_to_json,
-    loss_of,
 )
+from fl_strategies.privacy.losses import Loss, loss_of, sampling_error
 
 REPLACE: dict[str, Any] = {"unit": "party", "relation": "replace-one"}
 NOISY_MAX: dict[str, Any] = {
@@ -42,6 +43,7 @@ EVENTS = [
     SubsampleEvent(records=2880, samples=60, replacement=True),
     DPSGDEvent(noise_multiplier=1.0, records=2880, batch_size=64, steps=900),
     NonPrivateEvent(unit="party", reason="students left as models"),
+    OneVoteEvent(unit="example", noise="gumbel", scale=2.0, num_classes=7),
 ]
 IDS = [type(event).__name__ for event in EVENTS]
 
@@ -183,11 +185,20 @@ def test_a_foreign_file_is_refused(change: dict[Any, Any], words: str) -> None:
 @pytest.mark.parametrize("event", EVENTS, ids=IDS)
 def test_a_missing_field_is_refused(event: PrivacyEvent) -> None:
     """Also one that has a default in code: files say everything."""
-    for name in event_to_json(event):
+    for name in event_to_json(event).keys() - {"num_values"}:
         data = event_to_json(event)
         del data[name]
         with pytest.raises(InvalidData):
             event_from_json(data)
+
+
+@pytest.mark.parametrize("event", EVENTS[3:5], ids=IDS[3:5])
+def test_a_vector_from_an_older_file_counts_as_a_long_one(event: PrivacyEvent) -> None:
+    """It said nothing of its entries, each of which is drawn with some error."""
+    data = event_to_json(event)
+    del data["num_values"]
+
+    assert sampling_error(event_from_json(data)) == 1000 * sampling_error(event)
 
 
 @pytest.mark.parametrize("data", [None, [], "noisy-max", 3, {}])
@@ -244,9 +255,9 @@ def test_what_a_vote_can_tell(
 def test_what_other_releases_can_tell() -> None:
     """Sensitivity over scale, in the currency of the noise; the rest is unbounded."""
     assert loss_of(EVENTS[2]) == Loss(mu=0.05)
-    assert loss_of(EVENTS[3]) == Loss(pure=20.0)
+    assert loss_of(EVENTS[3]) == Loss(pure=20.0, law=LossLaw(20.0, smooth=True))
     assert loss_of(EVENTS[4]).mu == pytest.approx(0.1)
-    for event in EVENTS[5:]:
+    for event in EVENTS[5:8]:
         assert loss_of(event) == Loss(pure=math.inf)
 
 

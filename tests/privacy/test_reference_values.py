@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fl_strategies.privacy.bounded_range import bounded_range_optimal
-from fl_strategies.privacy.events import Loss
 from fl_strategies.privacy.gaussian import gaussian_epsilon, gaussian_mu
 from fl_strategies.privacy.gnmax import gnmax_rdp
+from fl_strategies.privacy.losses import Loss
 from fl_strategies.privacy.moments import (
     data_dependent_epsilon,
     log_error_probability,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.privacy import renyi
-from fl_strategies.privacy.events import Loss
 from fl_strategies.privacy.gaussian import gaussian_delta, gaussian_epsilon
+from fl_strategies.privacy.losses import Loss
 from fl_strategies.privacy.renyi import (
     default_orders,
     rdp_of_pure,

@@ -63,7 +63,7 @@ def test_an_unprotected_run_is_refused_by_a_party_with_a_budget(
     options = [f"--set=state-dir={tmp_path}/state", "--set=max-epsilon=6"]
 
     assert run(tmp_path, *options, "--set=privacy-level=L0", "--set=gamma=0") is None
-    assert "left the party without noise" in capsys.readouterr().err
+    assert "leave the party without noise" in capsys.readouterr().err
 
 
 def test_a_budget_needs_a_place_to_be_kept(

@@ -68,7 +68,7 @@ def test_two_reports_do_not_overwrite_each_other(
 
 def test_the_table_shows_parties_and_comparison(report: dict[str, Any]) -> None:
     """People see each party's model, records and accuracy beside the federation's."""
-    text = render({**report, "rejected": {"17": "Party 4: x must hold records, got none."}})
+    text = render({**report, "rejected": {"17": "Party 4: x must be records, got none."}})
 
     assert "logistic-regression" in text
     assert f"federation    {percent(report['accuracy'])}" in text
@@ -76,7 +76,7 @@ def test_the_table_shows_parties_and_comparison(report: dict[str, Any]) -> None:
     assert "together" not in text
     assert "epsilon for a party: inf at delta 1e-05" in text
     assert f"best party alone    {percent(report['best-solo-accuracy'])}" in text
-    assert "left out: node 17: Party 4: x must hold records, got none." in text
+    assert "left out: node 17: Party 4: x must be records, got none." in text
 
 
 def test_comparisons_can_be_left_out() -> None:

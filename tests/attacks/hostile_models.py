@@ -1,0 +1,422 @@
+"""Models as a hostile sender would make them, at most 1 MB each unless their name says more."""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestRegressor
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeClassifier
+
+from clients import (
+    ForestScores,
+    KernelRidgeLearner,
+    MultiLabelLearner,
+    RidgeLearner,
+    SklearnLearner,
+    TorchLearner,
+    XGBoostLearner,
+    XGBoostScores,
+)
+from clients.ubjson import decode
+from fl_strategies.codistill.committee import SignedEnsemble
+from tests.clients.ubjson_writer import encode
+
+MEGABYTE = 10**6
+WIDTH = 4
+NUM_ROWS = 50
+Arrays = dict[str, np.ndarray]
+Attack = Callable[[], tuple[Any, Arrays]]
+
+
+def ROWS(model: Any) -> np.ndarray:  # noqa: N802 - constant but for its width
+    """Return rows that fit a model, as wide as it says it is."""
+    width = getattr(model, "_width", WIDTH)
+    return np.random.default_rng(0).normal(size=(NUM_ROWS if width < 10**5 else 1, width))
+
+
+def frame(num_classes: int, width: int = WIDTH) -> Arrays:
+    return {"classes": np.arange(num_classes), "width": np.array([width])}
+
+
+def fitted(learner: Any, num_classes: int = 3, *, labels: bool = False) -> Arrays:
+    """Return an honest model of this learner, to be changed."""
+    x = np.random.default_rng(1).normal(size=(60, WIDTH))
+    y: np.ndarray = np.arange(60) % num_classes
+    if labels:
+        y = np.eye(num_classes, dtype=np.int64)[y]
+    return dict(learner.fit(x, y, rng=np.random.default_rng(2)).to_arrays())
+
+
+# Trees of scikit-learn.
+
+
+def chain(num_levels: int) -> np.ndarray:
+    """Return the leaf flags of a tree in level order that is one long path."""
+    return np.array([0] + [0, 1] * (num_levels - 1) + [1, 1], dtype=np.uint8)
+
+
+def bushy(num_splits: int) -> np.ndarray:
+    """Return the leaf flags of a tree of equal depth everywhere."""
+    return (np.arange(2 * num_splits + 1) >= num_splits).astype(np.uint8)
+
+
+def forest(trees: list[np.ndarray], num_classes: int) -> Arrays:
+    flags = np.concatenate(trees)
+    num_leaves = int(flags.sum())
+    return {
+        "tree-sizes": np.array([len(tree) for tree in trees]),
+        "leaf-bits": np.packbits(flags),
+        "features": np.zeros(len(flags) - num_leaves, dtype=np.uint8),
+        "thresholds": np.zeros(len(flags) - num_leaves, dtype=np.float32),
+        "values": np.eye(num_classes)[:1],
+        "leaf-values": np.zeros((num_leaves, 1), dtype=np.uint8),
+    }
+
+
+def sklearn(estimator: Any, num_classes: int = 3) -> SklearnLearner:
+    return SklearnLearner(estimator, num_classes=num_classes)
+
+
+def one_tree(flags: np.ndarray, num_classes: int = 3) -> tuple[Any, Arrays]:
+    learner = sklearn(DecisionTreeClassifier(), num_classes)
+    return learner, {**frame(num_classes), **forest([flags], num_classes)}
+
+
+def many_trees(flags: np.ndarray, count: int, num_classes: int = 3) -> tuple[Any, Arrays]:
+    learner = sklearn(ExtraTreesClassifier(), num_classes)
+    return learner, {**frame(num_classes), **forest([flags] * count, num_classes)}
+
+
+def label_forests(flags: np.ndarray, count: int, num_labels: int) -> tuple[Any, Arrays]:
+    make = partial(SklearnLearner, ExtraTreesClassifier(), num_classes=2)
+    part = {**frame(2), **forest([flags] * count, 2)}
+    arrays = {**label_frame(num_labels), **repeated(part, num_labels)}
+    return MultiLabelLearner(make, num_classes=num_labels), arrays
+
+
+def label_frame(num_labels: int) -> Arrays:
+    return {
+        "row-shape": np.array([WIDTH]),
+        "log-odds": np.zeros(num_labels),
+        "is-constant": np.zeros(num_labels, dtype=bool),
+    }
+
+
+def repeated(part: Arrays, count: int) -> Arrays:
+    """Return one model in the place of many."""
+    return {f"{i}/{name}": array for i in range(count) for name, array in part.items()}
+
+
+def chain_among_leaves() -> tuple[Any, Arrays]:
+    learner, _ = many_trees(bushy(0), 1)
+    return learner, {**frame(3), **forest([chain(250)] + [bushy(0)] * 9_999, 3)}
+
+
+def wide_forest() -> tuple[Any, Arrays]:
+    learner, arrays = many_trees(bushy(3), 2)
+    features = arrays["features"].astype(np.uint32)
+    return learner, {**arrays, **frame(3, 2**24), "features": features}
+
+
+# Regression trees in level order.
+
+
+def score_trees(flags: np.ndarray, count: int) -> tuple[Any, Arrays]:
+    learner = ForestScores(RandomForestRegressor(n_estimators=3), num_classes=3)
+    honest = fitted(learner)
+    trees = np.tile(flags, count)
+    num_leaves = int(trees.sum())
+    return learner, {
+        **{name: honest[name] for name in ("width", "link", "temperature")},
+        "tree-sizes": np.full(count, len(flags)),
+        "leaf-bits": np.packbits(trees),
+        "features": np.zeros(len(trees) - num_leaves, dtype=np.uint8),
+        "thresholds": np.zeros(len(trees) - num_leaves, dtype=np.float32),
+        "values": np.zeros((num_leaves, 3), dtype=np.float32),
+    }
+
+
+# XGBoost.
+
+
+def boosted(change: Callable[[dict[str, Any]], None]) -> tuple[Any, Arrays]:
+    learner = XGBoostLearner(num_classes=3, num_rounds=1)
+    arrays = fitted(learner)
+    model = decode(arrays["booster"].tobytes())
+    change(model)
+    return learner, {**arrays, "booster": np.frombuffer(encode(model), np.uint8)}
+
+
+def boosted_chain(num_levels: int) -> tuple[Any, Arrays]:
+    size = 2 * num_levels + 1
+    inner = np.arange(0, size - 1, 2)
+    left, right = np.full(size, -1), np.full(size, -1)
+    left[inner], right[inner] = inner + 2, inner + 1
+    parents = np.full(size, 2**31 - 1)
+    parents[inner + 1] = parents[inner + 2] = inner
+
+    def grow(model: dict[str, Any]) -> None:
+        tree = model["learner"]["gradient_booster"]["model"]["trees"][0]
+        old = len(tree["base_weights"])
+        for field, value in tree.items():
+            if isinstance(value, np.ndarray) and len(value) == old:
+                tree[field] = np.zeros(size, dtype=value.dtype)
+        tree["left_children"] = left.astype(np.int32)
+        tree["right_children"] = right.astype(np.int32)
+        tree["parents"] = parents.astype(np.int32)
+        tree["tree_param"]["num_nodes"] = str(size)
+
+    return boosted(grow)
+
+
+def boosted_items(item: bytes, count: int, num_rounds: int = 2000) -> tuple[Any, Arrays]:
+    """Return a list of tiny values in place of a model of very many trees."""
+    learner = XGBoostLearner(num_classes=3, num_rounds=num_rounds)
+    raw = b"[" + item * count + b"]"
+    return learner, {**frame(3), "booster": np.frombuffer(raw, np.uint8)}
+
+
+def wide_booster(width: int) -> tuple[Any, Arrays]:
+    def widen(model: dict[str, Any]) -> None:
+        learner = model["learner"]
+        learner["learner_model_param"]["num_feature"] = str(width)
+        for tree in learner["gradient_booster"]["model"]["trees"]:
+            tree["tree_param"]["num_feature"] = str(width)
+
+    learner, arrays = boosted(widen)
+    return learner, {**arrays, "width": np.array([width])}
+
+
+def boosted_leaves() -> tuple[Any, Arrays]:
+    """Return as many trees of a single leaf as fit into a megabyte."""
+    learner = XGBoostLearner(num_classes=2, num_rounds=1_400, gamma=1e9)
+    return learner, fitted(learner, 2)
+
+
+def label_boosters(num_labels: int) -> tuple[Any, Arrays]:
+    make = partial(XGBoostLearner, num_classes=2, num_rounds=1, gamma=1e9)
+    learner = MultiLabelLearner(make, num_classes=num_labels)
+    honest = fitted(MultiLabelLearner(make, num_classes=2), 2, labels=True)
+    part = {name[2:]: array for name, array in honest.items() if name.startswith("0/")}
+    return learner, {**label_frame(num_labels), **repeated(part, num_labels)}
+
+
+# Archives of skops, which receivers once read.
+
+
+def node(kind: str, module: str, loader: str, **content: Any) -> dict[str, Any]:
+    return {"__class__": kind, "__module__": module, "__loader__": loader, **content}
+
+
+def member(name: str) -> dict[str, Any]:
+    return node("ndarray", "numpy", "NdArrayNode", type="numpy", file=name)
+
+
+def json_node(value: Any) -> dict[str, Any]:
+    return node("str", "builtins", "JsonNode", content=json.dumps(value), is_json=True)
+
+
+def archived(estimator: Any, arrays: Mapping[str, np.ndarray], learned: dict[str, Any]) -> Any:
+    settings = {name: json_node(value) for name, value in estimator.get_params().items()}
+    attributes = {**settings, **learned}
+    texts = [node("str", "builtins", "TypeNode") for _ in attributes]
+    content = node(
+        "dict", "builtins", "DictNode", content=attributes,
+        key_types=node("list", "builtins", "ListNode", content=texts),
+    )  # fmt: skip
+    kind = type(estimator)
+    schema = node(kind.__name__, kind.__module__, "ObjectNode", content=content)
+    schema |= {"protocol": 2, "_skops_version": "0.13"}
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("schema.json", json.dumps(schema))
+        for name, array in arrays.items():
+            raw = io.BytesIO()
+            np.save(raw, array)
+            archive.writestr(name, raw.getvalue())
+    return np.frombuffer(file.getvalue(), np.uint8)
+
+
+def one_member_many_times() -> tuple[Any, Arrays]:
+    """Return 10 MB of zeros, deflated to 10 kB, that the schema names 60 times."""
+    big = np.zeros(10 * 2**17)
+    parts = [member("0.npy") for _ in range(60)]
+    learned = {"theta_": node("list", "builtins", "ListNode", content=parts)}
+    archive = archived(GaussianNB(), {"0.npy": big}, learned)
+    return sklearn(GaussianNB()), {**frame(3), "skops": archive}
+
+
+def many_hidden_units() -> tuple[Any, Arrays]:
+    """Return 400,000 hidden units of zeros where the receiver has eight."""
+    units = 400_000
+    estimator = MLPClassifier((8,))
+    sizes = {"0.npy": (WIDTH, units), "1.npy": (units, 3), "2.npy": (units,), "3.npy": (3,)}
+    arrays = {name: np.zeros(size) for name, size in sizes.items()}
+    layers = [member(name) for name in arrays]
+    attributes = {
+        "coefs_": node("list", "builtins", "ListNode", content=layers[:2]),
+        "intercepts_": node("list", "builtins", "ListNode", content=layers[2:]),
+        "hidden_layer_sizes": node("tuple", "builtins", "TupleNode", content=[json_node(8)]),
+        "n_layers_": json_node(3), "n_outputs_": json_node(3),
+        "out_activation_": json_node("softmax"),
+    }  # fmt: skip
+    archive = archived(estimator, arrays, attributes)
+    return sklearn(estimator), {**frame(3), "skops": archive}
+
+
+# The rest.
+
+
+def many_support_rows() -> tuple[Any, Arrays]:
+    learner = KernelRidgeLearner(num_classes=2, reveal_rows=True)
+    arrays = fitted(learner, 2)
+    count = 900_000 // (8 * (WIDTH + 2))
+    rows = {"support-rows": (count, WIDTH), "dual-coefficients": (count, 2)}
+    return learner, {**arrays, **{name: np.zeros(size) for name, size in rows.items()}}
+
+
+def broadcast_rows() -> tuple[Any, Arrays]:
+    """Return eight bytes that look like 400 MB; only a caller in the process can."""
+    learner, arrays = many_support_rows()
+    sizes = {"support-rows": (10**7, WIDTH), "dual-coefficients": (10**7, 2)}
+    one = {name: np.broadcast_to(np.zeros(()), size) for name, size in sizes.items()}
+    return learner, {**arrays, **one}
+
+
+def wide_bayes() -> tuple[Any, Arrays]:
+    learner = sklearn(make_pipeline(StandardScaler(), GaussianNB()))
+    return learner, {**fitted(learner), "width": np.array([2**24])}
+
+
+def constant_labels() -> tuple[Any, Arrays]:
+    count = 100_000
+    learner, _ = label_forests(bushy(0), 1, count)
+    return learner, {**label_frame(count), "is-constant": np.ones(count, dtype=bool)}
+
+
+def network() -> TorchLearner:
+    return TorchLearner(lambda: torch.nn.Linear(WIDTH, 3), num_classes=3, epochs=1)
+
+
+def large_network() -> tuple[Any, Arrays]:
+    state = fitted(network())
+    return network(), {name: np.zeros((60_000, 2), np.float32) for name in state}
+
+
+def tiny_weights() -> tuple[Any, Arrays]:
+    """Return weights so small that a processor takes its slow path for each product."""
+
+    def module() -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, 400), torch.nn.Linear(400, 400), torch.nn.Linear(400, 3)
+        )
+
+    learner = TorchLearner(module, num_classes=3, epochs=1)
+    state = fitted(learner)
+    return learner, {name: np.full_like(array, 1e-41) for name, array in state.items()}
+
+
+def many_members() -> tuple[Any, Arrays]:
+    one = fitted(RidgeLearner(num_classes=3))
+    count = MEGABYTE // sum(150 + array.nbytes for array in one.values())
+    names = np.frombuffer(json.dumps(["ridge"] * count).encode(), np.uint8)
+    arrays = {"signs": np.ones(count, np.int8), "names": names}
+    arrays |= repeated(one, count)
+    factory = partial(RidgeLearner, num_classes=3)
+    return SignedEnsemble(
+        num_classes=3, task="single-label", model_fns={"ridge": factory}
+    ), arrays
+
+
+def chained_members() -> tuple[Any, Arrays]:
+    learner, one = score_trees(chain(250), 1)
+    count = MEGABYTE // sum(150 + array.nbytes for array in one.values())
+    names = np.frombuffer(json.dumps(["forest"] * count).encode(), np.uint8)
+    arrays = {"signs": np.ones(count, np.int8), "names": names, **repeated(one, count)}
+    factories = {"forest": lambda: learner}
+    return SignedEnsemble(num_classes=3, task="single-label", model_fns=factories), arrays
+
+
+def named_members(text: bytes) -> tuple[Any, Arrays]:
+    learner, arrays = many_members()
+    kept = {name: array for name, array in arrays.items() if "/" not in name}
+    return learner, {**kept, "names": np.frombuffer(text, np.uint8)}
+
+
+def wide_scores() -> tuple[Any, Arrays]:
+    learner = XGBoostScores(num_classes=3, num_rounds=2)
+    return learner, {**fitted(learner), "width": np.array([2**24])}
+
+
+def wide_logistic() -> tuple[Any, Arrays]:
+    learner = sklearn(LogisticRegression())
+    return learner, {**fitted(learner), "width": np.array([2**24])}
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "booster: a chain of 262500 levels in 18 MB": partial(boosted_chain, 262_500),
+    "booster: a chain": partial(boosted_chain, 14_000),
+    "booster: empty objects": partial(boosted_items, b"{}", 499_000),
+    "booster: empty lists": partial(boosted_items, b"[]", 499_000),
+    "booster: empty arrays": partial(boosted_items, b"[$D#i\x00", 166_000),
+    "booster: small numbers": partial(boosted_items, b"i\x07", 499_000),
+    "booster: nothings": partial(boosted_items, b"Z", 990_000),
+    "booster: leaves": boosted_leaves,
+    "booster: a million columns": partial(wide_booster, 2**20),
+    "booster: 16 million columns": partial(wide_booster, 2**24),
+    "labels: boosters": partial(label_boosters, 200),
+    "booster of scores: 16 million columns": wide_scores,
+    "tree: a chain": lambda: one_tree(chain(150_000)),
+    "tree: a full one": lambda: one_tree(bushy(159_000)),
+    "tree: a full one of 100 classes": lambda: one_tree(bushy(159_000), 100),
+    "tree: a full one of 1000 classes": lambda: one_tree(bushy(155_000), 1000),
+    "forest: full trees of 1000 classes": lambda: many_trees(bushy(1_500), 103, 1000),
+    "forest: 10000 leaves": lambda: many_trees(bushy(0), 10_000),
+    "forest: 10000 small trees": lambda: many_trees(bushy(12), 10_000),
+    "forest: chains": lambda: many_trees(chain(1_000), 155),
+    "forest: a chain among leaves": chain_among_leaves,
+    "forest: short chains": lambda: many_trees(chain(250), 255),
+    "forest: a chain": lambda: many_trees(chain(150_000), 1),
+    "forest: 16 million columns": wide_forest,
+    "labels: leaves": lambda: label_forests(bushy(0), 10_000, 10),
+    "labels: stumps": lambda: label_forests(bushy(1), 6_000, 10),
+    "labels: a few leaves each": lambda: label_forests(bushy(0), 100, 350),
+    "labels: chains": lambda: label_forests(chain(250), 10, 50),
+    "labels: constants": constant_labels,
+    "forest of scores: 10000 small trees": lambda: score_trees(chain(3), 10_000),
+    "forest of scores: chains": lambda: score_trees(chain(1_000), 55),
+    "forest of scores: a full tree": lambda: score_trees(chain(20_000), 1),
+    "archive: one member many times": one_member_many_times,
+    "archive: 400000 hidden units of 8": many_hidden_units,
+    "pipeline: 16 million columns": wide_bayes,
+    "logistic: 16 million columns": wide_logistic,
+    "kernel: many rows": many_support_rows,
+    "kernel: rows that are not there": broadcast_rows,
+    "network: of another size": large_network,
+    "network: tiny weights": tiny_weights,
+    "ensemble: many members": many_members,
+    "ensemble: chains": chained_members,
+    "ensemble: nested names": lambda: named_members(b"[" * 900_000),
+    "ensemble: objects as names": lambda: named_members(b"[" + b"{}," * 330_000 + b"{}]"),
+}  # fmt: skip
+
+
+def warm_up() -> None:
+    """Use every library once: what it loads for its first call is no model's doing."""
+    for learner in (
+        sklearn(make_pipeline(StandardScaler(), MLPClassifier((3,), max_iter=5, tol=1e9))),
+        sklearn(ExtraTreesClassifier(3)), XGBoostLearner(num_classes=3, num_rounds=1),
+        XGBoostScores(num_classes=3, num_rounds=1), network(),
+        KernelRidgeLearner(num_classes=3, reveal_rows=True),
+    ):  # fmt: skip
+        learner.from_arrays(fitted(learner)).predict(np.zeros((NUM_ROWS, WIDTH)))

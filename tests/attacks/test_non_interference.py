@@ -1,0 +1,331 @@
+"""Nothing leaves a party that depends on a record, but through noise that is accounted."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message, RecordDict
+from torch import nn
+
+import clients.app
+from clients.app import FAILED, NO_BUDGET
+from clients.opacus_learner import DPTorchLearner
+from clients.torch_learner import TorchLearner
+from fl_strategies import REGISTRY, FedKD, FedKT, FedMD, Party, half, keys, training
+from fl_strategies.base import KnowledgeStrategy
+from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.fedavg import FedAvg
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.protocols import LearnerFactory
+from simulations.config import Settings
+from simulations.models import LEARNERS, learner_factory
+from tests.attacks.interference import (
+    NEIGHBOURS,
+    NUM_CLASSES,
+    ORDINARY,
+    PUBLIC,
+    SAMPLE,
+    SETS,
+    WIDTH,
+    Records,
+    party_of,
+    transcript,
+)
+
+SMALL = Settings(
+    num_trees=3, boosting_rounds=3, epochs=2, batch_size=8, num_parties=1, optimizer="sgd"
+)
+
+
+def family(name: str) -> LearnerFactory:
+    return learner_factory(name, row_shape=(WIDTH,), num_classes=NUM_CLASSES, settings=SMALL)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(WIDTH, NUM_CLASSES)
+
+
+def plain(**options: Any) -> TorchLearner:
+    return TorchLearner(linear, num_classes=NUM_CLASSES, epochs=2, batch_size=8, **options)
+
+
+def private() -> DPTorchLearner:
+    return DPTorchLearner(
+        linear, num_classes=NUM_CLASSES, epochs=2, batch_size=8, noise_multiplier=1.0,
+        private_distill=True,
+    )  # fmt: skip
+
+
+COMMON: Mapping[str, Any] = {"num_classes": NUM_CLASSES, "num_parties": 1, "public": PUBLIC.x}
+L2 = {"privacy_level": "L2", "num_teachers": 4, "num_splits": 2, "gamma": 0.5}
+
+
+def fedkt(learner_fn: LearnerFactory, **options: Any) -> FedKT:
+    return FedKT(**COMMON, learner_fn=learner_fn, **options)
+
+
+def fedkd(learner_fn: LearnerFactory, **options: Any) -> FedKD:
+    return FedKD(**COMMON, learner_fn=learner_fn, **options)
+
+
+def fedmd(learner_fn: LearnerFactory, **options: Any) -> FedMD:
+    return FedMD(**COMMON, learner_fn=learner_fn, epochs_initial=2, **options)
+
+
+def fedavg(learner_fn: LearnerFactory) -> FedAvg:
+    return FedAvg(**COMMON, learner_fn=learner_fn)
+
+
+def avgkd(learner_fn: LearnerFactory) -> KnowledgeStrategy[Any]:
+    options = {**COMMON, "num_parties": 2}
+    return REGISTRY["avgkd"].strategy(**options, learner_fn=learner_fn)
+
+
+Make = Callable[..., KnowledgeStrategy[Any]]
+LDP = {"release": "ldp"}
+NOISY: Mapping[str, Make] = {
+    "fedkt L2": partial(fedkt, **L2),
+    "fedkt L2 laplace": partial(fedkt, **L2, noise="laplace", corrected=False),
+    "fedkt L2 counts": partial(fedkt, **L2, vote_weights="noisy-counts"),
+    "fedkt L2 confident": partial(
+        fedkt,
+        privacy_level="L2",
+        num_teachers=4,
+        noise="confident-gaussian",
+        sigma=2.0,
+        threshold=0.1,
+        threshold_sigma=2.0,
+    ),
+    "fedmd ldp labels": partial(fedmd, **LDP, noise="gumbel", gamma=0.5),
+    "fedmd ldp softmax": partial(fedmd, **LDP, payload="softmax", sigma=1.0),
+    "fedmd ldp logits": partial(
+        fedmd, **LDP, payload="logits", noise="laplace", gamma=0.5, clipping_norm=1.0
+    ),
+}
+"""Any learner; the noise comes after it."""
+TRAINED_PRIVATELY: Mapping[str, Make] = {
+    "fedkt L0": partial(fedkt, num_teachers=2, vote_weights="none"),
+    "fedkt L0 counts": partial(fedkt, vote_weights="noisy-counts"),
+    "fedkd": partial(fedkd, weights="uniform"),
+    "fedkd counts": partial(fedkd, weights="noisy-counts"),
+    "fedkd evidence": partial(fedkd, weights="noisy-evidence"),
+    "fedmd": partial(fedmd),
+    "fedmd mean": partial(fedmd, payload="softmax", consensus="mean"),
+    "fedavg": fedavg,
+    "avgkd": avgkd,
+}
+"""Learners of DP-SGD; the noise is in the training."""
+
+
+NETWORK = partial(plain, optimizer="sgd", learning_rate=0.1)
+MAKERS: Mapping[str, Make] = {
+    **NOISY,
+    **TRAINED_PRIVATELY,
+    "fedmd nfdp": partial(fedmd, release="nfdp", num_samples=SAMPLE, with_replacement=False),
+}
+
+
+def said(setting: str, learner_fn: LearnerFactory, records: Records, **options: Any) -> Any:
+    """Return all replies of a party with these records, of two rounds where there are more."""
+    strategy = MAKERS[setting](learner_fn)
+    party = party_of(records, learner_fn=learner_fn, **options)
+    other = replace(party_of(ORDINARY, learner_fn=learner_fn), partition_id=1)
+    rounds = 1 if strategy.last_round == 1 else 2
+    return transcript(strategy, [party, other][: strategy.num_parties], rounds)
+
+
+def learner_of(name: str) -> LearnerFactory:
+    return {"network": NETWORK, "dp-sgd": private}.get(name) or family(name)
+
+
+@cache
+def said_first(setting: str, learner: str, name: str) -> Any:
+    """Return the replies to a set that several neighbours are compared with."""
+    return said(setting, learner_of(learner), SETS[name])
+
+
+def assert_silent(setting: str, learner: str, pair: str) -> None:
+    name, neighbour = NEIGHBOURS[pair]
+    first = said_first(setting, learner, name)
+
+    assert all(kind == "reply" for kind, _ in first)
+    assert said(setting, learner_of(learner), neighbour) == first
+
+
+@pytest.mark.parametrize("pair", NEIGHBOURS)
+@pytest.mark.parametrize("setting", [*NOISY, "fedmd nfdp"])
+def test_replies_with_noise_depend_on_no_record(setting: str, pair: str) -> None:
+    """Every level, noise and payload, for a network that a large record drives to NaN.
+
+    Of noise-free privacy: on no record that was not drawn.
+    """
+    assert_silent(setting, "network", pair)
+
+
+@pytest.mark.parametrize("pair", ["another record", "beyond float32", "all of one class"])
+@pytest.mark.parametrize("setting", TRAINED_PRIVATELY)
+def test_replies_of_private_training_depend_on_no_record(setting: str, pair: str) -> None:
+    """DP-SGD in every strategy that can use it."""
+    assert_silent(setting, "dp-sgd", pair)
+
+
+FAMILIES = list(LEARNERS)[: list(LEARNERS).index("mnist-net")]
+"""All learners of flat rows."""
+
+
+@pytest.mark.parametrize("pair", ["beyond float32", "all of one class"])
+@pytest.mark.parametrize("learner", FAMILIES)
+def test_replies_of_every_family_depend_on_no_record(learner: str, pair: str) -> None:
+    """What the noise covers is any function of a subset: also a model that fails."""
+    for setting in ("fedkt L2", "fedmd ldp softmax"):
+        assert_silent(setting, learner, pair)
+
+
+class Fussy(TorchLearner):
+    """Fails on one record, and quotes it."""
+
+    def _checked_set(self, x: Any, y: Any) -> Any:
+        worst = np.abs(x).max()
+        if worst > 25:
+            raise KnowledgeMismatch(f"Fussy: a record must be small, got {worst}.")
+        return super()._checked_set(x, y)
+
+
+def fussy() -> Fussy:
+    return Fussy(linear, num_classes=NUM_CLASSES, epochs=1)
+
+
+@pytest.mark.parametrize("setting", ["fedkt L2", "fedmd ldp softmax"])
+def test_a_record_cannot_turn_a_reply_into_an_error(setting: str) -> None:
+    """A learner that raises on it is replaced by a model of public rows."""
+    _, neighbour = NEIGHBOURS["beyond float32"]
+    ordinary = said(setting, fussy, ORDINARY)
+
+    assert said(setting, fussy, neighbour) == ordinary
+
+
+def test_a_failure_without_a_promise_is_one_constant_sentence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What happened is in the party's own log."""
+    _, neighbour = NEIGHBOURS["beyond float32"]
+    party = party_of(neighbour, learner_fn=fussy)
+    replies = transcript(fedkt(fussy), [party])
+
+    assert replies == [("error", FAILED)]
+    assert "a record must be small, got 42.9" in caplog.text
+
+
+def test_a_record_moved_by_1e_9_is_not_named_to_the_server(tmp_path: Path) -> None:
+    """A journal of other data refuses, in the words of any failure."""
+    fingerprint = data_fingerprint(ORDINARY.x, ORDINARY.y)
+    journal = PartyJournal(tmp_path, fingerprint=fingerprint)
+    assert said("fedkt L2", NETWORK, ORDINARY, journal=journal)[0][0] == "reply"
+    _, moved = NEIGHBOURS["moved by 1e-9"]
+    other = PartyJournal(tmp_path, fingerprint=data_fingerprint(moved.x, moved.y))
+
+    replies = said("fedkt L2", NETWORK, moved, journal=other)
+
+    assert replies == [("error", FAILED)]
+
+
+def test_a_refusal_says_nothing_about_other_federations(tmp_path: Path) -> None:
+    """Not what has been spent, nor for whom, nor how much is left."""
+    fingerprint = data_fingerprint(ORDINARY.x, ORDINARY.y)
+    journal = PartyJournal(tmp_path, fingerprint=fingerprint, max_epsilon=0.1)
+
+    assert said("fedkt L2", NETWORK, ORDINARY, journal=journal) == [("error", NO_BUDGET)]
+
+
+def test_a_party_is_charged_before_it_looks_at_a_record(tmp_path: Path) -> None:
+    """Work that dies in the middle has been paid for."""
+    fingerprint = data_fingerprint(ORDINARY.x, ORDINARY.y)
+    for setting in ("fedkt L2", "fedkd", "fedmd ldp softmax", "fedavg", "avgkd"):
+        journal = PartyJournal(tmp_path / setting, fingerprint=fingerprint)
+        with pytest.raises(KeyboardInterrupt):
+            said(setting, dying(setting), ORDINARY, journal=journal)
+        assert len(journal.entries()) == 1
+
+
+def dying(setting: str) -> LearnerFactory:
+    """Return learners whose training ends the process."""
+    base = plain if setting in NOISY else private
+
+    def make() -> Any:
+        learner = base()
+        for verb in ("fit", "fit_many", "partial_fit", "distill"):
+            setattr(learner, verb, _die)
+        return learner
+
+    return make
+
+
+def _die(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def leaks(setting: str, learner: str, pair: str) -> bool:
+    """Tell whether the check finds that a reply depends on a record."""
+    said_first.cache_clear()
+    try:
+        assert_silent(setting, learner, pair)
+    except AssertionError:
+        return True
+    finally:
+        said_first.cache_clear()
+    return False
+
+
+def test_the_check_finds_training_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put back: a failing model ends in an error, and values are not bounded."""
+    monkeypatch.setattr(training, "trained", lambda train, *_, **__: train())
+    monkeypatch.setattr(Party, "_bounded", lambda _, x, __: x)
+
+    assert leaks("fedkt L2", "network", "beyond float32")
+    assert not leaks("fedkt L2", "network", "another record")
+
+
+def test_the_check_finds_the_time_that_training_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put back: each reply says how long it took."""
+    train = clients.app._train
+
+    def timed(*args: Any) -> RecordDict:
+        start = time.perf_counter()
+        content = train(*args)
+        content.metric_records[keys.METRICS]["train-time"] = time.perf_counter() - start
+        return content
+
+    monkeypatch.setattr(clients.app, "_train", timed)
+    assert leaks("fedkt L2", "network", "another record")
+
+
+def test_the_check_finds_errors_that_quote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put back: an error travels in its own words."""
+
+    def quoting(message: Message, respond: Callable[[], RecordDict]) -> Message:
+        try:
+            return Message(respond(), reply_to=message)
+        except Exception as error:
+            return Message(Error(2, str(error)), reply_to=message)
+
+    monkeypatch.setattr(clients.app, "_guarded", quoting)
+    monkeypatch.setattr(training, "trained", lambda train, *_, **__: train())
+    _, neighbour = NEIGHBOURS["beyond float32"]
+
+    assert "got 42.9" in str(said("fedkt L2", fussy, neighbour))
+
+
+@pytest.mark.parametrize("setting", ["fedmd", "fedavg", "avgkd", "fedmd ldp softmax"])
+def test_the_check_finds_accuracies(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put back: a party tells how good its model is although it has promised privacy."""
+    monkeypatch.setattr(half, "has_promised", lambda _: False)
+    learner = "network" if setting in NOISY else "dp-sgd"
+    last = said(setting, learner_of(learner), ORDINARY)
+    monkeypatch.undo()
+
+    assert last != said(setting, learner_of(learner), ORDINARY)

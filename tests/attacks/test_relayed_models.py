@@ -1,0 +1,201 @@
+"""Co-distillation: what one agent sends must not cost the others a round, or their names."""
+
+import functools
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from clients.app import client_app
+from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
+from clients.sklearn_learner import SklearnLearner
+from fl_strategies import Knowledge, Party, keys
+from fl_strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation, CodistillParty
+from fl_strategies.codistill.relay import MODEL, MODELS, NUM_MODELS, part_models
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
+from fl_strategies.knowledge import encode_arrays
+from simulations.local import InMemoryGrid
+from tests.toys import NUM_CLASSES, PUBLIC, toy_party
+
+SCHEMES: dict[str, type[Codistillation]] = {
+    "akd": AKD, "avgkd": AvgKD, "pkd": PKD, "ekd": EKD,
+}  # fmt: skip
+FIRST_NODE = 1000
+ATTACKER = 0
+LIMIT = 40_000
+"""What a message may hold in the test of large models, instead of 256 MiB."""
+
+
+def ridge() -> RidgeLearner:
+    return RidgeLearner(num_classes=NUM_CLASSES)
+
+
+def kernel() -> KernelRidgeLearner:
+    return KernelRidgeLearner(num_classes=NUM_CLASSES, reveal_rows=True)
+
+
+FACTORIES = {"ridge": ridge, "kernel": kernel}
+
+
+def load(context: Context) -> Party:
+    party = toy_party(int(context.node_config[keys.PARTITION_ID]), num_records=12)
+    return replace(party, learner_fn=ridge, learner_name="ridge", catalogue=FACTORIES)
+
+
+class HostileGrid(InMemoryGrid):
+    """Three agents of which the first sends another model than it has trained."""
+
+    def __init__(
+        self, name: str = "ridge", arrays: dict[str, np.ndarray] | None = None
+    ) -> None:
+        halves = dict.fromkeys(SCHEMES, CodistillParty())
+        super().__init__(client_app(load, halves=halves), 3)
+        self._name, self._arrays = name, arrays
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        replies = super().send_and_receive(messages, timeout=timeout)
+        for reply in replies:
+            if reply.has_content():
+                self._change(reply.content)
+        return replies
+
+    def _change(self, content: RecordDict) -> None:
+        meta = content.config_records[keys.META]
+        if meta[keys.PARTITION_ID] == ATTACKER and meta[keys.KIND] == MODEL:
+            meta[keys.LEARNER] = self._name
+            if self._arrays is not None:
+                content[keys.ARRAYS] = encode_arrays(self._arrays)
+
+
+def trained(learner: Any, num_rows: int, width: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(num_rows, width)), np.arange(num_rows) % NUM_CLASSES
+    return dict(learner.fit(x, y, rng=rng).to_arrays())
+
+
+def strategy_of(scheme: str, **options: Any) -> Codistillation:
+    given: dict[str, Any] = {
+        "num_classes": NUM_CLASSES, "model_fns": FACTORIES, "num_parties": 3, "max_wait": 0.0,
+        "public": PUBLIC,
+    }  # fmt: skip
+    return SCHEMES[scheme](**{**given, **options})
+
+
+def excluded(strategy: Codistillation, grid: InMemoryGrid, rounds: int = 3) -> list[set[int]]:
+    """Play some rounds and return whose replies were refused in each."""
+    found = []
+    for _ in range(rounds):
+        strategy.start(grid, ArrayRecord(), num_rounds=1)
+        found.append({node - FIRST_NODE for node in strategy.rejected_})
+    return found
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_oversized_model_costs_only_its_sender_the_round(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fits into a reply, but not into the message to others, together with their models."""
+    for place in ("clients.app", "fl_strategies.codistill.server"):
+        monkeypatch.setattr(f"{place}.MAX_REPLY_BYTES", LIMIT, raising=False)
+
+    num_rows = LIMIT // (8 * (2 + NUM_CLASSES)) - 40
+    grid = HostileGrid("kernel", trained(kernel(), num_rows, 2))
+    strategy = strategy_of(scheme, max_reply_bytes=LIMIT)
+
+    rounds = excluded(strategy, grid)
+
+    assert ATTACKER in rounds[0]
+    assert set().union(*rounds) == {ATTACKER}, "honest agents were blamed"
+    assert strategy.model_.predict(PUBLIC).shape == (len(PUBLIC),)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_name_that_nobody_knows_is_not_relayed(scheme: str) -> None:
+    """A model of an unknown learner ends at the server, and with it the blame."""
+    strategy = strategy_of(scheme)
+
+    rounds = excluded(strategy, HostileGrid("crystal-ball"))
+
+    assert set().union(*rounds) == {ATTACKER}
+    assert strategy.model_.predict(PUBLIC).shape == (len(PUBLIC),)
+
+
+@pytest.mark.parametrize("rows", [{"public": PUBLIC}, {"public": None, "row_shape": (2,)}])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_model_of_another_width_does_not_end_the_chain(
+    scheme: str, rows: dict[str, Any]
+) -> None:
+    """The server asks it about rows, public or made up, before anybody else gets it."""
+    strategy = strategy_of(scheme, **rows)
+
+    rounds = excluded(strategy, HostileGrid("ridge", trained(ridge(), 12, 3)))
+
+    assert set().union(*rounds) == {ATTACKER}
+    assert strategy.model_.predict(PUBLIC).shape == (len(PUBLIC),)
+
+
+def test_a_model_that_fails_on_real_rows_is_not_relayed() -> None:
+    """A scaler that divides by almost zero scores zeros, and raises for everything else."""
+    scaled = functools.partial(
+        SklearnLearner, make_pipeline(StandardScaler(), LogisticRegression()), num_classes=3
+    )
+    arrays = trained(scaled(), 12, 2)
+    grid = HostileGrid("scaled", {**arrays, "step-0/scale_": np.full(2, 1e-310)})
+    strategy = strategy_of("akd", model_fns={**FACTORIES, "scaled": scaled})
+
+    with np.errstate(all="ignore"):
+        rounds = excluded(strategy, grid)
+
+    assert set().union(*rounds) == {ATTACKER}
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"model_fns": {}}, "model_fns must be given, or learner_fn"),
+        ({"public": None}, "row_shape must be given, or public"),
+        ({"row_shape": (3,)}, r"row_shape must be \(2,\) as in public"),
+        ({"public": None, "row_shape": (2, 0)}, "row_shape must be sides of at least 1"),
+    ],
+)
+def test_a_server_that_could_not_judge_models_does_not_start(
+    options: dict[str, Any], rule: str
+) -> None:
+    """Relaying unread what one agent sent to all others is not offered."""
+    with pytest.raises(InvalidParameter, match=rule):
+        strategy_of("avgkd", **options)
+
+
+def test_a_claim_of_100000_models_makes_no_lists() -> None:
+    """Each model has an array, so there cannot be more models than arrays."""
+    claim = Knowledge(MODELS, {"0/w": np.zeros(1)}, {NUM_MODELS: 100_000})
+
+    with pytest.raises(KnowledgeMismatch, match="num-models must be from 1 to 1"):
+        part_models(claim)
+
+
+def test_an_agent_that_is_too_far_behind_is_not_sent_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """EKD sends the terms that an agent lacks; more than a message holds are not sent."""
+    late = FIRST_NODE + 2
+    strategy, grid = strategy_of("ekd"), HostileGrid()
+    excluded(strategy, grid, rounds=3)
+    assert strategy.delivery_for(late) is None, "it has everything"
+    strategy._delivered.pop(late)  # type: ignore[attr-defined]
+    whole = strategy.delivery_for(late)
+    assert whole is not None
+    size = sum(array.nbytes for array in whole.arrays.values())
+
+    strategy._deliveries.clear()  # type: ignore[attr-defined]
+    monkeypatch.setattr("fl_strategies.codistill.strategies.MAX_REPLY_BYTES", size)
+
+    assert strategy.delivery_for(late) is None

@@ -1,0 +1,96 @@
+"""Runs that are kept in a folder, on a server that can be killed."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Result
+
+from clients import client_app
+from fl_strategies import REGISTRY, KnowledgeStrategy, Party, keys
+from fl_strategies._compat import assign_message_id
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from simulations.local import InMemoryGrid
+from tests.toys import TEST, common_options, load_toy_party
+
+NUM_PARTIES = 3
+NUM_ROUNDS = 3
+
+
+class Killed(BaseException):
+    """The server process ends here and now."""
+
+
+class MortalGrid(InMemoryGrid):
+    """Runs one client a time and dies after some replies; counts who was asked what."""
+
+    def __init__(self, app: ClientApp, dies_after: int = 10**9) -> None:
+        super().__init__(app, NUM_PARTIES)
+        self.left = dies_after
+        self.asked: Counter[tuple[str, int, int]] = Counter()
+        self._queue: dict[str, Message] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        sent = {assign_message_id(message): message for message in messages}
+        self._queue |= sent
+        return list(sent)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+        number = next(i for i in self._queue if i in set(message_ids))
+        message = self._queue.pop(number)
+        config = message.content.config_records[keys.CONFIG]
+        node, kind = message.metadata.dst_node_id, message.metadata.message_type
+        self.asked[kind, int(str(config[keys.SERVER_ROUND])), node] += 1
+        return list(self._deliver([message]))
+
+    def send_and_receive(self, messages: Any, **_: Any) -> list[Message]:
+        ids = self.push_messages(messages)
+        return [reply for number in ids for reply in self.pull_messages([number])]
+
+
+def journal_app(folder: Path, **limits: Any) -> ClientApp:
+    """Return the app of toy parties that keep their state in a folder each."""
+
+    def load(context: Context) -> Party:
+        party = load_toy_party(context)
+        journal = PartyJournal(
+            folder / str(party.partition_id),
+            fingerprint=data_fingerprint(party.x, party.y), **limits,
+        )  # fmt: skip
+        return replace(party, journal=journal, run=str(context.run_id))
+
+    return client_app(load)
+
+
+def build(name: str, folder: Path | None = None, **changes: Any) -> KnowledgeStrategy[Any]:
+    options = {**common_options(NUM_PARTIES), "checkpoint_dir": folder, **changes}
+    return REGISTRY[name].strategy(**options)
+
+
+def start(
+    strategy: KnowledgeStrategy[Any], grid: InMemoryGrid, num_rounds: int = NUM_ROUNDS
+) -> Result:
+    return strategy.start(grid, ArrayRecord(), num_rounds=num_rounds)
+
+
+def figures(result: Result) -> list[dict[int, dict[str, Any]]]:
+    """Return all metrics of a result."""
+    records = (result.train_metrics_clientapp, result.evaluate_metrics_clientapp)
+    return [
+        {
+            number: {name: repr(value) for name, value in r.items()}
+            for number, r in phase.items()
+        }
+        for phase in records
+    ]
+
+
+def bits(strategy: KnowledgeStrategy[Any]) -> bytes:
+    return strategy.model_.logits(TEST[0]).tobytes()
