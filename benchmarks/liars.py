@@ -122,7 +122,7 @@ def _absurd(
 ) -> tuple[dict[str, Array], dict[str, Any]]:
     if CLASS_COUNTS in arrays:
         counts = np.ones_like(arrays[CLASS_COUNTS])
-        counts[target] = MAX_WEIGHT if kind == "answers" else 2**40
+        counts[target] = (MAX_WEIGHT if kind == "answers" else 2**40) + 1 - len(counts)
         return {**arrays, CLASS_COUNTS: counts}, meta
     loud = {n: 10 * a if a.dtype.kind == "f" else a for n, a in arrays.items()}
     return loud, {**meta, keys.NUM_EXAMPLES: 2**40} if kind == "weights" else meta

@@ -75,7 +75,7 @@ def assert_little_damage(strategy: str, attack: str, num_liars: int = 1) -> None
 def test_one_party_of_ten_with_absurd_counts_moves_fedkd_less_than_five_points(
     attack: str,
 ) -> None:
-    """It gave 97 rows of 100 to the class that it named, by claiming 2**40 records."""
+    """It took 67 points, and 84 rows of 100 for its class, by claiming 2**40 records."""
     assert_little_damage("FedKD", attack)
 
 
