@@ -48,9 +48,10 @@ _LENGTH = struct.Struct("<I")
 STRATEGIES: Mapping[str, Mapping[str, Value]] = {
     "fedkt": {"strategy": "fedkt"},
     "fedkt-trimmed": {"strategy": "fedkt", "vote-trim": 0.2},
-    "fedmd-mean": {"strategy": "fedmd", "payload": "softmax"},
+    "fedmd-mean": {"strategy": "fedmd", "payload": "softmax", "consensus": "mean"},
     "fedmd-median": {"strategy": "fedmd", "payload": "softmax", "consensus": "median"},
     "fedkd": {"strategy": "fedkd"},
+    "fedkd-sums": {"strategy": "fedkd", "exclude-outliers": False},
 }
 SAME: Mapping[str, Value] = {
     "learner": "ridge", "final-learner": "ridge", "partition": "iid",

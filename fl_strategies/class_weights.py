@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fl_strategies.capping import believed_loudness, loudness
+from fl_strategies.evidence import believed_parts
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.scores import ScoreMechanism
 from fl_strategies.protocols import Array, FloatArray, IntArray
@@ -58,6 +60,24 @@ def class_weights(counts: Sequence[FloatArray | None], num_classes: int) -> Floa
     held = np.where(held.sum(axis=0) > 0, held, 1.0)
     weights: FloatArray = held / held.sum(axis=0)
     return weights
+
+
+def believed_counts(
+    counts: Sequence[FloatArray | None],
+) -> tuple[list[FloatArray | None], int]:
+    """Return counts as far as they are believed, and how many parties' were cut."""
+    stated = [own for own in counts if own is not None]
+    if len(stated) < len(counts):
+        return list(counts), 0
+    parts = believed_parts(stated)
+    return [part * own for part, own in zip(parts, stated, strict=True)], int((parts < 1).sum())
+
+
+def heard_parts(parties: Sequence[Array], form: ScoreFormat) -> FloatArray:
+    """Return by how much each party's scores are to be multiplied to be as loud as others'."""
+    claimed = np.array([loudness(form.decode(values)) for values in parties])
+    believed = believed_loudness(claimed)
+    return np.where(claimed > 0, believed / np.where(claimed > 0, claimed, 1.0), 1.0)
 
 
 def weighted_mean(

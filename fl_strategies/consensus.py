@@ -12,6 +12,8 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
+from fl_strategies.capping import Claims, believed_loudness, loudness
+from fl_strategies.evidence import believed_sizes
 from fl_strategies.exceptions import require
 from fl_strategies.protocols import Array, FloatArray, IntArray
 
@@ -33,6 +35,10 @@ _CHUNK_CELLS = 1 << 20
 
 class Consensus(Protocol):
     """Predictions of many parties on the same rows, on their way to one."""
+
+    @property
+    def num_capped(self) -> int:
+        """How many parties count for less than they claim."""
 
     def add(self, values: Array, weights: IntArray | None = None) -> None:
         """Take one party's predictions (rows, classes), checked before."""
@@ -65,28 +71,42 @@ class ExactSum:
 
 
 class MeanConsensus:
-    """The mean over parties, exact to ``bound * 2**-40`` and kept as one sum.
+    """The mean over parties, exact to ``bound * 2**-40`` and kept as sums.
 
     Parameters
     ----------
     shape : (rows, classes)
     bound : float
         No value may be larger in magnitude.
+    capped : bool
+        Whether a party that is much louder than the median party is heard as less loud.
+        Probabilities are as loud as they can be, logits are not.
     """
 
-    def __init__(self, shape: tuple[int, int], *, bound: float) -> None:
-        self._sum = ExactSum(shape, bound)
+    def __init__(self, shape: tuple[int, int], *, bound: float, capped: bool = False) -> None:
+        self._shape, self._bound, self._capped = shape, bound, capped
+        self._sums: dict[int, ExactSum] = {}
+        self._loudness = Claims(believed_loudness)
         self._num_replies = 0
 
     def add(self, values: Array, weights: IntArray | None = None) -> None:  # noqa: ARG002
         """Take one party's predictions; every party counts the same."""
         self._num_replies = _one_more(self._num_replies)
-        self._sum.add(values)
+        group = self._loudness.add(loudness(values)) if self._capped else 0
+        self._sums.setdefault(group, ExactSum(self._shape, self._bound)).add(values)
 
     def result(self) -> FloatArray:
         """Return the mean."""
         _check_any(self._num_replies)
-        return self._sum.total() / self._num_replies
+        parts, total = self._loudness.parts(), np.zeros(self._shape)
+        for group in sorted(self._sums):
+            total += parts.get(group, 1.0) * self._sums[group].total()
+        return total / self._num_replies
+
+    @property
+    def num_capped(self) -> int:
+        """How many parties are heard as less loud than they were."""
+        return self._loudness.num_cut
 
 
 class ClassWeightedConsensus:
@@ -94,29 +114,46 @@ class ClassWeightedConsensus:
 
     A party's weight for a class is meant to be its number of records of that class, so
     that who has never seen a class has no say about it. Parties state their weights
-    themselves and must be trusted with them. A class without any weight takes the plain
-    mean. Parameters are those of `MeanConsensus`.
+    themselves; what is much more than others state counts as less (`believed_sizes`). A
+    class without any weight takes the plain mean. Parameters are those of `MeanConsensus`.
     """
 
-    def __init__(self, shape: tuple[int, int], *, bound: float) -> None:
-        self._plain = MeanConsensus(shape, bound=bound)
-        self._weighted = ExactSum(shape, bound)
-        self._weights = np.zeros(shape[1], dtype=np.int64)
+    def __init__(self, shape: tuple[int, int], *, bound: float, capped: bool = False) -> None:
+        self._shape, self._bound, self._capped = shape, bound, capped
+        self._plain = MeanConsensus(shape, bound=bound, capped=capped)
+        self._loudness, self._sizes = Claims(believed_loudness), Claims(believed_sizes)
+        self._sums: dict[tuple[int, int], ExactSum] = {}
+        self._weights: dict[int, IntArray] = {}
 
     def add(self, values: Array, weights: IntArray | None = None) -> None:
         """Take one party's predictions and its weight for each class, (classes,)."""
-        weights = np.ones_like(self._weights) if weights is None else weights
+        weights = np.ones(self._shape[1], dtype=np.int64) if weights is None else weights
         fits = bool(((weights >= 0) & (weights <= MAX_WEIGHT)).all())
         require(fits, "Consensus", "weights", f"from 0 to {MAX_WEIGHT}", weights)
         self._plain.add(values)
-        self._weighted.add(values, weights)
-        self._weights += weights
+        loud = self._loudness.add(loudness(values)) if self._capped else 0
+        size = self._sizes.add(float(weights.sum()))
+        self._sums.setdefault((loud, size), ExactSum(self._shape, self._bound)).add(
+            values, weights
+        )
+        self._weights[size] = self._weights.get(size, 0) + weights
 
     def result(self) -> FloatArray:
         """Return the weighted mean of each class."""
-        plain, heavy = self._plain.result(), self._weights > 0
-        weighted = self._weighted.total() / np.where(heavy, self._weights, 1)
-        return np.where(heavy, weighted, plain)
+        plain, loud, large = self._plain.result(), self._loudness.parts(), self._sizes.parts()
+        total, weight = np.zeros(self._shape), np.zeros(self._shape[1])
+        for group in sorted(self._sums):
+            part = loud.get(group[0], 1.0) * large.get(group[1], 1.0)
+            total += part * self._sums[group].total()
+        for size in sorted(self._weights):
+            weight += large.get(size, 1.0) * self._weights[size]
+        heavy = weight > 0
+        return np.where(heavy, total / np.where(heavy, weight, 1.0), plain)
+
+    @property
+    def num_capped(self) -> int:
+        """How many parties claim more records, or are louder, than is believed."""
+        return self._loudness.num_cut + self._sizes.num_cut
 
 
 class RobustConsensus:
@@ -137,6 +174,7 @@ class RobustConsensus:
         check_trim("Consensus", trim_fraction)
         self._rule, self._trim_fraction = rule, trim_fraction
         self._replies: list[FloatArray] = []
+        self.num_capped = 0
 
     def add(self, values: Array, weights: IntArray | None = None) -> None:  # noqa: ARG002
         """Take one party's predictions; every party counts the same."""
@@ -177,18 +215,40 @@ class VoteCounts:
     """
 
     def __init__(self, shape: tuple[int, int]) -> None:
-        self.counts = np.zeros(shape, dtype=np.int64)
+        self._shape = shape
+        self._sizes = Claims(believed_sizes)
+        self._groups: dict[int, IntArray] = {}
 
     def add(self, labels: IntArray, weights: IntArray | None = None) -> None:
         """Count one party's labels (rows,), each with the party's weight for its class."""
         worth = 1 if weights is None else weights[labels]
-        self.counts[np.arange(len(labels)), labels] += worth
+        group = 0 if weights is None else self._sizes.add(float(weights.sum()))
+        counts = self._groups.setdefault(group, np.zeros(self._shape, dtype=np.int64))
+        counts[np.arange(len(labels)), labels] += worth
+
+    @property
+    def counts(self) -> FloatArray:
+        """Votes for each class, of parties that claim too many records fewer."""
+        parts, total = self._sizes.parts(), np.zeros(self._shape)
+        for group in sorted(self._groups):
+            total += parts.get(group, 1.0) * self._groups[group]
+        return total
+
+    @property
+    def num_capped(self) -> int:
+        """How many parties claim more records than is believed."""
+        return self._sizes.num_cut
 
 
 def make_consensus(
-    rule: ConsensusRule, shape: tuple[int, int], *, bound: float, trim_fraction: float = 0.2
+    rule: ConsensusRule,
+    shape: tuple[int, int],
+    *,
+    bound: float,
+    capped: bool = False,
+    trim_fraction: float = 0.2,
 ) -> Consensus:
-    """Return an empty consensus of one of the rules.
+    """Return an empty consensus of one of the rules; `capped` is for the means.
 
     Examples
     --------
@@ -201,9 +261,9 @@ def make_consensus(
     known = f"one of {', '.join(CONSENSUS_RULES)}"
     require(rule in CONSENSUS_RULES, "Consensus", "rule", known, rule)
     if rule == "mean":
-        return MeanConsensus(shape, bound=bound)
+        return MeanConsensus(shape, bound=bound, capped=capped)
     if rule == "class-weighted":
-        return ClassWeightedConsensus(shape, bound=bound)
+        return ClassWeightedConsensus(shape, bound=bound, capped=capped)
     return RobustConsensus(rule, trim_fraction=trim_fraction)
 
 

@@ -36,6 +36,16 @@ MOST_TIMES_SMALLER: Final = 10.0
 MOST_TIMES_MEDIAN: Final = 4.0
 """A party is believed to have so many times the records of the mean smaller party, or of the
 median party, whichever is more."""
+MOST_TIMES_ALIKE: Final = 2.0
+"""But not more than so many times those of the median party where parties are of like size."""
+MOST_DISTANCE_ALIKE: Final = 0.25
+"""Parties are alike if the class shares of two thirds of them are no farther from the usual
+ones: so large a part of their records would have to be of another class."""
+MOST_TIMES_DISTANCE: Final = 2.0
+LEAST_DISTANCE: Final = 0.1
+LEAST_PART: Final = 1 / 3
+"""Among such parties, one whose shares are so many times as far away as theirs, and not hardly
+at all, counts less; but never for less than this part."""
 _PSEUDO_COUNT: Final = 0.5
 _TOLERANCE, _MAX_STEPS = 1e-7, 2000
 
@@ -154,12 +164,16 @@ def believed_sizes(sizes: FloatArray) -> FloatArray:
 
     Honest sizes differ much, and one claim of a trillion must not decide everything. From
     the smallest on, each party is believed up to a multiple of the mean of those that claim
-    less, or of the median party. So liars cannot vouch for each other either.
+    less, or of the median party. So liars cannot vouch for each other either. And nobody is
+    believed to be larger than the others' sizes make likely: were they log-normal, with
+    this median and lower quartile, two in a hundred would be.
 
     Examples
     --------
     >>> believed_sizes(np.array([1e12, 100.0, 400.0, 100.0, 1e12]))
     array([2000.,  100.,  400.,  100., 2000.])
+    >>> believed_sizes(np.array([100.0, 100.0, 100.0, 1e12]))
+    array([100., 100., 100., 200.])
     """
     believed = np.array(sizes, dtype=np.float64)
     usual, total, count = MOST_TIMES_MEDIAN * float(np.median(sizes)), 0.0, 0
@@ -169,32 +183,65 @@ def believed_sizes(sizes: FloatArray) -> FloatArray:
         believed[equal] = min(float(size), most)
         total += min(float(size), most) * int(equal.sum())
         count += int(equal.sum())
-    return believed
+    return np.asarray(np.minimum(believed, _likely_size(sizes)))
 
 
-def pooled_share(counts: Sequence[FloatArray]) -> FloatArray:
+def _likely_size(sizes: FloatArray) -> float:
+    quarter, median = (max(float(np.quantile(sizes, q)), 1.0) for q in (0.25, 0.5))
+    return median * max(MOST_TIMES_ALIKE, (median / quarter) ** 3)
+
+
+def believed_parts(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
+    """Return by how much each party's counts are to be multiplied before they are used.
+
+    Sizes are those of `believed_sizes`. Where parties are alike in their class shares, one
+    whose shares are quite different counts with fewer records still: it would decide how
+    frequent its classes are.
+
+    Examples
+    --------
+    >>> alike = [np.array([50.0, 50.0])] * 4
+    >>> believed_parts([*alike, np.array([200.0, 0.0])]).round(3)
+    array([1.   , 1.   , 1.   , 1.   , 0.333])
+    """
+    held = np.asarray(counts, dtype=np.float64)
+    sizes = held.sum(axis=1) if held.ndim == 2 else held.sum(axis=1).max(axis=1)
+    flat = held.reshape(len(held), -1)
+    shares = flat / np.maximum(flat.sum(axis=1, keepdims=True), 1e-300)
+    parts = np.where(sizes > 0, believed_sizes(sizes) / np.maximum(sizes, 1e-300), 1.0)
+    return np.asarray(parts * _plausible(shares))
+
+
+def _plausible(shares: FloatArray) -> FloatArray:
+    """Return 1, or less for parties whose class shares are far from the usual ones."""
+    usual = np.median(shares, axis=0)
+    distance = np.abs(shares - usual / max(float(usual.sum()), 1e-300)).sum(axis=1) / 2
+    typical = float(np.quantile(distance, 2 / 3))
+    if typical > MOST_DISTANCE_ALIKE:
+        return np.ones(len(shares))
+    most = max(MOST_TIMES_DISTANCE * typical, LEAST_DISTANCE)
+    return np.asarray(np.clip(most / np.maximum(distance, 1e-300), LEAST_PART, 1.0))
+
+
+def pooled_share(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
     """Return the class shares of all parties' records together, (C,).
 
     A party counts with no more records than it is believed to have.
     """
     held = np.asarray(counts, dtype=np.float64)
-    total = _exact_total(held * _believed_part(held.sum(axis=1))[:, None])
+    total = _exact_total(held * believed_parts(held)[:, None])
     share: FloatArray = total / max(total.sum(), 1e-300)
     return share
 
 
-def pooled_label_shares(counts: Sequence[FloatArray]) -> FloatArray:
+def pooled_label_shares(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
     """Return how often each label is positive at all parties together, (C,)."""
     held = np.asarray(counts, dtype=np.float64)
-    part = _believed_part(held.sum(axis=1).max(axis=1))
+    part = believed_parts(held)
     positives, negatives = (_exact_total(half * part[:, None]) for half in held.swapaxes(0, 1))
     known = positives + negatives + 2 * _PSEUDO_COUNT
     share: FloatArray = (positives + _PSEUDO_COUNT) / known
     return share
-
-
-def _believed_part(sizes: FloatArray) -> FloatArray:
-    return np.asarray(believed_sizes(sizes) / np.maximum(sizes, 1.0))
 
 
 def match_share(scores: FloatArray, share: FloatArray) -> FloatArray:

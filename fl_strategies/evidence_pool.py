@@ -1,15 +1,19 @@
 """What a server keeps of the parties' evidence, and the consensus that it makes of it."""
 
+import logging
 import math
-from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias, get_args
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from fl_strategies import keys
 from fl_strategies.consensus import MAX_WEIGHT, ExactSum
 from fl_strategies.evidence import (
     add_label_shares,
     add_share,
+    believed_parts,
     believed_sizes,
     check_share,
     class_weights_of,
@@ -20,14 +24,20 @@ from fl_strategies.evidence import (
     pooled_share,
 )
 from fl_strategies.exceptions import InvalidParameter, require
-from fl_strategies.protocols import FloatArray, IntArray
+from fl_strategies.knowledge import Metrics, shown
+from fl_strategies.outliers import outliers
+from fl_strategies.protocols import Array, FloatArray, IntArray
 from fl_strategies.tasks import Task
+
+logger = logging.getLogger("flwr.fl_strategies")
 
 Contrast: TypeAlias = Literal["none", "public", "uncovered"]
 ClassShare: TypeAlias = Literal["auto", "pooled", "none"] | Sequence[float]
+Decode: TypeAlias = Callable[[Array, FloatArray], FloatArray]
 
 CONTRASTS: Final[tuple[str, ...]] = get_args(Contrast)
 SHARE_RULES: Final = ("auto", "pooled", "none")
+MAX_SIZE: Final = 2.0**40
 
 
 class EvidenceConsensus:
@@ -57,7 +67,7 @@ class EvidenceConsensus:
 
         Weights are at most the root of the size, which is at most 2**40.
         """
-        require(0 <= size <= 2.0**40, "EvidenceConsensus", "size", "from 0 to 2**40", size)
+        require(0 <= size <= MAX_SIZE, "EvidenceConsensus", "size", "from 0 to 2**40", size)
         group = _group(size)
         parts = np.rint(weights * (MAX_WEIGHT / 2 ** (group / 2))).astype(np.int64)
         fits = bool(((parts >= 0) & (parts <= MAX_WEIGHT)).all())
@@ -96,6 +106,15 @@ def _group(size: float) -> int:
     return max(math.frexp(size)[1], 0)
 
 
+class Heard(NamedTuple):
+    """What one party said, as compact as it came."""
+
+    values: Array
+    counts: FloatArray
+    contrast: Contrast
+    party: int
+
+
 class EvidencePool:
     """Evidence of all parties on the same rows, and the consensus on them.
 
@@ -109,49 +128,133 @@ class EvidencePool:
         Which mean probabilities the classes get on these rows. ``"pooled"``: the shares of
         all parties' records, right for rows of the same kind. ``"none"``: what the evidence
         and these shares say of each row, right also for rows of another domain. Numbers:
-        these shares. ``"auto"``: ``"none"`` if more than half of the parties find the public
-        rows unlike their records, otherwise ``"pooled"``.
+        these shares. ``"auto"``: ``"pooled"`` if more than half of the parties compare their
+        classes only with each other, otherwise ``"none"``: evidence that is relative to the
+        public rows gains nothing by it, and a liar about its counts could move every row.
+    decode : callable, optional
+        Makes evidence (rows, classes) of what a party sent and its counts; by default it
+        sent evidence.
+    exclude_outliers : bool (default: True)
+        Do not count parties that contradict most others: see `fl_strategies.outliers`. What
+        parties sent is then kept as it came until all are there; otherwise only sums are.
+
+    Attributes
+    ----------
+    outliers, capped : tuple of int
+        After `result`: partition ids of parties that were not counted, and of those that
+        count with fewer records than they claim.
     """
 
     def __init__(
-        self, shape: tuple[int, int], *, bound: float, task: Task, share: ClassShare
+        self,
+        shape: tuple[int, int],
+        *,
+        bound: float,
+        task: Task,
+        share: ClassShare,
+        decode: Decode = lambda values, _: values,
+        exclude_outliers: bool = True,
     ) -> None:
         self._consensus = EvidenceConsensus(shape, bound=bound)
-        self._task, self._share = task, share
-        self._counts: list[FloatArray] = []
-        self.num_uncovered = 0
+        self._task, self._share, self._decode = task, share, decode
+        self._exclude_outliers = exclude_outliers
+        self._heard: list[Heard] = []
+        self._counts: list[tuple[int, FloatArray]] = []
+        self._contrasts = Counter[str]()
+        self.outliers: tuple[int, ...] = ()
+        self.capped: tuple[int, ...] = ()
 
-    def add(self, evidence: FloatArray, counts: FloatArray, contrast: Contrast) -> None:
-        """Take one party's evidence (rows, classes) and counts.
+    def add(
+        self, values: Array, counts: FloatArray, contrast: Contrast, party: int = 0
+    ) -> None:
+        """Take what a party sent about the rows, its counts and its partition id.
 
         Counts are (classes,), or for several labels (2, classes): how many records have a
         label, and how many are known not to.
         """
-        if self._task == "multi-label":
-            weights, size = label_weights_of(*counts), float(counts.sum(axis=0).max())
+        self._contrasts[contrast] += 1
+        heard = Heard(values, counts, contrast, party)
+        if self._exclude_outliers:
+            self._heard.append(heard)
         else:
-            weights = class_weights_of(counts, contrasted=contrast == "public")
-            size = float(counts.sum())
-        self._consensus.add(evidence, weights, size)
-        self._counts.append(counts)
-        self.num_uncovered += contrast == "uncovered"
+            self._count(heard)
+
+    def _count(self, heard: Heard) -> None:
+        """Add a party's evidence to the sums."""
+        evidence = self._decode(heard.values, heard.counts)
+        self._consensus.add(evidence, self._weights(heard), self._size(heard.counts))
+        self._counts.append((heard.party, heard.counts))
+
+    def _weights(self, heard: Heard) -> FloatArray:
+        if self._task == "multi-label":
+            return label_weights_of(*heard.counts)
+        return class_weights_of(heard.counts, contrasted=heard.contrast == "public")
+
+    def _size(self, counts: FloatArray) -> float:
+        """Return how many records a party claims; nobody has more than the sums can hold."""
+        several = self._task == "multi-label"
+        return min(float(counts.sum(axis=0).max() if several else counts.sum()), MAX_SIZE)
+
+    def _count_heard(self) -> None:
+        """Count those who do not contradict most others."""
+        heard = sorted(self._heard, key=lambda one: one.party)
+        self._heard = []
+        positions = {*self._find_outliers(heard)}
+        self.outliers = tuple(heard[position].party for position in sorted(positions))
+        for position, one in enumerate(heard):
+            if position not in positions:
+                self._count(one)
+
+    def _find_outliers(self, heard: Sequence[Heard]) -> list[int]:
+        absolute = [self._task == "multi-label" or one.contrast == "public" for one in heard]
+        return outliers(
+            lambda position: self._decode(heard[position].values, heard[position].counts),
+            np.array([self._weights(one) for one in heard]),
+            np.where(absolute, 1, 2),
+        )
+
+    @property
+    def num_uncovered(self) -> int:
+        """How many parties find the public rows unlike their records."""
+        return self._contrasts["uncovered"]
 
     @property
     def rule(self) -> ClassShare:
         """The rule in force, after `auto` has been decided."""
         if self._share != "auto":
             return self._share
-        return "none" if 2 * self.num_uncovered > len(self._counts) else "pooled"
+        return "pooled" if 2 * self._contrasts["none"] > self._contrasts.total() else "none"
 
     def result(self) -> FloatArray:
         """Return unnormalised log-probabilities of classes, or log-odds of labels."""
+        if self._heard:
+            self._count_heard()
         scores, rule = self._consensus.result(), self.rule
+        counts = [own for _, own in self._counts]
+        parts = believed_parts(counts)
+        self.capped = tuple(
+            party for (party, _), part in zip(self._counts, parts, strict=True) if part < 1
+        )
         several = self._task == "multi-label"
-        pooled = pooled_label_shares(self._counts) if several else pooled_share(self._counts)
+        pooled = pooled_label_shares(counts) if several else pooled_share(counts)
         if rule == "none":
             return (add_label_shares if several else add_share)(scores, pooled)
         share = pooled if rule == "pooled" else np.asarray(rule, dtype=np.float64)
         return (match_label_shares if several else match_share)(scores, share)
+
+    def report(self, owner: str) -> Metrics:
+        """Say in the log who was not counted, or not in full; return how many they are."""
+        if self.outliers:
+            logger.warning(
+                "%s does not count parties %s, which contradict most others.",
+                owner, shown(self.outliers),
+            )  # fmt: skip
+        if self.capped:
+            logger.warning(
+                "%s counts parties %s with fewer records than they claim: their numbers or "
+                "class shares are far from the others'.", owner, shown(self.capped),
+            )  # fmt: skip
+        return {keys.NUM_OUTLIERS: len(self.outliers), keys.NUM_CAPPED: len(self.capped)}
 
 
 def read_class_share(owner: str, share: ClassShare, num_classes: int, task: Task) -> ClassShare:

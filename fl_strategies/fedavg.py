@@ -19,7 +19,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fl_strategies import keys
-from fl_strategies.base import FederationOptions, KnowledgeStrategy
+from fl_strategies.base import FederationOptions, KnowledgeStrategy, logger
+from fl_strategies.evidence import believed_sizes
 from fl_strategies.exceptions import (
     KnowledgeMismatch,
     UnsupportedLearner,
@@ -55,6 +56,10 @@ UNPROTECTED: Final[Sequence[Entry]] = (
     (NonPrivateEvent(unit="example", reason=UNPROTECTED_WEIGHTS), 1),
 )
 AUDIENCE: Final = "the server, the other parties and everybody who sees a model"
+
+MOST_TIMES_DISTANCE: Final = 2.0
+"""Weights are at most so many times as far from the middle as those of the median party."""
+_FEWEST_RESTRAINED: Final = 3
 
 # A server cannot make a party train without end.
 MAX_EPOCHS: Final = 10_000
@@ -105,6 +110,39 @@ def average(weights: Sequence[LocalWeights]) -> dict[str, Array]:
     return means
 
 
+def restrained(weights: Sequence[LocalWeights]) -> tuple[list[LocalWeights], int]:
+    """Return weights that one party cannot pull wherever it likes, and how many were changed.
+
+    Weights that are much farther from the middle, the median of each number, than those of
+    the median party are moved towards it; and numbers of records are those of
+    `believed_sizes`. Fewer than three parties have no middle.
+    """
+    if len(weights) < _FEWEST_RESTRAINED:
+        return list(weights), 0
+    sizes = believed_sizes(np.array([part.num_records for part in weights], dtype=np.float64))
+    names = [name for name, array in weights[0].arrays.items() if array.dtype.kind == "f"]
+    middle = {name: np.median([p.arrays[name] for p in weights], axis=0) for name in names}
+    away = np.array([_distance(part.arrays, middle) for part in weights])
+    most = MOST_TIMES_DISTANCE * float(np.median(away))
+    restrained_, changed = [], 0
+    for part, size, distance in zip(weights, sizes, away, strict=True):
+        pull = min(1.0, most / distance) if distance > 0 else 1.0
+        moved = {name: _pulled(part.arrays[name], middle[name], pull) for name in names}
+        changed += int(pull < 1 or size < part.num_records)
+        arrays = {**part.arrays, **moved} if pull < 1 else part.arrays
+        restrained_.append(replace(part, arrays=arrays, num_records=max(round(size), 1)))
+    return restrained_, changed
+
+
+def _distance(arrays: Mapping[str, Array], middle: Mapping[str, Array]) -> float:
+    squares = [np.square(arrays[name] - middle[name]).sum() for name in middle]
+    return float(np.sqrt(np.sum(squares)))
+
+
+def _pulled(array: Array, middle: Array, pull: float) -> Array:
+    return np.asarray(middle + pull * (array - middle), dtype=array.dtype)
+
+
 class FedAvg(KnowledgeStrategy[LocalWeights]):
     """All parties train one model in turns; the server averages what they make of it.
 
@@ -119,8 +157,8 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         against the server and everybody else, and the events of all rounds add up; `ledger_`
         is that of the party whose events, as the parties report them, cost most. Not covered:
         rows that parties only evaluate on, the number of records, settings chosen on private
-        data. A mean is not robust either: one party can spoil the model, by its weights or
-        by the number of records that it claims.
+        data. One party cannot claim any number of records, or send weights any distance
+        from the others' (`restrained`); what it does within these limits is averaged.
 
     Parameters
     ----------
@@ -244,9 +282,12 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     ) -> tuple[ArrayRecord | None, Metrics]:
         """Make the mean of all weights the model."""
         self.record_releases(replies)
-        model = self._rebuild(average([reply.knowledge for reply in replies]))
+        weights, changed = restrained([reply.knowledge for reply in replies])
+        if changed:
+            logger.warning("FedAvg counts the weights of %s parties for less.", changed)
+        model = self._rebuild(average(weights))
         self._layout = replies[0].knowledge.layout
-        return self._keep_model(model), {}
+        return self._keep_model(model), {keys.NUM_CAPPED: changed}
 
     def record_releases(self, replies: Sequence[PartyReply[LocalWeights]]) -> None:
         """Record what parties say that their weights have cost."""

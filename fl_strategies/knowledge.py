@@ -63,6 +63,11 @@ def shown(value: object) -> str:
     return f"{value!r:.{_MAX_SHOWN}}"
 
 
+def party_of(knowledge: "Knowledge") -> int:
+    """Return the partition id that accompanies knowledge, 0 for want of one."""
+    return int(knowledge.meta.get(keys.PARTITION_ID, 0))
+
+
 def _not_plain(name: str, found: str) -> KnowledgeMismatch:
     return KnowledgeMismatch(
         f"Knowledge: array {shown(name)} must be a plain array of numbers, got {found}."

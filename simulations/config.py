@@ -116,6 +116,7 @@ got 'num-partys'. Did you mean 'num-parties'?
     class_share: str = _setting(
         "auto", "class shares of public rows: auto, pooled, none, or numbers"
     )
+    exclude_outliers: bool = _setting(True, "evidence and weighted votes without liars")
     count_epsilon: float = _setting(1.0, "what noisy counts cost an example", above=0)
     loss: str = _setting("kl", "distance of logits: l1, l2, mse or kl", choices=LOSSES)
     temperature: float = _setting(0.0, "of the kl loss; 0: 1", optional=True)

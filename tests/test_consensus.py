@@ -85,9 +85,10 @@ def test_the_largest_sums_do_not_overflow() -> None:
     for _ in range(50):
         consensus.add(np.array([[-1.0]], dtype=np.float32), heavy)
     # As many as the documented number of parties would add.
-    consensus._weighted._high *= 2**20 // 50
+    ((_, weighted),) = consensus._sums.items()
+    weighted._high *= 2**20 // 50
 
-    assert consensus._weighted.total()[0, 0] < -(2.0**40)
+    assert weighted.total()[0, 0] < -(2.0**40)
 
 
 @pytest.mark.parametrize("weights", [[-1], [MAX_WEIGHT + 1]])

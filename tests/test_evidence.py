@@ -11,8 +11,9 @@ from scipy.special import logsumexp, softmax
 from scipy.stats import norm
 
 from fl_strategies.evidence import (
+    LEAST_PART,
     LEAST_PROBABILITY,
-    MOST_TIMES_SMALLER,
+    MOST_TIMES_ALIKE,
     VOTE_STRENGTH,
     add_label_shares,
     add_share,
@@ -233,12 +234,12 @@ def test_labels_are_shifted_one_by_one() -> None:
 
 
 def test_one_absurd_party_does_not_decide_the_shares() -> None:
-    """It counts with as many records as a multiple of the smaller parties at most."""
+    """Among parties that are alike it counts with a part of one party's records."""
     honest = [np.array([30.0, 70.0])] * 9
     share = pooled_share([*honest, np.array([2.0**40, 0.0])])
 
-    most = 100 * MOST_TIMES_SMALLER
-    assert share[0] == pytest.approx((270 + most) / (900 + most))
+    believed = 100 * MOST_TIMES_ALIKE * LEAST_PART
+    assert share[0] == pytest.approx((270 + believed) / (900 + believed))
     labels = pooled_label_shares([np.array([[30.0], [70.0]])] * 3)
     assert labels == pytest.approx([0.3], abs=0.01)
 
@@ -255,7 +256,7 @@ def test_liars_do_not_vouch_for_each_other() -> None:
     """Two of ten claim the same trillion; neither is believed."""
     believed = believed_sizes(np.array([100.0] * 8 + [1e12] * 2))
 
-    assert believed[8:] == pytest.approx([1000.0, 1000.0])
+    assert believed[8:] == pytest.approx([200.0, 200.0])
 
 
 # Many parties.
@@ -343,7 +344,7 @@ def test_a_claim_of_many_records_is_capped() -> None:
     def with_weight(weight: float) -> float:
         return (9 - 10 * weight) / (9 + weight)
 
-    most = MOST_TIMES_SMALLER
+    most = MOST_TIMES_ALIKE
     assert result(100.0) == pytest.approx(with_weight(1.0), abs=1e-6)
     for size in (2.0**40, 1.9 * 2.0**39, 1e5):
         assert with_weight(math.sqrt(2 * most)) <= result(size) + 1e-6
@@ -353,11 +354,11 @@ def test_a_claim_of_many_records_is_capped() -> None:
 def test_a_size_within_reason_counts_in_full() -> None:
     """The cut begins above what the smaller parties make plausible."""
     consensus = EvidenceConsensus((1, 1), bound=4.0)
-    for size in (100.0, 100.0, 100.0, 990.0):
-        consensus.add(np.full((1, 1), size / 990), np.full(1, math.sqrt(size)), size)
+    for size in (100.0, 100.0, 100.0, 190.0):
+        consensus.add(np.full((1, 1), size / 190), np.full(1, math.sqrt(size)), size)
 
-    weights = np.sqrt([100, 100, 100, 990])
-    expected = weights @ np.array([100, 100, 100, 990]) / 990 / weights.sum()
+    weights = np.sqrt([100, 100, 100, 190])
+    expected = weights @ np.array([100, 100, 100, 190]) / 190 / weights.sum()
     assert consensus.result()[0, 0] == pytest.approx(expected, abs=1e-6)
 
 
@@ -372,16 +373,16 @@ def test_memory_does_not_grow_with_the_parties() -> None:
     assert consensus.result() == pytest.approx(np.ones((3, 2)))
 
 
-def test_most_parties_must_find_the_public_rows_unlike_theirs() -> None:
-    """Then, and only then, `auto` leaves the shares of public rows as the evidence has them."""
+def test_shares_are_matched_if_most_parties_compare_classes_only_with_each_other() -> None:
+    """Then, and only then: other evidence is relative to the public rows already."""
     rules = []
-    for uncovered in (5, 6):
+    for plain in (5, 6):
         pool = EvidencePool((20, 4), bound=10.0, task="single-label", share="auto")
         for seed in range(10):
-            pool.add(*party(seed), contrast="uncovered" if seed < uncovered else "public")
+            pool.add(*party(seed), contrast="none" if seed < plain else "uncovered")
         rules.append(pool.rule)
 
-    assert rules == ["pooled", "none"]
+    assert rules == ["none", "pooled"]
 
 
 def test_class_shares_may_be_given_as_text() -> None:

@@ -508,7 +508,10 @@ def test_a_bad_answer_is_refused_and_leaves_no_trace(
 
 
 def test_a_robust_consensus_withstands_a_hostile_party() -> None:
-    """A party that gives every row to one class steers the mean, not the trimmed mean."""
+    """A party that gives every row to one class, as loudly as it can, steers no rule.
+
+    The mean does not hear it as loudly; it lost more than a third of the rows when it did.
+    """
 
     class Liar(InMemoryGrid):
         def send_and_receive(
@@ -528,14 +531,14 @@ def test_a_robust_consensus_withstands_a_hostile_party() -> None:
         found = strategy.consensus_.argmax(axis=1) == PUBLIC_LABELS[strategy.indices_]
         shares[rule] = found.mean()
 
-    assert shares["mean"] < 0.6
+    assert shares["mean"] > 0.75
     assert min(shares["trimmed-mean"], shares["median"]) > 0.85
 
 
 def test_votes_with_class_weights() -> None:
     """Where only parties vote that have no record of a class, all count the same."""
     strategy = linear_fedmd(consensus="class-weighted", num_public=2)
-    for labels, counts in (([0, 2], [9, 0, 0]), ([1, 2], [0, 4, 0]), ([1, 2], [0, 4, 0])):
+    for labels, counts in (([0, 2], [8, 0, 0]), ([1, 2], [0, 5, 0]), ([1, 2], [0, 2, 0])):
         arrays = {"labels": pack_labels(np.array(labels), 3), "class-counts": np.array(counts)}
         strategy.read(Knowledge("answers", arrays))
     strategy.aggregate([])

@@ -23,8 +23,8 @@ from tests.test_fedmd import (
 from tests.toys import NUM_CLASSES, PUBLIC, PUBLIC_LABELS, blobs
 
 PAYLOADS = ["logits", "softmax", "argmax"]
-COUNTS = [(1500, 3, 3), (1500, 3, 3), (1500, 3, 3), (1500, 3, 3), (3, 2900, 2900)]
-"""Four of five parties hardly know two of the classes, which the fifth knows well."""
+COUNTS = [(1500, 3, 3), (1500, 3, 3), (1500, 3, 3), (3, 1450, 1450), (3, 1450, 1450)]
+"""Three of five parties hardly know two of the classes, which the others know well."""
 VARIANCE = 0.8**2
 
 
@@ -87,7 +87,7 @@ def answered(strategy: FedMD, federation: Federation) -> list[Any]:
 def test_parties_of_opposite_classes_end_right(payload: str) -> None:
     """What they know is added up, not how many records of each class they have."""
     assert right(one_sided_run("evidence", payload)) > 0.94
-    assert right(one_sided_run("mean", payload)) < 0.91
+    assert right(one_sided_run("mean", payload)) < 0.94
 
 
 def test_votes_are_those_of_equal_class_shares() -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np
@@ -12,6 +13,7 @@ from flwr.serverapp import Grid
 from fl_strategies import keys
 from fl_strategies.base import FederationOptions, KnowledgeStrategy
 from fl_strategies.codistill.committee import MeanEnsemble, raw_outputs, rebuild
+from fl_strategies.codistill.judging import MOST_ROWS, find_outliers
 from fl_strategies.codistill.party import (
     KEPT,
     LOSS,
@@ -84,7 +86,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         server itself can rebuild it and it scores some rows; one without a factory is refused.
     public : (num_public, ...), optional
         Not learned from. If it is given, agents that hold other public rows are excluded:
-        that mostly means other preprocessing.
+        that mostly means other preprocessing; and models that contradict most others on
+        them, where most agree, are not relayed (`fl_strategies.codistill.judging`).
     row_shape : tuple of int, optional
         Shape of a record, if there are no public rows to tell: a row of zeros is scored.
     task : "single-label" or "regression"
@@ -155,6 +158,8 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         self._lost: dict[int, tuple[float, PrivacyLedger]] = {}
         self._newest: dict[int, Knowledge] = {}
         self._answered: set[int] = set()
+        self._public = None if public is None else public[:MOST_ROWS]
+        self.outliers_: tuple[int, ...] = ()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -200,14 +205,34 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     def aggregate(
         self, replies: Sequence[PartyReply[AgentModel]]
     ) -> tuple[ArrayRecord | None, Metrics]:
-        """Keep the new models and what they cost."""
-        for reply in replies:
-            self._newest[reply.partition_id] = reply.knowledge.model
+        """Keep the new models, except those of outliers, and what they cost."""
+        new = {reply.partition_id: reply.knowledge.model for reply in replies}
+        self.outliers_ = self._find_outliers(new)
         self.record_releases(replies)
-        if replies:
-            self._answered = {reply.partition_id for reply in replies}
+        credible = {agent: model for agent, model in new.items() if agent not in self.outliers_}
+        self._newest |= credible
+        if credible:
+            self._answered = {*credible}
         refused = sum(reply.metrics.get(NUM_MODELS_REFUSED, 0) for reply in replies)
-        return None, {NUM_MODELS_REFUSED: refused}
+        outliers = len(self.outliers_)
+        return None, {NUM_MODELS_REFUSED: refused, keys.NUM_OUTLIERS: outliers}
+
+    def _find_outliers(self, new: Mapping[int, Knowledge]) -> tuple[int, ...]:
+        """Return which agents' new models contradict the newest ones of most others."""
+        models = {
+            agent: partial(self._rebuild, model)
+            for agent, model in {**self._newest, **new}.items()
+        }
+        if self._public is None or not models:
+            return ()
+        found = find_outliers(models, self._public, self.task)
+        outliers = tuple(agent for agent in found if agent in new)
+        if outliers:
+            logger.warning(
+                "%s does not relay the models of agents %s, which contradict most others.",
+                self.name, outliers,
+            )  # fmt: skip
+        return outliers
 
     def record_releases(self, replies: Sequence[PartyReply[AgentModel]]) -> None:
         """Record what agents say that their models have cost."""

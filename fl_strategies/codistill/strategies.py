@@ -102,13 +102,17 @@ class _Chains(Codistillation):
         result = super().aggregate(replies)
         for node in self._turns.keys() & self.rejected_.keys():
             self._turns[node].skip(self._agents[node])
+        credible = [r for r in replies if r.partition_id not in self.outliers_]
         for reply in replies:
+            if reply.node_id in self._turns and reply.partition_id in self.outliers_:
+                self._turns[reply.node_id].skip(reply.partition_id)
+        for reply in credible:
             if reply.node_id in self._turns:
                 chain = self._turns[reply.node_id]
                 chain.follow(reply.partition_id, reply.knowledge.model)
                 self._note(chain)
         if not self._chains:
-            self._chains = self.start_chains([reply.partition_id for reply in replies])
+            self._chains = self.start_chains([reply.partition_id for reply in credible])
             for chain in self._chains:
                 self._note(chain)
         return result

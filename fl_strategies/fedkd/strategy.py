@@ -12,7 +12,9 @@ from fl_strategies import keys
 from fl_strategies.augmentation import augmented, check_augmentation
 from fl_strategies.base import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.class_weights import (
+    believed_counts,
     class_weights,
+    heard_parts,
     noisy_weighted_mean,
     read_counts,
     weighted_mean,
@@ -36,7 +38,7 @@ from fl_strategies.fedkd.checks import (
     read_contrast,
     read_scale,
 )
-from fl_strategies.knowledge import Knowledge, Metrics, Scalar
+from fl_strategies.knowledge import Knowledge, Metrics, Scalar, party_of
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
@@ -128,6 +130,9 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         two more fits of at most 3,000 rows each: see `fl_strategies.contrast`.
     class_share : "auto", "pooled", "none" or numbers
         With evidence: the class shares of public rows; see `EvidencePool`.
+    exclude_outliers : bool (default: True)
+        With evidence: parties that contradict most others are not counted, for which their
+        scores are kept until all are there; see `fl_strategies.outliers`.
     consensus, trim_fraction : "mean", "median" or "trimmed-mean", float
         How scores are combined. The last two, of `RobustConsensus`, hold off parties that send
         wrong ones; they need ``weights="uniform"`` and no noise, which is made for means.
@@ -151,6 +156,11 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         Parties also train on the public rows, whose labels they hold (Table 4).
     **federation
         See `KnowledgeStrategy`.
+
+    Attributes
+    ----------
+    outliers_ : tuple of int
+        Partition ids of parties that were not counted; their number is ``num-outliers``.
 
     Notes
     -----
@@ -183,6 +193,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         count_epsilon: float = 1.0,
         contrast: bool = True,
         class_share: ClassShare = "auto",
+        exclude_outliers: bool = True,
         consensus: ConsensusRule = "mean",
         trim_fraction: float = 0.2,
         noise: ScoreNoise = "laplace",
@@ -237,6 +248,8 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         self.count_epsilon = count_epsilon
         self.contrast = contrast and not public_labels
         self.class_share = read_class_share("FedKD", class_share, num_classes, task)
+        self.exclude_outliers = exclude_outliers
+        self.outliers_: tuple[int, ...] = ()
         self.consensus, self.trim_fraction = consensus, trim_fraction
         self.num_predictions = num_predictions
         self.augmentation = augmentation
@@ -275,8 +288,10 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
         """Make room for the evidence of a round."""
         shape = (self.num_predictions * len(self.public), self.num_classes)
         self._pool = EvidencePool(
-            shape, bound=self.clip, task=self.task, share=self.class_share
-        )
+            shape, bound=self.clip, task=self.task, share=self.class_share,
+            decode=lambda values, _: self._form.decode(values),
+            exclude_outliers=self.exclude_outliers,
+        )  # fmt: skip
 
     def prepare_round(self) -> bool:
         """Begin to add up evidence."""
@@ -321,7 +336,7 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
             return PartyScores(values, read_counts(knowledge.arrays, self.num_classes))
         both = (2,) if self.task == "multi-label" else ()
         counts = read_counts(knowledge.arrays, *both, self.num_classes)
-        self._pool.add(self._form.decode(values), counts, read_contrast(knowledge))
+        self._pool.add(values, counts, read_contrast(knowledge), party_of(knowledge))
         return PartyScores(None, None)
 
     def aggregate(
@@ -372,15 +387,18 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
                 "FedKD: %d of %d parties find the public rows unlike their records. Public "
                 "rows of the same kind would teach more.", uncovered, num_parties,
             )  # fmt: skip
-        scores = SHARPNESS * self._pool.result()
+        pool = self._pool
         self._gather()
-        return scores, {words.NUM_UNCOVERED: uncovered}
+        scores = SHARPNESS * pool.result()
+        self.outliers_ = pool.outliers
+        return scores, {words.NUM_UNCOVERED: uncovered, **pool.report("FedKD")}
 
     def _weighted(
         self, sent: Sequence[PartyScores], mechanism: ScoreMechanism | None
     ) -> tuple[FloatArray, Metrics]:
         """Return the weighted mean of all parties' logits (Eq. 2)."""
-        weights = class_weights([party.counts for party in sent], self.num_classes)
+        counts, capped = believed_counts([party.counts for party in sent])
+        weights = class_weights(counts, self.num_classes)
         values = [party.values for party in sent if party.values is not None]
         form = self._form
         if self.consensus in ROBUST_RULES:
@@ -389,7 +407,12 @@ class FedKD(KnowledgeStrategy[PartyScores | float]):
                 robust.add(form.decode(scores))
             return robust.result(), {}
         if mechanism is None or self.privacy is None:
-            return weighted_mean(values, weights, form), {}
+            heard = heard_parts(values, form)
+            capped += int((heard < 1).sum())
+            if capped:
+                logger.warning("FedKD counts %s claims for less, far from others'.", capped)
+            mean = weighted_mean(values, weights * heard[:, None], form)
+            return mean, {keys.NUM_CAPPED: capped}
         rng = self.privacy.rng(self.seed, "server")
         whole = self.ledger_ if self.ledger_.unit == "party" else unprotected(words.COUNTED)
         metrics = privacy_metrics(party=whole, example=self.ledger_)

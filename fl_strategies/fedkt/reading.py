@@ -10,7 +10,7 @@ from fl_strategies.class_weights import CLASS_COUNTS, read_counts
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.fedkt.tally import PartyVotes
 from fl_strategies.fedkt.words import VOTE_INSTEAD
-from fl_strategies.knowledge import Knowledge, part_arrays, shown
+from fl_strategies.knowledge import Knowledge, part_arrays, party_of, shown
 from fl_strategies.packing import unpack_labels
 from fl_strategies.protocols import (
     Array,
@@ -35,7 +35,8 @@ class VoteReader:
     def read(self, knowledge: Knowledge, *, weighted: bool) -> PartyVotes:
         """Return one party's votes, and its class counts if votes are weighted."""
         counts = self._counts(knowledge) if weighted else None
-        return PartyVotes(consistent_labels(self._labels(knowledge), self.num_classes), counts)
+        labels = consistent_labels(self._labels(knowledge), self.num_classes)
+        return PartyVotes(labels, counts, party_of(knowledge))
 
     def _counts(self, knowledge: Knowledge) -> FloatArray:
         counts = read_counts(knowledge.arrays, self.num_classes)

@@ -97,9 +97,14 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         party at L2, as a number or as a share; all by default. They are drawn by the
         seed, and only they train the models that learn from noisy labels. Fewer queries
         cost less epsilon.
+    exclude_outliers : bool (default: True)
+        Of weighted votes, do not count those of parties that contradict most others: see
+        `fl_strategies.outliers`.
     vote_trim : float (default: 0)
         Largest share of parties, rounded down and below one half, whose votes are not
         counted because they contradict all others: see Notes and `voting.least_agreeing`.
+        For unweighted votes; it does not see a party that names one class for every row
+        where honest parties know few classes, as `exclude_outliers` does.
     max_epsilon : float, optional
         The server refuses to label anything if epsilon would exceed it.
     private_diagnostics : bool (default: False)
@@ -116,6 +121,9 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
 
     Attributes
     ----------
+    outliers_ : tuple of int
+        Partition ids of the parties that `exclude_outliers` has not counted; their number
+        is the metric ``num-outliers``.
     trimmed_ : tuple of int
         Partition ids of the parties whose votes were not counted; their number is the
         metric ``num-trimmed``.
@@ -135,8 +143,8 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
     a row (`teaching.teacher_votes`). L1: a party decides its own s votes a row, however it
     comes to them. What the server makes of noisy votes and noisy counts is free.
 
-    The server keeps sums alone, whatever the number of parties; with `vote_trim` it
-    keeps a byte for each party and public row (two from 129 classes on).
+    The server keeps sums alone, whatever the number of parties; to exclude outliers or with
+    `vote_trim` it keeps a byte for each party and public row (two from 129 classes on).
 
     Ties, among teachers and on the server, go to one of the leading classes at random,
     from a generator named by the seed. Public rows on which no party is consistent take
@@ -178,6 +186,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         num_queries: int | None = None,
         fraction_query: float = 1.0,
         max_epsilon: float | None = None,
+        exclude_outliers: bool = True,
         vote_trim: float = 0.0,
         private_diagnostics: bool = False,
         **federation: Unpack[FederationOptions],
@@ -202,6 +211,8 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         self.reply_kind = exchange
         self.student_fns = {learner_name: learner_fn, **(student_fns or {})}
         self.num_queries = count_queries(len(public), num_queries, fraction_query)
+        self.exclude_outliers = exclude_outliers
+        self.outliers_: tuple[int, ...] = ()
         self.vote_trim, self.private_diagnostics = vote_trim, private_diagnostics
         self.trimmed_: tuple[int, ...] = ()
         if self.vote_weights == "noisy-counts":
@@ -285,6 +296,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         self._tally = VoteTally(
             (len(self.public), self.num_classes), worth=self.num_splits,
             share=self.class_share if self.vote_weights != "none" else None,
+            exclude_outliers=self.exclude_outliers,
         )  # fmt: skip
 
     def prepare_round(self) -> bool:
@@ -345,7 +357,9 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         self._enter_releases(self.ledger_.charge_all, replies)
         self.ledger_.check_budget()
         # Which rows have no vote is itself private at L1, and post-processing otherwise.
-        return *tally.winners(derive_rng(self.seed, "server", "ties")), {}
+        rows, labels = tally.winners(derive_rng(self.seed, "server", "ties"))
+        self.outliers_, metrics = tally.report()
+        return rows, labels, metrics
 
     def record_releases(self, replies: Sequence[PartyReply[PartyAnswer]]) -> None:
         """Record the students of a failed round; at L1 the server is trusted."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from fl_strategies.evidence import VOTE_STRENGTH, vote_evidence
 from fl_strategies.evidence_pool import ClassShare, EvidencePool
+from fl_strategies.knowledge import Metrics
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.protocols import Array, FloatArray, IntArray
 from fl_strategies.voting import add_votes, plurality
@@ -14,10 +15,11 @@ from fl_strategies.voting import add_votes, plurality
 
 @dataclass(frozen=True, eq=False)
 class PartyVotes:
-    """One party's votes (num_rows,), -1 for none, and its class counts or None."""
+    """One party's votes (num_rows,), -1 for none, its class counts or None, and its id."""
 
     labels: Array
     counts: FloatArray | None
+    party: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,24 +44,31 @@ class VoteTally:
     share : optional
         Weigh votes by the parties' class counts, and give the classes these shares; see
         `EvidencePool`. Left out, all votes weigh the same.
+    exclude_outliers : bool
+        Of weighted votes, those of parties that contradict most others are not counted.
     """
 
     def __init__(
-        self, shape: tuple[int, int], *, worth: int, share: ClassShare | None = None
+        self,
+        shape: tuple[int, int],
+        *,
+        worth: int,
+        share: ClassShare | None = None,
+        exclude_outliers: bool = True,
     ) -> None:
         self.counts: IntArray = np.zeros(shape, dtype=np.int64)
         self._worth = worth
-        self._pool = (
-            None
-            if share is None
-            else EvidencePool(shape, bound=VOTE_STRENGTH, task="single-label", share=share)
-        )
+        self._pool: EvidencePool | None = None
+        if share is not None:
+            self._pool = EvidencePool(
+                shape, bound=VOTE_STRENGTH, task="single-label", share=share,
+                decode=vote_evidence, exclude_outliers=exclude_outliers,
+            )  # fmt: skip
 
     def add(self, votes: PartyVotes) -> None:
         """Count one party's votes."""
         if self._pool is not None and votes.counts is not None:
-            evidence = vote_evidence(votes.labels, votes.counts)
-            self._pool.add(evidence, votes.counts, "none")
+            self._pool.add(votes.labels, votes.counts, "none", votes.party)
         add_votes(self.counts, votes.labels, self._worth)
 
     def winners(self, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
@@ -69,3 +78,9 @@ class VoteTally:
             return rows, rows
         scores = self.counts if self._pool is None else self._pool.result()
         return rows, plurality(scores, rng)[rows]
+
+    def report(self) -> tuple[tuple[int, ...], Metrics]:
+        """Return who was not counted, and how many these are or count for less."""
+        if self._pool is None:
+            return (), {}
+        return self._pool.outliers, self._pool.report("FedKT")

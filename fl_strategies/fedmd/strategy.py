@@ -50,7 +50,14 @@ from fl_strategies.fedmd.settings import (
     noise_template,
 )
 from fl_strategies.fedmd.student import Epochs, Lesson, teach
-from fl_strategies.knowledge import Knowledge, Metrics, Scalar, encode_arrays, shown
+from fl_strategies.knowledge import (
+    Knowledge,
+    Metrics,
+    Scalar,
+    encode_arrays,
+    party_of,
+    shown,
+)
 from fl_strategies.metrics import aggregate_metrics
 from fl_strategies.party import check_rows, content_hash
 from fl_strategies.privacy.events import NonPrivateEvent
@@ -121,6 +128,9 @@ class FedMD(KnowledgeStrategy[None]):
         counted, with equal or with class weights, and the majority wins.
     class_share : "auto", "pooled", "none" or numbers
         With evidence: which class shares the public rows have; see `EvidencePool`.
+    exclude_outliers : bool (default: True)
+        With evidence: parties that contradict most others are not counted in a round, for
+        which their answers are kept until all are there; see `fl_strategies.outliers`.
     trim_fraction : float
         Share of parties that the trimmed mean leaves out at either end.
     noise, gamma, sigma, target_epsilon, clipping_norm
@@ -154,6 +164,9 @@ class FedMD(KnowledgeStrategy[None]):
         The last consensus: scores, or labels for ``payload="argmax"``.
     indices_ : (num_public,) or None
         Which public rows it is about.
+    outliers_ : tuple of int
+        Partition ids of parties that were not counted in the last round; their number is
+        the metric ``num-outliers``.
     model_ : Learner
         Made when it is first asked for: learned from the last consensus alone. The run's
         real results are the parties' own models.
@@ -197,6 +210,7 @@ class FedMD(KnowledgeStrategy[None]):
         with_replacement: bool = True,
         consensus: Rule | None = None,
         class_share: ClassShare = "auto",
+        exclude_outliers: bool = True,
         trim_fraction: float = 0.2,
         noise: AnswerNoiseKind = "gaussian",
         gamma: float | None = None,
@@ -246,7 +260,8 @@ class FedMD(KnowledgeStrategy[None]):
         self.public = public
         self.learner_fn = learner_fn
         self.model_name = learner_name
-        self.trim_fraction = trim_fraction
+        self.trim_fraction, self.exclude_outliers = trim_fraction, exclude_outliers
+        self.outliers_: tuple[int, ...] = ()
         self.class_share = read_class_share("FedMD", class_share, num_classes, "single-label")
         self.consensus_: Array | None = None
         self.indices_: IntArray | None = None
@@ -268,8 +283,9 @@ class FedMD(KnowledgeStrategy[None]):
         shape = self.settings.num_public, self.settings.num_classes
         self._votes = VoteCounts(shape)
         self._gathered = gathering(
-            self.settings, self.rule, trim_fraction=self.trim_fraction, share=self.class_share
-        )
+            self.settings, self.rule, trim_fraction=self.trim_fraction,
+            share=self.class_share, exclude_outliers=self.exclude_outliers,
+        )  # fmt: skip
 
     def party_config(self) -> dict[str, Scalar]:
         """Return the settings, and what identifies the public data."""
@@ -311,7 +327,7 @@ class FedMD(KnowledgeStrategy[None]):
         counts = read_counts(knowledge.arrays, self.settings)
         contrast = read_contrast(knowledge.meta, self.settings)
         self._votes.add(answers if answers.ndim == 1 else answers.argmax(axis=1))
-        self._gathered.add(answers, counts, contrast)
+        self._gathered.add(answers, counts, contrast, party_of(knowledge))
 
     def aggregate(
         self, replies: Sequence[PartyReply[None]]
@@ -326,7 +342,11 @@ class FedMD(KnowledgeStrategy[None]):
         )
         self._delivery = Knowledge(CONSENSUS, arrays, {CONSENSUS_ROUND: self.round_})
         self._model = None
-        metrics = {keys.VOTE_AGREEMENT: agreement(self._votes.counts)}
+        metrics = {
+            keys.VOTE_AGREEMENT: agreement(self._votes.counts),
+            **self._gathered.report(),
+        }
+        self.outliers_ = self._gathered.outliers
         self._gather()
         return encode_arrays(arrays), {**metrics, **self._privacy(replies)}
 

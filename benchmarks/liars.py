@@ -1,0 +1,288 @@
+"""What one, two and three liars of ten do to every strategy as it is by default.
+
+Run: ``python benchmarks/liars.py``; results that are there are not measured again, and
+``--show`` prints the table of them alone. Digits, ten parties, iid or Dirichlet 0.5. Attacks:
+
+    flip      a party's labels become the next class before it trains
+    target    it names the same class t for every row; who sends models trains on that label
+    absurd    as target, as loudly as can be, and claims 2**40 records, all of class t
+    counts    it answers honestly, and claims 2**40 records of class t
+
+The figures are of the strategy's model on the test rows: points of accuracy that are lost, and
+targeted success, the share of rows of other classes that are taken for t, both against the
+same federation without liars.
+"""
+
+import argparse
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from clients.app import client_app
+from fl_strategies import Knowledge, Party, keys
+from fl_strategies.class_weights import CLASS_COUNTS
+from fl_strategies.consensus import MAX_WEIGHT
+from fl_strategies.packing import pack_labels
+from fl_strategies.protocols import Array
+from fl_strategies.randomness import derive_rng
+from simulations.config import Settings, Value
+from simulations.experiment import load_federation
+from simulations.local import run_local
+
+RESULTS: Final = Path(__file__).parents[1] / "docs" / "results" / "liars.json"
+SEEDS: Final = (200, 201, 202)
+NUM_PARTIES: Final = 10
+MOST_BYTES: Final = 2**30
+NOBODY: Final = "nobody"
+ATTACKS: Final = ("flip", "target", "absurd", "counts")
+DEALS: Mapping[str, Mapping[str, Value]] = {
+    "iid": {"partition": "iid"},
+    "Dirichlet 0.5": {"partition": "dirichlet", "beta": 0.5},
+}
+MIXED = {"learner": "random-forest,logistic-regression", "num-trees": 30}
+AGENTS = {"learner": "ridge", "final-learner": "ridge", "num-server-rounds": 3}
+NETWORKS = {"learner": "mlp", "final-learner": "mlp", "num-server-rounds": 4}
+ROWS: Mapping[str, Mapping[str, Value]] = {
+    "FedKD": {"strategy": "fedkd", **MIXED},
+    "FedKD, nobody excluded": {"strategy": "fedkd", **MIXED, "exclude-outliers": False},
+    "FedKT": {"strategy": "fedkt", **MIXED},
+    "FedMD": {"strategy": "fedmd", **MIXED},
+    "AvgKD": {"strategy": "avgkd", **AGENTS},
+    "PKD": {"strategy": "pkd", **AGENTS},
+    "EKD": {"strategy": "ekd", **AGENTS},
+    "AKD": {"strategy": "akd", **AGENTS},
+    "FedAvg": {"strategy": "fedavg", **NETWORKS, "local-epochs": 8},
+}
+"""Default settings, but for quick models of the parties, and rounds where one is not enough."""
+ONE_ROUND: Final = ("fedkd", "fedkt", "fedmd")
+
+Outcomes: TypeAlias = dict[str, dict[str, float]]
+
+
+def liars(settings: Settings, count: int) -> set[int]:
+    """Return who lies; with more liars those of fewer are among them.
+
+    AKD hands one model on from the first agent, so liars are the first ones there.
+    """
+    if settings.strategy == "akd":
+        return {*range(count)}
+    order = derive_rng(settings.seed, "hostile").permutation(NUM_PARTIES)
+    return {int(number) for number in order[:count]}
+
+
+def attacks_on(strategy: str) -> Sequence[str]:
+    """Return the attacks that there are; who sends a model has no counts to lie about."""
+    return ATTACKS if strategy in ONE_ROUND else ATTACKS[:3]
+
+
+def lying(party: Party, attack: str, target: int) -> Party:
+    """Return a party with the labels that a liar learns from."""
+    if attack == "flip":
+        return replace(party, y=(party.y + 1) % party.num_classes)
+    return replace(party, y=np.full_like(party.y, target))
+
+
+def tampered(content: RecordDict, party: Party, attack: str, target: int) -> RecordDict:
+    """Return what a liar sends instead of its answer."""
+    kind = str(content.config_records[keys.META][keys.KIND])
+    said = Knowledge.read(content, kind=kind, max_bytes=MOST_BYTES)
+    arrays, meta = dict(said.arrays), dict(said.meta)
+    if attack in ("target", "absurd"):
+        arrays |= answers_for(kind, party, target)
+    if attack in ("absurd", "counts"):
+        arrays, meta = _absurd(kind, arrays, meta, target)
+    new = RecordDict({**content})
+    Knowledge(kind, arrays, meta).write(new)
+    return new
+
+
+def answers_for(kind: str, party: Party, target: int) -> dict[str, Array]:
+    """Return answers that name the target everywhere; nothing for what is trained."""
+    rows, classes = len(party.public), party.num_classes
+    if kind == "scores":
+        levels = np.zeros((rows, classes), dtype=np.int64)
+        levels[:, target] = 199
+        return {"scores": pack_labels(levels, 200)}
+    labels = np.full(rows, target)
+    if kind == "votes":
+        return {"votes": pack_labels(labels[None], classes)}
+    return {"labels": pack_labels(labels, classes)} if kind == "answers" else {}
+
+
+def _absurd(
+    kind: str, arrays: dict[str, Array], meta: dict[str, Any], target: int
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    if CLASS_COUNTS in arrays:
+        counts = np.ones_like(arrays[CLASS_COUNTS])
+        counts[target] = (MAX_WEIGHT if kind == "answers" else 2**40) + 1 - len(counts)
+        return {**arrays, CLASS_COUNTS: counts}, meta
+    loud = {n: 10 * a if a.dtype.kind == "f" else a for n, a in arrays.items()}
+    return loud, {**meta, keys.NUM_EXAMPLES: 2**40} if kind == "weights" else meta
+
+
+@lru_cache(maxsize=3)
+def answers_of(settings: Settings) -> dict[object, RecordDict]:
+    """Return room for the answers of a federation's parties, which serve several rows."""
+    del settings
+    return {}
+
+
+class Laboratory:
+    """Runs federations; in one round parties answer the same whoever else lies."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.federation = load_federation(settings)
+        self.target = settings.seed % self.federation.dataset.num_classes
+        self._answers = answers_of(replace(settings, exclude_outliers=True))
+
+    def outcome(self, attack: str, count: int) -> dict[str, float]:
+        """Return the accuracy of the model and its share of rows taken for the target."""
+        strategy = self.federation.strategy()
+        strategy.evaluate = False
+        rounds = self.settings.num_server_rounds
+        run_local(strategy, self._app(attack, count), NUM_PARTIES, num_rounds=rounds)
+        data = self.federation.dataset
+        found = strategy.model_.predict(data.x_test)
+        others = data.y_test != self.target
+        return {
+            "accuracy": 100 * float((found == data.y_test).mean()),
+            "target": 100 * float((found[others] == self.target).mean()),
+        }
+
+    def _app(self, attack: str, count: int) -> ClientApp:
+        hostile = liars(self.settings, count)
+        honest, enemy = (self._half(a) for a in (NOBODY, attack))
+
+        def answer(message: Message, context: Context) -> Message:
+            number = int(context.node_config[keys.PARTITION_ID])
+            if number not in hostile:
+                return honest(message, context)
+            reply = enemy(message, context)
+            if reply.has_error() or message.metadata.message_type != "train":
+                return reply
+            party = self.federation.party(number)
+            content = tampered(reply.content, party, attack, self.target)
+            return Message(content, reply_to=message)
+
+        return _wrapped(answer)
+
+    def _half(self, attack: str) -> Callable[[Message, Context], Message]:
+        """Return an app of parties that have learned from true labels, or from a liar's."""
+        federation, target, one_round = self.federation, self.target, self._is_one_round()
+        trained = attack == "flip" or not (one_round or attack == NOBODY)
+
+        def load(context: Context) -> Party:
+            party = federation.party(int(context.node_config[keys.PARTITION_ID]))
+            return lying(party, attack, target) if trained else party
+
+        app = client_app(load)
+
+        def answer(message: Message, context: Context) -> Message:
+            if not one_round:
+                return app(message, context)
+            key = context.node_config[keys.PARTITION_ID], trained
+            if key not in self._answers:
+                self._answers[key] = app(message, context).content
+            return Message(self._answers[key], reply_to=message)
+
+        return answer
+
+    def _is_one_round(self) -> bool:
+        return self.settings.strategy in ONE_ROUND
+
+
+def _wrapped(answer: Callable[[Message, Context], Message]) -> ClientApp:
+    app = ClientApp()
+    app.train()(answer)
+    app.evaluate()(answer)
+    return app
+
+
+@lru_cache(maxsize=1)
+def laboratory(row: str, deal: str, seed: int) -> Laboratory:
+    """Return the federation of a row."""
+    own = {"num-parties": NUM_PARTIES, **ROWS[row], **DEALS[deal], "seed": seed}
+    return Laboratory(Settings.from_run_config(own))
+
+
+def experiments(seeds: Sequence[int]) -> Iterator[tuple[str, str, int, str, int]]:
+    for deal in DEALS:
+        for seed in seeds:
+            for row, settings in ROWS.items():
+                yield row, deal, seed, NOBODY, 0
+                for attack in attacks_on(str(settings["strategy"])):
+                    for count in (1, 2, 3):
+                        yield row, deal, seed, attack, count
+
+
+def name_of(row: str, deal: str, seed: int, attack: str, count: int) -> str:
+    return f"{row} | {deal} | {seed} | {attack} | {count}"
+
+
+def measure(path: Path, seeds: Sequence[int], rows: Sequence[str]) -> None:
+    """Measure what is missing of some rows in a file of results."""
+    found: Outcomes = json.loads(path.read_text()) if path.exists() else {}
+    for row, deal, seed, attack, count in experiments(seeds):
+        name = name_of(row, deal, seed, attack, count)
+        if name not in found and row in rows:
+            found[name] = laboratory(row, deal, seed).outcome(attack, count)
+            print(name, found[name], flush=True)
+            path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def differences(
+    found: Outcomes, row: str, deal: str, attack: str, count: int, seeds: Sequence[int]
+) -> tuple[float, float]:
+    """Return points lost and targeted success, as means over seeds."""
+    without = [found[name_of(row, deal, seed, NOBODY, 0)] for seed in seeds]
+    with_ = [found[name_of(row, deal, seed, attack, count)] for seed in seeds]
+    pairs = list(zip(without, with_, strict=True))
+    lost = np.mean([a["accuracy"] - b["accuracy"] for a, b in pairs])
+    return float(lost), float(np.mean([b["target"] - a["target"] for a, b in pairs]))
+
+
+def markdown(found: Outcomes, deal: str, seeds: Sequence[int] = SEEDS) -> str:
+    """Return the table of a deal: points lost, and in brackets the targeted success."""
+    columns = [f"{attack} {count}" for attack in ATTACKS for count in (1, 2, 3)]
+    lines = [f"| {deal} | nobody lies | {' | '.join(columns)} |"]
+    lines.append("| --- " * (2 + len(columns)) + "|")
+    for row, settings in ROWS.items():
+        honest = [found[name_of(row, deal, seed, NOBODY, 0)]["accuracy"] for seed in seeds]
+        cells = [f"{np.mean(honest):.1f}"]
+        for attack in ATTACKS:
+            for count in (1, 2, 3):
+                cell = ""
+                if attack in attacks_on(str(settings["strategy"])):
+                    lost, success = differences(found, row, deal, attack, count, seeds)
+                    cell = f"{lost:.1f} ({success:.1f})"
+                cells.append(cell)
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--rows", nargs="+", default=[*ROWS], help="only these")
+    parser.add_argument("--show", action="store_true", help="only print what is there")
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    if not arguments.show:
+        measure(arguments.results, arguments.seeds, arguments.rows)
+    found = json.loads(arguments.results.read_text())
+    for deal in DEALS:
+        print(markdown(found, deal, arguments.seeds), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
