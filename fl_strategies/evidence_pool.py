@@ -38,6 +38,8 @@ Decode: TypeAlias = Callable[[Array, FloatArray], FloatArray]
 CONTRASTS: Final[tuple[str, ...]] = get_args(Contrast)
 SHARE_RULES: Final = ("auto", "pooled", "none")
 MAX_SIZE: Final = 2.0**40
+MOST_JUDGED: Final = 1000
+"""Most parties among which outliers are sought."""
 
 
 class EvidenceConsensus:
@@ -137,6 +139,8 @@ class EvidencePool:
     exclude_outliers : bool (default: True)
         Do not count parties that contradict most others: see `fl_strategies.outliers`. What
         parties sent is then kept as it came until all are there; otherwise only sums are.
+        Of more than `MOST_JUDGED` parties nobody is judged: one of so many decides little,
+        and memory must not grow with their replies.
 
     Attributes
     ----------
@@ -174,10 +178,16 @@ class EvidencePool:
         """
         self._contrasts[contrast] += 1
         heard = Heard(values, counts, contrast, party)
-        if self._exclude_outliers:
-            self._heard.append(heard)
-        else:
+        if not self._exclude_outliers:
             self._count(heard)
+            return
+        self._heard.append(heard)
+        if len(self._heard) > MOST_JUDGED:
+            logger.warning("No outliers are sought among more than %s parties.", MOST_JUDGED)
+            self._exclude_outliers = False
+            for one in self._heard:
+                self._count(one)
+            self._heard = []
 
     def _count(self, heard: Heard) -> None:
         """Add a party's evidence to the sums."""

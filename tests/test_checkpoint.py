@@ -72,7 +72,7 @@ def test_a_run_killed_anywhere_ends_with_the_same_bits(name: str, tmp_path: Path
 
         assert bits(resumed) == bits(plain), dies_after
         assert figures(result) == figures(expected), dies_after
-        check_ledger(resumed, plain, exact=name in {"fedkd", "fedkt", "fedmd"})
+        check_ledger(resumed, plain, exact=name in {"fedkd", "fedmd"})
         assert set((first.asked + second.asked).values()) == {1}, dies_after
         assert first.asked + second.asked == grid.asked
 

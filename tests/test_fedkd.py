@@ -284,7 +284,7 @@ def test_public_labels_must_be_there() -> None:
     strategy = recorded(public_labels=True)
     run_local(strategy, APP, NUM_PARTIES)
 
-    assert all("public_y must be given" in why for why in strategy.rejected_.values())
+    assert all("public_y must be given to train" in why for why in strategy.rejected_.values())
     assert len(strategy.rejected_) == NUM_PARTIES
 
 

@@ -334,15 +334,18 @@ def test_noisy_counts_leave_as_counts_that_could_be_true() -> None:
 
 def test_votes_and_counts_are_charged_together() -> None:
     """Both in the party's ledger and in the server's; a whole party is not protected."""
-    strategy = toy_fedkt(**COUNTED, num_queries=20)
+    strategy = toy_fedkt(**COUNTED, num_queries=4)
     result = run_local(strategy, client_app(load_toy_party), 4)
     metrics = result.train_metrics_clientapp[1]
 
     (votes, num_votes), (counts, once) = strategy.ledger_.entries
-    assert (votes.sensitivity, num_votes) == (1, 20)  # type: ignore[union-attr]
-    assert (counts.l1_sensitivity, counts.scale, once) == (2.0, 2.0, 1)  # type: ignore[union-attr]
+    assert (votes.sensitivity, num_votes) == (1, 4)  # type: ignore[union-attr]
+    # A blanked record moves the counts by one, a replaced one by two.
+    assert counts.relation == "add-remove-one"
+    assert counts.l1_sensitivity == pytest.approx(1.0)  # type: ignore[union-attr]
+    assert (counts.scale, once) == (2.0, 1)  # type: ignore[union-attr]
     assert metrics[keys.EPSILON_EXAMPLE] == strategy.ledger_.get_epsilon() < math.inf
-    assert metrics[keys.NUM_RELEASES] == 4 * 21
+    assert metrics[keys.NUM_RELEASES] == 4 * 5
     assert metrics[keys.EPSILON_PARTY] == math.inf
 
 

@@ -24,14 +24,27 @@ NUM_KILLS = int(os.environ.get("FL_STRATEGIES_KILLS", "16"))
 MOST_IN_A_ROW = 3
 SHARE_AT_ANY_MOMENT = 0.3
 """Kills that another process sends when it likes; the others come at a file operation."""
+LOUD = {"seeded_noise": True, "accept_noise": True}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in sorted(REGISTRY)},
-    "fedkt-l1": ("fedkt", {"privacy_level": "L1", "gamma": 0.3, "seeded_noise": True}),
-    "fedkt-l2": ("fedkt", {"privacy_level": "L2", "gamma": 0.5, "seeded_noise": True}),
+    "fedkt-l1": (
+        "fedkt",
+        {"privacy_level": "L1", "gamma": 0.3, **LOUD},
+    ),
+    "fedkt-l2": (
+        "fedkt",
+        {"privacy_level": "L2", "gamma": 0.5, **LOUD},
+    ),
     "fedmd-nfdp": ("fedmd", {"release": "nfdp", "num_samples": 10, "seeded_noise": True}),
     "fedmd-ldp": (
         "fedmd",
-        {"release": "ldp", "noise": "gumbel", "gamma": 1.0, "seeded_noise": True},
+        {
+            "release": "ldp",
+            "noise": "gumbel",
+            "gamma": 1.0,
+            "seeded_noise": True,
+            "accept_noise": True,
+        },
     ),
 }
 _fork = multiprocessing.get_context("fork")

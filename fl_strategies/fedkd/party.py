@@ -11,7 +11,7 @@ from fl_strategies.class_weights import CLASS_COUNTS, both_counts, class_counts
 from fl_strategies.contrast import contrasted
 from fl_strategies.evidence import class_evidence, label_evidence, valid_counts
 from fl_strategies.evidence_pool import Contrast
-from fl_strategies.exceptions import KnowledgeMismatch, require_known
+from fl_strategies.exceptions import require_known
 from fl_strategies.fedkd import words
 from fl_strategies.half import PartyHalf, check_public_data, read_seed
 from fl_strategies.knowledge import (
@@ -70,6 +70,7 @@ class FedKDParty(PartyHalf):
         config_choice(config, words.TASK, [party.task])
         require_known(len(party.y) > 0, party.owner, "x", "records to learn from", "none")
         work = _Work.read(party, config, state)
+        _require_public_labels(party, config)
         metrics = _spend(party, work, state)
         if work.weights in words.EVIDENCE:
             return self._evidence(party, config, work), metrics
@@ -233,6 +234,11 @@ def _to_wire(party: Party, scores: FloatArray, config: ConfigRecord) -> Array:
     return form.to_wire(scores, party.rng(read_seed(config), "rounding"))
 
 
+def _require_public_labels(party: Party, config: ConfigRecord) -> None:
+    lacks = config.get(words.PUBLIC_LABELS) is True and party.public_y is None
+    require_known(not lacks, party.owner, "public_y", "given to train on public labels", "none")
+
+
 def _num_rows(party: Party, config: ConfigRecord) -> int:
     """Return how many rows the party's model learns from."""
     return len(party.y) + (config.get(words.PUBLIC_LABELS) is True) * len(party.public)
@@ -241,7 +247,5 @@ def _num_rows(party: Party, config: ConfigRecord) -> int:
 def _rows(party: Party, config: ConfigRecord) -> tuple[Array, Array]:
     if config.get(words.PUBLIC_LABELS) is not True:
         return party.x, party.y
-    y = party.public_y
-    if y is None:
-        raise KnowledgeMismatch(f"{party.owner}: public_y must be given, got none.")
-    return np.concatenate([party.x, party.public]), np.concatenate([party.y, y])
+    y = np.concatenate([party.y, np.asarray(party.public_y)])
+    return np.concatenate([party.x, party.public]), y

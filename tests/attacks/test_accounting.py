@@ -41,6 +41,9 @@ class PrivateCentroids(CentroidLearner):
     def privacy_events(self) -> Sequence[Entry]:
         return self.events
 
+    def planned_events(self, num_records: int, **_: object) -> Sequence[Entry]:  # noqa: ARG002
+        return self.events
+
 
 def private_party(partition_id: int) -> Party:
     return replace(toy_party(partition_id), teacher_fn=PrivateCentroids)

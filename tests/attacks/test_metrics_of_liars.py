@@ -112,9 +112,8 @@ def test_a_learners_name_cannot_clear_the_screen(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize("name", ["avgkd", "akd"])
 def test_a_relayed_models_name_is_printable_too(name: str) -> None:
-    """A server without factories names in its errors what agents call their models."""
-    options = {**common_options(NUM_PARTIES), "learner_fn": None}
-    strategy = REGISTRY[name].strategy(**options)
+    """A server names in its errors what agents call their models."""
+    strategy = REGISTRY[name].strategy(**common_options(NUM_PARTIES))
 
     strategy.start(Boasting({}, "forest\x1b[2J"), ArrayRecord(), num_rounds=1)
 

@@ -87,7 +87,7 @@ def avgkd(learner_fn: LearnerFactory) -> KnowledgeStrategy[Any]:
 
 
 Make = Callable[..., KnowledgeStrategy[Any]]
-LDP = {"release": "ldp"}
+LDP = {"release": "ldp", "accept_noise": True}
 NOISY: Mapping[str, Make] = {
     "fedkt L2": partial(fedkt, **L2),
     "fedkt L2 laplace": partial(fedkt, **L2, noise="laplace", corrected=False),

@@ -23,7 +23,7 @@ from fl_strategies.consensus import (
     VoteCounts,
 )
 from fl_strategies.evidence import vote_evidence
-from fl_strategies.evidence_pool import EvidencePool
+from fl_strategies.evidence_pool import MOST_JUDGED, EvidencePool
 from fl_strategies.fedavg import LocalWeights, average, restrained
 from fl_strategies.outliers import outliers
 from fl_strategies.protocols import FloatArray, IntArray
@@ -269,3 +269,19 @@ def test_one_party_cannot_pull_the_mean_of_weights_wherever_it_likes() -> None:
     away = np.linalg.norm(average(weights)["w"] - average(parts)["w"])
     usual = np.median([np.linalg.norm(part.arrays["w"] - 1) for part in parts])
     assert away < 0.5 * usual
+
+
+def test_memory_does_not_grow_with_the_replies_of_very_many_parties() -> None:
+    """Beyond a thousand parties only sums are kept, and they are those of all parties."""
+    rng, shape = np.random.default_rng(0), (4, 3)
+    sums = EvidencePool(
+        shape, bound=10.0, task="single-label", share="none", exclude_outliers=False
+    )
+    pool = EvidencePool(shape, bound=10.0, task="single-label", share="none")
+    for party in range(MOST_JUDGED + 5):
+        evidence, counts = rng.normal(size=shape), rng.integers(1, 9, size=3).astype(float)
+        for one in (sums, pool):
+            one.add(evidence, counts, "public", party)
+
+    assert not pool._heard
+    np.testing.assert_array_equal(pool.result(), sums.result())

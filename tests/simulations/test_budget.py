@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
+from clients.app import NO_BUDGET
 from simulations.__main__ import main
 from simulations.client_app import load_party
 from simulations.config import Settings
@@ -53,7 +54,7 @@ def test_a_party_refuses_what_would_exceed_its_budget(
     assert first is not None
     assert first["epsilon-example"] < 6
     assert refused is None
-    assert "epsilon must be at most 6, the budget" in capsys.readouterr().err
+    assert NO_BUDGET.rstrip(".") in capsys.readouterr().err
 
 
 def test_an_unprotected_run_is_refused_by_a_party_with_a_budget(
