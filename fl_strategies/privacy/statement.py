@@ -149,7 +149,7 @@ def _not_covered(unit: Unit, claim: Claim) -> Iterable[str]:
     yield "anything that left without being entered here."
     yield (
         "figures computed from private data and reported beside the releases, such as "
-        "accuracies, agreement of votes, training times or a data-dependent epsilon."
+        "accuracies, agreement of votes or a data-dependent epsilon."
     )
     yield "rows held out for testing, wherever results on them are reported."
     yield "settings that were chosen by trying them on private data."

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from torch import nn
 
 import clients.app
-from clients.app import FAILED, NO_BUDGET
+from clients.app import FAILED, NO_BUDGET, client_app
 from clients.opacus_learner import DPTorchLearner
 from clients.torch_learner import TorchLearner
 from fl_strategies import REGISTRY, FedKD, FedKT, FedMD, Party, half, keys, training
@@ -23,6 +23,7 @@ from fl_strategies.fedavg import FedAvg
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.protocols import LearnerFactory
 from simulations.config import Settings
+from simulations.local import InMemoryGrid
 from simulations.models import LEARNERS, learner_factory
 from tests.attacks.interference import (
     NEIGHBOURS,
@@ -33,6 +34,7 @@ from tests.attacks.interference import (
     SETS,
     WIDTH,
     Records,
+    noise_without_data,
     party_of,
     transcript,
 )
@@ -329,3 +331,46 @@ def test_the_check_finds_accuracies(setting: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.undo()
 
     assert last != said(setting, learner_of(learner), ORDINARY)
+
+
+def published(setting: str, records: Records) -> Any:
+    """Return what a trusted server publishes: the model, all metrics and its statement."""
+    shared = {**COMMON, "num_parties": 3, "seed": 1}
+    strategy = TRUSTED[setting](shared)
+    learner_fn = family("random-forest")
+    parties = [
+        replace(party_of(own, learner_fn=learner_fn), partition_id=number)
+        for number, own in enumerate((records, ORDINARY, ORDINARY))
+    ]
+    with noise_without_data():
+        grid = InMemoryGrid(
+            client_app(lambda c: parties[int(c.node_config["partition-id"])]), 3
+        )
+        result = strategy.start(grid, ArrayRecord(), num_rounds=1)
+    metrics = [result.train_metrics_clientapp, result.evaluate_metrics_clientapp]
+    model = {name: array.tobytes() for name, array in strategy.model_.to_arrays().items()}
+    return model, repr(metrics), strategy.ledger_.statement()
+
+
+TRUSTED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "fedkt L1": lambda shared: FedKT(
+        **shared,
+        learner_fn=family("ridge"),
+        privacy_level="L1",
+        gamma=0.5,
+        num_teachers=2,
+        accept_noise=True,
+    ),
+    "fedkd": lambda shared: FedKD(
+        **shared, learner_fn=family("ridge"), weights="uniform", gamma=0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("setting", TRUSTED)
+def test_what_a_trusted_server_publishes_depends_on_no_party(setting: str) -> None:
+    """All records of one party are others, and one of them would make training fail."""
+    _, neighbour = NEIGHBOURS["beyond float32"]
+    others = Records(neighbour.x[::-1], neighbour.y)
+
+    assert published(setting, ORDINARY) == published(setting, others)
