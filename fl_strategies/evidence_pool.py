@@ -38,6 +38,8 @@ Decode: TypeAlias = Callable[[Array, FloatArray], FloatArray]
 CONTRASTS: Final[tuple[str, ...]] = get_args(Contrast)
 SHARE_RULES: Final = ("auto", "pooled", "none")
 MAX_SIZE: Final = 2.0**40
+LEAST_SHARE: Final = 0.25
+"""A party is judged by classes of at least this part of its mean class."""
 MOST_JUDGED: Final = 1000
 """Most parties among which outliers are sought."""
 
@@ -219,9 +221,24 @@ class EvidencePool:
         absolute = [self._task == "multi-label" or one.contrast == "public" for one in heard]
         return outliers(
             lambda position: self._decode(heard[position].values, heard[position].counts),
-            np.array([self._weights(one) for one in heard]),
+            self._judged_by(heard),
             np.where(absolute, 1, 2),
         )
+
+    def _judged_by(self, heard: Sequence[Heard]) -> FloatArray:
+        """Return the weights of the parties' classes, 0 for those that nobody is judged by.
+
+        Where the median party knows less than half of the classes, an honest one would look
+        like a liar by a class of which it has a record or two. Where parties know most
+        classes they are judged by all: a liar may claim to know nothing but its own.
+        """
+        weights = np.array([self._weights(one) for one in heard])
+        if self._task == "multi-label":
+            return weights
+        counts = np.array([one.counts for one in heard])
+        well = counts >= LEAST_SHARE * counts.mean(axis=1, keepdims=True)
+        alike = 2 * np.median((well & (counts > 0)).sum(axis=1)) >= counts.shape[1]
+        return weights if alike else np.where(well, weights, 0.0)
 
     @property
     def num_uncovered(self) -> int:

@@ -285,3 +285,20 @@ def test_memory_does_not_grow_with_the_replies_of_very_many_parties() -> None:
 
     assert not pool._heard
     np.testing.assert_array_equal(pool.result(), sums.result())
+
+
+def test_an_honest_party_is_not_judged_by_a_class_it_hardly_knows() -> None:
+    """One that knows class 0 well and has a record of class 1 is noise there, not a liar."""
+    rng = np.random.default_rng(1)
+    truth = rng.normal(size=(60, 8))
+    pool = EvidencePool((60, 8), bound=10.0, task="single-label", share="none")
+    for party in range(8):
+        counts = np.zeros(8)
+        counts[[1, 2 + party % 3]] = 40.0
+        pool.add(truth + 0.3 * rng.normal(size=truth.shape), counts, "public", party)
+    specialist = np.where(np.arange(8) == 0, truth, -truth)
+    counts = np.array([100.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    pool.add(specialist, counts, "public", 8)
+    pool.result()
+
+    assert pool.outliers == ()
