@@ -228,7 +228,7 @@ class EvidencePool:
     def _judged_by(self, heard: Sequence[Heard]) -> FloatArray:
         """Return the weights of the parties' classes, 0 for those that nobody is judged by.
 
-        Where the median party knows less than half of the classes, an honest one would look
+        Where the median party knows less than a third of the classes, an honest one would look
         like a liar by a class of which it has a record or two. Where parties know most
         classes they are judged by all: a liar may claim to know nothing but its own.
         """
@@ -237,7 +237,7 @@ class EvidencePool:
             return weights
         counts = np.array([one.counts for one in heard])
         well = counts >= LEAST_SHARE * counts.mean(axis=1, keepdims=True)
-        alike = 2 * np.median((well & (counts > 0)).sum(axis=1)) >= counts.shape[1]
+        alike = 3 * np.median((well & (counts > 0)).sum(axis=1)) >= counts.shape[1]
         return weights if alike else np.where(well, weights, 0.0)
 
     @property
