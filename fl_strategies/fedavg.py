@@ -64,6 +64,8 @@ _FEWEST_RESTRAINED: Final = 3
 # A server cannot make a party train without end.
 MAX_EPOCHS: Final = 10_000
 MAX_RECORDS: Final = 2**40
+# Beyond it squares overflow, and no honest network has such weights.
+LARGEST_WEIGHT: Final = 1e30
 
 S = TypeVar("S")
 Layout: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -135,8 +137,8 @@ def restrained(weights: Sequence[LocalWeights]) -> tuple[list[LocalWeights], int
 
 
 def _distance(arrays: Mapping[str, Array], middle: Mapping[str, Array]) -> float:
-    squares = [np.square(arrays[name] - middle[name]).sum() for name in middle]
-    return float(np.sqrt(np.sum(squares)))
+    squares = [np.square(arrays[name] - middle[name].astype(np.float64)) for name in middle]
+    return float(np.sqrt(sum(part.sum() for part in squares)))
 
 
 def _pulled(array: Array, middle: Array, pull: float) -> Array:
@@ -249,9 +251,11 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
                 f"got {num_records!r}."
             )
         for name, array in knowledge.arrays.items():
-            if not np.isfinite(array).all():
+            # NaN compares as false, so it is refused as well.
+            if not (np.abs(array) <= LARGEST_WEIGHT).all():
                 raise KnowledgeMismatch(
-                    f"Reply: array {name[:80]!r} must be finite, got NaN or infinity."
+                    f"Reply: array {name[:80]!r} must be finite and at most "
+                    f"{LARGEST_WEIGHT:g} in magnitude, got others."
                 )
         self._rebuild(knowledge.arrays)
         charges = read_charges(knowledge.meta.get(keys.PRIVACY_EVENTS))

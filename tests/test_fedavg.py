@@ -359,7 +359,7 @@ LARGE = np.full((3, 2), 1e300)
         (with_arrays(centroids=np.full((3, 2), np.nan)), "'centroids' must be finite"),
         (with_arrays(centroids=np.full((3, 2), -np.inf)), "'centroids' must be finite"),
         (with_arrays(centroids=np.ones((2, 2))), "centroids must be (3, 2)"),
-        (with_arrays(centroids=LARGE, more=LARGE), "centroids must be (3, 2)"),
+        (with_arrays(centroids=LARGE, more=LARGE), "must be finite and at most 1e+30"),
         (with_arrays(centroids=np.ones((3, 2), np.float32)), "must have the model's layout"),
         (with_arrays(centroids=np.ones((3, 2), np.int64)), "must have the model's layout"),
         (with_meta(keys.NUM_EXAMPLES, 0), "num-examples must be a whole number from 1"),

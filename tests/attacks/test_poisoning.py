@@ -302,3 +302,14 @@ def test_an_honest_party_is_not_judged_by_a_class_it_hardly_knows() -> None:
     pool.result()
 
     assert pool.outliers == ()
+
+
+def test_weights_near_the_largest_number_do_not_end_the_round() -> None:
+    """Their squares are still numbers, and whoever sends them is pulled in."""
+    honest = [LocalWeights({"w": np.full(4, value, np.float32)}, 10, ()) for value in (1, 2, 3)]
+    absurd = LocalWeights({"w": np.full(4, 9e29, np.float32)}, 10, ())
+
+    weights, changed = restrained([*honest, absurd])
+
+    assert changed == 1
+    assert np.abs(average(weights)["w"]).max() < 10
