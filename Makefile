@@ -4,9 +4,9 @@ PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 AUDIT := .venv-audit
 SOURCES := fl_strategies clients simulations tests benchmarks
-USUAL := not paper and not deployment and not faults
+USUAL := not paper and not deployment and not faults and not slow
 
-.PHONY: install run test test-logic test-processes lint test-deployment test-faults deploy-demo fuzz kills audit licences paper clean
+.PHONY: install run test test-logic test-processes lint test-slow test-deployment test-faults deploy-demo fuzz kills audit licences paper clean
 
 install: $(INSTALLED)
 
@@ -31,6 +31,10 @@ test-logic: install
 
 test-processes: install
 	$(PYTHON) -m pytest -v -m "$(USUAL)" tests/flower tests/faults
+
+# Liars in whole federations, and audits by many draws; a few minutes.
+test-slow: install
+	$(PYTHON) -m pytest -m slow
 
 # All strategies on SuperLink and SuperNodes with TLS and node keys, and on Ray; several minutes.
 test-deployment: install

@@ -91,6 +91,7 @@ def test_one_party_of_ten_moves_fedmd_less_than_five_points(attack: str) -> None
     assert_little_damage("FedMD", attack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "attack"),
     [
@@ -111,6 +112,7 @@ def test_one_model_of_ten_moves_no_result_by_five_points(strategy: str, attack: 
     assert_little_damage(strategy, attack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["FedKD", "FedKT", "FedMD"])
 def test_three_liars_of_ten_that_agree_are_found(strategy: str) -> None:
     """They name one class together, each with absurd counts."""

@@ -68,6 +68,7 @@ def proved_epsilon() -> tuple[float, float]:
     return float(lower_bounds(hits, RUNS, np.array([1e-5]))[0]), claimed
 
 
+@pytest.mark.slow
 def test_noisy_counts_and_votes_keep_their_promise() -> None:
     """No bet proves more than votes and counts were charged together."""
     proved, claimed = proved_epsilon()
@@ -75,6 +76,7 @@ def test_noisy_counts_and_votes_keep_their_promise() -> None:
     assert 0.3 < proved <= claimed
 
 
+@pytest.mark.slow
 def test_exact_counts_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A party that charges for noise on its counts and draws none is found out."""
 
