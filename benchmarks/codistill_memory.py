@@ -18,12 +18,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from clients.app import client_app
 from clients.kernel_learner import RidgeLearner
-from fl_strategies import Knowledge, Party, PartyHalf, keys
-from fl_strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation
-from fl_strategies.codistill.party import PRIVACY_EVENTS, UNPROTECTED_MODEL
-from fl_strategies.knowledge import Metrics
+from fl_strategies import Knowledge, Party, PartyHalf
+from fl_strategies.core.accounting import ledger_of, ledger_to_text
 from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.privacy.reporting import DEFAULT_DELTA, ledger_of, ledger_to_text
+from fl_strategies.privacy.ledger import DEFAULT_DELTA
+from fl_strategies.strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation
+from fl_strategies.strategies.codistill.party import PRIVACY_EVENTS, UNPROTECTED_MODEL
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import Metrics
 from simulations.local import InMemoryGrid
 
 NUM_AGENTS, NUM_ROUNDS, WIDTH = 5, 10, 2**17
@@ -58,17 +60,29 @@ def ridge() -> RidgeLearner:
 def load_party(context: Context) -> Party:
     rows = np.zeros((1, 1))
     return Party(
-        x=rows, y=rows, public=rows, num_classes=1, task="regression", learner_fn=ridge,
-        learner_name="ridge", partition_id=int(context.node_config[keys.PARTITION_ID]),
-    )  # fmt: skip
+        x=rows,
+        y=rows,
+        public=rows,
+        num_classes=1,
+        task="regression",
+        learner_fn=ridge,
+        learner_name="ridge",
+        partition_id=int(context.node_config[keys.PARTITION_ID]),
+    )
 
 
 def memory_by_round(kind: type[Codistillation]) -> tuple[list[float], float]:
     """Return the megabytes held after each round, and the largest number on the way."""
     strategy = kind(
-        num_classes=1, task="regression", num_parties=NUM_AGENTS, evaluate=False, max_wait=0.0,
-        learner_fn=ridge, learner_name="ridge", row_shape=(WIDTH,),
-    )  # fmt: skip
+        num_classes=1,
+        task="regression",
+        num_parties=NUM_AGENTS,
+        evaluate=False,
+        max_wait=0.0,
+        learner_fn=ridge,
+        learner_name="ridge",
+        row_shape=(WIDTH,),
+    )
     app = client_app(load_party, halves={kind.name: RandomModels()})
     grid = InMemoryGrid(app, NUM_AGENTS)
     held = []

@@ -15,10 +15,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 
 from clients.kernel_learner import RidgeLearner
-from fl_strategies import Knowledge, _compat, keys
-from fl_strategies.consensus import ConsensusRule
-from fl_strategies.fedmd import FedMD
-from fl_strategies.protocols import Array
+from fl_strategies import Knowledge
+from fl_strategies.aggregation.consensus import ConsensusRule
+from fl_strategies.arrays import Array
+from fl_strategies.runtime import _compat
+from fl_strategies.strategies.fedmd import FedMD
+from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid
 
 NUM_PUBLIC, NUM_CLASSES = 5000, 100
@@ -45,10 +47,14 @@ def measure(rule: ConsensusRule, num_parties: int) -> tuple[float, float]:
     start = time.process_time()
     tracemalloc.start()
     strategy = FedMD(
-        public=public, num_classes=NUM_CLASSES,
-        learner_fn=lambda: RidgeLearner(num_classes=NUM_CLASSES), payload="softmax",
-        consensus=rule, num_parties=num_parties, evaluate=False,
-    )  # fmt: skip
+        public=public,
+        num_classes=NUM_CLASSES,
+        learner_fn=lambda: RidgeLearner(num_classes=NUM_CLASSES),
+        payload="softmax",
+        consensus=rule,
+        num_parties=num_parties,
+        evaluate=False,
+    )
     grid = InMemoryGrid(ClientApp(), num_parties)
     requests = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
     for message in requests:

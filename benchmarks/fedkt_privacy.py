@@ -30,9 +30,17 @@ from sklearn.linear_model import LogisticRegression
 
 from clients.app import client_app
 from clients.sklearn_learner import SklearnLearner
-from fl_strategies import FedKT, Knowledge, Learner, LearnerFactory, Party, keys
-from fl_strategies.fedkt.tally import PartyVotes
-from fl_strategies.protocols import Array, FloatArray, IntArray, TrainingSet
+from fl_strategies import (
+    FedKT,
+    Knowledge,
+    Learner,
+    LearnerFactory,
+    Party,
+)
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.protocols import TrainingSet
+from fl_strategies.strategies.fedkt.tally import PartyVotes
+from fl_strategies.wire import keys
 from simulations.config import Settings, preset
 from simulations.experiment import load_federation
 from simulations.local import run_local
@@ -284,20 +292,30 @@ def settings_of(row: Row, seed: int, noise: str, rule: str) -> Settings:
         else {"target-epsilon": row.paper_epsilon / 2}
     )
     settings = {
-        **preset("paper", "fedkt", row.data), **sizes, **strength,
-        "num-queries": row.num_queries, "num-splits": 1, "seed": seed,
-        "privacy-level": row.level, "noise": noise, "corrected": rule != "share",
-        "vote-weights": weights, "count-epsilon": COUNT_EPSILON,
+        **preset("paper", "fedkt", row.data),
+        **sizes,
+        **strength,
+        "num-queries": row.num_queries,
+        "num-splits": 1,
+        "seed": seed,
+        "privacy-level": row.level,
+        "noise": noise,
+        "corrected": rule != "share",
+        "vote-weights": weights,
+        "count-epsilon": COUNT_EPSILON,
         "accept-noise": True,
-    }  # fmt: skip
+    }
     return Settings.from_run_config(settings)
 
 
 def run(strategy: FedKT, settings: Settings) -> None:
     run_local(
-        strategy, client_app(load_party), settings.num_parties,
-        run_config=settings.to_run_config(), num_workers=1,
-    )  # fmt: skip
+        strategy,
+        client_app(load_party),
+        settings.num_parties,
+        run_config=settings.to_run_config(),
+        num_workers=1,
+    )
 
 
 @lru_cache
@@ -342,10 +360,17 @@ def measure(
     accuracies, epsilons = zip(*outcomes(row, noise, draws, seeds, rule), strict=True)
     low, median, high = 100 * np.quantile(accuracies, [0.25, 0.5, 0.75])
     return {
-        "data": row.data, "level": row.level, "noise": noise, "queries": row.num_queries,
-        "paper-epsilon": row.paper_epsilon, "epsilon": max(epsilons),
-        "paper-accuracy": row.paper_accuracy, "accuracy": median, "low": low, "high": high,
-    }  # fmt: skip
+        "data": row.data,
+        "level": row.level,
+        "noise": noise,
+        "queries": row.num_queries,
+        "paper-epsilon": row.paper_epsilon,
+        "epsilon": max(epsilons),
+        "paper-accuracy": row.paper_accuracy,
+        "accuracy": median,
+        "low": low,
+        "high": high,
+    }
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_strategies import keys
+from fl_strategies.wire import keys
 from simulations.client_app import app
 from simulations.config import Settings
 from simulations.experiment import load_federation

@@ -27,12 +27,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.app import client_app
-from fl_strategies import Knowledge, Party, keys
-from fl_strategies.class_weights import CLASS_COUNTS
-from fl_strategies.consensus import MAX_WEIGHT
-from fl_strategies.packing import pack_labels
-from fl_strategies.protocols import Array
+from fl_strategies import Knowledge, Party
+from fl_strategies.aggregation.class_weights import CLASS_COUNTS
+from fl_strategies.aggregation.consensus import MAX_WEIGHT
+from fl_strategies.arrays import Array
 from fl_strategies.randomness import derive_rng
+from fl_strategies.wire import keys
+from fl_strategies.wire.packing import pack_labels
 from simulations.config import Settings, Value
 from simulations.experiment import load_federation
 from simulations.local import run_local

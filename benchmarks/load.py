@@ -32,11 +32,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.app import client_app
-from fl_strategies import KnowledgeStrategy, _compat, keys
-from fl_strategies.knowledge import decode_array, encode_arrays
-from fl_strategies.packing import pack_labels, unpack_labels
-from fl_strategies.protocols import Array
+from fl_strategies import KnowledgeStrategy
+from fl_strategies.arrays import Array
 from fl_strategies.randomness import derive_rng
+from fl_strategies.runtime import _compat
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import decode_array, encode_arrays
+from fl_strategies.wire.packing import pack_labels, unpack_labels
 from simulations.config import Settings, Value
 from simulations.experiment import Federation, load_federation
 from simulations.local import InMemoryGrid
@@ -54,9 +56,12 @@ STRATEGIES: Mapping[str, Mapping[str, Value]] = {
     "fedkd-sums": {"strategy": "fedkd", "exclude-outliers": False},
 }
 SAME: Mapping[str, Value] = {
-    "learner": "ridge", "final-learner": "ridge", "partition": "iid",
-    "num-parties": NUM_TEMPLATES, "max-wait": 1.0,
-}  # fmt: skip
+    "learner": "ridge",
+    "final-learner": "ridge",
+    "partition": "iid",
+    "num-parties": NUM_TEMPLATES,
+    "max-wait": 1.0,
+}
 
 
 SAME_REPLIES: Mapping[str, str] = {"fedkt-trimmed": "fedkt", "fedmd-median": "fedmd-mean"}

@@ -33,16 +33,22 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.app import client_app
-from fl_strategies import REGISTRY, FedKT, Knowledge, Party, keys
+from fl_strategies import (
+    REGISTRY,
+    FedKT,
+    Knowledge,
+    Party,
+)
+from fl_strategies.arrays import Array
 from fl_strategies.exceptions import InvalidData
-from fl_strategies.fedkd import FedKDParty
-from fl_strategies.fedkd.words import NUM_LEVELS
-from fl_strategies.fedmd import FedMDParty
-from fl_strategies.fedmd.release import SCORES, plain_limits
-from fl_strategies.knowledge import Metrics
-from fl_strategies.packing import pack_labels, unpack_labels
-from fl_strategies.protocols import Array
 from fl_strategies.randomness import derive_rng
+from fl_strategies.strategies.fedkd import FedKDParty
+from fl_strategies.strategies.fedkd.words import NUM_LEVELS
+from fl_strategies.strategies.fedmd import FedMDParty
+from fl_strategies.strategies.fedmd.release import SCORES, plain_limits
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import Metrics
+from fl_strategies.wire.packing import pack_labels, unpack_labels
 from simulations.config import Settings, Value
 from simulations.experiment import Federation, load_federation
 from simulations.local import run_local
@@ -67,17 +73,26 @@ class Case:
 
 
 FOREST = {
-    "strategy": "fedkt", "learner": "random-forest", "final-learner": "random-forest",
-    "num-trees": 30, "num-parties": 10, "num-splits": 2, "num-teachers": 5,
-    "corrected": False, "vote-weights": "none",
-}  # fmt: skip
+    "strategy": "fedkt",
+    "learner": "random-forest",
+    "final-learner": "random-forest",
+    "num-trees": 30,
+    "num-parties": 10,
+    "num-splits": 2,
+    "num-teachers": 5,
+    "corrected": False,
+    "vote-weights": "none",
+}
 # The models of the FedKT paper for Adult.
 ADULT = {**FOREST, "data": "adult", "teacher": "decision-tree", "max-depth": 6}
 DIGITS = {**FOREST, "data": "digits"}
 NETWORKS = {
-    "strategy": "fedmd", "learner": "mlp", "final-learner": "mlp", "num-parties": 10,
+    "strategy": "fedmd",
+    "learner": "mlp",
+    "final-learner": "mlp",
+    "num-parties": 10,
     "num-server-rounds": 4,
-}  # fmt: skip
+}
 FEWER = {"adult": {"train-rows": 2000, "public-rows": 500}}
 VOTES = {"plain": {"vote-trim": 0.0}, "trimmed": {"vote-trim": 0.2}}
 SCORE_RULES = {
@@ -87,11 +102,13 @@ SCORE_RULES = {
     "labels": {"consensus": "mean", "payload": "argmax"},
 }
 LOGIT_RULES = {
-    **{name: {**SCORE_RULES[name], "weights": "uniform", "loss": "l1"}
-       for name in ("mean", "median", "trimmed-mean")},
+    **{
+        name: {**SCORE_RULES[name], "weights": "uniform", "loss": "l1"}
+        for name in ("mean", "median", "trimmed-mean")
+    },
     "class-weighted mean": {"consensus": "mean", "weights": "counts", "loss": "l1"},
     "evidence": {"weights": "evidence"},
-}  # fmt: skip
+}
 DEALS: Mapping[str, Mapping[str, Value]] = {
     "iid": {"partition": "iid"},
     "dirichlet-0.5": {"partition": "dirichlet", "beta": 0.5},
@@ -277,9 +294,11 @@ class Laboratory:
     def _run_rounds(self, settings: Settings, attack: str) -> Outcome:
         federation, hostile = load_federation(settings), hostile_parties(settings, attack)
         result = run_local(
-            federation.strategy(), attacked_app(federation, attack, hostile),
-            settings.num_parties, num_rounds=settings.num_server_rounds,
-        )  # fmt: skip
+            federation.strategy(),
+            attacked_app(federation, attack, hostile),
+            settings.num_parties,
+            num_rounds=settings.num_server_rounds,
+        )
         measured = result.evaluate_metrics_clientapp[settings.num_server_rounds]
         ids, figures = (measured[name] for name in ("partition-ids", "accuracy-by-party"))
         others = hostile_parties(settings, "any")

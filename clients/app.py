@@ -10,7 +10,13 @@ from flwr.clientapp import ClientApp
 
 from clients.at_home import compare_at_home, verdict_to_tell
 from clients.kept_run import answer_once, run_name
-from fl_strategies import REGISTRY, Learner, Party, PartyHalf, keys
+from fl_strategies import (
+    REGISTRY,
+    Learner,
+    Party,
+    PartyHalf,
+)
+from fl_strategies.core.policy import Request, check_request
 from fl_strategies.exceptions import (
     InvalidData,
     KnowledgeMismatch,
@@ -20,9 +26,15 @@ from fl_strategies.exceptions import (
     UnsupportedLearner,
     require_known,
 )
-from fl_strategies.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar, count_bytes
-from fl_strategies.policy import check_request
-from fl_strategies.replies import EVALUATION
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import (
+    MAX_REPLY_BYTES,
+    Knowledge,
+    Metrics,
+    Scalar,
+    count_bytes,
+)
+from fl_strategies.wire.replies import EVALUATION
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -96,12 +108,23 @@ def _guarded(message: Message, respond: Callable[[], RecordDict]) -> Message:
     return Message(Error(CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
+def _check_request(party: Party, request: Request, *, releases: bool) -> None:
+    limit = party.journal.max_epsilon if party.journal is not None else None
+    check_request(
+        party.policy,
+        request,
+        owner=party.owner,
+        budgeted=limit is not None,
+        releases=releases,
+    )
+
+
 def _train(
     message: Message, context: Context, load_party: LoadParty, halves: Mapping[str, PartyHalf]
 ) -> RecordDict:
     config, half = _read_request(message, halves)
     party = _load(load_party, context, config)
-    check_request(party, half.request(party, config), releases=True)
+    _check_request(party, half.request(party, config), releases=True)
 
     def respond() -> RecordDict:
         if party.journal is not None:
@@ -122,7 +145,7 @@ def _evaluate(
 ) -> RecordDict:
     config, half = _read_request(message, halves)
     party = _load(load_party, context, config)
-    check_request(party, half.request(party, config), releases=False)
+    _check_request(party, half.request(party, config), releases=False)
     received = _received(message)
     if received is None:
         raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")

@@ -9,14 +9,16 @@ import math
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fl_strategies import Learner, Party, keys
-from fl_strategies.fedkt.words import PRIVACY_LEVEL
-from fl_strategies.half import read_seed
-from fl_strategies.knowledge import Metrics, decode_array, encode_arrays
+from fl_strategies import Learner, Party
+from fl_strategies.arrays import Array, FloatArray
+from fl_strategies.core.accounting import run_ledger
+from fl_strategies.core.role import read_seed
+from fl_strategies.core.tasks import METRICS, judge, paired_error
 from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.privacy.reporting import DEFAULT_DELTA, run_ledger
-from fl_strategies.protocols import Array, FloatArray
-from fl_strategies.tasks import METRICS, judge, paired_error
+from fl_strategies.privacy.ledger import DEFAULT_DELTA
+from fl_strategies.strategies.fedkt.words import PRIVACY_LEVEL
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import Metrics, decode_array, encode_arrays
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -84,6 +86,11 @@ def _log(party: Party, received: FloatArray, own: FloatArray) -> bool:
     logger.info(
         "%s: the model of this run is %s one of its own: %s %.4g against %.4g on %d held-out "
         "rows.",
-        party.owner, word, METRICS[party.task], received.mean(), own.mean(), len(own),
-    )  # fmt: skip
+        party.owner,
+        word,
+        METRICS[party.task],
+        received.mean(),
+        own.mean(),
+        len(own),
+    )
     return better

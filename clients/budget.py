@@ -13,9 +13,9 @@ it scores and, in a `MultiLabelLearner`, its labels (350: 1.7 s; 500 of XGBoost:
 from collections.abc import Mapping
 from typing import Final
 
+from fl_strategies.arrays import Array, IntArray
 from fl_strategies.exceptions import require_known
-from fl_strategies.knowledge import MAX_REPLY_BYTES
-from fl_strategies.protocols import Array, IntArray
+from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
 
 GROWTH: Final = 24
 """Bytes of memory for each byte that arrived; the smallest node of a tree grows 16 times."""

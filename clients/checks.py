@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, UnsupportedLearner, require
-from fl_strategies.protocols import (
-    Array,
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.protocols import (
     EnsembleLearner,
     IncrementalLearner,
-    IntArray,
     Learner,
     LearnerFactory,
     PortableLearner,
@@ -25,6 +23,7 @@ from fl_strategies.protocols import (
     SoftLearner,
     TrainingSet,
 )
+from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, UnsupportedLearner, require
 
 _ROWS_PER_CLASS = 12
 
@@ -118,8 +117,9 @@ class _Check:
         learner = self.learner_fn()
         self.require(
             isinstance(learner, Learner),
-            "a learner must have num_classes, fit, predict and logits", "fewer",
-        )  # fmt: skip
+            "a learner must have num_classes, fit, predict and logits",
+            "fewer",
+        )
         count = learner.num_classes
         expected = count == self.num_classes
         self.require(expected, f"num_classes must be {self.num_classes}", count)

@@ -8,9 +8,9 @@ import numpy as np
 from clients.scores import ScoreLearner
 from clients.tabular import to_float32
 from clients.tree_arrays import NativeTree, Trees, num_received_trees
+from fl_strategies.arrays import Array, FloatArray
+from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import MissingExtra, require
-from fl_strategies.protocols import Array, FloatArray
-from fl_strategies.tasks import Task
 
 try:
     from sklearn import clone
@@ -39,7 +39,7 @@ or ExtraTreeRegressor
     num_classes : int
         Length of the federation's class list, number of labels, or number of outputs.
     task : "single-label", "multi-label" or "regression"
-        What labels are; see `fl_strategies.tasks`.
+        What labels are; see `fl_strategies.core.tasks`.
 
     Examples
     --------

@@ -10,9 +10,9 @@ from scipy.spatial.distance import cdist
 
 from clients.scores import ScoreLearner
 from clients.tabular import require_array, require_names
+from fl_strategies.arrays import Array, FloatArray
+from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import UnsupportedLearner, require, require_data, require_known
-from fl_strategies.protocols import Array, FloatArray
-from fl_strategies.tasks import Task
 
 Kernel: TypeAlias = Literal["linear", "rbf", "polynomial", "laplace"]
 
@@ -43,7 +43,7 @@ class KernelRidgeLearner(ScoreLearner):
     num_classes : int
         Length of the federation's class list, number of labels, or number of outputs.
     task : "single-label", "multi-label" or "regression"
-        What labels are; see `fl_strategies.tasks`.
+        What labels are; see `fl_strategies.core.tasks`.
     kernel : "linear", "rbf", "polynomial" or "laplace"
         x . x', exp(-gamma |x - x'|_2^2), (gamma x . x' + offset)^degree, or
         exp(-gamma |x - x'|_1).
@@ -175,7 +175,7 @@ class RidgeLearner(ScoreLearner):
     num_classes : int
         Length of the federation's class list, number of labels, or number of outputs.
     task : "single-label", "multi-label" or "regression"
-        What labels are; see `fl_strategies.tasks`.
+        What labels are; see `fl_strategies.core.tasks`.
     ridge : float
         Weight of the squared norm, at least 0; with 0 the least-norm solution is taken.
     intercept : bool

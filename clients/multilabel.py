@@ -11,6 +11,17 @@ import numpy as np
 from clients.budget import MAX_WIDTH
 from clients.soft_labels import check_soft_targets, label_shares, weigh
 from clients.tabular import MIN_PROBABILITY, require_array
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.party import check_rows
+from fl_strategies.core.protocols import (
+    Learner,
+    LearnerFactory,
+    Recipe,
+    SoftLearner,
+    can_travel,
+    require_portable,
+)
+from fl_strategies.core.tasks import UNKNOWN, check_targets, check_task
 from fl_strategies.exceptions import (
     InvalidData,
     KnowledgeMismatch,
@@ -19,20 +30,7 @@ from fl_strategies.exceptions import (
     require_data,
     require_known,
 )
-from fl_strategies.knowledge import join_arrays, part_arrays
-from fl_strategies.party import check_rows
-from fl_strategies.protocols import (
-    Array,
-    FloatArray,
-    IntArray,
-    Learner,
-    LearnerFactory,
-    Recipe,
-    SoftLearner,
-    can_travel,
-    require_portable,
-)
-from fl_strategies.tasks import UNKNOWN, check_targets, check_task
+from fl_strategies.wire.knowledge import join_arrays, part_arrays
 
 ROW_SHAPE: Final = "row-shape"
 LOG_ODDS: Final = "log-odds"

@@ -27,12 +27,13 @@ from clients.torch_training import (
     make_optimizer,
     weighted,
 )
+from fl_strategies.arrays import Array, FloatArray
+from fl_strategies.core.protocols import Recipe, TrainingSet
 from fl_strategies.exceptions import InvalidParameter, MissingExtra, require
+from fl_strategies.privacy.bounds.gaussian import gaussian_mu
+from fl_strategies.privacy.bounds.pld import dpsgd_epsilon
 from fl_strategies.privacy.events import DPSGDEvent
-from fl_strategies.privacy.gaussian import gaussian_mu
-from fl_strategies.privacy.pld import dpsgd_epsilon
 from fl_strategies.privacy.secure import GRID, continuous_gaussian, random_words
-from fl_strategies.protocols import Array, FloatArray, Recipe, TrainingSet
 
 try:
     import torch
@@ -219,10 +220,15 @@ class DPTorchLearner(TorchLearner):
         if self.private_distill:
             return super().distill(x, targets, rng=rng, recipe=recipe)
         plain = TorchLearner(
-            self.module_fn, num_classes=self.num_classes, task=self.task, epochs=self.epochs,
-            batch_size=self.batch_size, learning_rate=self.distill_learning_rate,
-            weight_decay=self.weight_decay, schedule=self.schedule,
-        )  # fmt: skip
+            self.module_fn,
+            num_classes=self.num_classes,
+            task=self.task,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.distill_learning_rate,
+            weight_decay=self.weight_decay,
+            schedule=self.schedule,
+        )
         if self._module is not None:
             plain._keep(self._module, self._row_shape)
         plain.distill(x, targets, rng=rng, recipe=recipe)
@@ -241,13 +247,19 @@ class DPTorchLearner(TorchLearner):
         batch_size = min(self.batch_size, records)
         steps = (epochs or self.epochs) * math.ceil(records / batch_size)
         noise = self.noise_multiplier or calibrated_noise(
-            records, batch_size, steps,
-            target_epsilon=self.target_epsilon or 0.0, delta=self.delta,
-        )  # fmt: skip
+            records,
+            batch_size,
+            steps,
+            target_epsilon=self.target_epsilon or 0.0,
+            delta=self.delta,
+        )
         return DPSGDEvent(
-            noise_multiplier=noise, records=records, batch_size=batch_size, steps=steps,
+            noise_multiplier=noise,
+            records=records,
+            batch_size=batch_size,
+            steps=steps,
             seeded=not self.secure,
-        )  # fmt: skip
+        )
 
     @property
     def _record_loss(self) -> BatchLoss:
@@ -289,9 +301,13 @@ class DPTorchLearner(TorchLearner):
             torch.default_generator.set_state(_unpredictable_state())
         model = GradSampleModule(copy.deepcopy(module), loss_reduction="sum")
         descent = make_optimizer(
-            self.optimizer, model.parameters(), learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay, momentum=self.momentum, fused=False,
-        )  # fmt: skip
+            self.optimizer,
+            model.parameters(),
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            fused=False,
+        )
         optimizer = _NoisyOptimizer(descent, source, event, self.max_grad_norm)
         chance = event.batch_size / event.records
         rows, wanted = torch.from_numpy(as_float32("x", [x])), torch.from_numpy(targets)
@@ -317,9 +333,11 @@ class _NoisyOptimizer(DPOptimizer):  # type: ignore[misc] # Opacus has no types
         self, optimizer: torch.optim.Optimizer, source: Source, event: DPSGDEvent, norm: float
     ) -> None:
         super().__init__(
-            optimizer, noise_multiplier=event.noise_multiplier, max_grad_norm=norm,
+            optimizer,
+            noise_multiplier=event.noise_multiplier,
+            max_grad_norm=norm,
             expected_batch_size=event.batch_size,
-        )  # fmt: skip
+        )
         self.source = source
 
     def clip_and_accumulate(self) -> None:

@@ -15,10 +15,11 @@ import numpy as np
 from clients.budget import MAX_WIDTH
 from clients.soft_labels import check_soft_targets
 from clients.tabular import MIN_PROBABILITY, WIDTH, require_array
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.party import check_rows
+from fl_strategies.core.protocols import Link, Recipe
+from fl_strategies.core.tasks import UNKNOWN, Task, check_targets, check_task
 from fl_strategies.exceptions import NotFitted, require, require_data, require_known
-from fl_strategies.party import check_rows
-from fl_strategies.protocols import Array, FloatArray, IntArray, Link, Recipe
-from fl_strategies.tasks import UNKNOWN, Task, check_targets, check_task
 
 LINK: Final = "link"
 TEMPERATURE: Final = "temperature"
@@ -52,7 +53,7 @@ class ScoreLearner(ABC):
     num_classes : int
         Length of the federation's class list, number of labels, or number of outputs.
     task : "single-label", "multi-label" or "regression"
-        What labels are; see `fl_strategies.tasks`.
+        What labels are; see `fl_strategies.core.tasks`.
     """
 
     def __init__(self, *, num_classes: int, task: Task = "single-label") -> None:
@@ -178,9 +179,12 @@ class ScoreLearner(ABC):
         self._fitted_link()
         rows = self._checked_rows(x)
         require_data(
-            rows.shape[1] == self._width, self._owner, "x",
-            f"rows of {self._width} columns, as in training", rows.shape[1],
-        )  # fmt: skip
+            rows.shape[1] == self._width,
+            self._owner,
+            "x",
+            f"rows of {self._width} columns, as in training",
+            rows.shape[1],
+        )
         if not len(rows):
             return np.zeros((0, self._num_classes))
         # Finite numbers that were received can still overflow; that must not carry NaN

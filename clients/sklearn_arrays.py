@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from clients.tabular import require_array, require_names
+from fl_strategies.arrays import Array
 from fl_strategies.exceptions import MissingExtra, require_known
-from fl_strategies.knowledge import MAX_REPLY_BYTES
-from fl_strategies.protocols import Array
+from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
 
 try:
     from sklearn import clone, naive_bayes, preprocessing
@@ -152,9 +152,13 @@ _SIZES: Final[Mapping[type, Callable[[Any, Shape], Sizes]]] = {
     PCA: _component_sizes,
 }
 SCALERS: Final = (
-    preprocessing.StandardScaler, preprocessing.MinMaxScaler, preprocessing.MaxAbsScaler,
-    preprocessing.RobustScaler, preprocessing.Normalizer, PCA,
-)  # fmt: skip
+    preprocessing.StandardScaler,
+    preprocessing.MinMaxScaler,
+    preprocessing.MaxAbsScaler,
+    preprocessing.RobustScaler,
+    preprocessing.Normalizer,
+    PCA,
+)
 MODELS: Final = tuple(_SIZES.keys() - set(SCALERS))
 
 

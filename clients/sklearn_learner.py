@@ -21,13 +21,13 @@ from clients.sklearn_weights import fit_weighted, takes_weights
 from clients.soft_labels import WeightedLabels
 from clients.tabular import TabularLearner, to_float32
 from clients.tree_arrays import num_received_trees
+from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import (
     KnowledgeMismatch,
     UnsupportedLearner,
     require,
 )
-from fl_strategies.knowledge import MAX_REPLY_BYTES
-from fl_strategies.protocols import Array, FloatArray, IntArray
+from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
 
 # The imports above say which extra to install where scikit-learn is missing.
 # isort: split

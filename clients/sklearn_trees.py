@@ -13,8 +13,8 @@ import numpy as np
 from clients.sklearn_arrays import OWNER, Shape
 from clients.tabular import require_array, to_float32
 from clients.tree_arrays import VALUES_AT_ONCE, NativeTree, Trees
+from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import MissingExtra, UnsupportedLearner, require_known
-from fl_strategies.protocols import Array, FloatArray, IntArray
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -117,9 +117,14 @@ def trees_from_arrays(
     require_known(sound, OWNER, VALUES, "shares that sum to 1", "something else")
     own[VALUES] = own.pop(LEAF_VALUES)
     trees = Trees.from_arrays(
-        OWNER, own, num_trees=num_trees, width=shape.width, num_values=1,
-        dtype=np.min_scalar_type(distinct - 1), max_bytes=shape.max_bytes,
-    )  # fmt: skip
+        OWNER,
+        own,
+        num_trees=num_trees,
+        width=shape.width,
+        num_values=1,
+        dtype=np.min_scalar_type(distinct - 1),
+        max_bytes=shape.max_bytes,
+    )
     inside = bool((trees.values < distinct).all())
     require_known(inside, OWNER, LEAF_VALUES, f"below {distinct}", "a larger index")
     return ReceivedTrees(trees, shares, shape.width)

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from clients.soft_labels import WeightedLabels
-from fl_strategies.protocols import Array
+from fl_strategies.arrays import Array
 
 # isort: split
 from sklearn.pipeline import Pipeline

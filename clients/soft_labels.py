@@ -10,9 +10,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.special import expit, logit, softmax
 
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.protocols import Link, Recipe
+from fl_strategies.core.tasks import check_targets
 from fl_strategies.exceptions import require, require_data
-from fl_strategies.protocols import Array, FloatArray, IntArray, Link, Recipe
-from fl_strategies.tasks import check_targets
 
 # Every class that is kept costs a row of training. One of less than 1/64 of a row hardly moves
 # a model, but all of a rare class may lie below that, and its order of rows with it: so no

@@ -10,9 +10,9 @@ from clients.tabular import require_array, to_float32
 from clients.tree_arrays import NativeTree, Trees
 from clients.ubjson import decode
 from clients.xgboost_settings import boosting_settings
+from fl_strategies.arrays import Array, FloatArray
+from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import MissingExtra, require_known
-from fl_strategies.protocols import Array, FloatArray
-from fl_strategies.tasks import Task
 
 try:
     import xgboost
@@ -38,7 +38,7 @@ class XGBoostScores(ScoreLearner):
     num_classes : int
         Length of the federation's class list, number of labels, or number of outputs.
     task : "single-label", "multi-label" or "regression"
-        What labels are; see `fl_strategies.tasks`.
+        What labels are; see `fl_strategies.core.tasks`.
     num_rounds : int
         Boosting rounds, each with one tree per class.
     max_depth : int
@@ -57,7 +57,7 @@ class XGBoostScores(ScoreLearner):
     Examples
     --------
     >>> import numpy as np
-    >>> from fl_strategies.protocols import Recipe
+    >>> from fl_strategies.core.protocols import Recipe
     >>> learner = XGBoostScores(num_classes=2, num_rounds=30, reg_lambda=0.0)
     >>> x = np.repeat([[0.0], [1.0]], 8, axis=0)
     >>> shares = np.repeat([[0.9, 0.1], [0.2, 0.8]], 8, axis=0)

@@ -15,6 +15,10 @@ import numpy as np
 
 from clients.budget import MAX_WIDTH
 from clients.soft_labels import WeightedLabels, check_soft_targets, class_shares, weigh
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.party import check_rows
+from fl_strategies.core.protocols import Recipe
+from fl_strategies.core.tasks import check_labels
 from fl_strategies.exceptions import (
     KnowledgeMismatch,
     NotFitted,
@@ -23,9 +27,6 @@ from fl_strategies.exceptions import (
     require_data,
     require_known,
 )
-from fl_strategies.party import check_rows
-from fl_strategies.protocols import Array, FloatArray, IntArray, Recipe
-from fl_strategies.tasks import check_labels
 
 # Below every probability a model of this size can tell apart, and far enough from zero
 # that one overconfident model cannot outweigh a federation: log(1e-7) is about -16.
@@ -259,9 +260,12 @@ class TabularLearner(ABC):
         check_rows(self._owner, "x", x)
         rows = self._flatten(x)
         require_data(
-            rows.shape[1] == self._width, self._owner, "x",
-            f"rows of {self._width} columns, as in training", rows.shape[1],
-        )  # fmt: skip
+            rows.shape[1] == self._width,
+            self._owner,
+            "x",
+            f"rows of {self._width} columns, as in training",
+            rows.shape[1],
+        )
         return rows
 
     @staticmethod

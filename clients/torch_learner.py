@@ -38,10 +38,11 @@ from clients.torch_training import (
     state_of,
     steps_per_epoch,
 )
+from fl_strategies.arrays import Array, FloatArray
+from fl_strategies.core.party import check_rows
+from fl_strategies.core.protocols import Recipe, TrainingSet
+from fl_strategies.core.tasks import Task, check_targets
 from fl_strategies.exceptions import InvalidData, MissingExtra, NotFitted, require, require_data
-from fl_strategies.party import check_rows
-from fl_strategies.protocols import Array, FloatArray, Recipe, TrainingSet
-from fl_strategies.tasks import Task, check_targets
 
 try:
     import torch
@@ -358,9 +359,12 @@ class TorchLearner:
         rngs: Sequence[np.random.Generator],
     ) -> None:
         optimizer = make_optimizer(
-            self.optimizer, model.parameters(), learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay, momentum=self.momentum,
-        )  # fmt: skip
+            self.optimizer,
+            model.parameters(),
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+        )
         data = TrainingData(sets)
         batches = data.batches(epochs, self.batch_size, rngs)
         steps = self._steps(optimizer, data.num_steps(epochs, self.batch_size))

@@ -8,10 +8,11 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
+from fl_strategies.arrays import Array
+from fl_strategies.core.party import check_rows
+from fl_strategies.core.protocols import Recipe
+from fl_strategies.core.tasks import UNKNOWN, Task
 from fl_strategies.exceptions import KnowledgeMismatch, MissingExtra, require, require_known
-from fl_strategies.party import check_rows
-from fl_strategies.protocols import Array, Recipe
-from fl_strategies.tasks import UNKNOWN, Task
 
 try:
     import torch

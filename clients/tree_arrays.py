@@ -16,9 +16,9 @@ import numpy as np
 
 from clients.budget import MAX_LEVELS, MAX_TREES, require_memory, require_steps
 from clients.tabular import require_array, require_names
+from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import require_known
-from fl_strategies.knowledge import MAX_REPLY_BYTES
-from fl_strategies.protocols import Array, FloatArray, IntArray
+from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
 
 _NAMES: Final = {"tree-sizes", "leaf-bits", "features", "thresholds", "values"}
 VALUES_AT_ONCE: Final = 2**18

@@ -14,8 +14,8 @@ from clients.tabular import TabularLearner, require_array, require_names, to_flo
 from clients.tree_arrays import levels_of
 from clients.ubjson import decode
 from clients.xgboost_settings import boosting_settings
+from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import KnowledgeMismatch, MissingExtra, require_known
-from fl_strategies.protocols import Array, FloatArray, IntArray
 
 try:
     import xgboost

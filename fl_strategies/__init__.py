@@ -7,16 +7,8 @@ half that runs at the parties. Adding one takes a module, its test and a line he
 from dataclasses import dataclass
 from typing import Any
 
-from fl_strategies.base import KnowledgeStrategy
-from fl_strategies.codistill import AKD, EKD, PKD, AvgKD, CodistillParty
-from fl_strategies.fedavg import FedAvg, FedAvgParty
-from fl_strategies.fedkd import FedKD, FedKDParty
-from fl_strategies.fedkt import FedKT, FedKTParty
-from fl_strategies.fedmd import FedMD, FedMDParty
-from fl_strategies.half import PartyHalf
-from fl_strategies.knowledge import Knowledge
-from fl_strategies.party import Party
-from fl_strategies.protocols import (
+from fl_strategies.core.party import Party
+from fl_strategies.core.protocols import (
     EnsembleLearner,
     IncrementalLearner,
     Learner,
@@ -25,6 +17,14 @@ from fl_strategies.protocols import (
     Recipe,
     SoftLearner,
 )
+from fl_strategies.core.role import PartyHalf
+from fl_strategies.core.strategy import KnowledgeStrategy
+from fl_strategies.strategies.codistill import AKD, EKD, PKD, AvgKD, CodistillParty
+from fl_strategies.strategies.fedavg import FedAvg, FedAvgParty
+from fl_strategies.strategies.fedkd import FedKD, FedKDParty
+from fl_strategies.strategies.fedkt import FedKT, FedKTParty
+from fl_strategies.strategies.fedmd import FedMD, FedMDParty
+from fl_strategies.wire.knowledge import Knowledge
 
 __version__ = "0.1.0"
 

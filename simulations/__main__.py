@@ -118,9 +118,10 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help=f"{', '.join(LOADERS)}, FILE.npz or FILE.csv")
     parser.add_argument("--label", metavar="COLUMN", help="label column of FILE.csv")
     parser.add_argument(
-        "--learner", metavar="NAMES",
+        "--learner",
+        metavar="NAMES",
         help=f"party models, comma-separated, of {', '.join(LEARNERS)}",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting"
     )
@@ -161,9 +162,13 @@ def _run_once(settings: Settings) -> Report:
     )
     seconds, cpu_seconds = time.perf_counter() - start, _cpu_seconds() - cpu_start
     return make_report(
-        federation, strategy, result,
-        seconds=seconds, cpu_seconds=cpu_seconds, num_workers=settings.workers,
-    )  # fmt: skip
+        federation,
+        strategy,
+        result,
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        num_workers=settings.workers,
+    )
 
 
 def _cpu_seconds() -> float:

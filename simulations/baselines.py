@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from fl_strategies import keys
-from fl_strategies.tasks import Judgement, paired_error
+from fl_strategies.core.tasks import Judgement, paired_error
+from fl_strategies.wire import keys
 from simulations.experiment import Federation
 
 MAJORITY: Final = "majority"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from fl_strategies.arrays import Array
 from fl_strategies.exceptions import require
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.protocols import Array
 from simulations.config import TYPE_NAMES, Value
 
 OWNER: Final = "node-config"

@@ -7,8 +7,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies import keys
-from fl_strategies.protocols import FloatArray
+from fl_strategies.arrays import FloatArray
+from fl_strategies.wire import keys
 
 Report: TypeAlias = Mapping[str, Any]
 Cause: TypeAlias = Callable[[Report], str | None]
@@ -100,8 +100,12 @@ def few_public_rows(report: Report) -> str | None:
 
 
 _CAUSES: Final[tuple[Cause, ...]] = (
-    noise, one_sided_classes, few_records_a_teacher, unlike_public_rows, few_public_rows,
-)  # fmt: skip
+    noise,
+    one_sided_classes,
+    few_records_a_teacher,
+    unlike_public_rows,
+    few_public_rows,
+)
 
 
 def class_skew(report: Report) -> float:

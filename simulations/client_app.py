@@ -6,8 +6,9 @@ from dataclasses import replace
 from flwr.app import Context
 
 from clients.app import client_app
-from fl_strategies import Party, keys
+from fl_strategies import Party
 from fl_strategies.exceptions import require
+from fl_strategies.wire import keys
 from simulations.budget import BUDGET_KEYS, OWNER, Budget
 from simulations.config import Settings, Value
 from simulations.experiment import load_federation

@@ -17,9 +17,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from fl_strategies import __version__, keys
-from fl_strategies.durable import replace_file
+from fl_strategies import __version__
 from fl_strategies.exceptions import StrategyError
+from fl_strategies.runtime.atomic_files import replace_file
+from fl_strategies.wire import keys
 from simulations.baselines import PREFIXES, judge_baselines
 from simulations.compare_entries import Entry, Given, Plan
 from simulations.config import Settings
@@ -153,9 +154,12 @@ def _kept_of(asked: Mapping[str, Any], report: Report, num_parties: int) -> Outc
     promises = {
         key: _finite(report[key])
         for key in (
-            keys.EPSILON_PARTY, keys.DELTA_PARTY, keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE,
+            keys.EPSILON_PARTY,
+            keys.DELTA_PARTY,
+            keys.EPSILON_EXAMPLE,
+            keys.DELTA_EXAMPLE,
         )
-    }  # fmt: skip
+    }
     return {
         **outcome_of(asked, report),
         **promises,

@@ -33,27 +33,36 @@ def add_compare(
 ) -> None:
     """Add the command; `run` makes one run and returns its report."""
     parser = commands.add_parser(
-        "compare", help="run all strategies that fit the data; say which to take",
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "compare",
+        help="run all strategies that fit the data; say which to take",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_data(parser)
     parser.add_argument(
-        "--strategy", metavar="NAMES",
+        "--strategy",
+        metavar="NAMES",
         help=f"only these, comma-separated, of {', '.join(REGISTRY)} (default: all)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--epsilon", metavar="E",
+        "--epsilon",
+        metavar="E",
         help="also compare what can promise privacy, at this budget or these, comma-separated",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--rounds", type=int, default=5, metavar="N",
+        "--rounds",
+        type=int,
+        default=5,
+        metavar="N",
         help="rounds of strategies that have more than one (default: 5)",
-    )  # fmt: skip
+    )
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
     parser.add_argument(
-        "--json", type=Path, metavar="OUT",
+        "--json",
+        type=Path,
+        metavar="OUT",
         help="results so far, and the table (default: runs/compare-<data>.json)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--png", type=Path, metavar="OUT", help="picture (default: as --json, ending in .png)"
     )

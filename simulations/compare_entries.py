@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from fl_strategies import REGISTRY, FedAvg
+from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import StrategyError, require
-from fl_strategies.fedkt.words import MOST_TEACHERS, VOTES_PER_NOISE, count_noise
-from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.votes import VoteNoise, VotePrivacy
-from fl_strategies.tasks import Task
+from fl_strategies.strategies.fedkt.words import MOST_TEACHERS, VOTES_PER_NOISE, count_noise
 from simulations.config import Settings, Value
 from simulations.experiment import Federation, load_federation
 
@@ -213,12 +213,15 @@ def _private_drafts(
         _voting("L1", given, federations[0], budget),
         _voting("L2", given, federations[0], budget),
         Draft(
-            "fedmd ldp", {"strategy": "fedmd", "release": "ldp", **noisy, **ACCEPTED},
-            {"num-server-rounds": 1}, note=SERVER_MODEL,
+            "fedmd ldp",
+            {"strategy": "fedmd", "release": "ldp", **noisy, **ACCEPTED},
+            {"num-server-rounds": 1},
+            note=SERVER_MODEL,
         ),
         _sampling(given, federations, budget),
         Draft(
-            "fedkd noise", {"strategy": "fedkd", "weights": "uniform", **noisy},
+            "fedkd noise",
+            {"strategy": "fedkd", "weights": "uniform", **noisy},
             {"noise": "gaussian"},
         ),
         Draft(
@@ -226,16 +229,18 @@ def _private_drafts(
             {"strategy": "fedkd", "weights": "noisy-counts", **noisy},
             {"noise": "gaussian", "count-epsilon": budget / 2},
         ),
-    ]  # fmt: skip
+    ]
     return [replace(draft, name=draft.name + told, budget=budget) for draft in drafts]
 
 
 def _voting(level: str, given: Given, federation: Federation, budget: float) -> Draft:
     """Return FedKT at a level, with as many queries as its noise leaves readable."""
     decided: Given = {
-        "strategy": "fedkt", "privacy-level": level, "target-epsilon": budget,
+        "strategy": "fedkt",
+        "privacy-level": level,
+        "target-epsilon": budget,
         **ACCEPTED,
-    }  # fmt: skip
+    }
     draft = Draft(f"fedkt {level}", decided)
     if {"num-queries", "fraction-query"} & given.keys():
         return draft
@@ -266,10 +271,12 @@ def _queries(settings: Settings, federation: Federation) -> int:
 def _noise_scale(settings: Settings, num_classes: int, num_queries: int) -> float:
     noise: VoteNoise = settings.noise  # type: ignore[assignment]
     privacy = VotePrivacy(
-        noise=noise, target_epsilon=settings.target_epsilon, delta=settings.delta,
+        noise=noise,
+        target_epsilon=settings.target_epsilon,
+        delta=settings.delta,
         threshold=settings.threshold or None,
         threshold_sigma=settings.threshold_sigma or None,
-    )  # fmt: skip
+    )
     splits, counted = settings.num_splits or 1, settings.vote_weights == "noisy-counts"
     if settings.privacy_level == "L1":
         return privacy.mechanism(

@@ -59,10 +59,16 @@ def _draw_points(axes: Any, summary: Summary, places: Mapping[str, float]) -> No
             continue
         mean, deviation = summarise(line.figures)
         axes.errorbar(
-            places[line.name], 100 * mean, yerr=100 * deviation, label=line.name, capsize=2,
-            color=f"C{number % NUM_COLOURS}", marker=MARKERS[number % len(MARKERS)],
-            linestyle="none", fillstyle="none" if line.promise is None else "full",
-        )  # fmt: skip
+            places[line.name],
+            100 * mean,
+            yerr=100 * deviation,
+            label=line.name,
+            capsize=2,
+            color=f"C{number % NUM_COLOURS}",
+            marker=MARKERS[number % len(MARKERS)],
+            linestyle="none",
+            fillstyle="none" if line.promise is None else "full",
+        )
 
 
 def _draw_baselines(axes: Any, summary: Summary) -> None:

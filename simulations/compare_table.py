@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fl_strategies import keys
+from fl_strategies.wire import keys
 from simulations.compare import FURTHER, Comparison, Results
 from simulations.compare_entries import Entry
 from simulations.report import summarise, table
@@ -226,9 +226,15 @@ def render(summary: Summary) -> str:
     """Return the table and what must be known to read it."""
     further = [n for n in FURTHER if any(n in line.further for line in summary.lines)]
     header = [
-        "", *(f"{name.replace('-', ' ')} %" for name in (summary.metric, *further)),
-        "up", "down", "rounds", "epsilon", "protects", "CPU s",
-    ]  # fmt: skip
+        "",
+        *(f"{name.replace('-', ' ')} %" for name in (summary.metric, *further)),
+        "up",
+        "down",
+        "rounds",
+        "epsilon",
+        "protects",
+        "CPU s",
+    ]
     groups = {**summary.groups(), "baselines": list(summary.baselines.values())}
     rows = []
     for title, lines in groups.items():
@@ -297,14 +303,19 @@ def _row(group: str, line: Line) -> dict[str, Any]:
     promise = line.promise
     mean, deviation = summarise(line.figures)
     return {
-        "group": group, "name": line.name, "mean": mean, "deviation": deviation,
+        "group": group,
+        "name": line.name,
+        "mean": mean,
+        "deviation": deviation,
         "by-seed": list(line.figures),
         **{name: summarise(values)[0] for name, values in line.further.items()},
-        "bytes-up-per-party": line.bytes_up, "bytes-down-per-party": line.bytes_down,
-        "rounds": line.rounds, "unit": promise.unit if promise else None,
+        "bytes-up-per-party": line.bytes_up,
+        "bytes-down-per-party": line.bytes_down,
+        "rounds": line.rounds,
+        "unit": promise.unit if promise else None,
         "epsilon": promise.epsilon if promise else None,
         "delta": promise.delta if promise else None,
         "protected-against": promise.against if promise else None,
         "cpu-seconds": summarise(line.cpu_seconds)[0] if line.cpu_seconds else None,
         "note": line.note,
-    }  # fmt: skip
+    }

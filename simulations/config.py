@@ -15,14 +15,14 @@ from importlib import resources
 from typing import Any, Final, Self, TypeAlias
 
 from fl_strategies import REGISTRY
-from fl_strategies.augmentation import AUGMENTATIONS
 from fl_strategies.exceptions import InvalidParameter, require
-from fl_strategies.fedkd.words import LOSSES, SCALES, WEIGHTS
-from fl_strategies.fedkt.words import EXCHANGES, WEIGHTINGS
-from fl_strategies.fedmd.release import PAYLOADS
-from fl_strategies.fedmd.settings import RULES
 from fl_strategies.privacy.votes import VOTE_NOISES
-from fl_strategies.quantization import ROUNDINGS
+from fl_strategies.strategies.fedkd.augmentation import AUGMENTATIONS
+from fl_strategies.strategies.fedkd.words import LOSSES, SCALES, WEIGHTS
+from fl_strategies.strategies.fedkt.words import EXCHANGES, WEIGHTINGS
+from fl_strategies.strategies.fedmd.release import PAYLOADS
+from fl_strategies.strategies.fedmd.settings import RULES
+from fl_strategies.wire.quantization import ROUNDINGS
 from simulations.datasets import check_dataset_name, check_joint_classes, check_public_name
 from simulations.models import check_learner_name
 from simulations.partition import SCHEMES
@@ -123,9 +123,10 @@ got 'num-partys'. Did you mean 'num-parties'?
     distill_epochs: int = _setting(0, "passes of distillation; 0: the model's", optional=True)
     num_predictions: int = _setting(1, "FedKD predictions of each public row", least=1)
     augmentation: str = _setting(
-        "none", "change between these predictions: none, crop or crop-flip",
+        "none",
+        "change between these predictions: none, crop or crop-flip",
         choices=("none", *AUGMENTATIONS),
-    )  # fmt: skip
+    )
     public_labels: bool = _setting(False, "FedKD parties also train on public labels")
     target_loss: str = _setting(
         "mse", "of co-distillation: mse or cross-entropy", choices=("mse", "cross-entropy")

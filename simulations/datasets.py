@@ -14,9 +14,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.tasks import check_labels
 from fl_strategies.exceptions import InvalidParameter, require, require_data
-from fl_strategies.protocols import Array, IntArray
-from fl_strategies.tasks import check_labels
 from simulations.files import (
     DATA_VARIABLE,
     cache_folder,
@@ -139,9 +139,14 @@ def load_dataset(
     check_public_name("load_dataset", name, public)
     check_joint_classes("load_dataset", public, joint_classes)
     request = Request(
-        rng=rng, data_dir=data_dir, public=public, joint_classes=joint_classes,
-        num_train=num_train, num_public=num_public, num_test=num_test,
-    )  # fmt: skip
+        rng=rng,
+        data_dir=data_dir,
+        public=public,
+        joint_classes=joint_classes,
+        num_train=num_train,
+        num_public=num_public,
+        num_test=num_test,
+    )
     if name in LOADERS:
         return LOADERS[name](name, request)
     if not Path(name).is_file():
@@ -190,9 +195,15 @@ def _from_table(
 def _dataset(name: str, x: Array, y: IntArray, classes: tuple[str, ...], rows: Rows) -> Dataset:
     train, public, test = rows
     return Dataset(
-        name=name, classes=classes, x_train=x[train], y_train=y[train],
-        x_public=x[public], y_public=y[public], x_test=x[test], y_test=y[test],
-    )  # fmt: skip
+        name=name,
+        classes=classes,
+        x_train=x[train],
+        y_train=y[train],
+        x_public=x[public],
+        y_public=y[public],
+        x_test=x[test],
+        y_test=y[test],
+    )
 
 
 def _load_digits(name: str, request: Request) -> Dataset:
@@ -236,10 +247,12 @@ def _fetch_libsvm(name: str, source: LibsvmFile) -> tuple[Array, IntArray]:
     y = (data.target[: source.num_rows].astype(np.float64) > 0).astype(np.int64)
     expected = (source.num_rows, source.num_features, source.num_positive)
     require_data(
-        (*x.shape, y.sum()) == expected, name, "the OpenML copy",
+        (*x.shape, y.sum()) == expected,
+        name,
+        "the OpenML copy",
         "{} rows x {} columns with {} positive".format(*expected),
         "{} x {} with {}".format(*x.shape, y.sum()),
-    )  # fmt: skip
+    )
     return x, y
 
 
@@ -263,11 +276,15 @@ def _load_npz(path: Path, request: Request) -> Dataset:
         pools["x_public"][public]
     )
     return Dataset(
-        name=path.name, classes=classes,
-        x_train=scale(pools["x_train"][train]), y_train=y_train[train],
-        x_public=scale(pools["x_public"][public]), y_public=None if own else y_test[public],
-        x_test=scale(pools["x_test"][test]), y_test=y_test[test],
-    )  # fmt: skip
+        name=path.name,
+        classes=classes,
+        x_train=scale(pools["x_train"][train]),
+        y_train=y_train[train],
+        x_public=scale(pools["x_public"][public]),
+        y_public=None if own else y_test[public],
+        x_test=scale(pools["x_test"][test]),
+        y_test=y_test[test],
+    )
 
 
 def _rows_of_file(
@@ -290,9 +307,12 @@ def _require_same_rows(owner: str, name: str, x: Array, like: Array) -> None:
 
 def _require_same_length(owner: str, name: str, x: Array, y: Array) -> None:
     require_data(
-        y.ndim > 0 and len(x) == len(y), owner, name.replace("x", "y", 1),
-        f"{len(x)} labels, one for each row of {name}", f"shape {y.shape}",
-    )  # fmt: skip
+        y.ndim > 0 and len(x) == len(y),
+        owner,
+        name.replace("x", "y", 1),
+        f"{len(x)} labels, one for each row of {name}",
+        f"shape {y.shape}",
+    )
 
 
 def _load_csv(path: Path, request: Request, label: str) -> Dataset:

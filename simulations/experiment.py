@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 
 from fl_strategies import REGISTRY, FedAvg, KnowledgeStrategy, Learner, Party
-from fl_strategies.exceptions import StrategyError, require
-from fl_strategies.protocols import (
-    Array,
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.protocols import (
     ContinuingLearner,
-    IntArray,
     LearnerFactory,
     PortableLearner,
     can_travel,
 )
+from fl_strategies.core.tasks import METRICS, Judgement, judge, judge_constant, quality
+from fl_strategies.exceptions import StrategyError, require
 from fl_strategies.randomness import derive_rng
-from fl_strategies.tasks import METRICS, Judgement, judge, judge_constant, quality
 from simulations.config import Settings, optional_settings
 from simulations.datasets import Dataset, load_dataset
 from simulations.models import LEARNERS, learner_factory
@@ -33,14 +32,33 @@ from simulations.pretraining import check_one_kind, pretrained
 logger = logging.getLogger("flwr.fl_strategies")
 
 PROMISES = (
-    "release", "privacy_level", "gamma", "sigma", "target_epsilon", "num_samples",
-    "clipping_norm", "vote_trim", "consensus",
-)  # fmt: skip
+    "release",
+    "privacy_level",
+    "gamma",
+    "sigma",
+    "target_epsilon",
+    "num_samples",
+    "clipping_norm",
+    "vote_trim",
+    "consensus",
+)
 """Settings that promise privacy or robustness, which a strategy must not silently ignore."""
-MAY_CHANGE = frozenset({
-    "checkpoint-dir", "resume", "num-server-rounds", "min-parties", "max-wait", "timeout",
-    "output-dir", "data-dir", "state-dir", "solo", "central", "num-workers",
-})  # fmt: skip
+MAY_CHANGE = frozenset(
+    {
+        "checkpoint-dir",
+        "resume",
+        "num-server-rounds",
+        "min-parties",
+        "max-wait",
+        "timeout",
+        "output-dir",
+        "data-dir",
+        "state-dir",
+        "solo",
+        "central",
+        "num-workers",
+    }
+)
 """Settings that a run may have another value of when it is resumed."""
 
 
@@ -83,8 +101,11 @@ class Federation:
         settings, data = self.settings, self.dataset
         require(
             0 <= partition_id < settings.num_parties,
-            "Federation", "partition-id", f"from 0 to {settings.num_parties - 1}", partition_id,
-        )  # fmt: skip
+            "Federation",
+            "partition-id",
+            f"from 0 to {settings.num_parties - 1}",
+            partition_id,
+        )
         rows = self.rows[partition_id]
         name = settings.learner_names[partition_id % len(settings.learner_names)]
         return Party(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fl_strategies import keys
 from fl_strategies.exceptions import require
+from fl_strategies.wire import keys
 from simulations.models import import_library
 from simulations.report import summarise
 from simulations.reproduce import Outcome, Row, Table, outcomes_of, read_outcomes, rounds_of
@@ -99,14 +99,20 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         marker = "." if len(rounds) <= ROUNDS_WITH_MARKERS else ""
         spreads = list(zip(curve.means, curve.deviations, strict=True))
         axes.plot(
-            rounds, [factor * mean for mean in curve.means],
-            label=curve.name, marker=marker, **look,
-        )  # fmt: skip
+            rounds,
+            [factor * mean for mean in curve.means],
+            label=curve.name,
+            marker=marker,
+            **look,
+        )
         axes.fill_between(
-            rounds, [factor * (mean - deviation) for mean, deviation in spreads],
+            rounds,
+            [factor * (mean - deviation) for mean, deviation in spreads],
             [factor * (mean + deviation) for mean, deviation in spreads],
-            color=look["color"], alpha=0.15, linewidth=0,
-        )  # fmt: skip
+            color=look["color"],
+            alpha=0.15,
+            linewidth=0,
+        )
     axes.set_title(panel.title, fontsize="medium")
     axes.set(xlabel="round", ylabel=panel.metric.replace("-", " ") + unit)
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.party import check_rows
 from fl_strategies.exceptions import InvalidData, InvalidParameter, require_data
-from fl_strategies.party import check_rows
-from fl_strategies.protocols import Array, FloatArray, IntArray
 from simulations.models import import_library
 
 DATA_VARIABLE: Final = "FL_STRATEGIES_DATA"
@@ -77,9 +77,12 @@ def read_npz(path: Path, *required: str, optional: tuple[str, ...] = ()) -> dict
             f"{path.name}: the file must be an npz archive of plain arrays, got {error}."
         ) from error
     require_data(
-        not missing, path.name, "the archive",
-        f"complete with {', '.join(required)}", f"no {', '.join(missing)}",
-    )  # fmt: skip
+        not missing,
+        path.name,
+        "the archive",
+        f"complete with {', '.join(required)}",
+        f"no {', '.join(missing)}",
+    )
     return arrays
 
 
@@ -132,9 +135,12 @@ def _plain_labels(owner: str, name: str, y: Array) -> Array:
     if flat.dtype.kind == "f":
         is_whole = np.isfinite(flat) & (flat == np.round(flat))
         require_data(
-            bool(is_whole.all()), owner, name, "class labels (whole numbers or text)",
+            bool(is_whole.all()),
+            owner,
+            name,
+            "class labels (whole numbers or text)",
             flat[~is_whole][:1],
-        )  # fmt: skip
+        )
     kind = flat.dtype.kind
     require_data(kind in "biufUS", owner, name, "whole numbers or text", f"dtype {y.dtype}")
     return flat.astype(np.str_ if kind in "US" else np.int64)
@@ -224,8 +230,11 @@ def _one_hot(owner: str, name: str, column: Any, public: IntArray) -> FloatArray
     values = column.astype(object).where(column.notna(), "").astype(str).to_numpy(np.str_)
     categories = np.unique(values[public])
     require_data(
-        len(categories) <= MAX_CATEGORIES, owner, f"column {name!r}",
-        f"numeric or of at most {MAX_CATEGORIES} categories", len(categories),
-    )  # fmt: skip
+        len(categories) <= MAX_CATEGORIES,
+        owner,
+        f"column {name!r}",
+        f"numeric or of at most {MAX_CATEGORIES} categories",
+        len(categories),
+    )
     encoded: FloatArray = (values[:, None] == categories).astype(np.float64)
     return encoded

@@ -19,8 +19,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from fl_strategies.durable import open_private
 from fl_strategies.exceptions import StrategyError, require
+from fl_strategies.runtime.atomic_files import open_private
 from simulations.config import Settings, Value
 from simulations.control import Control, RunStatus
 from simulations.processes import Processes, terminable, uninterrupted
@@ -167,8 +167,12 @@ class SuperLink:
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
             ["flwr", *arguments],
-            env=self.environment, cwd="/", capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env=self.environment,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
         except json.JSONDecodeError as error:
@@ -217,8 +221,11 @@ def run_with_flower(settings: Settings) -> Report:
     """Run the app with `flwr run` on Flower's simulation engine and return its report."""
     require(
         (APP_FOLDER / "pyproject.toml").exists(),
-        "flower", "the app folder", "a checkout with pyproject.toml", str(APP_FOLDER),
-    )  # fmt: skip
+        "flower",
+        "the app folder",
+        "a checkout with pyproject.toml",
+        str(APP_FOLDER),
+    )
     with SuperLink(simulation=True) as superlink:
         return run_and_read(superlink, settings, num_supernodes=settings.num_parties)
 

@@ -12,9 +12,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.tasks import Task, check_targets
 from fl_strategies.exceptions import require, require_data
-from fl_strategies.protocols import Array, FloatArray, IntArray
-from fl_strategies.tasks import Task, check_targets
 from simulations.files import cache_folder, local_file, read_npz, unreachable
 from simulations.models import import_torchvision
 from simulations.splits import (
@@ -126,13 +126,18 @@ def load_images(name: str, request: Request) -> Dataset:
     mean, deviation = IMAGE_SETS[name].scale
     foreign = fit_images(source.x[public], pool.x.shape[1:])
     return Dataset(
-        name=name, classes=classes, task=pool.task,
-        x_train=normalise(pool.x[train], mean, deviation), y_train=pool.y[train],
-        x_public=normalise(foreign, mean, deviation), y_public=y_public,
-        x_test=normalise(pool.x[test], mean, deviation), y_test=pool.y[test],
+        name=name,
+        classes=classes,
+        task=pool.task,
+        x_train=normalise(pool.x[train], mean, deviation),
+        y_train=pool.y[train],
+        x_public=normalise(foreign, mean, deviation),
+        y_public=y_public,
+        x_test=normalise(pool.x[test], mean, deviation),
+        y_test=pool.y[test],
         groups=None if pool.groups is None else pool.groups[train],
         num_public_classes=len(classes) - len(pool.classes),
-    )  # fmt: skip
+    )
 
 
 def join_classes(own: ImagePool, public: ImagePool) -> tuple[tuple[str, ...], IntArray]:
@@ -214,9 +219,12 @@ def _images(owner: str, name: str, x: Array) -> Array:
     """Return images as (n, height, width, channels) bytes."""
     is_image = x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3)
     require_data(
-        is_image and x.dtype == np.uint8 and x.size > 0, owner, name,
-        "bytes (n, height, width) or (n, height, width, 3)", f"{x.dtype} of shape {x.shape}",
-    )  # fmt: skip
+        is_image and x.dtype == np.uint8 and x.size > 0,
+        owner,
+        name,
+        "bytes (n, height, width) or (n, height, width, 3)",
+        f"{x.dtype} of shape {x.shape}",
+    )
     return x if x.ndim == 4 else x[..., np.newaxis]
 
 
@@ -278,9 +286,12 @@ def _superclass_pool(owner: str, arrays: Arrays) -> ImagePool:
 
 
 def _only(
-    pool: ImagePool, y: IntArray, kept: tuple[int, ...], names: tuple[str, ...],
+    pool: ImagePool,
+    y: IntArray,
+    kept: tuple[int, ...],
+    names: tuple[str, ...],
     groups: IntArray | None = None,
-) -> ImagePool:  # fmt: skip
+) -> ImagePool:
     """Return the images of some classes, renumbered in the order of `kept`."""
     number = np.full(len(names), -1)
     number[list(kept)] = np.arange(len(kept))
@@ -290,9 +301,12 @@ def _only(
         np.flatnonzero(np.isin(rows, part)) for part in pool.parts or ((), (), ())
     )
     return ImagePool(
-        x=pool.x[rows], y=number[y[rows]], classes=tuple(names[label] for label in kept),
-        parts=(train, val, test), groups=None if groups is None else groups[rows],
-    )  # fmt: skip
+        x=pool.x[rows],
+        y=number[y[rows]],
+        classes=tuple(names[label] for label in kept),
+        parts=(train, val, test),
+        groups=None if groups is None else groups[rows],
+    )
 
 
 def _svhn_pool(owner: str, arrays: Arrays) -> ImagePool:
@@ -316,9 +330,13 @@ def _grouped_pool(owner: str, arrays: Arrays, group: str, task: Task) -> ImagePo
     require_data(names.shape == (len(x),), owner, group, f"{len(x)} names", names.shape)
     _, groups = np.unique(names, return_inverse=True)
     return ImagePool(
-        x=x, y=y, classes=classes, task=task, groups=groups.astype(np.int64),
+        x=x,
+        y=y,
+        classes=classes,
+        task=task,
+        groups=groups.astype(np.int64),
         keep_groups=group == "patient_id",
-    )  # fmt: skip
+    )
 
 
 def _fetch_mnist() -> dict[str, Array]:
@@ -336,49 +354,68 @@ def _fetch_mnist() -> dict[str, Array]:
 
 def _cifar100(read: Callable[[str, Arrays], ImagePool]) -> ImageSet:
     return ImageSet(
-        file="cifar100_subset.npz", scale=CIFAR100_SCALE, read=read,
-        keys=(*SPLIT_KEYS, *COARSE_KEYS), origin="https://www.cs.toronto.edu/~kriz/cifar.html",
-    )  # fmt: skip
+        file="cifar100_subset.npz",
+        scale=CIFAR100_SCALE,
+        read=read,
+        keys=(*SPLIT_KEYS, *COARSE_KEYS),
+        origin="https://www.cs.toronto.edu/~kriz/cifar.html",
+    )
 
 
 IMAGE_SETS: Final[Mapping[str, ImageSet]] = MappingProxyType(
     {
         "mnist": ImageSet(file="mnist.npz", scale=MNIST_SCALE, read=_split_pool),
         "emnist-letters": ImageSet(
-            file="emnist_letters_af.npz", scale=LETTERS_SCALE, read=_split_pool,
+            file="emnist_letters_af.npz",
+            scale=LETTERS_SCALE,
+            read=_split_pool,
             keys=(*SPLIT_KEYS, "classes"),
             origin="https://www.nist.gov/itl/products-and-services/emnist-dataset",
         ),
         "cifar10": ImageSet(
-            file="cifar10.npz", scale=CIFAR10_SCALE, read=_split_pool,
-            keys=(*SPLIT_KEYS, "classes"), origin="https://www.cs.toronto.edu/~kriz/cifar.html",
+            file="cifar10.npz",
+            scale=CIFAR10_SCALE,
+            read=_split_pool,
+            keys=(*SPLIT_KEYS, "classes"),
+            origin="https://www.cs.toronto.edu/~kriz/cifar.html",
         ),
         "cifar100": _cifar100(_fine_pool),
         "cifar100-fedmd": _cifar100(_fedmd_pool),
         "cifar100-superclasses": _cifar100(_superclass_pool),
         "svhn": ImageSet(
-            file="svhn_test10k.npz", scale=SVHN_SCALE, read=_svhn_pool,
-            keys=("x_test", "y_test"), origin="http://ufldl.stanford.edu/housenumbers",
+            file="svhn_test10k.npz",
+            scale=SVHN_SCALE,
+            read=_svhn_pool,
+            keys=("x_test", "y_test"),
+            origin="http://ufldl.stanford.edu/housenumbers",
         ),
         "chars74k": ImageSet(
-            file="chars74k_hnd.npz", scale=MNIST_SCALE, read=_writer_pool,
+            file="chars74k_hnd.npz",
+            scale=MNIST_SCALE,
+            read=_writer_pool,
             keys=("x", "y", "writer", "classes"),
             origin="https://info-ee.surrey.ac.uk/CVSSP/demos/chars74k",
         ),
         "pneumonia": ImageSet(
-            file="pneumoniamnist.npz", scale=CHEST_SCALE, read=_split_pool,
+            file="pneumoniamnist.npz",
+            scale=CHEST_SCALE,
+            read=_split_pool,
             keys=("x_train", "y_train", "x_val", "y_val", "x_test", "y_test", "classes"),
             origin="https://medmnist.com",
         ),
         "nih-cxr": ImageSet(
-            file="nih_cxr14_5k.npz", scale=CHEST_SCALE, read=_patient_pool,
+            file="nih_cxr14_5k.npz",
+            scale=CHEST_SCALE,
+            read=_patient_pool,
             keys=("x", "y", "patient_id", "classes"),
             origin="https://nihcc.app.box.com/v/ChestXray-NIHCC",
         ),
         "covid-cxr": ImageSet(
-            file="covid_cxr.npz", scale=CHEST_SCALE, read=_patient_pool,
+            file="covid_cxr.npz",
+            scale=CHEST_SCALE,
+            read=_patient_pool,
             keys=("x", "y", "patient_id", "classes"),
             origin="https://github.com/ieee8023/covid-chestxray-dataset",
         ),
     }
-)  # fmt: skip
+)

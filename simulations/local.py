@@ -19,8 +19,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from clients.app import CLIENT_APP_RAISED_EXCEPTION
-from fl_strategies import _compat, keys
 from fl_strategies.exceptions import require
+from fl_strategies.runtime import _compat
+from fl_strategies.wire import keys
 
 logger = logging.getLogger("flwr.fl_strategies")
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
+from fl_strategies.core.protocols import Learner, LearnerFactory
+from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import InvalidParameter, MissingExtra, require
-from fl_strategies.protocols import Learner, LearnerFactory
-from fl_strategies.tasks import Task
 
 if TYPE_CHECKING:
     import torch
@@ -125,30 +125,46 @@ def _sklearn_learner(
 
 def _random_forest(settings: "Settings", num_classes: int) -> Learner:
     return _sklearn_learner(
-        "random-forest", "ensemble", "RandomForestClassifier", num_classes,
-        n_estimators=settings.num_trees, max_depth=settings.max_depth or None, n_jobs=1,
-    )  # fmt: skip
+        "random-forest",
+        "ensemble",
+        "RandomForestClassifier",
+        num_classes,
+        n_estimators=settings.num_trees,
+        max_depth=settings.max_depth or None,
+        n_jobs=1,
+    )
 
 
 def _extra_trees(settings: "Settings", num_classes: int) -> Learner:
     return _sklearn_learner(
-        "extra-trees", "ensemble", "ExtraTreesClassifier", num_classes,
-        n_estimators=settings.num_trees, max_depth=settings.max_depth or None, n_jobs=1,
-    )  # fmt: skip
+        "extra-trees",
+        "ensemble",
+        "ExtraTreesClassifier",
+        num_classes,
+        n_estimators=settings.num_trees,
+        max_depth=settings.max_depth or None,
+        n_jobs=1,
+    )
 
 
 def _decision_tree(settings: "Settings", num_classes: int) -> Learner:
     return _sklearn_learner(
-        "decision-tree", "tree", "DecisionTreeClassifier", num_classes,
+        "decision-tree",
+        "tree",
+        "DecisionTreeClassifier",
+        num_classes,
         max_depth=settings.max_depth or None,
-    )  # fmt: skip
+    )
 
 
 def _logistic_regression(_settings: "Settings", num_classes: int) -> Learner:
     return _sklearn_learner(
-        "logistic-regression", "linear_model", "LogisticRegression", num_classes,
+        "logistic-regression",
+        "linear_model",
+        "LogisticRegression",
+        num_classes,
         max_iter=SOLVER_STEPS,
-    )  # fmt: skip
+    )
 
 
 def _svm(_settings: "Settings", num_classes: int) -> Learner:
@@ -158,17 +174,25 @@ def _svm(_settings: "Settings", num_classes: int) -> Learner:
 def _nearest_neighbours(_settings: "Settings", num_classes: int) -> Learner:
     # One neighbour: a teacher may be given two records, and five cannot be found there.
     return _sklearn_learner(
-        "k-nearest-neighbours", "neighbors", "KNeighborsClassifier", num_classes,
-        n_neighbors=1, n_jobs=1,
-    )  # fmt: skip
+        "k-nearest-neighbours",
+        "neighbors",
+        "KNeighborsClassifier",
+        num_classes,
+        n_neighbors=1,
+        n_jobs=1,
+    )
 
 
 def _gradient_boosting(settings: "Settings", num_classes: int) -> Learner:
     return _sklearn_learner(
-        "gradient-boosting", "ensemble", "GradientBoostingClassifier", num_classes,
-        n_estimators=settings.boosting_rounds, learning_rate=settings.boosting_learning_rate,
+        "gradient-boosting",
+        "ensemble",
+        "GradientBoostingClassifier",
+        num_classes,
+        n_estimators=settings.boosting_rounds,
+        learning_rate=settings.boosting_learning_rate,
         max_depth=settings.max_depth or BOOSTING_DEPTH,
-    )  # fmt: skip
+    )
 
 
 def _boosting_options(settings: "Settings") -> dict[str, Any]:
@@ -208,9 +232,11 @@ def _forest_scores(settings: "Settings", problem: Problem) -> Learner:
     # A third of the columns at every split, as is usual for forests of numbers: with all of
     # them the trees would hardly differ.
     forest = library.RandomForestRegressor(
-        n_estimators=settings.num_trees, max_depth=settings.max_depth or None,
-        max_features=1 / 3, n_jobs=1,
-    )  # fmt: skip
+        n_estimators=settings.num_trees,
+        max_depth=settings.max_depth or None,
+        max_features=1 / 3,
+        n_jobs=1,
+    )
     return ForestScores(forest, num_classes=problem.num_classes, task=problem.task)
 
 
@@ -218,19 +244,20 @@ def _kernel_ridge(settings: "Settings", problem: Problem) -> Learner:
     from clients.kernel_learner import Kernel, KernelRidgeLearner
 
     return KernelRidgeLearner(
-        num_classes=problem.num_classes, task=problem.task,
-        kernel=cast("Kernel", settings.kernel), ridge=settings.ridge,
+        num_classes=problem.num_classes,
+        task=problem.task,
+        kernel=cast("Kernel", settings.kernel),
+        ridge=settings.ridge,
         reveal_rows=settings.reveal_rows,
-    )  # fmt: skip
+    )
 
 
 def _ridge(settings: "Settings", problem: Problem) -> Learner:
     from clients.kernel_learner import RidgeLearner
 
     return RidgeLearner(
-        num_classes=problem.num_classes, task=problem.task,
-        ridge=settings.ridge,
-    )  # fmt: skip
+        num_classes=problem.num_classes, task=problem.task, ridge=settings.ridge
+    )
 
 
 # Networks

@@ -33,9 +33,14 @@ def convolutional(row_shape: Shape, num_classes: int) -> nn.Module:
     """Return FedKT's network: two 5 x 5 convolutions, then 120 and 84 units."""
     channels = _channels("convolutional", row_shape)
     features = nn.Sequential(
-        nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-    )  # fmt: skip
+        nn.Conv2d(channels, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
     first, second = LENET_UNITS
     return nn.Sequential(
         features,
@@ -51,9 +56,14 @@ def mnist_net(row_shape: Shape, num_classes: int) -> nn.Module:
     """Return the network for MNIST of the authors of AvgKD: 16 and 32 filters of 5 x 5."""
     channels = _channels("mnist-net", row_shape)
     features = nn.Sequential(
-        nn.Conv2d(channels, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-    )  # fmt: skip
+        nn.Conv2d(channels, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
     size = _num_outputs("mnist-net", features, row_shape)
     return nn.Sequential(features, nn.Linear(size, num_classes))
 

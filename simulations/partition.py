@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_strategies.arrays import FloatArray, IntArray
+from fl_strategies.core.tasks import check_labels, check_targets
 from fl_strategies.exceptions import InvalidParameter, require, require_data
-from fl_strategies.protocols import FloatArray, IntArray
-from fl_strategies.tasks import check_labels, check_targets
 
 MAX_DRAWS: Final = 10_000
 
@@ -98,9 +98,17 @@ def partition(
             f"are, got {num_parties} x {min_records}. Lower either."
         )
     deal = Deal(
-        y=y, num_parties=num_parties, num_classes=num_classes, rng=rng, beta=beta,
-        min_records=min_records, balanced=balanced, mixing=mixing, shares=shares, groups=groups,
-    )  # fmt: skip
+        y=y,
+        num_parties=num_parties,
+        num_classes=num_classes,
+        rng=rng,
+        beta=beta,
+        min_records=min_records,
+        balanced=balanced,
+        mixing=mixing,
+        shares=shares,
+        groups=groups,
+    )
     parts = DEALERS[scheme](deal)
     smallest = min(map(len, parts))
     rule = f"at most {smallest}, the rows of the smallest party"

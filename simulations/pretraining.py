@@ -6,8 +6,8 @@ parties from one such model.
 
 import numpy as np
 
+from fl_strategies.core.protocols import ContinuingLearner, Learner
 from fl_strategies.exceptions import InvalidParameter, require
-from fl_strategies.protocols import ContinuingLearner, Learner
 from simulations.config import Settings
 from simulations.splits import Dataset
 

@@ -46,10 +46,15 @@ class Processes:
         """
         with uninterrupted():
             process = subprocess.Popen(
-                command, env={**environment, MARK: self._mark}, cwd="/", stdout=output,
-                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                command,
+                env={**environment, MARK: self._mark},
+                cwd="/",
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
                 umask=0o077,
-            )  # fmt: skip
+            )
             self._started.append(process)
         return process
 

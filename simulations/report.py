@@ -13,12 +13,13 @@ from typing import Any, TypeAlias
 
 from flwr.serverapp.strategy import Result
 
-from fl_strategies import KnowledgeStrategy, keys
-from fl_strategies.class_weights import class_counts
-from fl_strategies.durable import SHARED, replace_file
+from fl_strategies import KnowledgeStrategy
+from fl_strategies.aggregation.class_weights import class_counts
+from fl_strategies.arrays import IntArray
+from fl_strategies.core.tasks import figure_names
 from fl_strategies.exceptions import MissingExtra, StrategyError
-from fl_strategies.protocols import IntArray
-from fl_strategies.tasks import figure_names
+from fl_strategies.runtime.atomic_files import SHARED, replace_file
+from fl_strategies.wire import keys
 from simulations.baselines import (
     BEST_PARTY,
     MAJORITY,
@@ -36,8 +37,14 @@ logger = logging.getLogger("flwr.fl_strategies")
 Report: TypeAlias = dict[str, Any]
 
 _PACKAGES = (
-    "fl-strategies", "flwr", "numpy", "scikit-learn", "xgboost", "xgboost-cpu", "torch",
-)  # fmt: skip
+    "fl-strategies",
+    "flwr",
+    "numpy",
+    "scikit-learn",
+    "xgboost",
+    "xgboost-cpu",
+    "torch",
+)
 _ROWS = {
     MEAN_PARTY: "mean of parties alone",
     BEST_PARTY: "best party alone",

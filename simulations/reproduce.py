@@ -13,8 +13,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-from fl_strategies import keys
 from fl_strategies.exceptions import InvalidParameter, require
+from fl_strategies.wire import keys
 from simulations.config import Settings, Value
 from simulations.report import Report, summarise, write_json
 
@@ -87,11 +87,14 @@ class Table:
         common = content["settings"]
         rows = tuple(
             Row(
-                row["name"], {**common, **row.get("settings", {})},
-                row.get("published", ""), row.get("panel", ""), row.get("measure", "mean"),
+                row["name"],
+                {**common, **row.get("settings", {})},
+                row.get("published", ""),
+                row.get("panel", ""),
+                row.get("measure", "mean"),
             )
             for row in content["rows"]
-        )  # fmt: skip
+        )
         for row in rows:
             Settings.from_run_config(row.settings)
         return cls(name, content["title"], content["source"], tuple(content["seeds"]), rows)
@@ -150,9 +153,12 @@ def outcome_of(asked: Mapping[str, Value], report: Report) -> Outcome:
 
 def _figures_of(one: Report, metric: str) -> Outcome:
     train, evaluate = one.get("train", {}), one["evaluate"]
-    return {"round": one["round"], "mean": evaluate.get(metric),
-            "by-party": evaluate.get(f"{metric}-by-party"),
-            "local": train.get("local-figure")}  # fmt: skip
+    return {
+        "round": one["round"],
+        "mean": evaluate.get(metric),
+        "by-party": evaluate.get(f"{metric}-by-party"),
+        "local": train.get("local-figure"),
+    }
 
 
 def markdown(table: Table, kept: Path) -> str:

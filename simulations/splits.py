@@ -10,9 +10,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import require, require_data
-from fl_strategies.protocols import Array, IntArray
-from fl_strategies.tasks import Task
 
 Rows: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """Row numbers of train, public and test."""

@@ -16,8 +16,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from fl_strategies.arrays import Array, IntArray
 from fl_strategies.exceptions import InvalidData, require, require_data
-from fl_strategies.protocols import Array, IntArray
 from simulations.files import local_file, unreachable
 from simulations.models import import_library
 from simulations.splits import Dataset, Request, Rows, halves
@@ -76,9 +76,15 @@ def load_texts(name: str, request: Request) -> Dataset:
     else:
         x_train, x_public, x_test = _weight_rows(name, own)
     return Dataset(
-        name=name, classes=source.classes, x_train=x_train, y_train=y[train],
-        x_public=x_public, y_public=y[public], x_test=x_test, y_test=y[test],
-    )  # fmt: skip
+        name=name,
+        classes=source.classes,
+        x_train=x_train,
+        y_train=y[train],
+        x_public=x_public,
+        y_public=y[public],
+        x_test=x_test,
+        y_test=y[test],
+    )
 
 
 class Vocabulary:
@@ -126,9 +132,11 @@ def _token_rows(parts: Sequence[Texts]) -> list[IntArray]:
 def _weight_rows(name: str, parts: Sequence[Texts]) -> list[Array]:
     library = import_library(name, "sklearn.feature_extraction.text", "sklearn")
     vectorizer = library.TfidfVectorizer(
-        token_pattern=WORD.pattern, max_features=MAX_WEIGHTS, sublinear_tf=True,
+        token_pattern=WORD.pattern,
+        max_features=MAX_WEIGHTS,
+        sublinear_tf=True,
         dtype=np.float32,
-    ).fit(parts[1])  # fmt: skip
+    ).fit(parts[1])
     return [vectorizer.transform(texts).toarray() for texts in parts]
 
 
@@ -138,9 +146,12 @@ def _split(num_train: int, num_test: int, request: Request) -> Rows:
         public, rest = halves(num_test, request.rng)
         return train, test[public], test[rest]
     require(
-        request.num_public < num_train, "load_dataset", "public-rows",
-        f"below {num_train}, the training texts there are", request.num_public,
-    )  # fmt: skip
+        request.num_public < num_train,
+        "load_dataset",
+        "public-rows",
+        f"below {num_train}, the training texts there are",
+        request.num_public,
+    )
     order = request.rng.permutation(num_train)
     return order[request.num_public :], order[: request.num_public], test
 
@@ -185,14 +196,19 @@ def _numbers(source: TextSet, labels: Sequence[str]) -> IntArray:
 
 
 AG_NEWS: Final = TextSet(
-    file="ag_news.csv.xz", train="train", test="test",
+    file="ag_news.csv.xz",
+    train="train",
+    test="test",
     classes=("World", "Sports", "Business", "Sci/Tech"),
     origin="http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html",
-)  # fmt: skip
+)
 SST2: Final = TextSet(
-    file="sst2.csv.xz", train="sent_train", test="sent_test", classes=("negative", "positive"),
+    file="sst2.csv.xz",
+    train="sent_train",
+    test="sent_test",
+    classes=("negative", "positive"),
     origin="https://nlp.stanford.edu/sentiment",
-)  # fmt: skip
+)
 TEXT_SETS: Final[Mapping[str, TextSet]] = MappingProxyType(
     {
         "ag-news": AG_NEWS,

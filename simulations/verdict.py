@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from fl_strategies import keys
+from fl_strategies.wire import keys
 from simulations.baselines import BEST_PARTY, MAJORITY, MEAN_PARTY, POOLED, PREFIXES
 from simulations.causes import likely_causes
 

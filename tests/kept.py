@@ -11,9 +11,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
 from clients import client_app
-from fl_strategies import REGISTRY, KnowledgeStrategy, Party, keys
-from fl_strategies._compat import assign_message_id
+from fl_strategies import REGISTRY, KnowledgeStrategy, Party
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.runtime._compat import assign_message_id
+from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid
 from tests.toys import TEST, common_options, load_toy_party
 
@@ -62,8 +63,9 @@ def journal_app(folder: Path, **limits: Any) -> ClientApp:
         party = load_toy_party(context)
         journal = PartyJournal(
             folder / str(party.partition_id),
-            fingerprint=data_fingerprint(party.x, party.y), **limits,
-        )  # fmt: skip
+            fingerprint=data_fingerprint(party.x, party.y),
+            **limits,
+        )
         return replace(party, journal=journal, run=str(context.run_id))
 
     return client_app(load)

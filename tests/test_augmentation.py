@@ -3,8 +3,13 @@
 import numpy as np
 import pytest
 
-from fl_strategies.augmentation import augmented, check_augmentation, crop, crop_and_flip
 from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.strategies.fedkd.augmentation import (
+    augmented,
+    check_augmentation,
+    crop,
+    crop_and_flip,
+)
 
 IMAGES = np.random.default_rng(0).random((30, 3, 12, 10)) + 1.0
 

@@ -8,11 +8,12 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from clients.app import client_app
-from fl_strategies import FedKT, Party, keys
-from fl_strategies.base import KnowledgeStrategy
+from fl_strategies import FedKT, Party
+from fl_strategies.core.role import receive_model
+from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import NotFitted, UnsupportedLearner
-from fl_strategies.half import receive_model
-from fl_strategies.knowledge import Knowledge
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import Knowledge
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import PUBLIC, TEST, CentroidLearner, load_toy_party, toy_fedkt, toy_party
 
@@ -61,7 +62,7 @@ def test_waiting_reminds_and_then_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody who watches the log sees who is missing."""
-    monkeypatch.setattr("fl_strategies.waiting._SECONDS_BETWEEN_REMINDERS", 0.1)
+    monkeypatch.setattr("fl_strategies.runtime.connections._SECONDS_BETWEEN_REMINDERS", 0.1)
     strategy = toy_fedkt(num_parties=5, max_wait=0.5)
 
     with caplog.at_level(logging.INFO, logger="flwr.fl_strategies"):
@@ -111,9 +112,14 @@ class Choosy(FedKT):
 
 def choosy(**changes: Any) -> Choosy:
     strategy = Choosy(
-        public=PUBLIC, num_classes=3, learner_fn=CentroidLearner, learner_name="centroid",
-        num_parties=4, num_teachers=2, max_wait=0.0,
-    )  # fmt: skip
+        public=PUBLIC,
+        num_classes=3,
+        learner_fn=CentroidLearner,
+        learner_name="centroid",
+        num_parties=4,
+        num_teachers=2,
+        max_wait=0.0,
+    )
     vars(strategy).update(changes)
     return strategy
 
@@ -138,9 +144,10 @@ def test_a_round_without_anybody_does_not_count() -> None:
     assert strategy.round_ == 0
 
 
-@pytest.mark.parametrize(("needed", "silent", "ends_well"), [
-    (2, 0, True), (2, 1, False), (1, 1, True), (1, 2, False), (0, 2, True), (9, 0, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("needed", "silent", "ends_well"),
+    [(2, 0, True), (2, 1, False), (1, 1, True), (1, 2, False), (0, 2, True), (9, 0, True)],
+)
 def test_a_strategy_says_how_many_replies_it_needs(
     needed: int, silent: int, ends_well: bool
 ) -> None:
@@ -287,9 +294,14 @@ def test_whole_numbers_among_figures_end_no_run(told: int, read: float) -> None:
             return replies
 
     strategy = Keeping(
-        public=PUBLIC, num_classes=3, learner_fn=CentroidLearner, learner_name="centroid",
-        num_parties=4, num_teachers=2, max_wait=0.0,
-    )  # fmt: skip
+        public=PUBLIC,
+        num_classes=3,
+        learner_fn=CentroidLearner,
+        learner_name="centroid",
+        num_parties=4,
+        num_teachers=2,
+        max_wait=0.0,
+    )
 
     result = strategy.start(Boastful(APP, 4), ArrayRecord(), num_rounds=1)
 

@@ -12,8 +12,12 @@ from flwr.clientapp import ClientApp
 
 from clients import client_app
 from clients.kept_run import MAX_RUNS
-from fl_strategies import REGISTRY, FedKT, KnowledgeStrategy, Party, keys
-from fl_strategies.checkpoint import Checkpoint
+from fl_strategies import (
+    REGISTRY,
+    FedKT,
+    KnowledgeStrategy,
+    Party,
+)
 from fl_strategies.exceptions import (
     CheckpointUnavailable,
     InvalidData,
@@ -21,9 +25,11 @@ from fl_strategies.exceptions import (
     NotEnoughParties,
     NotFitted,
 )
-from fl_strategies.knowledge import Knowledge
-from fl_strategies.plain_state import dump_state, load_state
 from fl_strategies.privacy.events import event_from_json
+from fl_strategies.runtime.checkpoint import Checkpoint
+from fl_strategies.runtime.state_codec import dump_state, load_state
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import Knowledge
 from tests.kept import (
     NUM_PARTIES,
     Killed,
@@ -94,8 +100,11 @@ def test_a_run_without_a_kill_is_the_same_with_and_without_a_checkpoint(
 def test_the_servers_noise_is_drawn_once(tmp_path: Path) -> None:
     """Killed after the noisy labels are known, a run uses these; a new run draws others."""
     options: dict[str, Any] = {
-        "privacy_level": "L1", "gamma": 0.3, "noise": "laplace", "accept_noise": True,
-    }  # fmt: skip
+        "privacy_level": "L1",
+        "gamma": 0.3,
+        "noise": "laplace",
+        "accept_noise": True,
+    }
     app = client_app(load_toy_party)
     first = build("fedkt", tmp_path / "run", **options)
     with pytest.raises(Killed):
@@ -218,13 +227,17 @@ def test_a_round_that_failed_delivers_nothing_until_it_is_complete(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("fedkt", {}), ("fedkt", {"privacy_level": "L2", "gamma": 0.5}),
-        ("fedkd", {}), ("fedkd", {"weights": "noisy-counts", "gamma": 1.0, "num_levels": 256}),
-        ("fedmd", {}), ("fedmd", {"release": "nfdp", "num_samples": 10}),
+        ("fedkt", {}),
+        ("fedkt", {"privacy_level": "L2", "gamma": 0.5}),
+        ("fedkd", {}),
+        ("fedkd", {"weights": "noisy-counts", "gamma": 1.0, "num_levels": 256}),
+        ("fedmd", {}),
+        ("fedmd", {"release": "nfdp", "num_samples": 10}),
         ("fedmd", {"release": "ldp", "noise": "gumbel", "gamma": 1.0}),
-        ("fedavg", {}), ("pkd", {}),
+        ("fedavg", {}),
+        ("pkd", {}),
     ],
-)  # fmt: skip
+)
 def test_a_round_that_failed_is_paid_for(
     name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -376,39 +389,87 @@ PUBLIC = common_options(NUM_PARTIES)["public"]
 @pytest.mark.parametrize(
     ("name", "settings", "changes"),
     [
-        ("fedkt", L1, [
-            {"gamma": 0.01}, {"noise": "laplace"}, {"delta": 1e-3},
-            {"gamma": None, "sigma": 9.0, "noise": "gaussian"}, {"seeded_noise": True},
-            {"max_epsilon": 99.0},
-            {"num_splits": 3}, {"num_teachers": 2}, {"num_queries": 5}, {"public": PUBLIC[1:]},
-            {"exchange": "models"}, {"seed": 1}, {"learner_name": "other"},
-            {"gamma": None, "target_epsilon": 3.0},
-        ]),
+        (
+            "fedkt",
+            L1,
+            [
+                {"gamma": 0.01},
+                {"noise": "laplace"},
+                {"delta": 1e-3},
+                {"gamma": None, "sigma": 9.0, "noise": "gaussian"},
+                {"seeded_noise": True},
+                {"max_epsilon": 99.0},
+                {"num_splits": 3},
+                {"num_teachers": 2},
+                {"num_queries": 5},
+                {"public": PUBLIC[1:]},
+                {"exchange": "models"},
+                {"seed": 1},
+                {"learner_name": "other"},
+                {"gamma": None, "target_epsilon": 3.0},
+            ],
+        ),
         ("fedkt", {}, [L1, {"vote_trim": 0.2}, {"student_fns": MORE["model_fns"]}]),
-        ("fedkd", {"gamma": 1.0, "weights": "uniform"}, [
-            {"gamma": 9.0}, {"loss": "l2"}, {"noise": "gaussian", "gamma": None, "sigma": 1.0},
-            {"delta": 1e-3}, {"max_epsilon": 1e9}, {"weights": "counts"}, {"clip": 2.0},
-            {"num_levels": None}, {"rounding": "stochastic"}, {"distill_epochs": 2},
-            {"loss": "kl", "temperature": 2.0}, {"scale": "max"},
-        ]),
-        ("fedkd", {"weights": "uniform"}, [
-            {"consensus": "median"}, {"consensus": "trimmed-mean"}, {"trim_fraction": 0.3},
-        ]),
-        ("fedmd", LDP, [
-            {"sigma": 8.0}, {"noise": "laplace", "sigma": None, "gamma": 1.0}, {"delta": 1e-3},
-            {"max_epsilon": 1e9}, {"payload": "argmax"}, {"seeded_noise": True},
-        ]),
+        (
+            "fedkd",
+            {"gamma": 1.0, "weights": "uniform"},
+            [
+                {"gamma": 9.0},
+                {"loss": "l2"},
+                {"noise": "gaussian", "gamma": None, "sigma": 1.0},
+                {"delta": 1e-3},
+                {"max_epsilon": 1e9},
+                {"weights": "counts"},
+                {"clip": 2.0},
+                {"num_levels": None},
+                {"rounding": "stochastic"},
+                {"distill_epochs": 2},
+                {"loss": "kl", "temperature": 2.0},
+                {"scale": "max"},
+            ],
+        ),
+        (
+            "fedkd",
+            {"weights": "uniform"},
+            [
+                {"consensus": "median"},
+                {"consensus": "trimmed-mean"},
+                {"trim_fraction": 0.3},
+            ],
+        ),
+        (
+            "fedmd",
+            LDP,
+            [
+                {"sigma": 8.0},
+                {"noise": "laplace", "sigma": None, "gamma": 1.0},
+                {"delta": 1e-3},
+                {"max_epsilon": 1e9},
+                {"payload": "argmax"},
+                {"seeded_noise": True},
+            ],
+        ),
         ("fedmd", {}, [{"pretrained": {"w": np.zeros(2)}}, {"pretrained": {"w": np.ones(2)}}]),
         ("fedmd", NFDP, [{"num_samples": 5}, {"with_replacement": False}]),
-        ("fedmd", {}, [
-            LDP, NFDP, {"consensus": "median", "payload": "softmax"}, {"epochs_digest": 3},
-            {"epochs_initial": 3}, {"epochs_revisit": 3}, {"num_public": 4},
-            {"consensus": "mean"}, {"class_share": "none"},
-        ]),
+        (
+            "fedmd",
+            {},
+            [
+                LDP,
+                NFDP,
+                {"consensus": "median", "payload": "softmax"},
+                {"epochs_digest": 3},
+                {"epochs_initial": 3},
+                {"epochs_revisit": 3},
+                {"num_public": 4},
+                {"consensus": "mean"},
+                {"class_share": "none"},
+            ],
+        ),
         ("akd", {}, [{"target_loss": "cross-entropy"}, MORE]),
         ("fedavg", {}, [{"local_epochs": 2}]),
     ],
-)  # fmt: skip
+)
 def test_every_setting_is_part_of_what_a_run_is(
     name: str, settings: dict[str, Any], changes: list[dict[str, Any]]
 ) -> None:
@@ -432,9 +493,7 @@ def test_the_folder_is_for_its_owner(tmp_path: Path) -> None:
     for path in [tmp_path / "run", *(tmp_path / "run").rglob("*")]:
         assert path.stat().st_mode & 0o077 == 0, path
     _, _, run = (tmp_path / "run" / "run.json").read_text().partition("\n")
-    assert set(json.loads(run)) == {
-        "schema", "run-name", "settings",
-    }  # fmt: skip
+    assert set(json.loads(run)) == {"schema", "run-name", "settings"}
 
 
 def test_a_party_keeps_few_runs_and_survives_a_damaged_one(tmp_path: Path) -> None:

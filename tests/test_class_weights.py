@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fl_strategies.class_weights import (
+from fl_strategies.aggregation.class_weights import (
     CLASS_COUNTS,
     class_counts,
     class_weights,
@@ -16,7 +16,7 @@ from fl_strategies.class_weights import (
 )
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.scores import ScorePrivacy
-from fl_strategies.quantization import PlainScores, Quantizer
+from fl_strategies.wire.quantization import PlainScores, Quantizer
 
 
 def test_counts_of_single_labels() -> None:

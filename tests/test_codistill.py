@@ -17,10 +17,27 @@ from sklearn.ensemble import RandomForestRegressor
 from clients.app import NO_BUDGET, client_app
 from clients.forest_scores import ForestScores
 from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
-from fl_strategies import Knowledge, Party, keys
-from fl_strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation, CodistillParty
-from fl_strategies.codistill.committee import SignedEnsemble
-from fl_strategies.codistill.party import (
+from fl_strategies import Knowledge, Party
+from fl_strategies.aggregation.ensembles import SignedEnsemble
+from fl_strategies.core.protocols import LearnerFactory, Recipe
+from fl_strategies.exceptions import (
+    InvalidParameter,
+    KnowledgeMismatch,
+    NotEnoughParties,
+)
+from fl_strategies.privacy.events import MOST, GaussianEvent
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.randomness import derive_rng
+from fl_strategies.strategies.codistill import (
+    AKD,
+    EKD,
+    PKD,
+    AvgKD,
+    Codistillation,
+    CodistillParty,
+)
+from fl_strategies.strategies.codistill.model_exchange import join_models
+from fl_strategies.strategies.codistill.party import (
     FIRST_TERM,
     KEPT,
     LOSS,
@@ -29,17 +46,8 @@ from fl_strategies.codistill.party import (
     SIGN,
     TASK,
 )
-from fl_strategies.codistill.relay import join_models
-from fl_strategies.exceptions import (
-    InvalidParameter,
-    KnowledgeMismatch,
-    NotEnoughParties,
-)
-from fl_strategies.knowledge import encode_arrays
-from fl_strategies.privacy.events import MOST, GaussianEvent
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.protocols import LearnerFactory, Recipe
-from fl_strategies.randomness import derive_rng
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import encode_arrays
 from simulations.local import InMemoryGrid, run_local
 from simulations.references import (
     KernelAgent,
@@ -51,8 +59,11 @@ from simulations.references import (
 from tests.toys import PUBLIC, TEST, CentroidLearner, Planned, load_toy_party, toy_party
 
 SCHEMES: Mapping[str, type[Codistillation]] = {
-    "akd": AKD, "avgkd": AvgKD, "pkd": PKD, "ekd": EKD,
-}  # fmt: skip
+    "akd": AKD,
+    "avgkd": AvgKD,
+    "pkd": PKD,
+    "ekd": EKD,
+}
 HALVES = dict.fromkeys(SCHEMES, CodistillParty())
 GRID = derive_rng(0, "grid").normal(size=(9, 2))
 Load = Callable[[Context], Party]
@@ -140,10 +151,18 @@ def regression_loader(world: KernelFederation, factories: Mapping[str, LearnerFa
         number = int(context.node_config[keys.PARTITION_ID])
         agent, name = world.agents[number], f"agent-{number}"
         return Party(
-            x=agent.x, y=agent.y, public=agent.x[:1], num_classes=2, task="regression",
-            learner_fn=factories[name], learner_name=name, partition_id=number,
-            catalogue=factories, x_test=agent.x, y_test=agent.y,
-        )  # fmt: skip
+            x=agent.x,
+            y=agent.y,
+            public=agent.x[:1],
+            num_classes=2,
+            task="regression",
+            learner_fn=factories[name],
+            learner_name=name,
+            partition_id=number,
+            catalogue=factories,
+            x_test=agent.x,
+            y_test=agent.y,
+        )
 
     return load
 
@@ -151,9 +170,13 @@ def regression_loader(world: KernelFederation, factories: Mapping[str, LearnerFa
 def regression(scheme: str, world: KernelFederation, kind: str) -> tuple[Any, Recorder]:
     factories = kernel_factories(world, kind)
     strategy = SCHEMES[scheme](
-        num_classes=2, task="regression", model_fns=factories, num_parties=len(world.agents),
-        max_wait=0.0, row_shape=world.agents[0].x.shape[1:],
-    )  # fmt: skip
+        num_classes=2,
+        task="regression",
+        model_fns=factories,
+        num_parties=len(world.agents),
+        max_wait=0.0,
+        row_shape=world.agents[0].x.shape[1:],
+    )
     return strategy, Recorder(regression_loader(world, factories), len(world.agents))
 
 
@@ -279,9 +302,13 @@ def load_changed(change: Callable[[Party], Party], *numbers: int) -> Load:
 
 def classification(scheme: str, num_agents: int = 3, **options: Any) -> Any:
     given = {
-        "num_classes": 3, "learner_fn": ridge, "learner_name": "ridge",
-        "num_parties": num_agents, "max_wait": 0.0, "row_shape": (2,),
-    }  # fmt: skip
+        "num_classes": 3,
+        "learner_fn": ridge,
+        "learner_name": "ridge",
+        "num_parties": num_agents,
+        "max_wait": 0.0,
+        "row_shape": (2,),
+    }
     return SCHEMES[scheme](**{**given, **options})
 
 
@@ -402,7 +429,7 @@ def test_models_start_anew_in_every_round() -> None:
     strategy = classification("pkd", 2)
     run_local(
         strategy, client_app(load_changed(counting, 0, 1), halves=HALVES), 2, num_rounds=3
-    )  # fmt: skip
+    )
 
     assert taught == [1] * 6
 
@@ -449,9 +476,14 @@ def test_a_network_and_a_forest_teach_each_other() -> None:
         name = ["mlp", "forest"][party.partition_id]
         x = party.x.astype(np.float32)
         return replace(
-            party, x=x, public=PUBLIC.astype(np.float32), x_test=TEST[0].astype(np.float32),
-            learner_fn=factories[name], learner_name=name, catalogue=factories,
-        )  # fmt: skip
+            party,
+            x=x,
+            public=PUBLIC.astype(np.float32),
+            x_test=TEST[0].astype(np.float32),
+            learner_fn=factories[name],
+            learner_name=name,
+            catalogue=factories,
+        )
 
     strategy = AvgKD(
         num_classes=3, model_fns=factories, num_parties=2, max_wait=0.0, row_shape=(2,)
@@ -460,8 +492,9 @@ def test_a_network_and_a_forest_teach_each_other() -> None:
 
     assert not strategy.rejected_
     assert [type(m).__name__ for m in strategy.models_.values()] == [
-        "TorchLearner", "ForestScores",
-    ]  # fmt: skip
+        "TorchLearner",
+        "ForestScores",
+    ]
     assert min(result.evaluate_metrics_clientapp[2][f"{keys.ACCURACY}-by-party"]) > 0.8
 
 
@@ -544,9 +577,7 @@ def test_averaging_goes_on_without_agents_that_have_left() -> None:
 def test_too_few_agents_at_first_is_an_error() -> None:
     """Without a first round there is no result to end with."""
     with pytest.raises(NotEnoughParties, match="3 of 5 parties must connect"):
-        step(
-            classification("akd", 5, min_parties=3), Recorder(load_ridge, 2)
-        )  # fmt: skip
+        step(classification("akd", 5, min_parties=3), Recorder(load_ridge, 2))
 
 
 def other_architecture(party: Party) -> Party:
@@ -745,10 +776,14 @@ def test_hostile_words_beside_a_model_are_refused(meta: dict[str, str], reason: 
 def asked(scheme: str, server_round: int = 2) -> ConfigRecord:
     return ConfigRecord(
         {
-            keys.STRATEGY: scheme, keys.SERVER_ROUND: server_round, keys.SEED: 0,
-            keys.NUM_CLASSES: 3, TASK: "single-label", LOSS: "mse",
+            keys.STRATEGY: scheme,
+            keys.SERVER_ROUND: server_round,
+            keys.SEED: 0,
+            keys.NUM_CLASSES: 3,
+            TASK: "single-label",
+            LOSS: "mse",
         }
-    )  # fmt: skip
+    )
 
 
 def ridge_party(**changes: Any) -> Party:
@@ -805,16 +840,19 @@ def test_a_record_without_a_prediction_changes_no_other_target(task: Any) -> Non
     config = ConfigRecord({**asked("akd"), TASK: task})
     teacher = RidgeLearner(num_classes=3, ridge=0.01, task=task)
     teacher.distill(
-        party.x, np.eye(3)[toy_party(0, 12).y], rng=derive_rng(0, "x"),
+        party.x,
+        np.eye(3)[toy_party(0, 12).y],
+        rng=derive_rng(0, "x"),
         recipe=Recipe(link="softmax" if task == "single-label" else "identity"),
-    )  # fmt: skip
+    )
     model = Knowledge("model", teacher.to_arrays(), {keys.LEARNER: "teacher"})
     for kind in (RidgeLearner, Unreliable):
         factory = {"teacher": lambda kind=kind: kind(num_classes=3, ridge=0.01, task=task)}
         able = replace(
-            party, catalogue=factory,
+            party,
+            catalogue=factory,
             learner_fn=lambda: Watching(num_classes=3, ridge=0.01, task=task),
-        )  # fmt: skip
+        )
         _, metrics = CodistillParty().train(able, join_models([model]), config, RecordDict())
         assert metrics[NUM_MODELS_REFUSED] == 0
 
@@ -1078,9 +1116,13 @@ def train_with_noise(private_distill: bool, journal_folder: Any = None) -> tuple
 
     def learner_fn() -> DPTorchLearner:
         return DPTorchLearner(
-            lambda: nn.Linear(2, 3), num_classes=3, epochs=2, batch_size=16,
-            noise_multiplier=2.0, private_distill=private_distill,
-        )  # fmt: skip
+            lambda: nn.Linear(2, 3),
+            num_classes=3,
+            epochs=2,
+            batch_size=16,
+            noise_multiplier=2.0,
+            private_distill=private_distill,
+        )
 
     def load(context: Context) -> Party:
         number = int(context.node_config[keys.PARTITION_ID])
@@ -1092,9 +1134,13 @@ def train_with_noise(private_distill: bool, journal_folder: Any = None) -> tuple
         return replace(party, learner_fn=learner_fn, learner_name="linear", journal=journal)
 
     strategy = AvgKD(
-        num_classes=3, learner_fn=learner_fn, learner_name="linear", num_parties=2,
-        max_wait=0.0, row_shape=(2,),
-    )  # fmt: skip
+        num_classes=3,
+        learner_fn=learner_fn,
+        learner_name="linear",
+        num_parties=2,
+        max_wait=0.0,
+        row_shape=(2,),
+    )
     return strategy, run_local(strategy, client_app(load, halves=HALVES), 2, num_rounds=2)
 
 
@@ -1278,17 +1324,27 @@ def test_the_server_keeps_no_model_but_the_newest(caplog: pytest.LogCaptureFixtu
     def load(context: Context) -> Party:
         number = int(context.node_config[keys.PARTITION_ID])
         return Party(
-            x=wide + number, y=wide[:, :1], public=wide[:1], num_classes=1, task="regression",
+            x=wide + number,
+            y=wide[:, :1],
+            public=wide[:1],
+            num_classes=1,
+            task="regression",
             learner_fn=lambda: RidgeLearner(num_classes=1, task="regression"),
-            learner_name="ridge", partition_id=number,
-        )  # fmt: skip
+            learner_name="ridge",
+            partition_id=number,
+        )
 
     def held(scheme: str, rounds: int) -> int:
         strategy = SCHEMES[scheme](
-            num_classes=1, task="regression", num_parties=2, evaluate=False, max_wait=0.0,
+            num_classes=1,
+            task="regression",
+            num_parties=2,
+            evaluate=False,
+            max_wait=0.0,
             learner_fn=lambda: RidgeLearner(num_classes=1, task="regression"),
-            learner_name="ridge", row_shape=(20_000,),
-        )  # fmt: skip
+            learner_name="ridge",
+            row_shape=(20_000,),
+        )
         grid = InMemoryGrid(client_app(load, halves=HALVES), 2)
         tracemalloc.start()
         for _ in range(rounds):

@@ -11,15 +11,16 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from scipy.special import softmax
 
 from clients.kernel_learner import RidgeLearner
-from fl_strategies.codistill.committee import (
+from fl_strategies.aggregation.consensus import to_probabilities
+from fl_strategies.aggregation.ensembles import (
     MeanEnsemble,
     RememberedScores,
     SignedEnsemble,
     outputs,
 )
-from fl_strategies.consensus import to_probabilities
+from fl_strategies.arrays import FloatArray
+from fl_strategies.core.protocols import Learner, PortableLearner, Recipe
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
-from fl_strategies.protocols import FloatArray, Learner, PortableLearner, Recipe
 from fl_strategies.randomness import derive_rng
 from tests.toys import TEST, CentroidLearner, blobs
 
@@ -35,9 +36,13 @@ def signed(signs: tuple[int, ...] = (1, 1, -1)) -> SignedEnsemble:
     members = [fitted(number) for number in range(len(signs))]
     names = ["centroid"] * len(signs)
     return SignedEnsemble(
-        members, signs, names,
-        num_classes=3, task="single-label", model_fns={"centroid": CentroidLearner},
-    )  # fmt: skip
+        members,
+        signs,
+        names,
+        num_classes=3,
+        task="single-label",
+        model_fns={"centroid": CentroidLearner},
+    )
 
 
 def test_a_signed_sum_adds_and_subtracts_probabilities() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fl_strategies.consensus import (
+from fl_strategies.aggregation.consensus import (
     MAX_WEIGHT,
     ClassWeightedConsensus,
     ConsensusRule,
@@ -137,7 +137,7 @@ def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sorting one row at a time gives the same bits as sorting all of them."""
     replies = np.random.default_rng(0).normal(size=(9, 50, 4)).astype(np.float32)
     whole = combined("trimmed-mean", replies)
-    monkeypatch.setattr("fl_strategies.consensus._CHUNK_CELLS", 1)
+    monkeypatch.setattr("fl_strategies.aggregation.consensus._CHUNK_CELLS", 1)
 
     assert combined("trimmed-mean", replies).tobytes() == whole.tobytes()
 

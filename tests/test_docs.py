@@ -92,10 +92,13 @@ def test_noise_costs_and_public_rows_give_back() -> None:
     quiet, some, much, few, many = (
         mean("fedkd_cifar10", f"α = 1{noise}")
         for noise in (
-            "", ", noise 1/γ = 1", ", noise 1/γ = 4", ", noise 1/γ = 4, 1,000 public rows",
+            "",
+            ", noise 1/γ = 1",
+            ", noise 1/γ = 4",
+            ", noise 1/γ = 4, 1,000 public rows",
             ", noise 1/γ = 4, 10,000 public rows",
         )
-    )  # fmt: skip
+    )
     assert quiet > some > much
     assert many > much > few
 

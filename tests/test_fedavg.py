@@ -15,16 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.app import client_app
-from fl_strategies import FedAvg, Party, keys
+from fl_strategies import FedAvg, Party
+from fl_strategies.arrays import Array
+from fl_strategies.core.protocols import ContinuingLearner, LearnerFactory
+from fl_strategies.core.reported_ledgers import MAX_DISTINCT_EVENTS, told_epsilon
 from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner
-from fl_strategies.fedavg import LocalWeights, average
-from fl_strategies.knowledge import decode_arrays
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.protocols import Array, ContinuingLearner, LearnerFactory
 from fl_strategies.randomness import derive_rng
-from fl_strategies.replies import MAX_DISTINCT_EVENTS, told_epsilon
+from fl_strategies.strategies.fedavg import LocalWeights, average
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import decode_arrays
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
@@ -521,8 +523,9 @@ def test_a_journal_keeps_every_round_and_its_budget(tmp_path: Path) -> None:
             budget = budgets.get(party.partition_id)
             journal = PartyJournal(
                 tmp_path / f"{len(budgets)}-{party.partition_id}",
-                fingerprint=data_fingerprint(party.x, party.y), max_epsilon=budget,
-            )  # fmt: skip
+                fingerprint=data_fingerprint(party.x, party.y),
+                max_epsilon=budget,
+            )
             return replace(party, journal=journal, run="r")
 
         return load
@@ -533,9 +536,7 @@ def test_a_journal_keeps_every_round_and_its_budget(tmp_path: Path) -> None:
 
     party = toy_party(0)
     kept = PartyJournal(tmp_path / "0-0", fingerprint=data_fingerprint(party.x, party.y))
-    assert [entry.purpose for entry in kept.entries()] == [
-        "fedavg, round 1", "fedavg, round 2",
-    ]  # fmt: skip
+    assert [entry.purpose for entry in kept.entries()] == ["fedavg, round 1", "fedavg, round 2"]
     assert not free.rejected_
     (reason,) = bound.rejected_.values()
     assert "what leaves must be protected, by its budget" in reason

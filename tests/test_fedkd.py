@@ -11,11 +11,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from scipy.special import softmax
 
 from clients.app import FAILED, client_app
-from fl_strategies import FedKD, Party, keys
-from fl_strategies.class_weights import CLASS_COUNTS
+from fl_strategies import FedKD, Party
+from fl_strategies.aggregation.class_weights import CLASS_COUNTS
+from fl_strategies.arrays import FloatArray
+from fl_strategies.core.protocols import Recipe
 from fl_strategies.exceptions import InvalidParameter, NotFitted, UnsupportedLearner
-from fl_strategies.protocols import FloatArray, Recipe
-from fl_strategies.quantization import Quantizer
+from fl_strategies.wire import keys
+from fl_strategies.wire.quantization import Quantizer
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
@@ -291,9 +293,13 @@ def test_public_labels_must_be_there() -> None:
 def image_party(partition_id: int) -> Party:
     party = toy_party(partition_id)
     return replace(
-        party, x=party.x.reshape(-1, 1, 1, 2), public=PUBLIC.reshape(-1, 1, 1, 2),
-        learner_fn=FlatRecording, x_test=None, y_test=None,
-    )  # fmt: skip
+        party,
+        x=party.x.reshape(-1, 1, 1, 2),
+        public=PUBLIC.reshape(-1, 1, 1, 2),
+        learner_fn=FlatRecording,
+        x_test=None,
+        y_test=None,
+    )
 
 
 class FlatRecording(Recording):
@@ -313,9 +319,12 @@ def test_repeated_predictions_are_all_learned_from() -> None:
     """Three predictions a row give three times the rows, each with its own scores."""
     app = client_app(lambda context: image_party(int(context.node_config["partition-id"])))
     strategy = toy_fedkd(
-        learner_fn=FlatRecording, public=PUBLIC.reshape(-1, 1, 1, 2), num_predictions=3,
-        augmentation="crop", evaluate=False,
-    )  # fmt: skip
+        learner_fn=FlatRecording,
+        public=PUBLIC.reshape(-1, 1, 1, 2),
+        num_predictions=3,
+        augmentation="crop",
+        evaluate=False,
+    )
     model = run(strategy, app)
 
     assert model.rows.shape == (180, 2)
@@ -439,9 +448,13 @@ def test_levels_take_an_eighth_of_float64() -> None:
 
     def load(context: Context) -> Party:
         return replace(
-            load_toy_party(context), public=public, num_classes=10, learner_fn=Ten,
-            x_test=None, y_test=None,
-        )  # fmt: skip
+            load_toy_party(context),
+            public=public,
+            num_classes=10,
+            learner_fn=Ten,
+            x_test=None,
+            y_test=None,
+        )
 
     strategy = toy_fedkd(public=public, num_classes=10, learner_fn=Ten, evaluate=False)
     result = run_local(strategy, client_app(load), NUM_PARTIES)

@@ -11,14 +11,20 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
 from clients import SklearnLearner, client_app
-from fl_strategies import FedKD, Party, keys
-from fl_strategies.class_weights import CLASS_COUNTS
-from fl_strategies.contrast import LEAST_COVERAGE, contrasted, coverage, log_ratio_to_public
+from fl_strategies import FedKD, Party
+from fl_strategies.aggregation.class_weights import CLASS_COUNTS
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.contrast import (
+    LEAST_COVERAGE,
+    contrasted,
+    coverage,
+    log_ratio_to_public,
+)
 from fl_strategies.privacy.accountant import claim
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.mechanisms import Release
-from fl_strategies.protocols import Array, IntArray
+from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import CentroidLearner, Planned, load_toy_party, toy_fedkd, toy_party
 
@@ -48,9 +54,14 @@ def regression() -> SklearnLearner:
 def skewed(number: int, public: Array = PUBLIC, **changes: Any) -> Party:
     y = np.array(HELD[number])
     party = Party(
-        x=draw(y, 10 + number), y=y, public=public, num_classes=3, partition_id=number,
-        learner_fn=(bayes, regression)[number % 2], learner_name="own",
-    )  # fmt: skip
+        x=draw(y, 10 + number),
+        y=y,
+        public=public,
+        num_classes=3,
+        partition_id=number,
+        learner_fn=(bayes, regression)[number % 2],
+        learner_name="own",
+    )
     return replace(party, **changes)
 
 
@@ -65,9 +76,14 @@ def result_of(
         return skewed(number, public, x=draw(y, 10 + number), y=y)
 
     strategy = FedKD(
-        public=public, num_classes=3, learner_fn=bayes, learner_name="bayes",
-        num_parties=NUM_PARTIES, evaluate=False, **options,
-    )  # fmt: skip
+        public=public,
+        num_classes=3,
+        learner_fn=bayes,
+        learner_name="bayes",
+        num_parties=NUM_PARTIES,
+        evaluate=False,
+        **options,
+    )
     result = run_local(strategy, client_app(load), NUM_PARTIES)
     accuracy = float((strategy.model_.predict(TEST) == LABELS).mean())
     return accuracy, dict(result.train_metrics_clientapp[1])
@@ -222,7 +238,7 @@ class Careful(Planned, CentroidLearner):
 
     privacy_events = planned = (
         (DPSGDEvent(noise_multiplier=4.0, records=40, batch_size=4, steps=10), 1),
-    )  # fmt: skip
+    )
 
 
 def careful_app(x: Array | None = None, y: IntArray | None = None) -> Any:
@@ -283,8 +299,9 @@ def test_evidence_depends_on_records_through_model_and_counts_alone(
         seen: list[bytes] = []
         read = strategy.read
         strategy.read = lambda k, read=read, seen=seen: (  # type: ignore[method-assign]
-            seen.extend(array.tobytes() for array in k.arrays.values()), read(k),
-        )[1]  # fmt: skip
+            seen.extend(array.tobytes() for array in k.arrays.values()),
+            read(k),
+        )[1]
         strategy.start(grid, ArrayRecord(), num_rounds=1)
         sent.append(seen)
 
@@ -308,14 +325,24 @@ def test_several_labels_are_corrected_one_by_one() -> None:
         number = int(context.node_config["partition-id"])
         keep = rng.random(400) < np.where(y[:, 0] == number, 0.95, 0.1)
         return Party(
-            x=x[keep], y=y[keep], public=public, num_classes=2, task="multi-label",
-            learner_fn=regressions, partition_id=number,
-        )  # fmt: skip
+            x=x[keep],
+            y=y[keep],
+            public=public,
+            num_classes=2,
+            task="multi-label",
+            learner_fn=regressions,
+            partition_id=number,
+        )
 
     strategy = FedKD(
-        public=public, num_classes=2, task="multi-label", learner_fn=regressions, num_parties=2,
-        evaluate=False, weights="noisy-evidence",
-    )  # fmt: skip
+        public=public,
+        num_classes=2,
+        task="multi-label",
+        learner_fn=regressions,
+        num_parties=2,
+        evaluate=False,
+        weights="noisy-evidence",
+    )
     run_local(strategy, client_app(load), 2)
 
     assert not strategy.rejected_

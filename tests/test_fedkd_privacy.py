@@ -10,12 +10,13 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp.strategy import Result
 
 from clients.app import NO_BUDGET, client_app
-from fl_strategies import FedKD, Party, keys
+from fl_strategies import FedKD, Party
 from fl_strategies.exceptions import InvalidParameter, NotFitted
 from fl_strategies.privacy.accountant import claim
+from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, LaplaceEvent
-from fl_strategies.privacy.gaussian import gaussian_epsilon
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import CentroidLearner, Planned, load_toy_party, toy_fedkd
 
@@ -100,9 +101,13 @@ def test_a_target_is_met() -> None:
 def test_a_target_covers_the_counts_too(seeded_noise: bool) -> None:
     """Counts and scores together keep the target; a seed takes the promise away."""
     strategy = toy_fedkd(
-        weights="noisy-counts", noise="gaussian", target_epsilon=2.0, count_epsilon=0.5,
-        max_epsilon=None if seeded_noise else 2.0, seeded_noise=seeded_noise,
-    )  # fmt: skip
+        weights="noisy-counts",
+        noise="gaussian",
+        target_epsilon=2.0,
+        count_epsilon=0.5,
+        max_epsilon=None if seeded_noise else 2.0,
+        seeded_noise=seeded_noise,
+    )
     run(strategy)
 
     assert strategy.model_
@@ -173,7 +178,7 @@ class Careful(Planned, CentroidLearner):
 
     privacy_events = planned = (
         (DPSGDEvent(noise_multiplier=4.0, records=40, batch_size=4, steps=10), 1),
-    )  # fmt: skip
+    )
 
 
 def test_privately_trained_parties_send_logits_for_free(tmp_path: Path) -> None:

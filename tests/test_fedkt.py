@@ -7,8 +7,14 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from clients.app import client_app
-from fl_strategies import FedKT, FedKTParty, Knowledge, Learner, Party, keys
-from fl_strategies.ensemble import fit_ensemble
+from fl_strategies import (
+    FedKT,
+    FedKTParty,
+    Knowledge,
+    Learner,
+    Party,
+)
+from fl_strategies.core.ensemble import fit_ensemble
 from fl_strategies.exceptions import (
     InvalidParameter,
     KnowledgeMismatch,
@@ -16,10 +22,11 @@ from fl_strategies.exceptions import (
     PublicDataMismatch,
     UnsupportedLearner,
 )
-from fl_strategies.packing import pack_labels
 from fl_strategies.randomness import derive_rng
-from fl_strategies.replies import PartyReply
-from fl_strategies.teaching import teacher_votes, train_teachers
+from fl_strategies.strategies.fedkt.teaching import teacher_votes, train_teachers
+from fl_strategies.wire import keys
+from fl_strategies.wire.packing import pack_labels
+from fl_strategies.wire.replies import PartyReply
 from simulations.config import Settings
 from simulations.experiment import load_federation
 from simulations.local import InMemoryGrid, run_local

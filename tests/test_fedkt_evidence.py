@@ -9,15 +9,21 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from clients.app import client_app
-from fl_strategies import FedKT, FedKTParty, Knowledge, Party, keys
-from fl_strategies.class_weights import CLASS_COUNTS
-from fl_strategies.evidence import VOTE_STRENGTH, corrected_labels, vote_evidence
-from fl_strategies.evidence_pool import EvidencePool
+from fl_strategies import (
+    FedKT,
+    FedKTParty,
+    Knowledge,
+    Party,
+)
+from fl_strategies.aggregation.class_weights import CLASS_COUNTS
+from fl_strategies.aggregation.evidence import VOTE_STRENGTH, corrected_labels, vote_evidence
+from fl_strategies.aggregation.evidence_pool import EvidencePool
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
-from fl_strategies.packing import pack_labels, unpack_labels
 from fl_strategies.privacy.events import DPSGDEvent
-from fl_strategies.replies import PartyReply
-from fl_strategies.teaching import teacher_counts, train_teachers
+from fl_strategies.strategies.fedkt.teaching import teacher_counts, train_teachers
+from fl_strategies.wire import keys
+from fl_strategies.wire.packing import pack_labels, unpack_labels
+from fl_strategies.wire.replies import PartyReply
 from simulations.local import run_local
 from tests.toys import (
     NUM_CLASSES,
@@ -172,9 +178,7 @@ def test_several_teachers_give_the_same_model_by_votes_and_by_models() -> None:
 def test_weights_and_correction_help_one_sided_parties() -> None:
     """Labels of public rows: plain votes, corrected ones, and with weights and shares."""
     right = []
-    for changes in (
-        {"corrected": False, "vote_weights": "none"}, {"vote_weights": "none"}, {},
-    ):  # fmt: skip
+    for changes in ({"corrected": False, "vote_weights": "none"}, {"vote_weights": "none"}, {}):
         replies = [train(one_sided_party(i), **changes)[0] for i in range(4)]
         labels = winners(toy_fedkt(**changes), replies)
         right.append((labels == PUBLIC_LABELS).mean())
@@ -367,9 +371,11 @@ def test_a_target_covers_the_counts() -> None:
 def test_seeded_counts_repeat_and_protect_nobody() -> None:
     """A simulation may repeat its noise; epsilon is infinite then, target or not."""
     asked = {
-        "privacy_level": "L2", "target_epsilon": 2.0, "vote_weights": "noisy-counts",
+        "privacy_level": "L2",
+        "target_epsilon": 2.0,
+        "vote_weights": "noisy-counts",
         "seeded_noise": True,
-    }  # fmt: skip
+    }
     (first, metrics), (again, _) = (train(toy_party(0), **asked) for _ in range(2))
 
     assert {n: a.tobytes() for n, a in first.arrays.items()} == {

@@ -8,28 +8,35 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from fl_strategies import FedKTParty, Knowledge, Party, keys
-from fl_strategies.class_weights import CLASS_COUNTS, class_counts
-from fl_strategies.evidence import corrected_labels
-from fl_strategies.fedkt.words import count_noise
+from fl_strategies import FedKTParty, Knowledge, Party
+from fl_strategies.aggregation.class_weights import CLASS_COUNTS, class_counts
+from fl_strategies.aggregation.evidence import corrected_labels
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.mechanisms import NoisyMax, Release
-from fl_strategies.teaching import deal_records, teacher_counts, teacher_votes, train_teachers
+from fl_strategies.strategies.fedkt.teaching import (
+    deal_records,
+    teacher_counts,
+    teacher_votes,
+    train_teachers,
+)
+from fl_strategies.strategies.fedkt.words import count_noise
+from fl_strategies.wire import keys
 from tests.toys import NUM_CLASSES, PUBLIC, toy_fedkt, toy_party
 
 SPLITS, TEACHERS, RECORDS = 2, 6, 30
 L2 = {
-    "privacy_level": "L2", "gamma": 0.5, "num_queries": 20, "num_splits": SPLITS,
+    "privacy_level": "L2",
+    "gamma": 0.5,
+    "num_queries": 20,
+    "num_splits": SPLITS,
     "num_teachers": TEACHERS,
-}  # fmt: skip
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {**L2, "corrected": False},
     "corrected": L2,
     "noisy-counts": {**L2, "vote_weights": "noisy-counts"},
-    "calibrated": {
-        **L2, "vote_weights": "noisy-counts", "gamma": None, "target_epsilon": 3.0
-    },
-}  # fmt: skip
+    "calibrated": {**L2, "vote_weights": "noisy-counts", "gamma": None, "target_epsilon": 3.0},
+}
 
 
 def replaced(party: Party, position: int, x: Any, label: int) -> Party:

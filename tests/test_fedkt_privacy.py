@@ -10,14 +10,20 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from clients.app import client_app
-from fl_strategies import FedKT, FedKTParty, Knowledge, Party, keys
+from fl_strategies import (
+    FedKT,
+    FedKTParty,
+    Knowledge,
+    Party,
+)
+from fl_strategies.aggregation.voting import count_votes, least_agreeing
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, NotFitted
-from fl_strategies.packing import pack_labels
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.votes import VotePrivacy, choose_queries, count_queries
-from fl_strategies.replies import PartyReply
-from fl_strategies.voting import count_votes, least_agreeing
+from fl_strategies.wire import keys
+from fl_strategies.wire.packing import pack_labels
+from fl_strategies.wire.replies import PartyReply
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
@@ -257,9 +263,13 @@ def test_gaussian_and_confident_noise_work(level: str) -> None:
     """Gaussian noise is accounted exactly; confident noise answers fewer rows."""
     plain, _ = run(privacy_level=level, noise="gaussian", sigma=0.05, num_queries=30)
     strategy, _ = run(
-        privacy_level=level, noise="confident-gaussian", sigma=0.05, num_queries=30,
-        threshold=3.5, threshold_sigma=0.05,
-    )  # fmt: skip
+        privacy_level=level,
+        noise="confident-gaussian",
+        sigma=0.05,
+        num_queries=30,
+        threshold=3.5,
+        threshold_sigma=0.05,
+    )
 
     costs = [known.ledger_.bounds()["gaussian"] for known in (plain, strategy)]
     assert costs[0] < costs[1] < math.inf
@@ -269,9 +279,13 @@ def test_gaussian_and_confident_noise_work(level: str) -> None:
 def test_no_answer_at_all_is_one_clear_sentence() -> None:
     """A threshold beyond the number of voters leaves nothing to learn from."""
     strategy, _ = run(
-        privacy_level="L2", noise="confident-gaussian", sigma=0.05, num_queries=30,
-        threshold=99.0, threshold_sigma=0.05,
-    )  # fmt: skip
+        privacy_level="L2",
+        noise="confident-gaussian",
+        sigma=0.05,
+        num_queries=30,
+        threshold=99.0,
+        threshold_sigma=0.05,
+    )
 
     assert all(
         "queries must be answered for every student" in r for r in strategy.rejected_.values()

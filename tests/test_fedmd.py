@@ -13,13 +13,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
 from clients.app import client_app
-from fl_strategies import Knowledge, Party, keys
+from fl_strategies import Knowledge, Party
+from fl_strategies.core.protocols import IncrementalLearner, PortableLearner, Recipe
 from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch, NotFitted
-from fl_strategies.fedmd import FedMD, FedMDParty
-from fl_strategies.fedmd.release import LOGIT_SPREAD, answer, public_rows
-from fl_strategies.knowledge import encode_arrays
-from fl_strategies.packing import pack_labels, packed_size
-from fl_strategies.protocols import IncrementalLearner, PortableLearner, Recipe
+from fl_strategies.strategies.fedmd import FedMD, FedMDParty
+from fl_strategies.strategies.fedmd.release import LOGIT_SPREAD, answer, public_rows
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import encode_arrays
+from fl_strategies.wire.packing import pack_labels, packed_size
 from simulations.local import InMemoryGrid
 from tests.toys import (
     NUM_CLASSES,
@@ -34,8 +35,11 @@ from tests.toys import (
 
 PAYLOADS = ["logits", "softmax", "argmax"]
 SEEDED_SAMPLE = {
-    "payload": "softmax", "release": "nfdp", "num_samples": 9, "seeded_noise": True,
-}  # fmt: skip
+    "payload": "softmax",
+    "release": "nfdp",
+    "num_samples": 9,
+    "seeded_noise": True,
+}
 HALVES = {"fedmd": FedMDParty()}
 
 
@@ -409,9 +413,7 @@ def test_a_reply_is_the_models_answer_in_few_bytes(payload: str) -> None:
     )
     rows = PUBLIC[public_rows(0, 1, 60, 30)]
     (array,) = reply.arrays.values()
-    expected = {
-        "argmax": packed_size(30, 3), "softmax": 30 * 3 * 4, "logits": 30 * 3 * 4,
-    }  # fmt: skip
+    expected = {"argmax": packed_size(30, 3), "softmax": 30 * 3 * 4, "logits": 30 * 3 * 4}
     assert array.nbytes == expected[payload]
     if payload == "softmax":
         np.testing.assert_allclose(array, _softmax(model.logits(rows)), atol=1e-6)

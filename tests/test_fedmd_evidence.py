@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fl_strategies import Party, keys
+from fl_strategies import Party
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
-from fl_strategies.fedmd import FedMD, FedMDParty
-from fl_strategies.fedmd.settings import EVIDENCE_LIMIT
-from fl_strategies.packing import unpack_labels
+from fl_strategies.strategies.fedmd import FedMD, FedMDParty
+from fl_strategies.strategies.fedmd.settings import EVIDENCE_LIMIT
+from fl_strategies.wire import keys
+from fl_strategies.wire.packing import unpack_labels
 from tests.test_fedmd import (
     Federation,
     Refitted,

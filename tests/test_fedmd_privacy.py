@@ -13,8 +13,8 @@ from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
 from clients.app import NO_BUDGET
-from fl_strategies import Knowledge, Party, keys
-from fl_strategies.durable import sealed, unsealed
+from fl_strategies import Knowledge, Party
+from fl_strategies.core.accounting import run_ledger
 from fl_strategies.exceptions import (
     InvalidData,
     InvalidParameter,
@@ -22,16 +22,21 @@ from fl_strategies.exceptions import (
     NotFitted,
     PrivacyBudgetExceeded,
 )
-from fl_strategies.fedmd import FedMD, FedMDParty
-from fl_strategies.fedmd.memory import PartyMemory, spent_metrics
-from fl_strategies.fedmd.release import AnswerNoise, GaussianProbabilities, calibrated
-from fl_strategies.packing import pack_labels
+from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, SubsampleEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
-from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.reporting import run_ledger
+from fl_strategies.runtime.atomic_files import sealed, unsealed
+from fl_strategies.strategies.fedmd import FedMD, FedMDParty
+from fl_strategies.strategies.fedmd.memory import PartyMemory, spent_metrics
+from fl_strategies.strategies.fedmd.release import (
+    AnswerNoise,
+    GaussianProbabilities,
+    calibrated,
+)
+from fl_strategies.wire import keys
+from fl_strategies.wire.packing import pack_labels
 from tests.test_fedmd import (
     Federation,
     Refitted,

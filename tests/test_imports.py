@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import fl_strategies
-from fl_strategies import _compat
+from fl_strategies.runtime import _compat
 
 ROOT = Path(fl_strategies.__file__).parent
+PACKAGES = ("fl_strategies", "clients", "simulations")
 HEAVY = (
     "torch",
     "sklearn",
@@ -75,6 +76,58 @@ def test_unpublished_names_of_flower_stay_in_one_file(path: Path) -> None:
     flower = {name for name in imports_of(path) if name.partition(".")[0] == "flwr"}
 
     assert flower <= {"flwr.app", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.clientapp"}
+
+
+def graph() -> dict[str, set[str]]:
+    """Return which modules of the three packages each of them imports, also for types."""
+    files = [path for top in PACKAGES for path in (ROOT.parent / top).rglob("*.py")]
+    modules = {module_name(path): path for path in files}
+    found: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        tree = ast.parse(path.read_text())
+        froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        full = {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
+        parents = {
+            str(node.module)
+            for node in froms
+            if any(f"{node.module}.{alias.name}" not in modules for alias in node.names)
+        }
+        found[name] = (full | parents) & modules.keys()
+    return found
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_modules_import_each_other() -> None:
+    """Whoever reads one module can read what it rests on first."""
+    rest = {n: needs for n, needs in graph().items() if not n.startswith("simulations")}
+    while leaves := {name for name, needs in rest.items() if not needs & rest.keys()}:
+        rest = {name: needs for name, needs in rest.items() if name not in leaves}
+
+    assert not rest
+
+
+def test_privacy_knows_nothing_of_the_federation() -> None:
+    """Accountants, mechanisms and journals can be used, and reviewed, by themselves."""
+    allowed = (
+        "privacy",
+        "arrays",
+        "exceptions",
+        "options",
+        "randomness",
+        "runtime.atomic_files",
+    )
+    for name, needs in graph().items():
+        if name.startswith("fl_strategies.privacy"):
+            foreign = {
+                need
+                for need in needs
+                if not need.removeprefix("fl_strategies.").startswith(allowed)
+            }
+            assert not foreign, name
 
 
 def test_compat_names_exist() -> None:

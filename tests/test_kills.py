@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_strategies import REGISTRY, keys
+from fl_strategies import REGISTRY
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.wire import keys
 from tests.kept import NUM_PARTIES, MortalGrid, bits, build, figures, journal_app, start
 from tests.toys import toy_party
 
@@ -236,8 +237,11 @@ def test_kills_at_random_moments_change_nothing(
         assert place.run(variant, resume=place.server.exists()) == expected.result, trial
         extra = [n - m for n, m in zip(place.charges(), expected.charges, strict=True)]
         assert all(0 <= n <= most for n, most in zip(extra, excused, strict=True)), (
-            variant, trial, extra, excused,
-        )  # fmt: skip
+            variant,
+            trial,
+            extra,
+            excused,
+        )
         again += sum(extra)
         shutil.rmtree(folder)
         trial += 1

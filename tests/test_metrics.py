@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from fl_strategies import keys
-from fl_strategies.metrics import RULES, aggregate_metrics
+from fl_strategies.aggregation.metrics import RULES, aggregate_metrics
+from fl_strategies.wire import keys
 
 
 def test_epsilon_is_never_averaged() -> None:

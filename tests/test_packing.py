@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.packing import bits_per_label, pack_labels, packed_size, unpack_labels
+from fl_strategies.wire.packing import bits_per_label, pack_labels, packed_size, unpack_labels
 
 
 @pytest.mark.parametrize(

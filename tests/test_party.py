@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fl_strategies.arrays import content_hash
 from fl_strategies.exceptions import InvalidData, InvalidParameter
-from fl_strategies.party import content_hash
 from tests.toys import toy_party, without_records
 
 PARTY = toy_party(3)
@@ -35,7 +35,7 @@ def with_value(array: np.ndarray, position: Any, value: float) -> np.ndarray:
         ({"x_test": PARTY.x[:, :1], "y_test": PARTY.y}, "x_test must be rows of shape"),
         ({"y_test": with_value(PARTY.y_test, 0, 9)}, "y_test must be between 0 and 2"),  # type: ignore[arg-type]
     ],
-)  # fmt: skip
+)
 def test_bad_data_is_named(change: dict[str, Any], sentence: str) -> None:
     """Each fault of the data is one sentence that names the party and the array."""
     with pytest.raises(InvalidData, match=f"Party 3: {sentence}"):

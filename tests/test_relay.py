@@ -10,8 +10,24 @@ from flwr.app import RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_strategies import Knowledge, keys
-from fl_strategies.codistill.relay import (
+from fl_strategies import Knowledge
+from fl_strategies.core.accounting import ledger_to_text
+from fl_strategies.core.reported_ledgers import (
+    MAX_DISTINCT_EVENTS,
+    UNCOUNTED,
+    read_ledger,
+    told_epsilon,
+)
+from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.privacy.events import (
+    MOST,
+    DPSGDEvent,
+    GaussianEvent,
+    NonPrivateEvent,
+    PrivacyEvent,
+    event_to_json,
+)
+from fl_strategies.strategies.codistill.model_exchange import (
     MAX_MODELS,
     NUM_MODELS,
     Chain,
@@ -27,18 +43,8 @@ from fl_strategies.codistill.relay import (
     take_turns,
     wire_bytes,
 )
-from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.knowledge import encode_arrays
-from fl_strategies.privacy.events import (
-    MOST,
-    DPSGDEvent,
-    GaussianEvent,
-    NonPrivateEvent,
-    PrivacyEvent,
-    event_to_json,
-)
-from fl_strategies.privacy.reporting import ledger_to_text
-from fl_strategies.replies import MAX_DISTINCT_EVENTS, UNCOUNTED, read_ledger, told_epsilon
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import encode_arrays
 
 NOISE = GaussianEvent(unit="example", relation="replace-one", scale=2.0, l2_sensitivity=1.0)
 
@@ -154,12 +160,25 @@ def ledger_text(count: object = 1, **changes: object) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        None, 3, "", "{}", "[]", "[1]", "[[1, 2]]", "[" * 5_000, "x" * 200_000,
-        ledger_to_text(new_ledger()), ledger_text(0), ledger_text(1.5), ledger_text(True),
-        ledger_text(MOST + 1), ledger_text(scale=-1), ledger_text(unit="party"),
+        None,
+        3,
+        "",
+        "{}",
+        "[]",
+        "[1]",
+        "[[1, 2]]",
+        "[" * 5_000,
+        "x" * 200_000,
+        ledger_to_text(new_ledger()),
+        ledger_text(0),
+        ledger_text(1.5),
+        ledger_text(True),
+        ledger_text(MOST + 1),
+        ledger_text(scale=-1),
+        ledger_text(unit="party"),
     ],
     ids=lambda text: str(text)[:12],
-)  # fmt: skip
+)
 def test_events_that_were_not_written_here_are_refused(text: object) -> None:
     """A stranger's text is one clear error, whatever is in it."""
     assert read_ledger(ledger_text()).entries == ((NOISE, 1),)
@@ -194,13 +213,16 @@ def test_of_too_many_events_the_rest_counts_as_unprotected() -> None:
 @pytest.mark.parametrize(
     ("event", "count"),
     [
-        (sgd(noise_multiplier=0.01), 1), (sgd(noise_multiplier=1e100), 1),
-        (sgd(steps=10**7), 1), (sgd(steps=10**6), 2), (sgd(records=MOST), 1),
+        (sgd(noise_multiplier=0.01), 1),
+        (sgd(noise_multiplier=1e100), 1),
+        (sgd(steps=10**7), 1),
+        (sgd(steps=10**6), 2),
+        (sgd(records=MOST), 1),
         (sgd(noise_multiplier=0.3, batch_size=40, steps=10**4), 1),
         (NonPrivateEvent(unit="example", reason="x" * 1000), 1),
         (NonPrivateEvent(unit="example", reason="raw\nGuarantee: perfect"), 1),
     ],
-)  # fmt: skip
+)
 def test_events_beyond_reason_count_as_unprotected(event: PrivacyEvent, count: int) -> None:
     """They cost no time and no run, and nobody is promised anything."""
     assert read_back((sgd(), 1), (event, count)) == ((sgd(), 1), (UNCOUNTED, count))
@@ -209,11 +231,14 @@ def test_events_beyond_reason_count_as_unprotected(event: PrivacyEvent, count: i
 @pytest.mark.parametrize(
     "event",
     [
-        sgd(), sgd(noise_multiplier=1.0, records=10**6, batch_size=1000, steps=10**5),
-        sgd(noise_multiplier=0.5, records=10_000, batch_size=100, steps=1000), RAW, NOISE,
+        sgd(),
+        sgd(noise_multiplier=1.0, records=10**6, batch_size=1000, steps=10**5),
+        sgd(noise_multiplier=0.5, records=10_000, batch_size=100, steps=1000),
+        RAW,
+        NOISE,
     ],
     ids=lambda event: str(event)[:60],
-)  # fmt: skip
+)
 def test_usual_events_are_read_as_they_are(event: PrivacyEvent) -> None:
     """Common settings of private training are within all limits."""
     assert read_back((event, 1)) == ((event, 1),)

@@ -7,8 +7,9 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
 from clients import client_app
-from fl_strategies import FedKT, keys
-from fl_strategies.replies import MAX_ERROR, MAX_METRICS, cut_short
+from fl_strategies import FedKT
+from fl_strategies.wire import keys
+from fl_strategies.wire.replies import MAX_ERROR, MAX_METRICS, cut_short
 from simulations.local import InMemoryGrid
 from tests.toys import load_toy_party, toy_fedkt
 

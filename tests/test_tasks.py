@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy.stats import rankdata
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter
-from fl_strategies.protocols import Array, FloatArray, IntArray, Recipe, link_scores
-from fl_strategies.tasks import (
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.protocols import Recipe, link_scores
+from fl_strategies.core.tasks import (
     METRICS,
     TASKS,
     Task,
@@ -26,6 +26,7 @@ from fl_strategies.tasks import (
     mean_auc,
     quality,
 )
+from fl_strategies.exceptions import InvalidData, InvalidParameter
 from tests.toys import TEST, CentroidLearner, blobs
 
 

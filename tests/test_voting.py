@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fl_strategies.voting import (
+from fl_strategies.aggregation.voting import (
     agreement,
     agreements,
     consistent_labels,

@@ -9,9 +9,10 @@ from flwr.app import Context
 from scipy.special import softmax
 
 from fl_strategies import FedKD, FedKT, Party
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.protocols import Recipe
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.events import PrivacyEvent
-from fl_strategies.protocols import Array, FloatArray, IntArray, Recipe
 from fl_strategies.randomness import derive_rng
 
 NUM_CLASSES = 3

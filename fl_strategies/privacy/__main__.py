@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from fl_strategies.arrays import Array
 from fl_strategies.exceptions import (
     InvalidData,
     InvalidParameter,
@@ -22,15 +23,19 @@ from fl_strategies.exceptions import (
     require_data,
 )
 from fl_strategies.privacy import accountant
-from fl_strategies.privacy._numeric import check_count, check_delta, check_positive, check_votes
 from fl_strategies.privacy.audit import audit_all
+from fl_strategies.privacy.bounds._numeric import (
+    check_count,
+    check_delta,
+    check_positive,
+    check_votes,
+)
+from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.bounds.pld import two_class_laplace_epsilon
 from fl_strategies.privacy.events import NOISES, UNITS, DPSGDEvent
 from fl_strategies.privacy.mechanisms import NoisyMax
-from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.pld import two_class_laplace_epsilon
-from fl_strategies.privacy.reporting import data_dependent_figure
 from fl_strategies.privacy.statement import FEW_PARTIES, LARGE_EPSILON
-from fl_strategies.protocols import Array
+from fl_strategies.privacy.votes import data_dependent_figure
 
 BOUNDS = ("moments", "optimal-composition", "bounded-range", "zcdp", "pld", "data-dependent")
 _MOST_VOTERS = 10_000
@@ -112,20 +117,26 @@ def _add_epsilon(commands: Any) -> None:
     _add_count(parser, "--queries", "Q", "public rows that are labelled")
     _add_delta(parser)
     parser.add_argument(
-        "--unit", choices=UNITS, required=True,
+        "--unit",
+        choices=UNITS,
+        required=True,
         help="party: each moves s votes of a query; example: each moves 1 vote of a query "
         "in every one of the s partitions, so s times the queries are released",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--votes", type=Path, metavar="FILE.npy",
+        "--votes",
+        type=Path,
+        metavar="FILE.npy",
         help="counts before noise, (releases, classes), for the data-dependent figure, "
         "which is private itself and never the claim",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--voters", type=int, metavar="N",
+        "--voters",
+        type=int,
+        metavar="N",
         help="how many parties (or teachers) vote; gives the privacy loss distribution of "
         "two classes with Laplace noise",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--adaptive", action="store_true", help="queries may depend on earlier answers"
     )
@@ -152,9 +163,12 @@ def _add_dpsgd(commands: Any) -> None:
     _add_count(parser, "--batch", "B", "expected size of a batch")
     _add_count(parser, "--steps", "T", "gradient steps in all")
     parser.add_argument(
-        "--noise-multiplier", type=float, required=True, metavar="S",
+        "--noise-multiplier",
+        type=float,
+        required=True,
+        metavar="S",
         help="deviation of the noise / clipping norm",
-    )  # fmt: skip
+    )
     _add_delta(parser)
     parser.set_defaults(command=_dpsgd)
 
@@ -207,9 +221,12 @@ def _labelling(options: argparse.Namespace) -> _Labelling:
     whole = options.unit == "party"
     moved, releases = (options.splits, 1) if whole else (1, options.splits)
     mechanism = NoisyMax(
-        noise=options.mechanism, scale=scale, sensitivity=moved, unit=options.unit,
+        noise=options.mechanism,
+        scale=scale,
+        sensitivity=moved,
+        unit=options.unit,
         num_classes=options.classes,
-    )  # fmt: skip
+    )
     return _Labelling(mechanism, releases * options.queries, parameter, moved)
 
 
@@ -337,14 +354,19 @@ def _nfdp(options: argparse.Namespace) -> _Answer:
 
 def _dpsgd(options: argparse.Namespace) -> _Answer:
     event = DPSGDEvent(
-        noise_multiplier=options.noise_multiplier, records=options.records,
-        batch_size=options.batch, steps=options.steps,
-    )  # fmt: skip
+        noise_multiplier=options.noise_multiplier,
+        records=options.records,
+        batch_size=options.batch,
+        steps=options.steps,
+    )
     best = accountant.claim([(event, 1)], options.delta)
     report = {
-        "epsilon": _finite(best.epsilon), "delta": options.delta, "method": best.method,
-        "unit": event.unit, "relation": event.relation,
-    }  # fmt: skip
+        "epsilon": _finite(best.epsilon),
+        "delta": options.delta,
+        "method": best.method,
+        "unit": event.unit,
+        "relation": event.relation,
+    }
     lines = [
         f"epsilon {_number(best.epsilon)} at delta {options.delta:g} by {best.method}",
         "protects one record, blanked; every later prediction is free",

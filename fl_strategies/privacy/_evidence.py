@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fl_strategies.protocols import Array, FloatArray, IntArray
+from fl_strategies.arrays import Array, FloatArray, IntArray
 
 SIGNIFICANCE = 1e-6
 """Chance that a correct mechanism fails either of the two tests."""

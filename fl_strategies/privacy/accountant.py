@@ -25,14 +25,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from fl_strategies.exceptions import require
-from fl_strategies.privacy import pld
-from fl_strategies.privacy._numeric import (
+from fl_strategies.privacy.bounds import pld
+from fl_strategies.privacy.bounds._numeric import (
     check_count,
     check_delta,
     check_loss,
     smallest_epsilon,
 )
-from fl_strategies.privacy.composition import ComposedLoss, compose_losses
+from fl_strategies.privacy.bounds.composition import ComposedLoss, compose_losses
+from fl_strategies.privacy.bounds.losses import sampling_error
+from fl_strategies.privacy.bounds.nfdp import nfdp_tight
 from fl_strategies.privacy.curves import (
     Curve,
     constant,
@@ -49,15 +51,21 @@ from fl_strategies.privacy.events import (
     as_replace_one,
     check_event,
 )
-from fl_strategies.privacy.losses import sampling_error
-from fl_strategies.privacy.nfdp import nfdp_tight
 
 Entry: TypeAlias = tuple[PrivacyEvent, int]
 
 METHODS = (
-    "pure", "optimal-composition", "bounded-range", "zcdp", "rdp", "moments",
-    "gaussian", "pld", "subsampling", "basic",
-)  # fmt: skip
+    "pure",
+    "optimal-composition",
+    "bounded-range",
+    "zcdp",
+    "rdp",
+    "moments",
+    "gaussian",
+    "pld",
+    "subsampling",
+    "basic",
+)
 """Names of the bounds, as `bounds` lists them."""
 
 # Share of delta that is set aside for imperfect sampling at least; it is hardly felt.

@@ -29,6 +29,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import ndtr, softmax
 
+from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import InvalidParameter, require, require_data
 from fl_strategies.privacy._evidence import (
     CELLS,
@@ -41,8 +42,9 @@ from fl_strategies.privacy._evidence import (
     selection_chances,
     symmetric,
 )
-from fl_strategies.privacy._numeric import check_count
 from fl_strategies.privacy.accountant import claim, delta_at
+from fl_strategies.privacy.bounds._numeric import check_count
+from fl_strategies.privacy.bounds.nfdp import nfdp_tight
 from fl_strategies.privacy.events import Noise
 from fl_strategies.privacy.mechanisms import (
     UNANSWERED,
@@ -53,8 +55,6 @@ from fl_strategies.privacy.mechanisms import (
     NoisyMax,
     SubsampleOnce,
 )
-from fl_strategies.privacy.nfdp import nfdp_tight
-from fl_strategies.protocols import Array, FloatArray, IntArray
 
 Mechanism: TypeAlias = (
     NoisyMax | ConfidentNoisyMax | LaplaceScores | GaussianScores | SubsampleOnce
@@ -217,9 +217,13 @@ def _suite() -> Iterator[tuple[str, Mechanism, Neighbours]]:
         mechanism = NoisyMax(noise=noise, scale=2.0, sensitivity=1, unit="party", num_classes=3)
         yield f"noisy-max-{noise}", mechanism, votes
     confident = ConfidentNoisyMax(
-        threshold=7.0, threshold_scale=2.0, scale=2.0, sensitivity=1, unit="party",
+        threshold=7.0,
+        threshold_scale=2.0,
+        scale=2.0,
+        sensitivity=1,
+        unit="party",
         num_classes=3,
-    )  # fmt: skip
+    )
     yield "confident-noisy-max", confident, votes
     # Far outside the bound, so that a mechanism that forgets to clip is noticed.
     scores = np.array([[5.0, 0.0]]), np.array([[-5.0, 0.0]])

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fl_strategies.arrays import Array
 from fl_strategies.exceptions import require, require_data
 from fl_strategies.privacy import secure
-from fl_strategies.privacy._numeric import check_positive
+from fl_strategies.privacy.bounds._numeric import check_positive
 from fl_strategies.privacy.events import LaplaceEvent
 from fl_strategies.privacy.mechanisms import Charges, Release, _charge
-from fl_strategies.protocols import Array
 
 # Counts, as multiples of the noise's unit, must fit into 63 bits.
 _LARGEST_COUNT = 2**31
@@ -49,9 +49,12 @@ class LaplaceCounts:
         check_positive("LaplaceCounts", "l1_sensitivity", self.l1_sensitivity)
         ratio = self.l1_sensitivity / self.epsilon
         require(
-            _SMALLEST_SCALE <= ratio <= _LARGEST_SCALE, "LaplaceCounts", "epsilon",
-            "from sensitivity / 2**24 to sensitivity * 2**7", self.epsilon,
-        )  # fmt: skip
+            _SMALLEST_SCALE <= ratio <= _LARGEST_SCALE,
+            "LaplaceCounts",
+            "epsilon",
+            "from sensitivity / 2**24 to sensitivity * 2**7",
+            self.epsilon,
+        )
 
     @property
     def scale(self) -> float:
@@ -63,10 +66,12 @@ class LaplaceCounts:
         # One unit of the grid more makes continuous noise worse than what is drawn.
         moved = self.l1_sensitivity * (1 + self.scale / secure.GRID)
         event = LaplaceEvent(
-            unit="example", relation="add-remove-one" if self.halved else "replace-one",
-            scale=self.scale, l1_sensitivity=moved / 2 if self.halved else moved,
+            unit="example",
+            relation="add-remove-one" if self.halved else "replace-one",
+            scale=self.scale,
+            l1_sensitivity=moved / 2 if self.halved else moved,
             num_values=_MOST_COUNTS,
-        )  # fmt: skip
+        )
         return (_charge(event, 1, seeded),)
 
     def release(self, counts: Array, rng: np.random.Generator | None = None) -> Release:

@@ -7,17 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fl_strategies.privacy.bounded_range import (
+from fl_strategies.privacy.bounds.bounded_range import (
     bounded_range_optimal,
     bounded_range_optimal_delta,
 )
-from fl_strategies.privacy.composition import LossLaw, compose_losses
-from fl_strategies.privacy.events import PrivacyEvent
-from fl_strategies.privacy.gaussian import gaussian_delta, gaussian_epsilon
-from fl_strategies.privacy.losses import Loss, loss_of
-from fl_strategies.privacy.moments import moments_epsilon
-from fl_strategies.privacy.pure import pure_heterogeneous, pure_optimal, pure_optimal_delta
-from fl_strategies.privacy.renyi import (
+from fl_strategies.privacy.bounds.composition import LossLaw, compose_losses
+from fl_strategies.privacy.bounds.gaussian import gaussian_delta, gaussian_epsilon
+from fl_strategies.privacy.bounds.losses import Loss, loss_of
+from fl_strategies.privacy.bounds.moments import moments_epsilon
+from fl_strategies.privacy.bounds.pure import (
+    pure_heterogeneous,
+    pure_optimal,
+    pure_optimal_delta,
+)
+from fl_strategies.privacy.bounds.renyi import (
     default_orders,
     rdp_of_pure,
     rdp_of_zcdp,
@@ -25,6 +28,7 @@ from fl_strategies.privacy.renyi import (
     rdp_to_epsilon,
     zcdp_to_epsilon,
 )
+from fl_strategies.privacy.events import PrivacyEvent
 
 # Exact compositions enumerate outcomes; beyond this many releases the curves take over.
 _MOST_EXACT = 10**6

@@ -32,14 +32,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fl_strategies.durable import (
-    beside,
-    make_folder,
-    open_private,
-    replace_file,
-    sync_folder,
-    write_through,
-)
+from fl_strategies.arrays import Array, content_hash
 from fl_strategies.exceptions import (
     CorruptJournal,
     InvalidData,
@@ -47,12 +40,18 @@ from fl_strategies.exceptions import (
     PrivacyBudgetExceeded,
     require,
 )
-from fl_strategies.party import content_hash
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.allowance import Allowance
 from fl_strategies.privacy.events import Unit, event_from_json, event_to_json
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.protocols import Array
+from fl_strategies.runtime.atomic_files import (
+    beside,
+    make_folder,
+    open_private,
+    replace_file,
+    sync_folder,
+    write_through,
+)
 
 SCHEMA = 1
 # A server that names its runs must not fill the party's disk.
@@ -350,10 +349,13 @@ class PartyJournal:
             fits = 0 < len(text) <= MAX_TEXT
             require(fits, _OWNER, name, f"a text of 1 to {MAX_TEXT} characters", len(text))
         entry = JournalEntry(
-            sequence=len(contents.entries) + 1, fingerprint=self.fingerprint,
-            charges=tuple(charges), run=run, purpose=purpose,
+            sequence=len(contents.entries) + 1,
+            fingerprint=self.fingerprint,
+            charges=tuple(charges),
+            run=run,
+            purpose=purpose,
             time=datetime.now(UTC).isoformat(timespec="seconds"),
-        )  # fmt: skip
+        )
         return _seal(contents.checksum, _encode(entry))
 
     def _write(self, contents: _Contents, line: bytes) -> None:

@@ -9,9 +9,7 @@ between calls anything may depend on what was released before.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
-
-from flwr.serverapp import PrivacySpent
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from fl_strategies.exceptions import (
     InvalidData,
@@ -21,8 +19,9 @@ from fl_strategies.exceptions import (
     require,
 )
 from fl_strategies.privacy import accountant
-from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
 from fl_strategies.privacy.accountant import Claim, Entry
+from fl_strategies.privacy.bounds._numeric import check_count, check_delta, check_positive
+from fl_strategies.privacy.bounds.losses import loss_of
 from fl_strategies.privacy.events import (
     MOST,
     UNITS,
@@ -32,15 +31,26 @@ from fl_strategies.privacy.events import (
     event_from_json,
     event_to_json,
 )
-from fl_strategies.privacy.losses import loss_of
 from fl_strategies.privacy.statement import statement_of
 
 SCHEMA = 1
 _OWNER = "PrivacyLedger"
 _STATE_KEYS = {
-    "schema", "unit", "delta", "max_epsilon", "audience", "num_records", "num_parties",
+    "schema",
+    "unit",
+    "delta",
+    "max_epsilon",
+    "audience",
+    "num_records",
+    "num_parties",
     "entries",
-}  # fmt: skip
+}
+
+if TYPE_CHECKING:
+    from flwr.serverapp import PrivacySpent
+
+DEFAULT_DELTA: Final = 1e-5
+"""Delta of every figure unless another is given."""
 
 
 @dataclass(frozen=True)
@@ -204,13 +214,18 @@ class PrivacyLedger:
         """Return the smallest delta at which `epsilon` is proved."""
         return accountant.delta_at(self.entries, epsilon, adaptive=self.adaptive)
 
-    def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
+    def get_privacy_spent(self, delta: float | None = None) -> "PrivacySpent":
         """Return the claim in Flower's words."""
+        # Accounting needs no Flower, except for whoever asks for its class.
+        from flwr.serverapp import PrivacySpent
+
         claim = self.claim(delta)
         return PrivacySpent(
-            epsilon=claim.epsilon, delta=claim.delta, num_releases=self.num_releases,
+            epsilon=claim.epsilon,
+            delta=claim.delta,
+            num_releases=self.num_releases,
             accounting_method=claim.method,
-        )  # fmt: skip
+        )
 
     def bounds(self, delta: float | None = None) -> Mapping[str, float | None]:
         """Return epsilon by every method, None where one does not apply."""
@@ -224,11 +239,15 @@ class PrivacyLedger:
             for event, tally in self._tallies.items()
         ]
         return {
-            "schema": SCHEMA, "unit": self.unit, "delta": self.delta,
-            "max_epsilon": self.max_epsilon, "audience": self.audience,
-            "num_records": self.num_records, "num_parties": self.num_parties,
+            "schema": SCHEMA,
+            "unit": self.unit,
+            "delta": self.delta,
+            "max_epsilon": self.max_epsilon,
+            "audience": self.audience,
+            "num_records": self.num_records,
+            "num_parties": self.num_parties,
             "entries": entries,
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another ledger of the same unit recorded, instead of the own.

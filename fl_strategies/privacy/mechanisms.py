@@ -19,9 +19,10 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
+from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import require, require_data
 from fl_strategies.privacy import secure
-from fl_strategies.privacy._numeric import check_count, check_positive, check_votes
+from fl_strategies.privacy.bounds._numeric import check_count, check_positive, check_votes
 from fl_strategies.privacy.events import (
     GaussianEvent,
     LaplaceEvent,
@@ -33,7 +34,6 @@ from fl_strategies.privacy.events import (
     ThresholdEvent,
     Unit,
 )
-from fl_strategies.protocols import Array, FloatArray, IntArray
 
 Charges: TypeAlias = tuple[tuple[PrivacyEvent, int], ...]
 
@@ -139,9 +139,13 @@ class NoisyMax:
     def event(self) -> NoisyMaxEvent:
         """What each row costs if the noise is secret."""
         return NoisyMaxEvent(
-            unit=self.unit, relation=self.relation, noise=self.noise, scale=self.scale,
-            sensitivity=self.sensitivity, num_classes=self.num_classes,
-        )  # fmt: skip
+            unit=self.unit,
+            relation=self.relation,
+            noise=self.noise,
+            scale=self.scale,
+            sensitivity=self.sensitivity,
+            num_classes=self.num_classes,
+        )
 
     def charges(self, num_rows: int, *, seeded: bool = False) -> Charges:
         """Return what releasing `num_rows` labels will cost."""
@@ -199,17 +203,23 @@ class ConfidentNoisyMax:
     def threshold_event(self) -> ThresholdEvent:
         """What asking costs, for every row."""
         return ThresholdEvent(
-            unit=self.unit, relation=self.relation, scale=self.threshold_scale,
+            unit=self.unit,
+            relation=self.relation,
+            scale=self.threshold_scale,
             sensitivity=self.sensitivity,
-        )  # fmt: skip
+        )
 
     @property
     def event(self) -> NoisyMaxEvent:
         """What an answer costs."""
         return NoisyMaxEvent(
-            unit=self.unit, relation=self.relation, noise="gaussian", scale=self.scale,
-            sensitivity=self.sensitivity, num_classes=self.num_classes,
-        )  # fmt: skip
+            unit=self.unit,
+            relation=self.relation,
+            noise="gaussian",
+            scale=self.scale,
+            sensitivity=self.sensitivity,
+            num_classes=self.num_classes,
+        )
 
     def charges(self, num_rows: int, *, seeded: bool = False) -> Charges:
         """Return the most that `num_rows` rows can cost, which is what is charged."""
@@ -331,9 +341,12 @@ class LaplaceScores(_NoisyScores):
     def event(self) -> LaplaceEvent:
         """What each row costs if the noise is secret."""
         return LaplaceEvent(
-            unit=self.unit, relation="replace-one", scale=self.scale,
-            l1_sensitivity=self._sensitivity(), num_values=self.num_values,
-        )  # fmt: skip
+            unit=self.unit,
+            relation="replace-one",
+            scale=self.scale,
+            l1_sensitivity=self._sensitivity(),
+            num_values=self.num_values,
+        )
 
     def _noise(self, size: int, rng: np.random.Generator | None) -> IntArray:
         return secure.discrete_laplace(size, rng)
@@ -352,9 +365,12 @@ class GaussianScores(_NoisyScores):
     def event(self) -> GaussianEvent:
         """What each row costs if the noise is secret."""
         return GaussianEvent(
-            unit=self.unit, relation="replace-one", scale=self.scale,
-            l2_sensitivity=self._sensitivity(), num_values=self.num_values,
-        )  # fmt: skip
+            unit=self.unit,
+            relation="replace-one",
+            scale=self.scale,
+            l2_sensitivity=self._sensitivity(),
+            num_values=self.num_values,
+        )
 
     def _noise(self, size: int, rng: np.random.Generator | None) -> IntArray:
         return secure.discrete_gaussian(size, rng)

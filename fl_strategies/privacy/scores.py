@@ -69,9 +69,12 @@ class ScorePrivacy(NoiseStrength):
             kind = GaussianScores if self.noise == "gaussian" else LaplaceScores
             width = num_values if self.noise == "gaussian" else 1
             return kind(
-                bound=bound, scale=scale, num_values=width, unit=unit,
+                bound=bound,
+                scale=scale,
+                num_values=width,
+                unit=unit,
                 num_contributors=num_contributors,
-            )  # fmt: skip
+            )
 
         if self.target_epsilon is None:
             return with_scale(float(self.given_scale or 0))

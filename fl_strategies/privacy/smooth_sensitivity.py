@@ -39,11 +39,16 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri_exp
 
+from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import require, require_data
-from fl_strategies.privacy._numeric import check_count, check_delta, check_positive, check_votes
-from fl_strategies.privacy.gnmax import log_error_probability_gaussian, theorem_6
-from fl_strategies.privacy.renyi import rdp_to_epsilon
-from fl_strategies.protocols import Array, FloatArray
+from fl_strategies.privacy.bounds._numeric import (
+    check_count,
+    check_delta,
+    check_positive,
+    check_votes,
+)
+from fl_strategies.privacy.bounds.gnmax import log_error_probability_gaussian, theorem_6
+from fl_strategies.privacy.bounds.renyi import rdp_to_epsilon
 
 # Grid on which the two conditions are checked, and the least log-chance worth a look.
 _GRID_POINTS = 4000

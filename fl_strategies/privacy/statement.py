@@ -1,9 +1,9 @@
 """What a ledger promises, in plain words, and what to be warned of."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from fl_strategies.privacy import accountant
 from fl_strategies.privacy.accountant import Claim, Entry
@@ -19,9 +19,6 @@ from fl_strategies.privacy.events import (
     ThresholdEvent,
     Unit,
 )
-
-if TYPE_CHECKING:
-    from fl_strategies.privacy.ledger import PrivacyLedger
 
 # Beyond this the factor exp(epsilon) exceeds twenty thousand.
 LARGE_EPSILON = 10
@@ -54,7 +51,28 @@ _WORDS: Mapping[type[PrivacyEvent], str] = {
 }
 
 
-def statement_of(ledger: "PrivacyLedger") -> str:
+class Account(Protocol):
+    """What a statement is about, such as a `PrivacyLedger`."""
+
+    unit: Unit
+    delta: float
+    audience: str
+    num_parties: int | None
+    num_records: int | None
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """What was released, and how often."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether later releases depend on earlier ones."""
+
+    def claim(self) -> Claim:
+        """Return what is proved."""
+
+
+def statement_of(ledger: Account) -> str:
     """Return who is protected against whom, by which numbers, and what is not covered."""
     claim = ledger.claim()
     lines = [
@@ -68,7 +86,7 @@ def statement_of(ledger: "PrivacyLedger") -> str:
     return "\n".join(lines)
 
 
-def _guarantee(ledger: "PrivacyLedger", claim: Claim) -> str:
+def _guarantee(ledger: Account, claim: Claim) -> str:
     if not ledger.entries:
         return "nothing has been released, so nothing has been revealed."
     if math.isinf(claim.epsilon):
@@ -86,7 +104,7 @@ def _guarantee(ledger: "PrivacyLedger", claim: Claim) -> str:
     )
 
 
-def _if_replaced(ledger: "PrivacyLedger") -> str:
+def _if_replaced(ledger: Account) -> str:
     stronger = accountant.claim(
         ledger.entries, ledger.delta, adaptive=ledger.adaptive, replaced=True
     )
@@ -100,7 +118,7 @@ def _rounded_up(epsilon: float) -> float:
     return math.ceil(epsilon * 1000) / 1000 if epsilon < math.inf else epsilon
 
 
-def _warnings(ledger: "PrivacyLedger", claim: Claim) -> Iterable[str]:
+def _warnings(ledger: Account, claim: Claim) -> Iterable[str]:
     if any(event.seeded for event, _ in ledger.entries):
         yield _seeded_warning(ledger)
     by_party = ledger.unit == "party"
@@ -119,7 +137,7 @@ def _warnings(ledger: "PrivacyLedger", claim: Claim) -> Iterable[str]:
         )
 
 
-def _seeded_warning(ledger: "PrivacyLedger") -> str:
+def _seeded_warning(ledger: Account) -> str:
     secret = [(replace(event, seeded=False), count) for event, count in ledger.entries]
     ideal = accountant.claim(secret, ledger.delta, adaptive=ledger.adaptive).epsilon
     return (

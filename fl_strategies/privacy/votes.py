@@ -4,6 +4,7 @@ One description serves both sides: the server of FedKT-L1, where a unit is a par
 a count by s, and a party of FedKT-L2, where a unit is an example and moves a count by one.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -12,13 +13,19 @@ from typing import ClassVar, Final, Literal, Self, TypeAlias, get_args
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from fl_strategies.arrays import FloatArray, IntArray
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, require
 from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.bounds.gnmax import gnmax_rdp, threshold_rdp
+from fl_strategies.privacy.bounds.moments import (
+    data_dependent_epsilon,
+    gumbel_data_dependent_epsilon,
+)
+from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.mechanisms import ConfidentNoisyMax, NoisyMax
 from fl_strategies.privacy.strength import NoiseStrength
-from fl_strategies.protocols import FloatArray, IntArray
 from fl_strategies.randomness import derive_rng
 
 VoteNoise: TypeAlias = Literal["gumbel", "laplace", "gaussian", "confident-gaussian"]
@@ -96,9 +103,12 @@ class VotePrivacy(NoiseStrength):
     ) -> VoteMechanism:
         """Return the noise of a party: an example moves the vote of one teacher."""
         return self.mechanism(
-            unit="example", sensitivity=1, num_classes=num_classes, num_queries=num_labels,
+            unit="example",
+            sensitivity=1,
+            num_classes=num_classes,
+            num_queries=num_labels,
             besides=besides,
-        )  # fmt: skip
+        )
 
     def _with_scale(
         self, scale: float, unit: Unit, sensitivity: float, num_classes: int
@@ -200,9 +210,12 @@ def count_queries(num_public: int, number: int | None, fraction: float) -> int:
     """Return how many public rows are labelled, asked for as a number or as a share."""
     require(0 < fraction <= 1, "queries", "fraction_query", "above 0 and at most 1", fraction)
     require(
-        number is None or fraction == 1, "queries", "num_queries",
-        "left out if fraction_query is given", number,
-    )  # fmt: skip
+        number is None or fraction == 1,
+        "queries",
+        "num_queries",
+        "left out if fraction_query is given",
+        number,
+    )
     asked = max(1, int(fraction * num_public)) if number is None else number
     rule = f"from 1 to {num_public}, the public rows"
     require(1 <= asked <= num_public, "queries", "num_queries", rule, asked)
@@ -214,3 +227,24 @@ def choose_queries(num_public: int, num_queries: int, seed: int) -> IntArray:
     if num_queries == num_public:
         return np.arange(num_public)
     return np.sort(derive_rng(seed, "queries").permutation(num_public)[:num_queries])
+
+
+def data_dependent_figure(mechanism: VoteMechanism, votes: IntArray, delta: float) -> float:
+    """Return epsilon as these very votes would have it.
+
+    It is smaller where voters agree, but it is itself computed from private votes: a
+    diagnostic for whoever may see the votes, not a guarantee and not to be published.
+    """
+    # What is proved for more votes that move holds for fewer.
+    splits, scale = math.ceil(mechanism.sensitivity), mechanism.scale
+    if mechanism.event.noise == "laplace":
+        return data_dependent_epsilon(votes, 1 / scale, splits, delta=delta)
+    if mechanism.event.noise == "gumbel":
+        return gumbel_data_dependent_epsilon(votes, 1 / scale, splits, delta=delta)
+    orders = default_orders()
+    rdp = gnmax_rdp(votes, scale, orders, splits)
+    if isinstance(mechanism, ConfidentNoisyMax):
+        # A row that is not answered is one whose label was drawn and thrown away.
+        noise, threshold = mechanism.threshold_scale, mechanism.threshold
+        rdp = rdp + threshold_rdp(votes, noise, threshold, orders, splits)
+    return rdp_to_epsilon(orders, rdp, delta)

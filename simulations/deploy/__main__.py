@@ -72,9 +72,12 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         "--formats", default=",".join(FORMATS), help="of parties' files, taken in turn"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help="any setting of `python -m simulations --help`",
-    )  # fmt: skip
+    )
 
 
 def _settings(options: argparse.Namespace) -> Settings:

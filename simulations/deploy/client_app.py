@@ -17,10 +17,12 @@ from flwr.app import Context
 
 from clients.app import client_app
 from clients.kept_run import forget_oldest
-from fl_strategies import Learner, Party, PortableLearner, keys
-from fl_strategies.durable import make_folder, replace_file
+from fl_strategies import Learner, Party, PortableLearner
+from fl_strategies.arrays import Array
+from fl_strategies.core.protocols import LearnerFactory
 from fl_strategies.exceptions import InvalidData, StrategyError, require
-from fl_strategies.protocols import Array, LearnerFactory
+from fl_strategies.runtime.atomic_files import make_folder, replace_file
+from fl_strategies.wire import keys
 from simulations.budget import BUDGET_KEYS, OWNER, Budget, require_absolute, with_defaults
 from simulations.config import Settings, Value
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
@@ -47,10 +49,24 @@ DEFAULTS: Final[Mapping[str, Value]] = {
 }
 """What a node-config may hold, and the default of what it leaves out."""
 MODEL_SETTINGS: Final = (
-    "num-trees", "max-depth", "boosting-rounds", "boosting-learning-rate", "boosting-gamma",
-    "kernel", "ridge", "reveal-rows", "epochs", "batch-size", "optimizer", "momentum",
-    "learning-rate", "end-learning-rate", "schedule", "weight-decay", "augment",
-)  # fmt: skip
+    "num-trees",
+    "max-depth",
+    "boosting-rounds",
+    "boosting-learning-rate",
+    "boosting-gamma",
+    "kernel",
+    "ridge",
+    "reveal-rows",
+    "epochs",
+    "batch-size",
+    "optimizer",
+    "momentum",
+    "learning-rate",
+    "end-learning-rate",
+    "schedule",
+    "weight-decay",
+    "augment",
+)
 """Settings of models, which a party chooses for itself as well."""
 
 

@@ -31,21 +31,59 @@ def make_certificates(folder: Path, names: str = _LOOPBACK) -> Certificates:
     )
     new_key = ["-newkey", "rsa:2048", "-nodes"]
     _run(
-        ["openssl", "req", "-x509", *new_key, "-days", _DAYS, "-subj", "/CN=federation CA",
-         "-addext", "keyUsage=critical,keyCertSign,cRLSign",
-         "-keyout", "ca.key", "-out", "ca.crt"],
+        [
+            "openssl",
+            "req",
+            "-x509",
+            *new_key,
+            "-days",
+            _DAYS,
+            "-subj",
+            "/CN=federation CA",
+            "-addext",
+            "keyUsage=critical,keyCertSign,cRLSign",
+            "-keyout",
+            "ca.key",
+            "-out",
+            "ca.crt",
+        ],
         folder,
-    )  # fmt: skip
+    )
     _run(
-        ["openssl", "req", *new_key, "-subj", "/CN=superlink",
-         "-keyout", "server.key", "-out", "server.csr"],
+        [
+            "openssl",
+            "req",
+            *new_key,
+            "-subj",
+            "/CN=superlink",
+            "-keyout",
+            "server.key",
+            "-out",
+            "server.csr",
+        ],
         folder,
-    )  # fmt: skip
+    )
     _run(
-        ["openssl", "x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key",
-         "-CAcreateserial", "-days", _DAYS, "-extfile", "server.ext", "-out", "server.crt"],
+        [
+            "openssl",
+            "x509",
+            "-req",
+            "-in",
+            "server.csr",
+            "-CA",
+            "ca.crt",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-days",
+            _DAYS,
+            "-extfile",
+            "server.ext",
+            "-out",
+            "server.crt",
+        ],
         folder,
-    )  # fmt: skip
+    )
     return Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
 
 
@@ -60,9 +98,13 @@ def make_node_key(path: Path) -> Path:
 def _run(command: list[str], folder: Path) -> None:
     try:
         subprocess.run(
-            command, cwd=folder, check=True, capture_output=True, text=True,
+            command,
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            text=True,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     except FileNotFoundError as error:
         raise CredentialsFailed(
             f"{command[0]}: the command must be installed, got none."

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from fl_strategies.durable import PRIVATE
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.party import check_rows
 from fl_strategies.exceptions import InvalidData, require, require_data
-from fl_strategies.party import check_rows
-from fl_strategies.protocols import Array, IntArray
+from fl_strategies.runtime.atomic_files import PRIVATE
 from simulations.files import encode_columns, public_scale, read_npz
 from simulations.models import import_library
 
@@ -98,10 +98,12 @@ def read_labelled(path: Path, public: PublicData, label: str = LABEL) -> tuple[A
     else:
         table = _read_table(path)
         require_data(
-            label in table.columns, path.name, "the label column",
+            label in table.columns,
+            path.name,
+            "the label column",
             f"{label!r}, or named by the setting label",
             f"columns {', '.join(map(str, table.columns[:20]))}",
-        )  # fmt: skip
+        )
         labels = table.pop(label).to_numpy()
         x = _numbers(path.name, table, public)
     check_rows(path.name, "x", x)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fl_strategies import keys
-from fl_strategies.durable import replace_file
 from fl_strategies.exceptions import require
+from fl_strategies.runtime.atomic_files import replace_file
+from fl_strategies.wire import keys
 from simulations.config import Settings, Value
 from simulations.control import Control
 from simulations.deploy.app_folder import write_app
@@ -182,9 +182,12 @@ def prepare(
         members.append(member)
     files = {"public-file": str(public), "test-file": str(test), "classes": split.classes}
     return Prepared(
-        folder=folder, app=write_app(folder / "app"), certificates=certificates,
-        members=tuple(members), files=files,
-    )  # fmt: skip
+        folder=folder,
+        app=write_app(folder / "app"),
+        certificates=certificates,
+        members=tuple(members),
+        files=files,
+    )
 
 
 class Deployment(SuperLink):

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from fl_strategies import REGISTRY
+from fl_strategies.core.policy import PartyPolicy
 from fl_strategies.exceptions import require
-from fl_strategies.fedkt.words import LEVELS
-from fl_strategies.fedmd.settings import RELEASES
-from fl_strategies.policy import PartyPolicy
+from fl_strategies.strategies.fedkt.words import LEVELS
+from fl_strategies.strategies.fedmd.settings import RELEASES
 from simulations.budget import OWNER
 from simulations.config import Value
 

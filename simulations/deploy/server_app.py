@@ -16,11 +16,11 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
-from fl_strategies import KnowledgeStrategy, Learner, PortableLearner, keys
-from fl_strategies.durable import SHARED, replace_file
+from fl_strategies import KnowledgeStrategy, Learner, PortableLearner
+from fl_strategies.arrays import Array, IntArray, content_hash
 from fl_strategies.exceptions import InvalidData, UnsupportedLearner, require, require_data
-from fl_strategies.party import content_hash
-from fl_strategies.protocols import Array, IntArray
+from fl_strategies.runtime.atomic_files import SHARED, replace_file
+from fl_strategies.wire import keys
 from simulations.config import Settings, Value, describe
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.experiment import Federation
@@ -38,11 +38,28 @@ FILE_SETTINGS: Final[Mapping[str, str]] = {
     "members-file": "",
 }
 """What only a deployment has: files on the server, and the class list."""
-SIMULATED: Final = frozenset({
-    "data", "data-dir", "label", "public", "train-rows", "public-rows", "test-rows",
-    "partition", "beta", "balanced", "mixing", "shares", "min-records", "teacher",
-    "state-dir", "solo", "central", "num-workers",
-})  # fmt: skip
+SIMULATED: Final = frozenset(
+    {
+        "data",
+        "data-dir",
+        "label",
+        "public",
+        "train-rows",
+        "public-rows",
+        "test-rows",
+        "partition",
+        "beta",
+        "balanced",
+        "mixing",
+        "shares",
+        "min-records",
+        "teacher",
+        "state-dir",
+        "solo",
+        "central",
+        "num-workers",
+    }
+)
 """Settings by which a simulation deals data, which here are the parties' own affair."""
 RESULT: Final = "result.json"
 MODEL: Final = "model.npz"

@@ -28,7 +28,7 @@ from clients import (
     XGBoostScores,
 )
 from clients.ubjson import decode
-from fl_strategies.codistill.committee import SignedEnsemble
+from fl_strategies.aggregation.ensembles import SignedEnsemble
 from tests.clients.ubjson_writer import encode
 
 MEGABYTE = 10**6
@@ -231,9 +231,12 @@ def archived(estimator: Any, arrays: Mapping[str, np.ndarray], learned: dict[str
     attributes = {**settings, **learned}
     texts = [node("str", "builtins", "TypeNode") for _ in attributes]
     content = node(
-        "dict", "builtins", "DictNode", content=attributes,
+        "dict",
+        "builtins",
+        "DictNode",
+        content=attributes,
         key_types=node("list", "builtins", "ListNode", content=texts),
-    )  # fmt: skip
+    )
     kind = type(estimator)
     schema = node(kind.__name__, kind.__module__, "ObjectNode", content=content)
     schema |= {"protocol": 2, "_skops_version": "0.13"}
@@ -267,9 +270,10 @@ def many_hidden_units() -> tuple[Any, Arrays]:
         "coefs_": node("list", "builtins", "ListNode", content=layers[:2]),
         "intercepts_": node("list", "builtins", "ListNode", content=layers[2:]),
         "hidden_layer_sizes": node("tuple", "builtins", "TupleNode", content=[json_node(8)]),
-        "n_layers_": json_node(3), "n_outputs_": json_node(3),
+        "n_layers_": json_node(3),
+        "n_outputs_": json_node(3),
         "out_activation_": json_node("softmax"),
-    }  # fmt: skip
+    }
     archive = archived(estimator, arrays, attributes)
     return sklearn(estimator), {**frame(3), "skops": archive}
 
@@ -408,15 +412,17 @@ ATTACKS: Mapping[str, Attack] = {
     "ensemble: chains": chained_members,
     "ensemble: nested names": lambda: named_members(b"[" * 900_000),
     "ensemble: objects as names": lambda: named_members(b"[" + b"{}," * 330_000 + b"{}]"),
-}  # fmt: skip
+}
 
 
 def warm_up() -> None:
     """Use every library once: what it loads for its first call is no model's doing."""
     for learner in (
         sklearn(make_pipeline(StandardScaler(), MLPClassifier((3,), max_iter=5, tol=1e9))),
-        sklearn(ExtraTreesClassifier(3)), XGBoostLearner(num_classes=3, num_rounds=1),
-        XGBoostScores(num_classes=3, num_rounds=1), network(),
+        sklearn(ExtraTreesClassifier(3)),
+        XGBoostLearner(num_classes=3, num_rounds=1),
+        XGBoostScores(num_classes=3, num_rounds=1),
+        network(),
         KernelRidgeLearner(num_classes=3, reveal_rows=True),
-    ):  # fmt: skip
+    ):
         learner.from_arrays(fitted(learner)).predict(np.zeros((NUM_ROWS, WIDTH)))

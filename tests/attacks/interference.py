@@ -16,12 +16,13 @@ from flwr.app import ArrayRecord, Context, Message
 
 from clients import opacus_learner
 from clients.app import client_app
-from fl_strategies import Party, _compat
-from fl_strategies.base import KnowledgeStrategy
-from fl_strategies.fedmd import memory
+from fl_strategies import Party
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.privacy import mechanisms, secure
 from fl_strategies.privacy.counts import LaplaceCounts
-from fl_strategies.protocols import Array, IntArray
+from fl_strategies.runtime import _compat
+from fl_strategies.strategies.fedmd import memory
 from simulations.local import InMemoryGrid
 
 NUM_RECORDS, NUM_CLASSES, WIDTH = 24, 3, 3
@@ -58,8 +59,11 @@ def with_last(records: Records, row: float | Array, label: int) -> Records:
 
 
 SETS: Mapping[str, Records] = {
-    "ordinary": ORDINARY, "equal": EQUAL, "one class": ONE_CLASS, "duplicates": DUPLICATES,
-}  # fmt: skip
+    "ordinary": ORDINARY,
+    "equal": EQUAL,
+    "one class": ONE_CLASS,
+    "duplicates": DUPLICATES,
+}
 NEIGHBOURS: Mapping[str, tuple[str, Records]] = {
     "another record": ("ordinary", with_last(ORDINARY, np.array([9.0, -4.0, 2.0]), 0)),
     "a label": ("ordinary", with_last(ORDINARY, ORDINARY.x[-1], 1)),
@@ -78,9 +82,14 @@ def party_of(records: Records, **options: Any) -> Party:
     """Return the party that is asked, with held-out rows of its own."""
     test = rows(30, 3)
     return Party(
-        x=records.x, y=records.y, public=PUBLIC.x, num_classes=NUM_CLASSES,
-        x_test=test.x, y_test=test.y, **options,
-    )  # fmt: skip
+        x=records.x,
+        y=records.y,
+        public=PUBLIC.x,
+        num_classes=NUM_CLASSES,
+        x_test=test.x,
+        y_test=test.y,
+        **options,
+    )
 
 
 @contextmanager

@@ -37,9 +37,13 @@ class Receiver:
     def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.attacks.receiver"], cwd=ROOT, env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.attacks.receiver"],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def cost_of(self, attack: str) -> Cost:
         assert self._process.stdin is not None
@@ -95,9 +99,11 @@ def _attempt(attack: str) -> dict[str, Any]:
         outcome = f"raised {type(error).__name__}: {error}"
     seconds = time.process_time() - start
     return {
-        "outcome": outcome[:300], "size": size, "num_bytes": _status("VmHWM") - before,
+        "outcome": outcome[:300],
+        "size": size,
+        "num_bytes": _status("VmHWM") - before,
         "seconds": seconds,
-    }  # fmt: skip
+    }
 
 
 def _fork(attack: str) -> dict[str, Any]:

@@ -12,19 +12,25 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from clients.app import client_app
-from fl_strategies import FedAvg, FedKTParty, Knowledge, Party, keys
+from fl_strategies import (
+    FedAvg,
+    FedKTParty,
+    Knowledge,
+    Party,
+)
+from fl_strategies.core.accounting import ledger_of, ledger_to_text
 from fl_strategies.exceptions import NotFitted
-from fl_strategies.fedavg import LocalWeights
-from fl_strategies.packing import pack_labels
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import DPSGDEvent, OneVoteEvent, PrivacyEvent, event_to_json
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.reporting import ledger_of, ledger_to_text
 from fl_strategies.privacy.scores import ScorePrivacy
 from fl_strategies.privacy.votes import VotePrivacy
-from fl_strategies.replies import PartyReply
-from fl_strategies.teaching import deal_records
+from fl_strategies.strategies.fedavg import LocalWeights
+from fl_strategies.strategies.fedkt.teaching import deal_records
+from fl_strategies.wire import keys
+from fl_strategies.wire.packing import pack_labels
+from fl_strategies.wire.replies import PartyReply
 from simulations.local import run_local
 from tests.toys import CentroidLearner, load_toy_party, toy_fedkd, toy_fedkt, toy_party
 
@@ -100,9 +106,12 @@ def test_a_liar_cannot_hide_events_from_averaging_either() -> None:
     """The same against the ledger of FedAvg."""
     honest = ledger_of([(LARGE, 1)], 1e-5).get_epsilon()
     strategy = FedAvg(
-        public=toy_party(0).public, num_classes=3, learner_fn=CentroidLearner,
-        learner_name="centroid", num_parties=2,
-    )  # fmt: skip
+        public=toy_party(0).public,
+        num_classes=3,
+        learner_fn=CentroidLearner,
+        learner_name="centroid",
+        num_parties=2,
+    )
 
     def read(text: str) -> LocalWeights:
         return LocalWeights({}, 1, tuple(ledger_of_text(text).entries))
@@ -146,8 +155,10 @@ def test_removing_a_record_deals_all_records_anew_and_is_not_what_is_promised() 
     shorter = replace(party, x=np.delete(party.x, 7, axis=0), y=np.delete(party.y, 7))
 
     before = subsets_of(party)
-    changed = [sum(a != b for a, b in zip(before, subsets_of(p), strict=True))
-               for p in (blanked, shorter)]  # fmt: skip
+    changed = [
+        sum(a != b for a, b in zip(before, subsets_of(p), strict=True))
+        for p in (blanked, shorter)
+    ]
 
     assert changed == [2, 10]
     statement = ledger_of([(LARGE, 1)], 1e-5).statement()
@@ -207,9 +218,12 @@ def test_calibrated_votes_keep_their_target(noise: Any, counted: bool) -> None:
 def test_fedkd_that_weighs_by_noisy_counts_keeps_its_target() -> None:
     """In a whole run with Laplace noise on the scores."""
     strategy = toy_fedkd(
-        weights="noisy-counts", noise="laplace", target_epsilon=2.0, count_epsilon=0.5,
+        weights="noisy-counts",
+        noise="laplace",
+        target_epsilon=2.0,
+        count_epsilon=0.5,
         max_epsilon=2.0,
-    )  # fmt: skip
+    )
     run_local(strategy, client_app(load_toy_party), 4)
 
     assert strategy.model_

@@ -7,19 +7,28 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients.app import FAILED
-from fl_strategies import Party, keys
-from fl_strategies._compat import assign_message_id
+from fl_strategies import Party
 from fl_strategies.exceptions import InvalidParameter, PrivacyBudgetExceeded
 from fl_strategies.privacy.events import GaussianEvent, SubsampleEvent
 from fl_strategies.privacy.journal import PartyJournal
+from fl_strategies.runtime._compat import assign_message_id
+from fl_strategies.wire import keys
 from simulations.client_app import app, load_party
 from simulations.config import Settings, Value
 from simulations.experiment import load_federation
 
 RUN = Settings(
-    strategy="fedkt", num_parties=3, train_rows=150, public_rows=20, test_rows=20,
-    partition="iid", learner="random-forest", num_trees=3, privacy_level="L2", gamma=3.0,
-)  # fmt: skip
+    strategy="fedkt",
+    num_parties=3,
+    train_rows=150,
+    public_rows=20,
+    test_rows=20,
+    partition="iid",
+    learner="random-forest",
+    num_trees=3,
+    privacy_level="L2",
+    gamma=3.0,
+)
 
 
 def context(node: dict[str, Value], settings: Settings = RUN) -> Context:
@@ -132,9 +141,15 @@ def journal_with(folder: Path, sample_delta: float) -> PartyJournal:
 def test_a_party_with_a_budget_joins_fedmd_with_a_sample(tmp_path: Path) -> None:
     """As docs/reliability.md says: `sample-delta` is what such a party has to set."""
     settings = Settings.from_run_config(
-        RUN.to_run_config(), strategy="fedmd", release="nfdp", num_samples=5,
-        privacy_level="L0", gamma=0.0, epochs_initial=1, with_replacement=False,
-    )  # fmt: skip
+        RUN.to_run_config(),
+        strategy="fedmd",
+        release="nfdp",
+        num_samples=5,
+        privacy_level="L0",
+        gamma=0.0,
+        epochs_initial=1,
+        with_replacement=False,
+    )
     node: dict[str, Value] = {"state-dir": str(tmp_path), "max-epsilon": 1.0}
 
     refused = ask(node, settings)

@@ -8,8 +8,9 @@ import pytest
 from flwr.app import ArrayRecord, Message
 
 from clients import client_app
-from fl_strategies import REGISTRY, KnowledgeStrategy, keys
+from fl_strategies import REGISTRY, KnowledgeStrategy
 from fl_strategies.exceptions import InvalidData, InvalidParameter, NotEnoughParties
+from fl_strategies.wire import keys
 from simulations.deploy.server_app import read_members
 from simulations.local import InMemoryGrid
 from tests.kept import Killed

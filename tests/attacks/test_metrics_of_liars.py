@@ -8,8 +8,9 @@ import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from clients import client_app
-from fl_strategies import REGISTRY, keys
-from fl_strategies.metrics import LONGEST_NAME, clean_metrics
+from fl_strategies import REGISTRY
+from fl_strategies.aggregation.metrics import LONGEST_NAME, clean_metrics
+from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid
 from tests.toys import common_options, load_toy_party, toy_fedkt
 
@@ -37,11 +38,16 @@ class Boasting(InMemoryGrid):
 @pytest.mark.parametrize(
     ("metric", "value"),
     [
-        (keys.NUM_EXAMPLES, math.inf), (keys.NUM_EXAMPLES, 1e308), (keys.NUM_EXAMPLES, -5),
-        (keys.NUM_EXAMPLES, 2**60), (keys.ACCURACY, 1e308), (keys.ACCURACY, -math.inf),
-        (keys.ACCURACY, 1.5), (keys.ACCURACY, -0.1),
+        (keys.NUM_EXAMPLES, math.inf),
+        (keys.NUM_EXAMPLES, 1e308),
+        (keys.NUM_EXAMPLES, -5),
+        (keys.NUM_EXAMPLES, 2**60),
+        (keys.ACCURACY, 1e308),
+        (keys.ACCURACY, -math.inf),
+        (keys.ACCURACY, 1.5),
+        (keys.ACCURACY, -0.1),
     ],
-)  # fmt: skip
+)
 def test_an_absurd_figure_of_one_party_spoils_no_total(
     name: str, metric: str, value: float
 ) -> None:
@@ -71,13 +77,20 @@ def test_not_a_number_means_not_told() -> None:
 @pytest.mark.parametrize(
     ("metric", "value"),
     [
-        (keys.EPSILON_EXAMPLE, -1.0), (keys.EPSILON_PARTY, -math.inf),
+        (keys.EPSILON_EXAMPLE, -1.0),
+        (keys.EPSILON_PARTY, -math.inf),
         (keys.DELTA_EXAMPLE, 7.0),
-        (keys.NUM_RELEASES, 10**400), (keys.MEAN_SQUARED_ERROR, -1.0), (keys.AUC, 2.0),
-        ("anything", math.inf), ("anything", 1e300), ("two\nlines", 1.0),
-        ("\x1b[2J", 1.0), ("x" * 65, 1.0), ("", 1.0),
+        (keys.NUM_RELEASES, 10**400),
+        (keys.MEAN_SQUARED_ERROR, -1.0),
+        (keys.AUC, 2.0),
+        ("anything", math.inf),
+        ("anything", 1e300),
+        ("two\nlines", 1.0),
+        ("\x1b[2J", 1.0),
+        ("x" * 65, 1.0),
+        ("", 1.0),
     ],
-)  # fmt: skip
+)
 def test_figures_outside_of_what_they_mean_are_dropped(metric: str, value: float) -> None:
     """A negative epsilon would promise more than anybody can keep."""
     assert clean_metrics({metric: value, keys.ACCURACY: 0.5}) == {keys.ACCURACY: 0.5}

@@ -16,12 +16,21 @@ import clients.app
 from clients.app import FAILED, NO_BUDGET, client_app
 from clients.opacus_learner import DPTorchLearner
 from clients.torch_learner import TorchLearner
-from fl_strategies import REGISTRY, FedKD, FedKT, FedMD, Party, half, keys, training
-from fl_strategies.base import KnowledgeStrategy
+from fl_strategies import (
+    REGISTRY,
+    FedKD,
+    FedKT,
+    FedMD,
+    Party,
+)
+from fl_strategies.core import role as half
+from fl_strategies.core import training
+from fl_strategies.core.protocols import LearnerFactory
+from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.fedavg import FedAvg
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.protocols import LearnerFactory
+from fl_strategies.strategies.fedavg import FedAvg
+from fl_strategies.wire import keys
 from simulations.config import Settings
 from simulations.local import InMemoryGrid
 from simulations.models import LEARNERS, learner_factory
@@ -58,9 +67,13 @@ def plain(**options: Any) -> TorchLearner:
 
 def private() -> DPTorchLearner:
     return DPTorchLearner(
-        linear, num_classes=NUM_CLASSES, epochs=2, batch_size=8, noise_multiplier=1.0,
+        linear,
+        num_classes=NUM_CLASSES,
+        epochs=2,
+        batch_size=8,
+        noise_multiplier=1.0,
         private_distill=True,
-    )  # fmt: skip
+    )
 
 
 COMMON: Mapping[str, Any] = {"num_classes": NUM_CLASSES, "num_parties": 1, "public": PUBLIC.x}

@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_strategies import keys
-from fl_strategies.capping import believed_loudness
-from fl_strategies.class_weights import believed_counts, heard_parts
-from fl_strategies.consensus import (
+from fl_strategies.aggregation.capping import believed_loudness
+from fl_strategies.aggregation.class_weights import believed_counts, heard_parts
+from fl_strategies.aggregation.consensus import (
     MAX_WEIGHT,
     ClassWeightedConsensus,
     MeanConsensus,
     VoteCounts,
 )
-from fl_strategies.evidence import vote_evidence
-from fl_strategies.evidence_pool import MOST_JUDGED, EvidencePool
-from fl_strategies.fedavg import LocalWeights, average, restrained
-from fl_strategies.outliers import outliers
-from fl_strategies.protocols import FloatArray, IntArray
-from fl_strategies.quantization import PlainScores
+from fl_strategies.aggregation.evidence import vote_evidence
+from fl_strategies.aggregation.evidence_pool import MOST_JUDGED, EvidencePool
+from fl_strategies.aggregation.outliers import outliers
+from fl_strategies.arrays import FloatArray, IntArray
+from fl_strategies.strategies.fedavg import LocalWeights, average, restrained
+from fl_strategies.wire import keys
+from fl_strategies.wire.quantization import PlainScores
 from simulations.config import Settings
 
 LIARS = Path(__file__).parents[2] / "benchmarks" / "liars.py"

@@ -10,11 +10,12 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients.app import NO_BUDGET
-from fl_strategies import REGISTRY, keys
-from fl_strategies._compat import assign_message_id
+from fl_strategies import REGISTRY
 from fl_strategies.exceptions import InvalidParameter, PrivacyBudgetExceeded
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.runtime._compat import assign_message_id
+from fl_strategies.wire import keys
 from simulations.config import Value
 from simulations.deploy.__main__ import main
 from simulations.deploy.client_app import app, build_party
@@ -71,9 +72,13 @@ def question(node: Mapping[str, Value], strategy: str, **asked: Any) -> dict[str
     """Return what a server of these settings sends to a party."""
     party = build_party(node, run="7")
     given = {
-        "public": party.public, "num_classes": 2, "num_parties": 3,
-        "learner_fn": CentroidLearner, "learner_name": party.learner_name, **asked,
-    }  # fmt: skip
+        "public": party.public,
+        "num_classes": 2,
+        "num_parties": 3,
+        "learner_fn": CentroidLearner,
+        "learner_name": party.learner_name,
+        **asked,
+    }
     made: Any = REGISTRY[strategy].strategy
     config = made(**given).party_config()
     return {**config, keys.STRATEGY: strategy, keys.SEED: 0, keys.SERVER_ROUND: 1}
@@ -206,9 +211,12 @@ def test_a_sample_of_all_records_is_no_sample(node: dict[str, Value]) -> None:
     ],
 )
 def test_a_server_cannot_keep_a_party_busy_for_ever(
-    node: dict[str, Value], strategy: str, asked: dict[str, Any], change: dict[str, Any],
+    node: dict[str, Value],
+    strategy: str,
+    asked: dict[str, Any],
+    change: dict[str, Any],
     what: str,
-) -> None:  # fmt: skip
+) -> None:
     """Work has a limit, also for a party that allows everything else, and in an evaluation."""
     node |= {"allow-unprotected": True, "allow-models": True}
     config = {**question(node, strategy, **asked), **change}

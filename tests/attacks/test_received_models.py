@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_strategies import Knowledge, keys
+from fl_strategies import Knowledge
+from fl_strategies.core.role import receive_model
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.half import receive_model
+from fl_strategies.wire import keys
 from simulations.config import Value
 from simulations.deploy.client_app import build_party
 from tests.attacks.hostile_models import ATTACKS, MEGABYTE
@@ -53,10 +54,13 @@ def node_config(folder: Path, **more: Value) -> dict[str, Value]:
     np.savez(folder / "records.npz", x=x, y=np.arange(30) % 3)
     np.savez(folder / "public.npz", x=x[:10])
     return {
-        "partition-id": 0, "learner": "random-forest", "classes": "0,1,2",
-        "data-file": str(folder / "records.npz"), "public-file": str(folder / "public.npz"),
+        "partition-id": 0,
+        "learner": "random-forest",
+        "classes": "0,1,2",
+        "data-file": str(folder / "records.npz"),
+        "public-file": str(folder / "public.npz"),
         **more,
-    }  # fmt: skip
+    }
 
 
 def test_a_model_that_the_operator_did_not_name_is_refused(tmp_path: Path) -> None:

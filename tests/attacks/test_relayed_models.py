@@ -15,17 +15,28 @@ from sklearn.preprocessing import StandardScaler
 from clients.app import client_app
 from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
 from clients.sklearn_learner import SklearnLearner
-from fl_strategies import Knowledge, Party, keys
-from fl_strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation, CodistillParty
-from fl_strategies.codistill.relay import MODEL, MODELS, NUM_MODELS, part_models
+from fl_strategies import Knowledge, Party
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
-from fl_strategies.knowledge import encode_arrays
+from fl_strategies.strategies.codistill import (
+    AKD,
+    EKD,
+    PKD,
+    AvgKD,
+    Codistillation,
+    CodistillParty,
+)
+from fl_strategies.strategies.codistill.model_exchange import (
+    MODEL,
+    MODELS,
+    NUM_MODELS,
+    part_models,
+)
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import encode_arrays
 from simulations.local import InMemoryGrid
 from tests.toys import NUM_CLASSES, PUBLIC, toy_party
 
-SCHEMES: dict[str, type[Codistillation]] = {
-    "akd": AKD, "avgkd": AvgKD, "pkd": PKD, "ekd": EKD,
-}  # fmt: skip
+SCHEMES: dict[str, type[Codistillation]] = {"akd": AKD, "avgkd": AvgKD, "pkd": PKD, "ekd": EKD}
 FIRST_NODE = 1000
 ATTACKER = 0
 LIMIT = 40_000
@@ -83,9 +94,12 @@ def trained(learner: Any, num_rows: int, width: int) -> dict[str, np.ndarray]:
 
 def strategy_of(scheme: str, **options: Any) -> Codistillation:
     given: dict[str, Any] = {
-        "num_classes": NUM_CLASSES, "model_fns": FACTORIES, "num_parties": 3, "max_wait": 0.0,
+        "num_classes": NUM_CLASSES,
+        "model_fns": FACTORIES,
+        "num_parties": 3,
+        "max_wait": 0.0,
         "public": PUBLIC,
-    }  # fmt: skip
+    }
     return SCHEMES[scheme](**{**given, **options})
 
 
@@ -103,7 +117,7 @@ def test_an_oversized_model_costs_only_its_sender_the_round(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fits into a reply, but not into the message to others, together with their models."""
-    for place in ("clients.app", "fl_strategies.codistill.server"):
+    for place in ("clients.app", "fl_strategies.strategies.codistill.server"):
         monkeypatch.setattr(f"{place}.MAX_REPLY_BYTES", LIMIT, raising=False)
 
     num_rows = LIMIT // (8 * (2 + NUM_CLASSES)) - 40
@@ -196,6 +210,6 @@ def test_an_agent_that_is_too_far_behind_is_not_sent_too_much(
     size = sum(array.nbytes for array in whole.arrays.values())
 
     strategy._deliveries.clear()  # type: ignore[attr-defined]
-    monkeypatch.setattr("fl_strategies.codistill.strategies.MAX_REPLY_BYTES", size)
+    monkeypatch.setattr("fl_strategies.strategies.codistill.strategies.MAX_REPLY_BYTES", size)
 
     assert strategy.delivery_for(late) is None

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fl_strategies.aggregation.voting import consistent_votes
+from fl_strategies.arrays import Array
 from fl_strategies.exceptions import InvalidData, InvalidParameter
 from fl_strategies.privacy._evidence import SIGNIFICANCE, corrected, fit, lower_bounds
 from fl_strategies.privacy.audit import (
@@ -35,8 +37,6 @@ from fl_strategies.privacy.secure import (
     continuous_laplace,
     discrete_laplace,
 )
-from fl_strategies.protocols import Array
-from fl_strategies.voting import consistent_votes
 
 Source = np.random.Generator | None
 RUNS = 60_000
@@ -55,8 +55,12 @@ def seeded(seed: int = 11) -> np.random.Generator:
 def selection(noise: Noise = "laplace", *, kind: Any = NoisyMax, **changes: Any) -> Any:
     """Return a noisy max over three classes, or a broken twin of another kind."""
     values: dict[str, Any] = {
-        "noise": noise, "scale": 2.0, "sensitivity": 1, "unit": "party", "num_classes": 3,
-    }  # fmt: skip
+        "noise": noise,
+        "scale": 2.0,
+        "sensitivity": 1,
+        "unit": "party",
+        "num_classes": 3,
+    }
     return kind(**{**values, **changes})
 
 
@@ -347,9 +351,13 @@ def test_forty_queries_of_three_classes_pass() -> None:
 def confident(kind: Any = ConfidentNoisyMax, **changes: Any) -> Any:
     """Return a selection that answers about two rows of three."""
     values: dict[str, Any] = {
-        "threshold": 7.0, "threshold_scale": 2.0, "scale": 2.0, "sensitivity": 1,
-        "unit": "party", "num_classes": 3,
-    }  # fmt: skip
+        "threshold": 7.0,
+        "threshold_scale": 2.0,
+        "scale": 2.0,
+        "sensitivity": 1,
+        "unit": "party",
+        "num_classes": 3,
+    }
     return kind(**{**values, **changes})
 
 

@@ -7,21 +7,26 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from fl_strategies import FedKTParty, Party, keys
-from fl_strategies.class_weights import CLASS_COUNTS
-from fl_strategies.packing import unpack_labels
+from fl_strategies import FedKTParty, Party
+from fl_strategies.aggregation.class_weights import CLASS_COUNTS
 from fl_strategies.privacy._evidence import lower_bounds
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.mechanisms import Release
+from fl_strategies.wire import keys
+from fl_strategies.wire.packing import unpack_labels
 from tests.toys import CentroidLearner, toy_fedkt
 
 RUNS = 1000
 NUM_QUERIES = 2
 POINTS = np.array([[0.0, 0.0], [3.0, 0.0]])
 ASKED = {
-    "privacy_level": "L2", "gamma": 0.05, "num_teachers": 3, "public": POINTS,
-    "vote_weights": "noisy-counts", "count_epsilon": 2.0,
-}  # fmt: skip
+    "privacy_level": "L2",
+    "gamma": 0.05,
+    "num_teachers": 3,
+    "public": POINTS,
+    "vote_weights": "noisy-counts",
+    "count_epsilon": 2.0,
+}
 
 
 class WholeSample(CentroidLearner):
@@ -37,9 +42,13 @@ def party(labels: list[int]) -> Party:
     """Return a party whose records lie where the public rows do."""
     y = np.array(labels)
     return Party(
-        x=np.resize(POINTS, (len(y), 2)), y=y, public=POINTS, num_classes=3,
-        learner_fn=WholeSample, learner_name="centroid",
-    )  # fmt: skip
+        x=np.resize(POINTS, (len(y), 2)),
+        y=y,
+        public=POINTS,
+        num_classes=3,
+        learner_fn=WholeSample,
+        learner_name="centroid",
+    )
 
 
 NEIGHBOURS = party([0] * 20 + [1] * 20), party([1] + [0] * 19 + [1] * 20)

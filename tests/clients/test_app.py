@@ -5,8 +5,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from clients.app import FAILED, client_app
-from fl_strategies import REGISTRY, FedKTParty, Party, keys
-from fl_strategies._compat import assign_message_id
+from fl_strategies import REGISTRY, FedKTParty, Party
+from fl_strategies.runtime._compat import assign_message_id
+from fl_strategies.wire import keys
 from tests.toys import TEST, load_toy_party, toy_fedkt
 
 

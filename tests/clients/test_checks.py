@@ -23,8 +23,9 @@ from clients.checks import check_learner
 from clients.sklearn_learner import SklearnLearner
 from clients.tabular import TabularLearner, require_array, require_names
 from clients.xgboost_learner import XGBoostLearner
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.protocols import Recipe, TrainingSet
 from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner, require_data
-from fl_strategies.protocols import Array, FloatArray, IntArray, Recipe, TrainingSet
 
 
 class CentroidLearner(TabularLearner):

@@ -13,9 +13,10 @@ from flwr.clientapp import ClientApp
 from clients import client_app, kept_run
 from clients.app import FAILED, NO_BUDGET
 from clients.kept_run import run_name
-from fl_strategies import FedMD, Party, keys
-from fl_strategies._compat import assign_message_id
+from fl_strategies import FedMD, Party
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.runtime._compat import assign_message_id
+from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid
 from tests.fuzz.federations import network
 from tests.toys import TEST, blobs, common_options, load_toy_party, toy_fedkt
@@ -48,8 +49,9 @@ def journals(folder: Path, **options: Any) -> Callable[[Party], PartyJournal]:
     """Return what opens the journal of a party, in a folder of its own."""
     return lambda party: PartyJournal(
         folder / str(party.partition_id),
-        fingerprint=data_fingerprint(party.x, party.y), **options,
-    )  # fmt: skip
+        fingerprint=data_fingerprint(party.x, party.y),
+        **options,
+    )
 
 
 def with_network(party: Party) -> Party:
@@ -144,10 +146,11 @@ def test_two_journals_in_one_folder_keep_apart(tmp_path: Path) -> None:
 
     def journal_of(party: Party) -> PartyJournal:
         return PartyJournal(
-            tmp_path, fingerprint=data_fingerprint(party.x, party.y),
+            tmp_path,
+            fingerprint=data_fingerprint(party.x, party.y),
             name=f"set-{party.partition_id}",
             max_epsilon=0.001 if party.partition_id == 2 else None,
-        )  # fmt: skip
+        )
 
     strategy = fedmd(**NFDP)
     strategy.start(

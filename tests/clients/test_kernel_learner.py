@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients.kernel_learner import KERNELS, KernelRidgeLearner, RidgeLearner, solve_shifted
+from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
     UnsupportedLearner,
 )
-from fl_strategies.protocols import Array, FloatArray
 
 RNG = np.random.default_rng(0)
 X, NEW = RNG.normal(size=(30, 4)), RNG.normal(size=(7, 4))
@@ -267,12 +267,15 @@ def test_another_kernel_is_refused(other: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("support-rows", np.zeros((0, 4))), ("support-rows", np.zeros((30, 3))),
-        ("support-rows", np.zeros(30)), ("support-rows", np.float64(1.0)),
-        ("dual-coefficients", np.zeros((29, 2))), ("dual-coefficients", np.zeros((30, 3))),
+        ("support-rows", np.zeros((0, 4))),
+        ("support-rows", np.zeros((30, 3))),
+        ("support-rows", np.zeros(30)),
+        ("support-rows", np.float64(1.0)),
+        ("dual-coefficients", np.zeros((29, 2))),
+        ("dual-coefficients", np.zeros((30, 3))),
         ("kernel", np.zeros(3)),
     ],
-)  # fmt: skip
+)
 def test_forged_kernel_models_are_refused(name: str, value: Array) -> None:
     """Rows and coefficients must fit each other and the width."""
     receiver = KernelRidgeLearner(num_classes=2, task="regression")
@@ -284,10 +287,16 @@ def test_forged_kernel_models_are_refused(name: str, value: Array) -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("kernel", "cosine"), ("ridge", -0.1), ("ridge", np.inf), ("ridge", np.nan),
-        ("gamma", 0.0), ("gamma", np.inf), ("degree", 0), ("offset", -1.0),
+        ("kernel", "cosine"),
+        ("ridge", -0.1),
+        ("ridge", np.inf),
+        ("ridge", np.nan),
+        ("gamma", 0.0),
+        ("gamma", np.inf),
+        ("degree", 0),
+        ("offset", -1.0),
     ],
-)  # fmt: skip
+)
 def test_bad_settings_are_refused(setting: str, value: Any) -> None:
     """A setting outside its range is named with its value."""
     with pytest.raises(InvalidParameter, match=f"KernelRidgeLearner: {setting} must be"):

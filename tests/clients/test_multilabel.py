@@ -13,6 +13,9 @@ from clients.kernel_learner import RidgeLearner
 from clients.multilabel import MultiLabelLearner
 from clients.sklearn_learner import SklearnLearner
 from clients.tabular import MIN_PROBABILITY
+from fl_strategies.arrays import Array
+from fl_strategies.core.protocols import Learner, PortableLearner
+from fl_strategies.core.tasks import quality
 from fl_strategies.exceptions import (
     InvalidData,
     InvalidParameter,
@@ -20,19 +23,19 @@ from fl_strategies.exceptions import (
     NotFitted,
     UnsupportedLearner,
 )
-from fl_strategies.protocols import Array, Learner, PortableLearner
-from fl_strategies.tasks import quality
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(80, 5))
 LABELS = (X[:, :4] + 0.3 * RNG.normal(size=(80, 4)) > 0).astype(np.int64)
 # Known at random, always "yes", never known, known in full.
-Y = np.column_stack([
-    np.where(RNG.random(80) < 0.3, -1, LABELS[:, 0]),
-    np.where(LABELS[:, 1] == 1, 1, -1),
-    np.full(80, -1),
-    LABELS[:, 3],
-])  # fmt: skip
+Y = np.column_stack(
+    [
+        np.where(RNG.random(80) < 0.3, -1, LABELS[:, 0]),
+        np.where(LABELS[:, 1] == 1, 1, -1),
+        np.full(80, -1),
+        LABELS[:, 3],
+    ]
+)
 CERTAIN = -math.log(MIN_PROBABILITY)
 
 

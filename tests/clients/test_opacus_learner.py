@@ -30,23 +30,22 @@ import clients.opacus_learner as opacus_learner
 from clients.checks import check_learner
 from clients.opacus_learner import DPTorchLearner, calibrated_noise
 from clients.torch_learner import TorchLearner
-from fl_strategies.ensemble import fit_ensemble
-from fl_strategies.exceptions import InvalidData, InvalidParameter, MissingExtra
-from fl_strategies.party import Party
-from fl_strategies.privacy.accountant import claim
-from fl_strategies.privacy.events import DPSGDEvent, event_from_json, event_to_json
-from fl_strategies.privacy.pld import dpsgd_epsilon
-from fl_strategies.protocols import (
-    Array,
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.ensemble import fit_ensemble
+from fl_strategies.core.party import Party
+from fl_strategies.core.protocols import (
     EnsembleLearner,
     IncrementalLearner,
-    IntArray,
     Learner,
     PortableLearner,
     Recipe,
     SoftLearner,
 )
-from fl_strategies.teaching import teacher_votes, train_teachers
+from fl_strategies.exceptions import InvalidData, InvalidParameter, MissingExtra
+from fl_strategies.privacy.accountant import claim
+from fl_strategies.privacy.bounds.pld import dpsgd_epsilon
+from fl_strategies.privacy.events import DPSGDEvent, event_from_json, event_to_json
+from fl_strategies.strategies.fedkt.teaching import teacher_votes, train_teachers
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X: Array = (DIGITS / 16).astype(np.float32)
@@ -240,11 +239,9 @@ def test_every_step_is_bounded_by_the_batch() -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(
-    st.lists(
-        st.floats(-(2.0**127), 2.0**127, width=32), min_size=64, max_size=64
-    ),
+    st.lists(st.floats(-(2.0**127), 2.0**127, width=32), min_size=64, max_size=64),
     st.integers(0, 9),
-)  # fmt: skip
+)
 def test_no_record_weighs_more_than_any_other(values: list[float], y: int) -> None:
     """Another record in place of one moves a step by at most twice its share."""
     x, labels = X[:20].copy(), Y[:20].copy()
@@ -270,9 +267,13 @@ def test_noise_has_the_deviation_that_is_accounted(
 ) -> None:
     """Where there is no gradient, one step is the noise itself, and it is Gaussian."""
     learner = seeded(
-        silent, noise_multiplier=noise, max_grad_norm=norm, batch_size=batch,
-        learning_rate=1.0, secure=secure,
-    )  # fmt: skip
+        silent,
+        noise_multiplier=noise,
+        max_grad_norm=norm,
+        batch_size=batch,
+        learning_rate=1.0,
+        secure=secure,
+    )
     learner.fit(np.zeros((batch, 500)), Y[:batch], rng=generator())
     scaled = flat(learner) / (noise * norm / batch)
     assert scaled.std() == pytest.approx(1.0, rel=0.05)
@@ -512,9 +513,14 @@ def test_private_distillation_minimises_what_the_recipe_says(recipe: Recipe) -> 
         private_distill=True, max_grad_norm=1e6, noise_multiplier=1e-12, batch_size=40
     )
     plain = TorchLearner(
-        linear, num_classes=10, optimizer="sgd", momentum=0.0, learning_rate=0.5,
-        batch_size=40, epochs=1,
-    )  # fmt: skip
+        linear,
+        num_classes=10,
+        optimizer="sgd",
+        momentum=0.0,
+        learning_rate=0.5,
+        batch_size=40,
+        epochs=1,
+    )
     learner.distill(X[:40], SHARES[:40], rng=generator(3), recipe=recipe)
     plain.distill(X[:40], SHARES[:40], rng=generator(3), recipe=recipe)
     expected = np.concatenate([value.ravel() for value in plain.to_arrays().values()])
@@ -535,9 +541,14 @@ def test_private_distillation_clips_every_record(recipe: Recipe) -> None:
 def test_private_distillation_has_the_noise_that_is_accounted(secure: bool) -> None:
     """Where there is no gradient, the steps of its event are all that moves a weight."""
     learner = seeded(
-        silent, private_distill=True, noise_multiplier=1.5, max_grad_norm=2.0,
-        learning_rate=1.0, batch_size=8, secure=secure,
-    )  # fmt: skip
+        silent,
+        private_distill=True,
+        noise_multiplier=1.5,
+        max_grad_norm=2.0,
+        learning_rate=1.0,
+        batch_size=8,
+        secure=secure,
+    )
     with steps_taken() as norms:
         learner.distill(
             np.zeros((32, 500)), SHARES[:32], rng=generator(), recipe=Recipe(epochs=4)
@@ -614,9 +625,11 @@ def test_private_distillation_learns() -> None:
     """With moderate noise most digits are recognised after learning their probabilities."""
     learner = seeded(private_distill=True, epochs=10, noise_multiplier=0.5)
     learner.distill(
-        X[:600], np.eye(10)[Y[:600]], rng=generator(),
+        X[:600],
+        np.eye(10)[Y[:600]],
+        rng=generator(),
         recipe=Recipe(loss="cross-entropy", link="softmax"),
-    )  # fmt: skip
+    )
     assert (learner.predict(X[1200:]) == Y[1200:]).mean() > 0.8
 
 
@@ -724,9 +737,13 @@ def test_numbers_are_learned_privately() -> None:
     """Regression with little noise comes close to a linear truth of one output."""
     truth = X[:600] @ generator(1).normal(size=(64, 1)).astype(np.float32)
     learner = seeded(
-        lambda: nn.Linear(64, 1), num_classes=1, task="regression", epochs=30,
-        learning_rate=0.2, noise_multiplier=0.5,
-    )  # fmt: skip
+        lambda: nn.Linear(64, 1),
+        num_classes=1,
+        task="regression",
+        epochs=30,
+        learning_rate=0.2,
+        noise_multiplier=0.5,
+    )
     learner.fit(X[:600], truth, rng=generator())
     assert np.square(learner.predict(X[:600]) - truth).mean() < 0.2 * truth.var()
 
@@ -742,9 +759,14 @@ def test_clipping_holds_for_every_task() -> None:
 def test_momentum_and_schedule_see_noised_gradients_only() -> None:
     """Pure noise, taken with momentum along a cosine, has the deviation these give it."""
     learner = seeded(
-        silent, noise_multiplier=1.0, learning_rate=1.0, momentum=0.5, schedule="cosine",
-        final_learning_rate=0.0, epochs=2,
-    )  # fmt: skip
+        silent,
+        noise_multiplier=1.0,
+        learning_rate=1.0,
+        momentum=0.5,
+        schedule="cosine",
+        final_learning_rate=0.0,
+        epochs=2,
+    )
     learner.fit(np.zeros((32, 500)), Y[:32], rng=generator())
     # Rates 1 and 1/2: the first noise moves the weights by 1 + 1/2 * 1/2, the second by 1/2.
     assert flat(learner).std() * 32 == pytest.approx(math.hypot(1.25, 0.5), rel=0.05)
@@ -932,9 +954,13 @@ def half_frozen() -> nn.Module:
 
 def convolution() -> nn.Module:
     return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(),
-        nn.Flatten(), nn.Linear(144, 10),
-    )  # fmt: skip
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(144, 10),
+    )
 
 
 def running_statistics() -> nn.Module:
@@ -1016,10 +1042,13 @@ def test_teachers_are_private_and_students_free() -> None:
     """A record is in one teacher of each partition: s events of its party compose."""
     splits, teachers = 2, 3
     party = Party(
-        x=X[:121], y=Y[:121], public=X[1000:1040], num_classes=10,
+        x=X[:121],
+        y=Y[:121],
+        public=X[1000:1040],
+        num_classes=10,
         learner_fn=lambda: TorchLearner(linear, num_classes=10),
         teacher_fn=lambda: seeded(noise_multiplier=4.0, batch_size=16),
-    )  # fmt: skip
+    )
     counts = teacher_votes(party, train_teachers(party, splits, teachers, seed=0), splits)
     assert counts.sum(axis=2).tolist() == [[teachers] * 40] * splits
     sets = list(zip(np.array_split(party.x, 3), np.array_split(party.y, 3), strict=True))

@@ -14,9 +14,15 @@ from clients.kernel_learner import Kernel, KernelRidgeLearner, RidgeLearner
 from clients.scores import ScoreLearner, targets_of
 from clients.soft_trees import XGBoostScores
 from clients.tabular import MIN_PROBABILITY
+from fl_strategies.arrays import Array
+from fl_strategies.core.protocols import (
+    Link,
+    PortableLearner,
+    Recipe,
+    SoftLearner,
+)
+from fl_strategies.core.tasks import Task, quality
 from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch, NotFitted
-from fl_strategies.protocols import Array, Link, PortableLearner, Recipe, SoftLearner
-from fl_strategies.tasks import Task, quality
 
 Maker = Callable[..., ScoreLearner]
 
@@ -230,12 +236,18 @@ def test_link_and_temperature_travel(make: Maker, link: Link, temperature: float
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("width", np.array([0])), ("width", np.array([2**40])), ("width", np.array([4.0])),
-        ("link", np.array([3])), ("link", np.array([-1])), ("link", np.array([[0]])),
-        ("temperature", np.array([0.0])), ("temperature", np.array([-1.0])),
-        ("temperature", np.array([np.inf])), ("temperature", np.array([1])),
+        ("width", np.array([0])),
+        ("width", np.array([2**40])),
+        ("width", np.array([4.0])),
+        ("link", np.array([3])),
+        ("link", np.array([-1])),
+        ("link", np.array([[0]])),
+        ("temperature", np.array([0.0])),
+        ("temperature", np.array([-1.0])),
+        ("temperature", np.array([np.inf])),
+        ("temperature", np.array([1])),
     ],
-)  # fmt: skip
+)
 def test_a_forged_head_is_refused(make: Maker, name: str, value: Array) -> None:
     """Width, link and temperature are checked before anything else."""
     arrays = {**distilled(make, SHARES).to_arrays(), name: value}

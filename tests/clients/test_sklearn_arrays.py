@@ -37,8 +37,8 @@ from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 from clients.sklearn_arrays import Shape
 from clients.sklearn_learner import SklearnLearner
 from clients.sklearn_trees import trees_from_arrays, trees_to_arrays
+from fl_strategies.arrays import Array, IntArray
 from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner
-from fl_strategies.protocols import Array, IntArray
 
 DIGITS = load_digits(return_X_y=True)
 NUM_CLASSES = 10
@@ -270,7 +270,7 @@ def shifted_sizes(sizes: Array) -> Array:
         (lambda arrays: {**arrays, "impurity": np.zeros(3)}, "arrays must be named"),
         (replaced("thresholds", lambda a: a.tolist()), "thresholds must be an array"),
     ],
-)  # fmt: skip
+)
 def test_broken_forests_are_refused(change: Callable[[Arrays], Arrays], message: str) -> None:
     """Each rule of the form is checked before native code reads a single node."""
     estimator, arrays = small_forest()
@@ -355,7 +355,7 @@ def test_broken_linear_models_are_refused(
         (lambda a: {n: v for n, v in a.items() if n != "var_"}, "arrays must be named"),
         (lambda a: {n: v for n, v in a.items() if n != "settings"}, "with 'settings'"),
     ],
-)  # fmt: skip
+)
 def test_broken_bayes_models_are_refused(
     change: Callable[[Arrays], Arrays], message: str
 ) -> None:

@@ -31,6 +31,8 @@ from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 from clients.budget import MAX_WIDTH
 from clients.sklearn_learner import SklearnLearner
 from clients.tabular import MIN_PROBABILITY, TabularLearner
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.protocols import Learner, PortableLearner
 from fl_strategies.exceptions import (
     InvalidData,
     InvalidParameter,
@@ -39,7 +41,6 @@ from fl_strategies.exceptions import (
     NotFitted,
     UnsupportedLearner,
 )
-from fl_strategies.protocols import Array, FloatArray, IntArray, Learner, PortableLearner
 
 DIGITS = load_digits(return_X_y=True)
 NUM_CLASSES = 10
@@ -515,9 +516,11 @@ class _Majority(TabularLearner):
         self.shares = np.bincount(y) / len(y)
 
     def _probabilities(self, x: Array) -> FloatArray:
-        return np.full((len(x), len(self.shares)), np.nan) if x.max() > 1 else (
-            np.tile(self.shares, (len(x), 1))
-        )  # fmt: skip
+        return (
+            np.full((len(x), len(self.shares)), np.nan)
+            if x.max() > 1
+            else (np.tile(self.shares, (len(x), 1)))
+        )
 
 
 def test_a_subclass_without_array_form_says_so() -> None:

@@ -33,11 +33,8 @@ from clients.soft_labels import (
     weigh,
 )
 from clients.xgboost_learner import XGBoostLearner
-from fl_strategies.exceptions import InvalidData, InvalidParameter, UnsupportedLearner
-from fl_strategies.protocols import (
-    Array,
-    FloatArray,
-    IntArray,
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.protocols import (
     Learner,
     Link,
     Recipe,
@@ -45,7 +42,8 @@ from fl_strategies.protocols import (
     can_travel,
     link_scores,
 )
-from fl_strategies.tasks import mean_auc
+from fl_strategies.core.tasks import mean_auc
+from fl_strategies.exceptions import InvalidData, InvalidParameter, UnsupportedLearner
 from simulations.config import Settings
 from simulations.models import LEARNERS, learner_factory
 

@@ -18,8 +18,8 @@ from sklearn.tree import DecisionTreeRegressor, ExtraTreeRegressor
 from clients.forest_scores import ForestScores
 from clients.soft_trees import XGBoostScores
 from clients.tree_arrays import MAX_LEVELS, NativeTree, Trees, round_down
+from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, MissingExtra
-from fl_strategies.protocols import Array, FloatArray
 
 DIGITS = load_digits().data[:300] / 7.0
 SCORES = np.random.default_rng(1).normal(size=(300, 3)) + DIGITS[:, 20:23]
@@ -82,10 +82,14 @@ def test_constant_scores_are_returned() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("num_rounds", 2), ("max_depth", 1), ("learning_rate", 0.1), ("gamma", 3.0),
-        ("reg_lambda", 20.0), ("max_bin", 2),
+        ("num_rounds", 2),
+        ("max_depth", 1),
+        ("learning_rate", 0.1),
+        ("gamma", 3.0),
+        ("reg_lambda", 20.0),
+        ("max_bin", 2),
     ],
-)  # fmt: skip
+)
 def test_every_setting_reaches_xgboost(setting: str, value: Any) -> None:
     """Changing a setting changes the model."""
     other = boosted(**{setting: value})
@@ -103,10 +107,16 @@ def test_threads_do_not_change_the_answer() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("num_rounds", 0), ("max_depth", 0), ("learning_rate", 0.0), ("learning_rate", 1.5),
-        ("gamma", -0.1), ("reg_lambda", -1.0), ("max_bin", 1), ("num_threads", 0),
+        ("num_rounds", 0),
+        ("max_depth", 0),
+        ("learning_rate", 0.0),
+        ("learning_rate", 1.5),
+        ("gamma", -0.1),
+        ("reg_lambda", -1.0),
+        ("max_bin", 1),
+        ("num_threads", 0),
     ],
-)  # fmt: skip
+)
 def test_bad_settings_are_refused(setting: str, value: Any) -> None:
     """A setting outside its range is named with its value."""
     with pytest.raises(InvalidParameter, match=f"XGBoostScores: {setting} must be .*{value}"):
@@ -226,7 +236,7 @@ def test_large_sets_are_walked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
         ({"values": np.zeros((5, 2), dtype=np.float32)}, "values must be of shape"),
         ({"values": np.full((5, 1), np.nan, dtype=np.float32)}, "values must be finite"),
     ],
-)  # fmt: skip
+)
 def test_forged_trees_are_refused(changes: dict[str, Array], message: str) -> None:
     """Whatever is not exactly the expected trees is named."""
     with pytest.raises(KnowledgeMismatch, match=message):
@@ -268,13 +278,15 @@ def is_tree(leaf: list[bool]) -> bool:
 def test_exactly_the_trees_are_accepted(leaf: list[bool]) -> None:
     """Any flags are either one whole tree, which every row leaves by a leaf, or refused."""
     num_leaves = sum(leaf)
-    arrays = tree_arrays(**{
-        "tree-sizes": np.array([len(leaf)]),
-        "leaf-bits": np.packbits(leaf),
-        "features": np.zeros(len(leaf) - num_leaves, dtype=np.uint8),
-        "thresholds": np.linspace(-1, 1, len(leaf) - num_leaves, dtype=np.float32),
-        "values": np.zeros((num_leaves, 1), dtype=np.float32),
-    })  # fmt: skip
+    arrays = tree_arrays(
+        **{
+            "tree-sizes": np.array([len(leaf)]),
+            "leaf-bits": np.packbits(leaf),
+            "features": np.zeros(len(leaf) - num_leaves, dtype=np.uint8),
+            "thresholds": np.linspace(-1, 1, len(leaf) - num_leaves, dtype=np.float32),
+            "values": np.zeros((num_leaves, 1), dtype=np.float32),
+        }
+    )
 
     if is_tree(leaf):
         assert walked(received(arrays, 1), np.zeros((3, 2), np.float32)).shape == (1, 3)

@@ -45,9 +45,13 @@ def possible(image: Tensor, padding: int, flip: bool) -> list[Tensor]:
 
 @settings(deadline=None, max_examples=30, derandomize=True)
 @given(
-    height=st.integers(1, 5), width=st.integers(1, 5), channels=st.integers(1, 3),
-    padding=st.integers(0, 3), flip=st.booleans(), seed=st.integers(0, 99),
-)  # fmt: skip
+    height=st.integers(1, 5),
+    width=st.integers(1, 5),
+    channels=st.integers(1, 3),
+    padding=st.integers(0, 3),
+    flip=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_every_image_is_a_shift_of_itself(
     height: int, width: int, channels: int, padding: int, flip: bool, seed: int
 ) -> None:

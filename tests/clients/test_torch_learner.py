@@ -16,23 +16,22 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from clients.torch_learner import TorchLearner
-from fl_strategies.ensemble import fit_ensemble
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.ensemble import fit_ensemble
+from fl_strategies.core.protocols import (
+    EnsembleLearner,
+    IncrementalLearner,
+    Learner,
+    PortableLearner,
+    SoftLearner,
+    TrainingSet,
+)
 from fl_strategies.exceptions import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
     MissingExtra,
     NotFitted,
-)
-from fl_strategies.protocols import (
-    Array,
-    EnsembleLearner,
-    IncrementalLearner,
-    IntArray,
-    Learner,
-    PortableLearner,
-    SoftLearner,
-    TrainingSet,
 )
 
 DIGITS, LABELS = load_digits(return_X_y=True)
@@ -55,9 +54,12 @@ def perceptron() -> nn.Module:
 
 def convolution() -> nn.Module:
     return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(),
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 4, 3),
+        nn.Tanh(),
+        nn.Flatten(),
         nn.Linear(144, 10),
-    )  # fmt: skip
+    )
 
 
 def batch_normalised() -> nn.Module:

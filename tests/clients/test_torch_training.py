@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from clients.torch_learner import TorchLearner
 from clients.torch_training import RECORD_LOSSES, TASK_LOSSES, recipe_loss
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.protocols import Recipe
+from fl_strategies.core.tasks import mean_auc
 from fl_strategies.exceptions import InvalidData, InvalidParameter, MissingExtra
-from fl_strategies.protocols import Array, IntArray, Recipe
-from fl_strategies.tasks import mean_auc
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X: Array = (DIGITS / 16).astype(np.float32)
@@ -269,9 +270,12 @@ def test_numbers_are_learned(outputs: int) -> None:
     """A linear truth is found, and the answers are the outputs themselves."""
     truth = X @ generator(1).normal(size=(64, outputs))
     model = TorchLearner(
-        lambda: nn.Linear(64, outputs), num_classes=outputs, task="regression", epochs=40,
+        lambda: nn.Linear(64, outputs),
+        num_classes=outputs,
+        task="regression",
+        epochs=40,
         learning_rate=0.02,
-    )  # fmt: skip
+    )
     model.fit(X[:1200], truth[:1200], rng=generator())
     np.testing.assert_array_equal(model.predict(X), model.logits(X))
     assert np.square(model.predict(X[1200:]) - truth[1200:]).mean() < 0.01 * truth.var()
@@ -317,9 +321,14 @@ def test_bad_targets_of_a_task_are_named(task: Any, y: Array, sentence: str) -> 
 def test_descent_along_a_cosine_is_the_textbook_loop(final: float | None) -> None:
     """SGD with momentum and a cosine gives what PyTorch's own scheduler gives."""
     model = learner(
-        optimizer="sgd", learning_rate=0.2, momentum=0.7, schedule="cosine", batch_size=16,
-        weight_decay=0.01, final_learning_rate=final,
-    ).fit(X[:40], Y[:40], rng=generator())  # fmt: skip
+        optimizer="sgd",
+        learning_rate=0.2,
+        momentum=0.7,
+        schedule="cosine",
+        batch_size=16,
+        weight_decay=0.01,
+        final_learning_rate=final,
+    ).fit(X[:40], Y[:40], rng=generator())
     rng = generator()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(rng.integers(2**63)))

@@ -96,10 +96,15 @@ def test_every_kind_of_value_is_read(data: bytes, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("marker", "dtype"),
     [
-        (b"i", "i1"), (b"U", "u1"), (b"I", "i2"), (b"l", "i4"), (b"L", "i8"), (b"d", "f4"),
+        (b"i", "i1"),
+        (b"U", "u1"),
+        (b"I", "i2"),
+        (b"l", "i4"),
+        (b"L", "i8"),
+        (b"d", "f4"),
         (b"D", "f8"),
     ],
-)  # fmt: skip
+)
 def test_typed_arrays_become_native_arrays(marker: bytes, dtype: str) -> None:
     """An array of one number type is read at once, in the order of this machine."""
     expected = np.array([0, 1, 100], dtype=dtype)

@@ -17,6 +17,8 @@ from sklearn.datasets import load_digits
 from clients.tabular import MIN_PROBABILITY
 from clients.ubjson import decode
 from clients.xgboost_learner import XGBoostLearner
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.protocols import PortableLearner
 from fl_strategies.exceptions import (
     InvalidData,
     InvalidParameter,
@@ -24,7 +26,6 @@ from fl_strategies.exceptions import (
     MissingExtra,
     NotFitted,
 )
-from fl_strategies.protocols import Array, IntArray, PortableLearner
 from tests.clients.ubjson_writer import encode
 
 DIGITS = load_digits(return_X_y=True)
@@ -107,10 +108,14 @@ def test_equal_generators_give_equal_models() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("num_rounds", 2), ("max_depth", 1), ("learning_rate", 0.1), ("gamma", 3.0),
-        ("reg_lambda", 20.0), ("max_bin", 2),
+        ("num_rounds", 2),
+        ("max_depth", 1),
+        ("learning_rate", 0.1),
+        ("gamma", 3.0),
+        ("reg_lambda", 20.0),
+        ("max_bin", 2),
     ],
-)  # fmt: skip
+)
 def test_every_setting_reaches_xgboost(setting: str, value: float) -> None:
     """Changing a setting changes the model."""
     x, y = digits()
@@ -158,11 +163,17 @@ def test_changed_rows_give_changed_answers() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("num_classes", 1), ("num_rounds", 0), ("max_depth", 0), ("learning_rate", 0.0),
-        ("learning_rate", 1.5), ("gamma", -0.1), ("reg_lambda", -1.0), ("max_bin", 1),
+        ("num_classes", 1),
+        ("num_rounds", 0),
+        ("max_depth", 0),
+        ("learning_rate", 0.0),
+        ("learning_rate", 1.5),
+        ("gamma", -0.1),
+        ("reg_lambda", -1.0),
+        ("max_bin", 1),
         ("num_threads", 0),
     ],
-)  # fmt: skip
+)
 def test_bad_settings_are_refused(setting: str, value: float) -> None:
     """A setting outside its range is named with its value."""
     with pytest.raises(InvalidParameter, match=f"XGBoostLearner: {setting} must be .*{value}"):

@@ -19,8 +19,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
 from clients.app import FAILED, client_app
-from fl_strategies import REGISTRY, KnowledgeStrategy, Party, keys
+from fl_strategies import REGISTRY, KnowledgeStrategy, Party
 from fl_strategies.exceptions import InvalidParameter, NotEnoughParties, NotFitted
+from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
@@ -107,9 +108,12 @@ def test_the_callers_config_is_left_alone(name: str) -> None:
     config = ConfigRecord({"mine": 1})
 
     build(name).start(
-        InMemoryGrid(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1,
-        train_config=config, evaluate_config=config,
-    )  # fmt: skip
+        InMemoryGrid(APP, NUM_PARTIES),
+        ArrayRecord(),
+        num_rounds=1,
+        train_config=config,
+        evaluate_config=config,
+    )
 
     assert dict(config) == {"mine": 1}
 

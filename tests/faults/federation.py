@@ -13,8 +13,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
 from clients import client_app
-from fl_strategies import KnowledgeStrategy, Party, keys
+from fl_strategies import KnowledgeStrategy, Party
 from fl_strategies.exceptions import InvalidData
+from fl_strategies.wire import keys
 from simulations.config import Settings, Value
 from simulations.deploy.client_app import build_party
 from simulations.deploy.federation import Deployment, Member, Prepared, prepare
@@ -45,9 +46,15 @@ def fedmd(num_rounds: int, **change: Value) -> Settings:
     Its model learns the mean of scores, which shows every answer that is missing.
     """
     return Settings.from_run_config(
-        FEDKT.to_run_config(), strategy="fedmd", num_server_rounds=num_rounds,
-        payload="softmax", final_learner="mlp", epochs=2, epochs_initial=2, **change,
-    )  # fmt: skip
+        FEDKT.to_run_config(),
+        strategy="fedmd",
+        num_server_rounds=num_rounds,
+        payload="softmax",
+        final_learner="mlp",
+        epochs=2,
+        epochs_initial=2,
+        **change,
+    )
 
 
 def faulty_federation(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_strategies import keys
+from fl_strategies.wire import keys
 from simulations.deploy.federation import Deployment
 from tests.faults.conftest import Measured
 from tests.faults.federation import FEDKT, PATIENCE, faulty_federation, in_process, same_model

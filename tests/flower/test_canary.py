@@ -32,7 +32,7 @@ from flwr.app import Array as FlowerArray
 
 from clients.app import FAILED
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.knowledge import decode_array
+from fl_strategies.wire.knowledge import decode_array
 from simulations.config import Settings, Value
 from simulations.deploy.app_folder import write_app
 from simulations.deploy.data import class_list, read_labelled, read_public
@@ -400,8 +400,11 @@ class Tapped(SuperLink):
         status = self.wait_for_run(run_id, PATIENCE)
         shown = subprocess.run(
             ["flwr", "log", run_id, CONNECTION, "--show"],
-            env=self.environment, cwd="/", capture_output=True, check=True,
-        )  # fmt: skip
+            env=self.environment,
+            cwd="/",
+            capture_output=True,
+            check=True,
+        )
         return str(status), (shown.stdout + shown.stderr).decode()
 
 

@@ -17,9 +17,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from clients import SklearnLearner, client_app
 from clients.app import FAILED
 from clients.kept_run import MAX_RUNS
-from fl_strategies import KnowledgeStrategy, Party, keys
-from fl_strategies._compat import assign_message_id, claim_task_identity
+from fl_strategies import KnowledgeStrategy, Party
 from fl_strategies.exceptions import InvalidData, InvalidParameter, NotFitted
+from fl_strategies.runtime._compat import assign_message_id, claim_task_identity
+from fl_strategies.wire import keys
 from simulations.client_app import app as simulated_app
 from simulations.config import Settings, Value
 from simulations.deploy.__main__ import main

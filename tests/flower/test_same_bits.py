@@ -173,9 +173,14 @@ def test_a_stranger_is_turned_away(mixed: Deployment, tmp_path: Path) -> None:
     command += ["--auth-supernode-private-key", str(tmp_path / "stranger-key")]
     with (tmp_path / "log").open("w") as log:
         done = subprocess.run(
-            command, env=flower_environment(tmp_path / "home"), timeout=PATIENCE, check=False,
-            cwd="/", stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            command,
+            env=flower_environment(tmp_path / "home"),
+            timeout=PATIENCE,
+            check=False,
+            cwd="/",
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
 
     assert done.returncode != 0
     assert mixed.control.num_online() == NUM_PARTIES

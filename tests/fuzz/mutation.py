@@ -13,30 +13,91 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fl_strategies import keys
 from fl_strategies.exceptions import StrategyError
-from fl_strategies.knowledge import decode_array
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import decode_array
 
 LONG = "9" * 10_000
 TEXTS = (
-    "", "x", "NaN", "0", "-1", "none", "L2", "softmax", "logits", "ldp", "nfdp", "laplace",
-    "gaussian", "gumbel", "models", "../../etc/passwd", "\x00", "٣", "\u202e", "{}", "[]",
-    "null", "é" * 300, LONG,
-)  # fmt: skip
+    "",
+    "x",
+    "NaN",
+    "0",
+    "-1",
+    "none",
+    "L2",
+    "softmax",
+    "logits",
+    "ldp",
+    "nfdp",
+    "laplace",
+    "gaussian",
+    "gumbel",
+    "models",
+    "../../etc/passwd",
+    "\x00",
+    "٣",
+    "\u202e",
+    "{}",
+    "[]",
+    "null",
+    "é" * 300,
+    LONG,
+)
 WHOLE = (0, 1, 2, 3, 4, -1, -2, 255, 2**31, 2**53, 2**53 + 1, 2**63 - 1, -(2**63))
 REAL = (0.0, -0.0, 0.5, 1.0, 1e-300, 1e-12, 1e12, 1e300, math.inf, -math.inf, math.nan)
 LISTS: tuple[Any, ...] = ([], [1, 2], [0.5, math.nan], ["a", "b"], [b"a"], [True], b"\x80", b"")
 TYPES = (
-    "|O", "|b1", "<i1", "|i1", "|u1", "<i2", "<i4", "<i8", "<u8", ">i8", ">f8", "<f2", "<f4",
-    "<f8", "<f16", "<c8", "<c16", "<U4", "|S8", "|V8", "<M8[s]", "<m8", "=f8", "f8", "",
+    "|O",
+    "|b1",
+    "<i1",
+    "|i1",
+    "|u1",
+    "<i2",
+    "<i4",
+    "<i8",
+    "<u8",
+    ">i8",
+    ">f8",
+    "<f2",
+    "<f4",
+    "<f8",
+    "<f16",
+    "<c8",
+    "<c16",
+    "<U4",
+    "|S8",
+    "|V8",
+    "<M8[s]",
+    "<m8",
+    "=f8",
+    "f8",
+    "",
     "[('a', '<i4')]",
-)  # fmt: skip
+)
 SHAPES = (
-    "()", "(0,)", "(1,)", "(3,)", "(-1,)", "(1000000000000,)", "(999999999999999999,)",
-    "(999999999999999999, 999999999999999999)", "(0, 999999999999999999)", "(1e3,)", "(True,)",
-    "('a',)", "(1, 1, 1, 1, 1, 1, 1, 1, 1)", "(1" + ", 1" * 5_000 + ")", "(2**9,)", "1",
-    "(9999999999999999999999,)", "(3, 2", "(1000000, 1000000)", "(0x10,)", "(1_000,)",
-)  # fmt: skip
+    "()",
+    "(0,)",
+    "(1,)",
+    "(3,)",
+    "(-1,)",
+    "(1000000000000,)",
+    "(999999999999999999,)",
+    "(999999999999999999, 999999999999999999)",
+    "(0, 999999999999999999)",
+    "(1e3,)",
+    "(True,)",
+    "('a',)",
+    "(1, 1, 1, 1, 1, 1, 1, 1, 1)",
+    "(1" + ", 1" * 5_000 + ")",
+    "(2**9,)",
+    "1",
+    "(9999999999999999999999,)",
+    "(3, 2",
+    "(1000000, 1000000)",
+    "(0x10,)",
+    "(1_000,)",
+)
 DTYPES = ("?", "i1", "u1", "i2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", ">i8", ">f4", ">f8")
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from fl_strategies import keys
+from fl_strategies.wire import keys
 from tests.fuzz.mutation import SHAPES, TYPES, npy, wrap
 from tests.fuzz.trials import Trials
 

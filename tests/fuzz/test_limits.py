@@ -24,10 +24,11 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from clients.ubjson import decode
-from fl_strategies import keys
+from fl_strategies.core.reported_ledgers import read_ledger
 from fl_strategies.exceptions import StrategyError
-from fl_strategies.knowledge import decode_array
-from fl_strategies.replies import parse_reply, read_ledger
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import decode_array
+from fl_strategies.wire.replies import parse_reply
 from tests.fuzz.federations import VARIANTS, recorded
 from tests.fuzz.mutation import SHAPES, mutate_array, mutate_bytes, npy, wrap
 from tests.fuzz.test_models import LEARNERS, arrays_of, use
@@ -169,9 +170,13 @@ def test_claims_of_terabytes_allocate_nothing(trials: Trials) -> None:
     """With the system's own limit: headers, counts and widths that promise more."""
     code = "from tests.fuzz.test_limits import under_limit; under_limit()"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True,
-        text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
     assert done.returncode == 0, done.stderr[-3000:]
     tried, refused = json.loads(done.stdout)

@@ -30,9 +30,9 @@ from clients import (
     XGBoostLearner,
     XGBoostScores,
 )
-from fl_strategies.codistill.committee import SignedEnsemble
+from fl_strategies.aggregation.ensembles import SignedEnsemble
 from fl_strategies.exceptions import StrategyError
-from fl_strategies.knowledge import decode_array
+from fl_strategies.wire.knowledge import decode_array
 from tests.fuzz.mutation import mutate_arrays, mutate_bytes, mutate_numbers
 from tests.fuzz.records import any_arrays, as_often_as
 from tests.fuzz.trials import Trials
@@ -58,17 +58,23 @@ def network() -> TorchLearner:
 
 def private_network() -> DPTorchLearner:
     return DPTorchLearner(
-        lambda: torch.nn.Linear(2, NUM_CLASSES), num_classes=NUM_CLASSES, epochs=1,
+        lambda: torch.nn.Linear(2, NUM_CLASSES),
+        num_classes=NUM_CLASSES,
+        epochs=1,
         noise_multiplier=1.0,
-    )  # fmt: skip
+    )
 
 
 def ensemble() -> SignedEnsemble:
     fit = RidgeLearner(num_classes=NUM_CLASSES).fit(X, Y, rng=np.random.default_rng(0))
     return SignedEnsemble(
-        [fit, fit], [1, -1], ["ridge", "ridge"], num_classes=NUM_CLASSES, task="single-label",
+        [fit, fit],
+        [1, -1],
+        ["ridge", "ridge"],
+        num_classes=NUM_CLASSES,
+        task="single-label",
         model_fns={"ridge": partial(RidgeLearner, num_classes=NUM_CLASSES)},
-    )  # fmt: skip
+    )
 
 
 def labels_of_trees() -> MultiLabelLearner:
@@ -103,7 +109,7 @@ LEARNERS: Mapping[str, Callable[[], Any]] = {
     "private-network": private_network,
     "ensemble": ensemble,
     "labels": labels_of_trees,
-}  # fmt: skip
+}
 
 _fitted: dict[str, dict[str, np.ndarray]] = {}
 

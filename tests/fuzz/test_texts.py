@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_strategies import durable
+from fl_strategies.core.reported_ledgers import MAX_DISTINCT_EVENTS, read_ledger
 from fl_strategies.exceptions import StrategyError
-from fl_strategies.fedmd import memory
-from fl_strategies.fedmd.samples import check_sample_id
 from fl_strategies.privacy import journal as journals
 from fl_strategies.privacy.events import (
     MOST,
@@ -31,7 +29,9 @@ from fl_strategies.privacy.events import (
 from fl_strategies.privacy.journal import PartyJournal
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
-from fl_strategies.replies import MAX_DISTINCT_EVENTS, read_ledger
+from fl_strategies.runtime import atomic_files as durable
+from fl_strategies.strategies.fedmd import memory
+from fl_strategies.strategies.fedmd.samples import check_sample_id
 from tests.fuzz.mutation import mutate_bytes, mutate_json, mutate_text
 from tests.fuzz.records import as_often_as, json_values
 from tests.fuzz.trials import Trials
@@ -41,13 +41,17 @@ EVENTS: tuple[PrivacyEvent, ...] = (
     LaplaceEvent(unit="example", relation="replace-one", scale=4, l1_sensitivity=1),
     GaussianEvent(unit="example", relation="replace-one", scale=4, l2_sensitivity=1),
     NoisyMaxEvent(
-        unit="example", relation="replace-one", noise="laplace", scale=4, sensitivity=1,
+        unit="example",
+        relation="replace-one",
+        noise="laplace",
+        scale=4,
+        sensitivity=1,
         num_classes=3,
     ),
     ThresholdEvent(unit="example", relation="replace-one", scale=4, sensitivity=1),
     SubsampleEvent(records=10, samples=2, replacement=True),
     DPSGDEvent(noise_multiplier=1.0, records=100, batch_size=10, steps=10),
-)  # fmt: skip
+)
 FINGERPRINT = "0" * 64
 
 

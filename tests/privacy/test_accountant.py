@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 
 from fl_strategies import privacy
 from fl_strategies.exceptions import InvalidParameter, MissingExtra
-from fl_strategies.privacy import accountant, pld
+from fl_strategies.privacy import accountant
 from fl_strategies.privacy.accountant import METHODS, Entry, bounds, claim, delta_at
+from fl_strategies.privacy.bounds import pld
+from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
+from fl_strategies.privacy.bounds.pure import pure_heterogeneous
+from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,
@@ -27,9 +31,6 @@ from fl_strategies.privacy.events import (
     SubsampleEvent,
     ThresholdEvent,
 )
-from fl_strategies.privacy.gaussian import gaussian_epsilon
-from fl_strategies.privacy.pure import pure_heterogeneous
-from fl_strategies.privacy.renyi import default_orders, rdp_to_epsilon
 from tests.privacy.oracles import gnmax_mu
 
 ROOT = Path(privacy.__file__).parents[2]
@@ -87,9 +88,13 @@ def test_all_bounds_of_the_papers_mechanism() -> None:
 
     assert tuple(found) == METHODS
     assert rounded == {
-        "pure": 3.2, "optimal-composition": 1.932, "bounded-range": 0.935, "zcdp": 1.025,
-        "rdp": 1.025, "moments": 2.559,
-    }  # fmt: skip
+        "pure": 3.2,
+        "optimal-composition": 1.932,
+        "bounded-range": 0.935,
+        "zcdp": 1.025,
+        "rdp": 1.025,
+        "moments": 2.559,
+    }
 
 
 @pytest.mark.parametrize("num_classes", [3, 10])
@@ -209,9 +214,12 @@ def test_the_claim_holds_for_gumbel_votes(
 
 @settings(deadline=None, max_examples=30)
 @given(
-    lead=st.integers(-6, 6), splits=st.integers(1, 3), scale=st.floats(0.5, 20.0),
-    count=st.integers(1, 8), add=st.booleans(),
-)  # fmt: skip
+    lead=st.integers(-6, 6),
+    splits=st.integers(1, 3),
+    scale=st.floats(0.5, 20.0),
+    count=st.integers(1, 8),
+    add=st.booleans(),
+)
 def test_the_claim_holds_for_two_class_laplace_votes(
     lead: int, splits: int, scale: float, count: int, add: bool
 ) -> None:
@@ -227,11 +235,14 @@ def test_the_claim_holds_for_two_class_laplace_votes(
 
 
 EVENTS: list[PrivacyEvent] = [
-    votes("laplace", 25.0), votes("laplace", 20.0, 10), votes("gumbel", 25.0, 10),
-    votes("gaussian", 20.0), votes("gumbel", 30.0, relation=ADD),
+    votes("laplace", 25.0),
+    votes("laplace", 20.0, 10),
+    votes("gumbel", 25.0, 10),
+    votes("gaussian", 20.0),
+    votes("gumbel", 30.0, relation=ADD),
     ThresholdEvent(unit="party", relation=REPLACE, scale=30.0, sensitivity=1.0),
     LaplaceEvent(unit="party", relation=ADD, scale=30.0, l1_sensitivity=1.0),
-]  # fmt: skip
+]
 entry_lists = st.lists(
     st.tuples(st.sampled_from(EVENTS), st.integers(1, 30)), min_size=1, max_size=4
 )
@@ -458,9 +469,13 @@ def test_unknown_events_are_refused() -> None:
     """Neither the base class nor a subclass is counted, least of all as nothing."""
     base = PrivacyEvent(unit="party", relation=REPLACE)
     homemade = Homemade(
-        unit="party", relation=REPLACE, noise="gumbel", scale=1.0, sensitivity=1.0,
+        unit="party",
+        relation=REPLACE,
+        noise="gumbel",
+        scale=1.0,
+        sensitivity=1.0,
         num_classes=2,
-    )  # fmt: skip
+    )
 
     for event in (base, homemade):
         for ask in (bounds, claim, delta_at):

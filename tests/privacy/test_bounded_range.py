@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from fl_strategies.exceptions import InvalidParameter
-from fl_strategies.privacy import bounded_range
-from fl_strategies.privacy.bounded_range import (
+from fl_strategies.privacy.bounds import bounded_range
+from fl_strategies.privacy.bounds.bounded_range import (
     bounded_range_optimal,
     bounded_range_optimal_delta,
 )
-from fl_strategies.privacy.losses import Loss
-from fl_strategies.privacy.pure import pure_optimal
-from fl_strategies.privacy.renyi import rdp_of_zcdp, zcdp_to_epsilon
+from fl_strategies.privacy.bounds.losses import Loss
+from fl_strategies.privacy.bounds.pure import pure_optimal
+from fl_strategies.privacy.bounds.renyi import rdp_of_zcdp, zcdp_to_epsilon
 
 
 def worst_pair(eta: float, location: float) -> tuple[float, float]:

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import fl_strategies
 from fl_strategies.privacy import audit as audit_module
 from fl_strategies.privacy.__main__ import BOUNDS, main
+from fl_strategies.privacy.bounds.moments import data_dependent_epsilon
+from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.events import NoisyMaxEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import NoisyMax
-from fl_strategies.privacy.moments import data_dependent_epsilon
-from fl_strategies.privacy.renyi import default_orders, rdp_to_epsilon
 
 Captured = pytest.CaptureFixture[str]
 ADULT = (
@@ -151,18 +151,27 @@ def test_the_claim_is_the_ledgers(
     sensitivity, count = (splits, queries) if unit == "party" else (1, splits * queries)
     gaussian = noise == "gaussian"
     event = NoisyMaxEvent(
-        unit=unit, relation="replace-one", noise=noise, num_classes=classes,
-        scale=parameter if gaussian else 1 / parameter, sensitivity=sensitivity,
-    )  # fmt: skip
+        unit=unit,
+        relation="replace-one",
+        noise=noise,
+        num_classes=classes,
+        scale=parameter if gaussian else 1 / parameter,
+        sensitivity=sensitivity,
+    )
     ledger = PrivacyLedger(unit, delta=delta)
     ledger.compose(event, count)
     with pytest.MonkeyPatch.context() as patch:
         written: list[str] = []
         patch.setattr(sys.stdout, "write", written.append)
         options = {
-            "mechanism": noise, "classes": classes, "splits": splits, "queries": queries,
-            "delta": delta, "unit": unit, "sigma" if gaussian else "gamma": parameter,
-        }  # fmt: skip
+            "mechanism": noise,
+            "classes": classes,
+            "splits": splits,
+            "queries": queries,
+            "delta": delta,
+            "unit": unit,
+            "sigma" if gaussian else "gamma": parameter,
+        }
         main(["epsilon", *(f"--{key}={value}" for key, value in options.items()), "--json"])
     answer = json.loads(written[0])
     bounds = [value for value in answer["bounds"].values() if value is not None]
@@ -480,8 +489,13 @@ def test_the_audit_reports_every_mechanism(capsys: Captured) -> None:
     assert answer["runs"] == 1000
     assert len(answer["results"]) == 11
     assert set(answer["results"]["noisy-max-gumbel"]) == {
-        "claimed_epsilon", "lower_bound", "p_value", "passed", "delta", "runs",
-    }  # fmt: skip
+        "claimed_epsilon",
+        "lower_bound",
+        "p_value",
+        "passed",
+        "delta",
+        "runs",
+    }
     assert "runs must be a whole number, at least 1000" in refuse(capsys, "audit --runs 10")
 
 

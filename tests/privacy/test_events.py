@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter, StrategyError
-from fl_strategies.privacy.composition import LossLaw
+from fl_strategies.privacy.bounds.composition import LossLaw
+from fl_strategies.privacy.bounds.losses import Loss, loss_of, sampling_error
 from fl_strategies.privacy.events import (
     EVENT_TYPES,
     DPSGDEvent,
@@ -28,12 +29,15 @@ from fl_strategies.privacy.events import (
     event_from_json,
     event_to_json,
 )
-from fl_strategies.privacy.losses import Loss, loss_of, sampling_error
 
 REPLACE: dict[str, Any] = {"unit": "party", "relation": "replace-one"}
 NOISY_MAX: dict[str, Any] = {
-    **REPLACE, "noise": "laplace", "scale": 25.0, "sensitivity": 1.0, "num_classes": 2,
-}  # fmt: skip
+    **REPLACE,
+    "noise": "laplace",
+    "scale": 25.0,
+    "sensitivity": 1.0,
+    "num_classes": 2,
+}
 EVENTS = [
     NoisyMaxEvent(**NOISY_MAX),
     NoisyMaxEvent(**{**NOISY_MAX, "noise": "gumbel", "seeded": True}),
@@ -72,9 +76,13 @@ positive = st.floats(min_value=1e-12, max_value=1e12)
 def test_no_digit_is_lost(scale: float, sensitivity: float, classes: int, seeded: bool) -> None:
     """Any float survives the file to the last bit."""
     event = NoisyMaxEvent(
-        **REPLACE, noise="gaussian", scale=scale, sensitivity=sensitivity,
-        num_classes=classes, seeded=seeded,
-    )  # fmt: skip
+        **REPLACE,
+        noise="gaussian",
+        scale=scale,
+        sensitivity=sensitivity,
+        num_classes=classes,
+        seeded=seeded,
+    )
 
     assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
 

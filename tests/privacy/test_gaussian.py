@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidParameter
-from fl_strategies.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from fl_strategies.privacy.bounds.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 
 
 def delta_by_mpmath(mu: float, epsilon: float) -> float:

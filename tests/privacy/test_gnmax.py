@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter
-from fl_strategies.privacy.gaussian import gaussian_epsilon
-from fl_strategies.privacy.gnmax import (
+from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
+from fl_strategies.privacy.bounds.gnmax import (
     gaussian_error_rdp,
     gnmax_rdp,
     log_error_probability_gaussian,
     threshold_rdp,
 )
-from fl_strategies.privacy.renyi import default_orders, rdp_to_epsilon
+from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
 from tests.privacy.oracles import gnmax_mu
 
 ORDERS = np.array([1.5, 2.0, 5.0, 12.0, 40.0])
@@ -58,10 +58,24 @@ def test_theorem_equals_high_precision(sigma: float, log_q: float) -> None:
 
 @pytest.mark.parametrize(
     ("sigma", "order", "negative_log_q0"),
-    [(1.5, 1.1, 2.8), (1.5, 2.5, 2.6), (1.5, 32, 427), (15, 1.1, 4.8), (15, 2.5, 4.0),
-     (15, 32, 4.7), (15, 250, 275), (1500, 1.1, 9.6), (1500, 2.5, 8.8), (1500, 32, 6.0),
-     (1500, 250, 4), (15000, 1.1, 12), (15000, 2.5, 11.2), (15000, 32, 8.6), (15000, 250, 6.4)],
-)  # fmt: skip
+    [
+        (1.5, 1.1, 2.8),
+        (1.5, 2.5, 2.6),
+        (1.5, 32, 427),
+        (15, 1.1, 4.8),
+        (15, 2.5, 4.0),
+        (15, 32, 4.7),
+        (15, 250, 275),
+        (1500, 1.1, 9.6),
+        (1500, 2.5, 8.8),
+        (1500, 32, 6.0),
+        (1500, 250, 4),
+        (15000, 1.1, 12),
+        (15000, 2.5, 11.2),
+        (15000, 32, 8.6),
+        (15000, 250, 6.4),
+    ],
+)
 def test_published_crossover(sigma: float, order: float, negative_log_q0: float) -> None:
     """Below the crossover known from PATE votes help, ever more; above it they do not."""
     orders = np.array([float(order)])

@@ -42,9 +42,13 @@ OTHERS = data_fingerprint(DIGITS_X[1:], DIGITS_Y[1:])
 
 MEAN = LaplaceEvent(unit="example", relation="replace-one", scale=10.0, l1_sensitivity=1.0)
 LABEL = NoisyMaxEvent(
-    unit="example", relation="replace-one", noise="gumbel", scale=25.0, sensitivity=1.0,
+    unit="example",
+    relation="replace-one",
+    noise="gumbel",
+    scale=25.0,
+    sensitivity=1.0,
     num_classes=10,
-)  # fmt: skip
+)
 SCORE = GaussianEvent(unit="example", relation="replace-one", scale=9.0, l2_sensitivity=1.0)
 
 

@@ -140,11 +140,13 @@ def test_batches_do_not_matter_to_gaussian_noise() -> None:
 
 
 EVENTS: list[PrivacyEvent] = [
-    votes(), votes("laplace", num_classes=5), votes("gaussian", 20.0),
+    votes(),
+    votes("laplace", num_classes=5),
+    votes("gaussian", 20.0),
     ThresholdEvent(**PARTY, scale=30.0, sensitivity=1.0),
     LaplaceEvent(**PARTY, scale=30.0, l1_sensitivity=1.0),
     GaussianEvent(unit="party", relation="add-remove-one", scale=30.0, l2_sensitivity=1.0),
-]  # fmt: skip
+]
 charges = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(1, 40)), max_size=5)
 
 
@@ -228,9 +230,14 @@ def test_the_refusal_is_a_runtime_error_with_a_reason() -> None:
 def test_a_release_with_two_costs_is_charged_as_a_whole() -> None:
     """Either both events of Confident-GNMax are recorded or neither."""
     mechanism = ConfidentNoisyMax(
-        threshold=5.0, threshold_scale=50.0, scale=40.0, sensitivity=1.0, unit="party",
-        num_classes=3, max_answers=10,
-    )  # fmt: skip
+        threshold=5.0,
+        threshold_scale=50.0,
+        scale=40.0,
+        sensitivity=1.0,
+        unit="party",
+        num_classes=3,
+        max_answers=10,
+    )
     ledger = PrivacyLedger("party", max_epsilon=1.0)
     ledger.charge_all(mechanism.charges(20))
     recorded = ledger.entries
@@ -276,11 +283,12 @@ class Homemade(NoisyMaxEvent):
         (PrivacyEvent(**PARTY), 1, "event must be one of"),
         (
             Homemade(**PARTY, noise="gumbel", scale=1.0, sensitivity=1.0, num_classes=2),
-            1, "event must be one of",
+            1,
+            "event must be one of",
         ),
         ("noisy-max", 1, "event must be one of"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_counted_is_refused(event: Any, count: Any, words: str) -> None:
     """By every way into the ledger, which stays empty."""
     ledger = PrivacyLedger("party", max_epsilon=1e9)
@@ -295,9 +303,17 @@ def test_what_cannot_be_counted_is_refused(event: Any, count: Any, words: str) -
 
 @pytest.mark.parametrize(
     "change",
-    [{"unit": "person"}, {"delta": 0.0}, {"delta": 1.0}, {"max_epsilon": 0.0},
-     {"max_epsilon": math.inf}, {"audience": " "}, {"num_records": 0}, {"num_parties": 1.5}],
-)  # fmt: skip
+    [
+        {"unit": "person"},
+        {"delta": 0.0},
+        {"delta": 1.0},
+        {"max_epsilon": 0.0},
+        {"max_epsilon": math.inf},
+        {"audience": " "},
+        {"num_records": 0},
+        {"num_parties": 1.5},
+    ],
+)
 def test_settings_are_checked(change: dict[str, Any]) -> None:
     """A wrong setting is found before anything is recorded."""
     with pytest.raises(InvalidParameter, match=r"^PrivacyLedger: "):

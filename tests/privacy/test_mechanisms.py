@@ -33,9 +33,14 @@ def noisy_max(noise: Any = "gumbel", **other: Any) -> NoisyMax:
 
 def confident(**other: Any) -> ConfidentNoisyMax:
     values: dict[str, Any] = {
-        "threshold": 6.0, "threshold_scale": 2.0, "scale": 3.0, "sensitivity": 1.0,
-        "unit": "party", "num_classes": 3, **other,
-    }  # fmt: skip
+        "threshold": 6.0,
+        "threshold_scale": 2.0,
+        "scale": 3.0,
+        "sensitivity": 1.0,
+        "unit": "party",
+        "num_classes": 3,
+        **other,
+    }
     return ConfidentNoisyMax(**values)
 
 
@@ -98,9 +103,13 @@ def test_the_release_says_what_it_cost(noise: Any) -> None:
     mechanism = noisy_max(noise, sensitivity=2, relation="add-remove-one", unit="example")
     release = mechanism.release(np.array([[3, 0, 1]] * 7))
     expected = NoisyMaxEvent(
-        unit="example", relation="add-remove-one", noise=noise, scale=3.0, sensitivity=2.0,
+        unit="example",
+        relation="add-remove-one",
+        noise=noise,
+        scale=3.0,
+        sensitivity=2.0,
         num_classes=3,
-    )  # fmt: skip
+    )
 
     assert release.event == expected == mechanism.event
     assert release.count == 7
@@ -184,9 +193,16 @@ def test_huge_counts_keep_their_differences(noise: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"scale": 0.0}, {"scale": -1.0}, {"sensitivity": 0}, {"num_classes": 1}, {"unit": "row"},
-     {"noise": "uniform"}, {"relation": "both"}],
-)  # fmt: skip
+    [
+        {"scale": 0.0},
+        {"scale": -1.0},
+        {"sensitivity": 0},
+        {"num_classes": 1},
+        {"unit": "row"},
+        {"noise": "uniform"},
+        {"relation": "both"},
+    ],
+)
 def test_an_impossible_mechanism_cannot_be_made(change: dict[str, Any]) -> None:
     """The error comes at construction, before any data is seen."""
     with pytest.raises(InvalidParameter):
@@ -317,9 +333,16 @@ def test_wrong_scores_are_refused(scores: np.ndarray, words: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"bound": 0.0}, {"bound": math.inf}, {"scale": 1e-9}, {"scale": math.nan},
-     {"num_values": 0}, {"num_contributors": 0}, {"unit": "row"}],
-)  # fmt: skip
+    [
+        {"bound": 0.0},
+        {"bound": math.inf},
+        {"scale": 1e-9},
+        {"scale": math.nan},
+        {"num_values": 0},
+        {"num_contributors": 0},
+        {"unit": "row"},
+    ],
+)
 def test_score_settings_are_checked(change: dict[str, Any]) -> None:
     """Noise too small for the grid is refused as well as impossible sizes."""
     settings: dict[str, Any] = {"bound": 1.0, "scale": 1.0, "num_values": 2, "unit": "party"}

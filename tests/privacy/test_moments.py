@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
+from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import InvalidData, InvalidParameter
-from fl_strategies.privacy.moments import (
+from fl_strategies.privacy.bounds.moments import (
     data_dependent_epsilon,
     data_dependent_moments,
     default_moments,
@@ -23,8 +24,7 @@ from fl_strategies.privacy.moments import (
     moments_epsilon,
     moments_to_epsilon,
 )
-from fl_strategies.privacy.renyi import default_orders, rdp_of_pure, rdp_to_epsilon
-from fl_strategies.protocols import Array, FloatArray
+from fl_strategies.privacy.bounds.renyi import default_orders, rdp_of_pure, rdp_to_epsilon
 
 DELTA = 1e-5
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidParameter
-from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
 
 
 def samples_of(records: list[str], samples: int, replacement: bool) -> Counter[tuple[str, ...]]:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from fl_strategies.exceptions import InvalidParameter, MissingExtra
-from fl_strategies.privacy import pld
-from fl_strategies.privacy.bounded_range import bounded_range_optimal
-from fl_strategies.privacy.gaussian import gaussian_epsilon
-from fl_strategies.privacy.losses import Loss
-from fl_strategies.privacy.pure import pure_optimal
-from fl_strategies.privacy.renyi import zcdp_to_epsilon
+from fl_strategies.privacy.bounds import pld
+from fl_strategies.privacy.bounds.bounded_range import bounded_range_optimal
+from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
+from fl_strategies.privacy.bounds.losses import Loss
+from fl_strategies.privacy.bounds.pure import pure_optimal
+from fl_strategies.privacy.bounds.renyi import zcdp_to_epsilon
 from tests.privacy.oracles import gaussian_pld_epsilon, laplace_pld_epsilon
 
 DELTA = 1e-5

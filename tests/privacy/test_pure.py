@@ -10,10 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidParameter
-from fl_strategies.privacy import pure
-from fl_strategies.privacy.gaussian import gaussian_epsilon
-from fl_strategies.privacy.pure import pure_heterogeneous, pure_optimal, pure_optimal_delta
-from fl_strategies.privacy.renyi import default_orders, rdp_of_pure, rdp_to_epsilon
+from fl_strategies.privacy.bounds import pure
+from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
+from fl_strategies.privacy.bounds.pure import (
+    pure_heterogeneous,
+    pure_optimal,
+    pure_optimal_delta,
+)
+from fl_strategies.privacy.bounds.renyi import default_orders, rdp_of_pure, rdp_to_epsilon
 
 
 def delta_by_enumeration(strengths: list[float], epsilon: float) -> float:
@@ -251,9 +255,14 @@ def test_wrong_use_names_the_parameter(
 
 @pytest.mark.parametrize(
     ("epsilons", "counts", "parameter"),
-    [([0.1], [1, 2], "counts"), ([-0.1], [1], "epsilons"), ([0.1], [-1], "counts"),
-     ([math.nan], [1], "epsilons"), ([0.1], [0.5], "counts")],
-)  # fmt: skip
+    [
+        ([0.1], [1, 2], "counts"),
+        ([-0.1], [1], "epsilons"),
+        ([0.1], [-1], "counts"),
+        ([math.nan], [1], "epsilons"),
+        ([0.1], [0.5], "counts"),
+    ],
+)
 def test_wrong_kinds_are_refused(
     epsilons: list[float], counts: list[int], parameter: str
 ) -> None:

@@ -6,19 +6,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fl_strategies.privacy.bounded_range import bounded_range_optimal
-from fl_strategies.privacy.gaussian import gaussian_epsilon, gaussian_mu
-from fl_strategies.privacy.gnmax import gnmax_rdp
-from fl_strategies.privacy.losses import Loss
-from fl_strategies.privacy.moments import (
+from fl_strategies.privacy.bounds.bounded_range import bounded_range_optimal
+from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon, gaussian_mu
+from fl_strategies.privacy.bounds.gnmax import gnmax_rdp
+from fl_strategies.privacy.bounds.losses import Loss
+from fl_strategies.privacy.bounds.moments import (
     data_dependent_epsilon,
     log_error_probability,
     moments_epsilon,
 )
-from fl_strategies.privacy.nfdp import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.pld import dpsgd_epsilon, two_class_laplace_epsilon
-from fl_strategies.privacy.pure import pure_optimal, pure_optimal_delta
-from fl_strategies.privacy.renyi import (
+from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.bounds.pld import dpsgd_epsilon, two_class_laplace_epsilon
+from fl_strategies.privacy.bounds.pure import pure_optimal, pure_optimal_delta
+from fl_strategies.privacy.bounds.renyi import (
     default_orders,
     rdp_of_pure,
     rdp_to_epsilon,
@@ -188,12 +188,18 @@ def test_data_independent_columns(
 @pytest.mark.parametrize(
     ("printed", "gamma", "queries", "max_order"),
     [
-        ("0.64", 0.04, 8, 200), ("0.96", 0.06, 8, 200), ("2.56", 0.04, 40, 200),
-        ("2.59", 0.04, 40, 8), ("3.72", 0.04, 81, 8), ("4.51", 0.05, 74, 8),
-        ("7.63", 0.04, 297, 8), ("8.30", 0.05, 223, 8), ("9.78", 0.05, 297, 8),
+        ("0.64", 0.04, 8, 200),
+        ("0.96", 0.06, 8, 200),
+        ("2.56", 0.04, 40, 200),
+        ("2.59", 0.04, 40, 8),
+        ("3.72", 0.04, 81, 8),
+        ("4.51", 0.05, 74, 8),
+        ("7.63", 0.04, 297, 8),
+        ("8.30", 0.05, 223, 8),
+        ("9.78", 0.05, 297, 8),
         ("12.2", 0.06, 297, 8),
     ],
-)  # fmt: skip
+)
 def test_published_epsilons(printed: str, gamma: float, queries: int, max_order: int) -> None:
     """The epsilons printed in the FedKT papers come out to the printed digits."""
     epsilon = moments_epsilon(gamma, 1, queries, DELTA, max_order=max_order)
@@ -245,11 +251,15 @@ def test_tighter_accounting_of_the_same_noise(
 
 # Records, samples, natural and decimal logarithm, delta; 18 is printed as 16.
 NOISE_FREE = [
-    (2880, 18, 0.006249, 0.0027, 0.0062), (2880, 60, 0.020830, 0.0090, 0.0206),
-    (2880, 300, 0.104149, 0.0452, 0.0989), (2880, 2880, 0.999826, 0.4342, 0.6321),
-    (300, 18, 0.059900, 0.0260, 0.0583), (300, 60, 0.199667, 0.0867, 0.1815),
-    (300, 120, 0.399335, 0.1734, 0.3301), (300, 300, 0.998337, 0.4336, 0.6327),
-]  # fmt: skip
+    (2880, 18, 0.006249, 0.0027, 0.0062),
+    (2880, 60, 0.020830, 0.0090, 0.0206),
+    (2880, 300, 0.104149, 0.0452, 0.0989),
+    (2880, 2880, 0.999826, 0.4342, 0.6321),
+    (300, 18, 0.059900, 0.0260, 0.0583),
+    (300, 60, 0.199667, 0.0867, 0.1815),
+    (300, 120, 0.399335, 0.1734, 0.3301),
+    (300, 300, 0.998337, 0.4336, 0.6327),
+]
 
 
 @pytest.mark.parametrize(("records", "samples", "natural", "printed", "delta"), NOISE_FREE)

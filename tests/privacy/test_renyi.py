@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidParameter
-from fl_strategies.privacy import renyi
-from fl_strategies.privacy.gaussian import gaussian_delta, gaussian_epsilon
-from fl_strategies.privacy.losses import Loss
-from fl_strategies.privacy.renyi import (
+from fl_strategies.privacy.bounds import renyi
+from fl_strategies.privacy.bounds.gaussian import gaussian_delta, gaussian_epsilon
+from fl_strategies.privacy.bounds.losses import Loss
+from fl_strategies.privacy.bounds.renyi import (
     default_orders,
     rdp_of_pure,
     rdp_of_zcdp,

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from fl_strategies.arrays import FloatArray
+from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.mechanisms import ConfidentNoisyMax, NoisyMax
-from fl_strategies.privacy.renyi import default_orders, rdp_to_epsilon
-from fl_strategies.privacy.reporting import data_dependent_figure
-from fl_strategies.privacy.votes import VOTE_NOISES, VoteMechanism
-from fl_strategies.protocols import FloatArray
+from fl_strategies.privacy.votes import VOTE_NOISES, VoteMechanism, data_dependent_figure
 
 DELTA = 1e-5
 
@@ -47,9 +46,13 @@ def log_chances(lead: float, first: int, confident: ConfidentNoisyMax) -> FloatA
 def test_the_confident_figure_covers_the_exact_divergence(first: int) -> None:
     """It is at least what the exact chances of silence and labels give."""
     confident = ConfidentNoisyMax(
-        scale=6.0, threshold=65.0, threshold_scale=10.0, sensitivity=1, unit="party",
+        scale=6.0,
+        threshold=65.0,
+        threshold_scale=10.0,
+        sensitivity=1,
+        unit="party",
         num_classes=2,
-    )  # fmt: skip
+    )
     orders = default_orders()[:1200]
     own = log_chances(first, first, confident)
     curves = []

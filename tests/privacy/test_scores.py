@@ -6,8 +6,8 @@ import pytest
 
 from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.privacy.accountant import bounds, claim
-from fl_strategies.privacy.gaussian import gaussian_epsilon
-from fl_strategies.privacy.pure import pure_optimal
+from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
+from fl_strategies.privacy.bounds.pure import pure_optimal
 from fl_strategies.privacy.scores import ScorePrivacy
 
 

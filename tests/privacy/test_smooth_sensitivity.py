@@ -8,10 +8,11 @@ import mpmath
 import numpy as np
 import pytest
 
+from fl_strategies.arrays import FloatArray
 from fl_strategies.exceptions import InvalidData, InvalidParameter
-from fl_strategies.privacy.gaussian import gaussian_epsilon
-from fl_strategies.privacy.gnmax import gnmax_rdp, log_error_probability_gaussian
-from fl_strategies.privacy.renyi import rdp_to_epsilon
+from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
+from fl_strategies.privacy.bounds.gnmax import gnmax_rdp, log_error_probability_gaussian
+from fl_strategies.privacy.bounds.renyi import rdp_to_epsilon
 from fl_strategies.privacy.smooth_sensitivity import (
     CostCurve,
     ReleasedEpsilon,
@@ -20,7 +21,6 @@ from fl_strategies.privacy.smooth_sensitivity import (
     smooth_release_rdp,
     smooth_sensitivity,
 )
-from fl_strategies.protocols import FloatArray
 from tests.privacy.oracles import gnmax_mu
 
 
@@ -197,9 +197,14 @@ VOTES = np.tile([240, 5, 2, 1, 1, 1, 0, 0, 0, 0], (100, 1))
 def release(seed: int, multiplier: float = 20.0) -> ReleasedEpsilon:
     """Release the cost of a hundred near-unanimous queries of 250 voters."""
     return release_epsilon(
-        VOTES, 40.0, delta=1e-5, order=12.0, noise_multiplier=multiplier, num_voters=250,
+        VOTES,
+        40.0,
+        delta=1e-5,
+        order=12.0,
+        noise_multiplier=multiplier,
+        num_voters=250,
         rng=np.random.default_rng(seed),
-    )  # fmt: skip
+    )
 
 
 def test_release_centres_on_the_cost() -> None:
@@ -286,6 +291,11 @@ def test_wrong_use_is_refused() -> None:
         smooth_sensitivity(np.ones(3), 0.0)
     with pytest.raises(InvalidParameter, match="release_epsilon: delta must be"):
         release_epsilon(
-            votes, 1.0, delta=1.0, order=1.5, noise_multiplier=1.0, num_voters=9,
+            votes,
+            1.0,
+            delta=1.0,
+            order=1.5,
+            noise_multiplier=1.0,
+            num_voters=9,
             rng=np.random.default_rng(0),
-        )  # fmt: skip
+        )

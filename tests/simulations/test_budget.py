@@ -14,10 +14,17 @@ from simulations.config import Settings
 
 FAST = [
     "--strategy=fedkt",
-    "--set=num-parties=3", "--set=num-trees=5", "--set=num-workers=1", "--set=solo=false",
-    "--set=central=false", "--learner=random-forest", "--set=teacher=decision-tree",
-    "--set=privacy-level=L2", "--set=num-queries=20", "--set=gamma=0.2",
-]  # fmt: skip
+    "--set=num-parties=3",
+    "--set=num-trees=5",
+    "--set=num-workers=1",
+    "--set=solo=false",
+    "--set=central=false",
+    "--learner=random-forest",
+    "--set=teacher=decision-tree",
+    "--set=privacy-level=L2",
+    "--set=num-queries=20",
+    "--set=gamma=0.2",
+]
 
 
 def run(tmp_path: Path, *options: str) -> dict[str, Any] | None:

@@ -7,9 +7,12 @@ import pytest
 from simulations.__main__ import main
 
 FAST = [
-    "--set=num-parties=3", "--set=num-trees=5", "--set=num-teachers=2",
-    "--set=num-workers=1", "--learner=random-forest,logistic-regression",
-]  # fmt: skip
+    "--set=num-parties=3",
+    "--set=num-trees=5",
+    "--set=num-teachers=2",
+    "--set=num-workers=1",
+    "--learner=random-forest,logistic-regression",
+]
 
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,10 +60,17 @@ def test_averaging_takes_as_many_rounds_as_it_is_given(tmp_path: Path) -> None:
     """FedAvg runs from the command line, and its last round is better than its first."""
     target = tmp_path / "averaged.json"
     options = [
-        "--strategy=fedavg", "--learner=mlp", "--set=final-learner=mlp", "--set=solo=false",
-        "--set=num-parties=3", "--set=num-server-rounds=3", "--set=local-epochs=4",
-        "--set=central=false", "--set=num-workers=1", f"--set=output-dir={tmp_path}",
-    ]  # fmt: skip
+        "--strategy=fedavg",
+        "--learner=mlp",
+        "--set=final-learner=mlp",
+        "--set=solo=false",
+        "--set=num-parties=3",
+        "--set=num-server-rounds=3",
+        "--set=local-epochs=4",
+        "--set=central=false",
+        "--set=num-workers=1",
+        f"--set=output-dir={tmp_path}",
+    ]
 
     assert main(["run", *options, "--json", str(target)]) == 0
 

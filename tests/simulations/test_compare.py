@@ -30,9 +30,14 @@ from simulations.experiment import Federation, load_federation
 from simulations.figures import DOTS_PER_INCH
 
 FAST = {
-    "data": "breast-cancer", "num-parties": 3, "num-trees": 5, "boosting-rounds": 3,
-    "epochs": 2, "epochs-initial": 2, "num-workers": 1,
-}  # fmt: skip
+    "data": "breast-cancer",
+    "num-parties": 3,
+    "num-trees": 5,
+    "boosting-rounds": 3,
+    "epochs": 2,
+    "epochs-initial": 2,
+    "num-workers": 1,
+}
 OPTIONS = [f"--set={key}={value}" for key, value in FAST.items()]
 Y = ("y_train", "y_test")
 TRUSTED = "everybody who sees the final model, except the server, which is trusted"
@@ -80,9 +85,7 @@ def test_a_real_comparison_is_shown_kept_and_not_run_twice(
     result = json.loads((tmp_path / "kept.json").read_text())
     rows = {row["name"]: row for row in result["rows"]}
     assert runs == ["baselines", "fedkt", "fedkd", "avgkd", "fedavg"]
-    assert {
-        "fedkt", "avgkd", "fedavg (mlp everywhere)", *BASELINE_NAMES.values(),
-    } < {*rows}  # fmt: skip
+    assert {"fedkt", "avgkd", "fedavg (mlp everywhere)", *BASELINE_NAMES.values()} < {*rows}
     assert rows["fedavg (mlp everywhere)"]["rounds"] == 2
     assert rows["fedkt"]["rounds"] == 1
     assert rows["fedkt"]["bytes-down-per-party"] > rows["fedkt"]["bytes-up-per-party"] > 0
@@ -113,9 +116,12 @@ def test_private_entries_keep_to_the_budget(
     private = {r["name"]: r for r in result["rows"] if r["group"] == "within epsilon 2"}
     units = {name.partition(" (")[0]: row["unit"] for name, row in private.items()}
     assert units == {
-        "fedkt L1": "party", "fedkt L2": "example", "fedmd ldp": "example",
-        "fedkd noise": "party", "fedkd noise, noisy counts": "example",
-    }  # fmt: skip
+        "fedkt L1": "party",
+        "fedkt L2": "example",
+        "fedmd ldp": "example",
+        "fedkd noise": "party",
+        "fedkd noise, noisy counts": "example",
+    }
     assert all(0 < row["epsilon"] <= 2 + 1e-6 for row in private.values())
     (other,) = (row for row in result["rows"] if row["group"] == "another promise")
     assert other["name"] == "fedmd nfdp"
@@ -256,13 +262,21 @@ def constructed_report(settings: Settings, figure: float) -> dict[str, Any]:
     bytes_ = {"num-bytes-sent": 30, "num-bytes-received": 60}
     rounds = [{"round": 1, "train": bytes_, "evaluate": bytes_}]
     return {
-        "metric": "accuracy", "accuracy": figure, "parties": [], "rounds": rounds,
+        "metric": "accuracy",
+        "accuracy": figure,
+        "parties": [],
+        "rounds": rounds,
         "figures": {"federation": {"balanced-accuracy": figure / 2, "macro-f1": float("nan")}},
-        "epsilon-party": float("inf"), "delta-party": 0.0,
-        "epsilon-example": 1.0 + settings.seed, "delta-example": 1e-5,
+        "epsilon-party": float("inf"),
+        "delta-party": 0.0,
+        "epsilon-example": 1.0 + settings.seed,
+        "delta-example": 1e-5,
         "rejected": {"1000": "it did not answer in time"} if settings.seed else {},
-        "num-bytes-sent": 30, "cpu-seconds": 1.0, "date": "2026-01-02", "commit": "c0ffee",
-    }  # fmt: skip
+        "num-bytes-sent": 30,
+        "cpu-seconds": 1.0,
+        "date": "2026-01-02",
+        "commit": "c0ffee",
+    }
 
 
 def two_seeds(folder: Path, run: Callable[[Settings], dict[str, Any]]) -> Summary:
@@ -320,12 +334,17 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
 def constructed(*lines: Line, best: float = 0.80, majority: float = 0.5) -> Summary:
     figures = {"majority-": majority, "solo-": 0.6, "best-solo-": best, "central-": 0.95}
     return Summary(
-        data="toy", metric="accuracy", seeds=(0, 1, 2), delta=1e-5, lines=lines, excluded={},
+        data="toy",
+        metric="accuracy",
+        seeds=(0, 1, 2),
+        delta=1e-5,
+        lines=lines,
+        excluded={},
         baselines={
             prefix: Line(BASELINE_NAMES[prefix], (figure,) * 3)
             for prefix, figure in figures.items()
         },
-    )  # fmt: skip
+    )
 
 
 def line(name: str, figures: tuple[float, ...], num_bytes: float, **more: Any) -> Line:
@@ -447,8 +466,9 @@ def test_each_need_for_privacy_has_a_recommendation_of_its_own() -> None:
     ]
     assert advice[-1] == "Without any promise, free has 93.0 %."
     assert [row["name"] for row in to_json(private_summary(), advice)["rows"][3:5]] == [
-        "too much", "free",
-    ]  # fmt: skip
+        "too much",
+        "free",
+    ]
 
 
 @pytest.mark.parametrize("private", [False, True])

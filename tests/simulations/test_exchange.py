@@ -14,9 +14,15 @@ def test_votes_and_models_end_in_the_same_bits(final: str) -> None:
     scores = []
     for exchange in ("votes", "models"):
         settings = Settings(
-            num_parties=4, num_teachers=2, num_trees=8, boosting_rounds=8, epochs=3,
-            exchange=exchange, final_learner=final, seed=2,
-        )  # fmt: skip
+            num_parties=4,
+            num_teachers=2,
+            num_trees=8,
+            boosting_rounds=8,
+            epochs=3,
+            exchange=exchange,
+            final_learner=final,
+            seed=2,
+        )
         federation = load_federation(settings)
         strategy = federation.strategy()
         run_local(strategy, app, 4, run_config=settings.to_run_config())

@@ -27,9 +27,12 @@ def run(**settings: Any) -> dict[str, Any]:
     federation = load_federation(chosen)
     strategy = federation.strategy()
     result = run_local(
-        strategy, app, chosen.num_parties, num_rounds=chosen.num_server_rounds,
+        strategy,
+        app,
+        chosen.num_parties,
+        num_rounds=chosen.num_server_rounds,
         run_config=chosen.to_run_config(),
-    )  # fmt: skip
+    )
     return make_report(federation, strategy, result, seconds=1.0)
 
 
@@ -43,9 +46,12 @@ def chest(tmp_path: Path) -> Path:
         x[y[:, finding] == 1, 10 * finding : 10 * finding + 8] += 120
     y[rng.random((300, 3)) < 0.1] = -1
     np.savez(
-        tmp_path / "nih_cxr14_5k.npz", x=x, y=y, patient_id=np.arange(300) // 2,
+        tmp_path / "nih_cxr14_5k.npz",
+        x=x,
+        y=y,
+        patient_id=np.arange(300) // 2,
         classes=np.array(["first", "second", "third"]),
-    )  # fmt: skip
+    )
     return tmp_path
 
 
@@ -59,9 +65,16 @@ def chest(tmp_path: Path) -> Path:
 def test_several_labels(chest: Path, learner: str, final: str, tolerance: float) -> None:
     """Findings are learned by networks, and without torch by trees on scores."""
     report = run(
-        data="nih-cxr", data_dir=str(chest), learner=learner, final_learner=final,
-        num_trees=20, boosting_rounds=20, epochs=8, balanced=False, beta=5.0,
-    )  # fmt: skip
+        data="nih-cxr",
+        data_dir=str(chest),
+        learner=learner,
+        final_learner=final,
+        num_trees=20,
+        boosting_rounds=20,
+        epochs=8,
+        balanced=False,
+        beta=5.0,
+    )
 
     assert report["metric"] == "mean-auc"
     assert tolerance < report["mean-auc"] <= 1
@@ -76,9 +89,15 @@ FINAL = [name for name in LEARNERS if name not in (*IMAGE_NETWORKS, "embedding-b
 def test_any_model_can_be_the_final_one(final: str) -> None:
     """It need not be of a kind that regresses on scores."""
     report = run(
-        data="breast-cancer", final_learner=final, num_trees=20, boosting_rounds=20,
-        learning_rate=0.01, beta=5.0, central=False, solo=False,
-    )  # fmt: skip
+        data="breast-cancer",
+        final_learner=final,
+        num_trees=20,
+        boosting_rounds=20,
+        learning_rate=0.01,
+        beta=5.0,
+        central=False,
+        solo=False,
+    )
 
     assert report["accuracy"] > 0.8
 
@@ -87,10 +106,17 @@ def test_any_model_can_be_the_final_one(final: str) -> None:
 def test_models_of_one_label_are_taught_several(chest: Path, final: str) -> None:
     """Log-odds of findings are learned by one model each."""
     report = run(
-        data="nih-cxr", data_dir=str(chest), learner="logistic-regression,random-forest",
-        final_learner=final, num_trees=20, boosting_rounds=20, balanced=False, beta=5.0,
-        central=False, solo=False,
-    )  # fmt: skip
+        data="nih-cxr",
+        data_dir=str(chest),
+        learner="logistic-regression,random-forest",
+        final_learner=final,
+        num_trees=20,
+        boosting_rounds=20,
+        balanced=False,
+        beta=5.0,
+        central=False,
+        solo=False,
+    )
 
     assert report["mean-auc"] > 0.75
 
@@ -115,10 +141,17 @@ def test_the_consensus_of_fedmd_teaches_a_forest(payload: str) -> None:
 def test_models_of_labels_teach_one_another(strategy: str, learner: str) -> None:
     """Agents hand on forests and learn from what these predict."""
     report = run(
-        strategy=strategy, data="breast-cancer", learner=learner, final_learner=learner,
-        num_server_rounds=2, num_trees=20, boosting_rounds=20, beta=5.0,
-        central=False, solo=False,
-    )  # fmt: skip
+        strategy=strategy,
+        data="breast-cancer",
+        learner=learner,
+        final_learner=learner,
+        num_server_rounds=2,
+        num_trees=20,
+        boosting_rounds=20,
+        beta=5.0,
+        central=False,
+        solo=False,
+    )
 
     assert report["accuracy"] > 0.8
 
@@ -127,11 +160,17 @@ def test_labelled_public_rows_help(chest: Path) -> None:
     """Parties that may use public labels end higher than those that may not."""
     alone, helped = (
         run(
-            data="nih-cxr", data_dir=str(chest), learner="logistic-regression",
-            final_learner="ridge", public_labels=use, train_rows=6, min_records=1, beta=5.0,
+            data="nih-cxr",
+            data_dir=str(chest),
+            learner="logistic-regression",
+            final_learner="ridge",
+            public_labels=use,
+            train_rows=6,
+            min_records=1,
+            beta=5.0,
         )["mean-auc"]
         for use in (False, True)
-    )  # fmt: skip
+    )
 
     assert helped > alone
 
@@ -163,9 +202,16 @@ def news(tmp_path: Path) -> Path:
 def test_texts(news: Path, data: str, learner: str, final: str) -> None:
     """Word weights suit any model, token numbers a network with an embedding."""
     report = run(
-        data=data, data_dir=str(news), learner=learner, final_learner=final, num_trees=20,
-        boosting_rounds=20, epochs=15, learning_rate=0.02, beta=2.0,
-    )  # fmt: skip
+        data=data,
+        data_dir=str(news),
+        learner=learner,
+        final_learner=final,
+        num_trees=20,
+        boosting_rounds=20,
+        epochs=15,
+        learning_rate=0.02,
+        beta=2.0,
+    )
 
     assert report["accuracy"] > 0.8
 
@@ -185,15 +231,26 @@ def test_public_images_of_another_alphabet(tmp_path: Path) -> None:
         (x, y), (x_test, y_test) = drawn(size, count), drawn(80, count)
         names = np.array([str(number) for number in range(count)])
         np.savez(
-            tmp_path / f"{file}.npz", x_train=x, y_train=y, x_test=x_test, y_test=y_test,
+            tmp_path / f"{file}.npz",
+            x_train=x,
+            y_train=y,
+            x_test=x_test,
+            y_test=y_test,
             classes=names,
-        )  # fmt: skip
+        )
 
     report = run(
-        data="mnist", public="emnist-letters", data_dir=str(tmp_path), learner="mlp",
-        final_learner="mlp", scale="max", weights="counts", num_server_rounds=2, epochs=20,
+        data="mnist",
+        public="emnist-letters",
+        data_dir=str(tmp_path),
+        learner="mlp",
+        final_learner="mlp",
+        scale="max",
+        weights="counts",
+        num_server_rounds=2,
+        epochs=20,
         beta=5.0,
-    )  # fmt: skip
+    )
 
     assert report["accuracy"] > 0.5
     assert report["ledger"]["entries"]

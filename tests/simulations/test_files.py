@@ -76,8 +76,10 @@ def test_images_of_a_file_become_channels_of_pixels(
     data = load_dataset(str(path), rng=np.random.RandomState(0))
     assert data.row_shape == data.x_public.shape[1:] == data.x_test.shape[1:] == expected
     if shape == (5, 6, 3):
-        colours = [np.corrcoef(data.x_train[:, c].ravel(), images[:40, ..., c].ravel())[0, 1]
-                   for c in range(3)]  # fmt: skip
+        colours = [
+            np.corrcoef(data.x_train[:, c].ravel(), images[:40, ..., c].ravel())[0, 1]
+            for c in range(3)
+        ]
         assert np.allclose(colours, 1)
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter
-from fl_strategies.fedmd import FedMD
-from fl_strategies.fedmd.student import ContinuingLearner
+from fl_strategies.strategies.fedmd import FedMD
+from fl_strategies.strategies.fedmd.student import ContinuingLearner
 from simulations import images
 from simulations.client_app import app
 from simulations.config import Settings
@@ -56,10 +56,15 @@ def cifar100_arrays() -> dict[str, Any]:
     fine = np.repeat([0, 2, 20, 63, 71, 82, *range(30, 39)], 4).astype(np.uint8)
     coarse = np.repeat([0, 1, 7, 8, 9, 2, 0, 0, 1, 1, 2, 3, 4, 5, 5], 4).astype(np.uint8)
     return {
-        "x_train": pixels(60, 32, 32, 3), "y_train": fine, "y_train_coarse": coarse,
-        "x_test": pixels(30, 32, 32, 3, seed=1), "y_test": fine[::2],
-        "y_test_coarse": coarse[::2], "fine_names": FINE_NAMES, "coarse_names": COARSE_NAMES,
-    }  # fmt: skip
+        "x_train": pixels(60, 32, 32, 3),
+        "y_train": fine,
+        "y_train_coarse": coarse,
+        "x_test": pixels(30, 32, 32, 3, seed=1),
+        "y_test": fine[::2],
+        "y_test_coarse": coarse[::2],
+        "fine_names": FINE_NAMES,
+        "coarse_names": COARSE_NAMES,
+    }
 
 
 def patient_arrays(size: int, num_labels: int, patients: Any) -> dict[str, Any]:
@@ -87,14 +92,19 @@ def folder(tmp_path: Path) -> Path:
     save(tmp_path / "cifar100_subset.npz", **cifar100_arrays())
     save(tmp_path / "svhn_test10k.npz", x_test=pixels(50, 32, 32, 3), y_test=labels(50, 10))
     save(
-        tmp_path / "chars74k_hnd.npz", x=pixels(50, 28, 28), y=labels(50, 5),
-        writer=np.repeat(np.arange(5, dtype=np.uint8), 10), classes=np.array([*"01aBc"]),
-    )  # fmt: skip
+        tmp_path / "chars74k_hnd.npz",
+        x=pixels(50, 28, 28),
+        y=labels(50, 5),
+        writer=np.repeat(np.arange(5, dtype=np.uint8), 10),
+        classes=np.array([*"01aBc"]),
+    )
     save(
-        tmp_path / "pneumoniamnist.npz", **split_arrays((28, 28), 2),
-        x_val=pixels(9, 28, 28, seed=2), y_val=labels(9, 2),
+        tmp_path / "pneumoniamnist.npz",
+        **split_arrays((28, 28), 2),
+        x_val=pixels(9, 28, 28, seed=2),
+        y_val=labels(9, 2),
         classes=np.array(["normal", "pneumonia"]),
-    )  # fmt: skip
+    )
     numbers = np.repeat(np.arange(100, 120, dtype=np.int32), 5)
     save(tmp_path / "nih_cxr14_5k.npz", **patient_arrays(100, 14, numbers))
     names = np.repeat([f"p{number}" for number in range(10)], 3)
@@ -229,9 +239,19 @@ def test_superclasses_are_grouped_by_their_fine_classes(folder: Path) -> None:
     assert data.groups is not None
     pairs = sorted({*zip(data.y_train.tolist(), data.groups.tolist(), strict=True)})
     assert pairs == [
-        (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0), (4, 0),
-        (5, 0), (5, 1),
-    ]  # fmt: skip
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (2, 0),
+        (2, 1),
+        (3, 0),
+        (4, 0),
+        (5, 0),
+        (5, 1),
+    ]
 
 
 # Writers and patients
@@ -359,9 +379,16 @@ def test_joint_classes_need_one_label_an_image(folder: Path, name: str, public: 
 
 def joint_letters(folder: Path, **more: Any) -> Settings:
     return Settings(
-        data="emnist-letters", data_dir=str(folder), public="mnist", joint_classes=True,
-        num_parties=2, min_records=1, learner="mlp", final_learner="mlp", **more,
-    )  # fmt: skip
+        data="emnist-letters",
+        data_dir=str(folder),
+        public="mnist",
+        joint_classes=True,
+        num_parties=2,
+        min_records=1,
+        learner="mlp",
+        final_learner="mlp",
+        **more,
+    )
 
 
 def test_private_rows_are_dealt_by_their_own_classes(folder: Path) -> None:
@@ -379,9 +406,15 @@ def test_parties_of_fedmd_learn_the_public_classes_first(folder: Path, once: boo
     answers, alone = {}, {}
     for epochs in (0, 60):
         settings = joint_letters(
-            folder, partition="iid", strategy="fedmd", pretrain_epochs=epochs,
-            pretrain_once=once and epochs > 0, epochs_initial=1, epochs=1, learning_rate=0.003,
-        )  # fmt: skip
+            folder,
+            partition="iid",
+            strategy="fedmd",
+            pretrain_epochs=epochs,
+            pretrain_once=once and epochs > 0,
+            epochs_initial=1,
+            epochs=1,
+            learning_rate=0.003,
+        )
         federation = load_federation(settings)
         strategy = federation.strategy()
         run_local(strategy, app, 2, run_config=settings.to_run_config())
@@ -456,9 +489,12 @@ def test_groups_follow_their_rows_through_a_limit(folder: Path) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    size=st.integers(1, 9), height=st.integers(1, 9), width=st.integers(1, 9),
-    channels=st.sampled_from([1, 3]), wanted=st.sampled_from([1, 3]),
-)  # fmt: skip
+    size=st.integers(1, 9),
+    height=st.integers(1, 9),
+    width=st.integers(1, 9),
+    channels=st.sampled_from([1, 3]),
+    wanted=st.sampled_from([1, 3]),
+)
 def test_images_of_any_size_and_colour_are_made_to_fit(
     size: int, height: int, width: int, channels: int, wanted: int
 ) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fl_strategies.core.protocols import Learner, LearnerFactory
+from fl_strategies.core.tasks import quality
 from fl_strategies.exceptions import InvalidParameter, MissingExtra
-from fl_strategies.protocols import Learner, LearnerFactory
-from fl_strategies.tasks import quality
 from simulations import models
 from simulations.config import Settings
 from simulations.datasets import Dataset, load_dataset
@@ -178,18 +178,27 @@ def test_images_are_cropped_and_only_photographs_mirrored(
 def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
     """Rounds and depth, the number of trees, kernel and ridge reach the learners."""
     settings: Any = types.SimpleNamespace(
-        **{**vars(Settings(boosting_rounds=9, num_trees=7, max_depth=3)),
-           "kernel": "laplace", "ridge": 0.5, "reveal_rows": True}
-    )  # fmt: skip
+        **{
+            **vars(Settings(boosting_rounds=9, num_trees=7, max_depth=3)),
+            "kernel": "laplace",
+            "ridge": 0.5,
+            "reveal_rows": True,
+        }
+    )
     boosting = options("xgboost-scores", "soft_trees.XGBoostScores", settings)
     assert (boosting["num_rounds"], boosting["max_depth"], boosting["task"]) == (
-        9, 3, "single-label",
-    )  # fmt: skip
+        9,
+        3,
+        "single-label",
+    )
     kernel = options("kernel-ridge", "kernel_learner.KernelRidgeLearner", settings)
     assert kernel == {
-        "num_classes": 10, "task": "single-label", "kernel": "laplace", "ridge": 0.5,
+        "num_classes": 10,
+        "task": "single-label",
+        "kernel": "laplace",
+        "ridge": 0.5,
         "reveal_rows": True,
-    }  # fmt: skip
+    }
     assert not options("kernel-ridge", "kernel_learner.KernelRidgeLearner", Settings())[
         "reveal_rows"
     ]

@@ -83,16 +83,22 @@ def test_resnet34_is_trained_without_losing_its_pixels() -> None:
 def test_fedkt_has_two_convolutions_and_three_linear_layers() -> None:
     """6 and 16 filters of 5 x 5, then 120, 84 and the classes."""
     assert weights(networks.convolutional((1, 28, 28), 10)) == [
-        (6, 1, 5, 5), (16, 6, 5, 5), (120, 256), (84, 120), (10, 84),
-    ]  # fmt: skip
+        (6, 1, 5, 5),
+        (16, 6, 5, 5),
+        (120, 256),
+        (84, 120),
+        (10, 84),
+    ]
     assert (120, 400) in weights(networks.convolutional((3, 32, 32), 10))
 
 
 def test_the_networks_of_avgkd_have_their_sizes() -> None:
     """16 and 32 filters for MNIST, 512 units twice, and 32 to 256 filters for CIFAR-10."""
     assert weights(networks.mnist_net((1, 28, 28), 10)) == [
-        (16, 1, 5, 5), (32, 16, 5, 5), (10, 1568),
-    ]  # fmt: skip
+        (16, 1, 5, 5),
+        (32, 16, 5, 5),
+        (10, 1568),
+    ]
     assert weights(networks.mnist_mlp((1, 28, 28), 10)) == [(512, 784), (512, 512), (10, 512)]
     filters = [shape[0] for shape in weights(networks.vgg9((3, 32, 32), 10))]
     assert filters == [32, 64, 128, 128, 256, 256, 256, 256, 10]
@@ -125,8 +131,11 @@ def test_fedmd_networks_take_their_widths_from_the_name() -> None:
     three = networks.fedmd_convolutional((64, 128, 256), (1, 28, 28), 16)
     assert weights(two) == [(128, 1, 3, 3), (256, 128, 3, 3), (16, 256 * 13 * 13)]
     assert weights(three) == [
-        (64, 1, 3, 3), (128, 64, 2, 2), (256, 128, 3, 3), (16, 256 * 3 * 3),
-    ]  # fmt: skip
+        (64, 1, 3, 3),
+        (128, 64, 2, 2),
+        (256, 128, 3, 3),
+        (16, 256 * 3 * 3),
+    ]
     assert "1.bias" not in dict(two.named_parameters())
 
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fl_strategies.arrays import IntArray
 from fl_strategies.exceptions import InvalidData, InvalidParameter
-from fl_strategies.protocols import IntArray
 from simulations.partition import SCHEMES, partition
 
 
@@ -291,9 +291,15 @@ def test_without_balance_each_class_follows_its_own_draw() -> None:
     """Every party's share of a class is the drawn one, whatever it already holds."""
     y = np.repeat(np.arange(4), [10, 20, 30, 400])
     parts = partition(
-        y, num_parties=3, scheme="dirichlet", beta=0.5, min_records=0, balanced=False,
-        rng=np.random.RandomState(5), num_classes=4,
-    )  # fmt: skip
+        y,
+        num_parties=3,
+        scheme="dirichlet",
+        beta=0.5,
+        min_records=0,
+        balanced=False,
+        rng=np.random.RandomState(5),
+        num_classes=4,
+    )
     rng = np.random.RandomState(5)
     for label, size in enumerate([10, 20, 30, 400]):
         rng.permutation(size)
@@ -308,9 +314,14 @@ def test_balance_is_what_keeps_parties_alike_in_size() -> None:
 
     def largest(balanced: bool) -> int:
         parts = partition(
-            y, num_parties=10, scheme="dirichlet", beta=0.1, balanced=balanced,
-            rng=np.random.RandomState(0), num_classes=10,
-        )  # fmt: skip
+            y,
+            num_parties=10,
+            scheme="dirichlet",
+            beta=0.1,
+            balanced=balanced,
+            rng=np.random.RandomState(0),
+            num_classes=10,
+        )
         assert min(sizes(parts)) >= 10
         return max(sizes(parts))
 
@@ -324,9 +335,13 @@ def test_a_row_with_several_labels_counts_as_its_rarest() -> None:
     """Label 1 is rarer than 0, 2 the rarest; a row without a yes is of a class of its own."""
     y = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0], [-1, -1, 0], [1, 0, -1]])
     parts = partition(
-        y, num_parties=4, scheme="by-label", min_records=0, num_classes=3,
+        y,
+        num_parties=4,
+        scheme="by-label",
+        min_records=0,
+        num_classes=3,
         rng=np.random.RandomState(0),
-    )  # fmt: skip
+    )
     assert [part.tolist() for part in parts] == [[1, 5], [0], [2], [3, 4]]
 
 
@@ -337,11 +352,14 @@ def test_rows_with_several_labels_are_dealt_by_dirichlet() -> None:
     rarest = np.where(y.any(axis=1), 4 - y[:, ::-1].argmax(axis=1), 5)
     several, single = (
         partition(
-            classes, num_parties=3, scheme="dirichlet", num_classes=num_classes,
+            classes,
+            num_parties=3,
+            scheme="dirichlet",
+            num_classes=num_classes,
             rng=np.random.RandomState(1),
         )
         for classes, num_classes in ((y, 5), (rarest, 6))
-    )  # fmt: skip
+    )
     assert [part.tolist() for part in several] == [part.tolist() for part in single]
 
 
@@ -349,9 +367,12 @@ def test_labels_other_than_yes_no_and_unknown_are_refused() -> None:
     """A matrix of class indices is no set of labels."""
     with pytest.raises(InvalidData, match="y must be an array of -1, 0 and 1"):
         partition(
-            np.full((20, 2), 2), num_parties=1, scheme="iid", rng=np.random.RandomState(0),
+            np.full((20, 2), 2),
+            num_parties=1,
+            scheme="iid",
+            rng=np.random.RandomState(0),
             num_classes=2,
-        )  # fmt: skip
+        )
 
 
 # Pooled halves, random shares and groups
@@ -359,10 +380,14 @@ def test_labels_other_than_yes_no_and_unknown_are_refused() -> None:
 
 def pooled(mixing: float, num_parties: int = 2, **options: object) -> list[IntArray]:
     return partition(
-        np.repeat(np.arange(10), 50), num_parties=num_parties, scheme="pooled-halves",
-        mixing=mixing, rng=np.random.RandomState(0), num_classes=10,
+        np.repeat(np.arange(10), 50),
+        num_parties=num_parties,
+        scheme="pooled-halves",
+        mixing=mixing,
+        rng=np.random.RandomState(0),
+        num_classes=10,
         **options,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("num_parties", "num_held"), [(2, 5), (5, 2), (10, 1)])
@@ -403,18 +428,27 @@ def test_random_shares_have_their_sizes_and_all_classes() -> None:
     """Rows are dealt 7 to 3 without regard to their class."""
     y = labels(1000, 4)
     parts = partition(
-        y, num_parties=2, scheme="random-shares", shares=(0.7, 0.3),
-        rng=np.random.RandomState(0), num_classes=4,
-    )  # fmt: skip
+        y,
+        num_parties=2,
+        scheme="random-shares",
+        shares=(0.7, 0.3),
+        rng=np.random.RandomState(0),
+        num_classes=4,
+    )
     assert sizes(parts) == [700, 300]
     assert np.allclose(np.bincount(y[parts[1]]) / 300, 0.25, atol=0.08)
 
 
 def grouped(num_parties: int, groups: IntArray) -> list[list[int]]:
     parts = partition(
-        np.zeros(len(groups), np.int64), num_parties=num_parties, scheme="by-group",
-        min_records=1, groups=groups, rng=np.random.RandomState(0), num_classes=2,
-    )  # fmt: skip
+        np.zeros(len(groups), np.int64),
+        num_parties=num_parties,
+        scheme="by-group",
+        min_records=1,
+        groups=groups,
+        rng=np.random.RandomState(0),
+        num_classes=2,
+    )
     return [np.unique(groups[part]).tolist() for part in parts]
 
 
@@ -439,6 +473,10 @@ def test_groups_of_another_length_are_refused() -> None:
     """Rows without a group would be lost."""
     with pytest.raises(InvalidData, match="groups must be 20 groups, one a row"):
         partition(
-            np.zeros(20, np.int64), num_parties=1, scheme="by-group", num_classes=2,
-            groups=np.zeros(19, np.int64), rng=np.random.RandomState(0),
-        )  # fmt: skip
+            np.zeros(20, np.int64),
+            num_parties=1,
+            scheme="by-group",
+            num_classes=2,
+            groups=np.zeros(19, np.int64),
+            rng=np.random.RandomState(0),
+        )

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.kernel_ridge import KernelRidge
 
+from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import InvalidParameter
-from fl_strategies.protocols import Array, FloatArray
 from simulations.references import (
     Kernel,
     KernelAgent,

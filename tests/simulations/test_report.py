@@ -46,8 +46,10 @@ def test_the_report_has_what_readers_need(report: dict[str, Any]) -> None:
     assert (report["seconds"], report["cpu-seconds"]) == (1.5, 1.25)
     assert report["settings"] == SETTINGS.to_run_config()
     assert [party["learner"] for party in report["parties"]] == [
-        "random-forest", "logistic-regression", "random-forest",
-    ]  # fmt: skip
+        "random-forest",
+        "logistic-regression",
+        "random-forest",
+    ]
     assert report["versions"]["flwr"].startswith("1.")
 
 

@@ -159,9 +159,10 @@ def test_a_long_text_is_cut() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(
-    texts=st.lists(st.text(max_size=40), max_size=8), size=st.integers(2, 12),
+    texts=st.lists(st.text(max_size=40), max_size=8),
+    size=st.integers(2, 12),
     length=st.integers(1, 9),
-)  # fmt: skip
+)
 def test_numbers_stay_below_the_size_of_the_vocabulary(
     texts: list[str], size: int, length: int
 ) -> None:

@@ -304,16 +304,22 @@ def test_chance_makes_no_class_one_sided() -> None:
 
 def run(**changes: Any) -> dict[str, Any]:
     small = {
-        "strategy": "fedkt", "num_parties": 3, "num_trees": 5, "num_workers": 1,
+        "strategy": "fedkt",
+        "num_parties": 3,
+        "num_trees": 5,
+        "num_workers": 1,
         "learner": "random-forest",
-    }  # fmt: skip
+    }
     settings = Settings(**{**small, **changes})
     federation = load_federation(settings)
     strategy = federation.strategy()
     result = run_local(
-        strategy, app, settings.num_parties, num_rounds=settings.num_server_rounds,
+        strategy,
+        app,
+        settings.num_parties,
+        num_rounds=settings.num_server_rounds,
         run_config=settings.to_run_config(),
-    )  # fmt: skip
+    )
     return make_report(federation, strategy, result, seconds=1.0)
 
 
@@ -321,9 +327,12 @@ def test_a_run_that_loses_to_noise_says_so(caplog: pytest.LogCaptureFixture) -> 
     """FedKT's L2 with ten labels at epsilon 0.5 knows less than every party."""
     with caplog.at_level(logging.WARNING, "flwr.fl_strategies"):
         told = run(
-            privacy_level="L2", target_epsilon=0.5, num_queries=10, partition="iid",
+            privacy_level="L2",
+            target_epsilon=0.5,
+            num_queries=10,
+            partition="iid",
             accept_noise=True,
-        )  # fmt: skip
+        )
 
     assert told["warnings"] == [caplog.records[-1].getMessage()]
     assert "Likely cause: noise hides the answers (epsilon 0.5)" in told["warnings"][0]

@@ -1,0 +1,1 @@
+"""What many answers come to: votes, consensus, weights, ensembles and metrics."""

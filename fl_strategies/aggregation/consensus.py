@@ -1,0 +1,303 @@
+"""One answer out of many: how the predictions of parties on public rows are combined.
+
+Every rule gives the same bits in whatever order the predictions arrive. Means and votes take
+them one by one and keep sums only, so memory is O(rows x classes) for any number of parties.
+Medians and trimmed means need all predictions at once, O(parties x rows x classes); in turn
+no party, whatever it sends, can pull them outside the range of the honest majority.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final, Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+
+from fl_strategies.aggregation.capping import Claims, believed_loudness, loudness
+from fl_strategies.aggregation.evidence import believed_sizes
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.exceptions import require
+
+ConsensusRule: TypeAlias = Literal["mean", "class-weighted", "median", "trimmed-mean"]
+
+CONSENSUS_RULES: Final[tuple[str, ...]] = get_args(ConsensusRule)
+ROBUST_RULES: Final = ("median", "trimmed-mean")
+
+MAX_WEIGHT: Final = 2**22
+"""Largest weight that a party may have for a class."""
+MAX_REPLIES: Final = 2**20
+"""Most predictions that a sum can hold without overflow, whatever their weights."""
+
+# Values become whole numbers of 40 bits, in two halves: 20 bits of value, 22 of weight and
+# 20 of parties fit into 62.
+_VALUE_BITS, _HALF_BITS = 40, 20
+_CHUNK_CELLS = 1 << 20
+
+
+class Consensus(Protocol):
+    """Predictions of many parties on the same rows, on their way to one."""
+
+    @property
+    def num_capped(self) -> int:
+        """How many parties count for less than they claim."""
+
+    def add(self, values: Array, weights: IntArray | None = None) -> None:
+        """Take one party's predictions (rows, classes), checked before."""
+
+    def result(self) -> FloatArray:
+        """Return the consensus, float64 (rows, classes)."""
+
+
+class ExactSum:
+    """A sum of bounded numbers that does not depend on their order."""
+
+    def __init__(self, shape: tuple[int, int], bound: float) -> None:
+        self._per_unit = 2.0 ** (_VALUE_BITS - math.ceil(math.log2(bound)))
+        self._high = np.zeros(shape, dtype=np.int64)
+        self._low = np.zeros(shape, dtype=np.int64)
+
+    def add(self, values: Array, weights: IntArray | None = None) -> None:
+        """Add numbers, each times the whole weight of its column."""
+        steps = np.rint(values * np.float64(self._per_unit)).astype(np.int64)
+        high, low = steps >> _HALF_BITS, steps & ((1 << _HALF_BITS) - 1)
+        if weights is not None:
+            high, low = high * weights, low * weights
+        self._high += high
+        self._low += low
+
+    def total(self) -> FloatArray:
+        """Return the sum."""
+        total: FloatArray = self._high * 2.0**_HALF_BITS + self._low
+        return total / self._per_unit
+
+
+class MeanConsensus:
+    """The mean over parties, exact to ``bound * 2**-40`` and kept as sums.
+
+    Parameters
+    ----------
+    shape : (rows, classes)
+    bound : float
+        No value may be larger in magnitude.
+    capped : bool
+        Whether a party that is much louder than the median party is heard as less loud.
+        Probabilities are as loud as they can be, logits are not.
+    """
+
+    def __init__(self, shape: tuple[int, int], *, bound: float, capped: bool = False) -> None:
+        self._shape, self._bound, self._capped = shape, bound, capped
+        self._sums: dict[int, ExactSum] = {}
+        self._loudness = Claims(believed_loudness)
+        self._num_replies = 0
+
+    def add(self, values: Array, weights: IntArray | None = None) -> None:  # noqa: ARG002
+        """Take one party's predictions; every party counts the same."""
+        self._num_replies = _one_more(self._num_replies)
+        group = self._loudness.add(loudness(values)) if self._capped else 0
+        self._sums.setdefault(group, ExactSum(self._shape, self._bound)).add(values)
+
+    def result(self) -> FloatArray:
+        """Return the mean."""
+        _check_any(self._num_replies)
+        parts, total = self._loudness.parts(), np.zeros(self._shape)
+        for group in sorted(self._sums):
+            total += parts.get(group, 1.0) * self._sums[group].total()
+        return total / self._num_replies
+
+    @property
+    def num_capped(self) -> int:
+        """How many parties are heard as less loud than they were."""
+        return self._loudness.num_cut
+
+
+class ClassWeightedConsensus:
+    """The mean over parties in which each class has weights of its own.
+
+    A party's weight for a class is meant to be its number of records of that class, so
+    that who has never seen a class has no say about it. Parties state their weights
+    themselves; what is much more than others state counts as less (`believed_sizes`). A
+    class without any weight takes the plain mean. Parameters are those of `MeanConsensus`.
+    """
+
+    def __init__(self, shape: tuple[int, int], *, bound: float, capped: bool = False) -> None:
+        self._shape, self._bound, self._capped = shape, bound, capped
+        self._plain = MeanConsensus(shape, bound=bound, capped=capped)
+        self._loudness, self._sizes = Claims(believed_loudness), Claims(believed_sizes)
+        self._sums: dict[tuple[int, int], ExactSum] = {}
+        self._weights: dict[int, IntArray] = {}
+
+    def add(self, values: Array, weights: IntArray | None = None) -> None:
+        """Take one party's predictions and its weight for each class, (classes,)."""
+        weights = np.ones(self._shape[1], dtype=np.int64) if weights is None else weights
+        fits = bool(((weights >= 0) & (weights <= MAX_WEIGHT)).all())
+        require(fits, "Consensus", "weights", f"from 0 to {MAX_WEIGHT}", weights)
+        self._plain.add(values)
+        loud = self._loudness.add(loudness(values)) if self._capped else 0
+        size = self._sizes.add(float(weights.sum()))
+        self._sums.setdefault((loud, size), ExactSum(self._shape, self._bound)).add(
+            values, weights
+        )
+        self._weights[size] = self._weights.get(size, 0) + weights
+
+    def result(self) -> FloatArray:
+        """Return the weighted mean of each class."""
+        plain, loud, large = self._plain.result(), self._loudness.parts(), self._sizes.parts()
+        total, weight = np.zeros(self._shape), np.zeros(self._shape[1])
+        for group in sorted(self._sums):
+            part = loud.get(group[0], 1.0) * large.get(group[1], 1.0)
+            total += part * self._sums[group].total()
+        for size in sorted(self._weights):
+            weight += large.get(size, 1.0) * self._weights[size]
+        heavy = weight > 0
+        return np.where(heavy, total / np.where(heavy, weight, 1.0), plain)
+
+    @property
+    def num_capped(self) -> int:
+        """How many parties claim more records, or are louder, than is believed."""
+        return self._loudness.num_cut + self._sizes.num_cut
+
+
+class RobustConsensus:
+    """Coordinate-wise median or trimmed mean over parties.
+
+    All predictions are kept, as float32; they are sorted a few rows at a time.
+
+    Parameters
+    ----------
+    rule : "median" or "trimmed-mean"
+    trim_fraction : float
+        Share of parties that a trimmed mean leaves out at either end, rounded up: with
+        three parties and more at least one. Something always remains.
+    """
+
+    def __init__(self, rule: ConsensusRule, *, trim_fraction: float = 0.2) -> None:
+        require(rule in ROBUST_RULES, "Consensus", "rule", "a robust one", rule)
+        check_trim("Consensus", trim_fraction)
+        self._rule, self._trim_fraction = rule, trim_fraction
+        self._replies: list[FloatArray] = []
+        self.num_capped = 0
+
+    def add(self, values: Array, weights: IntArray | None = None) -> None:  # noqa: ARG002
+        """Take one party's predictions; every party counts the same."""
+        _one_more(len(self._replies))
+        # A copy, so that the message it came in can go.
+        self._replies.append(np.array(values, dtype=np.float32))
+
+    def result(self) -> FloatArray:
+        """Return the median or trimmed mean."""
+        _check_any(len(self._replies))
+        num_rows, num_classes = self._replies[0].shape
+        consensus = np.empty((num_rows, num_classes))
+        size = max(1, _CHUNK_CELLS // (len(self._replies) * num_classes))
+        combine = self._combination()
+        for start in range(0, num_rows, size):
+            rows = slice(start, start + size)
+            ordered = np.sort([reply[rows] for reply in self._replies], axis=0)
+            consensus[rows] = combine(ordered.astype(np.float64))
+        return consensus
+
+    def _combination(self) -> Callable[[FloatArray], FloatArray]:
+        """Return what maps values that are sorted along the first axis to one."""
+        count = len(self._replies)
+        most = (count - 1) // 2
+        cut = most if self._rule == "median" else min(self._num_trimmed(count), most)
+        return lambda ordered: np.asarray(ordered[cut : count - cut].mean(axis=0))
+
+    def _num_trimmed(self, count: int) -> int:
+        return math.ceil(self._trim_fraction * count)
+
+
+class VoteCounts:
+    """Votes for classes, one label a row and party, kept as counts.
+
+    Parameters
+    ----------
+    shape : (rows, classes)
+    """
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self._shape = shape
+        self._sizes = Claims(believed_sizes)
+        self._groups: dict[int, IntArray] = {}
+
+    def add(self, labels: IntArray, weights: IntArray | None = None) -> None:
+        """Count one party's labels (rows,), each with the party's weight for its class."""
+        worth = 1 if weights is None else weights[labels]
+        group = 0 if weights is None else self._sizes.add(float(weights.sum()))
+        counts = self._groups.setdefault(group, np.zeros(self._shape, dtype=np.int64))
+        counts[np.arange(len(labels)), labels] += worth
+
+    @property
+    def counts(self) -> FloatArray:
+        """Votes for each class, of parties that claim too many records fewer."""
+        parts, total = self._sizes.parts(), np.zeros(self._shape)
+        for group in sorted(self._groups):
+            total += parts.get(group, 1.0) * self._groups[group]
+        return total
+
+    @property
+    def num_capped(self) -> int:
+        """How many parties claim more records than is believed."""
+        return self._sizes.num_cut
+
+
+def make_consensus(
+    rule: ConsensusRule,
+    shape: tuple[int, int],
+    *,
+    bound: float,
+    capped: bool = False,
+    trim_fraction: float = 0.2,
+) -> Consensus:
+    """Return an empty consensus of one of the rules; `capped` is for the means.
+
+    Examples
+    --------
+    >>> consensus = make_consensus("median", (1, 2), bound=1.0)
+    >>> for row in ([0.2, 0.8], [0.4, 0.6], [1.0, 0.0]):
+    ...     consensus.add(np.array([row]))
+    >>> consensus.result().round(6)
+    array([[0.4, 0.6]])
+    """
+    known = f"one of {', '.join(CONSENSUS_RULES)}"
+    require(rule in CONSENSUS_RULES, "Consensus", "rule", known, rule)
+    if rule == "mean":
+        return MeanConsensus(shape, bound=bound, capped=capped)
+    if rule == "class-weighted":
+        return ClassWeightedConsensus(shape, bound=bound, capped=capped)
+    return RobustConsensus(rule, trim_fraction=trim_fraction)
+
+
+def to_probabilities(rows: FloatArray) -> FloatArray:
+    """Return the nearest probabilities to each row, in Euclidean distance.
+
+    Noise, weights and medians leave rows that do not sum to one; rows that do are left
+    as they are, up to rounding.
+
+    Examples
+    --------
+    >>> to_probabilities(np.array([[0.9, 0.5, -3.0], [0.25, 0.25, 0.5]])).round(6)
+    array([[0.7 , 0.3 , 0.  ],
+           [0.25, 0.25, 0.5 ]])
+    """
+    ordered = -np.sort(-rows, axis=1)
+    counts = np.arange(1, rows.shape[1] + 1)
+    excess = (np.cumsum(ordered, axis=1) - 1) / counts
+    last = (ordered > excess).sum(axis=1) - 1
+    shift = excess[np.arange(len(rows)), last]
+    probabilities: FloatArray = np.maximum(rows - shift[:, None], 0.0)
+    return probabilities
+
+
+def check_trim(owner: str, trim_fraction: float) -> None:
+    """Raise `InvalidParameter` unless something is left after trimming both ends."""
+    rule = "at least 0 and below 0.5"
+    require(0 <= trim_fraction < 0.5, owner, "trim_fraction", rule, trim_fraction)
+
+
+def _one_more(count: int) -> int:
+    require(count < MAX_REPLIES, "Consensus", "replies", f"at most {MAX_REPLIES}", count + 1)
+    return count + 1
+
+
+def _check_any(count: int) -> None:
+    require(count > 0, "Consensus", "replies", "at least one", count)

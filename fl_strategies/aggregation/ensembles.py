@@ -1,0 +1,297 @@
+"""Predictors that are made of several fitted models: their mean, or a signed sum."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn, Self
+
+import numpy as np
+from scipy.special import softmax
+
+from fl_strategies.aggregation.consensus import to_probabilities
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.protocols import (
+    Learner,
+    LearnerFactory,
+    Recipe,
+    SoftLearner,
+    require_portable,
+    require_soft,
+)
+from fl_strategies.core.tasks import Task
+from fl_strategies.exceptions import (
+    KnowledgeMismatch,
+    StrategyError,
+    UnsupportedLearner,
+    require,
+)
+from fl_strategies.wire.knowledge import join_arrays, part_arrays
+
+SIGNS: Final = "signs"
+NAMES: Final = "names"
+MAX_MEMBERS: Final = 100_000
+MAX_NAME_BYTES: Final = 2**20
+# Within float32, so that no learner has to refuse a target that another agent made.
+LARGEST: Final = 1e30
+_LEAST_PROBABILITY: Final = 1e-12
+
+
+def raw_outputs(model: Learner, x: Array, task: Task) -> FloatArray:
+    """Return what a model predicts, (n, num_classes), also where that is not finite.
+
+    Raises `KnowledgeMismatch` for another shape: the model may be a stranger's.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = np.asarray(model.logits(x), dtype=np.float64)
+    expected = (len(x), model.num_classes)
+    if scores.shape != expected:
+        raise KnowledgeMismatch(
+            f"{type(model).__name__}: logits must be of shape {expected}, got {scores.shape}."
+        )
+    with np.errstate(invalid="ignore"):
+        return scores if task == "regression" else np.asarray(softmax(scores, axis=1))
+
+
+def outputs(model: Learner, x: Array, task: Task) -> FloatArray:
+    """Return what a model predicts, (n, num_classes): probabilities or, in regression, numbers.
+
+    Where it predicts nothing finite: even odds or, in regression, 0. No row depends on
+    another.
+    """
+    found = raw_outputs(model, x, task)
+    usable = np.isfinite(found).all(axis=1, keepdims=True)
+    nothing = 0.0 if task == "regression" else 1 / model.num_classes
+    return np.where(usable, np.clip(found, -LARGEST, LARGEST), nothing)
+
+
+def add_outputs(
+    total: FloatArray, members: Sequence[Learner], signs: Sequence[int], x: Array, task: Task
+) -> list[Exception]:
+    """Add what each member predicts to a total, and return the errors of those that cannot.
+
+    One that raises is left out of the sum: it may be a stranger's.
+    """
+    errors: list[Exception] = []
+    for sign, member in zip(signs, members, strict=True):
+        try:
+            total += sign * outputs(member, x, task)
+        except Exception as error:  # a hostile model may make a learner raise anything
+            errors.append(error)
+    return errors
+
+
+def require_members(owner: str, num_members: int, errors: Sequence[Exception]) -> None:
+    """Raise `KnowledgeMismatch` if not one of the members is of use."""
+    if len(errors) == num_members > 0:
+        raise KnowledgeMismatch(
+            f"{owner}: a member must be able to predict the rows, got none of {num_members}: "
+            f"{describe(errors[-1])}."
+        ) from errors[-1]
+
+
+def describe(error: Exception) -> str:
+    """Return what went wrong with a stranger's model, without quoting the rows."""
+    known = isinstance(error, StrategyError)
+    return str(error).rstrip(".") if known else f"{type(error).__name__} while it was read"
+
+
+def rebuild(
+    owner: str,
+    name: str,
+    arrays: Mapping[str, Array],
+    model_fns: Mapping[str, LearnerFactory],
+    num_classes: int,
+) -> Learner:
+    """Return the model that travelled as arrays, by the receiver's own code."""
+    if name not in model_fns:
+        known = ", ".join(sorted(model_fns)) or "none"
+        raise KnowledgeMismatch(
+            f"{owner}: the model's learner must be one that model_fns names ({known}), "
+            f"got {name[:200]!r}."
+        )
+    model = require_portable(model_fns[name]()).from_arrays(arrays)
+    if model.num_classes != num_classes:
+        raise KnowledgeMismatch(
+            f"{owner}: a model must have {num_classes} classes or outputs, "
+            f"got {model.num_classes}."
+        )
+    return model
+
+
+class Committee(ABC):
+    """What every predictor of several models shares; its members are fitted elsewhere.
+
+    Parameters
+    ----------
+    num_classes : int
+        Length of the class list; in regression the number of outputs.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+
+    @abstractmethod
+    def logits(self, x: Array) -> FloatArray:
+        """Return scores, (n, num_classes); the largest of a row is the predicted class."""
+
+    def predict(self, x: Array) -> IntArray:
+        """Return the class with the largest score of every row, (n,)."""
+        labels: IntArray = self.logits(x).argmax(axis=1)
+        return labels
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> NoReturn:  # noqa: ARG002
+        """Refuse: a committee is made of models that are fitted already."""
+        name = type(self).__name__
+        raise UnsupportedLearner(f"{name}: members must be fitted one by one, got labels.")
+
+
+class RememberedScores(Committee):
+    """Scores (n, num_classes) of rows that were computed before, whatever rows are given."""
+
+    def __init__(self, scores: FloatArray) -> None:
+        super().__init__(scores.shape[1])
+        self.scores = scores
+
+    def logits(self, x: Array) -> FloatArray:
+        """Return the scores, for as many rows as they were computed for."""
+        require(len(x) == len(self.scores), "RememberedScores", "x", "the same rows", len(x))
+        return self.scores
+
+
+class MeanEnsemble(Committee):
+    """The mean of the members' probabilities or, in regression, of their outputs."""
+
+    def __init__(self, members: Sequence[Learner], *, num_classes: int, task: Task) -> None:
+        super().__init__(num_classes)
+        require(len(members) > 0, "MeanEnsemble", "members", "at least one model", 0)
+        self.members, self.task = tuple(members), task
+
+    def logits(self, x: Array) -> FloatArray:
+        """Return the logarithm of the mean probabilities, or the mean outputs."""
+        mean, signs = np.zeros((len(x), self.num_classes)), [1] * len(self.members)
+        errors = add_outputs(mean, self.members, signs, x, self.task)
+        require_members("MeanEnsemble", len(self.members), errors)
+        mean /= len(self.members) - len(errors)
+        if self.task == "regression":
+            return mean
+        return np.asarray(np.log(np.maximum(mean, _LEAST_PROBABILITY)))
+
+
+class SignedEnsemble(Committee):
+    """The sum of the members' outputs, each with its sign: the predictor of EKD.
+
+    Parameters
+    ----------
+    members : sequence of fitted learners
+        Left out, the object can only receive: see `from_arrays`.
+    signs : sequence of 1 and -1
+    names : sequence of str
+        What the members' learners are called, for whoever rebuilds them.
+    num_classes : int
+    task : "single-label" or "regression"
+    model_fns : mapping of learner name to factory
+        How `from_arrays` rebuilds members.
+
+    Notes
+    -----
+    Signed sums of probabilities are no probabilities, so `logits` are scores whose largest
+    is the predicted class, and nothing else. They sum to a number that jumps with every
+    round, because softmax outputs always sum to one; nothing here depends on it.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Learner] = (),
+        signs: Sequence[int] = (),
+        names: Sequence[str] = (),
+        *,
+        num_classes: int,
+        task: Task,
+        model_fns: Mapping[str, LearnerFactory],
+    ) -> None:
+        super().__init__(num_classes)
+        counts = (len(members), len(signs), len(names))
+        require(len(set(counts)) == 1, "SignedEnsemble", "members", "as many as signs", counts)
+        units = {1, -1}.issuperset(signs)
+        require(units, "SignedEnsemble", "signs", "1 and -1", list(signs)[:10])
+        self.members, self.signs, self.names = tuple(members), tuple(signs), tuple(names)
+        self.task = task
+        self.model_fns = model_fns
+
+    def logits(self, x: Array) -> FloatArray:
+        """Return the signed sum of what the members predict; one that cannot is left out."""
+        total = np.zeros((len(x), self.num_classes))
+        errors = self.add_from(0, x, total)
+        require_members("SignedEnsemble", len(self.members), errors)
+        return total
+
+    def add_from(self, first: int, x: Array, total: FloatArray) -> list[Exception]:
+        """Add the members from number `first` on to a total; see `add_outputs`."""
+        members, signs = self.members[first:], self.signs[first:]
+        return add_outputs(total, members, signs, x, self.task)
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return signs, names and all members' arrays."""
+        names = np.frombuffer(json.dumps(self.names).encode(), dtype=np.uint8)
+        members = join_arrays([require_portable(m).to_arrays() for m in self.members])
+        return {SIGNS: np.array(self.signs, dtype=np.int8), NAMES: names, **members}
+
+    def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        """Return the ensemble that was saved; raise `KnowledgeMismatch` if it is none."""
+        signs, names = _read_signs(arrays), _read_names(arrays)
+        own = {name: array for name, array in arrays.items() if name not in (SIGNS, NAMES)}
+        if len(names) != len(signs):
+            raise KnowledgeMismatch(
+                f"SignedEnsemble: names must be {len(signs)}, one a sign, got {len(names)}."
+            )
+        members = [
+            rebuild("SignedEnsemble", name, part, self.model_fns, self.num_classes)
+            for name, part in zip(names, part_arrays(own, len(signs)), strict=True)
+        ]
+        return type(self)(
+            members,
+            signs,
+            names,
+            num_classes=self.num_classes,
+            task=self.task,
+            model_fns=self.model_fns,
+        )
+
+    def distill_into(
+        self, learner_fn: LearnerFactory, x: Array, *, rng: np.random.Generator, recipe: Recipe
+    ) -> SoftLearner:
+        """Return one new learner that was taught by the ensemble on rows `x`.
+
+        With the link "identity" it learns the signed sums; with "softmax" the
+        probabilities nearest to them.
+        """
+        able = recipe.link == "identity" or (
+            recipe.link == "softmax" and self.task == "single-label"
+        )
+        require(able, "SignedEnsemble", "recipe.link", f"one for {self.task}", recipe.link)
+        scores = self.logits(x)
+        targets = scores if recipe.link == "identity" else to_probabilities(scores)
+        learner = require_soft("SignedEnsemble", learner_fn())
+        return learner.distill(x, targets, rng=rng, recipe=recipe)
+
+
+def _read_signs(arrays: Mapping[str, Array]) -> list[int]:
+    signs = arrays.get(SIGNS, np.empty(0))
+    plain = signs.dtype == np.int8 and signs.ndim == 1 and 1 <= len(signs) <= MAX_MEMBERS
+    if not plain or not np.isin(signs, (1, -1)).all():
+        raise KnowledgeMismatch("SignedEnsemble: signs must be 1 and -1 of int8, got others.")
+    return [int(sign) for sign in signs]
+
+
+def _read_names(arrays: Mapping[str, Array]) -> list[str]:
+    raw = arrays.get(NAMES)
+    problem = KnowledgeMismatch("SignedEnsemble: names must be a list of text, got none.")
+    if raw is None or raw.dtype != np.uint8 or raw.size > MAX_NAME_BYTES:
+        raise problem
+    try:
+        names = json.loads(raw.tobytes().decode("ascii"))
+    except (ValueError, RecursionError) as error:
+        raise problem from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise problem
+    return names

@@ -1,0 +1,331 @@
+"""Answers as evidence: how parties whose classes are shared out differently are combined.
+
+A model answers with the class shares of its own records: p_k(c|x) is proportional to
+p(x|c) pi_k(c). Votes and means add up these shares together with what the records say, and
+parties that lack a class outvote those that know it. Here the shares are taken out first:
+
+    evidence   A_k(x, c) = log p_k(c|x) - log pi_k(c)    for the classes that k has seen,
+                           up to a constant in x         and nothing for all others
+    weight     w_kc: how well k can know c, by its number of records of c
+    consensus  z(x, c) = sum_k w_kc A_k(x, c) / sum_k w_kc + b_c
+
+The constant is the mean over the classes that the party has seen, so only the difference
+between these counts; or it makes A an estimate of log p(x|c) / p_public(x), for parties that
+also learn to tell their own records from public rows (`core.contrast`). Then a
+party says of a row that it is like nothing it knows, and one that has a single class can
+speak too. b_c gives the classes their shares (`match_share`).
+
+Multi-label: every label is a class of its own against the rest, with its own shares.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.exceptions import require_data
+
+LEAST_PROBABILITY: Final = 1e-3
+"""Smaller probabilities count as this, of rare classes as less: no answer is worth more than
+a thousand to one."""
+VOTE_STRENGTH: Final = 6.0
+"""Evidence of a bare vote for its class, against the mean of all classes of the voter."""
+MOST_TIMES_SMALLER: Final = 10.0
+MOST_TIMES_MEDIAN: Final = 4.0
+"""A party is believed to have so many times the records of the mean smaller party, or of the
+median party, whichever is more."""
+MOST_TIMES_ALIKE: Final = 2.0
+"""But not more than so many times those of the median party where parties are of like size."""
+MOST_DISTANCE_ALIKE: Final = 0.25
+"""Parties are alike if the class shares of two thirds of them are no farther from the usual
+ones: so large a part of their records would have to be of another class."""
+MOST_TIMES_DISTANCE: Final = 2.0
+LEAST_DISTANCE: Final = 0.1
+LEAST_PART: Final = 1 / 3
+"""Among such parties, one whose shares are so many times as far away as theirs, and not hardly
+at all, counts less; but never for less than this part."""
+_PSEUDO_COUNT: Final = 0.5
+_TOLERANCE, _MAX_STEPS = 1e-7, 2000
+
+
+def class_evidence(
+    logits: FloatArray, counts: FloatArray, log_ratio: FloatArray | None = None
+) -> FloatArray:
+    """Return what a model says about each class beyond its own class shares, (n, C).
+
+    Parameters
+    ----------
+    logits : (n, C)
+        Unnormalised log-probabilities of a model.
+    counts : (C,)
+        Records of each class that it was trained on.
+    log_ratio : (n,), optional
+        Estimate of log p(x) / p_public(x), where p is the density of the party's records.
+
+    Returns
+    -------
+    evidence : (n, C)
+        0 for classes without records: no opinion, which is not a vote against.
+
+    Examples
+    --------
+    >>> shares = np.log(np.array([[0.75, 0.25], [0.5, 0.5]]))
+    >>> class_evidence(shares, np.array([1e9, 1e9 / 3])).round(3)
+    array([[ 0.   , -0.   ],
+           [-0.549,  0.549]])
+    """
+    seen = counts > 0
+    prior = class_prior(counts)[seen]
+    # Relative to a rare class: a floor above its prior would be evidence for it everywhere.
+    floor = LEAST_PROBABILITY * np.minimum(1.0, len(prior) * prior)
+    relative = np.maximum(_log_softmax(logits[:, seen]), np.log(floor)) - np.log(prior)
+    if log_ratio is None:
+        relative = relative - relative.mean(axis=1, keepdims=True)
+    else:
+        relative = relative + log_ratio[:, None]
+    evidence = np.zeros(logits.shape)
+    evidence[:, seen] = relative
+    return evidence
+
+
+def label_evidence(
+    log_odds: FloatArray, positives: FloatArray, negatives: FloatArray
+) -> FloatArray:
+    """Return what a multi-label model says about each label beyond its own shares, (n, C).
+
+    Labels that a party knows of one kind only get 0.
+    """
+    both = (positives > 0) & (negatives > 0)
+    bound = -math.log(LEAST_PROBABILITY)
+    prior = np.log((positives + _PSEUDO_COUNT) / (negatives + _PSEUDO_COUNT))
+    return np.where(both, np.clip(log_odds, -bound, bound) - prior, 0.0)
+
+
+def class_prior(counts: FloatArray) -> FloatArray:
+    """Return class shares that are nowhere 0: half a record is added to every class."""
+    padded = counts + _PSEUDO_COUNT
+    prior: FloatArray = padded / padded.sum()
+    return prior
+
+
+def corrected_labels(logits: FloatArray, counts: FloatArray) -> IntArray:
+    """Return the class with most evidence among those that a model has seen, (n,).
+
+    This is the vote that a model would cast had it been trained on equal class shares.
+    It depends on nothing but the model and the counts of its own training rows.
+    """
+    evidence = class_evidence(logits, counts)
+    labels: IntArray = np.where(counts > 0, evidence, -np.inf).argmax(axis=1)
+    return labels
+
+
+def vote_evidence(labels: Array, counts: FloatArray) -> FloatArray:
+    """Return bare votes (n,), -1 for none, as evidence (n, C) of a party with these counts."""
+    seen = counts > 0
+    votes = (labels[:, None] == np.arange(len(counts))) & seen
+    mean = votes.sum(axis=1, keepdims=True) / max(int(seen.sum()), 1)
+    return np.where(seen, VOTE_STRENGTH * (votes - mean), 0.0)
+
+
+def class_weights_of(counts: FloatArray, *, contrasted: bool) -> FloatArray:
+    """Return how well a party can know each class, (C,).
+
+    The root of its records, or, for a party that compares classes only with each other,
+    the root of n_c (n - n_c) / n: telling a class from the rest takes records of both.
+    """
+    total = counts.sum()
+    against = 1.0 if contrasted else (total - counts) / max(total, 1.0)
+    return np.asarray(np.sqrt(counts * against))
+
+
+def label_weights_of(positives: FloatArray, negatives: FloatArray) -> FloatArray:
+    """Return how well a party can know each label of multi-label records, (C,)."""
+    known = np.maximum(positives + negatives, 1.0)
+    return np.asarray(np.sqrt(positives * negatives / known))
+
+
+def valid_counts(noisy: FloatArray, scale: float) -> FloatArray:
+    """Return noisy counts as counts that could be true: whole, and none that is mere noise.
+
+    What is below two scales of the noise counts as no records, because a class that a party
+    falsely claims to know hurts more than one that it falsely gives up. The largest stays.
+    """
+    whole = np.rint(np.maximum(noisy, 0.0))
+    kept = np.where(whole >= 2 * scale, whole, 0.0)
+    if not kept.any():
+        kept.flat[whole.argmax()] = max(float(whole.max()), 1.0)
+    return kept
+
+
+def believed_sizes(sizes: FloatArray) -> FloatArray:
+    """Return how many records each party is believed to have, given what all claim.
+
+    Honest sizes differ much, and one claim of a trillion must not decide everything. From
+    the smallest on, each party is believed up to a multiple of the mean of those that claim
+    less, or of the median party. So liars cannot vouch for each other either. And nobody is
+    believed to be larger than the others' sizes make likely: were they log-normal, with
+    this median and lower quartile, two in a hundred would be.
+
+    Examples
+    --------
+    >>> believed_sizes(np.array([1e12, 100.0, 400.0, 100.0, 1e12]))
+    array([2000.,  100.,  400.,  100., 2000.])
+    >>> believed_sizes(np.array([100.0, 100.0, 100.0, 1e12]))
+    array([100., 100., 100., 200.])
+    """
+    believed = np.array(sizes, dtype=np.float64)
+    usual, total, count = MOST_TIMES_MEDIAN * float(np.median(sizes)), 0.0, 0
+    for size in np.unique(believed):
+        equal = sizes == size
+        most = max(MOST_TIMES_SMALLER * total / count, usual) if count else math.inf
+        believed[equal] = min(float(size), most)
+        total += min(float(size), most) * int(equal.sum())
+        count += int(equal.sum())
+    return np.asarray(np.minimum(believed, _likely_size(sizes)))
+
+
+def _likely_size(sizes: FloatArray) -> float:
+    quarter, median = (max(float(np.quantile(sizes, q)), 1.0) for q in (0.25, 0.5))
+    return median * max(MOST_TIMES_ALIKE, (median / quarter) ** 3)
+
+
+def believed_parts(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
+    """Return by how much each party's counts are to be multiplied before they are used.
+
+    Sizes are those of `believed_sizes`. Where parties are alike in their class shares, one
+    whose shares are quite different counts with fewer records still: it would decide how
+    frequent its classes are.
+
+    Examples
+    --------
+    >>> alike = [np.array([50.0, 50.0])] * 4
+    >>> believed_parts([*alike, np.array([200.0, 0.0])]).round(3)
+    array([1.   , 1.   , 1.   , 1.   , 0.333])
+    """
+    held = np.asarray(counts, dtype=np.float64)
+    sizes = held.sum(axis=1) if held.ndim == 2 else held.sum(axis=1).max(axis=1)
+    flat = held.reshape(len(held), -1)
+    shares = flat / np.maximum(flat.sum(axis=1, keepdims=True), 1e-300)
+    parts = np.where(sizes > 0, believed_sizes(sizes) / np.maximum(sizes, 1e-300), 1.0)
+    return np.asarray(parts * _plausible(shares))
+
+
+def _plausible(shares: FloatArray) -> FloatArray:
+    """Return 1, or less for parties whose class shares are far from the usual ones."""
+    usual = np.median(shares, axis=0)
+    distance = np.abs(shares - usual / max(float(usual.sum()), 1e-300)).sum(axis=1) / 2
+    typical = float(np.quantile(distance, 2 / 3))
+    if typical > MOST_DISTANCE_ALIKE:
+        return np.ones(len(shares))
+    most = max(MOST_TIMES_DISTANCE * typical, LEAST_DISTANCE)
+    return np.asarray(np.clip(most / np.maximum(distance, 1e-300), LEAST_PART, 1.0))
+
+
+def pooled_share(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
+    """Return the class shares of all parties' records together, (C,).
+
+    A party counts with no more records than it is believed to have.
+    """
+    held = np.asarray(counts, dtype=np.float64)
+    total = _exact_total(held * believed_parts(held)[:, None])
+    share: FloatArray = total / max(total.sum(), 1e-300)
+    return share
+
+
+def pooled_label_shares(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
+    """Return how often each label is positive at all parties together, (C,)."""
+    held = np.asarray(counts, dtype=np.float64)
+    part = believed_parts(held)
+    positives, negatives = (_exact_total(half * part[:, None]) for half in held.swapaxes(0, 1))
+    known = positives + negatives + 2 * _PSEUDO_COUNT
+    share: FloatArray = (positives + _PSEUDO_COUNT) / known
+    return share
+
+
+def match_share(scores: FloatArray, share: FloatArray) -> FloatArray:
+    """Shift scores class by class until their mean probabilities are the given shares.
+
+    Returns z = scores + b such that the mean over rows of softmax(z) is `share`. b is the
+    minimiser of a convex function, mean(logsumexp(scores + b)) - share @ b, so it is unique
+    up to a constant; each step, b += log(share / mean), lowers this function. It is right
+    where rows have about the class shares of the records.
+
+    Parameters
+    ----------
+    scores : (n, C)
+    share : (C,)
+        Not negative, with sum 1. A class with share 0 gets no row.
+
+    Examples
+    --------
+    >>> z = match_share(np.array([[0.0, 0.0], [0.0, 3.0]]), np.array([0.5, 0.5]))
+    >>> np.exp(z - np.logaddexp.reduce(z, axis=1)[:, None]).mean(axis=0).round(6)
+    array([0.5, 0.5])
+    """
+    check_share("match_share", share, scores.shape[1])
+    held = share > 0
+    log_share, inner = np.log(share[held]), scores[:, held]
+    shift = np.zeros(int(held.sum()))
+    for _ in range(_MAX_STEPS):
+        log_mean = _log_mean(_log_softmax(inner + shift))
+        step = log_share - log_mean
+        shift += step
+        if np.abs(step).max() < _TOLERANCE:
+            break
+    matched = np.full(scores.shape, -np.inf)
+    matched[:, held] = inner + shift
+    return finite_floor(matched)
+
+
+def add_share(scores: FloatArray, share: FloatArray) -> FloatArray:
+    """Add the logarithm of the class shares, which is right wherever the rows come from."""
+    check_share("add_share", share, scores.shape[1])
+    with np.errstate(divide="ignore"):
+        return finite_floor(scores + np.log(share))
+
+
+def match_label_shares(log_odds: FloatArray, shares: FloatArray) -> FloatArray:
+    """Shift the log-odds of each label until its mean probability is its share."""
+    matched = np.empty_like(log_odds)
+    for label, share in enumerate(np.clip(shares, 1e-6, 1 - 1e-6)):
+        pair = np.stack([np.zeros(len(log_odds)), log_odds[:, label]], axis=1)
+        pair = match_share(pair, np.array([1 - share, share]))
+        matched[:, label] = pair[:, 1] - pair[:, 0]
+    return matched
+
+
+def add_label_shares(log_odds: FloatArray, shares: FloatArray) -> FloatArray:
+    """Add the log-odds of the labels' shares."""
+    inside = np.clip(shares, 1e-6, 1 - 1e-6)
+    return np.asarray(log_odds + np.log(inside / (1 - inside)))
+
+
+def check_share(owner: str, share: FloatArray, num_classes: int) -> None:
+    """Raise `InvalidData` unless there is one share a class and they sum to 1."""
+    fits = share.shape == (num_classes,) and bool((share >= 0).all())
+    fits = fits and math.isclose(float(share.sum()), 1.0, abs_tol=1e-6)
+    require_data(fits, owner, "share", f"{num_classes} numbers that sum to 1", share)
+
+
+def finite_floor(scores: FloatArray) -> FloatArray:
+    """Replace minus infinity by what no softmax sees: 50 below the row's largest score."""
+    floor = scores.max(axis=1, keepdims=True) - 50.0
+    return np.asarray(np.maximum(scores, floor))
+
+
+def _log_softmax(logits: FloatArray) -> FloatArray:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+def _log_mean(log_values: FloatArray) -> FloatArray:
+    """Return the logarithm of the mean over rows of values given by their logarithms."""
+    top = log_values.max(axis=0)
+    return np.asarray(top + np.log(np.exp(log_values - top).mean(axis=0)))
+
+
+def _exact_total(rows: FloatArray) -> FloatArray:
+    """Sum over the first axis, the same in whatever order the rows come."""
+    return np.array([math.fsum(column) for column in rows.T])

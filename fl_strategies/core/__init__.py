@@ -1,0 +1,1 @@
+"""What every strategy is made of: server, party role, learners, options and accounting."""

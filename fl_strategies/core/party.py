@@ -1,0 +1,172 @@
+"""One member of the federation, as its own process sees it."""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fl_strategies.arrays import Array
+from fl_strategies.core.policy import SIMULATED, PartyPolicy
+from fl_strategies.core.protocols import LearnerFactory
+from fl_strategies.core.tasks import Task, check_targets, check_task
+from fl_strategies.exceptions import InvalidData, require, require_data
+from fl_strategies.randomness import derive_rng
+
+if TYPE_CHECKING:
+    from fl_strategies.privacy.journal import PartyJournal
+
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+_TIMES_PUBLIC = 10.0
+# Within float32, with room for sums.
+_LARGEST_VALUE = 1e30
+
+
+def check_rows(owner: str, name: str, x: Array) -> None:
+    """Raise `InvalidData` unless `x` is a numeric array of finite rows."""
+    require_data(x.ndim >= 2, owner, name, "an array of rows (n, ...)", f"shape {x.shape}")
+    require_data(
+        np.issubdtype(x.dtype, np.floating) or np.issubdtype(x.dtype, np.integer),
+        owner,
+        name,
+        "an array of numbers",
+        f"dtype {x.dtype}",
+    )
+    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+        rows = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+        raise InvalidData(
+            f"{owner}: {name} must be finite, got NaN or infinity in {rows.sum()} of "
+            f"{len(x)} rows, the first is row {rows.argmax()}. Fill or drop these rows."
+        )
+
+
+def public_bound(public: Array) -> float:
+    """Return the largest value that a private record may have, known from public rows.
+
+    Generous, because it is there for accidents and attacks: a value that overflows in
+    training would make a party fail, and that it fails would tell who its records are.
+    """
+    largest = float(np.abs(public).max(initial=1.0))
+    return min(_TIMES_PUBLIC * largest, _LARGEST_VALUE)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Party:
+    """Private data, public data and the models of one member.
+
+    Parameters
+    ----------
+    x, y : (num_records, ...), (num_records,)
+        Private records and their class indices, or what else the task learns; see
+        `core.tasks`. They never leave the party. Values beyond `value_bound` are
+        cut to it.
+    public : (num_public, ...)
+        The unlabelled rows that everybody in the federation holds, in the same order.
+    num_classes : int
+        Length of the federation's class list, also when this party lacks some classes. In
+        multi-label learning the number of labels, in regression that of targets.
+    task : "single-label", "multi-label" or "regression"
+    public_y : optional
+        Labels of the public rows, where these have some and the strategy may use them.
+    learner_fn : factory
+        Makes the party's model, unfitted.
+    teacher_fn : factory, optional
+        Makes the model that is trained on small subsets (FedKT); `learner_fn` if left out.
+    learner_name : str
+        What others call this model: in reports and, when models travel, to find the
+        receiver's factory for it.
+    partition_id : int
+        Number of this party in the federation; names its stream of randomness.
+    x_test, y_test : optional
+        Held-out rows on which this party measures the federation's model.
+    catalogue : mapping of name to factory, optional
+        Models this party is ready to receive besides its own. Only arrays travel; the
+        code that reads them is always the receiver's.
+    journal : PartyJournal, optional
+        The party's own record of what its data have paid so far, with its budget.
+    run : str
+        Name of the run, for the journal.
+    compare_at_home : bool (default: False)
+        Log whether the model of a run beats one that this party trains alone, on its
+        held-out rows. It costs one more training a run.
+    tell_verdict : bool (default: False)
+        Let the server know that one bit, unless there is a journal or a promise of privacy.
+    value_bound : float, optional
+        Largest magnitude of a number in a record; ten times that of the public rows, and at
+        least 10, if left out. Choose it without looking at the records.
+    policy : PartyPolicy
+        What this party takes part in. Without one it is a party of a simulation, which
+        allows everything but endless work: give a real party a `PartyPolicy()`.
+    """
+
+    x: Array
+    y: Array
+    public: Array
+    num_classes: int
+    learner_fn: LearnerFactory
+    task: Task = "single-label"
+    public_y: Array | None = None
+    teacher_fn: LearnerFactory | None = None
+    learner_name: str = "learner"
+    partition_id: int = 0
+    x_test: Array | None = None
+    y_test: Array | None = None
+    catalogue: Mapping[str, LearnerFactory] = field(default_factory=dict)
+    journal: "PartyJournal | None" = None
+    run: str = "unnamed"
+    compare_at_home: bool = False
+    tell_verdict: bool = False
+    value_bound: float | None = None
+    policy: PartyPolicy = SIMULATED
+
+    @property
+    def owner(self) -> str:
+        """How the party is called in errors."""
+        return f"Party {self.partition_id}"
+
+    def __post_init__(self) -> None:
+        """Check what could otherwise surface as a wrong model."""
+        owner = self.owner
+        require(self.partition_id >= 0, owner, "partition_id", "at least 0", self.partition_id)
+        compared = self.compare_at_home or not self.tell_verdict
+        require(compared, owner, "tell_verdict", "false without compare_at_home", True)
+        check_task(owner, self.task, self.num_classes)
+        self._check(owner, "x", self.x, self.y)
+        check_rows(owner, "public", self.public)
+        if self.public_y is not None:
+            self._check(owner, "public", self.public, self.public_y)
+        if (self.x_test is None) != (self.y_test is None):
+            raise InvalidData(f"{owner}: x_test and y_test must be given together, got one.")
+        if self.x_test is not None and self.y_test is not None:
+            self._check(owner, "x_test", self.x_test, self.y_test)
+        bound = public_bound(self.public) if self.value_bound is None else self.value_bound
+        require(0 < bound < math.inf, owner, "value_bound", "finite and above 0", bound)
+        for name in ("x", "x_test"):
+            object.__setattr__(self, name, self._bounded(getattr(self, name), bound))
+
+    def _bounded(self, x: Array | None, bound: float) -> Array | None:
+        """Return records with values cut to the bound; whole numbers never overflow."""
+        if x is None or x.dtype.kind != "f" or not (np.abs(x) > bound).any():
+            return x
+        logger.warning("%s: values beyond %g are cut to it.", self.owner, bound)
+        return np.clip(x, -bound, bound)
+
+    def _check(self, owner: str, name: str, x: Array, y: Array) -> None:
+        check_rows(owner, name, x)
+        labels = "public_y" if name == "public" else name.replace("x", "y", 1)
+        check_targets(owner, labels, y, len(x), self.num_classes, self.task)
+        require_data(
+            x.shape[1:] == self.public.shape[1:],
+            owner,
+            name,
+            f"rows of shape {self.public.shape[1:]} like the public data",
+            x.shape[1:],
+        )
+
+    def rng(self, seed: int, purpose: str, *path: int) -> np.random.Generator:
+        """Return one named stream of this party's randomness; never for private noise."""
+        return derive_rng(seed, "party", self.partition_id, purpose, *path)

@@ -1,0 +1,1 @@
+"""Bounds on privacy loss, each by one theory."""

@@ -1,0 +1,1 @@
+"""One folder or file an algorithm: its options, its server and its party role."""

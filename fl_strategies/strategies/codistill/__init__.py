@@ -1,0 +1,17 @@
+"""AKD, AvgKD, PKD and EKD: agents that learn from each other's models, with both halves."""
+
+from fl_strategies.aggregation.ensembles import MeanEnsemble, SignedEnsemble
+from fl_strategies.strategies.codistill.party import CodistillParty
+from fl_strategies.strategies.codistill.server import Codistillation
+from fl_strategies.strategies.codistill.strategies import AKD, EKD, PKD, AvgKD
+
+__all__ = [
+    "AKD",
+    "AvgKD",
+    "CodistillParty",
+    "Codistillation",
+    "EKD",
+    "MeanEnsemble",
+    "PKD",
+    "SignedEnsemble",
+]

@@ -1,0 +1,348 @@
+"""The party half of AKD, AvgKD, PKD and EKD; see `fl_strategies.strategies.codistill`."""
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from fl_strategies.aggregation.ensembles import (
+    RememberedScores,
+    SignedEnsemble,
+    describe,
+    outputs,
+    require_members,
+)
+from fl_strategies.arrays import Array, FloatArray
+from fl_strategies.core.accounting import (
+    charge_run,
+    check_run,
+    ledger_to_text,
+    privacy_metrics,
+    unprotected,
+)
+from fl_strategies.core.party import Party
+from fl_strategies.core.protocols import (
+    Learner,
+    PortableLearner,
+    Recipe,
+    SoftLearner,
+    plan_of,
+    require_portable,
+    require_soft,
+)
+from fl_strategies.core.role import (
+    PartyHalf,
+    check_public_data,
+    measure,
+    read_round,
+    read_seed,
+    receive_model,
+)
+from fl_strategies.core.tasks import Task
+from fl_strategies.core.training import public_model, require_finite, require_plan, trained
+from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner, require_known
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
+from fl_strategies.strategies.codistill.model_exchange import (
+    MODEL,
+    MODELS,
+    join_models,
+    keep,
+    part_models,
+    recall,
+)
+from fl_strategies.wire import keys
+from fl_strategies.wire.config import config_choice, config_int
+from fl_strategies.wire.knowledge import Knowledge, Metrics
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+LOSSES: Final[Sequence[str]] = ("mse", "cross-entropy")
+SCHEMES: Final[Sequence[str]] = ("akd", "avgkd", "ekd", "pkd")
+
+LOSS: Final = "loss"
+TASK: Final = "task"
+KEPT: Final = "kept-model"
+SIGN: Final = "sign"
+FIRST_TERM: Final = "first-term"
+NUM_TERMS: Final = "num-terms"
+SCORES: Final = "scores"
+PRIVACY_EVENTS: Final = keys.PRIVACY_EVENTS
+NUM_MODELS_REFUSED: Final = keys.NUM_MODELS_REFUSED
+UNPROTECTED_MODEL: Final = "models left the agents that were trained without noise"
+
+# Slots of an agent's state.
+_OWN: Final = "codistill-model"
+_TERMS: Final = "codistill-terms"
+_SCORES: Final = "codistill-scores"
+
+
+class CodistillParty(PartyHalf):
+    """What an agent does in all four schemes: predict its inputs, train from scratch.
+
+    Notes
+    -----
+    A received model that cannot be read (another architecture, another number of classes)
+    is left out and counted in ``num-models-refused``; if none is left to learn from, the
+    agent says why and takes no part in the round. A record for which a model predicts
+    nothing finite gets even odds from it, or 0 in regression: were the model left out,
+    one record could decide about the targets of all others, which no noise covers.
+
+    The agent keeps its own newest model in Flower's state: PKD needs its predictions, and
+    the model is measured without crossing the wire again. In EKD it keeps all terms of the
+    ensemble that were delivered, and the sum of their predictions on its held-out rows, so
+    that every term is evaluated once. A term that it cannot read is left out of its sum,
+    and counted as well.
+    """
+
+    def train(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Knowledge, Metrics]:
+        """Return a new model, trained on what the scheme makes of the received ones."""
+        scheme = config_choice(config, keys.STRATEGY, SCHEMES)
+        server_round = read_round(config)
+        recipe = _read_recipe(party, config)
+        learner = _new_learner(party)
+        plan = plan_of(learner, len(party.x), epochs=recipe.epochs, distill=True)
+        ledger, metrics = _charge(party, plan, state, scheme)
+        targets, refused = _targets(party, scheme, received, state)
+        rng = party.rng(read_seed(config), "codistill", server_round)
+
+        def train() -> PortableLearner:
+            model = learner.distill(party.x, targets, rng=rng, recipe=recipe)
+            require_plan(model, plan)
+            portable = require_portable(model)
+            require_finite(portable)
+            return portable
+
+        stand_in = functools.partial(_public_model, party)
+        arrays = trained(train, stand_in, promised=bool(plan)).to_arrays()
+        keep(state, _OWN, Knowledge(MODEL, arrays, {keys.LEARNER: party.learner_name}))
+        meta = {PRIVACY_EVENTS: ledger_to_text(ledger)}
+        return Knowledge(MODEL, arrays, meta), {NUM_MODELS_REFUSED: refused, **metrics}
+
+    def evaluate(
+        self, party: Party, received: Knowledge, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Learner, Metrics]:
+        """Measure the agent's own newest model or, in EKD, the ensemble with its new terms."""
+        if config_choice(config, keys.STRATEGY, SCHEMES) == "ekd":
+            return _evaluate_ensemble(party, received, state)
+        own = recall(state, _OWN, MODEL)
+        if own is None or received.kind != KEPT:
+            raise KnowledgeMismatch(
+                f"{party.owner}: a model must be kept from training to be "
+                f"measured, got {received.kind!r} and {'no' if own is None else 'a'} model."
+            )
+        model = receive_model(party, own)
+        return model, measure(party, model, state)
+
+
+def _public_model(party: Party) -> PortableLearner:
+    return require_portable(public_model(party, party.learner_fn))
+
+
+def make_recipe(task: Task, loss: str) -> Recipe:
+    """Return how agents learn: probabilities in classification, numbers in regression."""
+    if task == "regression":
+        return Recipe(loss="mse", link="identity")
+    return Recipe(loss="mse" if loss == "mse" else "cross-entropy", link="softmax")
+
+
+def _read_recipe(party: Party, config: ConfigRecord) -> Recipe:
+    """Return the recipe after checking that server and party mean the same problem."""
+    if keys.PUBLIC_HASH in config:
+        check_public_data(party, config)
+    count = party.num_classes
+    config_int(config, keys.NUM_CLASSES, minimum=count, maximum=count)
+    config_choice(config, TASK, [party.task])
+    owner = party.owner
+    require_known(len(party.x) > 0, owner, "x", "records to learn from", "none")
+    return make_recipe(party.task, config_choice(config, LOSS, LOSSES))
+
+
+def _new_learner(party: Party) -> SoftLearner:
+    """Return an unfitted model that can learn from predictions and travel."""
+    owner, learner = party.owner, party.learner_fn()
+    if not isinstance(learner, PortableLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must have to_arrays and from_arrays, because models travel "
+            f"from agent to agent, got {type(learner).__name__}."
+        )
+    return require_soft(owner, learner)
+
+
+def _labels(party: Party) -> FloatArray:
+    """Return the agent's own labels as targets, (n, num_classes)."""
+    if party.task == "regression":
+        return party.y.astype(np.float64)
+    return np.eye(party.num_classes)[party.y]
+
+
+def _receive(party: Party, relayed: Knowledge) -> Learner:
+    """Rebuild another agent's model; raise `KnowledgeMismatch` if it is none for this one."""
+    model = receive_model(party, relayed)
+    if model.num_classes != party.num_classes:
+        raise KnowledgeMismatch(
+            f"{party.owner}: a received model must have {party.num_classes} "
+            f"classes or outputs, got {model.num_classes}."
+        )
+    return model
+
+
+def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], int]:
+    """Return what each received model predicts on the agent's inputs, and how many cannot."""
+    found: list[FloatArray] = []
+    relayed = part_models(received)
+    reason = ""
+    for part in relayed:
+        try:
+            model = _receive(party, part)
+            outputs(model, party.public[:1], party.task)
+        except Exception as error:  # a hostile model may make a learner raise anything
+            reason = describe(error)
+        else:
+            found.append(_on_records(party, model))
+    if not found:
+        raise KnowledgeMismatch(
+            f"{party.owner}: a model to learn from must be one that this party "
+            f"can read, got none of {len(relayed)}: {reason}."
+        )
+    return found, len(relayed) - len(found)
+
+
+def _on_records(party: Party, model: Learner) -> FloatArray:
+    """Return what a model predicts on the agent's inputs, whatever they are.
+
+    Where it fails on all of them at once they are predicted one by one: no record may
+    decide about the targets of others.
+    """
+    try:
+        return outputs(model, party.x, party.task)
+    except Exception:
+        logger.warning("A received model fails on some records, which get even odds from it.")
+    rows = [_on_record(party, model, row) for row in party.x[:, None]]
+    return np.concatenate(rows)
+
+
+def _on_record(party: Party, model: Learner, row: Array) -> FloatArray:
+    try:
+        return outputs(model, row, party.task)
+    except Exception:
+        nothing = 0.0 if party.task == "regression" else 1 / party.num_classes
+        return np.full((1, party.num_classes), nothing)
+
+
+def _targets(
+    party: Party, scheme: str, received: Knowledge | None, state: RecordDict
+) -> tuple[FloatArray, int]:
+    """Return what the agent is to learn, and how many received models it cannot read."""
+    if received is None:
+        return _labels(party), 0
+    predictions, refused = _predictions(party, received)
+    if scheme == "avgkd":
+        predictions.append(_labels(party))
+    if scheme == "pkd":
+        predictions += _own_predictions(party, state)
+    return np.asarray(np.mean(predictions, axis=0)), refused
+
+
+def _own_predictions(party: Party, state: RecordDict) -> list[FloatArray]:
+    own = recall(state, _OWN, MODEL)
+    return [] if own is None else [outputs(receive_model(party, own), party.x, party.task)]
+
+
+def _charge(
+    party: Party, plan: Sequence[Entry], state: RecordDict, scheme: str
+) -> tuple[PrivacyLedger, Metrics]:
+    """Record what a round will cost a record of the party, on top of all rounds before.
+
+    Returns the ledger of this run, for the server, which may have missed a round. The
+    figures are those of the journal, where there is one: it knows other runs as well.
+    """
+    charges = plan or [(NonPrivateEvent(unit="example", reason=UNPROTECTED_MODEL), 1)]
+    check_run(party, charges, state)
+    journal = party.journal
+    lasting = journal and journal.charge(charges, run=party.run, purpose=scheme)
+    ledger = charge_run(state, charges, DEFAULT_DELTA)
+    known = lasting or ledger
+    return ledger, privacy_metrics(party=unprotected(UNPROTECTED_MODEL), example=known)
+
+
+def _evaluate_ensemble(
+    party: Party, received: Knowledge, state: RecordDict
+) -> tuple[Learner, Metrics]:
+    """Add the delivered terms to those that are kept, and measure the sum of all."""
+    kept = recall(state, _TERMS, MODELS)
+    known = part_models(kept) if kept else []
+    first = received.meta.get(FIRST_TERM)
+    if type(first) is not int or not 0 <= first <= len(known):
+        raise KnowledgeMismatch(
+            f"Server: {FIRST_TERM} must be from 0 to {len(known)}, the terms known so far, "
+            f"got {first!r}."
+        )
+    terms = known[:first] + part_models(received)
+    signs = [_read_sign(term) for term in terms]
+    models, errors = _receive_all(party, terms)
+    ensemble = SignedEnsemble(
+        list(models.values()),
+        [signs[number] for number in models],
+        [str(terms[number].meta[keys.LEARNER]) for number in models],
+        num_classes=party.num_classes,
+        task=party.task,
+        model_fns={party.learner_name: party.learner_fn, **party.catalogue},
+    )
+    require_members(party.owner, len(terms), errors)
+    measured, refused = _measure_sum(party, ensemble, sum(n < first for n in models), state)
+    keep(state, _TERMS, join_models(terms))
+    return ensemble, {**measured, NUM_MODELS_REFUSED: len(errors) + refused}
+
+
+def _receive_all(
+    party: Party, terms: Sequence[Knowledge]
+) -> tuple[dict[int, Learner], list[Exception]]:
+    """Return the models that this party can rebuild, by number, and why not the others."""
+    models: dict[int, Learner] = {}
+    errors: list[Exception] = []
+    for number, term in enumerate(terms):
+        try:
+            models[number] = _receive(party, term)
+        except Exception as error:  # a hostile model may make a learner raise anything
+            errors.append(error)
+    return models, errors
+
+
+def _read_sign(term: Knowledge) -> int:
+    sign = term.meta.get(SIGN)
+    if type(sign) is not int or abs(sign) != 1:
+        raise KnowledgeMismatch(f"Server: the sign of a term must be 1 or -1, got {sign!r}.")
+    return sign
+
+
+def _measure_sum(
+    party: Party, ensemble: SignedEnsemble, first: int, state: RecordDict
+) -> tuple[Metrics, int]:
+    """Measure the ensemble, and count the members that cannot predict.
+
+    Members before `first` are not evaluated a second time.
+    """
+    x = party.x_test
+    if party.journal is not None or x is None or not len(x):
+        return measure(party, ensemble, state), 0
+    kept = recall(state, _SCORES, SCORES)
+    scores, refused = np.zeros((len(x), party.num_classes)), 0
+    same = kept is not None and kept.meta[NUM_TERMS] == first
+    if kept is not None and same and len(kept.arrays[SCORES]) == len(x):
+        scores, refused = kept.arrays[SCORES].copy(), int(kept.meta[NUM_MODELS_REFUSED])
+    else:
+        first = 0
+    errors = ensemble.add_from(first, x, scores)
+    refused += len(errors)
+    if refused == len(ensemble.members):
+        require_members(party.owner, len(errors), errors)
+    meta = {NUM_TERMS: len(ensemble.members), NUM_MODELS_REFUSED: refused}
+    keep(state, _SCORES, Knowledge(SCORES, {SCORES: scores}, meta))
+    return measure(party, RememberedScores(scores), state), refused

@@ -1,0 +1,339 @@
+"""The server half of AKD, AvgKD, PKD and EKD; see `fl_strategies.strategies.codistill`."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from fl_strategies.aggregation.ensembles import MeanEnsemble, raw_outputs, rebuild
+from fl_strategies.arrays import Array, content_hash
+from fl_strategies.core.party import check_rows
+from fl_strategies.core.protocols import (
+    Learner,
+    LearnerFactory,
+    PortableLearner,
+    SoftLearner,
+)
+from fl_strategies.core.reported_ledgers import costliest, read_ledger, told_epsilon
+from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy
+from fl_strategies.core.tasks import Task, check_task
+from fl_strategies.exceptions import NotEnoughParties, require
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.strategies.codistill.judging import MOST_ROWS, find_outliers
+from fl_strategies.strategies.codistill.model_exchange import (
+    MODEL,
+    Chain,
+    check_relayed,
+    check_share,
+    fill_ledger,
+    has_forgotten,
+    join_models,
+    new_ledger,
+)
+from fl_strategies.strategies.codistill.party import (
+    KEPT,
+    LOSS,
+    LOSSES,
+    NUM_MODELS_REFUSED,
+    PRIVACY_EVENTS,
+    TASK,
+)
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar
+from fl_strategies.wire.replies import PartyReply
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+ROWS_TO_SCORE = 32
+CodistillLoss = Literal["mse", "cross-entropy"]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentModel:
+    """What an agent sent: a model, and what all its models have cost a record so far."""
+
+    model: Knowledge
+    ledger: PrivacyLedger
+
+
+class Codistillation(KnowledgeStrategy[AgentModel]):
+    """Base of the four schemes: the server relays models and learns nothing itself.
+
+    Leaves the party
+        Its model of every round that it takes part in, to the server and by it to other
+        agents, as arrays; nothing is unpickled. A model that contains its training rows
+        carries them out of the party; kernel regression refuses to, unless it was told
+        ``reveal_rows=True``; the thresholds of XGBoost's trees are values of single records
+        (those of forests lie between two). An exchange of predictions instead of models is
+        not offered: models are asked about the receiver's inputs, which would have to leave
+        the receiver.
+    Guarantee
+        None: epsilon is infinite. Only if every agent trains with differential privacy,
+        by a learner whose `distill` adds to its `privacy_events` (``DPTorchLearner`` with
+        ``private_distill=True``), each record is protected against the server and all
+        agents, and the events of all rounds add up, also of those whose model got lost on
+        its way. `ledger_` is that of the agent whose events, as the agents report them,
+        cost most. Not covered: rows that agents only evaluate on, the number of records,
+        settings chosen on private data.
+
+    Parameters
+    ----------
+    num_classes : int
+        Length of the federation's class list; in regression the number of outputs.
+    learner_fn : factory, optional
+        How the server rebuilds models named `learner_name`.
+    learner_name : str
+    model_fns : mapping of learner name to factory, optional
+        Factories for the other learners of the federation. A model is relayed only if the
+        server itself can rebuild it and it scores some rows; one without a factory is refused.
+    public : (num_public, ...), optional
+        Not learned from. If it is given, agents that hold other public rows are excluded:
+        that mostly means other preprocessing; and models that contradict most others on
+        them, where most agree, are not relayed (`fl_strategies.strategies.codistill.judging`).
+    row_shape : tuple of int, optional
+        Shape of a record, if there are no public rows to tell: a row of zeros is scored.
+    task : "single-label" or "regression"
+    target_loss : "mse" or "cross-entropy"
+        How agents learn probabilities, "mse" in the paper's figures; regression has "mse".
+    **federation
+        See `KnowledgeStrategy`.
+
+    Attributes
+    ----------
+    models_ : dict of partition id to Learner
+        The newest model of every agent.
+
+    Notes
+    -----
+    Agents are ordered by partition id, which the server learns from the first round.
+    Parties need a factory, their own or in `Party.catalogue`, for every learner that they
+    are to learn from. The server keeps the newest model of every agent and no older one.
+    A model may have its share of the largest message that parties read, so that all models
+    together reach everybody.
+    """
+
+    reply_kind = MODEL
+    central: ClassVar[bool] = False
+    party_learner_needs = (SoftLearner, PortableLearner)
+    kept = (*KnowledgeStrategy.kept, "_ledgers", "_told", "_lost", "_newest", "_answered")
+    kept_kinds = (*KnowledgeStrategy.kept_kinds, Chain)
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        learner_fn: LearnerFactory | None = None,
+        learner_name: str = "learner",
+        model_fns: Mapping[str, LearnerFactory] | None = None,
+        public: Array | None = None,
+        row_shape: Sequence[int] | None = None,
+        task: Task = "single-label",
+        target_loss: CodistillLoss = "mse",
+        **federation: Unpack[FederationOptions],
+    ) -> None:
+        super().__init__(**federation)
+        owner = type(self).__name__
+        check_task(owner, task, num_classes)
+        require(task != "multi-label", owner, "task", "single-label or regression", task)
+        require(
+            target_loss in LOSSES,
+            owner,
+            "target_loss",
+            f"one of {', '.join(LOSSES)}",
+            target_loss,
+        )
+        fits = task != "regression" or target_loss == "mse"
+        require(fits, owner, "target_loss", "'mse' in regression", target_loss)
+        self.num_classes, self.task, self.target_loss = num_classes, task, target_loss
+        self.model_name = learner_name
+        own = {} if learner_fn is None else {learner_name: learner_fn}
+        self.model_fns: dict[str, LearnerFactory] = {**own, **(model_fns or {})}
+        self._check_factories(owner)
+        self._public_hash = None if public is None else content_hash(public)
+        self._rows = _rows_to_score(owner, public, row_shape)
+        self.ledger_ = self._new_ledger()
+        self._ledgers: dict[int, tuple[float, PrivacyLedger]] = {}
+        self._told: dict[int, dict[int, tuple[float, PrivacyLedger]]] = {}
+        self._lost: dict[int, tuple[float, PrivacyLedger]] = {}
+        self._newest: dict[int, Knowledge] = {}
+        self._answered: set[int] = set()
+        self._public = None if public is None else public[:MOST_ROWS]
+        self.outliers_: tuple[int, ...] = ()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Create what a scheme keeps besides the newest models; nothing by default."""
+
+    def _check_factories(self, owner: str) -> None:
+        rule = "given, or learner_fn: models without a factory are not relayed"
+        require(bool(self.model_fns), owner, "model_fns", rule, self.model_fns)
+        for name, factory in self.model_fns.items():
+            learner = factory()
+            portable = isinstance(learner, PortableLearner)
+            rule = "learners with to_arrays and from_arrays"
+            require(portable, owner, "model_fns", rule, f"{name}: {type(learner).__name__}")
+            rule = f"learners of {self.num_classes} classes or outputs"
+            same = learner.num_classes == self.num_classes
+            require(same, owner, "model_fns", rule, f"{name}: {learner.num_classes}")
+
+    def _new_ledger(self) -> PrivacyLedger:
+        return new_ledger(
+            num_parties=self.num_parties,
+            audience="the server, the other agents and everybody who sees a model",
+        )
+
+    def party_config(self) -> dict[str, Scalar]:
+        """Return the problem: task, number of classes and loss."""
+        public = {} if self._public_hash is None else {keys.PUBLIC_HASH: self._public_hash}
+        return {
+            keys.NUM_CLASSES: self.num_classes,
+            TASK: self.task,
+            LOSS: self.target_loss,
+            **public,
+        }
+
+    def read(self, knowledge: Knowledge) -> AgentModel:
+        """Check a model before others get it: its size, its arrays, and what it scores."""
+        share = MAX_REPLY_BYTES // max(self.num_parties, len(self._sent))
+        model = Knowledge(MODEL, knowledge.arrays, {keys.LEARNER: check_relayed(knowledge)})
+        check_share(model, share)
+        raw_outputs(self._rebuild(model), self._rows, self.task)
+        ledger = read_ledger(knowledge.meta.get(PRIVACY_EVENTS))
+        return AgentModel(model, ledger)
+
+    def aggregate(
+        self, replies: Sequence[PartyReply[AgentModel]]
+    ) -> tuple[ArrayRecord | None, Metrics]:
+        """Keep the new models, except those of outliers, and what they cost."""
+        new = {reply.partition_id: reply.knowledge.model for reply in replies}
+        self.outliers_ = self._find_outliers(new)
+        self.record_releases(replies)
+        credible = {agent: model for agent, model in new.items() if agent not in self.outliers_}
+        self._newest |= credible
+        if credible:
+            self._answered = {*credible}
+        refused = sum(reply.metrics.get(NUM_MODELS_REFUSED, 0) for reply in replies)
+        outliers = len(self.outliers_)
+        return None, {NUM_MODELS_REFUSED: refused, keys.NUM_OUTLIERS: outliers}
+
+    def _find_outliers(self, new: Mapping[int, Knowledge]) -> tuple[int, ...]:
+        """Return which agents' new models contradict the newest ones of most others."""
+        models = {
+            agent: partial(self._rebuild, model)
+            for agent, model in {**self._newest, **new}.items()
+        }
+        if self._public is None or not models:
+            return ()
+        found = find_outliers(models, self._public, self.task)
+        outliers = tuple(agent for agent in found if agent in new)
+        if outliers:
+            logger.warning(
+                "%s does not relay the models of agents %s, which contradict most others.",
+                self.name,
+                outliers,
+            )
+        return outliers
+
+    def record_releases(self, replies: Sequence[PartyReply[AgentModel]]) -> None:
+        """Record what agents say that their models have cost."""
+        for reply in replies:
+            self._charge(reply)
+
+    def _charge(self, reply: PartyReply[AgentModel]) -> None:
+        """Record what the agent has spent; see `costliest` for whose ledger is shown.
+
+        A node tells all that it has spent in this run, but an agent that comes back as
+        another node, or as the same one without its state, has forgotten what it spent
+        before.
+        """
+        agent, ledger = reply.partition_id, reply.knowledge.ledger
+        told = self._told.setdefault(agent, {})
+        old = told.get(reply.node_id)
+        if old is not None and has_forgotten(ledger, old[1]):
+            self._lose(agent, *old)
+        told[reply.node_id] = told_epsilon(reply.metrics, ledger), ledger
+        for _ in range(1, self.attempts_of(reply.node_id)):
+            # An answer that was lost on its way has cost no more than all that is told.
+            self._lose(agent, *told[reply.node_id])
+        parts = [*told.values(), self._lost.get(agent, (0.0, new_ledger()))]
+        whole = fill_ledger(self._new_ledger(), [part for _, part in parts])
+        self._ledgers[agent] = sum(epsilon for epsilon, _ in parts), whole
+        self.ledger_ = costliest(self._ledgers.values())
+
+    def _lose(self, agent: int, epsilon: float, ledger: PrivacyLedger) -> None:
+        """Count what an agent has spent, or may have spent, and does not know any more."""
+        before, lost = self._lost.get(agent, (0.0, new_ledger()))
+        self._lost[agent] = before + epsilon, fill_ledger(lost, [lost, ledger])
+
+    @property
+    def _agents(self) -> dict[int, int]:
+        """The agents by node id, longest known first."""
+        return {node: agent for node, (_, agent) in self._who_is_who.items()}
+
+    @property
+    def models_(self) -> dict[int, Learner]:
+        """The newest model of every agent."""
+        known = sorted(self._newest.items())
+        return {agent: self._rebuild(model) for agent, model in known}
+
+    @property
+    def model_(self) -> Learner:
+        """The scheme's predictor, rebuilt from the models that the server holds."""
+        parts = self._parts()
+        return self._combine(parts) if parts else super().model_
+
+    def _rebuild(self, part: Knowledge) -> Learner:
+        name, owner = str(part.meta[keys.LEARNER]), type(self).__name__
+        return rebuild(owner, name, part.arrays, self.model_fns, self.num_classes)
+
+    def _parts(self) -> list[Knowledge]:
+        """Return the models that `model_` is made of."""
+        return [self._newest[agent] for agent in sorted(self._answered)]
+
+    def _combine(self, parts: Sequence[Knowledge]) -> Learner:
+        members = [self._rebuild(part) for part in parts]
+        return MeanEnsemble(members, num_classes=self.num_classes, task=self.task)
+
+    def knowledge_for(self, node_id: int) -> Knowledge | None:
+        """Return the other agents' models of the last round."""
+        own = self._agents.get(node_id)
+        others = [self._newest[agent] for agent in sorted(self._answered) if agent != own]
+        return join_models(others) if others else None
+
+    def delivery_for(self, node_id: int) -> Knowledge | None:
+        """Ask agents whose model was accepted to measure it; they have kept it."""
+        return None if node_id in self.rejected_ else Knowledge(KEPT, {})
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask the agents; once too few are left, send nothing and keep the result.
+
+        A run with a checkpoint ends there, and can be resumed when they are back.
+        """
+        try:
+            return super().configure_train(server_round, arrays, config, grid)
+        except NotEnoughParties as error:
+            if not self._newest or self._checkpoint is not None:
+                raise
+            logger.warning("%s ended after round %s: %s", self.name, self.round_, error)
+            return []
+
+
+def _rows_to_score(owner: str, public: Array | None, row_shape: Sequence[int] | None) -> Array:
+    """Return what a model must score to be relayed: public rows, or zeros of that shape."""
+    if public is None:
+        require(row_shape is not None, owner, "row_shape", "given, or public", row_shape)
+        sides = tuple(row_shape or ())
+        require(min(sides, default=0) >= 1, owner, "row_shape", "sides of at least 1", sides)
+        return np.zeros((1, *sides))
+    check_rows(owner, "public", public)
+    shape = public.shape[1:]
+    same = row_shape is None or tuple(row_shape) == shape
+    require(same, owner, "row_shape", f"{shape} as in public", row_shape)
+    return public[:ROWS_TO_SCORE] if len(public) else np.zeros((1, *shape))

@@ -1,0 +1,90 @@
+"""What the server of FedKT keeps of the parties' votes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fl_strategies.aggregation.evidence import VOTE_STRENGTH, vote_evidence
+from fl_strategies.aggregation.evidence_pool import ClassShare, EvidencePool
+from fl_strategies.aggregation.voting import add_votes, plurality
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.wire.knowledge import Metrics
+
+
+@dataclass(frozen=True, eq=False)
+class PartyVotes:
+    """One party's votes (num_rows,), -1 for none, its class counts or None, and its id."""
+
+    labels: Array
+    counts: FloatArray | None
+    party: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PartyAnswer:
+    """What was read of a party: votes that are not counted yet, if any, and their training.
+
+    `training` is what the party says its privately trained teachers cost a record.
+    """
+
+    votes: PartyVotes | None
+    training: Sequence[Entry] = ()
+
+
+class VoteTally:
+    """Votes of all parties, kept as sums, whatever the number of parties.
+
+    Parameters
+    ----------
+    shape : (rows, classes)
+    worth : int
+        What a vote counts for: the number of students that cast it together.
+    share : optional
+        Weigh votes by the parties' class counts, and give the classes these shares; see
+        `EvidencePool`. Left out, all votes weigh the same.
+    exclude_outliers : bool
+        Of weighted votes, those of parties that contradict most others are not counted.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        *,
+        worth: int,
+        share: ClassShare | None = None,
+        exclude_outliers: bool = True,
+    ) -> None:
+        self.counts: IntArray = np.zeros(shape, dtype=np.int64)
+        self._worth = worth
+        self._pool: EvidencePool | None = None
+        if share is not None:
+            self._pool = EvidencePool(
+                shape,
+                bound=VOTE_STRENGTH,
+                task="single-label",
+                share=share,
+                decode=vote_evidence,
+                exclude_outliers=exclude_outliers,
+            )
+
+    def add(self, votes: PartyVotes) -> None:
+        """Count one party's votes."""
+        if self._pool is not None and votes.counts is not None:
+            self._pool.add(votes.labels, votes.counts, "none", votes.party)
+        add_votes(self.counts, votes.labels, self._worth)
+
+    def winners(self, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """Return the rows that anybody has voted on, and their labels."""
+        rows = np.flatnonzero(self.counts.any(axis=1))
+        if not len(rows):
+            return rows, rows
+        scores = self.counts if self._pool is None else self._pool.result()
+        return rows, plurality(scores, rng)[rows]
+
+    def report(self) -> tuple[tuple[int, ...], Metrics]:
+        """Return who was not counted, and how many these are or count for less."""
+        if self._pool is None:
+            return (), {}
+        return self._pool.outliers, self._pool.report("FedKT")

@@ -1,0 +1,6 @@
+"""FedMD: many rounds of distillation from a consensus on public rows, with its two halves."""
+
+from fl_strategies.strategies.fedmd.party import FedMDParty
+from fl_strategies.strategies.fedmd.server import FedMD
+
+__all__ = ["FedMD", "FedMDParty"]

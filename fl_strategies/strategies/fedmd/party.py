@@ -1,0 +1,297 @@
+"""The party's half of FedMD; see `fl_strategies.strategies.fedmd`."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from fl_strategies.aggregation.consensus import MAX_WEIGHT
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.accounting import has_promised, is_promise
+from fl_strategies.core.contrast import contrasted
+from fl_strategies.core.party import Party
+from fl_strategies.core.policy import Request
+from fl_strategies.core.protocols import Learner, TrainingSet
+from fl_strategies.core.role import PartyHalf, check_public_data, measure, read_round, read_seed
+from fl_strategies.core.tasks import METRICS
+from fl_strategies.core.training import finite_logits
+from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, require_known
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.bounds.nfdp import nfdp_theorem
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.strategies.fedmd.asked import request_of
+from fl_strategies.strategies.fedmd.memory import PartyMemory, spent_metrics
+from fl_strategies.strategies.fedmd.release import answer, corrected_answer, public_rows
+from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, SAMPLE_ID
+from fl_strategies.strategies.fedmd.settings import FedMDSettings
+from fl_strategies.strategies.fedmd.student import Lesson, Student, student_of
+from fl_strategies.wire import keys
+from fl_strategies.wire.config import config_int
+from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
+
+EPSILON_THEOREM: Final = "epsilon-theorem"
+ANSWERS: Final = "answers"
+CONSENSUS: Final = "consensus"
+MODEL: Final = "model"
+CONSENSUS_ROUND: Final = "consensus-round"
+CLASS_COUNTS: Final = "class-counts"
+CONTRAST: Final = "contrast"
+
+UNPROTECTED: Final = "predictions on public rows left the party without noise"
+EXACT_COUNTS: Final = "exact class counts left the party"
+
+
+class FedMDParty(PartyHalf):
+    """The party's half: digest, revisit, answer; the model stays at home.
+
+    A party whose budget is spent sends nothing more, but goes on to learn from the others.
+    """
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return what a release and so many passes mean for the party."""
+        return request_of(party, config)
+
+    def train(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Knowledge, Metrics]:
+        """Learn for one round and return answers about its public rows."""
+        desk = _Desk(party, config, state)
+        lesson = desk.lesson(received, newest=desk.server_round - 1)
+        given = received if _is_own_model(party, received) else None
+        training = desk.charge(lesson)
+        model = desk.student.learn(desk.server_round, lesson, given)
+        desk.student.keep(model)
+        desk.memory.keep_terms(desk.terms)
+        arrays, meta = desk.reply(model, private=bool(training))
+        figure = measure(party, model, state)[METRICS[party.task]]
+        metrics = {**desk.metrics(), keys.LOCAL_FIGURE: figure}
+        return Knowledge(ANSWERS, arrays, meta), metrics
+
+    def evaluate(
+        self, party: Party, received: Knowledge, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Learner, Metrics]:
+        """Digest the consensus of the round and measure the party's own model."""
+        desk = _Desk(party, config, state)
+        lesson = desk.lesson(received, newest=desk.server_round)
+        if lesson is None:
+            raise KnowledgeMismatch(
+                f"Server: an evaluate message must carry a {CONSENSUS}, "
+                f"got {received.kind[:40]!r}."
+            )
+        desk.check_terms()
+        model = desk.student.finish(lesson)
+        return model, measure(party, model, state)
+
+
+def _is_own_model(party: Party, received: Knowledge | None) -> bool:
+    """Return whether this is a model to start from, of the kind that the party has."""
+    if received is None or received.kind != MODEL:
+        return False
+    return received.meta.get(keys.LEARNER) == party.learner_name
+
+
+class _Desk:
+    """Everything that one message is about, checked."""
+
+    def __init__(self, party: Party, config: ConfigRecord, state: RecordDict) -> None:
+        owner = party.owner
+        check_public_data(party, config)
+        require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
+        single = party.task == "single-label"
+        require_known(single, owner, "task", "single-label for FedMD", party.task)
+        self.party = party
+        self.seed = read_seed(config)
+        self.server_round = read_round(config)
+        self.settings = FedMDSettings.from_config(
+            config, num_public=len(party.public), num_classes=party.num_classes
+        )
+        self.memory = PartyMemory(party, state, delta=self.settings.delta)
+        self.student: Student = student_of(party)(
+            party,
+            self.memory,
+            self.records,
+            self.settings.lesson,
+            self.settings.num_public,
+            self.settings.epochs,
+            self.seed,
+            self.terms,
+            promised=has_promised(state) or self.settings.is_private,
+        )
+        if self.settings.num_samples is not None:
+            replacement = self.settings.with_replacement
+            self.memory.check_size(self.settings.num_samples, replacement=replacement)
+
+    @property
+    def terms(self) -> str:
+        """What a model of this message is trained on, and for whom."""
+        return f"{self.settings.terms}, {len(self.party.y)} records, run {self.party.run}"
+
+    def check_terms(self) -> None:
+        """Raise unless the party has trained, and under the terms of this message."""
+        trained = self.memory.terms
+        if not trained:
+            raise NotFitted(
+                f"{self.party.owner}: a consensus must find a model that was "
+                f"trained before, got none."
+            )
+        if trained != self.terms:
+            raise KnowledgeMismatch(
+                f"Server: release and sample of an evaluate message must be those of the "
+                f"party's last training, got {self.settings.terms}."
+            )
+
+    @property
+    def purpose(self) -> str:
+        """What is written into the journal."""
+        return f"fedmd {self.settings.release}, round {self.server_round}"
+
+    def records(self) -> TrainingSet:
+        """Return the records in use; with NFDP a sample, and nothing else is looked at."""
+        party, settings = self.party, self.settings
+        if settings.num_samples is None:
+            return party.x, party.y
+        rows = self.memory.sample(
+            settings.num_samples,
+            replacement=settings.with_replacement,
+            rng=settings.secret_rng(self.seed, "sample", party.partition_id),
+        )
+        return party.x[rows], party.y[rows]
+
+    def lesson(self, received: Knowledge | None, *, newest: int) -> Lesson | None:
+        """Read the consensus that a message carries, if it carries one."""
+        if received is None or received.kind != CONSENSUS:
+            return None
+        server_round = config_int(
+            ConfigRecord({**received.meta}), CONSENSUS_ROUND, minimum=1, maximum=newest
+        )
+        rows = self._rows(server_round)
+        return Lesson(server_round, rows, self.settings.consensus.decode(received.arrays))
+
+    def _rows(self, server_round: int) -> IntArray:
+        num_rows, num_public = len(self.party.public), self.settings.num_public
+        return public_rows(self.seed, server_round, num_rows, num_public)
+
+    def reply(
+        self, model: Learner, *, private: bool
+    ) -> tuple[dict[str, Array], dict[str, Scalar]]:
+        """Return what leaves; `private`: the model's training is paid for by itself."""
+        settings = self.settings
+        if settings.evidence:
+            return self._evidence(model, private=private)
+        arrays = settings.replies.encode(self._released(model))
+        if settings.counted:
+            arrays[CLASS_COUNTS] = self._class_counts()
+        return arrays, self._meta()
+
+    def _evidence(
+        self, model: Learner, *, private: bool
+    ) -> tuple[dict[str, Array], dict[str, Scalar]]:
+        """Return answers without the party's class shares, and these beside them.
+
+        A model that was trained privately must not be followed by what was not: it answers
+        as one of equal class shares, and the number of records is public.
+        """
+        settings, rows = self.settings, self._rows(self.server_round)
+        counts = self._equal_counts() if private else self._class_counts()
+        shares = counts if private else self.student.class_counts()
+        ratio, contrast = (None, "none") if private else self._contrast(rows)
+        public, promised = self.party.public[rows], self.student.promised
+        logits = finite_logits("FedMD", model, public, promised=promised)
+        answers = corrected_answer(logits, shares, settings.payload, ratio)
+        arrays = {**settings.replies.encode(answers), CLASS_COUNTS: counts}
+        return arrays, {**self._meta(), CONTRAST: contrast}
+
+    def _contrast(self, rows: IntArray) -> tuple[FloatArray | None, str]:
+        """Return how rows compare to the records in use, for a first answer by scores.
+
+        Later the model has learned from the public rows, and compares by itself.
+        """
+        found, ratio = self.memory.contrast(self.terms), None
+        if not found:
+            x, y = self.records()
+            own = replace(self.party, x=x, y=y)
+            ratio, found = contrasted(own, [self.party.public], self.seed)
+            self.memory.keep_contrast(found, self.terms)
+        if found == "uncovered":
+            return None, "uncovered"
+        if ratio is None or self.memory.digested_round or self.settings.payload == "argmax":
+            return None, "none"
+        return ratio[rows], "public"
+
+    def charge(self, lesson: Lesson | None) -> Sequence[Entry]:
+        """Record what the round will cost before a record is looked at.
+
+        Returns what training costs by itself; nothing if it promises no privacy.
+        """
+        settings = self.settings
+        if settings.release == "nfdp":
+            self.records()  # drawing the sample is what costs
+            return ()
+        if settings.noise is not None:
+            seeded = settings.seeded_noise
+            noise = settings.noise.charges(settings.num_public, seeded=seeded)
+            self.memory.charge(noise, self.purpose)
+            return ()
+        training = self.student.plan(self.server_round, lesson, len(self.party.y))
+        charges = self._unprotected_charges(training)
+        self.student.promised = is_promise(charges)
+        self.memory.charge(charges, self.purpose)
+        return training
+
+    def _released(self, model: Learner) -> Array:
+        """Return the answers that may leave; they have been paid for."""
+        settings, rows = self.settings, self._rows(self.server_round)
+        public, promised = self.party.public[rows], self.student.promised
+        answers = answer(model, public, settings.payload, promised=promised)
+        if settings.noise is None:
+            return answers
+        party = self.party.partition_id
+        rng = settings.secret_rng(self.seed, "party", party, self.server_round)
+        return settings.noise.release(answers, rng)
+
+    def _unprotected_charges(self, training: Sequence[Entry]) -> Sequence[Entry]:
+        """Return what answers without noise cost, and the class counts beside them.
+
+        What privately trained learners cost is their training, whoever sees it.
+        """
+        reasons = [] if training else [UNPROTECTED]
+        if self.settings.counted and not (training and self.settings.evidence):
+            reasons.append(EXACT_COUNTS)
+        open_ = [NonPrivateEvent(unit="example", reason=reason) for reason in reasons]
+        return [*training, *((event, 1) for event in open_)]
+
+    def _equal_counts(self) -> IntArray:
+        """Return counts that say nothing but how many records there are, about."""
+        num_classes = self.settings.num_classes
+        return np.full(num_classes, max(len(self.party.y) // num_classes, 1), dtype=np.int64)
+
+    def _class_counts(self) -> IntArray:
+        """Return how many records of each class are in use."""
+        _, y = self.records()
+        counts = np.bincount(y, minlength=self.settings.num_classes).astype(np.int64)
+        return np.minimum(counts, MAX_WEIGHT)
+
+    def _meta(self) -> dict[str, Scalar]:
+        """Return what lets the server tell one sample of this party from another."""
+        if self.settings.num_samples is None:
+            return {}
+        return {SAMPLE_ID: self.memory.sample_id, NUM_RECORDS: len(self.party.y)}
+
+    def metrics(self) -> Metrics:
+        """Return how many records are in use, and what the party has spent."""
+        settings, records = self.settings, len(self.party.y)
+        metrics = spent_metrics(self.memory.ledger())
+        if settings.num_samples is None:
+            return {keys.NUM_EXAMPLES: records, **metrics}
+        theorem = nfdp_theorem(
+            records, settings.num_samples, replacement=settings.with_replacement
+        )
+        return {
+            keys.NUM_EXAMPLES: settings.num_samples,
+            NUM_RECORDS: records,
+            EPSILON_THEOREM: math.inf if settings.seeded_noise else theorem.epsilon,
+            **metrics,
+        }

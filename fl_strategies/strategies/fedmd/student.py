@@ -1,0 +1,332 @@
+"""How a party of FedMD learns: from its own records, and from what the federation says.
+
+A learner that can go on (`partial_fit`, `distill`) and be kept as arrays follows the paper:
+initial training, then digest and revisit in every round. Any other learner is fitted anew
+each time, to its own records together with the public rows as the last consensus labels
+them.
+"""
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+import numpy as np
+
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.party import Party
+from fl_strategies.core.protocols import (
+    ContinuingLearner,
+    IncrementalLearner,
+    Learner,
+    Recipe,
+    SoftLearner,
+    TrainingSet,
+    plan_of,
+)
+from fl_strategies.core.role import receive_model
+from fl_strategies.core.training import public_model, require_finite, require_plan, trained
+from fl_strategies.exceptions import KnowledgeMismatch, NotFitted
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.strategies.fedmd.memory import PartyMemory
+from fl_strategies.strategies.fedmd.release import Payload, public_rows
+from fl_strategies.wire.knowledge import Knowledge
+
+RECIPES: Final[Mapping[str, Recipe]] = {
+    "logits": Recipe(loss="l1", link="identity"),
+    "softmax": Recipe(loss="cross-entropy", link="softmax"),
+}
+"""How scores are learned; labels are learned like any others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epochs:
+    """Passes over the public rows with labels, the records, a consensus, the records."""
+
+    pretrain: int
+    initial: int
+    digest: int
+    revisit: int
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """A consensus: what the federation says about the public rows of one round."""
+
+    server_round: int
+    rows: IntArray
+    answers: Array
+
+    @property
+    def labels(self) -> IntArray:
+        """The class of every row."""
+        labels: IntArray = self.answers if self.answers.ndim == 1 else self.answers.argmax(1)
+        return labels
+
+
+def teach(
+    model: Learner,
+    x: Array,
+    lesson: Lesson,
+    payload: Payload,
+    rng: np.random.Generator,
+    epochs: int | None = None,
+) -> Learner:
+    """Let a model learn a consensus on its rows; from labels, if it cannot from scores."""
+    if payload != "argmax" and isinstance(model, SoftLearner):
+        recipe = replace(RECIPES[payload], epochs=epochs)
+        targets = lesson.answers.astype(np.float64)
+        return model.distill(x, targets, rng=rng, recipe=recipe)
+    if epochs is not None and isinstance(model, IncrementalLearner):
+        return model.partial_fit(x, lesson.labels, rng=rng, epochs=epochs)
+    return model.fit(x, lesson.labels, rng=rng)
+
+
+@dataclass(eq=False)
+class Student(ABC):
+    """A party's model on its way through the rounds.
+
+    Parameters
+    ----------
+    party : Party
+    memory : PartyMemory
+    records : callable
+        Returns the private records in use.
+    payload : "logits", "softmax" or "argmax"
+    num_public : int
+    epochs : Epochs
+    seed : int
+    terms : str
+        Under which the server asks; a model of other terms is not continued.
+    promised : bool
+        Whether answers promise privacy, so that training must not fail.
+    """
+
+    party: Party
+    memory: PartyMemory
+    records: Callable[[], TrainingSet]
+    payload: Payload
+    num_public: int
+    epochs: Epochs
+    seed: int
+    terms: str
+    promised: bool = False
+
+    @abstractmethod
+    def plan(
+        self, server_round: int, lesson: Lesson | None, num_records: int
+    ) -> Sequence[Entry]:
+        """Return what the training of a round will cost, before a record is looked at.
+
+        Nothing means that the training promises no privacy.
+        """
+
+    @abstractmethod
+    def learn(
+        self, server_round: int, lesson: Lesson | None, given: Knowledge | None
+    ) -> Learner:
+        """Return the model after a round."""
+
+    @abstractmethod
+    def keep(self, model: Learner) -> None:
+        """Keep what `learn` returned for the next message."""
+
+    @abstractmethod
+    def class_counts(self) -> IntArray:
+        """Return how many rows of each class the model of `learn` goes back to.
+
+        They say which class shares it answers with.
+        """
+
+    @abstractmethod
+    def finish(self, lesson: Lesson) -> Learner:
+        """Digest the consensus of the round that has just ended, and keep the result."""
+
+    def _counted(self, labels: Array) -> IntArray:
+        return np.bincount(labels, minlength=self.party.num_classes).astype(np.int64)
+
+
+class ContinuingStudent(Student):
+    """Digest and revisit, as in the paper.
+
+    After every step the model is rebuilt from its arrays, so that nothing else, such as
+    an optimizer's momentum, decides whether a step came in the same message as the last.
+    """
+
+    _digested = 0
+
+    def plan(
+        self,
+        server_round: int,
+        lesson: Lesson | None,  # noqa: ARG002 - digesting public rows costs nothing
+        num_records: int,
+    ) -> Sequence[Entry]:
+        """Return the cost of the first training, of going back to the records, or of both."""
+        learner = self.party.learner_fn()
+        starts = server_round == 1 or self._kept() is None
+        epochs = [self.epochs.initial] * starts + [self.epochs.revisit] * (server_round > 1)
+        plans = [plan_of(learner, num_records, epochs=passes) for passes in epochs]
+        return [entry for plan in plans for entry in plan] if all(plans) else ()
+
+    def learn(
+        self, server_round: int, lesson: Lesson | None, given: Knowledge | None
+    ) -> Learner:
+        """Train on the records; before that digest a consensus that is new."""
+        if server_round == 1:
+            self.memory.start_anew()
+        model = self._kept()
+        if model is None:
+            model = self._prepared(given)
+            model = self._on_records(model, self.epochs.initial, "initial")
+        model = self._digest(model, lesson)
+        if server_round > 1:
+            model = self._on_records(model, self.epochs.revisit, "revisit", server_round)
+        return model
+
+    def keep(self, model: Learner) -> None:
+        """Keep the model and which consensus it has digested."""
+        kept = cast(ContinuingLearner, model)
+        self.memory.keep_model(kept, digested_round=self._digested, terms=self.terms)
+
+    def class_counts(self) -> IntArray:
+        """Return those of the records, which it has always seen last."""
+        return self._counted(self.records()[1])
+
+    def finish(self, lesson: Lesson) -> Learner:
+        """Digest the last consensus; the records are not needed."""
+        model = self._kept()
+        if model is None:
+            raise NotFitted(
+                f"{self.party.owner}: a consensus must find a model that was "
+                f"trained before, got none."
+            )
+        model = self._digest(model, lesson)
+        self.keep(model)
+        return model
+
+    def _kept(self) -> ContinuingLearner | None:
+        model = self.memory.model(self.terms)
+        self._digested = 0 if model is None else self.memory.digested_round
+        return cast(ContinuingLearner | None, model)
+
+    def _prepared(self, given: Knowledge | None) -> ContinuingLearner:
+        """Return the model before it sees private records."""
+        party, epochs = self.party, self.epochs.pretrain
+        if given is not None:
+            return cast(ContinuingLearner, receive_model(party, given))
+        model = cast(ContinuingLearner, party.learner_fn())
+        if not epochs:
+            return model
+        if party.public_y is None:
+            raise KnowledgeMismatch(f"{party.owner}: public_y must be given, got none.")
+        rng = party.rng(self.seed, "pretrain")
+        model = model.partial_fit(party.public, party.public_y, rng=rng, epochs=epochs)
+        return self._rebuilt(model)
+
+    def _on_records(
+        self, model: ContinuingLearner, epochs: int, purpose: str, *path: int
+    ) -> ContinuingLearner:
+        x, y = self.records()
+        rng = self.party.rng(self.seed, purpose, *path)
+        plan = plan_of(model, len(y), epochs=epochs)
+
+        def train() -> ContinuingLearner:
+            learned = model.partial_fit(x, y, rng=rng, epochs=epochs)
+            require_plan(learned, plan)
+            return self._rebuilt(learned)
+
+        return self._without_fail(train)
+
+    def _digest(self, model: ContinuingLearner, lesson: Lesson | None) -> ContinuingLearner:
+        if lesson is None or lesson.server_round <= self._digested:
+            return model
+        rng = self.party.rng(self.seed, "digest", lesson.server_round)
+        x, epochs = self.party.public[lesson.rows], self.epochs.digest
+        self._digested = lesson.server_round
+
+        def train() -> ContinuingLearner:
+            taught = teach(model, x, lesson, self.payload, rng, epochs)
+            return self._rebuilt(cast(ContinuingLearner, taught))
+
+        return self._without_fail(train)
+
+    def _without_fail(self, train: Callable[[], ContinuingLearner]) -> ContinuingLearner:
+        return trained(train, self._public_model, promised=self.promised)
+
+    def _public_model(self) -> ContinuingLearner:
+        model = public_model(self.party, self.party.learner_fn)
+        return self._rebuilt(cast(ContinuingLearner, model))
+
+    def _rebuilt(self, model: ContinuingLearner) -> ContinuingLearner:
+        twin = cast(ContinuingLearner, self.party.learner_fn())
+        require_finite(model)
+        return twin.from_arrays(model.to_arrays())
+
+
+class RefittingStudent(Student):
+    """A new model each time, for learners that cannot continue or cannot be kept."""
+
+    def plan(
+        self, server_round: int, lesson: Lesson | None, num_records: int
+    ) -> Sequence[Entry]:
+        """Return the cost of one training on the records and the last consensus."""
+        kept = server_round > 1 and self.memory.consensus_labels(self.num_public) is not None
+        num_rows = num_records + (kept or lesson is not None) * self.num_public
+        return plan_of(self.party.learner_fn(), num_rows)
+
+    def learn(
+        self,
+        server_round: int,
+        lesson: Lesson | None,
+        given: Knowledge | None,  # noqa: ARG002 - every fit starts anew
+    ) -> Learner:
+        """Fit the records and the labels of the newest consensus."""
+        if server_round == 1:
+            self.memory.start_anew()
+        self._take(lesson)
+        return self._fitted()
+
+    def keep(self, model: Learner) -> None:
+        """Keep nothing: the consensus is kept, and gives the same model again."""
+
+    def class_counts(self) -> IntArray:
+        """Return those of the records and the last consensus together."""
+        return self._counted(self._training_set()[1])
+
+    def finish(self, lesson: Lesson) -> Learner:
+        """Fit once more, with the last consensus."""
+        self._take(lesson)
+        return self._fitted()
+
+    def _take(self, lesson: Lesson | None) -> None:
+        if lesson is not None and lesson.server_round > self.memory.digested_round:
+            self.memory.keep_consensus(lesson.labels, digested_round=lesson.server_round)
+
+    def _fitted(self) -> Learner:
+        x, y = self._training_set()
+        rng = self.party.rng(self.seed, "refit", self.memory.digested_round)
+        learner_fn = self.party.learner_fn
+
+        def fit() -> Learner:
+            model = learner_fn().fit(x, y, rng=rng)
+            require_plan(model, plan_of(learner_fn(), len(y)))
+            return model
+
+        stand_in = functools.partial(public_model, self.party, learner_fn)
+        return trained(fit, stand_in, promised=self.promised)
+
+    def _training_set(self) -> TrainingSet:
+        x, y = self.records()
+        public, last = self.party.public, self.memory.digested_round
+        labels = self.memory.consensus_labels(self.num_public)
+        if labels is None:
+            return x, y
+        rows = public_rows(self.seed, last, len(public), self.num_public)
+        return np.concatenate([x, public[rows]]), np.concatenate([y, labels])
+
+
+def student_of(party: Party) -> type[Student]:
+    """Return how this party's learner learns."""
+    goes_on = isinstance(party.learner_fn(), ContinuingLearner)
+    return ContinuingStudent if goes_on else RefittingStudent
