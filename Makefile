@@ -6,7 +6,10 @@ AUDIT := .venv-audit
 SOURCES := fl_strategies clients simulations tests benchmarks
 USUAL := not paper and not deployment and not faults and not slow
 
-.PHONY: install run test test-logic test-processes lint test-slow test-deployment test-faults deploy-demo fuzz kills audit licences paper clean
+PARTIES := tests/attacks tests/clients tests/fuzz tests/simulations
+PROCESSES := tests/flower tests/faults
+
+.PHONY: install run test test-logic test-parties test-processes lint test-slow test-deployment test-faults deploy-demo fuzz kills audit licences paper clean
 
 install: $(INSTALLED)
 
@@ -22,15 +25,18 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: install
 	$(PYTHON) -m simulations flower
 
-# Two halves side by side: what computes, and what mostly waits for Flower's processes.
+# Three parts side by side: two that compute, and one that mostly waits for Flower's processes.
 test: lint
-	$(MAKE) --no-print-directory -j2 test-logic test-processes
+	$(MAKE) --no-print-directory -j3 test-logic test-parties test-processes
 
 test-logic: install
-	$(PYTHON) -m pytest -m "$(USUAL)" --ignore=tests/flower --ignore=tests/faults
+	$(PYTHON) -m pytest -m "$(USUAL)" $(addprefix --ignore=,$(PARTIES) $(PROCESSES))
+
+test-parties: install
+	$(PYTHON) -m pytest -m "$(USUAL)" $(PARTIES)
 
 test-processes: install
-	$(PYTHON) -m pytest -v -m "$(USUAL)" tests/flower tests/faults
+	$(PYTHON) -m pytest -v -m "$(USUAL)" $(PROCESSES)
 
 # Liars in whole federations, and audits by many draws; a few minutes.
 test-slow: install
