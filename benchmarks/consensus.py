@@ -46,7 +46,7 @@ def measure(rule: ConsensusRule, num_parties: int) -> tuple[float, float]:
     pool = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
     start = time.process_time()
     tracemalloc.start()
-    strategy = FedMD(
+    strategy = FedMD.from_settings(
         public=public,
         num_classes=NUM_CLASSES,
         learner_fn=lambda: RidgeLearner(num_classes=NUM_CLASSES),

@@ -32,6 +32,7 @@ from clients.app import client_app
 from clients.sklearn_learner import SklearnLearner
 from fl_strategies import (
     FedKT,
+    FedKTOptions,
     Knowledge,
     Learner,
     LearnerFactory,
@@ -39,8 +40,9 @@ from fl_strategies import (
 )
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.protocols import TrainingSet
-from fl_strategies.strategies.fedkt.tally import PartyVotes
+from fl_strategies.strategies.fedkt.tally import PartyAnswer
 from fl_strategies.wire import keys
+from fl_strategies.wire.replies import PartyReply
 from simulations.config import Settings, preset
 from simulations.experiment import load_federation
 from simulations.local import run_local
@@ -221,16 +223,22 @@ def projection_of(data: str, seed: int) -> Projection | None:
     num_components = LEARNERS[data].num_components
     if not num_components:
         return None
-    public = load_federation(Settings(data=data, seed=seed, num_parties=1)).dataset.x_public
+    public = load_federation(Settings.of(data=data, seed=seed, num_parties=1)).dataset.x_public
     components = PCA(num_components, svd_solver="covariance_eigh").fit(public)
     deviation = components.explained_variance_[0] ** 0.5
     return lambda x: components.transform(x) / deviation
 
 
+def options_of(settings: Settings) -> FedKTOptions:
+    if not isinstance(settings.options, FedKTOptions):
+        raise TypeError("the preset of this benchmark is FedKT's")
+    return settings.options
+
+
 def learner_of_noise(settings: Settings, public: Array) -> Learner:
     """Return who learns from noisy labels: the final model at L1, a student at L2."""
     chosen, project = LEARNERS[settings.data], projection_of(settings.data, settings.seed)
-    if settings.corrected:
+    if options_of(settings).corrected:
         return Projected(strength=chosen.noisy_strength, project=project)
     return ShareMatched(
         public, share=chosen.noisy_share, strength=chosen.noisy_strength, project=project
@@ -247,10 +255,11 @@ def load_party(context: Context) -> Party:
     settings = Settings.from_run_config(context.run_config)
     number = int(context.node_config[keys.PARTITION_ID])
     party = load_federation(settings).party(number)
-    kind = f"{settings.data} {settings.privacy_level} {settings.corrected}"
+    options = options_of(settings)
+    kind = f"{settings.data} {options.level} {options.corrected}"
 
     def teacher() -> Learner:
-        if settings.corrected:
+        if options.corrected:
             return learner_of_votes()
         return ShareMatched(party.public, share=LEARNERS[settings.data].share)
 
@@ -259,7 +268,7 @@ def load_party(context: Context) -> Party:
         teacher_fn=lambda: RememberedTeachers(teacher, (kind, settings.seed, number)),
         learner_fn=(
             (lambda: learner_of_noise(settings, party.public))
-            if settings.privacy_level == "L2"
+            if options.level == "L2"
             else learner_of_votes
         ),
     )
@@ -274,7 +283,7 @@ def strategy_of(settings: Settings) -> FedKT:
     strategy.evaluate = False
     strategy.learner_fn = (
         (lambda: learner_of_noise(settings, public))
-        if settings.privacy_level == "L1"
+        if strategy.options.level == "L1"
         else learner_of_votes
     )
     return strategy
@@ -325,13 +334,13 @@ def votes_of(data: str, seed: int, rule: str) -> Sequence[Knowledge]:
     settings = settings_of(row, seed, "laplace", rule)
     strategy = strategy_of(settings)
     kept: list[Knowledge] = []
-    read = strategy.read
+    check = strategy.check
 
-    def keep(knowledge: Knowledge) -> PartyVotes | None:
+    def keep(knowledge: Knowledge) -> PartyAnswer:
         kept.append(knowledge)
-        return read(knowledge)
+        return check(knowledge)
 
-    strategy.read = keep  # type: ignore[method-assign]
+    strategy.check = keep  # type: ignore[method-assign]
     run(strategy, settings)
     return kept
 
@@ -345,9 +354,10 @@ def outcomes(
         for _ in range(draws):
             strategy = strategy_of(settings)
             if row.level == "L1":
-                for votes in votes_of(row.data, seed, rule):
-                    strategy.read(votes)
-                strategy.aggregate([])
+                for number, votes in enumerate(votes_of(row.data, seed, rule)):
+                    strategy.state.members[number] = number, number
+                    strategy.add(PartyReply(number, number, "", strategy.check(votes), {}))
+                strategy.finish()
             else:
                 run(strategy, settings)
             accuracy = load_federation(settings).quality(strategy.model_)

@@ -55,7 +55,7 @@ ROWS: Mapping[str, Mapping[str, Value]] = {
     "FedKD": {"strategy": "fedkd", **MIXED},
     "FedKD, nobody excluded": {"strategy": "fedkd", **MIXED, "exclude-outliers": False},
     "FedKT": {"strategy": "fedkt", **MIXED},
-    "FedMD": {"strategy": "fedmd", **MIXED},
+    "FedMD": {"strategy": "fedmd", **MIXED, "num-server-rounds": 1},
     "AvgKD": {"strategy": "avgkd", **AGENTS},
     "PKD": {"strategy": "pkd", **AGENTS},
     "EKD": {"strategy": "ekd", **AGENTS},
@@ -143,13 +143,14 @@ class Laboratory:
         self.settings = settings
         self.federation = load_federation(settings)
         self.target = settings.seed % self.federation.dataset.num_classes
-        self._answers = answers_of(replace(settings, exclude_outliers=True))
+        named = {"exclude_outliers": True} if "exclude-outliers" in settings.chosen() else {}
+        self._answers = answers_of(settings.but(**named))
 
     def outcome(self, attack: str, count: int) -> dict[str, float]:
         """Return the accuracy of the model and its share of rows taken for the target."""
         strategy = self.federation.strategy()
         strategy.evaluate = False
-        rounds = self.settings.num_server_rounds
+        rounds = self.settings.num_rounds
         run_local(strategy, self._app(attack, count), NUM_PARTIES, num_rounds=rounds)
         data = self.federation.dataset
         found = strategy.model_.predict(data.x_test)

@@ -49,7 +49,7 @@ _LENGTH = struct.Struct("<I")
 
 STRATEGIES: Mapping[str, Mapping[str, Value]] = {
     "fedkt": {"strategy": "fedkt"},
-    "fedkt-trimmed": {"strategy": "fedkt", "vote-trim": 0.2},
+    "fedkt-trimmed": {"strategy": "fedkt", "trim-fraction": 0.2},
     "fedmd-mean": {"strategy": "fedmd", "payload": "softmax", "consensus": "mean"},
     "fedmd-median": {"strategy": "fedmd", "payload": "softmax", "consensus": "median"},
     "fedkd": {"strategy": "fedkd"},
@@ -99,7 +99,7 @@ def mixture(name: str, array: str, pair: Sequence[Array], rng: np.random.Generat
     num_rows, num_classes = len(federation.dataset.x_public), federation.dataset.num_classes
     first = rng.random(num_rows) < 0.5
     if array == "votes":
-        shape = federation.settings.num_splits or 1, num_rows
+        shape = federation.settings.chosen()["num-splits"], num_rows
         labels = [unpack_labels(packed, shape, num_classes) for packed in pair]
         return pack_labels(np.where(first, *labels), num_classes)
     if len(pair[0]) == num_rows:

@@ -43,7 +43,6 @@ from fl_strategies.arrays import Array
 from fl_strategies.exceptions import InvalidData
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedkd import FedKDParty
-from fl_strategies.strategies.fedkd.words import NUM_LEVELS
 from fl_strategies.strategies.fedmd import FedMDParty
 from fl_strategies.strategies.fedmd.release import SCORES, plain_limits
 from fl_strategies.wire import keys
@@ -94,7 +93,7 @@ NETWORKS = {
     "num-server-rounds": 4,
 }
 FEWER = {"adult": {"train-rows": 2000, "public-rows": 500}}
-VOTES = {"plain": {"vote-trim": 0.0}, "trimmed": {"vote-trim": 0.2}}
+VOTES = {"plain": {"trim-fraction": 0.0}, "trimmed": {"trim-fraction": 0.2}}
 SCORE_RULES = {
     "mean": {"consensus": "mean"},
     "median": {"consensus": "median"},
@@ -109,6 +108,11 @@ LOGIT_RULES = {
     "class-weighted mean": {"consensus": "mean", "weights": "counts", "loss": "l1"},
     "evidence": {"weights": "evidence"},
 }
+SERVER_RULES: Mapping[str, Mapping[str, Value]] = {
+    "fedkt": {"trim_fraction": 0.0},
+    "fedkd": {"consensus": "mean", "trim_fraction": 0.2},
+}
+"""What parties cannot tell: runs that differ in it alone have the same answers."""
 DEALS: Mapping[str, Mapping[str, Value]] = {
     "iid": {"partition": "iid"},
     "dirichlet-0.5": {"partition": "dirichlet", "beta": 0.5},
@@ -194,7 +198,7 @@ class LoudKDParty(FedKDParty):
     ) -> tuple[Knowledge, Metrics]:
         """Answer with the same classes as before, at the lowest and the highest level."""
         said, metrics = super().train(party, received, config, state)
-        levels, shape = int(config[NUM_LEVELS]), (len(party.public), party.num_classes)
+        levels, shape = int(config["num-levels"]), (len(party.public), party.num_classes)
         codes = unpack_labels(np.asarray(said.arrays[SCORES]), shape, levels)
         return with_scores(said, pack_labels(shouted(codes, 0, levels - 1), levels)), metrics
 
@@ -272,13 +276,13 @@ class Laboratory:
         app = self._remembering(attacked_app(federation, attack, hostile), settings, attack)
         run_local(strategy, app, settings.num_parties)
         accuracy = federation.quality(strategy.model_)
-        if not isinstance(strategy, FedKT) or not strategy.vote_trim or not hostile:
+        if not isinstance(strategy, FedKT) or not strategy.options.trim_fraction or not hostile:
             return Outcome(accuracy)
         return Outcome(accuracy, len(hostile & {*strategy.trimmed_}) / len(hostile))
 
     def _remembering(self, app: ClientApp, settings: Settings, attack: str) -> ClientApp:
         hostile = hostile_parties(settings, attack)
-        asked = replace(settings, vote_trim=0.0, consensus="mean", trim_fraction=0.2)
+        asked = settings.but(**SERVER_RULES[settings.strategy])
 
         def answer(message: Message, context: Context) -> Message:
             number = _number(context)
@@ -297,9 +301,9 @@ class Laboratory:
             federation.strategy(),
             attacked_app(federation, attack, hostile),
             settings.num_parties,
-            num_rounds=settings.num_server_rounds,
+            num_rounds=settings.num_rounds,
         )
-        measured = result.evaluate_metrics_clientapp[settings.num_server_rounds]
+        measured = result.evaluate_metrics_clientapp[settings.num_rounds]
         ids, figures = (measured[name] for name in ("partition-ids", "accuracy-by-party"))
         others = hostile_parties(settings, "any")
         honest = [f for i, f in zip(ids, figures, strict=True) if int(i) not in others]

@@ -17,6 +17,7 @@ from fl_strategies import (
     PartyHalf,
 )
 from fl_strategies.core.policy import Request, check_request
+from fl_strategies.core.role import require_public_rows
 from fl_strategies.exceptions import (
     InvalidData,
     KnowledgeMismatch,
@@ -168,6 +169,7 @@ def _load(load_party: LoadParty, context: Context, config: ConfigRecord) -> Part
     except (KnowledgeMismatch, UnsupportedLearner) as error:
         # Whatever is wrong here is about private files, records and settings.
         raise InvalidData(str(error)) from error
+    require_public_rows(party, config)
     name = run_name(config)
     return party if name is None else replace(party, run=name)
 

@@ -16,7 +16,7 @@ from fl_strategies.core.role import read_seed
 from fl_strategies.core.tasks import METRICS, judge, paired_error
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.strategies.fedkt.words import PRIVACY_LEVEL
+from fl_strategies.strategies.fedkt.options import PRIVACY_LEVEL
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Metrics, decode_array, encode_arrays
 

@@ -7,7 +7,7 @@ the shapes of the receiver's own settings stay far below.
 `tests/attacks/test_received_models.py` tries to make 1 MB take more than 64 MiB of memory, or
 endless time. On a quiet machine each attack takes less than a second of processor time to be
 rebuilt and to score 50 rows. Time also grows with what the receiver chose itself: the rows that
-it scores and, in a `MultiLabelLearner`, its labels (350: 1.7 s; 500 of XGBoost: 1.3 s).
+it scores and, in a `MultiLabelLearner`, its labels (350: 1.7 s).
 """
 
 from collections.abc import Mapping

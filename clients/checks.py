@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fl_strategies.arrays import Array, IntArray
+from fl_strategies.arrays import Array, IntArray, to_array
+from fl_strategies.core.party import check_rows
 from fl_strategies.core.protocols import (
     EnsembleLearner,
     IncrementalLearner,
@@ -23,36 +24,62 @@ from fl_strategies.core.protocols import (
     SoftLearner,
     TrainingSet,
 )
-from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, UnsupportedLearner, require
+from fl_strategies.core.tasks import check_labels
+from fl_strategies.exceptions import (
+    KnowledgeMismatch,
+    NotFitted,
+    UnsupportedLearner,
+    require,
+    require_data,
+)
 
+_OWNER = "check_learner"
 _ROWS_PER_CLASS = 12
 
 
 def check_learner(
-    learner_fn: LearnerFactory, *, num_classes: int = 3, num_features: int = 5
+    learner_fn: LearnerFactory,
+    *,
+    num_classes: int | None = None,
+    num_features: int = 5,
+    x: Array | None = None,
+    y: IntArray | None = None,
 ) -> None:
     """Raise `UnsupportedLearner` naming the first rule that a learner breaks.
 
-    The learner is fitted some ten times to about a dozen rows per class.
+    The learner is fitted some ten times, without rows of yours to about a dozen per class.
 
     Parameters
     ----------
     learner_fn : factory
         Makes an unfitted learner for `num_classes` classes and rows of `num_features`.
     num_classes : int
-        Length of the class list, at least 3 so that a subset can lack a class.
+        Length of the class list. By default 3, the least for made rows, so that a subset
+        can lack a class; with rows of yours what the learner says.
     num_features : int
-        Columns of the rows, at least 1.
+        Columns of the made rows, at least 1.
+    x, y : optional
+        Rows of yours (n, ...) and their class indices (n,), of two classes at least: for
+        learners of two classes, of words or of images. A few dozen are enough.
 
     Examples
     --------
     >>> from sklearn.tree import DecisionTreeClassifier
     >>> from clients.sklearn_learner import SklearnLearner
     >>> check_learner(lambda: SklearnLearner(DecisionTreeClassifier(), num_classes=3))
+    >>> x, y = np.arange(12.0).reshape(6, 2), np.array([0, 0, 0, 1, 1, 1])
+    >>> check_learner(lambda: SklearnLearner(DecisionTreeClassifier(), num_classes=2), x=x, y=y)
     """
-    require(num_classes >= 3, "check_learner", "num_classes", "at least 3", num_classes)
-    require(num_features >= 1, "check_learner", "num_features", "at least 1", num_features)
-    check = _Check(learner_fn, num_classes, num_features)
+    if x is None or y is None:
+        require(x is None and y is None, _OWNER, "x and y", "given together", "one of them")
+        num_classes = 3 if num_classes is None else num_classes
+        require(num_classes >= 3, _OWNER, "num_classes", "at least 3", num_classes)
+        require(num_features >= 1, _OWNER, "num_features", "at least 1", num_features)
+        x, y = _made_rows(num_classes, num_features)
+    elif num_classes is None:
+        num_classes = getattr(learner_fn(), "num_classes", 2)
+    x, y = _checked_rows(x, y, num_classes)
+    check = _Check(learner_fn, num_classes, x, y)
     for rule in (
         check.has_the_methods,
         check.is_unfitted_at_first,
@@ -80,14 +107,13 @@ def check_learner(
 class _Check:
     """One factory, the data it is checked on, and a method for every rule."""
 
-    def __init__(self, learner_fn: LearnerFactory, num_classes: int, num_features: int) -> None:
+    def __init__(
+        self, learner_fn: LearnerFactory, num_classes: int, x: Array, y: IntArray
+    ) -> None:
         self.learner_fn = learner_fn
         self.num_classes = num_classes
-        rng = np.random.default_rng(0)
-        self.y: IntArray = np.tile(np.arange(num_classes), _ROWS_PER_CLASS)
-        centres = rng.normal(scale=3.0, size=(num_classes, num_features))
-        noise = rng.normal(size=(len(self.y), num_features))
-        self.x: Array = (centres[self.y] + noise).astype(np.float32)
+        self.x, self.y = x, y
+        self.classes = np.unique(y)
         self.global_states = _global_states()
         self.owner = type(learner_fn()).__name__
 
@@ -190,12 +216,12 @@ class _Check:
         self.require(same, "x and y must not be modified", "changed data")
 
     def a_class_may_be_missing(self) -> None:
-        kept = self.y != 1
+        kept = self.y != self.classes[1]
         learner = self.fitted(data=(self.x[kept], self.y[kept]))
         self.check_answers(learner, self.x, " when training lacks a class")
 
     def one_class_is_enough(self) -> None:
-        kept = self.y == self.num_classes - 1
+        kept = self.y == self.classes[-1]
         learner = self.fitted(data=(self.x[kept], self.y[kept]))
         self.check_answers(learner, self.x, " when training has one class")
 
@@ -205,20 +231,24 @@ class _Check:
         self.refuses(ValueError, "an empty training set must be refused", self.fitted, 0, none)
 
     def bad_rows_are_refused(self) -> None:
-        broken = self.x.copy()
-        broken[0, 0] = np.nan
         wide = np.concatenate([self.x, self.x], axis=1)
         learner = self.fitted()
+        for method in (learner.predict, learner.logits):
+            rule = f"another width in {method.__name__} must be refused"
+            self.refuses(ValueError, rule, method, wide)
+        if self.x.dtype.kind != "f":  # words and other whole numbers are never NaN
+            return
+        broken = self.x.copy()
+        broken[0, 0] = np.nan
         rule = "NaN in training must be refused"
         self.refuses(ValueError, rule, self.fitted, 0, (broken, self.y))
         for method in (learner.predict, learner.logits):
-            name = method.__name__
-            self.refuses(ValueError, f"NaN in {name} must be refused", method, broken)
-            self.refuses(ValueError, f"another width in {name} must be refused", method, wide)
+            rule = f"NaN in {method.__name__} must be refused"
+            self.refuses(ValueError, rule, method, broken)
 
     def bad_labels_are_refused(self) -> None:
         for label in (-1, self.num_classes):
-            labels = np.where(self.y == 0, label, self.y)
+            labels = np.where(self.y == self.classes[0], label, self.y)
             rule = f"the label {label} must be refused"
             self.refuses(ValueError, rule, self.fitted, 0, (self.x, labels))
 
@@ -289,7 +319,8 @@ class _Check:
         """Check the round trip, unless the learner says that its models cannot travel."""
         if not isinstance(self.learner_fn(), PortableLearner):
             return
-        for seed, kept in enumerate((self.y >= 0, self.y != 1, self.y == 0)):
+        first, second = self.classes[:2]
+        for seed, kept in enumerate((self.y >= 0, self.y != second, self.y == first)):
             learner: Any = self.fitted(seed, (self.x[kept], self.y[kept]))
             try:
                 arrays = learner.to_arrays()
@@ -309,6 +340,25 @@ class _Check:
         fewer = dict(list(arrays.items())[1:])
         rule = "incomplete arrays must be refused"
         self.refuses(KnowledgeMismatch, rule, receiver.from_arrays, fewer)
+
+
+def _made_rows(num_classes: int, num_features: int) -> TrainingSet:
+    """Return rows around a centre for each class."""
+    rng = np.random.default_rng(0)
+    y: IntArray = np.tile(np.arange(num_classes), _ROWS_PER_CLASS)
+    centres = rng.normal(scale=3.0, size=(num_classes, num_features))
+    noise = rng.normal(size=(len(y), num_features))
+    return (centres[y] + noise).astype(np.float32), y
+
+
+def _checked_rows(x: Array, y: IntArray, num_classes: int) -> TrainingSet:
+    """Return rows and labels as arrays; refuse those that no learner could be checked on."""
+    x, y = to_array(_OWNER, "x", x), to_array(_OWNER, "y", y)
+    check_rows(_OWNER, "x", x)
+    check_labels(_OWNER, "y", y, len(x), num_classes)
+    found = len(np.unique(y))
+    require_data(found > 1, _OWNER, "y", "labels of at least two classes", found)
+    return x, y.astype(np.int64)
 
 
 def _global_states() -> tuple[str, str]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from clients.scores import ScoreLearner
 from clients.tabular import to_float32
-from clients.tree_arrays import NativeTree, Trees, num_received_trees
+from clients.tree_arrays import Trees, num_received_trees, sklearn_tree
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import MissingExtra, require
@@ -68,7 +68,10 @@ or ExtraTreeRegressor
         labels = targets[:, 0] if targets.shape[1] == 1 else targets
         model.fit(to_float32(self._owner, x), labels)
         fitted = [model] if type(model) in TREES else model.estimators_
-        self._trees = Trees.grow(_native_tree(each.tree_) for each in fitted)
+        self._trees = Trees.grow(
+            sklearn_tree(each.tree_, each.tree_.value[:, :, 0].astype(np.float32))
+            for each in fitted
+        )
 
     def _outputs(self, x: Array) -> FloatArray:
         rows = to_float32(self._owner, x)
@@ -89,13 +92,3 @@ or ExtraTreeRegressor
             width=self._width,
             num_values=self.num_classes,
         )
-
-
-def _native_tree(tree: Any) -> NativeTree:
-    return NativeTree(
-        left=tree.children_left,
-        right=tree.children_right,
-        features=tree.feature,
-        thresholds=tree.threshold,
-        values=tree.value[:, :, 0].astype(np.float32),
-    )

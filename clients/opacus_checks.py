@@ -4,6 +4,7 @@ import copy
 import warnings
 from typing import Final
 
+from clients.torch_training import logits_of
 from fl_strategies.exceptions import InvalidParameter, MissingExtra
 
 try:
@@ -31,25 +32,25 @@ def check_module(module: nn.Module, row_shape: tuple[int, ...]) -> None:
     Opacus knows layers by their type; a layer without weights, or a module that moves rows
     around by itself, is only found out by trying. No private row is used for that.
     """
-    trial, rows = copy.deepcopy(module), torch.ones(2, *row_shape)
+    trial, rows = copy.deepcopy(module).cpu(), torch.ones(2, *row_shape)
     for parameter in trial.parameters():  # layers that start at 0 would hide the others
         parameter.data += 0.1 * torch.randn_like(parameter)
     dropout = torch.default_generator.get_state()
     try:
         with torch.no_grad():
-            among_equals = trial(rows)[0]
+            among_equals = logits_of(trial(rows))[0]
             torch.default_generator.set_state(dropout)
             rows[1] = 0.0
-            among_others = trial(rows)[0]
+            among_others = logits_of(trial(rows))[0]
         model = GradSampleModule(trial, loss_reduction="sum")
-        record_gradients(model(rows).sum())
+        record_gradients(logits_of(model(rows)).sum())
     except Exception as error:
         said = f"Opacus says: {str(error).partition(chr(10))[0][:200]}"
         raise _unsupported("that Opacus can make private", "an error", said) from error
     if not torch.allclose(among_equals, among_others, equal_nan=True):
         raise _unsupported("that treat every row by itself", "rows that influence each other")
     for (name, before), after in zip(module.named_buffers(), trial.buffers(), strict=True):
-        if not torch.equal(before, after):
+        if not torch.equal(before.cpu(), after):
             raise _unsupported("that record nothing in buffers", f"a change of {name!r}")
     _check_gradients(trial, len(rows))
 

@@ -2,65 +2,60 @@
 
 A model that was trained privately may answer any number of questions: answers are
 post-processing. All there is to account for is the training itself, which a learner tells
-as `privacy_events`. Clipping is done by Opacus; noise and batches are drawn here, because
-PyTorch's generator starts from 32 bits, few enough to be tried out one by one.
+as `privacy_events`.
 """
 
 import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import lru_cache
-from typing import Any, Final, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 
-from clients.opacus_checks import OWNER, check_layers, check_module, record_gradients
+from clients.dp_sgd import (
+    NoisyOptimizer,
+    Source,
+    calibrated_noise,
+    drawn_rows,
+    hide_generators,
+    noisy_step,
+)
+from clients.opacus_checks import OWNER, check_layers, check_module
 from clients.torch_learner import SQUARED_SCORES, TorchLearner
+from clients.torch_objective import ObjectiveGradient
 from clients.torch_training import (
     RECORD_LOSSES,
     BatchLoss,
     OptimizerName,
     as_float32,
-    check_count,
     isolated,
     make_optimizer,
     weighted,
 )
 from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.core.protocols import Recipe, TrainingSet
+from fl_strategies.core.protocols import Objective, Recipe, TrainingSet
 from fl_strategies.exceptions import InvalidParameter, MissingExtra, require
-from fl_strategies.privacy.bounds.gaussian import gaussian_mu
-from fl_strategies.privacy.bounds.pld import dpsgd_epsilon
 from fl_strategies.privacy.events import DPSGDEvent
-from fl_strategies.privacy.secure import GRID, continuous_gaussian, random_words
 
 try:
     import torch
     from opacus.grad_sample import GradSampleModule
-    from opacus.optimizers import DPOptimizer
-    from torch import Tensor, nn
+    from torch import nn
 except ImportError as error:
     raise MissingExtra("DPTorchLearner", "opacus", "opacus") from error
 
 Spent: TypeAlias = tuple[tuple[DPSGDEvent, int], ...]
-Source: TypeAlias = np.random.Generator | None  # None: the operating system
-
-# Gradients of single records held at once, in numbers: 64 MB.
-GRADIENTS_PER_PASS: Final = 1 << 24
-# Below this, noise protects nobody and its accounting takes minutes.
-LEAST_NOISE: Final = 0.3
-MOST_NOISE: Final = 1e6
-# Where in PyTorch's saved generator the 624 words of the Mersenne twister are.
-_TWISTER: Final = slice(24, 24 + 624 * 8)
 
 
 @dataclass(eq=False)
 class DPTorchLearner(TorchLearner):
-    """A model made of a PyTorch module, trained by DP-SGD on the processor.
+    """A model made of a PyTorch module, trained by DP-SGD.
 
     Every record is in a batch with chance ``batch_size / n``, independently; its gradient is
-    clipped to `max_grad_norm`, and Gaussian noise is added to the sum of each step.
+    clipped to `max_grad_norm`, and Gaussian noise is added to the sum of each step. Every
+    call of `fit` and `partial_fit` adds an event to `privacy_events`: for records of earlier
+    calls the events compose. An objective is added to noised gradients and costs nothing.
 
     Parameters
     ----------
@@ -79,6 +74,8 @@ class DPTorchLearner(TorchLearner):
     optimizer, momentum, schedule, final_learning_rate
         As in `TorchLearner`, but for the defaults: "sgd" without momentum. They see noised
         gradients only, so they cost nothing.
+    device
+        As in `TorchLearner`. Noise and batches are drawn on the processor in any case.
     max_grad_norm : float
         Clipping norm of one record's gradient.
     noise_multiplier : float, optional
@@ -173,24 +170,6 @@ class DPTorchLearner(TorchLearner):
             return ()
         return ((self._plan(num_records, epochs), 1),)
 
-    def fit(self, x: Array, y: Array, *, rng: np.random.Generator) -> Self:
-        """Learn what the task says about rows `x` (n, ...) privately with a new module.
-
-        The module is initialised from `rng`. The fit adds an event to `privacy_events`.
-        """
-        x, y = self._checked_set(x, y)
-        return self._learn(None, x, y, self._record_loss, self.epochs, rng)
-
-    def partial_fit(self, x: Array, y: Array, *, rng: np.random.Generator, epochs: int) -> Self:
-        """Go on privately for so many epochs, from the parameters that were learned before.
-
-        A learner without any starts with a new module. Every call adds an event to
-        `privacy_events`: for records of earlier calls the events compose.
-        """
-        check_count("epochs", epochs)
-        x, y = self._checked_set(self._checked_rows(x), y)
-        return self._learn(self._module, x, y, self._record_loss, epochs, rng)
-
     def fit_many(
         self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
     ) -> list[Self]:
@@ -228,11 +207,12 @@ class DPTorchLearner(TorchLearner):
             learning_rate=self.distill_learning_rate,
             weight_decay=self.weight_decay,
             schedule=self.schedule,
+            device=self.device,
         )
         if self._module is not None:
-            plain._keep(self._module, self._row_shape)
+            plain._keep(self._module, self._row_shape, 0)
         plain.distill(x, targets, rng=rng, recipe=recipe)
-        return self._keep(plain._fitted(), np.shape(x)[1:])
+        return self._keep(plain._fitted(), np.shape(x)[1:], plain.steps_taken)
 
     def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
         """Return a fitted twin; raise `KnowledgeMismatch` for arrays that do not fit."""
@@ -262,7 +242,7 @@ class DPTorchLearner(TorchLearner):
         )
 
     @property
-    def _record_loss(self) -> BatchLoss:
+    def _loss(self) -> BatchLoss:
         return weighted(RECORD_LOSSES[self.task])
 
     def _learn(
@@ -273,6 +253,7 @@ class DPTorchLearner(TorchLearner):
         loss: BatchLoss,
         epochs: int,
         rng: np.random.Generator,
+        objective: Objective | None = None,
     ) -> Self:
         event = self._plan(len(x), epochs)
         with isolated(rng):
@@ -282,9 +263,9 @@ class DPTorchLearner(TorchLearner):
             self._evaluate(module, x[:1])
             check_module(module.train(), x.shape[1:])
             source = None if self.secure else rng
-            self._train_privately(module, x, targets, loss, event, source)
+            self._train_privately(module, x, targets, loss, event, source, objective)
         self._events = _with_event(self._events, event)
-        return self._keep(module, x.shape[1:])
+        return self._keep(module, x.shape[1:], event.steps)
 
     def _train_privately(
         self,
@@ -294,12 +275,15 @@ class DPTorchLearner(TorchLearner):
         loss: BatchLoss,
         event: DPSGDEvent,
         source: Source,
+        objective: Objective | None,
     ) -> None:
         """Train a copy: Opacus leaves gradients of single records on what it touches."""
         if source is None:
             # Dropout also decides what a batch's gradient is, so it must be secret as well.
-            torch.default_generator.set_state(_unpredictable_state())
-        model = GradSampleModule(copy.deepcopy(module), loss_reduction="sum")
+            hide_generators(self._device)
+        trained = copy.deepcopy(module)
+        own = None if objective is None else ObjectiveGradient(objective, trained)
+        model = GradSampleModule(trained, loss_reduction="sum")
         descent = make_optimizer(
             self.optimizer,
             model.parameters(),
@@ -308,72 +292,15 @@ class DPTorchLearner(TorchLearner):
             momentum=self.momentum,
             fused=False,
         )
-        optimizer = _NoisyOptimizer(descent, source, event, self.max_grad_norm)
-        chance = event.batch_size / event.records
+        optimizer = NoisyOptimizer(descent, source, event, self.max_grad_norm)
+        if own is not None:  # after the noise, so that no record has a part in it
+            optimizer.attach_step_hook(lambda _: own.add())
         rows, wanted = torch.from_numpy(as_float32("x", [x])), torch.from_numpy(targets)
         for _ in self._steps(descent, event.steps):
-            uniform = (random_words(event.records, source) >> np.uint64(11)) * 2.0**-53
-            drawn = torch.from_numpy(uniform < chance)
-            _step(model, optimizer, loss, rows[drawn], wanted[drawn])
+            drawn = drawn_rows(event, source)
+            batch = rows[drawn].to(self._device), wanted[drawn].to(self._device)
+            noisy_step(model, optimizer, loss, *batch)
         module.load_state_dict(model.to_standard_module().state_dict())
-
-
-def _unpredictable_state() -> Tensor:
-    """Return a state for PyTorch's generator that no seed of 32 bits leads to."""
-    state = torch.Generator().get_state()
-    words = random_words(312).view(np.uint32).astype(np.uint64)
-    state[_TWISTER] = torch.from_numpy(words.view(np.uint8))
-    return state
-
-
-class _NoisyOptimizer(DPOptimizer):  # type: ignore[misc] # Opacus has no types
-    """Opacus' clipping, with noise from a chosen source."""
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, source: Source, event: DPSGDEvent, norm: float
-    ) -> None:
-        super().__init__(
-            optimizer,
-            noise_multiplier=event.noise_multiplier,
-            max_grad_norm=norm,
-            expected_batch_size=event.batch_size,
-        )
-        self.source = source
-
-    def clip_and_accumulate(self) -> None:
-        """Add the clipped gradients of a batch to the sum."""
-        for parameter in self.params:
-            # A record that overflows would turn the sum, and so every parameter, into NaN.
-            parameter.grad_sample.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        super().clip_and_accumulate()
-
-    def add_noise(self) -> None:
-        """Add noise to the sum, both in whole units, so that no low bits tell them apart."""
-        deviation = self.noise_multiplier * self.max_grad_norm
-        unit = min(deviation, self.max_grad_norm) / GRID
-        for parameter in self.params:
-            noise = continuous_gaussian(parameter.numel(), self.source) * (deviation / unit)
-            total = (parameter.summed_grad.double() / unit).round()
-            total += torch.from_numpy(noise).round().view_as(parameter)
-            parameter.grad = (total * unit).to(parameter.dtype)
-
-
-def _step(
-    model: Any, optimizer: _NoisyOptimizer, loss: BatchLoss, rows: Tensor, targets: Tensor
-) -> None:
-    """Take one noisy step on a batch (b, ...), in as many passes as memory asks for."""
-    size = max(1, GRADIENTS_PER_PASS // sum(p.numel() for p in optimizer.params))
-    for start in range(0, max(1, len(rows)), size):
-        some = slice(start, start + size)
-        optimizer.zero_grad()
-        optimizer.signal_skip_step(do_skip=start + size < len(rows))
-        if len(rows):
-            scores = model(rows[some])
-            record_gradients(loss(scores, targets[some], scores.new_ones(len(scores))))
-        else:  # not every layer takes no rows, and the noise is due all the same
-            for parameter in optimizer.params:
-                parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)
-        optimizer.step()
 
 
 def _with_event(entries: Spent, event: DPSGDEvent) -> Spent:
@@ -381,34 +308,3 @@ def _with_event(entries: Spent, event: DPSGDEvent) -> Spent:
     if entries and entries[-1][0] == event:
         return (*entries[:-1], (event, entries[-1][1] + 1))
     return (*entries, (event, 1))
-
-
-@lru_cache(maxsize=1024)
-def calibrated_noise(
-    records: int, batch_size: int, steps: int, *, target_epsilon: float, delta: float
-) -> float:
-    """Return a noise multiplier with which DP-SGD spends at most `target_epsilon`.
-
-    Spends more than 0.95 of the target, unless even the least noise, 0.3, spends less.
-
-    Examples
-    --------
-    >>> noise = calibrated_noise(300, 32, 400, target_epsilon=4.572, delta=1e-4)
-    >>> 2.0 <= noise < 2.1
-    True
-    """
-    # What the central limit theorem says about many steps, as a place to start.
-    growth = (gaussian_mu(target_epsilon, delta) * records / batch_size) ** 2 / steps
-    noise = min(max(1 / math.sqrt(math.log1p(growth)), LEAST_NOISE), MOST_NOISE)
-    low, high, rule = 0.0, math.inf, f"in reach of a noise_multiplier of {MOST_NOISE:g}"
-    while high - low > 1e-3 * low:
-        share = dpsgd_epsilon(records, batch_size, steps, noise, delta) / target_epsilon
-        low, high = (noise, high) if share > 1 else (low, noise)
-        if 0.96 < share <= 1 or high == LEAST_NOISE:
-            break
-        require(low < MOST_NOISE, OWNER, "target_epsilon", rule, target_epsilon)
-        # Epsilon falls somewhat faster than the noise grows.
-        noise *= (max(share, 1e-9) / 0.98) ** (1 / 1.5)
-        noise = noise if low < noise < high else (low + high) / 2
-        noise = min(max(noise, LEAST_NOISE), MOST_NOISE)
-    return high

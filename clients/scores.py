@@ -178,13 +178,9 @@ class ScoreLearner(ABC):
         """Return what was regressed, (n, k) of finite float64."""
         self._fitted_link()
         rows = self._checked_rows(x)
-        require_data(
-            rows.shape[1] == self._width,
-            self._owner,
-            "x",
-            f"rows of {self._width} columns, as in training",
-            rows.shape[1],
-        )
+        same = rows.shape[1] == self._width
+        rule = f"rows of {self._width} columns, as in training"
+        require_data(same, self._owner, "x", rule, rows.shape[1])
         if not len(rows):
             return np.zeros((0, self._num_classes))
         # Finite numbers that were received can still overflow; that must not carry NaN

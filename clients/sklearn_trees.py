@@ -12,7 +12,7 @@ import numpy as np
 
 from clients.sklearn_arrays import OWNER, Shape
 from clients.tabular import require_array, to_float32
-from clients.tree_arrays import VALUES_AT_ONCE, NativeTree, Trees
+from clients.tree_arrays import VALUES_AT_ONCE, Trees, sklearn_tree
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import MissingExtra, UnsupportedLearner, require_known
 
@@ -30,21 +30,11 @@ def trees_to_arrays(trees: Sequence[Any]) -> dict[str, Array]:
 
     Leaves share few distinct rows of class shares, so these are listed once.
     """
-    grown = Trees.grow(_native_tree(tree.tree_) for tree in trees)
+    grown = Trees.grow(sklearn_tree(tree.tree_, tree.tree_.value[:, 0]) for tree in trees)
     shares, index = np.unique(grown.values, axis=0, return_inverse=True)
     narrow = index.reshape(-1, 1).astype(np.min_scalar_type(len(shares) - 1))
     received = ReceivedTrees(replace(grown, values=narrow), shares, trees[0].tree_.n_features)
     return received.to_arrays()
-
-
-def _native_tree(tree: Any) -> NativeTree:
-    return NativeTree(
-        left=tree.children_left,
-        right=tree.children_right,
-        features=tree.feature,
-        thresholds=tree.threshold,
-        values=tree.value[:, 0],
-    )
 
 
 class ReceivedTrees(ClassifierMixin, BaseEstimator):  # type: ignore[misc]

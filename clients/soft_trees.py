@@ -1,15 +1,14 @@
 """Gradient boosted trees of XGBoost that learn scores instead of labels."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final, Unpack
 
 import numpy as np
 
 from clients.scores import ScoreLearner
 from clients.tabular import require_array, to_float32
-from clients.tree_arrays import NativeTree, Trees
-from clients.ubjson import decode
-from clients.xgboost_settings import boosting_settings
+from clients.tree_arrays import Trees
+from clients.xgboost_common import BoostingOptions, boosting_settings, trees_of
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import MissingExtra, require_known
@@ -21,7 +20,6 @@ except ImportError as error:
 
 OFFSETS: Final = "offsets"
 SCALES: Final = "scales"
-_VALUES_PER_TREE: Final = 64
 
 
 class XGBoostScores(ScoreLearner):
@@ -39,19 +37,19 @@ class XGBoostScores(ScoreLearner):
         Length of the federation's class list, number of labels, or number of outputs.
     task : "single-label", "multi-label" or "regression"
         What labels are; see `fl_strategies.core.tasks`.
-    num_rounds : int
+    num_rounds : int (default: 100)
         Boosting rounds, each with one tree per class.
-    max_depth : int
+    max_depth : int (default: 6)
         Levels of splits in a tree, at least 1.
-    learning_rate : float
+    learning_rate : float (default: 0.3)
         Shrinkage of every tree.
-    gamma : float
+    gamma : float (default: 0.0)
         Smallest loss reduction that justifies a split.
-    reg_lambda : float
+    reg_lambda : float (default: 1.0)
         L2 penalty on leaf values.
-    max_bin : int
+    max_bin : int (default: 256)
         Histogram bins per feature.
-    num_threads : int
+    num_threads : int (default: 1)
         Threads of one fit.
 
     Examples
@@ -73,26 +71,10 @@ class XGBoostScores(ScoreLearner):
         *,
         num_classes: int,
         task: Task = "single-label",
-        num_rounds: int = 100,
-        max_depth: int = 6,
-        learning_rate: float = 0.3,
-        gamma: float = 0.0,
-        reg_lambda: float = 1.0,
-        max_bin: int = 256,
-        num_threads: int = 1,
+        **options: Unpack[BoostingOptions],
     ) -> None:
         super().__init__(num_classes=num_classes, task=task)
-        boosting = boosting_settings(
-            self._owner,
-            num_rounds=num_rounds,
-            max_depth=max_depth,
-            learning_rate=learning_rate,
-            gamma=gamma,
-            reg_lambda=reg_lambda,
-            max_bin=max_bin,
-            num_threads=num_threads,
-        )
-        self._num_rounds = num_rounds
+        self._num_rounds, boosting = boosting_settings(self._owner, **options)
         self._settings = {
             **boosting,
             "objective": "reg:squarederror",
@@ -118,7 +100,7 @@ class XGBoostScores(ScoreLearner):
         )
         settings = {**self._settings, "seed": int(rng.integers(2**31))}
         booster = xgboost.train(settings, data, self._num_rounds)
-        self._trees = Trees.grow(_native_trees(booster, self._num_trees))
+        self._trees = trees_of(booster)
 
     def _outputs(self, x: Array) -> FloatArray:
         shape = (self._num_rounds, self.num_classes, -1)
@@ -142,21 +124,4 @@ class XGBoostScores(ScoreLearner):
         nodes = {name: each for name, each in own.items() if name not in (OFFSETS, SCALES)}
         self._trees = Trees.from_arrays(
             owner, nodes, num_trees=self._num_trees, width=self._width, num_values=1
-        )
-
-
-def _native_trees(booster: Any, num_trees: int) -> Iterator[NativeTree]:
-    """Yield the trees of a booster in its own order: round by round, class by class."""
-    raw = bytes(booster.save_raw("ubj"))
-    model = decode(raw, max_items=_VALUES_PER_TREE * (num_trees + 4))
-    for tree in model["learner"]["gradient_booster"]["model"]["trees"]:
-        # XGBoost goes left below a threshold; for float32 that is up to the number before.
-        # Leaves keep their value in the place of a threshold.
-        conditions = tree["split_conditions"]
-        yield NativeTree(
-            left=tree["left_children"],
-            right=tree["right_children"],
-            features=tree["split_indices"],
-            thresholds=np.nextafter(conditions, np.float32(-np.inf)),
-            values=conditions[:, np.newaxis],
         )

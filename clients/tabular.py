@@ -259,13 +259,9 @@ class TabularLearner(ABC):
         x = np.asarray(x)
         check_rows(self._owner, "x", x)
         rows = self._flatten(x)
-        require_data(
-            rows.shape[1] == self._width,
-            self._owner,
-            "x",
-            f"rows of {self._width} columns, as in training",
-            rows.shape[1],
-        )
+        same = rows.shape[1] == self._width
+        rule = f"rows of {self._width} columns, as in training"
+        require_data(same, self._owner, "x", rule, rows.shape[1])
         return rows
 
     @staticmethod

@@ -10,9 +10,7 @@ side do not fight for cores.
 """
 
 import copy
-import logging
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -20,6 +18,8 @@ from typing import Final, Self, TypeAlias, get_args
 
 import numpy as np
 
+from clients.torch_devices import CPU, DeviceName, find_device
+from clients.torch_objective import ObjectiveGradient
 from clients.torch_training import (
     OWNER,
     TASK_LOSSES,
@@ -29,18 +29,21 @@ from clients.torch_training import (
     Schedule,
     TrainingData,
     as_float32,
+    can_stack,
     check_count,
     check_state,
     isolated,
+    logits_of,
     make_optimizer,
     recipe_loss,
     scheduled,
+    soft_targets,
     state_of,
     steps_per_epoch,
 )
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.core.party import check_rows
-from fl_strategies.core.protocols import Recipe, TrainingSet
+from fl_strategies.core.protocols import Objective, Recipe, TrainingSet
 from fl_strategies.core.tasks import Task, check_targets
 from fl_strategies.exceptions import InvalidData, MissingExtra, NotFitted, require, require_data
 
@@ -54,20 +57,17 @@ Augment: TypeAlias = Callable[[Tensor], Tensor]
 
 ROWS_PER_CHUNK: Final = 4096
 SQUARED_SCORES: Final = Recipe()
-# Averages of probabilities may leave [0, 1] by this much.
-ROUNDING: Final = 1e-6
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class TorchLearner:
-    """A model made of any PyTorch module, trained on the processor.
+    """A model made of any PyTorch module.
 
     Parameters
     ----------
     module_fn : factory
-        Builds a new module from float32 rows (n, ...) to logits (n, num_classes).
+        Builds a new module from float32 rows (n, ...) to logits (n, num_classes), or to an
+        object that has them as `logits`.
     num_classes : int
         Length of the federation's class list; number of labels or outputs in other tasks.
     task : "single-label", "multi-label" or "regression"
@@ -97,6 +97,10 @@ class TorchLearner:
         Lay images (n, channels, height, width) out in memory as convolutions like them:
         around 1.4 times as fast with several channels. The module must then use `flatten`
         or `reshape` instead of `view` after a convolution.
+    device : "cpu", "cuda", "mps" or "auto" (default: "cpu")
+        Where the module is trained and asked; "auto" takes the first of CUDA, MPS and the
+        processor that is available. Equal bits for equal seeds are promised on the
+        processor only.
 
     Examples
     --------
@@ -120,6 +124,9 @@ class TorchLearner:
     final_learning_rate: float | None = None
     augment: Augment | None = None
     channels_last: bool = False
+    device: DeviceName = "cpu"
+    _device: torch.device = field(default=CPU, init=False, repr=False)
+    _steps_taken: int = field(default=0, init=False, repr=False)
     _module: nn.Module | None = field(default=None, init=False, repr=False)
     _row_shape: tuple[int, ...] | None = field(default=None, init=False, repr=False)
 
@@ -128,11 +135,8 @@ class TorchLearner:
         require(callable(self.module_fn), OWNER, "module_fn", "callable", self.module_fn)
         usable = self.augment is None or callable(self.augment)
         require(usable, OWNER, "augment", "callable", self.augment)
-        for name, kind in (
-            ("task", Task),
-            ("optimizer", OptimizerName),
-            ("schedule", Schedule),
-        ):
+        choices = (("task", Task), ("optimizer", OptimizerName), ("schedule", Schedule))
+        for name, kind in choices:
             options, given = get_args(kind), getattr(self, name)
             require(given in options, OWNER, name, f"one of {', '.join(options)}", given)
         least_classes = 2 if self.task == "single-label" else 1
@@ -144,23 +148,38 @@ class TorchLearner:
         require(0 <= decay < math.inf, OWNER, "weight_decay", "finite and at least 0", decay)
         rule = "at least 0 and below 1"
         require(0 <= self.momentum < 1, OWNER, "momentum", rule, self.momentum)
-        falls, rule = last is None or 0 <= last <= rate, "between 0 and learning_rate"
-        require(falls, OWNER, "final_learning_rate", rule, last)
+        falls = last is None or 0 <= last <= rate
+        require(falls, OWNER, "final_learning_rate", "between 0 and learning_rate", last)
+        self._device = find_device(self.device)
+
+    @property
+    def steps_taken(self) -> int:
+        """Optimizer steps of the last call that learned; 0 before the first."""
+        return self._steps_taken
 
     def fit(self, x: Array, y: Array, *, rng: np.random.Generator) -> Self:
         """Learn what the task says about rows `x` (n, ...) with a newly initialised module."""
         x, y = self._checked_set(x, y)
-        return self._learn(None, x, y, TASK_LOSSES[self.task], self.epochs, rng)
+        return self._learn(None, x, y, self._loss, self.epochs, rng)
 
-    def partial_fit(self, x: Array, y: Array, *, rng: np.random.Generator, epochs: int) -> Self:
-        """Go on learning for so many epochs, from the parameters that were learned before.
+    def partial_fit(
+        self,
+        x: Array,
+        y: Array,
+        *,
+        rng: np.random.Generator,
+        epochs: int,
+        objective: Objective | None = None,
+    ) -> Self:
+        """Continue learning for so many epochs, from the parameters that were learned before.
 
         A learner without any starts with a new module. The optimizer is new in every call:
-        Adam's moments, SGD's momentum and the schedule start again.
+        Adam's moments, SGD's momentum and the schedule start again. The gradient of an
+        objective is added to that of the loss in every step.
         """
         check_count("epochs", epochs)
         x, y = self._checked_set(self._checked_rows(x), y)
-        return self._learn(self._module, x, y, TASK_LOSSES[self.task], epochs, rng)
+        return self._learn(self._module, x, y, self._loss, epochs, rng, objective)
 
     def fit_many(
         self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
@@ -199,17 +218,7 @@ class TorchLearner:
         """
         x, targets = self._checked_rows(x), np.asarray(targets)
         require_data(len(x) > 0, OWNER, "x", "at least one row", len(x))
-        check_rows(OWNER, "targets", targets)
-        shape = (len(x), self.num_classes)
-        fits = targets.shape == shape
-        require_data(fits, OWNER, "targets", f"of shape {shape}", targets.shape)
-        targets = as_float32("targets", [targets])
-        if recipe.link != "identity":
-            low, high = float(targets.min()), float(targets.max())
-            inside = low >= -ROUNDING and high <= 1 + ROUNDING
-            rule = f"probabilities between 0 and 1 for a {recipe.link} link"
-            require_data(inside, OWNER, "targets", rule, f"{low:g} to {high:g}")
-            targets = targets.clip(0, 1)
+        targets = soft_targets(targets, (len(x), self.num_classes), recipe)
         epochs = recipe.epochs or self.epochs
         return self._learn(self._module, x, targets, recipe_loss(recipe), epochs, rng)
 
@@ -246,10 +255,10 @@ class TorchLearner:
             module = self._new_module()
         check_state(arrays, state_of(module))
         module.load_state_dict({name: torch.tensor(arrays[name]) for name in arrays})
-        return copy.copy(self)._keep(module, None)
+        return copy.copy(self)._keep(module, None, 0)
 
-    def _keep(self, module: nn.Module, row_shape: tuple[int, ...] | None) -> Self:
-        self._module, self._row_shape = module.eval(), row_shape
+    def _keep(self, module: nn.Module, row_shape: tuple[int, ...] | None, steps: int) -> Self:
+        self._module, self._row_shape, self._steps_taken = module.eval(), row_shape, steps
         return self
 
     def _fitted(self) -> nn.Module:
@@ -264,7 +273,7 @@ class TorchLearner:
             p.requires_grad for p in module.parameters()
         )
         require(learns, OWNER, "module_fn", rule, module)
-        return module
+        return module.to(self._device)
 
     def _checked_set(self, x: Array, y: Array) -> tuple[Array, Array]:
         x, y = np.asarray(x), np.asarray(y)
@@ -287,7 +296,7 @@ class TorchLearner:
         rows = torch.from_numpy(as_float32("x", [x]))
         try:
             with torch.no_grad():
-                scores = module.eval()(self._laid_out(rows))
+                scores = logits_of(module.eval()(self._laid_out(rows.to(self._device))))
         except (RuntimeError, ValueError, IndexError) as error:
             raise InvalidData(
                 f"{OWNER}: x must be rows that the module takes, got shape {x.shape[1:]}. "
@@ -296,7 +305,7 @@ class TorchLearner:
         shape, expected = tuple(getattr(scores, "shape", ())), (len(x), self.num_classes)
         rule = f"a factory of modules with outputs of shape {expected}"
         require(shape == expected, OWNER, "module_fn", rule, shape)
-        return np.asarray(scores)
+        return np.asarray(scores.cpu())
 
     def _fit_group(
         self, members: Sequence[tuple[Self, Array, Array, np.random.Generator]]
@@ -313,27 +322,20 @@ class TorchLearner:
             stack = ModuleStack(modules)
             sets = [(x, y) for _, x, y, _ in members]
             rngs = [rng for *_, rng in members]
-            self._train(stack, sets, TASK_LOSSES[self.task], self.epochs, rngs)
+            steps = self._train(stack, sets, self._loss, self.epochs, rngs)
         stack.write_back()
         for (twin, x, *_), module in zip(members, modules, strict=True):
-            twin._keep(module, x.shape[1:])
+            twin._keep(module, x.shape[1:], steps)
 
     def _stackable(self, x: Array) -> bool:
-        """Try two stacked modules on rows `x`; buffers would mix what the twins saw."""
         if self.task == "multi-label" or self.augment is not None or self.channels_last:
             return False
-        rows = torch.from_numpy(as_float32("x", [x, x]))
-        with isolated(), warnings.catch_warnings():
-            warnings.simplefilter("error")  # vmap warns where it falls back to a loop
-            try:
-                modules = [self._new_module(), self._new_module()]
-                scores = ModuleStack(modules)(rows)
-                torch.autograd.backward(scores.sum())
-            except Exception as error:
-                logger.debug("Twins are fitted one after the other: %s", error)
-                return False
-        fits = scores.shape == (len(rows), self.num_classes)
-        return fits and not any(True for _ in modules[0].buffers())
+        rows = torch.from_numpy(as_float32("x", [x, x])).to(self._device)
+        return can_stack(self._new_module, rows, self.num_classes)
+
+    @property
+    def _loss(self) -> BatchLoss:
+        return TASK_LOSSES[self.task]
 
     def _learn(
         self,
@@ -343,12 +345,14 @@ class TorchLearner:
         loss: BatchLoss,
         epochs: int,
         rng: np.random.Generator,
+        objective: Objective | None = None,
     ) -> Self:
         with isolated(rng):
             module = self._new_module() if module is None else module
             self._evaluate(module, x[:1])  # names a misfit before training starts
-            self._train(module.train(), [(x, targets)], loss, epochs, [rng])
-        return self._keep(module, x.shape[1:])
+            own = None if objective is None else ObjectiveGradient(objective, module)
+            steps = self._train(module.train(), [(x, targets)], loss, epochs, [rng], own)
+        return self._keep(module, x.shape[1:], steps)
 
     def _train(
         self,
@@ -357,22 +361,31 @@ class TorchLearner:
         loss: BatchLoss,
         epochs: int,
         rngs: Sequence[np.random.Generator],
-    ) -> None:
+        own: ObjectiveGradient | None = None,
+    ) -> int:
+        """Train a model and return the number of steps taken."""
         optimizer = make_optimizer(
             self.optimizer,
             model.parameters(),
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
             momentum=self.momentum,
+            fused=self._device == CPU,
         )
         data = TrainingData(sets)
+        num_steps = data.num_steps(epochs, self.batch_size)
         batches = data.batches(epochs, self.batch_size, rngs)
-        steps = self._steps(optimizer, data.num_steps(epochs, self.batch_size))
-        for (rows, targets, weights), _ in zip(batches, steps, strict=True):
+        steps = self._steps(optimizer, num_steps)
+        for (rows, *labels), _ in zip(batches, steps, strict=True):
             optimizer.zero_grad()
             seen = self._laid_out(rows if self.augment is None else self.augment(rows))
-            torch.autograd.backward(loss(model(seen), targets, weights))
+            targets, weights = (part.to(self._device) for part in labels)
+            scores = logits_of(model(seen.to(self._device)))
+            torch.autograd.backward(loss(scores, targets, weights))
+            if own is not None:
+                own.add()
             optimizer.step()
+        return num_steps
 
     def _steps(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Iterator[None]:
         last = self.final_learning_rate

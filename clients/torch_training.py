@@ -1,10 +1,12 @@
 """How PyTorch modules are trained: losses, batches, optimizers and stacks of twins."""
 
+import logging
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -12,7 +14,13 @@ from fl_strategies.arrays import Array
 from fl_strategies.core.party import check_rows
 from fl_strategies.core.protocols import Recipe
 from fl_strategies.core.tasks import UNKNOWN, Task
-from fl_strategies.exceptions import KnowledgeMismatch, MissingExtra, require, require_known
+from fl_strategies.exceptions import (
+    KnowledgeMismatch,
+    MissingExtra,
+    require,
+    require_data,
+    require_known,
+)
 
 try:
     import torch
@@ -30,9 +38,19 @@ BatchLoss: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From logits, targets and weights of rows (n,) to the loss of a step."""
 Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
+logger = logging.getLogger(__name__)
+
 OWNER: Final = "TorchLearner"
 # Batch normalisation divides by the root of the one and by the other.
 NEVER_NEGATIVE: Final = ("running_var", "num_batches_tracked")
+# Averages of probabilities may leave [0, 1] by this much.
+ROUNDING: Final = 1e-6
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return a module's output, or the `logits` in it, as models of transformers have."""
+    logits: Tensor = getattr(output, "logits", output)
+    return logits
 
 
 def weighted(loss: RowLoss) -> BatchLoss:
@@ -158,7 +176,9 @@ class ModuleStack:
             name: _swap_axes(value.detach()).contiguous().requires_grad_(value.requires_grad)
             for name, value in stack_module_state(modules)[0].items()
         }
-        self._forward = vmap(lambda named, rows: functional_call(modules[0], named, (rows,)))
+        self._forward = vmap(
+            lambda named, rows: logits_of(functional_call(modules[0], named, (rows,)))
+        )
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the outputs of every module for its own rows."""
@@ -177,6 +197,21 @@ class ModuleStack:
         for i, module in enumerate(self._modules):
             for name, parameter in module.named_parameters():
                 parameter.copy_(_swap_axes(self._parameters[name])[i])
+
+
+def can_stack(make_module: Callable[[], nn.Module], rows: Tensor, num_classes: int) -> bool:
+    """Try two stacked modules on rows (2 * n, ...); buffers would mix what they see."""
+    with isolated(), warnings.catch_warnings():
+        warnings.simplefilter("error")  # vmap warns where it falls back to a loop
+        try:
+            modules = [make_module(), make_module()]
+            scores = ModuleStack(modules)(rows)
+            torch.autograd.backward(scores.sum())
+        except Exception as error:
+            logger.debug("Twins are fitted one after the other: %s", error)
+            return False
+    fits = scores.shape == (len(rows), num_classes)
+    return fits and not any(True for _ in modules[0].buffers())
 
 
 class TrainingData:
@@ -237,12 +272,27 @@ def _swap_axes(stacked: Tensor) -> Tensor:
 
 
 def as_float32(name: str, parts: Sequence[Array]) -> Array:
-    """Return a new float32 array of all parts; refuse numbers beyond its range."""
+    """Return a new float32 array of all parts in C order; refuse numbers beyond its range."""
     with np.errstate(over="ignore"):
         joined = np.concatenate(parts, dtype=np.float32, casting="same_kind")
+    joined = np.ascontiguousarray(joined)
     if any(part.dtype.itemsize > joined.dtype.itemsize for part in parts):
         check_rows(OWNER, f"{name} as float32", joined)
     return joined
+
+
+def soft_targets(targets: Array, shape: tuple[int, int], recipe: Recipe) -> Array:
+    """Return targets of a recipe as float32; refuse what its link cannot give."""
+    check_rows(OWNER, "targets", targets)
+    require_data(targets.shape == shape, OWNER, "targets", f"of shape {shape}", targets.shape)
+    targets = as_float32("targets", [targets])
+    if recipe.link == "identity":
+        return targets
+    low, high = float(targets.min()), float(targets.max())
+    inside = low >= -ROUNDING and high <= 1 + ROUNDING
+    rule = f"probabilities between 0 and 1 for a {recipe.link} link"
+    require_data(inside, OWNER, "targets", rule, f"{low:g} to {high:g}")
+    return targets.clip(0, 1)
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:
@@ -253,14 +303,16 @@ def check_count(name: str, value: object, least: int = 1) -> None:
 
 def state_of(module: nn.Module) -> dict[str, Array]:
     """Return the parameters and buffers of a module by name, without copies."""
-    return {name: value.numpy() for name, value in module.state_dict().items()}
+    return {name: value.cpu().numpy() for name, value in module.state_dict().items()}
 
 
-def check_state(arrays: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+def check_state(
+    arrays: Mapping[str, Array], expected: Mapping[str, Array], kind: str = "array"
+) -> None:
     """Raise `KnowledgeMismatch` unless the arrays can be the state of a module."""
     for name in sorted(arrays.keys() ^ expected.keys(), key=str):
-        rule = "given, got none" if name in expected else "left out, got one"
-        raise KnowledgeMismatch(f"{OWNER}: array {str(name)[:80]!r} must be {rule}.")
+        rule = "given, got none" if name in expected else "omitted, got one"
+        raise KnowledgeMismatch(f"{OWNER}: {kind} {str(name)[:80]!r} must be {rule}.")
     for name, value in expected.items():
         given, rule = np.asarray(arrays[name]), f"{value.dtype} of shape {value.shape}"
         got = f"{given.dtype} of shape {given.shape}"
@@ -268,7 +320,7 @@ def check_state(arrays: Mapping[str, Array], expected: Mapping[str, Array]) -> N
             got += " with NaN or infinity"
         elif got == rule and name.endswith(NEVER_NEGATIVE) and (given < 0).any():
             got += " with negative numbers"
-        require_known(got == rule, OWNER, f"array {name!r}", rule, got)
+        require_known(got == rule, OWNER, f"{kind} {name!r}", rule, got)
 
 
 @contextmanager

@@ -40,6 +40,17 @@ class NativeTree(NamedTuple):
     values: FloatArray
 
 
+def sklearn_tree(tree: Any, values: FloatArray) -> NativeTree:
+    """Return a tree of scikit-learn, whose leaves say `values` (nodes, m)."""
+    return NativeTree(
+        left=tree.children_left,
+        right=tree.children_right,
+        features=tree.feature,
+        thresholds=tree.threshold,
+        values=values,
+    )
+
+
 def num_received_trees(owner: str, arrays: Mapping[str, Array]) -> int:
     """Return how many trees a received forest has, which is its sender's choice."""
     count = int(np.size(arrays.get("tree-sizes", ())))
@@ -171,26 +182,6 @@ def _level_order(left: IntArray, right: IntArray) -> IntArray:
         split = levels[-1][left[levels[-1]] >= 0]
         levels.append(np.stack([left[split], right[split]], axis=1).reshape(-1))
     return np.concatenate(levels)
-
-
-def levels_of(owner: str, roots: IntArray, left: IntArray, right: IntArray) -> IntArray:
-    """Return how many levels of splits every tree has, (num_trees,); refuse too many.
-
-    Children are positions among all nodes, -1 for those of leaves. No node may be a child
-    twice: the walk would not end in time.
-    """
-    levels = np.zeros(len(roots), dtype=np.int64)
-    trees, nodes = np.arange(len(roots)), roots
-    for level in range(1, MAX_LEVELS + 2):
-        split = left[nodes] >= 0
-        trees, nodes = trees[split], nodes[split]
-        if not nodes.size:
-            break
-        levels[trees] = level
-        trees = np.tile(trees, 2)
-        nodes = np.concatenate([left[nodes], right[nodes]])
-    require_steps(owner, levels)
-    return levels
 
 
 def round_down(thresholds: FloatArray) -> FloatArray:

@@ -10,20 +10,38 @@ from typing import Any
 from fl_strategies.core.party import Party
 from fl_strategies.core.protocols import (
     EnsembleLearner,
+    GuidedLearner,
     IncrementalLearner,
     Learner,
     LearnerFactory,
+    Objective,
     PortableLearner,
     Recipe,
     SoftLearner,
 )
 from fl_strategies.core.role import PartyHalf
 from fl_strategies.core.strategy import KnowledgeStrategy
-from fl_strategies.strategies.codistill import AKD, EKD, PKD, AvgKD, CodistillParty
-from fl_strategies.strategies.fedavg import FedAvg, FedAvgParty
-from fl_strategies.strategies.fedkd import FedKD, FedKDParty
-from fl_strategies.strategies.fedkt import FedKT, FedKTParty
-from fl_strategies.strategies.fedmd import FedMD, FedMDParty
+from fl_strategies.privacy.scores import ScorePrivacy
+from fl_strategies.privacy.votes import VotePrivacy
+from fl_strategies.strategies.codistill import (
+    AKD,
+    EKD,
+    PKD,
+    AvgKD,
+    CodistillOptions,
+    CodistillParty,
+)
+from fl_strategies.strategies.fedavg import FedAvg, FedAvgOptions, FedAvgParty
+from fl_strategies.strategies.fedkd import FedKD, FedKDOptions, FedKDParty
+from fl_strategies.strategies.fedkt import FedKT, FedKTOptions, FedKTParty
+from fl_strategies.strategies.fedmd import (
+    FedMD,
+    FedMDOptions,
+    FedMDParty,
+    LocalNoise,
+    SampleOnce,
+    Unprotected,
+)
 from fl_strategies.wire.knowledge import Knowledge
 
 __version__ = "0.1.0"
@@ -52,28 +70,40 @@ __all__ = [
     "AKD",
     "Algorithm",
     "AvgKD",
+    "CodistillOptions",
     "CodistillParty",
     "EKD",
     "EnsembleLearner",
     "FedAvg",
+    "FedAvgOptions",
     "FedAvgParty",
     "FedKD",
+    "FedKDOptions",
     "FedKDParty",
     "FedKT",
+    "FedKTOptions",
     "FedKTParty",
     "FedMD",
+    "FedMDOptions",
     "FedMDParty",
+    "GuidedLearner",
     "IncrementalLearner",
     "Knowledge",
     "KnowledgeStrategy",
     "Learner",
     "LearnerFactory",
+    "LocalNoise",
+    "Objective",
     "PKD",
     "Party",
     "PartyHalf",
     "PortableLearner",
     "REGISTRY",
     "Recipe",
+    "SampleOnce",
+    "ScorePrivacy",
     "SoftLearner",
+    "Unprotected",
+    "VotePrivacy",
     "__version__",
 ]

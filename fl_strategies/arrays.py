@@ -1,4 +1,4 @@
-"""Names for arrays, and what identifies their content."""
+"""Names for arrays, what becomes one, and what identifies their content."""
 
 import hashlib
 from typing import Any, TypeAlias
@@ -6,9 +6,30 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_strategies.exceptions import InvalidData
+
 Array: TypeAlias = NDArray[Any]
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
 IntArray: TypeAlias = NDArray[np.int64]
+
+
+def to_array(owner: str, name: str, value: Any) -> Array:
+    """Return a list, frame or tensor as an array; arrays stay the objects that they are.
+
+    Frames and tensors are known by their methods, so that neither library is needed.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        plain = value.detach().cpu() if hasattr(value, "detach") else value
+        array = np.asarray(plain)
+        # Frames with columns of several types come as objects.
+        return np.array(array.tolist()) if array.dtype == object and array.size else array
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidData(
+            f"{owner}: {name} must be an array, or a list, frame or tensor that numpy can "
+            f"read, got {type(value).__name__}."
+        ) from error
 
 
 def content_hash(array: Array) -> str:

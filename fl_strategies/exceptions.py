@@ -8,6 +8,7 @@ StrategyError
 ├── InvalidData           (ValueError)      private, public or test data break the contract
 │   └── CorruptJournal                      a party's journal is not as it was written
 ├── MissingExtra          (ImportError)     an optional package is not installed
+├── ForeignPackage        (ImportError)     another package has the name of one of ours
 ├── NotFitted             (AttributeError)  a result is read before there is one
 ├── NotEnoughParties      (RuntimeError)    too few parties came or answered
 ├── RequestRefused        (RuntimeError)    a party's policy does not allow what is asked
@@ -54,6 +55,17 @@ class MissingExtra(StrategyError, ImportError):
         super().__init__(
             f"{owner}: the package {package!r} must be installed, got none. "
             f'Run: pip install "fl-strategies[{extra}]"'
+        )
+
+
+class ForeignPackage(StrategyError, ImportError):
+    """Python finds another package first that has the name of one of ours."""
+
+    def __init__(self, name: str, found: object) -> None:
+        super().__init__(
+            f"fl-strategies: the package {name!r} must be its own, got {found}, which Python "
+            f"finds first. Rename that one, or start from a folder without it, or with "
+            f"`python -P`."
         )
 
 

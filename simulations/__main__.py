@@ -16,7 +16,7 @@ from simulations.config import (
     Settings,
     describe,
     paper_table,
-    parse_assignment,
+    parse_assignments,
     preset,
 )
 from simulations.datasets import LOADERS
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _list_settings() -> str:
     return "\n".join(
-        f"  {key:24} {meaning} ({default!r})" for key, default, meaning in describe()
+        f"  {key:28} {meaning} ({default!r})" for key, default, meaning in describe()
     )
 
 
@@ -131,7 +131,8 @@ def _settings(options: argparse.Namespace) -> Settings:
     """Combine the sources of settings: preset, then options, then --set."""
     named = ("strategy", "data", "label", "learner", "seed")
     given = {key: getattr(options, key) for key in named if getattr(options, key) is not None}
-    given |= dict(parse_assignment(text) for text in options.set)
+    usual = PRESET_STRATEGY if options.preset else None
+    given |= parse_assignments(options.set, *filter(None, [given.get("strategy", usual)]))
     if options.preset:
         chosen = (given.get("strategy", PRESET_STRATEGY), given.get("data", Settings().data))
         given = {**preset(options.preset, *map(str, chosen)), **given}
@@ -156,7 +157,7 @@ def _run_once(settings: Settings) -> Report:
         strategy,
         app,
         settings.num_parties,
-        num_rounds=settings.num_server_rounds,
+        num_rounds=settings.num_rounds,
         run_config=settings.to_run_config(),
         num_workers=settings.workers,
     )
@@ -187,7 +188,7 @@ def _flower(options: argparse.Namespace) -> int:
 
 def _repeat(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    seeds = [parse_assignment(f"seed={seed}")[1] for seed in options.seeds.split(",")]
+    seeds = [parse_assignments([f"seed={seed}"])["seed"] for seed in options.seeds.split(",")]
     reports = [
         _run_once(Settings.from_run_config({**settings.to_run_config(), "seed": seed}))
         for seed in seeds

@@ -8,8 +8,9 @@ from typing import Final, Self
 
 from fl_strategies.arrays import Array
 from fl_strategies.exceptions import require
+from fl_strategies.options import TYPE_NAMES
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from simulations.config import TYPE_NAMES, Value
+from simulations.config import Value
 
 OWNER: Final = "node-config"
 BUDGET_KEYS: Final[Mapping[str, Value]] = {

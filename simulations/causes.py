@@ -38,11 +38,11 @@ def noise(report: Report) -> str | None:
     settings = report["settings"]
     spent = [report[key] for key in (keys.EPSILON_PARTY, keys.EPSILON_EXAMPLE)]
     finite = [epsilon for epsilon in spent if math.isfinite(epsilon)]
-    asked = settings["privacy-level"] in ("L1", "L2") or settings["release"] == "ldp"
+    asked = settings.get("privacy-level") in ("L1", "L2") or settings.get("release") == "ldp"
     if not finite and not asked:
         return None
     size = f" (epsilon {min(finite):.3g})" if finite else ""
-    if settings["release"] == "nfdp":
+    if settings.get("release") == "nfdp":
         return f"parties learn from a sample{size}: set a larger num-samples"
     fewer = "num-queries" if report["strategy"] == "fedkt" else "public rows"
     return (
@@ -67,8 +67,10 @@ def one_sided_classes(report: Report) -> str | None:
 def few_records_a_teacher(report: Report) -> str | None:
     """Name FedKT's teachers where they share a party's records although nothing needs it."""
     settings = report["settings"]
+    if report["strategy"] != "fedkt":
+        return None
     count, level = settings["num-teachers"], settings["privacy-level"]
-    if report["strategy"] != "fedkt" or count <= 1 or level == "L2":
+    if count <= 1 or level == "L2":
         return None
     records = median(party["num-records"] for party in report["parties"]) / count
     if records >= RECORDS_A_CLASS * report["num-classes"]:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +22,7 @@ from fl_strategies.exceptions import StrategyError
 from fl_strategies.runtime.atomic_files import replace_file
 from fl_strategies.wire import keys
 from simulations.baselines import PREFIXES, judge_baselines
-from simulations.compare_entries import Entry, Given, Plan
+from simulations.compare_entries import Entry, Given, Plan, shared
 from simulations.config import Settings
 from simulations.datasets import FILE_SUFFIXES
 from simulations.experiment import load_federation
@@ -49,7 +49,7 @@ class Comparison:
     def settings(self, entry: Entry | None, seed: int) -> Settings:
         """Return the settings of one run; without an entry, those of the baselines."""
         return Settings.from_run_config(
-            {**(entry.settings if entry else self.given)}, seed=seed
+            {**(entry.settings if entry else shared(self.given))}, seed=seed
         )
 
     def asked(self, entry: Entry | None, seed: int) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _total(rounds: Sequence[Report], key: str) -> float:
 
 def measure_baselines(settings: Settings) -> Outcome:
     """Measure what needs no federation: each party alone, pooled data, the majority class."""
-    federation = load_federation(replace(settings, solo=True, central=True))
+    federation = load_federation(settings.but(solo=True, central=True))
     baselines, metric = judge_baselines(federation, settings.workers), federation.metric
     figures = baselines.top_level(metric)
     return {

@@ -12,10 +12,10 @@ from fl_strategies import REGISTRY
 from fl_strategies.exceptions import InvalidParameter, require
 from simulations.compare import Comparison, run_comparison
 from simulations.compare_advice import recommend
-from simulations.compare_entries import OWNER, Given, make_plan
+from simulations.compare_entries import OWNER, Given, make_plan, shared
 from simulations.compare_figure import draw_comparison
 from simulations.compare_table import render, summarise_comparison, to_json
-from simulations.config import Settings, parse_assignment
+from simulations.config import Settings, parse_assignments
 from simulations.reproduce import Runner
 
 STOPPED: Final = 130
@@ -89,14 +89,18 @@ def _compare(run: Runner, options: argparse.Namespace) -> int:
 
 def _comparison(options: argparse.Namespace) -> Comparison:
     named = {key: getattr(options, key) for key in ("data", "label", "learner")}
+    strategies = _names(options.strategy) or list(REGISTRY)
+    known = [name for name in strategies if name in REGISTRY]
     given: Given = {
         **{key: value for key, value in named.items() if value is not None},
-        **dict(map(parse_assignment, options.set)),
+        **parse_assignments(options.set, *known),
     }
-    seeds = tuple(int(parse_assignment(f"seed={text}")[1]) for text in options.seeds.split(","))
+    seeds = tuple(
+        int(parse_assignments([f"seed={text}"])["seed"]) for text in options.seeds.split(",")
+    )
     plan = make_plan(
         given,
-        strategies=_names(options.strategy) or list(REGISTRY),
+        strategies=strategies,
         rounds=options.rounds,
         seeds=seeds,
         budgets=_budgets(options.epsilon),
@@ -123,7 +127,7 @@ def _reasons(excluded: Mapping[str, str]) -> str:
 
 
 def _default_path(given: Given) -> Path:
-    settings = Settings.from_run_config(given)
+    settings = Settings.from_run_config(shared(given))
     name = re.sub(r"[^a-z0-9]+", "-", Path(settings.data).name.lower()).strip("-")
     return Path(settings.output_dir) / f"compare-{name}.json"
 

@@ -5,14 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from fl_strategies import REGISTRY, FedAvg
+from fl_strategies import REGISTRY, FedKTOptions, SampleOnce
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import StrategyError, require
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.votes import VoteNoise, VotePrivacy
-from fl_strategies.strategies.fedkt.words import MOST_TEACHERS, VOTES_PER_NOISE, count_noise
+from fl_strategies.strategies.fedkt.options import MOST_TEACHERS, VOTES_PER_NOISE
 from simulations.config import Settings, Value
-from simulations.experiment import Federation, load_federation
+from simulations.experiment import SCORERS, WORD_MODEL, Federation, load_federation
 
 Given: TypeAlias = Mapping[str, Value]
 
@@ -104,7 +103,7 @@ def make_plan(
     """Find out what fits; settings and data that fit nothing at all raise."""
     _check_request(given, strategies, seeds, budgets, rounds)
     federations = [
-        load_federation(Settings.from_run_config({**given, "seed": seed}))
+        load_federation(Settings.from_run_config({**shared(given), "seed": seed}))
         for seed in (seeds if budgets else seeds[:1])
     ]
     drafts = [Draft(name, {"strategy": name}) for name in strategies]
@@ -120,6 +119,11 @@ def make_plan(
         except StrategyError as error:
             excluded[draft.name] = str(error)
     return Plan(tuple(entries), excluded)
+
+
+def shared(given: Given) -> Given:
+    """Return the settings that are not about one strategy or another."""
+    return {key: value for key, value in given.items() if key in Settings.settings()}
 
 
 def _check_request(
@@ -156,10 +160,15 @@ def _fit(draft: Draft, given: Given, federation: Federation) -> Entry:
 def _changes(asked: Given) -> Iterator[tuple[str, Given]]:
     """Yield what may be changed to make a strategy fit, nothing first."""
     settings = Settings.from_run_config(asked)
-    yield "", {}
-    if REGISTRY[settings.strategy].strategy is FedAvg:
-        for name in dict.fromkeys([*settings.learner_names, NETWORK]):
+    kind = REGISTRY[settings.strategy].strategy
+    if settings.learner_names:
+        yield "", {}
+    if kind.same_learner:
+        for name in dict.fromkeys([*settings.learner_names, NETWORK, WORD_MODEL]):
             yield f" ({name} {EVERYWHERE}", {"learner": name, "final-learner": name}
+        return
+    if not settings.learner_names:
+        yield "", {}
         return
     final = _learns_scores(settings.final_learner)
     learners = ",".join(map(_learns_scores, settings.learner_names))
@@ -178,10 +187,13 @@ def _built(
     suffix, changed = change
     settings = Settings.from_run_config({**asked, **changed})
     _check_task(settings.strategy, federation.dataset.task)
-    strategy = replace(federation, settings=settings).strategy()
+    fitted = replace(federation, settings=settings)
+    if not settings.learner_names and {*fitted.learner_names} <= {*SCORERS}:
+        suffix = SCORE_MODELS  # the usual models do not fit
+    strategy = fitted.strategy()
     if strategy.last_round == 1:
         settings = replace(settings, num_server_rounds=1)
-    models = f"party models {settings.learner}" if suffix == SCORE_MODELS else ""
+    models = f"party models {','.join(fitted.learner_names)}" if suffix == SCORE_MODELS else ""
     return Entry(
         name=draft.name + suffix,
         settings={k: v for k, v in settings.to_run_config().items() if k != "seed"},
@@ -242,7 +254,7 @@ def _voting(level: str, given: Given, federation: Federation, budget: float) -> 
         **ACCEPTED,
     }
     draft = Draft(f"fedkt {level}", decided)
-    if {"num-queries", "fraction-query"} & given.keys():
+    if "num-queries" in given:
         return draft
     try:
         settings = Settings.from_run_config({**given, **decided})
@@ -256,40 +268,42 @@ def _queries(settings: Settings, federation: Federation) -> int:
 
     Nothing here depends on a record: numbers of parties, teachers, classes and public rows.
     """
-    data, at_server = federation.dataset, settings.privacy_level == "L1"
-    students = settings.num_parties * (settings.num_splits or 1)
-    num_votes = students if at_server else settings.num_teachers or MOST_TEACHERS
+    data, options = federation.dataset, _fedkt(settings)
+    students = settings.num_parties * options.num_splits
+    num_votes = students if options.level == "L1" else options.num_teachers or MOST_TEACHERS
     least = LEAST_QUERIES_PER_CLASS * data.num_classes
     num_queries = len(data.x_public)
     while num_queries >= 2 * least:
-        if VOTES_PER_NOISE * _noise_scale(settings, data.num_classes, num_queries) <= num_votes:
+        if VOTES_PER_NOISE * _noise_scale(options, data.num_classes, num_queries) <= num_votes:
             break
         num_queries //= 2
     return num_queries
 
 
-def _noise_scale(settings: Settings, num_classes: int, num_queries: int) -> float:
-    noise: VoteNoise = settings.noise  # type: ignore[assignment]
-    privacy = VotePrivacy(
-        noise=noise,
-        target_epsilon=settings.target_epsilon,
-        delta=settings.delta,
-        threshold=settings.threshold or None,
-        threshold_sigma=settings.threshold_sigma or None,
-    )
-    splits, counted = settings.num_splits or 1, settings.vote_weights == "noisy-counts"
-    if settings.privacy_level == "L1":
-        return privacy.mechanism(
-            unit="party", sensitivity=splits, num_classes=num_classes, num_queries=num_queries
-        ).scale
-    besides = count_noise(settings.count_epsilon).charges() if counted else ()
-    return privacy.for_examples(num_classes, splits * num_queries, besides=besides).scale
+def _fedkt(settings: Settings) -> FedKTOptions:
+    return settings.options  # type: ignore[return-value]
+
+
+def _noise_scale(options: FedKTOptions, num_classes: int, num_queries: int) -> float:
+    privacy = options.privacy
+    if privacy is None:
+        return 0.0
+    if privacy.level == "L2":
+        return options.party_mechanism(privacy, num_classes, num_queries).scale
+    return privacy.mechanism(
+        unit="party",
+        sensitivity=options.num_splits,
+        num_classes=num_classes,
+        num_queries=num_queries,
+    ).scale
 
 
 def _sampling(given: Given, federations: Sequence[Federation], budget: float) -> Draft:
     """Return FedMD with a sample that the smallest party of any seed can afford."""
     records = min(len(rows) for one in federations for rows in one.rows)
-    replacement = bool(given.get("with-replacement", Settings().with_replacement))
+    replacement = bool(
+        given.get("with-replacement", SampleOnce.settings()["with-replacement"].default)
+    )
     num_samples = 1
     while num_samples < records and _affordable(
         records, num_samples + 1, budget, replacement=replacement

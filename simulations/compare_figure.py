@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from simulations.compare_table import Summary
 from simulations.figures import DOTS_PER_INCH
-from simulations.models import import_library
+from simulations.libraries import import_library
 from simulations.report import summarise
 
 PANEL_INCHES: Final = (6.4, 4.8)

@@ -7,6 +7,8 @@ from typing import Any, Final
 from fl_strategies.wire import keys
 from simulations.compare import FURTHER, Comparison, Results
 from simulations.compare_entries import Entry
+from simulations.config import Settings
+from simulations.experiment import load_federation
 from simulations.report import summarise, table
 from simulations.reproduce import Outcome, find
 
@@ -148,9 +150,15 @@ def summarise_comparison(comparison: Comparison, results: Results) -> Summary:
             if entry.name in found
         ),
         excluded={**comparison.plan.excluded, **results.failed},
-        models=f"{settings.learner}; pooled {settings.final_learner}",
+        models=_models(settings),
         commits=tuple(sorted({one["commit"] for one in runs if one["commit"]})),
     )
+
+
+def _models(settings: Settings) -> str:
+    """Return the models of the baselines, also where none were asked for."""
+    federation = load_federation(settings)
+    return f"{','.join(federation.learner_names)}; pooled {federation.final_learner}"
 
 
 def _outcomes(comparison: Comparison, entry: Entry | None, results: Results) -> list[Outcome]:

@@ -1,15 +1,17 @@
 """What `flwr list`, `flwr log` and `flwr supernode ls` tell, asked of a SuperLink directly.
 
 Each call of Flower's command line starts a Python of its own, which takes seconds; who waits
-for a run asks often. Flower does not publish this client, so nothing else uses it.
+for a run asks often. Flower does not publish this client, so nothing else uses it, and it is
+imported where it is used.
 """
 
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import httpx
-from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StreamLogsRequest
-from flwr.supercore.control import ControlHttpClient
+
+if TYPE_CHECKING:
+    from flwr.supercore.control import ControlHttpClient
 
 UNKNOWN: Final = "unknown"
 
@@ -35,13 +37,6 @@ class RunStatus(NamedTuple):
         return f"{self.status} ({self.details})" if self.details else self.status
 
 
-class NodeStatus(NamedTuple):
-    """Whether a SuperNode is online, and when it last connected."""
-
-    online: bool
-    connected_at: str
-
-
 class Control:
     """Questions to a SuperLink.
 
@@ -58,6 +53,8 @@ class Control:
 
     def status(self, run_id: str) -> RunStatus:
         """Return how a run stands; `UNKNOWN` if the SuperLink does not answer."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
         try:
             with self._client() as client:
                 answer = client.ListRuns(ListRunsRequest(run_id=int(run_id)))
@@ -69,27 +66,26 @@ class Control:
 
     def log(self, run_id: str) -> str:
         """Return what the server's part of a run has logged so far."""
+        from flwr.proto.control_pb2 import StreamLogsRequest
+
         with self._client() as client:
             request = StreamLogsRequest(run_id=int(run_id), after_timestamp=0.0)
             return next((part.log_output for part in client.StreamLogs(request)), "")
 
-    def nodes(self) -> dict[int, NodeStatus]:
-        """Return how SuperNodes stand, by node id; none if the SuperLink does not answer."""
+    def num_online(self) -> int:
+        """Return how many SuperNodes are online; none if the SuperLink does not answer."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
         try:
             with self._client() as client:
-                answer = client.ListNodes(ListNodesRequest())
+                nodes = client.ListNodes(ListNodesRequest()).nodes_info
         except httpx.HTTPError:
-            return {}
-        return {
-            node.node_id: NodeStatus(node.status == "online", node.last_activated_at)
-            for node in answer.nodes_info
-        }
+            return 0
+        return sum(node.status == "online" for node in nodes)
 
-    def num_online(self) -> int:
-        """Return how many SuperNodes are online."""
-        return sum(node.online for node in self.nodes().values())
+    def _client(self) -> "ControlHttpClient":
+        from flwr.supercore.control import ControlHttpClient
 
-    def _client(self) -> ControlHttpClient:
         certificate = None if self._authority is None else self._authority.read_bytes()
         return ControlHttpClient.from_server_address(
             self._address, self._authority is None, certificate, interceptors=()

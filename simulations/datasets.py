@@ -31,8 +31,9 @@ from simulations.files import (
     read_npz,
     unreachable,
 )
-from simulations.images import IMAGE_SETS, load_images
-from simulations.models import import_library
+from simulations.image_sets import IMAGE_SETS
+from simulations.images import load_images
+from simulations.libraries import import_library
 from simulations.splits import (
     EMBEDDED_TRAIN_SHARE,
     PAPER_TRAIN_SHARE,
@@ -100,7 +101,7 @@ def load_dataset(
     name : str
         `digits` or `breast-cancer` (embedded in scikit-learn; 60 % train, 20 % public,
         20 % test), `adult` or `cod-rna` (LIBSVM training files; 75 %, 12.5 %, 12.5 %, as in
-        the FedKT paper), one of `IMAGE_SETS` (see `simulations.images`) or of `TEXT_SETS`
+        the FedKT paper), one of `IMAGE_SETS` (see `simulations.image_sets`) or of `TEXT_SETS`
         (see `simulations.texts`), or a file: `FILE.npz` with x_train, y_train, x_test,
         y_test and, if half of x_test is not to become public, x_public; or `FILE.csv`, also
         .csv.gz and .csv.xz (75 %, 12.5 %, 12.5 %).
@@ -306,13 +307,9 @@ def _require_same_rows(owner: str, name: str, x: Array, like: Array) -> None:
 
 
 def _require_same_length(owner: str, name: str, x: Array, y: Array) -> None:
-    require_data(
-        y.ndim > 0 and len(x) == len(y),
-        owner,
-        name.replace("x", "y", 1),
-        f"{len(x)} labels, one for each row of {name}",
-        f"shape {y.shape}",
-    )
+    matched = y.ndim > 0 and len(x) == len(y)
+    rule = f"{len(x)} labels, one for each row of {name}"
+    require_data(matched, owner, name.replace("x", "y", 1), rule, f"shape {y.shape}")
 
 
 def _load_csv(path: Path, request: Request, label: str) -> Dataset:

@@ -3,16 +3,24 @@
 import inspect
 import logging
 import multiprocessing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from fl_strategies import REGISTRY, FedAvg, KnowledgeStrategy, Learner, Party
+from fl_strategies import (
+    REGISTRY,
+    FedMDOptions,
+    KnowledgeStrategy,
+    Learner,
+    LocalNoise,
+    Party,
+    SampleOnce,
+)
 from fl_strategies.arrays import Array, IntArray
 from fl_strategies.core.protocols import (
     ContinuingLearner,
@@ -23,7 +31,7 @@ from fl_strategies.core.protocols import (
 from fl_strategies.core.tasks import METRICS, Judgement, judge, judge_constant, quality
 from fl_strategies.exceptions import StrategyError, require
 from fl_strategies.randomness import derive_rng
-from simulations.config import Settings, optional_settings
+from simulations.config import Settings
 from simulations.datasets import Dataset, load_dataset
 from simulations.models import LEARNERS, learner_factory
 from simulations.partition import partition
@@ -31,18 +39,12 @@ from simulations.pretraining import check_one_kind, pretrained
 
 logger = logging.getLogger("flwr.fl_strategies")
 
-PROMISES = (
-    "release",
-    "privacy_level",
-    "gamma",
-    "sigma",
-    "target_epsilon",
-    "num_samples",
-    "clipping_norm",
-    "vote_trim",
-    "consensus",
-)
-"""Settings that promise privacy or robustness, which a strategy must not silently ignore."""
+USUAL = ("random-forest", "xgboost", "logistic-regression", "mlp")
+"""Models that parties have by default, in turn."""
+SCORERS = ("xgboost-scores", "forest-scores", "mlp")
+"""The same where models learn from scores or travel."""
+FINAL = ("extra-trees", "xgboost-scores", "mlp")
+WORD_MODEL = "embedding-bag"
 MAY_CHANGE = frozenset(
     {
         "checkpoint-dir",
@@ -73,13 +75,50 @@ class Federation:
     members: Mapping[int, int] | None = None
     """Which node is which party, where an operator knows."""
 
+    @property
+    def kind(self) -> type[KnowledgeStrategy[Any]]:
+        """The strategy's class."""
+        return REGISTRY[self.settings.strategy].strategy
+
+    @cached_property
+    def learner_names(self) -> tuple[str, ...]:
+        """Models of the parties, taken in turn: those asked for, or some that fit."""
+        if self.settings.learner_names:
+            return self.settings.learner_names
+        if self.kind.same_learner:
+            return (
+                self.settings.final_learner
+                or self._fitting(SCORERS, self.kind.party_learner_needs)[0],
+            )
+        needs = self.kind.party_learner_needs
+        usual = all(_has(self.factory(name), needs) for name in USUAL)
+        return self._fitting(USUAL if usual else SCORERS, needs)
+
+    @cached_property
+    def final_learner(self) -> str:
+        """Model of the server: the one asked for, or one that fits."""
+        if self.settings.final_learner:
+            return self.settings.final_learner
+        if self.kind.relays_models:
+            return self.learner_names[0]
+        return self._fitting(FINAL, self.kind.final_learner_needs)[0]
+
+    def _fitting(self, names: Sequence[str], needs: tuple[type, ...]) -> tuple[str, ...]:
+        """Return which of some models suit data and strategy; raise if none does."""
+        words = self.dataset.x_train.dtype.kind in "iu"
+        named = (WORD_MODEL,) if words else names
+        found = tuple(name for name in named if _has(self.factory(name), needs))
+        rule = f"given: none of {', '.join(named)} suits {self.settings.strategy} and the data"
+        require(bool(found), "Settings", "learner", rule, self.settings.learner)
+        return found
+
     def factory(self, name: str) -> LearnerFactory:
         """Return the factory of a party's learner for this data set."""
         return self._factory(name, self.settings)
 
     def final_factory(self) -> LearnerFactory:
         """Return the factory of the server's learner."""
-        return self._factory(self.settings.final_learner, self.settings.for_final_learner())
+        return self._factory(self.final_learner, self.settings.for_final_learner())
 
     def _factory(self, name: str, settings: Settings) -> LearnerFactory:
         data = self.dataset
@@ -93,7 +132,7 @@ class Federation:
 
     def catalogue(self) -> dict[str, LearnerFactory]:
         """Return all learners that may travel in this federation, by name."""
-        names = {*self.settings.learner_names, self.settings.final_learner}
+        names = {*self.learner_names, self.final_learner}
         return {name: self.factory(name) for name in sorted(names)}
 
     def party(self, partition_id: int) -> Party:
@@ -107,7 +146,7 @@ class Federation:
             partition_id,
         )
         rows = self.rows[partition_id]
-        name = settings.learner_names[partition_id % len(settings.learner_names)]
+        name = self.learner_names[partition_id % len(self.learner_names)]
         return Party(
             x=data.x_train[rows],
             y=data.y_train[rows],
@@ -125,31 +164,22 @@ class Federation:
         )
 
     def strategy(self) -> KnowledgeStrategy[Any]:
-        """Return the strategy; it takes those settings that its constructor names."""
-        settings = self.settings
-        kind = REGISTRY[settings.strategy].strategy
+        """Return the strategy; of what there is, it takes what its constructor names."""
+        settings, kind = self.settings, self.kind
         self._check_learners(kind)
-        options: dict[str, Any] = {
+        available: dict[str, Any] = {
             "public": self.dataset.x_public,
             "num_classes": self.dataset.num_classes,
             "task": self.dataset.task,
             "learner_fn": self.final_factory(),
-            "learner_name": settings.final_learner,
+            "learner_name": self.final_learner,
             "student_fns": self.catalogue(),
             "model_fns": self.catalogue(),
+            "options": settings.options,
         }
-        left_out = {name: None for name in optional_settings() if not getattr(settings, name)}
-        available = {**vars(settings), **left_out, **options}
+        if isinstance(settings.options, FedMDOptions):
+            available |= self._fedmd(settings.options)
         own = inspect.signature(kind.__init__).parameters
-        for name in set(PROMISES) - set(own):
-            _require_default(settings, name)
-        if settings.target_epsilon and not settings.num_rounds_planned:
-            available["num_rounds_planned"] = settings.num_server_rounds
-        if settings.pretrain_once and "pretrained" in own:
-            available |= {"pretrained": self.shared_start, "pretrain_epochs": 0}
-        if settings.consensus == "auto":
-            del available["consensus"]
-        taken = {name: value for name, value in available.items() if name in own}
         strategy = kind(
             num_parties=settings.num_parties,
             seed=settings.seed,
@@ -158,24 +188,37 @@ class Federation:
             checkpoint_dir=settings.checkpoint_dir or None,
             resume=settings.resume,
             members=self.members,
-            **taken,
+            **{name: value for name, value in available.items() if name in own},
         )
         told = settings.to_run_config().items()
         strategy.run_settings = {key: v for key, v in told if key not in MAY_CHANGE}
         return strategy
 
+    def _fedmd(self, options: FedMDOptions) -> dict[str, Any]:
+        """Return what a simulation decides about FedMD: rounds planned, a first model."""
+        release = options.release
+        if isinstance(release, LocalNoise) and release.target_epsilon is not None:
+            planned = release.num_rounds_planned or self.settings.num_rounds
+            options = replace(options, release=replace(release, num_rounds_planned=planned))
+        if not self.settings.pretrain_once:
+            return {"options": options}
+        first = replace(options, pretrain_epochs=0)
+        return {"options": first, "pretrained": self.shared_start}
+
     def _check_learners(self, kind: type[KnowledgeStrategy[Any]]) -> None:
         """Raise before anything is trained if a model does not fit data or strategy."""
-        settings, smallest = self.settings, min(map(len, self.rows))
-        for name in sorted({*settings.learner_names}):
+        smallest = min(map(len, self.rows))
+        for name in sorted({*self.learner_names}):
             self._check_learner("learner", name, kind.party_learner_needs)
-        self._check_learner("final-learner", settings.final_learner, kind.final_learner_needs)
-        same = kind is not FedAvg or {*settings.learner_names} == {settings.final_learner}
-        require(same, "Settings", "learner", "the final-learner for fedavg", settings.learner)
-        if settings.release == "nfdp" and not settings.with_replacement:
-            enough = settings.num_samples <= smallest
+        self._check_learner("final-learner", self.final_learner, kind.final_learner_needs)
+        same = not kind.same_learner or {*self.learner_names} == {self.final_learner}
+        rule = f"the final-learner for {self.settings.strategy}"
+        require(same, "Settings", "learner", rule, ",".join(self.learner_names))
+        sample = getattr(self.settings.options, "release", None)
+        if isinstance(sample, SampleOnce) and not sample.with_replacement:
             rule = f"at most {smallest}, the records of the smallest party"
-            require(enough, "Settings", "num-samples", rule, settings.num_samples)
+            fits = sample.num_samples <= smallest
+            require(fits, "Settings", "num-samples", rule, sample.num_samples)
 
     def _check_learner(self, key: str, name: str, needs: tuple[type, ...]) -> None:
         learner = self.factory(name)()
@@ -220,9 +263,10 @@ class Federation:
         party, settings = self.party(partition_id), self.settings
         rng = derive_rng(settings.seed, "party", partition_id, "solo")
         x, y = party.x, party.y
-        if settings.strategy == "fedmd" and settings.release == "nfdp":
+        sample = getattr(settings.options, "release", None)
+        if isinstance(sample, SampleOnce):
             drawn = derive_rng(settings.seed, "party", partition_id, "solo sample").choice(
-                len(y), size=settings.num_samples, replace=settings.with_replacement
+                len(y), size=sample.num_samples, replace=sample.with_replacement
             )
             x, y = x[drawn], y[drawn]
         return self.judge(self._trained_alone(party, x, y, rng))
@@ -232,7 +276,7 @@ class Federation:
     ) -> Learner:
         """Train on some records; before that on public rows, if the federation does so."""
         learner, settings = party.learner_fn(), self.settings
-        early = settings.strategy == "fedmd" and settings.pretrain_epochs > 0
+        early = getattr(settings.options, "pretrain_epochs", 0) > 0
         if not early or not isinstance(learner, ContinuingLearner):
             return learner.fit(x, y, rng=rng)
         if settings.pretrain_once:
@@ -245,7 +289,7 @@ class Federation:
     @cached_property
     def shared_start(self) -> dict[str, Array]:
         """The model that all parties start from with `pretrain-once`, as arrays."""
-        check_one_kind(self.settings)
+        check_one_kind(self.learner_names, self.final_learner)
         rng = derive_rng(self.settings.seed, "pretrain")
         learner = self.final_factory()()
         return pretrained(learner, self.dataset, self.settings, rng).to_arrays()
@@ -315,13 +359,6 @@ def _has(factory: LearnerFactory, needs: tuple[type, ...]) -> bool:
 def _meets(learner: Learner, needs: tuple[type, ...]) -> bool:
     at_hand = PortableLearner not in needs or can_travel(learner)
     return at_hand and all(isinstance(learner, need) for need in needs)
-
-
-def _require_default(settings: Settings, name: str) -> None:
-    """Raise if a setting promises something that the strategy knows nothing of."""
-    value, default = getattr(settings, name), getattr(Settings(), name)
-    rule = f"left at {default!r} with strategy {settings.strategy}, which ignores it"
-    require(value == default, "Settings", name.replace("_", "-"), rule, value)
 
 
 def _judge_party(settings: Settings, partition_id: int) -> Judgement:

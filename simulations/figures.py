@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from fl_strategies.exceptions import require
 from fl_strategies.wire import keys
-from simulations.models import import_library
+from simulations.libraries import import_library
 from simulations.report import summarise
 from simulations.reproduce import Outcome, Row, Table, outcomes_of, read_outcomes, rounds_of
 

@@ -17,7 +17,7 @@ import numpy as np
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.party import check_rows
 from fl_strategies.exceptions import InvalidData, InvalidParameter, require_data
-from simulations.models import import_library
+from simulations.libraries import import_library
 
 DATA_VARIABLE: Final = "FL_STRATEGIES_DATA"
 MAX_CATEGORIES: Final = 256
@@ -76,13 +76,8 @@ def read_npz(path: Path, *required: str, optional: tuple[str, ...] = ()) -> dict
         raise InvalidData(
             f"{path.name}: the file must be an npz archive of plain arrays, got {error}."
         ) from error
-    require_data(
-        not missing,
-        path.name,
-        "the archive",
-        f"complete with {', '.join(required)}",
-        f"no {', '.join(missing)}",
-    )
+    rule = f"complete with {', '.join(required)}"
+    require_data(not missing, path.name, "the archive", rule, f"no {', '.join(missing)}")
     return arrays
 
 
@@ -134,13 +129,9 @@ def _plain_labels(owner: str, name: str, y: Array) -> Array:
     require_data(flat.ndim == 1, owner, name, "one label a row", f"shape {y.shape}")
     if flat.dtype.kind == "f":
         is_whole = np.isfinite(flat) & (flat == np.round(flat))
-        require_data(
-            bool(is_whole.all()),
-            owner,
-            name,
-            "class labels (whole numbers or text)",
-            flat[~is_whole][:1],
-        )
+        whole = bool(is_whole.all())
+        rule = "class labels (whole numbers or text)"
+        require_data(whole, owner, name, rule, flat[~is_whole][:1])
     kind = flat.dtype.kind
     require_data(kind in "biufUS", owner, name, "whole numbers or text", f"dtype {y.dtype}")
     return flat.astype(np.str_ if kind in "US" else np.int64)
@@ -229,12 +220,8 @@ def _require_complete(owner: str, column: str, num_missing: int) -> None:
 def _one_hot(owner: str, name: str, column: Any, public: IntArray) -> FloatArray:
     values = column.astype(object).where(column.notna(), "").astype(str).to_numpy(np.str_)
     categories = np.unique(values[public])
-    require_data(
-        len(categories) <= MAX_CATEGORIES,
-        owner,
-        f"column {name!r}",
-        f"numeric or of at most {MAX_CATEGORIES} categories",
-        len(categories),
-    )
+    few = len(categories) <= MAX_CATEGORIES
+    rule = f"numeric or of at most {MAX_CATEGORIES} categories"
+    require_data(few, owner, f"column {name!r}", rule, len(categories))
     encoded: FloatArray = (values[:, None] == categories).astype(np.float64)
     return encoded

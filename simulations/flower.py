@@ -77,13 +77,6 @@ class SuperLink:
             self.processes.end()
         self._stack.close()
 
-    def start_supernode(self, node_config: Mapping[str, Value]) -> None:
-        """Start one party as a process of its own."""
-        command = ["flower-supernode", "--insecure", "--superlink", self.address]
-        command += ["--port", str(free_port()), "--node-config", to_toml(node_config)]
-        log = self.home / f"supernode-{node_config.get('partition-id', 'x')}.log"
-        self._nodes.append(self._start(command, self.environment, log))
-
     def run_app(
         self,
         run_config: Mapping[str, Value],
@@ -219,13 +212,9 @@ def to_toml(run_config: Mapping[str, Value]) -> str:
 
 def run_with_flower(settings: Settings) -> Report:
     """Run the app with `flwr run` on Flower's simulation engine and return its report."""
-    require(
-        (APP_FOLDER / "pyproject.toml").exists(),
-        "flower",
-        "the app folder",
-        "a checkout with pyproject.toml",
-        str(APP_FOLDER),
-    )
+    found = (APP_FOLDER / "pyproject.toml").exists()
+    rule = "a checkout with pyproject.toml"
+    require(found, "flower", "the app folder", rule, str(APP_FOLDER))
     with SuperLink(simulation=True) as superlink:
         return run_and_read(superlink, settings, num_supernodes=settings.num_parties)
 

@@ -86,7 +86,7 @@ class InMemoryGrid(Grid):
         require(num_workers >= 1, "InMemoryGrid", "num_workers", "at least 1", num_workers)
         self.client_app = client_app
         self.num_workers = min(num_workers, num_nodes)
-        self._run = _compat.Run.create_empty(_compat.claim_task_identity())
+        self._run = _compat.empty_run(_compat.claim_task_identity())
         empty = _compat.records_to_bytes(RecordDict())
         self._nodes = {
             _FIRST_NODE_ID + i: _Node(
@@ -102,11 +102,11 @@ class InMemoryGrid(Grid):
         self._pool: ProcessPoolExecutor | None = None
 
     @property
-    def run(self) -> _compat.Run:
+    def run(self) -> "_compat.Run":
         """The run this grid serves."""
         return self._run
 
-    def set_run(self, run: _compat.Run) -> None:
+    def set_run(self, run: "_compat.Run") -> None:
         """Take the description of another run."""
         self._run = run
 

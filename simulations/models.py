@@ -5,22 +5,20 @@ needs no torch, and one of neural networks no XGBoost.
 """
 
 import functools
-import importlib
 import math
 import re
-import sys
 from collections.abc import Callable, Mapping
-from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from fl_strategies.core.protocols import Learner, LearnerFactory
 from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import InvalidParameter, MissingExtra, require
+from fl_strategies.exceptions import InvalidParameter, require
+from simulations.libraries import import_library
+from simulations.model_options import ModelOptions
 
 if TYPE_CHECKING:
     import torch
-
-    from simulations.config import Settings
 
 
 class Problem(NamedTuple):
@@ -31,58 +29,17 @@ class Problem(NamedTuple):
     task: Task
 
 
-Builder: TypeAlias = "Callable[[Settings, Problem], Learner]"
-ClassifierBuilder: TypeAlias = "Callable[[Settings, int], Learner]"
+Builder: TypeAlias = Callable[[ModelOptions, Problem], Learner]
+ClassifierBuilder: TypeAlias = Callable[[ModelOptions, int], Learner]
 
 HIDDEN_UNITS: Final = 100
 BOOSTING_DEPTH: Final = 6
 SOLVER_STEPS: Final = 2000
 AUGMENT_PADDING: Final = 4
+DP_NOISE: Final = 1.0  # of `dp-mlp`, in clipped gradients of one record
 FEDMD_NAME: Final = re.compile(r"cnn-2(-[1-9]\d{0,3}){2}|cnn-3(-[1-9]\d{0,3}){3}")
 FLAT_NETWORKS: Final = ("mlp", "mnist-mlp", "embedding-bag")
 """Networks without convolutions, for which the layout of images does not matter."""
-
-
-def import_library(owner: str, module: str, extra: str) -> ModuleType:
-    """Import an optional library, or name the extra that would bring it.
-
-    Examples
-    --------
-    >>> import_library("adult", "no_such_library", "sklearn")
-    Traceback (most recent call last):
-    fl_strategies.exceptions.MissingExtra: adult: the package 'no_such_library' must be \
-installed, got none. Run: pip install "fl-strategies[sklearn]"
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtra(owner, module.partition(".")[0], extra) from error
-
-
-def import_torchvision(owner: str) -> ModuleType:
-    """Import torchvision, also where its wheel was built for another torch than ours.
-
-    A torchvision built for CUDA cannot load its compiled operators next to a CPU build of
-    torch, and then fails while it registers them. Declaring the two names it asks for is
-    enough: data sets, transforms and models use none of these operators.
-    """
-    try:
-        return import_library(owner, "torchvision", "simulation")
-    except RuntimeError as error:
-        if "torchvision::nms does not exist" not in str(error):
-            raise
-    _declare_torchvision_operators()
-    for name in [name for name in sys.modules if name.startswith("torchvision.")]:
-        del sys.modules[name]  # left behind by the import that failed half-way
-    return import_library(owner, "torchvision", "simulation")
-
-
-@functools.cache  # the declaration lives as long as the object that made it
-def _declare_torchvision_operators() -> object:
-    library = importlib.import_module("torch").library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
 
 
 def multilayer_perceptron(num_features: int, num_classes: int) -> "torch.nn.Module":
@@ -102,7 +59,7 @@ def multilayer_perceptron(num_features: int, num_classes: int) -> "torch.nn.Modu
 # Classifiers: one model per label where records have several
 
 
-def _classifier(build: ClassifierBuilder, settings: "Settings", problem: Problem) -> Learner:
+def _classifier(build: ClassifierBuilder, settings: ModelOptions, problem: Problem) -> Learner:
     if problem.task == "single-label":
         return build(settings, problem.num_classes)
     has_labels, rule = problem.task == "multi-label", "single-label or multi-label"
@@ -123,7 +80,7 @@ def _sklearn_learner(
     return SklearnLearner(getattr(library, estimator)(**parameters), num_classes=num_classes)
 
 
-def _random_forest(settings: "Settings", num_classes: int) -> Learner:
+def _random_forest(settings: ModelOptions, num_classes: int) -> Learner:
     return _sklearn_learner(
         "random-forest",
         "ensemble",
@@ -135,7 +92,7 @@ def _random_forest(settings: "Settings", num_classes: int) -> Learner:
     )
 
 
-def _extra_trees(settings: "Settings", num_classes: int) -> Learner:
+def _extra_trees(settings: ModelOptions, num_classes: int) -> Learner:
     return _sklearn_learner(
         "extra-trees",
         "ensemble",
@@ -147,7 +104,7 @@ def _extra_trees(settings: "Settings", num_classes: int) -> Learner:
     )
 
 
-def _decision_tree(settings: "Settings", num_classes: int) -> Learner:
+def _decision_tree(settings: ModelOptions, num_classes: int) -> Learner:
     return _sklearn_learner(
         "decision-tree",
         "tree",
@@ -157,7 +114,7 @@ def _decision_tree(settings: "Settings", num_classes: int) -> Learner:
     )
 
 
-def _logistic_regression(_settings: "Settings", num_classes: int) -> Learner:
+def _logistic_regression(_settings: ModelOptions, num_classes: int) -> Learner:
     return _sklearn_learner(
         "logistic-regression",
         "linear_model",
@@ -167,11 +124,11 @@ def _logistic_regression(_settings: "Settings", num_classes: int) -> Learner:
     )
 
 
-def _svm(_settings: "Settings", num_classes: int) -> Learner:
+def _svm(_settings: ModelOptions, num_classes: int) -> Learner:
     return _sklearn_learner("svm", "svm", "SVC", num_classes)
 
 
-def _nearest_neighbours(_settings: "Settings", num_classes: int) -> Learner:
+def _nearest_neighbours(_settings: ModelOptions, num_classes: int) -> Learner:
     # One neighbour: a teacher may be given two records, and five cannot be found there.
     return _sklearn_learner(
         "k-nearest-neighbours",
@@ -183,7 +140,7 @@ def _nearest_neighbours(_settings: "Settings", num_classes: int) -> Learner:
     )
 
 
-def _gradient_boosting(settings: "Settings", num_classes: int) -> Learner:
+def _gradient_boosting(settings: ModelOptions, num_classes: int) -> Learner:
     return _sklearn_learner(
         "gradient-boosting",
         "ensemble",
@@ -195,7 +152,7 @@ def _gradient_boosting(settings: "Settings", num_classes: int) -> Learner:
     )
 
 
-def _boosting_options(settings: "Settings") -> dict[str, Any]:
+def _boosting_options(settings: ModelOptions) -> dict[str, Any]:
     return {
         "num_rounds": settings.boosting_rounds,
         "max_depth": settings.max_depth or BOOSTING_DEPTH,
@@ -206,7 +163,7 @@ def _boosting_options(settings: "Settings") -> dict[str, Any]:
     }
 
 
-def _xgboost(settings: "Settings", num_classes: int) -> Learner:
+def _xgboost(settings: ModelOptions, num_classes: int) -> Learner:
     import_library("xgboost", "xgboost", "xgboost")
     from clients.xgboost_learner import XGBoostLearner
 
@@ -216,7 +173,7 @@ def _xgboost(settings: "Settings", num_classes: int) -> Learner:
 # Models that regress on scores
 
 
-def _xgboost_scores(settings: "Settings", problem: Problem) -> Learner:
+def _xgboost_scores(settings: ModelOptions, problem: Problem) -> Learner:
     import_library("xgboost-scores", "xgboost", "xgboost")
     from clients.soft_trees import XGBoostScores
 
@@ -225,7 +182,7 @@ def _xgboost_scores(settings: "Settings", problem: Problem) -> Learner:
     )
 
 
-def _forest_scores(settings: "Settings", problem: Problem) -> Learner:
+def _forest_scores(settings: ModelOptions, problem: Problem) -> Learner:
     library = import_library("forest-scores", "sklearn.ensemble", "sklearn")
     from clients.forest_scores import ForestScores
 
@@ -240,19 +197,19 @@ def _forest_scores(settings: "Settings", problem: Problem) -> Learner:
     return ForestScores(forest, num_classes=problem.num_classes, task=problem.task)
 
 
-def _kernel_ridge(settings: "Settings", problem: Problem) -> Learner:
-    from clients.kernel_learner import Kernel, KernelRidgeLearner
+def _kernel_ridge(settings: ModelOptions, problem: Problem) -> Learner:
+    from clients.kernel_learner import KernelRidgeLearner
 
     return KernelRidgeLearner(
         num_classes=problem.num_classes,
         task=problem.task,
-        kernel=cast("Kernel", settings.kernel),
+        kernel=settings.kernel,
         ridge=settings.ridge,
         reveal_rows=settings.reveal_rows,
     )
 
 
-def _ridge(settings: "Settings", problem: Problem) -> Learner:
+def _ridge(settings: ModelOptions, problem: Problem) -> Learner:
     from clients.kernel_learner import RidgeLearner
 
     return RidgeLearner(
@@ -263,7 +220,7 @@ def _ridge(settings: "Settings", problem: Problem) -> Learner:
 # Networks
 
 
-def _network(name: str, settings: "Settings", problem: Problem) -> Learner:
+def _network(name: str, settings: ModelOptions, problem: Problem) -> Learner:
     import_library(name, "torch", "torch")
     from clients.torch_learner import TorchLearner
 
@@ -282,6 +239,20 @@ def _network(name: str, settings: "Settings", problem: Problem) -> Learner:
         augment=_augment(problem) if is_image and settings.augment else None,
         channels_last=is_image and name not in FLAT_NETWORKS,
         **training,
+    )
+
+
+def _private_network(settings: ModelOptions, problem: Problem) -> Learner:
+    """Return the network `mlp` trained by DP-SGD, else with the learner's own defaults."""
+    from clients.opacus_learner import DPTorchLearner
+
+    return DPTorchLearner(
+        _module_factory("mlp", problem),
+        num_classes=problem.num_classes,
+        task=problem.task,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        noise_multiplier=DP_NOISE,
     )
 
 
@@ -327,6 +298,7 @@ LEARNERS: Final[Mapping[str, Builder]] = MappingProxyType(
         "resnet8": functools.partial(_network, "resnet8"),
         "resnet34": functools.partial(_network, "resnet34"),
         "embedding-bag": functools.partial(_network, "embedding-bag"),
+        "dp-mlp": _private_network,
     }
 )
 
@@ -345,7 +317,7 @@ def learner_factory(
     *,
     row_shape: tuple[int, ...],
     num_classes: int,
-    settings: "Settings",
+    settings: ModelOptions,
     task: Task = "single-label",
 ) -> LearnerFactory:
     """Return a factory of unfitted learners.
@@ -359,7 +331,7 @@ def learner_factory(
         Shape of a row; only networks need it.
     num_classes : int
         Length of the federation's class list, or number of labels or targets.
-    settings : Settings
+    settings : ModelOptions
         Source of the hyper-parameters. A depth of 0 means unlimited trees in forests and
         six levels in boosting, whose trees are meant to be weak.
     task : "single-label", "multi-label" or "regression"
@@ -372,9 +344,9 @@ def learner_factory(
 
     Examples
     --------
-    >>> from simulations.config import Settings
+    >>> from simulations.model_options import ModelOptions
     >>> learner_factory(
-    ...     "forest", row_shape=(4,), num_classes=2, settings=Settings()
+    ...     "forest", row_shape=(4,), num_classes=2, settings=ModelOptions()
     ... )  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     fl_strategies.exceptions.InvalidParameter: learner_factory: name must be one of \

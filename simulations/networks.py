@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from fl_strategies.exceptions import MissingExtra, require
-from simulations.models import import_torchvision
+from simulations.libraries import import_torchvision
 from simulations.texts import MAX_TOKENS, PADDING
 
 try:

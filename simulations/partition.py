@@ -8,7 +8,7 @@ party that is too small.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,11 @@ class Deal:
     """Each party's share in `pooled-halves` and `random-shares`; equal ones if empty."""
     groups: IntArray | None
     """Group of every row, such as its writer, for `by-group`."""
+
+
+Scheme: TypeAlias = Literal[
+    "dirichlet", "iid", "by-label", "pooled-halves", "random-shares", "by-group"
+]
 
 
 def partition(

@@ -4,6 +4,8 @@ FedMD's authors let every party train on labelled public rows first; Sun and Lyu
 parties from one such model.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fl_strategies.core.protocols import ContinuingLearner, Learner
@@ -18,7 +20,7 @@ def pretrained(
     learner: Learner, data: Dataset, settings: Settings, rng: np.random.Generator
 ) -> ContinuingLearner:
     """Return a new learner after `pretrain-epochs` passes over the public rows."""
-    epochs = settings.pretrain_epochs
+    epochs = getattr(settings.options, "pretrain_epochs", 0)
     require(epochs > 0, OWNER, "pretrain-epochs", "at least 1 with pretrain-once", epochs)
     if not isinstance(learner, ContinuingLearner):
         raise InvalidParameter(
@@ -33,8 +35,8 @@ def pretrained(
     return learner.partial_fit(data.x_public, data.y_public, rng=rng, epochs=epochs)
 
 
-def check_one_kind(settings: Settings) -> None:
+def check_one_kind(learners: Sequence[str], final: str) -> None:
     """Raise unless all parties have the model that they are to start from."""
-    alike = {*settings.learner_names} == {settings.final_learner}
+    alike = {*learners} == {final}
     rule = "the final-learner with pretrain-once"
-    require(alike, OWNER, "learner", rule, settings.learner)
+    require(alike, OWNER, "learner", rule, ",".join(learners))

@@ -63,10 +63,6 @@ class Processes:
         self._take_leave()
         return marked(MARK, self._mark) | _family(self._started)
 
-    def named(self, command: str) -> set[int]:
-        """Return the ids of those that run a command of this name."""
-        return {pid for pid in self.living() if command in _command_line(pid)}
-
     def end(self, only: Sequence[subprocess.Popen[bytes]] | None = None) -> None:
         """End all of them, or these and what they started: first politely, then for good."""
         with uninterrupted():
@@ -74,14 +70,6 @@ class Processes:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 family = self._signal_all(family, number, all_of_them=only is None)
             _wait_for(self._started if only is None else only)
-
-    def kill(self, only: Sequence[subprocess.Popen[bytes]]) -> None:
-        """Kill these and what they started, as if their machine had lost power."""
-        family = _family(only)
-        for pid in family:
-            send_signal(pid, signal.SIGKILL)
-        self._signal_all(family, signal.SIGKILL, all_of_them=False)
-        _wait_for(only)
 
     def _take_leave(self) -> None:
         """Let the system forget processes that have ended."""
@@ -141,22 +129,14 @@ def _family(started: Sequence[subprocess.Popen[bytes]]) -> set[int]:
 
 def _below(leaders: set[int]) -> set[int]:
     """Return which of these processes live, and all that they have started."""
-    listing = _ps("-eo", "pid=,ppid=,stat=")
+    command = ["ps", "-eo", "pid=,ppid=,stat="]
+    listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     rows = [line.split() for line in listing.splitlines()]
     living = [(int(pid), int(parent)) for pid, parent, state in rows if state[0] != "Z"]
     family = {pid for pid, _ in living} & leaders
     while new := {pid for pid, parent in living if parent in family} - family:
         family |= new
     return family
-
-
-def _command_line(pid: int) -> str:
-    return _ps("-wwo", "args=", "-p", str(pid))
-
-
-def _ps(*arguments: str) -> str:
-    done = subprocess.run(["ps", *arguments], capture_output=True, text=True, check=False)
-    return done.stdout
 
 
 @contextmanager

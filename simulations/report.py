@@ -93,12 +93,18 @@ def make_report(
         "rounds": rounds,
         "parties": _describe_parties(federation, strategy, baselines.solo),
         "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
-        "settings": settings.to_run_config(),
+        "settings": {**settings.to_report(), **_models(federation)},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": _versions(),
         "commit": _commit(),
     }
     return _with_verdict(report)
+
+
+def _models(federation: Federation) -> Report:
+    """Return the models that a run had, also where none were asked for."""
+    learners = ",".join(federation.learner_names)
+    return {"learner": learners, "final-learner": federation.final_learner}
 
 
 def _with_verdict(report: Report) -> Report:
@@ -179,7 +185,7 @@ def _describe_parties(
     federation: Federation, strategy: KnowledgeStrategy[Any], solo: Sequence[float]
 ) -> list[Report]:
     """Describe all parties, also those that were excluded, which have no metrics."""
-    names = federation.settings.learner_names
+    names = federation.learner_names
     return [
         {
             keys.PARTITION_ID: number,

@@ -20,7 +20,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = federation.strategy()
     start = time.perf_counter()
     result = strategy.start(
-        grid, ArrayRecord(), num_rounds=settings.num_server_rounds, timeout=settings.timeout
+        grid, ArrayRecord(), num_rounds=settings.num_rounds, timeout=settings.timeout
     )
     report = make_report(federation, strategy, result, seconds=time.perf_counter() - start)
     log_report(report)

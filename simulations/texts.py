@@ -19,7 +19,7 @@ import numpy as np
 from fl_strategies.arrays import Array, IntArray
 from fl_strategies.exceptions import InvalidData, require, require_data
 from simulations.files import local_file, unreachable
-from simulations.models import import_library
+from simulations.libraries import import_library
 from simulations.splits import Dataset, Request, Rows, halves
 
 Texts: TypeAlias = Sequence[str]
@@ -145,13 +145,9 @@ def _split(num_train: int, num_test: int, request: Request) -> Rows:
     if request.num_public <= num_test // 2:
         public, rest = halves(num_test, request.rng)
         return train, test[public], test[rest]
-    require(
-        request.num_public < num_train,
-        "load_dataset",
-        "public-rows",
-        f"below {num_train}, the training texts there are",
-        request.num_public,
-    )
+    enough = request.num_public < num_train
+    rule = f"below {num_train}, the training texts there are"
+    require(enough, "load_dataset", "public-rows", rule, request.num_public)
     order = request.rng.permutation(num_train)
     return order[request.num_public :], order[: request.num_public], test
 

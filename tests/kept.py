@@ -73,7 +73,7 @@ def journal_app(folder: Path, **limits: Any) -> ClientApp:
 
 def build(name: str, folder: Path | None = None, **changes: Any) -> KnowledgeStrategy[Any]:
     options = {**common_options(NUM_PARTIES), "checkpoint_dir": folder, **changes}
-    return REGISTRY[name].strategy(**options)
+    return REGISTRY[name].strategy.from_settings(**options)
 
 
 def start(

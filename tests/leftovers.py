@@ -20,13 +20,14 @@ def left_behind(value: str, *, grace: float = _GRACE_SECONDS) -> list[str]:
     deadline = time.monotonic() + grace
     while (left := marked(MARK, value)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    lines = [_command_line(pid) for pid in left]
+    lines = [command_line(pid) for pid in left]
     for pid in left:
         send_signal(pid, signal.SIGKILL)
     return lines
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
+    """Return how a process was started, in at most 200 characters."""
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,9 +1,12 @@
 """Changed pictures: what moves, what stays, and that both sides see the same."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies import FedKDOptions
+from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch
 from fl_strategies.strategies.fedkd.augmentation import (
     augmented,
     check_augmentation,
@@ -68,8 +71,6 @@ def test_about_half_of_the_images_are_mirrored() -> None:
     ("name", "rows", "times", "error", "rule"),
     [
         ("none", IMAGES, 2, InvalidParameter, "augmentation must be given for more than one"),
-        ("none", IMAGES, 0, InvalidParameter, "num_predictions must be at least 1"),
-        ("blur", IMAGES, 2, InvalidParameter, "augmentation must be one of none, crop"),
         ("crop", IMAGES[:, 0, 0], 2, InvalidData, "public must be images"),
     ],
 )
@@ -79,3 +80,24 @@ def test_impossible_wishes_are_named(
     """One sentence each."""
     with pytest.raises(error, match=rule):
         check_augmentation("FedKD", name, rows, times)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"num_predictions": 0}, "num_predictions must be from 1 to 1048576, got 0"),
+        (
+            {"num_predictions": 2, "augmentation": "blur"},
+            "augmentation must be one of none, crop, crop-flip, got 'blur'",
+        ),
+    ],
+)
+def test_what_no_rows_allow_is_refused_before_there_are_any(
+    changes: dict[str, Any], rule: str
+) -> None:
+    """By the options, on both sides."""
+    with pytest.raises(InvalidParameter, match=f"FedKD: {rule}"):
+        FedKDOptions(**changes)
+    told = {name.replace("_", "-"): value for name, value in changes.items()}
+    with pytest.raises(KnowledgeMismatch, match=f"Server: FedKD: {rule}"):
+        FedKDOptions.received(told)

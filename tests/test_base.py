@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from clients.app import client_app
-from fl_strategies import FedKT, Party
+from fl_strategies import FedKT, FedKTOptions, Party
 from fl_strategies.core.role import receive_model
 from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import NotFitted, UnsupportedLearner
@@ -117,7 +117,7 @@ def choosy(**changes: Any) -> Choosy:
         learner_fn=CentroidLearner,
         learner_name="centroid",
         num_parties=4,
-        num_teachers=2,
+        options=FedKTOptions(num_teachers=2),
         max_wait=0.0,
     )
     vars(strategy).update(changes)
@@ -299,7 +299,7 @@ def test_whole_numbers_among_figures_end_no_run(told: int, read: float) -> None:
         learner_fn=CentroidLearner,
         learner_name="centroid",
         num_parties=4,
-        num_teachers=2,
+        options=FedKTOptions(num_teachers=2),
         max_wait=0.0,
     )
 

@@ -140,7 +140,7 @@ def test_a_question_that_was_answered_costs_nothing_again(tmp_path: Path) -> Non
 
     assert spent.read_bytes() == before
     # The server cannot know this, so its own ledger counts both questions.
-    once = FedKT(**{**common_options(NUM_PARTIES), **options})  # type: ignore[arg-type]
+    once = FedKT.from_settings(**{**common_options(NUM_PARTIES), **options})  # type: ignore[arg-type]
     start(once, MortalGrid(client_app(load_toy_party)), 1)
     assert resumed.ledger_.num_releases == 2 * once.ledger_.num_releases
 
@@ -358,7 +358,7 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
         start(build("fedkt", tmp_path / "run", resume=True, seed=1), MortalGrid(app), 1)
     with pytest.raises(InvalidData, match="settings must be those"):
         start(build("fedmd", tmp_path / "run", resume=True), MortalGrid(app), 1)
-    trimmed = build("fedkt", tmp_path / "run", resume=True, vote_trim=0.4)
+    trimmed = build("fedkt", tmp_path / "run", resume=True, trim_fraction=0.4)
     with pytest.raises(InvalidData, match="settings must be those"):
         start(trimmed, MortalGrid(app), 1)
     patient = build("fedkt", tmp_path / "run", resume=True, max_wait=1.0, min_parties=1)
@@ -409,7 +409,7 @@ PUBLIC = common_options(NUM_PARTIES)["public"]
                 {"gamma": None, "target_epsilon": 3.0},
             ],
         ),
-        ("fedkt", {}, [L1, {"vote_trim": 0.2}, {"student_fns": MORE["model_fns"]}]),
+        ("fedkt", {}, [L1, {"trim_fraction": 0.2}, {"student_fns": MORE["model_fns"]}]),
         (
             "fedkd",
             {"gamma": 1.0, "weights": "uniform"},

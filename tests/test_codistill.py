@@ -40,7 +40,6 @@ from fl_strategies.strategies.codistill.model_exchange import join_models
 from fl_strategies.strategies.codistill.party import (
     FIRST_TERM,
     KEPT,
-    LOSS,
     NUM_MODELS_REFUSED,
     PRIVACY_EVENTS,
     SIGN,
@@ -49,7 +48,7 @@ from fl_strategies.strategies.codistill.party import (
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import encode_arrays
 from simulations.local import InMemoryGrid, run_local
-from simulations.references import (
+from tests.closed_forms import (
     KernelAgent,
     KernelFederation,
     laplace_kernel,
@@ -309,7 +308,7 @@ def classification(scheme: str, num_agents: int = 3, **options: Any) -> Any:
         "max_wait": 0.0,
         "row_shape": (2,),
     }
-    return SCHEMES[scheme](**{**given, **options})
+    return SCHEMES[scheme].from_settings(**{**given, **options})
 
 
 def coefficients(message: Message) -> list[bytes]:
@@ -781,7 +780,7 @@ def asked(scheme: str, server_round: int = 2) -> ConfigRecord:
             keys.SEED: 0,
             keys.NUM_CLASSES: 3,
             TASK: "single-label",
-            LOSS: "mse",
+            "target-loss": "mse",
         }
     )
 
@@ -977,7 +976,7 @@ def test_a_term_that_overflows_ends_no_ensemble() -> None:
         result = step(strategy, grid)
 
     assert not strategy.rejected_
-    assert set(strategy._delivered.values()) == {9}
+    assert set(strategy.state.delivered.values()) == {9}
     with np.errstate(over="ignore", invalid="ignore"):
         broken = strategy.model_.members[1].logits(TEST[0])
     assert not np.isfinite(broken).all()
@@ -1231,7 +1230,7 @@ def test_an_agent_that_returns_as_another_node_pays_for_both() -> None:
     step(strategy, grid)
 
     assert not strategy.rejected_
-    assert strategy._ledgers[1][1].entries[0][1] == 3
+    assert strategy.state.ledgers[1][1].entries[0][1] == 3
     assert strategy.parties_[1].train[keys.NUM_RELEASES] == 1
 
 
@@ -1254,7 +1253,7 @@ def test_an_agent_that_lost_its_state_pays_for_both() -> None:
         step(strategy, grid)
 
     assert not strategy.rejected_
-    assert [known.entries[0][1] for _, known in strategy._ledgers.values()] == [4, 4]
+    assert [known.entries[0][1] for _, known in strategy.state.ledgers.values()] == [4, 4]
     assert strategy.ledger_.get_epsilon() > before
 
 
@@ -1274,7 +1273,7 @@ def test_claims_beyond_all_counts_end_no_run() -> None:
         result = step(strategy, grid)
 
     assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 2
-    assert strategy._ledgers[1][1].entries[0][1] == MOST
+    assert strategy.state.ledgers[1][1].entries[0][1] == MOST
 
 
 def test_events_from_elsewhere_do_not_make_a_model_private() -> None:

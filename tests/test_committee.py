@@ -19,7 +19,7 @@ from fl_strategies.aggregation.ensembles import (
     outputs,
 )
 from fl_strategies.arrays import FloatArray
-from fl_strategies.core.protocols import Learner, PortableLearner, Recipe
+from fl_strategies.core.protocols import Learner, PortableLearner
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.randomness import derive_rng
 from tests.toys import TEST, CentroidLearner, blobs
@@ -149,41 +149,6 @@ def test_members_of_another_class_list_are_refused() -> None:
 
     with pytest.raises(KnowledgeMismatch, match="must have 4 classes or outputs, got 3"):
         ensemble.from_arrays(ensemble.to_arrays())
-
-
-def test_an_ensemble_can_be_distilled_into_one_learner() -> None:
-    """The student agrees with the sum on new rows, from raw sums and from probabilities."""
-    ensemble, (x, _) = signed(), blobs(300, "distill")
-
-    for link in ("identity", "softmax"):
-        student = ensemble.distill_into(
-            CentroidLearner, x, rng=derive_rng(0, link), recipe=Recipe(link=link)
-        )
-        agreement = (student.predict(TEST[0]) == ensemble.predict(TEST[0])).mean()
-        assert agreement > 0.8
-
-
-def test_a_student_gets_the_sums_or_the_nearest_probabilities() -> None:
-    """What the link asks for."""
-    ensemble, seen = signed(), []
-
-    class Watching(CentroidLearner):
-        def distill(self, x: Any, targets: Any, **options: Any) -> Any:
-            seen.append(targets)
-            return super().distill(x, targets, **options)
-
-    for link in ("identity", "softmax"):
-        ensemble.distill_into(Watching, TEST[0], rng=RNG, recipe=Recipe(link=link))
-
-    sums = ensemble.logits(TEST[0])
-    np.testing.assert_array_equal(seen[0], sums)
-    np.testing.assert_array_equal(seen[1], to_probabilities(sums))
-
-
-def test_links_that_have_no_meaning_are_refused() -> None:
-    """Independent labels cannot be made of a distribution."""
-    with pytest.raises(InvalidParameter, match=r"recipe\.link must be one for single-label"):
-        signed().distill_into(CentroidLearner, TEST[0], rng=RNG, recipe=Recipe(link="sigmoid"))
 
 
 scores = arrays(

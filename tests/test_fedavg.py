@@ -64,7 +64,7 @@ class RecordingGrid(InMemoryGrid):
 
 
 def toy_fedavg(**changes: object) -> FedAvg:
-    return FedAvg(**{**common_options(len(SIZES)), **changes})  # type: ignore[arg-type]
+    return FedAvg.from_settings(**{**common_options(len(SIZES)), **changes})
 
 
 def run(
@@ -440,7 +440,7 @@ def test_strangers_events_do_not_keep_the_accountant_busy() -> None:
         strategy.start(grid, ArrayRecord(), num_rounds=1)
 
     assert not strategy.rejected_
-    _, ledger = strategy._ledgers[0]
+    _, ledger = strategy.state.ledgers[0]
     assert len(ledger.entries) <= MAX_DISTINCT_EVENTS + 1
     assert ledger.num_releases == 3 * 6
     assert "reported more events" in ledger.statement()
@@ -451,7 +451,9 @@ def test_a_model_from_the_server_is_checked_by_the_party() -> None:
     """A server that sends other weights gets a sentence, not a crash."""
     strategy = toy_fedavg(evaluate=False)
     run(strategy)
-    strategy._delivery = replace(strategy._delivery, arrays={"centroids": np.ones((9, 9))})  # type: ignore[type-var]
+    strategy.state.delivery = replace(
+        strategy.state.delivery, arrays={"centroids": np.ones((9, 9))}
+    )  # type: ignore[type-var]
 
     run(strategy)
 

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from scipy.special import softmax
 
 from clients.app import FAILED, client_app
-from fl_strategies import FedKD, Party
+from fl_strategies import FedKD, FedKDOptions, Party
 from fl_strategies.aggregation.class_weights import CLASS_COUNTS
 from fl_strategies.arrays import FloatArray
 from fl_strategies.core.protocols import Recipe
@@ -468,14 +468,14 @@ def test_levels_take_an_eighth_of_float64() -> None:
     ("changes", "rule"),
     [
         ({"num_levels": 1}, "num_levels must be from 2"),
-        ({"clip": 0.0}, "clip must be above 0"),
+        ({"clip": 0.0}, "clip must be greater than 0 and at most 1000000.0, got 0.0"),
         ({"scale": "mean"}, "scale must be one of clip, max"),
         (
             {"weights": "none"},
             "weights must be one of evidence, noisy-evidence, counts, noisy-counts, uniform",
         ),
         ({"loss": "hinge"}, "loss must be one of l1, l2, mse, kl"),
-        ({"temperature": 0.0}, "temperature must be finite and above 0 for 'kl'"),
+        ({"temperature": -1.0}, "temperature must be greater than 0, got -1.0"),
         (
             {"loss": "l1", "temperature": 3.0},
             "temperature must be left out unless loss is 'kl'",
@@ -487,7 +487,7 @@ def test_levels_take_an_eighth_of_float64() -> None:
         ({"scale": "max"}, "scale must be 'clip' with evidence"),
         ({"class_share": "half"}, "class_share must be one of auto, pooled, none, or 3"),
         ({"weights": "noisy-counts", "count_epsilon": 0.0}, "epsilon must be"),
-        ({"rounding": "down"}, "rounding must be 'nearest' or 'stochastic'"),
+        ({"rounding": "down"}, "rounding must be one of nearest, stochastic, got 'down'"),
         ({"consensus": "class-weighted"}, "consensus must be one of mean, median, trimmed"),
         ({"consensus": "median"}, "consensus must be mean unless weights are uniform"),
         (
@@ -501,6 +501,20 @@ def test_bad_parameters_are_named(changes: dict[str, object], rule: str) -> None
     """Before any data moves."""
     with pytest.raises(InvalidParameter, match=rule):
         toy_fedkd(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"num_levels": 0}, "num_levels must be from 2 to"),
+        ({"temperature": 0.0}, "temperature must be greater than 0, got 0.0"),
+        ({"temperature": math.inf}, "temperature must be finite, got inf"),
+    ],
+)
+def test_options_have_no_zero_for_nothing(changes: dict[str, Any], rule: str) -> None:
+    """In Python None leaves a setting out, and 0 is a number like any other."""
+    with pytest.raises(InvalidParameter, match=f"FedKD: {rule}"):
+        FedKDOptions(**changes)
 
 
 def test_the_final_model_must_learn_from_scores() -> None:

@@ -75,7 +75,7 @@ def result_of(
         y = np.array(held[number])
         return skewed(number, public, x=draw(y, 10 + number), y=y)
 
-    strategy = FedKD(
+    strategy = FedKD.from_settings(
         public=public,
         num_classes=3,
         learner_fn=bayes,
@@ -297,10 +297,10 @@ def test_evidence_depends_on_records_through_model_and_counts_alone(
         grid = InMemoryGrid(client_app(lambda _, y=y: replace(party, y=y)), 1)
         strategy = toy_fedkd(weights=weights, num_parties=1, evaluate=False)
         seen: list[bytes] = []
-        read = strategy.read
-        strategy.read = lambda k, read=read, seen=seen: (  # type: ignore[method-assign]
+        check = strategy.check
+        strategy.check = lambda k, check=check, seen=seen: (  # type: ignore[method-assign]
             seen.extend(array.tobytes() for array in k.arrays.values()),
-            read(k),
+            check(k),
         )[1]
         strategy.start(grid, ArrayRecord(), num_rounds=1)
         sent.append(seen)
@@ -334,7 +334,7 @@ def test_several_labels_are_corrected_one_by_one() -> None:
             partition_id=number,
         )
 
-    strategy = FedKD(
+    strategy = FedKD.from_settings(
         public=public,
         num_classes=2,
         task="multi-label",

@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from clients.app import client_app
 from fl_strategies import (
     FedKT,
+    FedKTOptions,
     FedKTParty,
     Knowledge,
     Learner,
@@ -26,7 +27,6 @@ from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedkt.teaching import teacher_votes, train_teachers
 from fl_strategies.wire import keys
 from fl_strategies.wire.packing import pack_labels
-from fl_strategies.wire.replies import PartyReply
 from simulations.config import Settings
 from simulations.experiment import load_federation
 from simulations.local import InMemoryGrid, run_local
@@ -37,6 +37,7 @@ from tests.toys import (
     TEST,
     CentroidLearner,
     accuracy,
+    hear,
     load_toy_party,
     load_with,
     paper_fedkt,
@@ -82,8 +83,8 @@ def votes_of(party: Party, num_splits: int, num_teachers: int) -> np.ndarray:
 def aggregate(strategy: FedKT, *labels: Any) -> tuple[Any, dict[str, float]]:
     """Let a strategy read and count the labels of each party's students."""
     packed = [pack_labels(np.array(rows), strategy.num_classes) for rows in labels]
-    read = [strategy.read(Knowledge("votes", {"votes": votes})) for votes in packed]
-    return strategy.aggregate([PartyReply(i, i, "", v, {}) for i, v in enumerate(read)])
+    hear(strategy, *(Knowledge("votes", {"votes": votes}) for votes in packed))
+    return strategy.finish()
 
 
 def small_fedkt(num_rows: int, log: list[Any]) -> FedKT:
@@ -292,30 +293,37 @@ def test_other_public_data_is_refused() -> None:
 )
 def test_a_party_refuses_unreasonable_requests(change: dict[str, Any]) -> None:
     """The server is a stranger too: bounds hold at the party."""
-    with pytest.raises(KnowledgeMismatch, match=f"Server: {next(iter(change))} must be"):
+    name = next(iter(change)).replace("-", "[-_]")
+    with pytest.raises(KnowledgeMismatch, match=f"^Server: (FedKT: )?{name} must be"):
         train(toy_party(0), **change)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"num_splits": 0}, "FedKT: num-splits must be from 1 to 1000, got 0"),
-        ({"num_teachers": 0}, "FedKT: num-teachers must be from 1 to 100000, got 0"),
-        ({"privacy_level": "L7"}, "FedKT: privacy-level must be"),
-        ({"exchange": "smoke"}, "FedKT: exchange must be 'votes' or 'models', got 'smoke'"),
+        ({"num_splits": 0}, "FedKT: num_splits must be from 1 to 1000, got 0"),
+        ({"num_teachers": -1}, "FedKT: num_teachers must be from 1 to 100000, got -1"),
+        ({"privacy_level": "L7"}, "FedKT: privacy-level must be one of L0, L1, L2, got 'L7'"),
+        ({"exchange": "smoke"}, "FedKT: exchange must be one of votes, models, got 'smoke'"),
         ({"num_classes": 1}, "FedKT: num_classes must be at least 2, got 1"),
         ({"public": PUBLIC[:0]}, "FedKT: public must be at least one row, got 0"),
         ({"num_parties": 0}, "FedKT: num_parties must be at least 1, got 0"),
         ({"min_parties": 9}, "FedKT: min_parties must be from 1 to num_parties=4, got 9"),
         ({"max_wait": -1.0}, "FedKT: max_wait must be at least 0 seconds, got -1.0"),
         ({"seed": -1}, "FedKT: seed must be at least 0, got -1"),
-        ({"vote_trim": 0.5}, "FedKT: vote-trim must be at least 0 and below 0.5, got 0.5"),
-        ({"vote_trim": -0.1}, "FedKT: vote-trim must be at least 0 and below 0.5, got -0.1"),
-        ({"vote_trim": math.nan}, "FedKT: vote-trim must be at least 0 and below 0.5, got nan"),
+        (
+            {"trim_fraction": 0.5},
+            "FedKT: trim_fraction must be at least 0 and below 0.5, got 0.5",
+        ),
+        (
+            {"trim_fraction": -0.1},
+            "FedKT: trim_fraction must be at least 0 and below 0.5, got -0.1",
+        ),
+        ({"trim_fraction": math.nan}, "FedKT: trim-fraction must be finite, got nan"),
         ({"max_reply_bytes": 0}, "FedKT: max_reply_bytes must be positive, got 0"),
         (
             {"fraction_trian": 1.0},
-            r"FedKT: options must be known ones, got \['fraction_trian'\]",
+            "FedKT: key must be a known setting, got 'fraction-trian'",
         ),
     ],
 )
@@ -325,12 +333,37 @@ def test_bad_parameters_are_named(change: dict[str, Any], sentence: str) -> None
         toy_fedkt(**change)
 
 
+def test_a_misspelt_setting_is_answered_with_the_right_one() -> None:
+    """The nearest name is suggested."""
+    with pytest.raises(
+        InvalidParameter, match=r"got 'num-spilts'. Did you mean 'num-splits'\?"
+    ):
+        toy_fedkt(num_spilts=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_splits": 0}, "FedKT: num_splits must be from 1 to 1000, got 0"),
+        ({"num_teachers": 0}, "FedKT: num_teachers must be from 1 to 100000, got 0"),
+        ({"num_queries": 0}, "FedKT: num_queries must be from 1 to 1099511627776, got 0"),
+        ({"trim_fraction": math.nan}, "FedKT: trim_fraction must be finite, got nan"),
+    ],
+)
+def test_values_of_options_have_no_zero_for_nothing(
+    change: dict[str, Any], sentence: str
+) -> None:
+    """In Python None leaves a setting out, and 0 is a number like any other."""
+    with pytest.raises(InvalidParameter, match=sentence):
+        FedKTOptions(**change)
+
+
 def test_students_of_an_unknown_learner_are_refused() -> None:
     """The server rebuilds only models it has a factory for."""
     strategy = paper_fedkt(exchange="models")
 
     with pytest.raises(KnowledgeMismatch, match="must be one of centroid, got 'mystery'"):
-        strategy.read(Knowledge("models", {}, {keys.LEARNER: "mystery"}))
+        strategy.check(Knowledge("models", {}, {keys.LEARNER: "mystery"}))
 
 
 def test_a_learner_that_cannot_travel_is_refused_with_advice() -> None:
@@ -445,7 +478,7 @@ def test_trimming_leaves_out_the_party_that_disagrees_most() -> None:
     for share in (0.0, 0.2, 0.4):
         log: list[tuple[np.ndarray, np.ndarray]] = []
         strategy = paper_fedkt(
-            public=PUBLIC[:3], learner_fn=lambda log=log: Recorder(log), vote_trim=share
+            public=PUBLIC[:3], learner_fn=lambda log=log: Recorder(log), trim_fraction=share
         )
         _, metrics = aggregate(strategy, *told)
         labels.append(log[0][1].tolist())
@@ -459,7 +492,7 @@ def test_trimming_leaves_out_the_party_that_disagrees_most() -> None:
 
 def test_trimming_gives_the_labels_of_a_federation_without_the_liars() -> None:
     """Two of ten parties with exchanged labels: found, and gone without a trace."""
-    strategy, labels, metrics = run_ten(load_with_liars, vote_trim=0.2)
+    strategy, labels, metrics = run_ten(load_with_liars, trim_fraction=0.2)
     _, clean, _ = run_ten(load_without_liars)
 
     assert strategy.trimmed_ == LIARS
@@ -469,7 +502,9 @@ def test_trimming_gives_the_labels_of_a_federation_without_the_liars() -> None:
 
 def test_trimming_is_the_same_for_votes_and_for_models() -> None:
     """Students that travel are asked on the server, and trimmed by what they say there."""
-    runs = [run_ten(load_with_liars, vote_trim=0.2, exchange=e) for e in ("votes", "models")]
+    runs = [
+        run_ten(load_with_liars, trim_fraction=0.2, exchange=e) for e in ("votes", "models")
+    ]
 
     assert runs[0][0].trimmed_ == runs[1][0].trimmed_ == LIARS
     np.testing.assert_array_equal(runs[0][1], runs[1][1])
@@ -488,7 +523,7 @@ def test_trimming_does_not_depend_on_the_order_of_replies() -> None:
         return with_exchanged_labels(twin) if party.partition_id in (1, 4) else party
 
     app = client_app(load)
-    strategies = [toy_fedkt(num_parties=6, vote_trim=0.2) for _ in range(2)]
+    strategies = [toy_fedkt(num_parties=6, trim_fraction=0.2) for _ in range(2)]
     for strategy, grid in zip(
         strategies, (InMemoryGrid(app, 6), Backwards(app, 6)), strict=True
     ):
@@ -504,8 +539,11 @@ def test_votes_are_kept_only_to_trim_them() -> None:
     """Without trimming nothing is kept of a reply; with it, one byte a row."""
     votes = Knowledge("votes", {"votes": pack_labels(np.ones((2, 60), int), NUM_CLASSES)})
 
-    assert paper_fedkt().read(votes).votes is None
-    kept = paper_fedkt(vote_trim=0.2).read(votes).votes
+    plain, trimmed = paper_fedkt(), paper_fedkt(trim_fraction=0.2)
+    for strategy in (plain, trimmed):
+        hear(strategy, votes)
+    assert plain.replies[0].knowledge.votes is None
+    kept = trimmed.replies[0].knowledge.votes
     assert kept is not None
     assert kept.labels.nbytes == len(PUBLIC)
 
@@ -514,7 +552,8 @@ def test_votes_of_a_failed_round_are_forgotten() -> None:
     """Replies that were read in a round without a result do not count in the next one."""
     strategy = paper_fedkt(learner_fn=CentroidLearner)
     for _ in range(100):
-        strategy.read(Knowledge("votes", {"votes": pack_labels(np.ones((2, 60), int), 3)}))
+        hear(strategy, Knowledge("votes", {"votes": pack_labels(np.ones((2, 60), int), 3)}))
+    strategy.state.members.clear()
     fresh = paper_fedkt(learner_fn=CentroidLearner)
     for each in (strategy, fresh):
         run_local(each, client_app(load_toy_party), 4)
@@ -538,16 +577,19 @@ def test_a_model_that_names_no_class_is_refused(answer: int) -> None:
     models = Knowledge("models", {}, {keys.LEARNER: "odd"})
 
     with pytest.raises(KnowledgeMismatch, match="students must name a class below 3"):
-        strategy.read(models)
+        strategy.check(models)
 
 
 def test_the_setting_reaches_the_strategy_and_no_other_one() -> None:
     """A strategy that cannot trim votes says so instead of ignoring the wish."""
-    federation = load_federation(Settings(strategy="fedkt", vote_trim=0.2, num_parties=5))
+    federation = load_federation(
+        Settings.of(strategy="fedkt", trim_fraction=0.2, num_parties=5)
+    )
     strategy = federation.strategy()
-    other = load_federation(Settings(strategy="fedmd", vote_trim=0.2, final_learner="mlp"))
 
     assert isinstance(strategy, FedKT)
-    assert strategy.vote_trim == 0.2
-    with pytest.raises(InvalidParameter, match=r"vote-trim must be left at 0\.0 with .* fedmd"):
-        other.strategy()
+    assert strategy.options.trim_fraction == 0.2
+    with pytest.raises(
+        InvalidParameter, match="key must be a setting of akd, got 'trim-fraction'"
+    ):
+        Settings.of(strategy="akd", trim_fraction=0.2)

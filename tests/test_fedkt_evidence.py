@@ -20,10 +20,10 @@ from fl_strategies.aggregation.evidence import VOTE_STRENGTH, corrected_labels, 
 from fl_strategies.aggregation.evidence_pool import EvidencePool
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
 from fl_strategies.privacy.events import DPSGDEvent
+from fl_strategies.strategies.fedkt.tally import PartyVotes
 from fl_strategies.strategies.fedkt.teaching import teacher_counts, train_teachers
 from fl_strategies.wire import keys
 from fl_strategies.wire.packing import pack_labels, unpack_labels
-from fl_strategies.wire.replies import PartyReply
 from simulations.local import run_local
 from tests.toys import (
     NUM_CLASSES,
@@ -33,6 +33,7 @@ from tests.toys import (
     CentroidLearner,
     accuracy,
     blobs,
+    hear,
     load_toy_party,
     toy_fedkt,
     toy_party,
@@ -93,8 +94,8 @@ def winners(strategy: FedKT, replies: list[Knowledge]) -> np.ndarray:
             return super().fit(x, y, rng=rng)
 
     strategy.learner_fn = Keeper
-    read = [strategy.read(reply) for reply in replies]
-    strategy.aggregate([PartyReply(i, i, "", own, {}) for i, own in enumerate(read)])
+    hear(strategy, *replies)
+    strategy.finish()
     return seen[0]
 
 
@@ -120,9 +121,9 @@ def random_replies(count: int) -> list[Knowledge]:
 )
 def test_defaults_follow_the_level(changes: Any, expected: tuple[int, int, str]) -> None:
     """Whole-party models unless noise needs teachers: four times its scale, from 5 to 25."""
-    strategy = toy_fedkt(**changes)
+    options = toy_fedkt(**changes).options
 
-    assert (strategy.num_splits, strategy.num_teachers, strategy.vote_weights) == expected
+    assert (options.num_splits, options.num_teachers, options.vote_weights) == expected
 
 
 def test_teachers_leave_their_own_class_shares_at_home() -> None:
@@ -234,12 +235,17 @@ def test_a_row_on_which_students_disagree_is_no_evidence() -> None:
     assert {*labels} == {0}
 
 
+def kept_votes(strategy: FedKT, reply: Knowledge) -> PartyVotes | None:
+    hear(strategy, reply)
+    return strategy.replies[0].knowledge.votes
+
+
 def test_nothing_is_kept_of_weighted_votes() -> None:
     """Sums alone; to trim, the labels and the counts."""
     (reply,) = random_replies(1)
 
-    assert toy_fedkt().read(reply).votes is None
-    kept = toy_fedkt(vote_trim=0.2).read(reply).votes
+    assert kept_votes(toy_fedkt(), reply) is None
+    kept = kept_votes(toy_fedkt(trim_fraction=0.2), reply)
     assert kept is not None
     assert kept.counts is not None
     assert (kept.labels.nbytes, kept.counts.nbytes) == (len(PUBLIC), 8 * NUM_CLASSES)
@@ -249,7 +255,7 @@ def test_liars_are_trimmed_before_votes_are_weighted() -> None:
     """Labels are those of a federation in which they never were."""
     honest = [told(PUBLIC_LABELS, [9, 8, 7]) for _ in range(4)]
     liar = told((PUBLIC_LABELS + 1) % NUM_CLASSES, [900, 900, 900])
-    strategy = toy_fedkt(vote_trim=0.2)
+    strategy = toy_fedkt(trim_fraction=0.2)
 
     labels = winners(strategy, [*honest, liar])
 
@@ -274,7 +280,7 @@ def test_impossible_counts_are_refused(counts: np.ndarray) -> None:
     votes = Knowledge("votes", {**told([0] * 60, [1, 1, 1]).arrays, CLASS_COUNTS: counts})
 
     with pytest.raises(KnowledgeMismatch, match="class-counts must"):
-        toy_fedkt().read(votes)
+        toy_fedkt().check(votes)
 
 
 def test_missing_counts_are_refused() -> None:
@@ -282,7 +288,7 @@ def test_missing_counts_are_refused() -> None:
     votes = Knowledge("votes", {"votes": told([0] * 60, [1, 1, 1]).arrays["votes"]})
 
     with pytest.raises(KnowledgeMismatch, match=r"class-counts must be .* numbers"):
-        toy_fedkt().read(votes)
+        toy_fedkt().check(votes)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +297,10 @@ def test_missing_counts_are_refused() -> None:
         ({**L1, "vote_weights": "counts"}, "vote_weights must be auto or none at L1, where"),
         ({**L1, "vote_weights": "noisy-counts"}, "vote_weights must be auto or none at L1"),
         ({**L2, "vote_weights": "counts"}, "at L2, where exact counts would be unprotected"),
-        ({"vote_weights": "many"}, "vote_weights must be one of auto, counts, noisy-counts"),
+        (
+            {"vote_weights": "many"},
+            "vote_weights must be one of auto, none, counts, noisy-counts",
+        ),
         ({**L1, "class_share": "pooled"}, "class_share must be auto or none unless votes are"),
         ({"class_share": "half"}, "class_share must be one of auto, pooled, none, or 3 num"),
         ({**COUNTED, "count_epsilon": 0.0}, "epsilon must be"),
@@ -313,15 +322,33 @@ def test_what_does_not_go_together_is_refused(changes: Any, sentence: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("level", "weights"), [(L1, "counts"), (L1, "noisy-counts"), (L2, "counts"), ({}, "auto")]
+    ("level", "weights"), [(L1, "counts"), (L1, "noisy-counts"), (L2, "counts"), ({}, "exact")]
 )
 def test_a_party_refuses_weights_that_its_level_forbids(level: Any, weights: str) -> None:
     """The server may not ask for counts that its own level does not cover."""
     asked = config(**level)
     asked["vote-weights"] = weights
 
-    with pytest.raises(KnowledgeMismatch, match="Server: vote-weights must be one of"):
+    with pytest.raises(KnowledgeMismatch, match=r"^Server: FedKT: vote_weights must be"):
         FedKTParty().train(toy_party(0), None, asked, RecordDict())
+
+
+@pytest.mark.parametrize(("level", "weights"), [({}, "counts"), (L1, "none"), (L2, "none")])
+def test_a_party_left_to_itself_takes_the_weights_of_its_level(
+    level: Any, weights: str
+) -> None:
+    """What is left open sends, and costs, just what the level allows first."""
+    said, spent = [], []
+    for value in ("auto", weights):
+        asked = config(**level)
+        asked["vote-weights"] = value
+        knowledge, metrics = FedKTParty().train(toy_party(0), None, asked, RecordDict())
+        said.append(sorted(knowledge.arrays))
+        spent.append((metrics[keys.EPSILON_EXAMPLE], metrics[keys.NUM_RELEASES]))
+
+    assert said[0] == said[1]
+    assert (CLASS_COUNTS in said[0]) == (weights == "counts")
+    assert spent[0] == spent[1]
 
 
 def test_noisy_counts_leave_as_counts_that_could_be_true() -> None:

@@ -13,15 +13,15 @@ from fl_strategies.aggregation.class_weights import CLASS_COUNTS, class_counts
 from fl_strategies.aggregation.evidence import corrected_labels
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.mechanisms import NoisyMax, Release
+from fl_strategies.strategies.fedkt.options import FedKTOptions
 from fl_strategies.strategies.fedkt.teaching import (
     deal_records,
     teacher_counts,
     teacher_votes,
     train_teachers,
 )
-from fl_strategies.strategies.fedkt.words import count_noise
 from fl_strategies.wire import keys
-from tests.toys import NUM_CLASSES, PUBLIC, toy_fedkt, toy_party
+from tests.toys import NUM_CLASSES, PUBLIC, hear, toy_fedkt, toy_party
 
 SPLITS, TEACHERS, RECORDS = 2, 6, 30
 L2 = {
@@ -115,8 +115,8 @@ def test_one_party_moves_s_votes_on_the_server() -> None:
         [*map(toy_party, range(3)), other],
     ):
         strategy = toy_fedkt(**asked)
-        for party in parties:
-            strategy.read(FedKTParty().train(party, None, config, RecordDict())[0])
+        said = [FedKTParty().train(party, None, config, RecordDict())[0] for party in parties]
+        hear(strategy, *said)
         tallies.append(strategy._tally.counts)
     moved = np.abs(tallies[0] - tallies[1])
 
@@ -133,7 +133,7 @@ def test_one_record_moves_the_counts_by_what_is_charged() -> None:
         for other in neighbours(party)
     ]
 
-    assert max(moved) == count_noise(1.0).l1_sensitivity
+    assert max(moved) == FedKTOptions().count_noise().l1_sensitivity
 
 
 def reply(party: Party, **changes: Any) -> tuple[Knowledge, dict[str, float]]:

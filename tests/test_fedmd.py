@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
 from clients.app import client_app
-from fl_strategies import Knowledge, Party
+from fl_strategies import FedMDOptions, Knowledge, LocalNoise, Party, SampleOnce
 from fl_strategies.core.protocols import IncrementalLearner, PortableLearner, Recipe
 from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch, NotFitted
 from fl_strategies.strategies.fedmd import FedMD, FedMDParty
@@ -30,6 +30,7 @@ from tests.toys import (
     CentroidLearner,
     accuracy,
     common_options,
+    hear,
     toy_party,
 )
 
@@ -148,9 +149,10 @@ def linear_fedmd(**changes: Any) -> FedMD:
         "learner_name": "softmax-regression",
         "num_public": 30,
         "min_parties": 2,
-        "accept_noise": True,
     }
-    return FedMD(**{**options, **changes})
+    if changes.get("release") == "ldp":
+        options["accept_noise"] = True
+    return FedMD.from_settings(**{**options, **changes})
 
 
 class Federation:
@@ -539,11 +541,12 @@ def test_a_robust_consensus_withstands_a_hostile_party() -> None:
 
 def test_votes_with_class_weights() -> None:
     """Where only parties vote that have no record of a class, all count the same."""
-    strategy = linear_fedmd(consensus="class-weighted", num_public=2)
+    strategy, said = linear_fedmd(consensus="class-weighted", num_public=2), []
     for labels, counts in (([0, 2], [8, 0, 0]), ([1, 2], [0, 5, 0]), ([1, 2], [0, 2, 0])):
         arrays = {"labels": pack_labels(np.array(labels), 3), "class-counts": np.array(counts)}
-        strategy.read(Knowledge("answers", arrays))
-    strategy.aggregate([])
+        said.append(Knowledge("answers", arrays))
+    hear(strategy, *said)
+    strategy.finish()
 
     np.testing.assert_array_equal(strategy.consensus_, [0, 2])
 
@@ -560,14 +563,16 @@ def consensus_message(server_round: int = 1, **arrays: np.ndarray) -> Knowledge:
         (consensus_message(0), {}, "consensus-round must be a whole number"),
         (consensus_message(labels=np.zeros(3, np.uint8)), {}, "must be 8 bytes"),
         (None, {"num-public": 61}, "num-public must be a whole number from 1 to 60, got 61"),
-        (None, {"epochs-initial": 10**9}, "epochs-initial must be a whole number from 0"),
-        (None, {"epochs-initial": 10_001}, "must be a whole number from 0 to 10000, got 10001"),
+        (None, {"epochs-initial": 10**9}, "epochs_initial must be from 1 to 10000"),
+        (None, {"epochs-initial": 10_001}, "must be from 1 to 10000, got 10001"),
         (None, {"epochs-digest": 0}, "Server: FedMD: epochs_digest must be from 1"),
         (None, {"payload": "weights"}, "payload must be one of logits"),
         (None, {"release": "all"}, "release must be one of none"),
         (None, {"server-round": 0}, "server-round must be"),
-        (None, {"release": "nfdp"}, "num-samples must be a whole number from 1"),
-        (None, {"release": "ldp"}, "clipping-norm must be a number"),
+        (None, {"num-public": 0}, "num-public must be a whole number from 1 to 60, got None"),
+        (None, {"consensus": "auto"}, "consensus and the scale of noise must be decided"),
+        (None, {"release": "nfdp"}, "Server: FedMD: num_samples must be from 1 to"),
+        (None, {"release": "ldp"}, "Server: FedMD: sigma or target_epsilon must be given"),
         (None, {"public-hash": "other"}, "public data must be the server's"),
     ],
 )
@@ -714,22 +719,39 @@ def test_the_result_of_flower_is_the_consensus() -> None:
     ("changes", "sentence"),
     [
         ({"num_public": 61}, "num_public must be from 1 to 60, the public rows, got 61"),
-        ({"num_public": 0}, "num_public must be from 1 to 60"),
+        ({"num_public": -1}, "num_public must be from 1 to"),
         ({"num_classes": 1}, "num_classes must be at least 2"),
         ({"release": "some"}, "release must be one of none, nfdp, ldp, got 'some'"),
         ({"payload": "probabilities"}, "payload must be one of logits, softmax, argmax"),
         ({"epochs_initial": 0}, "epochs_initial must be from 1 to"),
         ({"epochs_revisit": 0}, "epochs_revisit must be from 1 to"),
         ({"pretrain_epochs": -1}, "pretrain_epochs must be from 0 to"),
-        ({"consensus": "mode", "payload": "logits"}, "consensus must be one of mean"),
+        ({"consensus": "mode", "payload": "logits"}, "consensus must be one of auto, mean"),
         ({"consensus": "median"}, "consensus must be mean or class-weighted for labels"),
         ({"trim_fraction": 0.5}, "trim_fraction must be at least 0 and below 0.5"),
         ({"pretrain_epochs": 2, "pretrained": {}}, "pretrain_epochs must be 0 if pretrained"),
-        ({"max_epsilon": 1.0}, "max_epsilon must be left out unless release='ldp'"),
-        ({"delta": 0.0}, "delta must be between 0 and 1"),
+        ({"max_epsilon": 1.0}, "max-epsilon must be left out with these settings"),
+        ({"delta": 0.0}, "delta must be greater than 0 and below 1, got 0.0"),
     ],
 )
 def test_wrong_use_is_refused_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     """Each mistake names its parameter, rule and value."""
     with pytest.raises(InvalidParameter, match=f"FedMD: {sentence}"):
         linear_fedmd(**changes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sentence"),
+    [
+        (FedMDOptions, {"num_public": 0}, "num_public must be from 1 to"),
+        (SampleOnce, {"num_samples": 0}, "num_samples must be from 1 to"),
+        (LocalNoise, {"sigma": 0.0}, "sigma must be greater than 0, got 0.0"),
+        (LocalNoise, {"target_epsilon": 0.0}, "target_epsilon must be greater than 0"),
+    ],
+)
+def test_options_have_no_zero_for_nothing(
+    kind: Callable[..., Any], changes: dict[str, Any], sentence: str
+) -> None:
+    """In Python None leaves a setting out, and 0 is a number like any other."""
+    with pytest.raises(InvalidParameter, match=f"FedMD: {sentence}"):
+        kind(**changes)

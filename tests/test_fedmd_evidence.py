@@ -106,10 +106,10 @@ def test_votes_are_those_of_equal_class_shares() -> None:
 
 def test_it_is_the_default_where_nothing_is_promised() -> None:
     """Noise, samples and pre-training keep the mean."""
-    assert linear_fedmd().rule == "evidence"
-    assert linear_fedmd(release="nfdp", num_samples=9).rule == "mean"
-    assert linear_fedmd(release="ldp", payload="softmax", sigma=9.0).rule == "mean"
-    assert linear_fedmd(pretrain_epochs=1).rule == "mean"
+    assert linear_fedmd().options.consensus == "evidence"
+    assert linear_fedmd(release="nfdp", num_samples=9).options.consensus == "mean"
+    assert linear_fedmd(release="ldp", payload="softmax", sigma=9.0).options.consensus == "mean"
+    assert linear_fedmd(pretrain_epochs=1).options.consensus == "mean"
     with pytest.raises(
         InvalidParameter, match="consensus must be another one with pre-training"
     ):
@@ -159,13 +159,13 @@ def test_impossible_counts_are_refused(counts: np.ndarray, sentence: str) -> Non
     strategy = linear_fedmd()
     reply, _ = FedMDParty().train(linear_party(0), None, request(strategy), RecordDict())
     with pytest.raises(KnowledgeMismatch, match=sentence):
-        strategy.read(replace(reply, arrays={**reply.arrays, "class-counts": counts}))
+        strategy.check(replace(reply, arrays={**reply.arrays, "class-counts": counts}))
     with pytest.raises(KnowledgeMismatch, match="contrast must be one of none, public"):
-        strategy.read(replace(reply, meta={**reply.meta, "contrast": "all"}))
+        strategy.check(replace(reply, meta={**reply.meta, "contrast": "all"}))
     scores = np.full((30, 3), 2 * EVIDENCE_LIMIT, np.float32)
     arrays = {"scores": scores, "class-counts": np.ones(3, np.int64)}
     with pytest.raises(KnowledgeMismatch, match="scores must be from -16 to 16"):
-        linear_fedmd(payload="softmax").read(replace(reply, arrays=arrays))
+        linear_fedmd(payload="softmax").check(replace(reply, arrays=arrays))
 
 
 def test_counts_that_left_are_in_the_ledger() -> None:
@@ -184,8 +184,8 @@ def test_a_model_fitted_to_a_consensus_is_corrected_by_both_its_parts() -> None:
     party = one_sided(0)
     FedMDParty().train(party, None, request(strategy), state)
     Federation(one_sided, num_nodes=5).run(strategy)
-    assert strategy._delivery is not None
-    reply, _ = FedMDParty().train(party, strategy._delivery, request(strategy, 2), state)
+    assert strategy.state.delivery is not None
+    reply, _ = FedMDParty().train(party, strategy.state.delivery, request(strategy, 2), state)
 
     # With the exact shares taken out, the evidence is that of equal shares, up to a constant.
     scores = reply.arrays["scores"]

@@ -23,6 +23,7 @@ from fl_strategies.exceptions import (
     PrivacyBudgetExceeded,
 )
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, SubsampleEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
@@ -33,7 +34,7 @@ from fl_strategies.strategies.fedmd.memory import PartyMemory, spent_metrics
 from fl_strategies.strategies.fedmd.release import (
     AnswerNoise,
     GaussianProbabilities,
-    calibrated,
+    least_scale,
 )
 from fl_strategies.wire import keys
 from fl_strategies.wire.packing import pack_labels
@@ -46,7 +47,7 @@ from tests.test_fedmd import (
     refitted_party,
     request,
 )
-from tests.toys import TEST, Planned, accuracy
+from tests.toys import TEST, Planned, accuracy, hear
 
 NFDP = {"release": "nfdp", "num_samples": 10}
 LDP = {"release": "ldp", "payload": "softmax", "sigma": 50.0}
@@ -191,9 +192,9 @@ def test_samples_that_cannot_be_drawn_are_refused() -> None:
         train(linear_party(0), strategy)
     train(linear_party(0), linear_fedmd(release="nfdp", num_samples=41))
     for changes in ({"num_samples": 0}, {"num_samples": None}):
-        with pytest.raises(InvalidParameter, match="num_samples must be at least 1 and given"):
+        with pytest.raises(InvalidParameter, match="num_samples must be from 1 to"):
             linear_fedmd(**{**NFDP, **changes})
-    with pytest.raises(InvalidParameter, match="num_samples must be left out unless"):
+    with pytest.raises(InvalidParameter, match="num-samples must be left out with these"):
         linear_fedmd(num_samples=10)
 
 
@@ -381,10 +382,10 @@ def test_a_sample_counts_also_in_a_round_that_fails() -> None:
     strategy = linear_fedmd(**NFDP)
     Federation().run(strategy)
     reply, _ = train(linear_party(0), strategy)
-    strategy.read(replace(reply, meta={**reply.meta, keys.PARTITION_ID: 0}))
-    assert strategy._samples is not None
+    hear(strategy, reply)
+    assert strategy.state.samples is not None
 
-    assert strategy._samples.worst().charges[0][1] == 2
+    assert strategy.state.samples.worst().charges[0][1] == 2
 
 
 @pytest.mark.parametrize(
@@ -403,10 +404,10 @@ def test_an_answer_must_name_its_sample(changes: dict[str, Any], sentence: str) 
     strategy = linear_fedmd(**NFDP)
     reply, _ = train(linear_party(0), strategy)
     meta = {keys.PARTITION_ID: 0, **reply.meta}
-    strategy.read(replace(reply, meta=meta))
+    strategy.check(replace(reply, meta=meta))
 
     with pytest.raises(KnowledgeMismatch, match=f"FedMD: {sentence}"):
-        strategy.read(replace(reply, meta={**meta, **changes}))
+        strategy.check(replace(reply, meta={**meta, **changes}))
 
 
 def test_noise_and_a_sample_add_up() -> None:
@@ -432,12 +433,18 @@ def test_the_reference_values_of_gaussian_noise_on_probabilities() -> None:
     noise = AnswerNoise(payload="softmax", noise="gaussian", scale=1e4, num_classes=6)
     ledger = PrivacyLedger("example")
     ledger.charge_all(noise.charges(100_000, seeded=False))
-    fitted = calibrated(noise, num_rows=5000, num_rounds=20, target_epsilon=8.0, delta=1e-5)
+    scale = calibrate_scale(
+        lambda scale: replace(noise, scale=scale).charges(5000, seeded=False),
+        8.0,
+        1e-5,
+        num_batches=20,
+        least=least_scale(noise),
+    )
 
     # Rounding to the grid of the noise is part of the sensitivity: 0.2 % at this scale.
     assert 0.141685 < ledger.get_epsilon() < 0.141685 * 1.003
     # Sampling a million numbers takes a quarter of delta at this epsilon.
-    assert 268.430602 < fitted.scale < 268.430602 * 1.01
+    assert 268.430602 < scale < 268.430602 * 1.01
 
 
 @pytest.mark.parametrize("make_party", MAKERS)
@@ -509,7 +516,7 @@ def test_the_servers_budget_ends_the_run_before_it_is_exceeded() -> None:
     assert list(result.train_metrics_clientapp) == [1, 2]
     assert limited.ledger_.get_epsilon() <= budget
     assert limited.round_ == 2
-    assert "epsilon must be at most" in limited._failure
+    assert "epsilon must be at most" in limited.failure_
     assert limited.model_ is not None
 
 
@@ -623,17 +630,21 @@ def test_noise_does_not_come_from_the_seed() -> None:
         ({"target_epsilon": 1.0}, "sigma or target_epsilon must be given, one of the two"),
         ({"gamma": 1.0}, "gamma must be left out for gaussian noise"),
         ({"noise": "laplace"}, "sigma must be left out for laplace noise"),
-        ({"noise": "gumbel"}, "noise must be one of gaussian, laplace for softmax"),
+        (
+            {"noise": "gumbel", "sigma": None, "gamma": 1.0},
+            "noise must be one of gaussian, laplace for softmax",
+        ),
         ({"noise": "pink", "payload": "argmax"}, "noise must be one of gaussian"),
-        ({"sigma": -1.0}, "sigma must be finite and above 0"),
+        ({"sigma": -1.0}, "sigma must be greater than 0, got -1.0"),
         ({"sigma": 1e-9}, "scale must be at least"),
+        ({"sigma": 1e31}, r"FedMD: scale of noise must be at most 1e\+30, got 1e\+31"),
         ({"sigma": None, "target_epsilon": 1.0}, "num_rounds_planned must be at least 1"),
         ({"num_rounds_planned": 3}, "num_rounds_planned must be left out without"),
-        ({"payload": "logits"}, "clipping_norm must be finite and above 0 for noisy logits"),
+        ({"payload": "logits"}, "clipping_norm must be given for noisy logits, got None"),
         ({"clipping_norm": 1.0}, "clipping_norm must be left out unless logits"),
         ({"consensus": "class-weighted"}, "consensus must be another one for release='ldp'"),
         ({"consensus": "evidence"}, "consensus must be another one for release='ldp'"),
-        ({"release": "none"}, "must be left out unless release='ldp'"),
+        ({"release": "none"}, "FedMD: sigma must be left out with these settings"),
     ],
 )
 def test_wrong_noise_is_refused_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:
@@ -644,10 +655,15 @@ def test_wrong_noise_is_refused_in_one_sentence(changes: dict[str, Any], sentenc
 
 def test_a_party_checks_the_noise_it_is_told() -> None:
     """Noise of another payload, or too little to hide rounding, is the server's mistake."""
-    config = request(linear_fedmd(**LDP), scale=1e-12)
+    config = request(linear_fedmd(**LDP), sigma=1e-12)
     with pytest.raises(KnowledgeMismatch, match="Server: GaussianProbabilities: scale must be"):
         FedMDParty().train(linear_party(0), None, config, RecordDict())
-    config = request(linear_fedmd(**LDP), noise="gumbel")
+    config = request(linear_fedmd(**LDP), sigma=1e31)
+    with pytest.raises(
+        KnowledgeMismatch, match="Server: FedMD: scale of noise must be at most"
+    ):
+        FedMDParty().train(linear_party(0), None, config, RecordDict())
+    config = request(linear_fedmd(**LDP), noise="gumbel", sigma=0.0, gamma=1.0)
     with pytest.raises(KnowledgeMismatch, match="Server: FedMD: noise must be one of gaussian"):
         FedMDParty().train(linear_party(0), None, config, RecordDict())
 

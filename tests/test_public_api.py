@@ -1,4 +1,5 @@
 import importlib.metadata
+import re
 import tomllib
 from pathlib import Path
 
@@ -31,12 +32,25 @@ def test_one_version() -> None:
     assert importlib.metadata.version("fl-strategies") == project["version"]
 
 
-def test_the_core_depends_on_three_packages() -> None:
-    """They are flwr, numpy and scipy."""
+def test_the_core_depends_on_four_packages() -> None:
+    """They are flwr, httpx, numpy and scipy."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     names = [name.split(">")[0] for name in project["dependencies"]]
-    assert names == ["flwr", "numpy", "scipy"]
+    assert names == ["flwr", "httpx", "numpy", "scipy"]
+
+
+def test_flower_is_allowed_as_far_as_it_was_tested() -> None:
+    """`_compat` rests on names that the next minor release may move."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["simulation"]]
+    ranges = {name.partition(">")[2] for name in wanted if name.startswith("flwr")}
+    pinned = re.search(r"^flwr==(\d+)\.(\d+)", (ROOT / "constraints.txt").read_text(), re.M)
+
+    assert pinned is not None
+    major, minor = map(int, pinned.groups())
+    assert ranges == {f"={major}.{minor},<{major}.{minor + 1}"}
+    assert importlib.metadata.version("flwr").startswith(f"{major}.{minor}.")
 
 
 def test_every_error_is_drawn_in_the_tree() -> None:

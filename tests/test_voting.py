@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fl_strategies.aggregation.voting import (
+    add_votes,
     agreement,
     agreements,
     consistent_labels,
     consistent_mask,
-    consistent_votes,
     count_votes,
     least_agreeing,
     num_trimmed,
@@ -27,6 +27,13 @@ VOTES = arrays(
     np.int8, st.tuples(st.integers(1, 7), st.integers(1, 12)), elements=st.integers(-1, 3)
 )
 """Votes of parties for four classes; -1 is none."""
+
+
+def consistent_votes(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Count one party's students by consistent voting."""
+    counts = np.zeros((labels.shape[1], num_classes), dtype=int)
+    add_votes(counts, consistent_labels(labels, num_classes), len(labels))
+    return counts
 
 
 def slow_consistent_votes(labels: np.ndarray, num_classes: int) -> np.ndarray:

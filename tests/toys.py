@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import Context
 from scipy.special import softmax
 
-from fl_strategies import FedKD, FedKT, Party
+from fl_strategies import FedKD, FedKT, Knowledge, KnowledgeStrategy, Party
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.protocols import Recipe
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.events import PrivacyEvent
 from fl_strategies.randomness import derive_rng
+from fl_strategies.wire.replies import PartyReply
 
 NUM_CLASSES = 3
 CENTRES = np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]])
@@ -164,7 +165,7 @@ def common_options(num_parties: int = 4, seed: int = 0) -> dict[str, object]:
 def toy_fedkt(**changes: object) -> FedKT:
     """Return FedKT with few voters, whose noise is accepted however strong it is."""
     options = {**common_options(), "accept_noise": True}
-    return FedKT(**{**options, **changes})  # type: ignore[arg-type]
+    return FedKT.from_settings(**{**options, **changes})  # type: ignore[arg-type]
 
 
 PAPER = {"num_splits": 2, "num_teachers": 5, "corrected": False, "vote_weights": "none"}
@@ -176,8 +177,20 @@ def paper_fedkt(**changes: object) -> FedKT:
 
 
 def toy_fedkd(**changes: object) -> FedKD:
-    return FedKD(**{**common_options(), **changes})  # type: ignore[arg-type]
+    return FedKD.from_settings(**{**common_options(), **changes})  # type: ignore[arg-type]
 
 
 def accuracy(labels: Sequence[int] | IntArray) -> float:
     return float((np.asarray(labels) == TEST[1]).mean())
+
+
+def hear(
+    strategy: KnowledgeStrategy[Any],
+    *said: Knowledge,
+    metrics: Sequence[Mapping[str, float]] = (),
+) -> None:
+    """Let a strategy check and add what parties 0, 1, ... said in a round."""
+    for number, knowledge in enumerate(said):
+        own = dict(metrics[number]) if metrics else {}
+        strategy.state.members[number] = number, number
+        strategy.add(PartyReply(number, number, "", strategy.check(knowledge), own))

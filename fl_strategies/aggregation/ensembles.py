@@ -8,15 +8,11 @@ from typing import Final, NoReturn, Self
 import numpy as np
 from scipy.special import softmax
 
-from fl_strategies.aggregation.consensus import to_probabilities
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.protocols import (
     Learner,
     LearnerFactory,
-    Recipe,
-    SoftLearner,
     require_portable,
-    require_soft,
 )
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import (
@@ -256,23 +252,6 @@ class SignedEnsemble(Committee):
             task=self.task,
             model_fns=self.model_fns,
         )
-
-    def distill_into(
-        self, learner_fn: LearnerFactory, x: Array, *, rng: np.random.Generator, recipe: Recipe
-    ) -> SoftLearner:
-        """Return one new learner that was taught by the ensemble on rows `x`.
-
-        With the link "identity" it learns the signed sums; with "softmax" the
-        probabilities nearest to them.
-        """
-        able = recipe.link == "identity" or (
-            recipe.link == "softmax" and self.task == "single-label"
-        )
-        require(able, "SignedEnsemble", "recipe.link", f"one for {self.task}", recipe.link)
-        scores = self.logits(x)
-        targets = scores if recipe.link == "identity" else to_probabilities(scores)
-        learner = require_soft("SignedEnsemble", learner_fn())
-        return learner.distill(x, targets, rng=rng, recipe=recipe)
 
 
 def _read_signs(arrays: Mapping[str, Array]) -> list[int]:

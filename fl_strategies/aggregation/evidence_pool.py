@@ -287,7 +287,9 @@ class EvidencePool:
         return {keys.NUM_OUTLIERS: len(self.outliers), keys.NUM_CAPPED: len(self.capped)}
 
 
-def read_class_share(owner: str, share: ClassShare, num_classes: int, task: Task) -> ClassShare:
+def read_class_share(
+    owner: str, share: str | Sequence[float], num_classes: int, task: Task
+) -> ClassShare:
     """Return a checked rule; numbers may come as text with commas between them."""
     if isinstance(share, str) and share not in SHARE_RULES:
         try:
@@ -298,7 +300,7 @@ def read_class_share(owner: str, share: ClassShare, num_classes: int, task: Task
                 f"{owner}: class_share must be {rule}, got {share!r}."
             ) from None
     if isinstance(share, str):
-        return share
+        return share  # type: ignore[return-value]
     given = np.asarray(share, dtype=np.float64)
     if task == "multi-label":
         fits = given.shape == (num_classes,) and bool(((given > 0) & (given < 1)).all())

@@ -52,27 +52,6 @@ def consistent_labels(labels: Array, num_classes: int) -> Array:
     return np.where(consistent_mask(labels), labels[0], -1).astype(smallest)
 
 
-def consistent_votes(labels: Array, num_classes: int) -> IntArray:
-    """Count one party's students by consistent voting (Algorithm 1, lines 15 to 19).
-
-    A party whose s students all name class m adds s to m; a party whose students
-    disagree adds nothing.
-
-    Parameters
-    ----------
-    labels : (num_students, num_rows)
-    num_classes : int
-
-    Returns
-    -------
-    counts : (num_rows, num_classes)
-    """
-    num_students, num_rows = labels.shape
-    counts = np.zeros((num_rows, num_classes), dtype=np.int64)
-    add_votes(counts, consistent_labels(labels, num_classes), num_students)
-    return counts
-
-
 def add_votes(counts: IntArray, votes: Array, worth: int) -> None:
     """Add one party's votes (num_rows,), -1 for none, to counts (num_rows, num_classes)."""
     rows = np.flatnonzero(votes >= 0)

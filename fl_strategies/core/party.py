@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fl_strategies.arrays import Array
+from fl_strategies.arrays import Array, to_array
 from fl_strategies.core.policy import SIMULATED, PartyPolicy
-from fl_strategies.core.protocols import LearnerFactory
+from fl_strategies.core.protocols import LearnerFactory, check_factory
 from fl_strategies.core.tasks import Task, check_targets, check_task
 from fl_strategies.exceptions import InvalidData, require, require_data
 from fl_strategies.randomness import derive_rng
@@ -24,6 +24,7 @@ logger = logging.getLogger("flwr.fl_strategies")
 _TIMES_PUBLIC = 10.0
 # Within float32, with room for sums.
 _LARGEST_VALUE = 1e30
+_ARRAYS = ("x", "y", "public", "public_y", "x_test", "y_test")
 
 
 def check_rows(owner: str, name: str, x: Array) -> None:
@@ -49,14 +50,19 @@ def public_bound(public: Array) -> float:
 
     Generous, because it is there for accidents and attacks: a value that overflows in
     training would make a party fail, and that it fails would tell who its records are.
+    Without public rows nothing is known of the scale, so float32 alone sets the bound.
     """
+    if not len(public):
+        return _LARGEST_VALUE
     largest = float(np.abs(public).max(initial=1.0))
     return min(_TIMES_PUBLIC * largest, _LARGEST_VALUE)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Party:
     """Private data, public data and the models of one member.
+
+    Lists, pandas frames and torch tensors become arrays; `repr` shows shapes, never a record.
 
     Parameters
     ----------
@@ -64,8 +70,9 @@ class Party:
         Private records and their class indices, or what else the task learns; see
         `core.tasks`. They never leave the party. Values beyond `value_bound` are
         cut to it.
-    public : (num_public, ...)
-        The unlabelled rows that everybody in the federation holds, in the same order.
+    public : (num_public, ...), optional
+        The unlabelled rows that everybody in the federation holds, in the same order. Only
+        strategies that transfer knowledge on them need any.
     num_classes : int
         Length of the federation's class list, also when this party lacks some classes. In
         multi-label learning the number of labels, in regression that of targets.
@@ -73,7 +80,7 @@ class Party:
     public_y : optional
         Labels of the public rows, where these have some and the strategy may use them.
     learner_fn : factory
-        Makes the party's model, unfitted.
+        Makes the party's model, unfitted: a function without arguments, not a model.
     teacher_fn : factory, optional
         Makes the model that is trained on small subsets (FedKT); `learner_fn` if left out.
     learner_name : str
@@ -97,7 +104,8 @@ class Party:
         Let the server know that one bit, unless there is a journal or a promise of privacy.
     value_bound : float, optional
         Largest magnitude of a number in a record; ten times that of the public rows, and at
-        least 10, if left out. Choose it without looking at the records.
+        least 10, if omitted; without public rows, what float32 holds. Choose it without
+        looking at the records.
     policy : PartyPolicy
         What this party takes part in. Without one it is a party of a simulation, which
         allows everything but endless work: give a real party a `PartyPolicy()`.
@@ -105,9 +113,9 @@ class Party:
 
     x: Array
     y: Array
-    public: Array
     num_classes: int
     learner_fn: LearnerFactory
+    public: Array = field(default_factory=lambda: np.empty(0))
     task: Task = "single-label"
     public_y: Array | None = None
     teacher_fn: LearnerFactory | None = None
@@ -135,6 +143,8 @@ class Party:
         compared = self.compare_at_home or not self.tell_verdict
         require(compared, owner, "tell_verdict", "false without compare_at_home", True)
         check_task(owner, self.task, self.num_classes)
+        self._check_factories()
+        self._convert()
         self._check(owner, "x", self.x, self.y)
         check_rows(owner, "public", self.public)
         if self.public_y is not None:
@@ -148,6 +158,36 @@ class Party:
         for name in ("x", "x_test"):
             object.__setattr__(self, name, self._bounded(getattr(self, name), bound))
 
+    def __repr__(self) -> str:
+        """Return names and shapes alone: who logs a party must not log its records."""
+        named = ("partition_id", "learner_name", "task", "num_classes")
+        shown = [f"{name}={getattr(self, name)!r}" for name in named]
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        shown += [f"{n}={a.shape} {a.dtype}" for n, a in arrays.items() if a is not None]
+        return f"Party({', '.join(shown)})"
+
+    def _check_factories(self) -> None:
+        received = {f"catalogue[{name!r}]": made for name, made in self.catalogue.items()}
+        given = {"learner_fn": self.learner_fn, "teacher_fn": self.teacher_fn, **received}
+        for name, factory in given.items():
+            if name != "teacher_fn" or factory is not None:
+                check_factory(self.owner, name, factory, self.num_classes)
+
+    def _convert(self) -> None:
+        """Turn whatever was given into arrays; no public rows have the shape of records."""
+        for name in _ARRAYS:
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, to_array(self.owner, name, value))
+        if self.public is None or self.public.shape == (0,):
+            none = np.empty((0, *self.x.shape[1:]), dtype=self.x.dtype)
+            object.__setattr__(self, "public", none)
+
+    def rows_to_try(self, most: int = 1) -> Array:
+        """Return rows to try a model on that are no records: public ones, or one of zeros."""
+        if len(self.public):
+            return self.public[:most]
+        return np.zeros((1, *self.x.shape[1:]), dtype=self.x.dtype)
+
     def _bounded(self, x: Array | None, bound: float) -> Array | None:
         """Return records with values cut to the bound; whole numbers never overflow."""
         if x is None or x.dtype.kind != "f" or not (np.abs(x) > bound).any():
@@ -158,12 +198,13 @@ class Party:
     def _check(self, owner: str, name: str, x: Array, y: Array) -> None:
         check_rows(owner, name, x)
         labels = "public_y" if name == "public" else name.replace("x", "y", 1)
+        others = "the public data" if len(self.public) else "x"
         check_targets(owner, labels, y, len(x), self.num_classes, self.task)
         require_data(
             x.shape[1:] == self.public.shape[1:],
             owner,
             name,
-            f"rows of shape {self.public.shape[1:]} like the public data",
+            f"rows of shape {self.public.shape[1:]} like {others}",
             x.shape[1:],
         )
 

@@ -7,7 +7,7 @@ list; scores always have `num_classes` columns, also when a training set lacks c
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import (
     Literal,
     Protocol,
@@ -21,7 +21,7 @@ import numpy as np
 from scipy.special import expit, softmax
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.exceptions import UnsupportedLearner, require
+from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner, require
 from fl_strategies.privacy.events import PrivacyEvent
 
 TrainingSet: TypeAlias = tuple[Array, IntArray]
@@ -67,6 +67,35 @@ class Recipe:
         require(plain, "Recipe", "temperature", "1 for the identity", self.temperature)
         enough = self.epochs is None or self.epochs >= 1
         require(enough, "Recipe", "epochs", "at least 1", self.epochs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Objective:
+    """What a learner minimises besides its loss: ``mu/2 |w - anchor|^2 + <correction, w>``.
+
+    Here w are the weights that learn, by the names that `to_arrays` gives them. FedProx is
+    a `mu` without more; SCAFFOLD a `correction`, the server's control variate less the
+    party's own. Neither may hold anything private that has not been paid for, because a
+    learner that trains privately takes them as they are.
+
+    Parameters
+    ----------
+    mu : float (default: 0)
+        Strength of the proximal term.
+    anchor : mapping of name to array, optional
+        Centre of the proximal term; the weights at the start of the call if omitted.
+    correction : mapping of name to array, optional
+        Added to the gradient of every step.
+    """
+
+    mu: float = 0.0
+    anchor: Mapping[str, Array] | None = field(default=None, repr=False)
+    correction: Mapping[str, Array] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the strength; only the learner knows its weights."""
+        rule = "finite and at least 0"
+        require(0 <= self.mu < math.inf, "Objective", "mu", rule, self.mu)
 
 
 def link_scores(scores: FloatArray, recipe: Recipe) -> FloatArray:
@@ -168,7 +197,54 @@ class ContinuingLearner(IncrementalLearner, PortableLearner, Protocol):
     """A learner that can go on where it stopped, also in another process."""
 
 
+@runtime_checkable
+class GuidedLearner(ContinuingLearner, Protocol):
+    """A learner with weights that takes an `Objective`, for FedProx, SCAFFOLD and the like."""
+
+    @property
+    def steps_taken(self) -> int:
+        """Optimizer steps of the last call that learned; 0 before the first."""
+
+    def partial_fit(
+        self,
+        x: Array,
+        y: IntArray,
+        *,
+        rng: np.random.Generator,
+        epochs: int,
+        objective: Objective | None = None,
+    ) -> Self:
+        """Learn as every `partial_fit`, and minimise the objective beside the loss."""
+
+
 LearnerFactory: TypeAlias = Callable[[], Learner]
+
+
+def check_factory(owner: str, name: str, factory: object, num_classes: int) -> None:
+    """Raise `InvalidParameter`, saying what to write, for a model in place of a factory."""
+    given = factory if isinstance(factory, type) else type(factory)
+    wanted = _in_a_learner(given, f"num_classes={num_classes}")
+    if wanted is None and callable(factory):
+        return
+    if wanted is None and hasattr(given, "fit"):
+        wanted = f"{given.__name__}(...)"
+    kind = "the class" if given is factory else "an object of the class"
+    hint = "" if wanted is None else f" Write: lambda: {wanted}"
+    raise InvalidParameter(
+        f"{owner}: {name} must be a function without arguments that makes a new learner, got "
+        f"{kind} {given.__name__}.{hint}"
+    )
+
+
+def _in_a_learner(given: type, classes: str) -> str | None:
+    """Return how a class of torch, XGBoost or scikit-learn becomes a learner, or None."""
+    if any(base.__module__ == "torch.nn.modules.module" for base in given.__mro__):
+        return f"TorchLearner(lambda: {given.__name__}(...), {classes})"
+    if hasattr(given, "logits") or not hasattr(given, "get_params"):
+        return None
+    if given.__module__.partition(".")[0] == "xgboost":
+        return f"XGBoostLearner({classes})"
+    return f"SklearnLearner({given.__name__}(...), {classes})"
 
 
 def events_of(learner: object) -> "tuple[tuple[PrivacyEvent, int], ...]":
@@ -191,6 +267,16 @@ def require_soft(owner: str, learner: Learner) -> SoftLearner:
         raise UnsupportedLearner(
             f"{owner}: the learner must have distill to learn from scores, got "
             f"{type(learner).__name__}. TabularLearner and ScoreLearner give it to any model."
+        )
+    return learner
+
+
+def require_guided(owner: str, learner: Learner) -> GuidedLearner:
+    """Return the learner if it takes an `Objective`; say what to do if it does not."""
+    if not isinstance(learner, GuidedLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must take an objective (partial_fit, steps_taken, "
+            f"to_arrays and from_arrays), got {type(learner).__name__}. TorchLearner does."
         )
     return learner
 

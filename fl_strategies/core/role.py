@@ -75,6 +75,15 @@ def read_round(config: ConfigRecord) -> int:
     return config_int(config, keys.SERVER_ROUND, minimum=1, maximum=MAX_ROUNDS)
 
 
+def require_public_rows(party: Party, config: ConfigRecord) -> None:
+    """Raise if the strategy works on public rows and the party holds none."""
+    if keys.PUBLIC_HASH in config and not len(party.public):
+        raise PublicDataMismatch(
+            f"{party.owner}: public must be given for {shown(config.get(keys.STRATEGY))}, "
+            f"which works on public rows, got none."
+        )
+
+
 def check_public_data(party: Party, config: ConfigRecord) -> None:
     """Raise unless server and party hold the same public rows and class list."""
     config_int(config, keys.NUM_CLASSES, minimum=party.num_classes, maximum=party.num_classes)

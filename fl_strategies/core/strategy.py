@@ -6,33 +6,36 @@ leaving out a bad reply without ending the run, metrics, and the delivery of the
 """
 
 import logging
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import ClassVar, Generic, TypeVar, Unpack
+from pathlib import Path
+from typing import TypeVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
 
 from fl_strategies.aggregation.metrics import aggregate_metrics
+from fl_strategies.core.collecting import Collector
+from fl_strategies.core.contract import Contract
 from fl_strategies.core.federation import FederationOptions as FederationOptions
 from fl_strategies.core.federation import check_federation
-from fl_strategies.core.members import Known, check_claim, registered, settle
+from fl_strategies.core.identity import described
+from fl_strategies.core.members import Known, registered, settle
 from fl_strategies.core.protocols import Learner, require_portable
 from fl_strategies.exceptions import (
     NotEnoughParties,
     NotFitted,
     UnsupportedLearner,
+    require,
 )
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.runtime.connections import wait_for_parties
-from fl_strategies.runtime.resumable import ResumableStrategy, described
+from fl_strategies.runtime.runs import EvaluateFn, KeptRun, Run
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,
     Knowledge,
-    Metrics,
-    Scalar,
     encode_arrays,
     write_messages,
 )
@@ -42,7 +45,6 @@ from fl_strategies.wire.replies import (
     PartyReport,
     cut_short,
     figures_by_party,
-    parse_reply,
 )
 
 # A child of Flower's logger, so that our lines appear among Flower's own.
@@ -52,15 +54,19 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class KnowledgeStrategy(ResumableStrategy, Generic[T]):
-    """Base of all strategies; implement `party_config`, `read` and `aggregate`.
+class KnowledgeStrategy(Contract[T], Strategy):
+    """Base of all strategies.
+
+    A subclass says what to ask (`party_config`), whether a reply is as asked (`check`), what
+    becomes of it (`add`) and what a round comes to (`finish`). What a round leaves to the next
+    is in `state`, and nothing else is.
 
     Parameters
     ----------
     num_parties : int
         Parties to wait for before a round. All that are connected then take part.
     min_parties : int (default: 2, or 1 if only one party is expected)
-        Fewest parties to go on with, both after waiting and after bad replies.
+        Fewest parties to continue with, both after waiting and after bad replies.
     max_wait : float (default: 120)
         Seconds to wait for `num_parties` to connect.
     seed : int (default: 0)
@@ -74,10 +80,10 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         Who is who, as its operator knows; other nodes are not asked. Without, a node has
         the number of its first answer, for the whole run (see `core.members`).
     checkpoint_dir : str or Path, optional
-        Folder in which the run is kept, so that it can go on after the server was killed.
+        Folder in which the run is kept, so that it can be resumed after the server was killed.
         It holds what parties sent, so it needs the protection that the server itself has.
     resume : bool (default: False)
-        Go on with the run in `checkpoint_dir`, if there is one. Parties are not asked again
+        Resume the run in `checkpoint_dir`, if there is one. Parties are not asked again
         for what has arrived, and the result is the same to the bit.
 
     Attributes
@@ -87,31 +93,12 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
     ledger_ : PrivacyLedger
         What the run released, in the unit that its guarantee is about.
     rejected_ : dict
-        Per node id: why its reply of the last round was left out.
+        Per node id: why its reply of the last round was excluded.
     round_ : int
-        Rounds asked so far, over all calls of `start`: a second call goes on.
+        Rounds asked so far, over all calls of `start`: a second call continues.
     """
 
-    reply_kind: str
-    ledger_: PrivacyLedger
-    model_name: str = ""
-    """What parties call the final model; they need a factory of this name to receive it."""
-    run_settings: Mapping[str, Scalar]
-    """What else a resumed run must have as before, such as the settings of its learner."""
-    last_round: int | None = None
-    """Round after which the strategy has nothing more to ask, or None."""
-    central: ClassVar[bool] = True
-    """Whether the run ends in one model for everybody, or each party keeps its own."""
-    party_learner_needs: ClassVar[tuple[type, ...]] = ()
-    """Protocols beyond `Learner` that the parties' models must have."""
-    final_learner_needs: ClassVar[tuple[type, ...]] = ()
-    """Protocols beyond `Learner` that the server's model must have."""
-    kept = (*ResumableStrategy.kept, "parties_", "ledger_", "_delivery", "_known")
-    kept_kinds: ClassVar[tuple[type, ...]] = (Knowledge, PartyReport)
-
     def __init__(self, **federation: Unpack[FederationOptions]) -> None:
-        folder = federation.get("checkpoint_dir")
-        super().__init__(folder, resume=federation.get("resume", False))
         self.num_parties = federation.get("num_parties", 2)
         self.min_parties = federation.get("min_parties", min(2, self.num_parties))
         self.max_wait = federation.get("max_wait", 120.0)
@@ -121,74 +108,57 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         owner = type(self).__name__
         check_federation(owner, {**federation, "num_parties": self.num_parties})
         self._registered = registered(owner, federation.get("members"), self.num_parties)
-        self._known: Known = {}
+        self.run = self._make_run(federation.get("checkpoint_dir"), federation.get("resume"))
         self.run_settings = {}
-        self.parties_: dict[int, PartyReport] = {}
         self.rejected_: dict[int, str] = {}
         self._model: Learner | None = None
-        self._delivery: Knowledge | None = None
-        self._failure = "the strategy has not run"
+        self._kept: list[PartyReply[T]] = []
+        self.failure_ = "the strategy has not run"
         self._sent: list[Message] = []
 
-    # What a subclass says about its algorithm.
-
-    @abstractmethod
-    def party_config(self) -> dict[str, Scalar]:
-        """Return the settings that parties need in round `round_`."""
-
-    @abstractmethod
-    def read(self, knowledge: Knowledge) -> T:
-        """Check one party's knowledge; raise `KnowledgeMismatch` to leave it out."""
-
-    @abstractmethod
-    def aggregate(self, replies: Sequence[PartyReply[T]]) -> tuple[ArrayRecord | None, Metrics]:
-        """Combine the accepted replies, sorted by partition id, and add own metrics."""
-
-    def record_releases(self, replies: Sequence[PartyReply[T]]) -> None:
-        """Record in the ledger what has left the parties although too few of them answered.
-
-        `aggregate` records this by itself in a round that ends well.
-        """
-
-    def prepare_round(self) -> bool:
-        """Make ready to ask the parties; return whether they may be asked at all."""
-        return True
-
-    def nodes_for_round(self, nodes: list[int]) -> list[int]:
-        """Return which of the connected nodes to ask; all of them by default.
-
-        With none, nothing is sent and the round does not count.
-        """
-        return nodes
-
-    def num_replies_needed(self) -> int:
-        """Return how many valid replies a round needs; `min_parties` by default.
-
-        Never more are needed than nodes were asked.
-        """
-        return self.min_parties
-
-    def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
-        """Return what this node is to learn from before it trains; nothing by default."""
-        return None
-
-    def delivery_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
-        """Return what this node is given after a round; by default the final model."""
-        return self._delivery
+    def _make_run(self, folder: str | Path | None, resume: bool | None) -> Run:
+        given, owner = bool(folder) or not resume, type(self).__name__
+        require(given, owner, "checkpoint_dir", "given with resume", folder)
+        if not folder:
+            return Run()
+        return KeptRun(Path(folder), resume=bool(resume), kinds=self.state_type.kinds)
 
     def identity(self) -> dict[str, object]:
         """Return what must be the same for a run to go on: all settings but patience."""
-        patience = FederationOptions.__annotations__.keys() - {"num_parties", "seed"}
+        patience = {*FederationOptions.__annotations__, "state", "run"} - {
+            "num_parties",
+            "seed",
+        }
         own = {
             name: described(value)
             for name, value in vars(self).items()
             if not (name.startswith("_") or name.endswith("_") or name in patience)
         }
-        ledger = self.ledger_
+        ledger = self.state.ledger
         budget = [ledger.unit, ledger.delta, ledger.max_epsilon]
         return {**own, **self.party_config(), "budget": budget, keys.STRATEGY: self.name}
 
     # What the strategy has learned.
+
+    @property
+    def round_(self) -> int:
+        """Rounds asked so far."""
+        return self.state.round
+
+    @property
+    def parties_(self) -> dict[int, PartyReport]:
+        """What each party reported last."""
+        return self.state.parties
+
+    @property
+    def ledger_(self) -> PrivacyLedger:
+        """What the run released."""
+        return self.state.ledger
+
+    @property
+    def members(self) -> Known:  # type: ignore[override]
+        """Which node is which party: as its operator says, or as their first answers did."""
+        return self._registered or self.state.members
 
     @property
     def model_(self) -> Learner:
@@ -196,11 +166,11 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         if self._model is None:
             raise NotFitted(
                 f"{type(self).__name__}: model_ must be read after a run that ended well, "
-                f"got none: {self._failure}."
+                f"got none: {self.failure_}."
             )
         return self._model
 
-    def _keep_model(self, model: Learner) -> ArrayRecord | None:
+    def keep_model(self, model: Learner) -> ArrayRecord | None:
         """Keep the final model; return its arrays if it can travel."""
         self._model = model
         try:
@@ -208,10 +178,34 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         except UnsupportedLearner as error:
             logger.info("%s: the final model stays on the server. %s", self.name, error)
             return None
-        self._delivery = Knowledge("model", arrays, {keys.LEARNER: self.model_name})
+        self.state.delivery = Knowledge("model", arrays, {keys.LEARNER: self.model_name})
         return encode_arrays(arrays)
 
-    # Flower's five methods.
+    # Flower's methods.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run some rounds; see Flower's `Strategy.start`.
+
+        With a checkpoint `num_rounds` counts from the beginning of the run, and rounds that
+        are over are not repeated.
+        """
+        begin = partial(
+            super().start,
+            initial_arrays=initial_arrays,
+            timeout=timeout,
+            train_config=train_config,
+            evaluate_config=evaluate_config,
+        )
+        return self.run.execute(self, begin, grid, num_rounds, evaluate_fn)
 
     def summary(self) -> None:
         """Log the settings."""
@@ -231,15 +225,23 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         if self.last_round is not None and server_round > self.last_round:
             logger.info("%s has ended; nothing is sent.", self.name)
             return []
-        self._begin_round()
-        if not self.prepare_round():
+        self.run.begin_round(self)
+        self._kept = []
+        if not self.begin_round():
             return []
-        nodes = self.nodes_for_round(self._wait_for_parties(grid))
+        try:
+            present = self._wait_for_parties(grid)
+        except NotEnoughParties as error:
+            if not self.ends_early or self.run.is_kept:
+                raise
+            logger.warning("%s ended after round %s: %s", self.name, self.round_, error)
+            return []
+        nodes = self.nodes_for_round(present)
         if not nodes:
             logger.info("%s has nobody to ask; nothing is sent.", self.name)
             return []
         self.rejected_ = {}
-        self.round_ += 1
+        self.state.round += 1
         content = {node: self.knowledge_for(node) for node in nodes}
         self._sent = self._messages(MessageType.TRAIN, content, config)
         return self._sent
@@ -250,27 +252,28 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Combine the valid replies; with too few of them, report nothing and say why."""
-        accepted = self._accept(replies, self.reply_kind, self.read)
+        accepted = self._collect(replies, self.reply_kind, self.check, self.add)
         if not self._sent:
             return None, None
         needed = min(self.num_replies_needed(), len(self._sent))
         if len(accepted) < needed:
-            self._fail(
+            self.fail(
                 f"{len(accepted)} of {len(self._sent)} parties sent a valid reply and "
                 f"{needed} are needed ({self._first_rejection()})"
             )
-            self.record_releases(accepted)
+            self.record_releases()
             self._sent = []  # there is nothing new to deliver
             self._stop_to_resume()
             return None, None
-        arrays, metrics = self.aggregate(accepted)
+        arrays, metrics = self.finish()
+        self._kept = []
         totals = aggregate_metrics([reply.metrics for reply in accepted])
         totals |= {
             keys.NUM_PARTIES: len(accepted),
             keys.NUM_REJECTED: len(self.rejected_),
             **metrics,
         }
-        self._history["train"][self.round_] = totals
+        self.state.history["train"][self.round_] = totals
         return arrays, MetricRecord({**totals})
 
     def configure_evaluate(
@@ -293,8 +296,9 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         replies: Iterable[Message],
     ) -> MetricRecord | None:
         """Combine what the parties measured on their own held-out rows."""
-        accepted = self._accept(replies, EVALUATION, lambda _: None)
+        accepted = self._collect(replies, EVALUATION, lambda _: None, lambda _: None)
         self._sent = []
+        self.confirm_delivery(accepted)
         if not accepted:
             return None
         totals: dict[str, float | list[float]] = {
@@ -302,7 +306,7 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         }
         if not self.central:
             totals |= figures_by_party(accepted)
-        self._history["evaluate"][self.round_] = totals
+        self.state.history["evaluate"][self.round_] = totals
         return MetricRecord({**totals})
 
     # Messages.
@@ -314,15 +318,9 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         config: Mapping[str, object],
     ) -> list[Message]:
         """Return a message a node, with the settings of this round."""
-        ours = {
-            **config,
-            **self.party_config(),
-            keys.STRATEGY: self.name,
-            keys.SERVER_ROUND: self.round_,
-            keys.SEED: self.seed,
-            **({keys.RUN_NAME: self._checkpoint.run_name} if self._checkpoint else {}),
-        }
-        return write_messages(kind, content, ours)
+        named = {keys.RUN_NAME: self.run.name} if self.run.name else {}
+        own = {keys.STRATEGY: self.name, keys.SERVER_ROUND: self.round_, keys.SEED: self.seed}
+        return write_messages(kind, content, {**config, **self.party_config(), **own, **named})
 
     def _wait_for_parties(self, grid: Grid) -> list[int]:
         return wait_for_parties(
@@ -335,60 +333,64 @@ class KnowledgeStrategy(ResumableStrategy, Generic[T]):
         )
 
     @property
-    def _who_is_who(self) -> Known:
-        return self._registered or self._known
+    def num_asked(self) -> int:
+        """How many parties are asked in this round."""
+        return len(self._sent)
 
     # Replies.
 
-    def _accept(
-        self, replies: Iterable[Message], kind: str, read: Callable[[Knowledge], S]
-    ) -> list[PartyReply[S]]:
-        """Parse all replies; a bad one costs its party the round and nobody else anything."""
-        waiting = {m.metadata.message_id: m for m in self._sent}
-        accepted: list[PartyReply[S]] = []
-        asked, attempt = {m.metadata.dst_node_id for m in self._sent}, 1
-        for reply in replies:
-            request = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if request is None:
-                logger.warning("%s ignores a reply to no open question.", self.name)
-                continue
-            node_id = request.metadata.dst_node_id
-            if self.first_attempt_of(node_id) > attempt:
-                # Who answered before a resume is known by now; see `check_claim`.
-                attempt = self.first_attempt_of(node_id)
-                accepted = settle(self._who_is_who, accepted)
-            check = partial(check_claim, self._who_is_who, asked, node_id)
-            limit = self.max_reply_bytes
-            try:
-                accepted.append(parse_reply(request, reply, kind, limit, read, check=check))
-            except Exception as error:  # hostile input may make a learner raise anything
-                self._reject(node_id, str(error) or type(error).__name__)
-        for request in waiting.values():
-            self._reject(request.metadata.dst_node_id, "it did not answer in time")
-        accepted = settle(self._who_is_who, accepted)
-        for party in accepted:
+    def _collect(
+        self,
+        replies: Iterable[Message],
+        kind: str,
+        check: Callable[[Knowledge], S],
+        add: Callable[[PartyReply[S]], None],
+    ) -> list[PartyReply[None]]:
+        """Take all replies in; return who answered, sorted by party."""
+        collector = Collector(
+            owner=self.name,
+            sent=self._sent,
+            members=self.members,
+            run=self.run,
+            kind=kind,
+            max_bytes=self.max_reply_bytes,
+            check=check,
+            reject=self._reject,
+        )
+        accepted = []
+        for reply in collector.collect(replies):
+            add(reply)
+            accepted.append(reply.without_knowledge())
+        unfit = self.exclude(self._kept) if kind != EVALUATION else {}
+        for node, reason in unfit.items():
+            self._reject(node, reason)
+        self._kept = [reply for reply in self._kept if reply.node_id not in unfit]
+        fit = [reply for reply in accepted if reply.node_id not in unfit]
+        settled = settle(self.members, fit)
+        for party in settled:
             report = self.parties_.setdefault(
                 party.partition_id, PartyReport(party.learner_name, {}, {})
             )
             (report.evaluate if kind == EVALUATION else report.train).update(party.metrics)
-        return accepted
+        return settled
 
     def _reject(self, node_id: int, reason: str) -> None:
         reason = cut_short(reason)
         self.rejected_.setdefault(node_id, reason)
-        logger.warning("%s leaves out node %s: %s", self.name, node_id, reason)
+        logger.warning("%s excludes node %s: %s", self.name, node_id, reason)
 
-    def _fail(self, reason: str) -> None:
-        self._failure = reason
+    def fail(self, reason: str) -> None:
+        """Note why a round has no result."""
+        self.failure_ = reason
         logger.error("%s has no result: %s.", self.name, reason)
 
     def _stop_to_resume(self) -> None:
         """End a run that is kept where it failed: later rounds would bury this one."""
-        if self._checkpoint is not None:
-            self._checkpoint.reopen(self.rejected_)
+        if self.run.is_kept:
+            self.run.reopen(self.rejected_)
             raise NotEnoughParties(
                 f"{type(self).__name__}: round {self.round_} must have enough replies, got too "
-                f"few: {self._failure}. Give resume to ask these parties again."
+                f"few: {self.failure_}. Give resume to ask these parties again."
             )
 
     def _first_rejection(self) -> str:

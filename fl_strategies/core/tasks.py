@@ -55,23 +55,14 @@ def check_targets(
 
 def check_labels(owner: str, name: str, y: Array, num_rows: int, num_classes: int) -> None:
     """Raise `InvalidData` unless `y` holds one class index per row."""
-    require_data(
-        y.ndim == 1 and np.issubdtype(y.dtype, np.integer),
-        owner,
-        name,
-        "a flat array of class indices",
-        f"shape {y.shape} of {y.dtype}",
-    )
+    flat = y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
+    rule = "a flat array of class indices"
+    require_data(flat, owner, name, rule, f"shape {y.shape} of {y.dtype}")
     require_data(len(y) == num_rows, owner, name, f"{num_rows} labels, one a row", len(y))
     if len(y):
         outside = y[(y < 0) | (y >= num_classes)]
-        require_data(
-            not len(outside),
-            owner,
-            name,
-            f"between 0 and {num_classes - 1}, the federation's class list",
-            outside[:1],
-        )
+        rule = f"between 0 and {num_classes - 1}, the federation's class list"
+        require_data(not len(outside), owner, name, rule, outside[:1])
 
 
 class Judgement(NamedTuple):

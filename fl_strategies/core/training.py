@@ -76,7 +76,7 @@ def trained(train: Callable[[], T], stand_in: Callable[[], T], *, promised: bool
 
 def public_model(party: Party, learner_fn: LearnerFactory) -> Learner:
     """Return a model that has seen public rows only, all of the first class or of zeros."""
-    x = party.public[:_PUBLIC_ROWS]
+    x = party.rows_to_try(_PUBLIC_ROWS)
     shape = (len(x),) if party.task == "single-label" else (len(x), party.num_classes)
     dtype = np.float64 if party.task == "regression" else np.int64
     return learner_fn().fit(x, np.zeros(shape, dtype=dtype), rng=np.random.default_rng(0))

@@ -5,7 +5,7 @@ events, checks a budget before anything leaves, and says in plain words what is 
 """
 
 from fl_strategies.privacy.accountant import METHODS, Claim, bounds, claim, delta_at
-from fl_strategies.privacy.calibration import calibrate_count, calibrate_scale
+from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,
@@ -58,6 +58,5 @@ __all__ = [
     "claim",
     "delta_at",
     "calibrate_scale",
-    "calibrate_count",
     "PrivacyLedger",
 ]

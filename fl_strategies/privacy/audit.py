@@ -21,8 +21,8 @@ References
 Jagielski, Ullman, Oprea (2020), Auditing differentially private machine learning.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,7 +45,6 @@ from fl_strategies.privacy._evidence import (
 from fl_strategies.privacy.accountant import claim, delta_at
 from fl_strategies.privacy.bounds._numeric import check_count
 from fl_strategies.privacy.bounds.nfdp import nfdp_tight
-from fl_strategies.privacy.events import Noise
 from fl_strategies.privacy.mechanisms import (
     UNANSWERED,
     Charges,
@@ -64,8 +63,7 @@ Source: TypeAlias = np.random.Generator | None
 
 # Small deltas show what is pure about a mechanism, large ones the body of its curve.
 _DELTAS = (*np.geomspace(1e-9, 1e-3, 4), *np.linspace(0.02, 0.98, 49))
-_LEAST_RUNS = 1000
-_NOISES: tuple[Noise, ...] = ("laplace", "gumbel", "gaussian")
+LEAST_RUNS = 1000
 _ROWS_AT_ONCE = 1 << 18
 _THRESHOLDS = 65
 
@@ -129,7 +127,7 @@ def audit(
     >>> audit(wrong, votes, runs=10_000).passed
     False
     """
-    check_count("audit", "runs", runs, least=_LEAST_RUNS)
+    check_count("audit", "runs", runs, least=LEAST_RUNS)
     if isinstance(mechanism, NoisyMax | ConfidentNoisyMax):
         return _audit_selection(mechanism, neighbours, runs, rng)
     if isinstance(mechanism, LaplaceScores | GaussianScores):
@@ -165,7 +163,7 @@ def audit_queries(
     runs : int
         How often they are.
     """
-    check_count("audit_queries", "runs", runs, least=_LEAST_RUNS)
+    check_count("audit_queries", "runs", runs, least=LEAST_RUNS)
     check_count("audit_queries", "queries", queries, least=1)
     chances = _both_chances(mechanism, neighbours)
     ratios = np.log(chances[0] / chances[1])
@@ -179,62 +177,6 @@ def audit_queries(
         firsts[side] += np.bincount((labels == 0).sum(axis=1), minlength=queries + 1)
     expected = stats.binom.pmf(np.arange(queries + 1), queries, chances[:, :1])
     return _judge(mechanism.charges(queries), hits, fit(firsts, expected), runs)
-
-
-def audit_all(*, runs: int = 300_000, rng: Source = None) -> Mapping[str, AuditResult]:
-    """Audit every mechanism, on inputs that show an attacker most of what there is.
-
-    Parameters
-    ----------
-    runs : int
-        Releases of each input. Forty queries are attacked a tenth as often, and samples are
-        drawn a fiftieth as often, because each takes longer.
-    rng : Generator, optional
-
-    Returns
-    -------
-    results : mapping of a name to an `AuditResult`
-    """
-    check_count("audit_all", "runs", runs, least=_LEAST_RUNS)
-    results = {}
-    for name, mechanism, neighbours in _suite():
-        share = 50 if isinstance(mechanism, SubsampleOnce) else 1
-        times = max(_LEAST_RUNS, runs // share)
-        results[name] = audit(mechanism, neighbours, runs=times, rng=rng)
-    for noise in _NOISES:
-        many = NoisyMax(noise=noise, scale=6.0, sensitivity=1, unit="party", num_classes=2)
-        votes = np.array([6, 5]), np.array([5, 6])
-        times = max(_LEAST_RUNS, runs // 10)
-        found = audit_queries(many, votes, runs=times, rng=rng)
-        results[f"noisy-max-{noise}-40-queries"] = found
-    return results
-
-
-def _suite() -> Iterator[tuple[str, Mechanism, Neighbours]]:
-    """Yield the name, the mechanism and the two inputs of every single-release audit."""
-    votes = np.array([8, 4, 4]), np.array([7, 5, 4])
-    for noise in _NOISES:
-        mechanism = NoisyMax(noise=noise, scale=2.0, sensitivity=1, unit="party", num_classes=3)
-        yield f"noisy-max-{noise}", mechanism, votes
-    confident = ConfidentNoisyMax(
-        threshold=7.0,
-        threshold_scale=2.0,
-        scale=2.0,
-        sensitivity=1,
-        unit="party",
-        num_classes=3,
-    )
-    yield "confident-noisy-max", confident, votes
-    # Far outside the bound, so that a mechanism that forgets to clip is noticed.
-    scores = np.array([[5.0, 0.0]]), np.array([[-5.0, 0.0]])
-    laplace = LaplaceScores(bound=1.0, scale=2.0, num_values=2, unit="party")
-    yield "scores-laplace", laplace, scores
-    gaussian = GaussianScores(bound=1.0, scale=2.0, num_values=2, unit="party")
-    yield "scores-gaussian", gaussian, scores
-    records = np.arange(20), np.r_[20, 1:20]
-    yield "sample", SubsampleOnce(records=20, samples=5, replacement=False), records
-    drawn = SubsampleOnce(records=20, samples=5, replacement=True)
-    yield "sample-with-replacement", drawn, records
 
 
 def class_chances(mechanism: NoisyMax | ConfidentNoisyMax, counts: Array) -> FloatArray:
@@ -282,10 +224,7 @@ def _audit_selection(
     mechanism: NoisyMax | ConfidentNoisyMax, neighbours: Neighbours, runs: int, rng: Source
 ) -> AuditResult:
     chances = _both_chances(mechanism, neighbours)
-    least = 0
-    if isinstance(mechanism, ConfidentNoisyMax):
-        # Runs stand side by side here; a limit on answers would tie them together.
-        mechanism, least = replace(mechanism, max_answers=None), UNANSWERED
+    least = UNANSWERED if isinstance(mechanism, ConfidentNoisyMax) else 0
     answers = np.zeros(chances.shape, dtype=np.int64)
     for side, size in _portions(runs, mechanism.num_classes):
         rows = np.broadcast_to(neighbours[side], (size, mechanism.num_classes))

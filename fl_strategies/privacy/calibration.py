@@ -1,31 +1,24 @@
-"""How much noise, or how many answers, a promise allows."""
+"""How much noise a promise needs."""
 
 import math
 from collections.abc import Callable, Sequence
 
 from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.bounds._numeric import check_count, check_delta, check_positive
+from fl_strategies.privacy.bounds._numeric import check_delta, check_positive
 from fl_strategies.privacy.ledger import cost_of
 
 _LEAST_SCALE, _LARGEST_SCALE = 1e-9, 1e12
 _TOLERANCE = 1e-6
 
 
-def _check_target(owner: str, target_epsilon: float, delta: float) -> None:
-    check_positive(owner, "target_epsilon", target_epsilon)
-    check_delta(owner, delta)
-
-
-def _out_of_reach(owner: str, target_epsilon: float, delta: float, least: float) -> Exception:
-    return InvalidParameter(
-        f"{owner}: target_epsilon must be at least {least:.6g}, the least that these events "
-        f"cost at delta {delta:g}, got {target_epsilon:g}."
-    )
-
-
 def calibrate_scale(
-    make_entries: Callable[[float], Sequence[Entry]], target_epsilon: float, delta: float
+    make_entries: Callable[[float], Sequence[Entry]],
+    target_epsilon: float,
+    delta: float,
+    *,
+    num_batches: int = 1,
+    least: float = _LEAST_SCALE,
 ) -> float:
     """Return the least scale of noise that keeps the promise, to six digits.
 
@@ -34,6 +27,10 @@ def calibrate_scale(
     make_entries : callable
         Maps a scale to the (event, count) pairs of one batch. More scale must cost less.
     target_epsilon, delta : float
+    num_batches : int
+        How many such batches are released, each after the answers of those before it.
+    least : float
+        The least scale that the mechanism has.
 
     Returns
     -------
@@ -55,68 +52,29 @@ def calibrate_scale(
     25.0
     """
     owner = "calibrate_scale"
-    _check_target(owner, target_epsilon, delta)
+    check_positive(owner, "target_epsilon", target_epsilon)
+    check_delta(owner, delta)
+
+    def cost(scale: float) -> float:
+        return cost_of([make_entries(scale)] * num_batches, delta)
 
     def enough(scale: float) -> bool:
-        return cost_of([make_entries(scale)], delta) <= target_epsilon
+        return cost(scale) <= target_epsilon
 
     if not enough(_LARGEST_SCALE):
-        least = cost_of([make_entries(_LARGEST_SCALE)], delta)
-        raise _out_of_reach(owner, target_epsilon, delta, least)
-    high = 1.0
+        raise InvalidParameter(
+            f"{owner}: target_epsilon must be at least {cost(_LARGEST_SCALE):.6g}, the least "
+            f"that these events cost at delta {delta:g}, got {target_epsilon:g}."
+        )
+    high = max(1.0, least)
     while not enough(high):
         high *= 2
-    low = high / 2
-    while low > _LEAST_SCALE and enough(low):
-        low, high = low / 2, low
+    low = max(high / 2, least)
+    while low > least and enough(low):
+        low, high = max(low / 2, least), low
+    if low == least and enough(least):
+        return least
     while high / low > 1 + _TOLERANCE:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
-
-
-def calibrate_count(
-    make_entries: Callable[[int], Sequence[Entry]],
-    target_epsilon: float,
-    delta: float,
-    *,
-    most: int,
-) -> int:
-    """Return the largest number of answers, from 1 to `most`, that keeps the promise.
-
-    Parameters
-    ----------
-    make_entries : callable
-        Maps a number of answers to the (event, count) pairs of one batch.
-    target_epsilon, delta : float
-    most : int
-        As many as there are questions.
-
-    Raises
-    ------
-    InvalidParameter
-        If a single answer already costs more.
-
-    Examples
-    --------
-    >>> from fl_strategies.privacy.events import GaussianEvent
-    >>> event = GaussianEvent(
-    ...     unit="party", relation="replace-one", scale=10.0, l2_sensitivity=1.0
-    ... )
-    >>> calibrate_count(lambda count: [(event, count)], 4.3772, 1e-5, most=1000)
-    100
-    """
-    owner = "calibrate_count"
-    _check_target(owner, target_epsilon, delta)
-    check_count(owner, "most", most, least=1)
-
-    def cost(count: int) -> float:
-        return cost_of([make_entries(count)], delta)
-
-    if cost(1) > target_epsilon:
-        raise _out_of_reach(owner, target_epsilon, delta, cost(1))
-    low, high = 1, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if cost(middle) <= target_epsilon else (low, middle)
-    return low

@@ -48,13 +48,9 @@ class LaplaceCounts:
         check_positive("LaplaceCounts", "epsilon", self.epsilon)
         check_positive("LaplaceCounts", "l1_sensitivity", self.l1_sensitivity)
         ratio = self.l1_sensitivity / self.epsilon
-        require(
-            _SMALLEST_SCALE <= ratio <= _LARGEST_SCALE,
-            "LaplaceCounts",
-            "epsilon",
-            "from sensitivity / 2**24 to sensitivity * 2**7",
-            self.epsilon,
-        )
+        possible = _SMALLEST_SCALE <= ratio <= _LARGEST_SCALE
+        rule = "from sensitivity / 2**24 to sensitivity * 2**7"
+        require(possible, "LaplaceCounts", "epsilon", rule, self.epsilon)
 
     @property
     def scale(self) -> float:

@@ -24,7 +24,7 @@ Noise: TypeAlias = Literal["laplace", "gumbel", "gaussian"]
 
 UNITS: tuple[str, ...] = get_args(Unit)
 RELATIONS: tuple[str, ...] = get_args(Relation)
-NOISES: tuple[str, ...] = get_args(Noise)
+NOISES: tuple[Noise, ...] = get_args(Noise)
 
 SCHEMA = 1
 # Whole numbers beyond this are no longer exact once they meet a float.

@@ -21,7 +21,6 @@ Not covered
     a guess about few records, so it stays in the file and out of all errors.
 """
 
-import fcntl
 import hashlib
 import json
 import re
@@ -46,8 +45,8 @@ from fl_strategies.privacy.events import Unit, event_from_json, event_to_json
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.runtime.atomic_files import (
     beside,
+    locked,
     make_folder,
-    open_private,
     replace_file,
     sync_folder,
     write_through,
@@ -370,13 +369,8 @@ class PartyJournal:
         """Keep every other process and thread out of the folder."""
         try:
             make_folder(self.folder)
-            with open_private(self.folder / ".lock") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                try:
-                    yield
-                finally:
-                    # Closing alone would leave the lock to a process forked meanwhile.
-                    fcntl.flock(lock, fcntl.LOCK_UN)
+            with locked(self.folder / ".lock"):
+                yield
         except OSError as error:
             raise JournalUnavailable(
                 f"{_OWNER}: {self.path.name} must be on a disk that can be read and written, "

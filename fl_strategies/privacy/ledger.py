@@ -1,19 +1,18 @@
 """The account of everything that left, for one kind of unit, and the limit on it.
 
 The ledger speaks the words of Flower's privacy accountants (compose, get_epsilon,
-would_exceed, state_dict) and answers with Flower's `PrivacySpent`, but it knows the events
-of this package. One call is one batch whose queries were fixed before its first answer;
-between calls anything may depend on what was released before.
+state_dict), but it knows the events of this package. One call is one batch whose queries
+were fixed before its first answer; between calls anything may depend on what was released
+before.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from fl_strategies.exceptions import (
     InvalidData,
-    InvalidParameter,
     PrivacyBudgetExceeded,
     StrategyError,
     require,
@@ -45,9 +44,6 @@ _STATE_KEYS = {
     "num_parties",
     "entries",
 }
-
-if TYPE_CHECKING:
-    from flwr.serverapp import PrivacySpent
 
 DEFAULT_DELTA: Final = 1e-5
 """Delta of every figure unless another is given."""
@@ -85,8 +81,8 @@ class PrivacyLedger:
     ... )
     >>> ledger = PrivacyLedger("party", max_epsilon=1.0)
     >>> ledger.charge_all(votes.charges(40))
-    >>> round(ledger.get_epsilon(), 6), ledger.would_exceed(votes.event, count=40)
-    (0.934913, True)
+    >>> round(ledger.get_epsilon(), 6)
+    0.934913
     """
 
     def __init__(
@@ -191,17 +187,6 @@ class PrivacyLedger:
             f"{outcome}; {advice}."
         )
 
-    def would_exceed(
-        self, event: PrivacyEvent, *, count: int = 1, max_epsilon: float | None = None
-    ) -> bool:
-        """Return whether an event would exceed the budget, or the limit given here."""
-        limit = self.max_epsilon if max_epsilon is None else max_epsilon
-        if limit is None:
-            raise InvalidParameter(
-                f"{_OWNER}: max_epsilon must be given here or to the ledger, got None."
-            )
-        return _claim(self._extended([(event, count)]), self.delta).epsilon > limit
-
     def claim(self, delta: float | None = None) -> Claim:
         """Return the smallest bound, with the method that proves it."""
         return _claim(self._tallies, self.delta if delta is None else delta)
@@ -209,23 +194,6 @@ class PrivacyLedger:
     def get_epsilon(self, delta: float | None = None) -> float:
         """Return epsilon of everything recorded; infinite if something was unprotected."""
         return self.claim(delta).epsilon
-
-    def get_delta(self, epsilon: float) -> float:
-        """Return the smallest delta at which `epsilon` is proved."""
-        return accountant.delta_at(self.entries, epsilon, adaptive=self.adaptive)
-
-    def get_privacy_spent(self, delta: float | None = None) -> "PrivacySpent":
-        """Return the claim in Flower's words."""
-        # Accounting needs no Flower, except for whoever asks for its class.
-        from flwr.serverapp import PrivacySpent
-
-        claim = self.claim(delta)
-        return PrivacySpent(
-            epsilon=claim.epsilon,
-            delta=claim.delta,
-            num_releases=self.num_releases,
-            accounting_method=claim.method,
-        )
 
     def bounds(self, delta: float | None = None) -> Mapping[str, float | None]:
         """Return epsilon by every method, None where one does not apply."""

@@ -29,7 +29,6 @@ from fl_strategies.privacy.events import (
     Noise,
     NoisyMaxEvent,
     PrivacyEvent,
-    Relation,
     SubsampleEvent,
     ThresholdEvent,
     Unit,
@@ -56,16 +55,6 @@ class Release:
 
     values: Array
     charges: Charges
-
-    @property
-    def event(self) -> PrivacyEvent:
-        """The first, and for most mechanisms only, kind of event."""
-        return self.charges[0][0]
-
-    @property
-    def count(self) -> int:
-        """How often the first event happened: once per row."""
-        return self.charges[0][1]
 
 
 def _charge(event: PrivacyEvent, count: int, seeded: bool) -> tuple[PrivacyEvent, int]:
@@ -112,7 +101,6 @@ class NoisyMax:
         The most by which adding or removing one unit moves a single count.
     unit : "party" or "example"
     num_classes : int
-    relation : "replace-one" or "add-remove-one"
 
     Examples
     --------
@@ -120,8 +108,8 @@ class NoisyMax:
     ...     noise="gumbel", scale=0.01, sensitivity=1.0, unit="party", num_classes=3
     ... )
     >>> release = mechanism.release(np.array([[0, 9, 1], [7, 2, 1]]))
-    >>> release.values.tolist(), release.count
-    ([1, 0], 2)
+    >>> release.values.tolist(), release.charges == mechanism.charges(2)
+    ([1, 0], True)
     """
 
     noise: Noise
@@ -129,7 +117,6 @@ class NoisyMax:
     sensitivity: float
     unit: Unit
     num_classes: int
-    relation: Relation = "replace-one"
 
     def __post_init__(self) -> None:
         # An event checks its values, so an impossible mechanism cannot be made.
@@ -140,7 +127,7 @@ class NoisyMax:
         """What each row costs if the noise is secret."""
         return NoisyMaxEvent(
             unit=self.unit,
-            relation=self.relation,
+            relation="replace-one",
             noise=self.noise,
             scale=self.scale,
             sensitivity=self.sensitivity,
@@ -163,10 +150,9 @@ class NoisyMax:
 class ConfidentNoisyMax:
     """Release labels only where the voters agree (Confident-GNMax of PATE).
 
-    A row is answered if its largest count plus Gaussian noise reaches the threshold, and
-    only for the first `max_answers` such rows: the account is fixed before the votes are
-    read, whatever they are. A row's answer differs from the ideal one by at most 2**-45
-    per class in total variation.
+    A row is answered if its largest count plus Gaussian noise reaches the threshold; the
+    account is fixed before the votes are read, whatever they are. A row's answer differs from
+    the ideal one by at most 2**-45 per class in total variation.
 
     Parameters
     ----------
@@ -178,9 +164,6 @@ class ConfidentNoisyMax:
         The most by which adding or removing one unit moves a single count.
     unit : "party" or "example"
     num_classes : int
-    max_answers : int, optional
-        The most rows answered in one release; left out, all of them.
-    relation : "replace-one" or "add-remove-one"
     """
 
     threshold: float
@@ -189,14 +172,10 @@ class ConfidentNoisyMax:
     sensitivity: float
     unit: Unit
     num_classes: int
-    max_answers: int | None = None
-    relation: Relation = "replace-one"
 
     def __post_init__(self) -> None:
         owner = "ConfidentNoisyMax"
         require(math.isfinite(self.threshold), owner, "threshold", "finite", self.threshold)
-        if self.max_answers is not None:
-            check_count(owner, "max_answers", self.max_answers, least=1)
         _ = self.threshold_event, self.event
 
     @property
@@ -204,7 +183,7 @@ class ConfidentNoisyMax:
         """What asking costs, for every row."""
         return ThresholdEvent(
             unit=self.unit,
-            relation=self.relation,
+            relation="replace-one",
             scale=self.threshold_scale,
             sensitivity=self.sensitivity,
         )
@@ -214,7 +193,7 @@ class ConfidentNoisyMax:
         """What an answer costs."""
         return NoisyMaxEvent(
             unit=self.unit,
-            relation=self.relation,
+            relation="replace-one",
             noise="gaussian",
             scale=self.scale,
             sensitivity=self.sensitivity,
@@ -224,18 +203,16 @@ class ConfidentNoisyMax:
     def charges(self, num_rows: int, *, seeded: bool = False) -> Charges:
         """Return the most that `num_rows` rows can cost, which is what is charged."""
         check_count("ConfidentNoisyMax", "num_rows", num_rows, least=1)
-        answers = min(num_rows, self.max_answers or num_rows)
         return (
             _charge(self.threshold_event, num_rows, seeded),
-            _charge(self.event, answers, seeded),
+            _charge(self.event, num_rows, seeded),
         )
 
     def release(self, counts: Array, rng: np.random.Generator | None = None) -> Release:
         """Return a label or `UNANSWERED` for each row of `counts`, as int64 (n,)."""
         votes = _checked_counts("ConfidentNoisyMax", counts, self.num_classes)
         noise = self.threshold_scale * secure.continuous_gaussian(len(votes), rng)
-        passed = np.flatnonzero(votes.max(axis=1) - self.threshold >= -noise)
-        answered = passed[: self.max_answers]
+        answered = np.flatnonzero(votes.max(axis=1) - self.threshold >= -noise)
         labels = np.full(len(votes), UNANSWERED, dtype=np.int64)
         labels[answered] = _noisy_choice(votes[answered], "gaussian", self.scale, rng)
         return Release(labels, self.charges(len(votes), seeded=rng is not None))

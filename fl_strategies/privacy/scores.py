@@ -7,23 +7,22 @@ entry costs epsilon 1 and there are ten thousand entries.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
+from fl_strategies.options import option
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.mechanisms import GaussianScores, LaplaceScores
-from fl_strategies.privacy.strength import NoiseStrength
+from fl_strategies.privacy.noise_spec import ReleaseSpec
 
 ScoreNoise: TypeAlias = Literal["laplace", "gaussian"]
 ScoreMechanism: TypeAlias = LaplaceScores | GaussianScores
 
-SCORE_NOISES: tuple[str, ...] = get_args(ScoreNoise)
-
 
 @dataclass(frozen=True, kw_only=True)
-class ScorePrivacy(NoiseStrength):
-    """The noise on scores; see `NoiseStrength`.
+class ScorePrivacy(ReleaseSpec):
+    """The noise on scores; see `NoiseSpec`.
 
     Parameters
     ----------
@@ -31,9 +30,7 @@ class ScorePrivacy(NoiseStrength):
         Laplace noise is FedKD's; Gaussian noise costs far less for many entries.
     """
 
-    noise: ScoreNoise = "laplace"
-
-    noises: ClassVar[tuple[str, ...]] = SCORE_NOISES
+    noise: ScoreNoise = option("laplace", "kind of noise on scores")
 
     def mechanism(
         self,

@@ -6,15 +6,16 @@ a count by s, and a party of FedKT-L2, where a unit is an example and moves a co
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Final, Literal, Self, TypeAlias, get_args
+from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
 from fl_strategies.arrays import FloatArray, IntArray
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, require
+from fl_strategies.exceptions import require
+from fl_strategies.options import option
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.bounds.gnmax import gnmax_rdp, threshold_rdp
 from fl_strategies.privacy.bounds.moments import (
@@ -25,7 +26,7 @@ from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.mechanisms import ConfidentNoisyMax, NoisyMax
-from fl_strategies.privacy.strength import NoiseStrength
+from fl_strategies.privacy.noise_spec import ReleaseSpec
 from fl_strategies.randomness import derive_rng
 
 VoteNoise: TypeAlias = Literal["gumbel", "laplace", "gaussian", "confident-gaussian"]
@@ -35,11 +36,13 @@ VOTE_NOISES: tuple[str, ...] = get_args(VoteNoise)
 
 
 @dataclass(frozen=True, kw_only=True)
-class VotePrivacy(NoiseStrength):
-    """The noise on votes; see `NoiseStrength`.
+class VotePrivacy(ReleaseSpec):
+    """Who is protected by noise on votes, and by which; see `NoiseSpec`.
 
     Parameters
     ----------
+    level : "L1" or "L2"
+        Where the noise is: at the server, for parties, or at each party, for examples.
     noise : "gumbel", "laplace", "gaussian" or "confident-gaussian"
         Gumbel noise is the exponential mechanism and costs least at equal accuracy;
         Laplace noise is the papers'. Confident Gaussian noise answers only where, after
@@ -48,35 +51,25 @@ class VotePrivacy(NoiseStrength):
         For confident Gaussian noise.
     """
 
-    noise: VoteNoise = "gumbel"
-    threshold: float | None = None
-    threshold_sigma: float | None = None
+    variant_field: ClassVar[str] = "level"
 
-    noises: ClassVar[tuple[str, ...]] = VOTE_NOISES
+    level: Literal["L1", "L2"]
+    noise: VoteNoise = option("gumbel", "kind of noise on votes")
+    threshold: float | None = option(
+        None, "votes a confident answer needs; 0: not given", above=0
+    )
+    threshold_sigma: float | None = option(None, "noise on these votes; 0: not given", above=0)
 
     def __post_init__(self) -> None:
-        """Check the strength, and a threshold that is given just where it is needed."""
+        """Check the level, and a threshold that is given just where it is needed."""
         super().__post_init__()
+        known = self.level in ("L1", "L2")
+        require(known, "VotePrivacy", "level", "L1 or L2", self.level)
         for name in ("threshold", "threshold_sigma"):
             value, confident = getattr(self, name), self.noise == "confident-gaussian"
-            rule = "greater than 0" if confident else f"left out for {self.noise} noise"
-            holds = (value is not None and value > 0) if confident else value is None
+            rule = "given" if confident else f"left out for {self.noise} noise"
+            holds = (value is not None) == confident
             require(holds, "VotePrivacy", name, rule, value)
-
-    def to_config(self) -> dict[str, str | float | bool]:
-        """Return what a party needs to build the same mechanism."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {n.replace("_", "-"): v for n, v in given.items() if v is not None}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> Self:
-        """Read what a server sent; raise `KnowledgeMismatch` for anything unreasonable."""
-        names = {field.name: field.name.replace("_", "-") for field in fields(cls)}
-        given = {name: config[key] for name, key in names.items() if key in config}
-        try:
-            return cls(**given)  # type: ignore[arg-type]
-        except (InvalidParameter, TypeError) as error:
-            raise KnowledgeMismatch(f"Server: {error}") from error
 
     def mechanism(
         self,
@@ -204,22 +197,6 @@ def drowned_votes(mechanism: VoteMechanism, num_votes: int) -> str:
         f"scale {event.scale:.3g} against {num_votes} votes for one of {event.num_classes} "
         f"classes, which decide {share:.0%} of the labels"
     )
-
-
-def count_queries(num_public: int, number: int | None, fraction: float) -> int:
-    """Return how many public rows are labelled, asked for as a number or as a share."""
-    require(0 < fraction <= 1, "queries", "fraction_query", "above 0 and at most 1", fraction)
-    require(
-        number is None or fraction == 1,
-        "queries",
-        "num_queries",
-        "left out if fraction_query is given",
-        number,
-    )
-    asked = max(1, int(fraction * num_public)) if number is None else number
-    rule = f"from 1 to {num_public}, the public rows"
-    require(1 <= asked <= num_public, "queries", "num_queries", rule, asked)
-    return asked
 
 
 def choose_queries(num_public: int, num_queries: int, seed: int) -> IntArray:

@@ -1,26 +1,24 @@
-"""The one place of this package that touches names which Flower does not publish."""
+"""The one place of this package that touches names which Flower does not publish.
+
+They are imported where they are used: if another Flower lacks one, what needs it fails, and
+not every import of this package.
+"""
 
 import secrets
+from typing import TYPE_CHECKING
 
 import httpx
 from flwr.app import Message, RecordDict
-from flwr.common.serde import (
-    message_from_proto,
-    message_to_proto,
-    recorddict_from_proto,
-    recorddict_to_proto,
-)
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+
+if TYPE_CHECKING:
+    from flwr.supercore.run import Run as Run
 
 __all__ = [
     "TRANSPORT_ERRORS",
-    "Run",
     "assign_message_id",
     "claim_task_identity",
+    "empty_run",
     "is_flowers_own",
     "is_temporary",
     "message_from_bytes",
@@ -52,10 +50,19 @@ def claim_task_identity() -> int:
     From flwr 1.38 on, `Message(...)` raises outside a process that Flower itself started.
     The in-process runner and the tests are such processes.
     """
+    from flwr.supercore.task_identity import TaskIdentity
+
     TaskIdentity.run_id = secrets.randbits(62) + 1
     TaskIdentity.node_id = 1
     TaskIdentity.task_id = 1
     return TaskIdentity.run_id
+
+
+def empty_run(run_id: int) -> "Run":
+    """Return what Flower tells about a run of which nothing but its id is known."""
+    from flwr.supercore.run import Run
+
+    return Run.create_empty(run_id)
 
 
 def assign_message_id(message: Message) -> str:
@@ -66,19 +73,29 @@ def assign_message_id(message: Message) -> str:
 
 def message_to_bytes(message: Message) -> bytes:
     """Encode a message as Flower does for the wire."""
+    from flwr.common.serde import message_to_proto
+
     return bytes(message_to_proto(message).SerializeToString())
 
 
 def message_from_bytes(data: bytes) -> Message:
     """Decode a message as Flower does from the wire."""
+    from flwr.common.serde import message_from_proto
+    from flwr.proto.message_pb2 import Message as ProtoMessage
+
     return message_from_proto(ProtoMessage.FromString(data))
 
 
 def records_to_bytes(records: RecordDict) -> bytes:
     """Encode records, for example a node's state."""
+    from flwr.common.serde import recorddict_to_proto
+
     return bytes(recorddict_to_proto(records).SerializeToString())
 
 
 def records_from_bytes(data: bytes) -> RecordDict:
     """Undo `records_to_bytes`."""
+    from flwr.common.serde import recorddict_from_proto
+    from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+
     return recorddict_from_proto(ProtoRecordDict.FromString(data))

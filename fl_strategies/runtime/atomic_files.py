@@ -1,10 +1,16 @@
 """Files that survive a crash: written whole or not at all, and readable by their owner only."""
 
 import hashlib
+import importlib
 import os
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
+
+_SECONDS_BETWEEN_TRIES: Final = 0.02
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -33,6 +39,8 @@ def write_through(path: Path, content: bytes, *, after: int, mode: int = PRIVATE
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder survive a power failure, as their contents do."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows, where a folder cannot be opened
+        return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -80,3 +88,56 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
         sync_folder(folder.parent)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Keep every other process and thread that locks the same file out of a block.
+
+    Raises
+    ------
+    BlockingIOError
+        If another has the lock and `wait` is false.
+    """
+    with open_private(path) as file:
+        _lock(file.fileno(), wait=wait)
+        try:
+            yield
+        finally:
+            # Closing alone would leave the lock to a process forked meanwhile.
+            _unlock(file.fileno())
+
+
+def _lock(descriptor: int, *, wait: bool) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        _lock_first_byte(descriptor, wait=wait)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _unlock(descriptor: int) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        msvcrt: Any = importlib.import_module("msvcrt")
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _lock_first_byte(descriptor: int, *, wait: bool) -> None:
+    """Lock as Windows can; its own way to wait gives up after ten seconds."""
+    msvcrt: Any = importlib.import_module("msvcrt")
+    while True:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            if not wait:
+                raise BlockingIOError(*error.args) from error
+            time.sleep(_SECONDS_BETWEEN_TRIES)
+        else:
+            return

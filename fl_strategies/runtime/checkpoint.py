@@ -7,14 +7,13 @@ who has not answered is asked, and nothing random is drawn a second time. Every 
 a checksum of its content, its place and its run, and one that is damaged is never used.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +28,8 @@ from fl_strategies.exceptions import (
 )
 from fl_strategies.runtime import _compat
 from fl_strategies.runtime.atomic_files import (
+    locked,
     make_folder,
-    open_private,
     replace_file,
     sealed,
     unsealed,
@@ -84,32 +83,24 @@ class Checkpoint:
 
         `settings` must be those that the run began with.
         """
-        with self._disk():
-            make_folder(self.folder)
-            lock = open_private(self.folder / ".lock")
-        with lock:
-            self._lock(lock.fileno())
-            try:
-                yield self._open(settings)
-            finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)
+        with ExitStack() as stack:
+            with self._disk():
+                make_folder(self.folder)
+                stack.enter_context(locked(self.folder / ".lock", wait=False))
+            yield self._open(settings)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
         try:
             yield
+        except BlockingIOError as error:
+            raise CheckpointUnavailable(
+                f"{_OWNER}: {self.folder} must serve one run at a time, got a second one."
+            ) from error
         except OSError as error:
             raise CheckpointUnavailable(
                 f"{_OWNER}: {self.folder} must be on a disk that can be read and written, "
                 f"got: {error.strerror or type(error).__name__}."
-            ) from error
-
-    def _lock(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CheckpointUnavailable(
-                f"{_OWNER}: {self.folder} must serve one run at a time, got a second one."
             ) from error
 
     def _open(self, settings: Mapping[str, object]) -> dict[str, Any] | None:
@@ -152,7 +143,7 @@ class Checkpoint:
                 if path != self._round_folder():
                     shutil.rmtree(path)
 
-    def once(self, name: str, draw: Callable[[], Mapping[str, object]]) -> dict[str, Any]:
+    def draw_once(self, name: str, draw: Callable[[], Mapping[str, object]]) -> dict[str, Any]:
         """Return what `draw` gives, and when the round is gone through again the same."""
         path = self._round_folder() / f"{name}.npz"
         if not path.exists():

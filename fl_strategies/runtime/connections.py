@@ -33,11 +33,11 @@ class GridAround(Grid):
         self._grid = grid
 
     @property
-    def run(self) -> _compat.Run:
+    def run(self) -> "_compat.Run":
         """The run that the grid serves."""
         return self._grid.run
 
-    def set_run(self, run: _compat.Run) -> None:
+    def set_run(self, run: "_compat.Run") -> None:
         """Take the description of another run."""
         self._grid.set_run(run)
 

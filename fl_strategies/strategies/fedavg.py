@@ -11,12 +11,12 @@ Networks from Decentralized Data (AISTATS 2017), Algorithm 1.
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, TypeAlias, TypeVar, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.arrays import Array, content_hash
@@ -28,7 +28,7 @@ from fl_strategies.core.accounting import (
     unprotected,
 )
 from fl_strategies.core.party import Party, check_rows
-from fl_strategies.core.policy import Request, asked_number
+from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import (
     ContinuingLearner,
     Learner,
@@ -37,6 +37,7 @@ from fl_strategies.core.protocols import (
 )
 from fl_strategies.core.reported_ledgers import Told, enter_told, read_charges
 from fl_strategies.core.role import PartyHalf, check_public_data, measure, read_round, read_seed
+from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.core.tasks import METRICS, Task, check_task
 from fl_strategies.core.training import public_model, require_finite, require_plan, trained
@@ -46,16 +47,16 @@ from fl_strategies.exceptions import (
     require,
     require_known,
 )
+from fl_strategies.options import Options, option
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.randomness import derive_rng
 from fl_strategies.wire import keys
-from fl_strategies.wire.config import config_choice, config_int
+from fl_strategies.wire.config import config_choice
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.wire.replies import PartyReply
 
-LOCAL_EPOCHS: Final = "local-epochs"
 TASK: Final = "task"
 WEIGHTS: Final = "weights"
 UNPROTECTED_WEIGHTS: Final = "weights left the party that were trained without noise"
@@ -152,6 +153,31 @@ def _pulled(array: Array, middle: Array, pull: float) -> Array:
     return np.asarray(middle + pull * (array - middle), dtype=array.dtype)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FedAvgOptions(Options):
+    """Options of `FedAvg`.
+
+    Parameters
+    ----------
+    local_epochs : int
+        The paper's E: passes of a party over its records in a round.
+    """
+
+    owner: ClassVar[str] = "FedAvg"
+
+    local_epochs: int = option(
+        1, "passes of a party over its records in a round", least=1, most=MAX_EPOCHS
+    )
+
+
+@dataclass(kw_only=True)
+class FedAvgState(State):
+    """Also what each party reports that its releases have cost, and the model's layout."""
+
+    ledgers: dict[int, Told] = field(default_factory=dict)
+    layout: Layout | None = None
+
+
 class FedAvg(KnowledgeStrategy[LocalWeights]):
     """All parties train one model in turns; the server averages what they make of it.
 
@@ -182,8 +208,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     learner_name : str
         What parties must call their own model to take part.
     task : "single-label", "multi-label" or "regression"
-    local_epochs : int (default: 1)
-        The paper's E: passes of a party over its records in a round.
+    options : FedAvgOptions, optional
     **federation
         See `KnowledgeStrategy`.
 
@@ -199,8 +224,12 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     """
 
     name: ClassVar[str] = "fedavg"
+    options_type = FedAvgOptions
+    usual_rounds: ClassVar[int] = 10
+    same_learner: ClassVar[bool] = True
+    relays_models: ClassVar[bool] = True
     party_learner_needs = final_learner_needs = (ContinuingLearner,)
-    kept = (*KnowledgeStrategy.kept, "_ledgers", "_layout")
+    state_type = FedAvgState
     reply_kind = WEIGHTS
 
     def __init__(
@@ -211,24 +240,21 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         learner_fn: LearnerFactory,
         learner_name: str = "learner",
         task: Task = "single-label",
-        local_epochs: int = 1,
+        options: FedAvgOptions | None = None,
         **federation: Unpack[FederationOptions],
     ) -> None:
         super().__init__(**federation)
         check_rows("FedAvg", "public", public)
         check_task("FedAvg", task, num_classes)
-        within, rule = 1 <= local_epochs <= MAX_EPOCHS, f"from 1 to {MAX_EPOCHS}"
-        require(within, "FedAvg", "local_epochs", rule, local_epochs)
         learner, rule = require_averaged("FedAvg", learner_fn()), f"of {num_classes} classes"
         same = learner.num_classes == num_classes
         require(same, "FedAvg", "learner_fn", rule, learner.num_classes)
         self.public_hash = content_hash(public)
-        self.num_classes, self.task, self.local_epochs = num_classes, task, local_epochs
+        self.num_classes, self.task = num_classes, task
+        self.options = options or FedAvgOptions()
         self.learner_fn = learner_fn
         self.model_name = learner_name
-        self.ledger_ = self._new_ledger()
-        self._ledgers: dict[int, Told] = {}
-        self._layout: Layout | None = None
+        self.state: FedAvgState = FedAvgState(ledger=self._new_ledger())
 
     def _new_ledger(self) -> PrivacyLedger:
         return PrivacyLedger(
@@ -238,7 +264,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     def party_config(self) -> dict[str, Scalar]:
         """Return the model's name, its task and for how long it is to be trained."""
         return {
-            LOCAL_EPOCHS: self.local_epochs,
+            **self.options.to_config(),
             TASK: self.task,
             keys.LEARNER: self.model_name,
             keys.NUM_CLASSES: self.num_classes,
@@ -247,9 +273,9 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
         """Return the present model; nothing before there is one."""
-        return self._delivery
+        return self.state.delivery
 
-    def read(self, knowledge: Knowledge) -> LocalWeights:
+    def check(self, knowledge: Knowledge) -> LocalWeights:
         """Check one party's weights by the server's own learner."""
         num_records = knowledge.meta.get(keys.NUM_EXAMPLES)
         if type(num_records) is not int or not 1 <= num_records <= MAX_RECORDS:
@@ -271,43 +297,35 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     def _rebuild(self, arrays: Mapping[str, Array]) -> ContinuingLearner:
         return require_averaged("FedAvg", self.learner_fn()).from_arrays(arrays)
 
-    def _accept(
-        self, replies: Iterable[Message], kind: str, read: Callable[[Knowledge], S]
-    ) -> list[PartyReply[S]]:
-        """Also leave out weights that cannot be averaged with the others."""
-        accepted = super()._accept(replies, kind, read)
-        layouts = {
-            reply.node_id: reply.knowledge.layout
-            for reply in accepted
-            if isinstance(reply.knowledge, LocalWeights)
-        }
+    def exclude(self, replies: Sequence[PartyReply[LocalWeights]]) -> Mapping[int, str]:
+        """Return nodes whose weights cannot be averaged with the others'."""
+        layouts = {reply.node_id: reply.knowledge.layout for reply in replies}
         if not layouts:
-            return accepted
-        usual = self._layout or Counter(layouts.values()).most_common(1)[0][0]
-        for node in [node for node, layout in layouts.items() if layout != usual]:
-            self._reject(node, "Reply: weights must have the model's layout, got another.")
-        return [reply for reply in accepted if layouts[reply.node_id] == usual]
+            return {}
+        usual = self.state.layout or Counter(layouts.values()).most_common(1)[0][0]
+        return dict.fromkeys(
+            (node for node, layout in layouts.items() if layout != usual),
+            "Reply: weights must have the model's layout, got another.",
+        )
 
-    def aggregate(
-        self, replies: Sequence[PartyReply[LocalWeights]]
-    ) -> tuple[ArrayRecord | None, Metrics]:
+    def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Make the mean of all weights the model."""
-        self.record_releases(replies)
-        weights, changed = restrained([reply.knowledge for reply in replies])
+        self.record_releases()
+        weights, changed = restrained([reply.knowledge for reply in self.replies])
         if changed:
             logger.warning("FedAvg counts the weights of %s parties for less.", changed)
         model = self._rebuild(average(weights))
-        self._layout = replies[0].knowledge.layout
-        return self._keep_model(model), {keys.NUM_CAPPED: changed}
+        self.state.layout = weights[0].layout
+        return self.keep_model(model), {keys.NUM_CAPPED: changed}
 
-    def record_releases(self, replies: Sequence[PartyReply[LocalWeights]]) -> None:
+    def record_releases(self) -> None:
         """Record what parties say that their weights have cost."""
-        for reply in replies:
-            self.ledger_ = enter_told(
-                self._ledgers,
+        for reply in self.replies:
+            self.state.ledger = enter_told(
+                self.state.ledgers,
                 reply,
                 reply.knowledge.charges,
-                self.attempts_of(reply.node_id),
+                self.run.attempts_of(reply.node_id),
                 self._new_ledger(),
             )
 
@@ -317,7 +335,7 @@ class FedAvgParty(PartyHalf):
 
     def request(self, party: Party, config: ConfigRecord) -> Request:
         """Return that weights leave after so many passes."""
-        epochs = asked_number(config, LOCAL_EPOCHS)
+        epochs = FedAvgOptions.received(config).local_epochs
         return replace(super().request(party, config), epochs=epochs)
 
     def train(
@@ -328,7 +346,7 @@ class FedAvgParty(PartyHalf):
         check_public_data(party, config)
         require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
         config_choice(config, TASK, [party.task])
-        epochs = config_int(config, LOCAL_EPOCHS, minimum=1, maximum=MAX_EPOCHS)
+        epochs = FedAvgOptions.received(config).local_epochs
         server_round = read_round(config)
         _check_name(party, config.get(keys.LEARNER))
         learner = require_averaged(owner, party.learner_fn())

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, TypeVar
 
 from flwr.app import Message, RecordDict
 
@@ -45,6 +45,11 @@ class PartyReply(Generic[T]):
     learner_name: str
     knowledge: T
     metrics: Metrics
+
+    def without_knowledge(self) -> "PartyReply[None]":
+        """Return who answered and what was measured, without what was said."""
+        stripped: PartyReply[Any] = replace(self, knowledge=None)  # type: ignore[arg-type]
+        return stripped
 
 
 def parse_reply(

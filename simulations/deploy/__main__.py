@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from fl_strategies.exceptions import InvalidData, StrategyError
-from simulations.config import Settings, Value, parse_assignment
+from simulations.config import Settings, Value, parse_assignments
 from simulations.deploy.app_folder import write_app
 from simulations.deploy.client_app import build_party
 from simulations.deploy.federation import FORMATS, Deployment, prepare, write_split
@@ -89,7 +89,9 @@ def _settings(options: argparse.Namespace) -> Settings:
     if hasattr(options, "strategy"):
         rounds = 2 if options.strategy == "fedmd" else 1
         given |= {"strategy": options.strategy, "num-server-rounds": options.rounds or rounds}
-    return Settings.from_run_config({**given, **dict(map(parse_assignment, options.set))})
+    named = [str(given["strategy"])] if "strategy" in given else []
+    own = parse_assignments(options.set, *named)
+    return Settings.from_run_config({**given, **own})
 
 
 def _app(options: argparse.Namespace) -> int:

@@ -24,9 +24,10 @@ from fl_strategies.exceptions import InvalidData, StrategyError, require
 from fl_strategies.runtime.atomic_files import make_folder, replace_file
 from fl_strategies.wire import keys
 from simulations.budget import BUDGET_KEYS, OWNER, Budget, require_absolute, with_defaults
-from simulations.config import Settings, Value
+from simulations.config import Value
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.deploy.policy import MAX_RUN_EPSILON, POLICY_KEYS, policy_of
+from simulations.model_options import ModelOptions
 from simulations.models import check_learner_name, learner_factory
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -48,25 +49,7 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     **POLICY_KEYS,
 }
 """What a node-config may hold, and the default of what it leaves out."""
-MODEL_SETTINGS: Final = (
-    "num-trees",
-    "max-depth",
-    "boosting-rounds",
-    "boosting-learning-rate",
-    "boosting-gamma",
-    "kernel",
-    "ridge",
-    "reveal-rows",
-    "epochs",
-    "batch-size",
-    "optimizer",
-    "momentum",
-    "learning-rate",
-    "end-learning-rate",
-    "schedule",
-    "weight-decay",
-    "augment",
-)
+MODEL_SETTINGS: Final = tuple(ModelOptions.settings())
 """Settings of models, which a party chooses for itself as well."""
 
 
@@ -182,7 +165,7 @@ def _named_factory(
         name,
         row_shape=public.row_shape,
         num_classes=len(public.classes),
-        settings=Settings.from_run_config(given),
+        settings=ModelOptions.from_config(given),
     )
 
 

@@ -30,60 +30,15 @@ def make_certificates(folder: Path, names: str = _LOOPBACK) -> Certificates:
         "authorityKeyIdentifier=keyid\n"
     )
     new_key = ["-newkey", "rsa:2048", "-nodes"]
-    _run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            *new_key,
-            "-days",
-            _DAYS,
-            "-subj",
-            "/CN=federation CA",
-            "-addext",
-            "keyUsage=critical,keyCertSign,cRLSign",
-            "-keyout",
-            "ca.key",
-            "-out",
-            "ca.crt",
-        ],
-        folder,
-    )
-    _run(
-        [
-            "openssl",
-            "req",
-            *new_key,
-            "-subj",
-            "/CN=superlink",
-            "-keyout",
-            "server.key",
-            "-out",
-            "server.csr",
-        ],
-        folder,
-    )
-    _run(
-        [
-            "openssl",
-            "x509",
-            "-req",
-            "-in",
-            "server.csr",
-            "-CA",
-            "ca.crt",
-            "-CAkey",
-            "ca.key",
-            "-CAcreateserial",
-            "-days",
-            _DAYS,
-            "-extfile",
-            "server.ext",
-            "-out",
-            "server.crt",
-        ],
-        folder,
-    )
+    authority = ["openssl", "req", "-x509", *new_key, "-days", _DAYS]
+    authority += ["-subj", "/CN=federation CA"]
+    authority += ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+    _run([*authority, "-keyout", "ca.key", "-out", "ca.crt"], folder)
+    request = ["openssl", "req", *new_key, "-subj", "/CN=superlink"]
+    _run([*request, "-keyout", "server.key", "-out", "server.csr"], folder)
+    signed = ["openssl", "x509", "-req", "-in", "server.csr", "-days", _DAYS]
+    signed += ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "server.ext"]
+    _run([*signed, "-out", "server.crt"], folder)
     return Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
 
 

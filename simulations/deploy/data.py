@@ -19,7 +19,7 @@ from fl_strategies.core.party import check_rows
 from fl_strategies.exceptions import InvalidData, require, require_data
 from fl_strategies.runtime.atomic_files import PRIVATE
 from simulations.files import encode_columns, public_scale, read_npz
-from simulations.models import import_library
+from simulations.libraries import import_library
 
 ARCHIVE: Final = ".npz"
 TABLES: Final = (".csv", ".csv.gz", ".csv.xz", ".parquet")
@@ -97,13 +97,9 @@ def read_labelled(path: Path, public: PublicData, label: str = LABEL) -> tuple[A
         require_data(public.table is None, path.name, "the file", rule, "an archive")
     else:
         table = _read_table(path)
-        require_data(
-            label in table.columns,
-            path.name,
-            "the label column",
-            f"{label!r}, or named by the setting label",
-            f"columns {', '.join(map(str, table.columns[:20]))}",
-        )
+        rule = f"{label!r}, or named by the setting label"
+        found = f"columns {', '.join(map(str, table.columns[:20]))}"
+        require_data(label in table.columns, path.name, "the label column", rule, found)
         labels = table.pop(label).to_numpy()
         x = _numbers(path.name, table, public)
     check_rows(path.name, "x", x)

@@ -7,10 +7,8 @@ and stops their processes. The commands are those of docs/deployment.md.
 import json
 import os
 import shutil
-import signal
 import subprocess
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,7 +33,6 @@ from simulations.flower import (
     flower_environment,
     free_port,
 )
-from simulations.processes import send_signal
 
 FORMATS: Final = ("npz", "csv", "parquet")
 _POLL_SECONDS: Final = 0.5
@@ -103,11 +100,6 @@ class Member:
         """Where its journal is, unless its settings name another folder."""
         return self.folder / "state"
 
-    def configure(self, changes: Mapping[str, Value]) -> None:
-        """Change the party's settings; a SuperNode reads them when it starts."""
-        settings = tomllib.loads(self.node_config.read_text(encoding="utf-8"))
-        replace_file(self.node_config, _toml({**settings, **changes}).encode())
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
@@ -157,6 +149,8 @@ def prepare(
     server = folder / "server"
     certificates = make_certificates(server)
     split = write_split(settings, folder / "data", formats)
+    federation = load_federation(settings)
+    models = federation.learner_names
     public = shutil.copy(split.public, server)
     test = shutil.copy(split.test, server)
     members = []
@@ -169,16 +163,16 @@ def prepare(
             "public-file": str(shutil.copy(split.public, home)),
             "classes": split.classes,
             "label": LABEL,
-            "learner": settings.learner_names[number % len(settings.learner_names)],
-            "receives": ", ".join(sorted({*settings.learner_names, settings.final_learner})),
+            "learner": models[number % len(models)],
+            "receives": ", ".join(sorted({*models, federation.final_learner})),
             "state-dir": str(member.state),
             "max-epsilon": max_epsilon,
             "allow-unprotected": not max_epsilon,
             "allow-models": not max_epsilon,
         }
-        models = {key: settings.to_run_config()[key] for key in MODEL_SETTINGS}
+        tuned = {key: settings.to_config()[key] for key in MODEL_SETTINGS}
         shutil.copy(certificates.authority, home)
-        replace_file(member.node_config, _toml({**own, **models}).encode())
+        replace_file(member.node_config, _toml({**own, **tuned}).encode())
         members.append(member)
     files = {"public-file": str(public), "test-file": str(test), "classes": split.classes}
     return Prepared(
@@ -211,11 +205,9 @@ class Deployment(SuperLink):
         self.prepared = prepared
         self.database = database
         self.control = Control(self.address, prepared.certificates.authority)
-        self._superlink: subprocess.Popen[bytes] | None = None
+        self._superlink: subprocess.Popen[bytes]
         self._members: dict[int, subprocess.Popen[bytes]] = {}
         self.node_ids: tuple[int, ...] = ()
-
-    # Runs.
 
     def run(
         self, settings: Settings, *, timeout: float | None = None, show_log: bool = False
@@ -249,8 +241,6 @@ class Deployment(SuperLink):
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return {"run-id": run_id, "folder": str(path.parent), **report}
 
-    # Members that come and go, as they do on machines of their own.
-
     def start_member(self, number: int) -> None:
         """Start a party's SuperNode; it has its folder, its key and so its identity."""
         member = self.prepared.members[number]
@@ -267,38 +257,6 @@ class Deployment(SuperLink):
         self._members[number] = self._start(command, environment, member.log)
         self._nodes.append(self._members[number])
 
-    def stop_member(self, number: int) -> None:
-        """End a SuperNode as its owner would; it takes leave of the SuperLink."""
-        self.processes.end([self._members[number]])
-
-    def kill_member(self, number: int) -> None:
-        """Kill a SuperNode and all that it started, as if its machine had lost power."""
-        self.processes.kill([self._members[number]])
-
-    def bring_back(self, number: int, *, timeout: float = _ONLINE_SECONDS) -> None:
-        """Start a SuperNode again until the SuperLink accepts it.
-
-        A SuperLink refuses the key of a killed SuperNode until it has noticed its end.
-        """
-        node, deadline = self.node_ids[number], time.monotonic() + timeout
-        before = self.control.nodes()[node].connected_at
-        while time.monotonic() < deadline:
-            if self._members[number].poll() is not None:
-                self.start_member(number)
-            now = self.control.nodes().get(node)
-            if now is not None and now.online and now.connected_at != before:
-                return
-            time.sleep(_POLL_SECONDS)
-        raise FlowerRunFailed(
-            f"flower-supernode: party {number} must come back within {timeout:.0f} seconds, "
-            f"got: {self.prepared.members[number].log.read_text()[-500:]}"
-        )
-
-    def kill_superlink(self) -> None:
-        """Kill the SuperLink and what it started: its runs end with it."""
-        if self._superlink is not None:
-            self.processes.kill([self._superlink])
-
     def start_superlink(self) -> None:
         """Start the SuperLink, or start it again with all that its database holds."""
         server, made = self.prepared.folder / "server", self.prepared.certificates
@@ -309,18 +267,13 @@ class Deployment(SuperLink):
         command += ["--database", str(server / "superlink.db")] if self.database else []
         self._superlink = self._start_superlink(command)
 
-    def kill_server_app(self) -> None:
-        """Kill the processes in which strategies run, and nothing else."""
-        for pid in self.processes.named("flwr-serverapp"):
-            send_signal(pid, signal.SIGKILL)
-
-    def wait_until_online(self, wanted: int | None = None) -> None:
-        """Wait until so many parties, by default all, are known to the SuperLink."""
+    def wait_until_online(self) -> None:
+        """Wait until all parties are known to the SuperLink."""
         deadline = time.monotonic() + _ONLINE_SECONDS
-        wanted = len(self.prepared.members) if wanted is None else wanted
+        wanted = len(self.prepared.members)
         while (online := self.control.num_online()) != wanted:
             for number, process in self._members.items():
-                if process.poll() is not None and online < wanted:
+                if process.poll() is not None:
                     member = self.prepared.members[number]
                     raise FlowerRunFailed(
                         f"flower-supernode: {member.folder.name} must run, got its end: "

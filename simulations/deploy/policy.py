@@ -6,8 +6,8 @@ from typing import Final
 from fl_strategies import REGISTRY
 from fl_strategies.core.policy import PartyPolicy
 from fl_strategies.exceptions import require
-from fl_strategies.strategies.fedkt.words import LEVELS
-from fl_strategies.strategies.fedmd.settings import RELEASES
+from fl_strategies.strategies.fedkt.options import LEVELS
+from fl_strategies.strategies.fedmd.options import RELEASES
 from simulations.budget import OWNER
 from simulations.config import Value
 

@@ -72,7 +72,7 @@ class DeployedFederation(Federation):
 
     def _check_learners(self, kind: type[KnowledgeStrategy[Any]]) -> None:
         """Check the server's model only; each party chooses and checks its own."""
-        final = self.settings.final_learner
+        final = self.final_learner
         self._check_learner("final-learner", final, kind.final_learner_needs)
 
 
@@ -83,7 +83,7 @@ def main(grid: Grid, context: Context) -> None:
     settings, strategy = federation.settings, federation.strategy()
     start = time.perf_counter()
     result = strategy.start(
-        grid, ArrayRecord(), num_rounds=settings.num_server_rounds, timeout=settings.timeout
+        grid, ArrayRecord(), num_rounds=settings.num_rounds, timeout=settings.timeout
     )
     report = make_report(federation, strategy, result, seconds=time.perf_counter() - start)
     folder = result_folder(settings.output_dir, context.run_id)
@@ -168,7 +168,7 @@ def make_report(
         ],
         "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
         "seconds": seconds,
-        "settings": {key: settings.to_run_config()[key] for key in _own_settings()},
+        "settings": {k: v for k, v in settings.to_report().items() if k not in SIMULATED},
         "versions": {name: metadata.version(name) for name in ("fl-strategies", "flwr")},
     }
 
@@ -203,10 +203,6 @@ def _arrays(model: Learner) -> dict[str, Array] | None:
 
 def _quality(federation: Federation, model: Learner) -> float | None:
     return federation.quality(model) if len(federation.dataset.y_test) else None
-
-
-def _own_settings() -> list[str]:
-    return [key for key in run_settings() if key not in FILE_SETTINGS]
 
 
 def _dataset(public: PublicData, x_test: Array, y_test: IntArray) -> Dataset:

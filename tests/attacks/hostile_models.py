@@ -27,9 +27,7 @@ from clients import (
     XGBoostLearner,
     XGBoostScores,
 )
-from clients.ubjson import decode
 from fl_strategies.aggregation.ensembles import SignedEnsemble
-from tests.clients.ubjson_writer import encode
 
 MEGABYTE = 10**6
 WIDTH = 4
@@ -149,58 +147,20 @@ def score_trees(flags: np.ndarray, count: int) -> tuple[Any, Arrays]:
 # XGBoost.
 
 
-def boosted(change: Callable[[dict[str, Any]], None]) -> tuple[Any, Arrays]:
-    learner = XGBoostLearner(num_classes=3, num_rounds=1)
-    arrays = fitted(learner)
-    model = decode(arrays["booster"].tobytes())
-    change(model)
-    return learner, {**arrays, "booster": np.frombuffer(encode(model), np.uint8)}
-
-
-def boosted_chain(num_levels: int) -> tuple[Any, Arrays]:
-    size = 2 * num_levels + 1
-    inner = np.arange(0, size - 1, 2)
-    left, right = np.full(size, -1), np.full(size, -1)
-    left[inner], right[inner] = inner + 2, inner + 1
-    parents = np.full(size, 2**31 - 1)
-    parents[inner + 1] = parents[inner + 2] = inner
-
-    def grow(model: dict[str, Any]) -> None:
-        tree = model["learner"]["gradient_booster"]["model"]["trees"][0]
-        old = len(tree["base_weights"])
-        for field, value in tree.items():
-            if isinstance(value, np.ndarray) and len(value) == old:
-                tree[field] = np.zeros(size, dtype=value.dtype)
-        tree["left_children"] = left.astype(np.int32)
-        tree["right_children"] = right.astype(np.int32)
-        tree["parents"] = parents.astype(np.int32)
-        tree["tree_param"]["num_nodes"] = str(size)
-
-    return boosted(grow)
-
-
-def boosted_items(item: bytes, count: int, num_rounds: int = 2000) -> tuple[Any, Arrays]:
-    """Return a list of tiny values in place of a model of very many trees."""
-    learner = XGBoostLearner(num_classes=3, num_rounds=num_rounds)
-    raw = b"[" + item * count + b"]"
-    return learner, {**frame(3), "booster": np.frombuffer(raw, np.uint8)}
-
-
-def wide_booster(width: int) -> tuple[Any, Arrays]:
-    def widen(model: dict[str, Any]) -> None:
-        learner = model["learner"]
-        learner["learner_model_param"]["num_feature"] = str(width)
-        for tree in learner["gradient_booster"]["model"]["trees"]:
-            tree["tree_param"]["num_feature"] = str(width)
-
-    learner, arrays = boosted(widen)
-    return learner, {**arrays, "width": np.array([width])}
-
-
-def boosted_leaves() -> tuple[Any, Arrays]:
-    """Return as many trees of a single leaf as fit into a megabyte."""
-    learner = XGBoostLearner(num_classes=2, num_rounds=1_400, gamma=1e9)
-    return learner, fitted(learner, 2)
+def boosted(flags: np.ndarray, num_rounds: int = 1, width: int = WIDTH) -> tuple[Any, Arrays]:
+    learner = XGBoostLearner(num_classes=2, num_rounds=num_rounds)
+    trees = np.tile(flags, num_rounds)
+    num_leaves = int(trees.sum())
+    num_splits = len(trees) - num_leaves
+    return learner, {
+        **frame(2, width),
+        "offsets": np.zeros(1, dtype=np.float32),
+        "tree-sizes": np.full(num_rounds, len(flags)),
+        "leaf-bits": np.packbits(trees),
+        "features": np.zeros(num_splits, dtype=np.min_scalar_type(width - 1)),
+        "thresholds": np.zeros(num_splits, dtype=np.float32),
+        "values": np.full((num_leaves, 1), np.finfo(np.float32).max, dtype=np.float32),
+    }
 
 
 def label_boosters(num_labels: int) -> tuple[Any, Arrays]:
@@ -368,16 +328,14 @@ def wide_logistic() -> tuple[Any, Arrays]:
 
 
 ATTACKS: Mapping[str, Attack] = {
-    "booster: a chain of 262500 levels in 18 MB": partial(boosted_chain, 262_500),
-    "booster: a chain": partial(boosted_chain, 14_000),
-    "booster: empty objects": partial(boosted_items, b"{}", 499_000),
-    "booster: empty lists": partial(boosted_items, b"[]", 499_000),
-    "booster: empty arrays": partial(boosted_items, b"[$D#i\x00", 166_000),
-    "booster: small numbers": partial(boosted_items, b"i\x07", 499_000),
-    "booster: nothings": partial(boosted_items, b"Z", 990_000),
-    "booster: leaves": boosted_leaves,
-    "booster: a million columns": partial(wide_booster, 2**20),
-    "booster: 16 million columns": partial(wide_booster, 2**24),
+    "booster: a chain of 262500 levels in 3 MB": lambda: boosted(chain(262_500)),
+    "booster: a chain": lambda: boosted(chain(100_000)),
+    "booster: a full tree": lambda: boosted(bushy(100_000)),
+    "booster: chains": lambda: boosted(chain(250), 400),
+    "booster: 10000 leaves": lambda: boosted(bushy(0), 10_000),
+    "booster: 10000 small trees": lambda: boosted(bushy(3), 10_000),
+    "booster: a million columns": lambda: boosted(bushy(3), 2, 2**20),
+    "booster: 16 million columns": lambda: boosted(bushy(3), 2, 2**24),
     "labels: boosters": partial(label_boosters, 200),
     "booster of scores: 16 million columns": wide_scores,
     "tree: a chain": lambda: one_tree(chain(150_000)),

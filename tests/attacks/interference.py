@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message
 
-from clients import opacus_learner
+from clients import dp_sgd
 from clients.app import client_app
 from fl_strategies import Party
 from fl_strategies.arrays import Array, IntArray
@@ -103,13 +103,13 @@ def noise_without_data() -> Iterator[None]:
             return words(size, source if rng is None else rng)
 
         patch.setattr(secure, "random_words", fixed_words)
-        patch.setattr(opacus_learner, "random_words", fixed_words)
+        patch.setattr(dp_sgd, "random_words", fixed_words)
         patch.setattr(memory.secrets, "token_bytes", lambda size: bytes(size))
         for kind in (mechanisms.NoisyMax, mechanisms.ConfidentNoisyMax, LaplaceCounts):
             _release_nothing(patch, kind, np.zeros_like)
         _release_nothing(patch, mechanisms._NoisyScores, _even)
         patch.setattr(mechanisms.SubsampleOnce, "release", _first_rows)
-        patch.setattr(opacus_learner._NoisyOptimizer, "add_noise", _noise_alone)
+        patch.setattr(dp_sgd.NoisyOptimizer, "add_noise", _noise_alone)
         yield
 
 
@@ -133,7 +133,7 @@ def _first_rows(self: mechanisms.SubsampleOnce, rng: Any = None) -> mechanisms.R
     return mechanisms.Release(np.arange(self.samples), charges)
 
 
-_add_noise = opacus_learner._NoisyOptimizer.add_noise
+_add_noise = dp_sgd.NoisyOptimizer.add_noise
 
 
 def _noise_alone(self: Any) -> None:

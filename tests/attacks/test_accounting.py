@@ -16,6 +16,7 @@ from fl_strategies import (
     FedAvg,
     FedKTParty,
     Knowledge,
+    KnowledgeStrategy,
     Party,
 )
 from fl_strategies.core.accounting import ledger_of, ledger_to_text
@@ -88,6 +89,13 @@ def told(number: int, event: PrivacyEvent, epsilon: float, read: Any) -> PartyRe
     return PartyReply(number, number, "", read(text), {keys.EPSILON_EXAMPLE: epsilon})
 
 
+def take(strategy: KnowledgeStrategy[Any], *replies: PartyReply[Any]) -> None:
+    """Let a strategy add replies that are checked."""
+    for reply in replies:
+        strategy.state.members[reply.node_id] = reply.partition_id, reply.partition_id
+        strategy.add(reply)
+
+
 def test_a_liar_cannot_put_its_harmless_events_before_those_of_honest_parties() -> None:
     """A huge epsilon told for tiny events would make the server show the tiny ones."""
     honest = ledger_of([(LARGE, 1)], 1e-5).get_epsilon()
@@ -95,9 +103,10 @@ def test_a_liar_cannot_put_its_harmless_events_before_those_of_honest_parties() 
     votes = pack_labels(np.ones((1, 60), int), 3)
 
     def read(text: str) -> Any:
-        return strategy.read(Knowledge("votes", {"votes": votes}, {"privacy-events": text}))
+        return strategy.check(Knowledge("votes", {"votes": votes}, {"privacy-events": text}))
 
-    strategy.aggregate([told(0, LARGE, honest, read), told(1, SMALL, 1e9, read)])
+    take(strategy, told(0, LARGE, honest, read), told(1, SMALL, 1e9, read))
+    strategy.finish()
 
     assert strategy.ledger_.get_epsilon() == honest
 
@@ -116,7 +125,8 @@ def test_a_liar_cannot_hide_events_from_averaging_either() -> None:
     def read(text: str) -> LocalWeights:
         return LocalWeights({}, 1, tuple(ledger_of_text(text).entries))
 
-    strategy.record_releases([told(0, LARGE, honest, read), told(1, SMALL, 1e9, read)])
+    take(strategy, told(0, LARGE, honest, read), told(1, SMALL, 1e9, read))
+    strategy.record_releases()
 
     assert strategy.ledger_.get_epsilon() == honest
 
@@ -135,7 +145,7 @@ def test_events_that_no_ledger_has_written_are_refused(events: Any) -> None:
     votes = {"votes": pack_labels(np.ones((1, 60), int), 3)}
 
     with pytest.raises(Exception, match="privacy events must be as written here"):
-        strategy.read(Knowledge("votes", votes, {"privacy-events": events}))
+        strategy.check(Knowledge("votes", votes, {"privacy-events": events}))
 
 
 def subsets_of(party: Party) -> list[set[bytes]]:
@@ -206,7 +216,7 @@ def test_calibrated_votes_keep_their_target(noise: Any, counted: bool) -> None:
     confident = {"threshold": 4.0, "threshold_sigma": 200.0} if "confident" in noise else {}
     counts = LaplaceCounts(epsilon=0.5, l1_sensitivity=2.0).charges() if counted else ()
     for target in (1.3, 6.0):
-        privacy = VotePrivacy(noise=noise, target_epsilon=target, **confident)
+        privacy = VotePrivacy(level="L2", noise=noise, target_epsilon=target, **confident)
         mechanism = privacy.for_examples(6, 50, besides=counts)
         for charges in ([*counts, *mechanism.charges(50)], [*mechanism.charges(50), *counts]):
             ledger = PrivacyLedger("example", max_epsilon=target)
@@ -294,7 +304,7 @@ def test_a_budget_of_the_server_counts_what_the_parties_trained() -> None:
 def test_a_failed_round_whose_answers_nobody_could_read_is_not_forgotten() -> None:
     """What left then is unknown, also after a round that promises something."""
     strategy = toy_fedkt(vote_weights="none")
-    strategy.record_releases([])
+    strategy.record_releases()
     run_local(strategy, PRIVATE_APP, 4)
 
     assert strategy.ledger_.get_epsilon() == math.inf

@@ -17,7 +17,7 @@ from simulations.client_app import app, load_party
 from simulations.config import Settings, Value
 from simulations.experiment import load_federation
 
-RUN = Settings(
+RUN = Settings.of(
     strategy="fedkt",
     num_parties=3,
     train_rows=150,
@@ -145,8 +145,6 @@ def test_a_party_with_a_budget_joins_fedmd_with_a_sample(tmp_path: Path) -> None
         strategy="fedmd",
         release="nfdp",
         num_samples=5,
-        privacy_level="L0",
-        gamma=0.0,
         epochs_initial=1,
         with_replacement=False,
     )

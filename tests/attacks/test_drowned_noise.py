@@ -21,11 +21,11 @@ LDP = {"release": "ldp", "payload": "softmax", "noise": "gaussian"}
 
 
 def toy_fedkt(**changes: Any) -> FedKT:
-    return FedKT(**{**common_options(), **changes})
+    return FedKT.from_settings(**{**common_options(), **changes})
 
 
 def toy_fedmd(**changes: Any) -> FedMD:
-    return FedMD(**{**common_options(), **changes})
+    return FedMD.from_settings(**{**common_options(), **changes})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_run_of_fedmd_that_buys_nothing_but_noise_does_not_start(
 
 def test_noise_that_leaves_something_to_hear_is_not_refused() -> None:
     """Votes that decide most labels if they agree, and answers up to the noise's scale."""
-    assert toy_fedkt(**L2, gamma=0.3).num_teachers == 5
+    assert toy_fedkt(**L2, gamma=0.3).options.num_teachers == 5
     assert toy_fedkt(privacy_level="L1", gamma=0.1, num_parties=15).num_parties == 15
     assert toy_fedmd(**LDP, sigma=2.0).settings.noise is not None
     assert toy_fedmd(**{**LDP, "payload": "argmax"}, sigma=1.9).settings.noise is not None

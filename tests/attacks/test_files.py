@@ -221,7 +221,9 @@ def test_another_user_of_the_machine_cannot_read_records_or_logs(tmp_path: Path)
     old = os.umask(0o022)
     try:
         prepared = prepare(
-            Settings(num_parties=2, train_rows=60, public_rows=20, test_rows=20, min_records=1),
+            Settings.of(
+                num_parties=2, train_rows=60, public_rows=20, test_rows=20, min_records=1
+            ),
             tmp_path / "federation",
         )
     finally:

@@ -56,7 +56,7 @@ def honest(_: int, node: int) -> int:
 
 
 def build(name: str, **changes: Any) -> KnowledgeStrategy[Any]:
-    return REGISTRY[name].strategy(**{**common_options(NUM_PARTIES), **changes})
+    return REGISTRY[name].strategy.from_settings(**{**common_options(NUM_PARTIES), **changes})
 
 
 def rejected_by_round(

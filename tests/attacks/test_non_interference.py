@@ -48,7 +48,7 @@ from tests.attacks.interference import (
     transcript,
 )
 
-SMALL = Settings(
+SMALL = Settings.of(
     num_trees=3, boosting_rounds=3, epochs=2, batch_size=8, num_parties=1, optimizer="sgd"
 )
 
@@ -81,15 +81,15 @@ L2 = {"privacy_level": "L2", "num_teachers": 4, "num_splits": 2, "gamma": 0.5}
 
 
 def fedkt(learner_fn: LearnerFactory, **options: Any) -> FedKT:
-    return FedKT(**COMMON, learner_fn=learner_fn, **options)
+    return FedKT.from_settings(**COMMON, learner_fn=learner_fn, **options)
 
 
 def fedkd(learner_fn: LearnerFactory, **options: Any) -> FedKD:
-    return FedKD(**COMMON, learner_fn=learner_fn, **options)
+    return FedKD.from_settings(**COMMON, learner_fn=learner_fn, **options)
 
 
 def fedmd(learner_fn: LearnerFactory, **options: Any) -> FedMD:
-    return FedMD(**COMMON, learner_fn=learner_fn, epochs_initial=2, **options)
+    return FedMD.from_settings(**COMMON, learner_fn=learner_fn, epochs_initial=2, **options)
 
 
 def fedavg(learner_fn: LearnerFactory) -> FedAvg:
@@ -366,7 +366,7 @@ def published(setting: str, records: Records) -> Any:
 
 
 TRUSTED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "fedkt L1": lambda shared: FedKT(
+    "fedkt L1": lambda shared: FedKT.from_settings(
         **shared,
         learner_fn=family("ridge"),
         privacy_level="L1",
@@ -374,7 +374,7 @@ TRUSTED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
         num_teachers=2,
         accept_noise=True,
     ),
-    "fedkd": lambda shared: FedKD(
+    "fedkd": lambda shared: FedKD.from_settings(
         **shared, learner_fn=family("ridge"), weights="uniform", gamma=0.1
     ),
 }

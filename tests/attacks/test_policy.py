@@ -80,7 +80,7 @@ def question(node: Mapping[str, Value], strategy: str, **asked: Any) -> dict[str
         **asked,
     }
     made: Any = REGISTRY[strategy].strategy
-    config = made(**given).party_config()
+    config = made.from_settings(**given).party_config()
     return {**config, keys.STRATEGY: strategy, keys.SEED: 0, keys.SERVER_ROUND: 1}
 
 
@@ -206,7 +206,7 @@ def test_a_sample_of_all_records_is_no_sample(node: dict[str, Value]) -> None:
     ("strategy", "asked", "change", "what"),
     [
         ("fedkt", {}, {"num-teachers": 30, "num-splits": 1000}, "fits of a request"),
-        ("fedkd", {}, {"num-predictions": 10**7}, "predictions of a request"),
+        ("fedkd", {}, {"num-predictions": 2**20}, "predictions of a request"),
         ("fedmd", {}, {"epochs-initial": 9999, "epochs-revisit": 9999}, "epochs of a request"),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_server_cannot_keep_a_party_busy_for_ever(
     what: str,
 ) -> None:
     """Work has a limit, also for a party that allows everything else, and in an evaluation."""
-    node |= {"allow-unprotected": True, "allow-models": True}
+    node |= {"allow-unprotected": True, "allow-models": True, "max-predictions": 10**7}
     config = {**question(node, strategy, **asked), **change}
 
     assert f"{what} must be at most" in refusal(node, config)
@@ -226,12 +226,20 @@ def test_a_server_cannot_keep_a_party_busy_for_ever(
     assert f"{what} must be at most" in str(late.error.reason)
 
 
+def test_no_party_allows_predictions_without_end(node: dict[str, Value]) -> None:
+    """Whatever its policy."""
+    node |= {"allow-unprotected": True, "allow-models": True, "max-predictions": 10**12}
+    config = {**question(node, "fedkd"), "num-predictions": 10**7}
+
+    assert "num_predictions must be from 1 to 1048576" in refusal(node, config)
+
+
 def test_a_million_local_epochs_are_refused(node: dict[str, Value]) -> None:
     """2**20 passes over the records were once accepted."""
     node |= {"allow-unprotected": True, "allow-models": True}
     config = {keys.STRATEGY: "fedavg", keys.SEED: 0, "local-epochs": 2**20}
 
-    assert "epochs of a request must be at most 10000" in refusal(node, config)
+    assert "local_epochs must be from 1 to 10000" in refusal(node, config)
     config["local-epochs"] = 50
     assert "at most 40" in refusal({**node, "max-epochs": 40}, config)
 

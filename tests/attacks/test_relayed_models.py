@@ -204,7 +204,7 @@ def test_an_agent_that_is_too_far_behind_is_not_sent_too_much(
     strategy, grid = strategy_of("ekd"), HostileGrid()
     excluded(strategy, grid, rounds=3)
     assert strategy.delivery_for(late) is None, "it has everything"
-    strategy._delivered.pop(late)  # type: ignore[attr-defined]
+    strategy.state.delivered.pop(late)  # type: ignore[attr-defined]
     whole = strategy.delivery_for(late)
     assert whole is not None
     size = sum(array.nbytes for array in whole.arrays.values())

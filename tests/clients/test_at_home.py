@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -149,13 +149,14 @@ def plain() -> RecordDict:
 def test_one_bit_leaves_with_leave_only() -> None:
     """And never where privacy was promised, by the server's word or the party's own record."""
     leave = {"compare_at_home": True, "tell_verdict": True, "learner_fn": Wrong}
+    noise: dict[str, Any] = {"gamma": 0.5, "vote-weights": "none"}
 
     assert told(evaluated(delivered(), plain(), **leave))[keys.BETTER_THAN_ALONE] == 1.0
     for answer in (
         evaluated(delivered(), noisy(), **leave),
         evaluated(delivered(), RecordDict(), **leave),  # it has not answered in this run
-        evaluated(delivered(**{"privacy-level": "L1"}), plain(), **leave),
-        evaluated(delivered(**{"privacy-level": "L2"}), plain(), **leave),
+        evaluated(delivered(**noise, **{"privacy-level": "L1"}), plain(), **leave),
+        evaluated(delivered(**noise, **{"privacy-level": "L2"}), plain(), **leave),
         evaluated(delivered(), plain(), **leave, x_test=None, y_test=None),
         evaluated(delivered(), plain(), **{**leave, "tell_verdict": False}),
     ):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.ensemble import (
     ExtraTreesClassifier,
@@ -145,6 +146,79 @@ def test_bad_settings_of_the_check_are_refused(settings: dict[str, int], message
     """The check needs three classes, so that one can be missing."""
     with pytest.raises(InvalidParameter, match=message):
         check_learner(centroids, **settings)
+
+
+def network(module_fn: Callable[[], Any], num_classes: int) -> Callable[[], Any]:
+    from clients.torch_learner import TorchLearner
+
+    return lambda: TorchLearner(module_fn, num_classes=num_classes, epochs=1)
+
+
+def words_network() -> Any:
+    from torch import nn
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.vectors, self.scores = nn.EmbeddingBag(20, 4), nn.Linear(4, 2)
+
+        def forward(self, rows: Any) -> Any:
+            return self.scores(self.vectors(rows.long()))
+
+    return Words()
+
+
+def image_network() -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2 * 16, 4))
+
+
+@pytest.mark.parametrize("kind", ["two classes", "words", "images", "frames"])
+def test_learners_are_checked_on_rows_of_the_user(kind: str) -> None:
+    """For what made rows are not: two classes, word numbers, images."""
+    rng = np.random.default_rng(1)
+    y = np.arange(24) % (4 if kind == "images" else 2)
+    binary: Callable[[], Any] = lambda: SklearnLearner(  # noqa: E731
+        DecisionTreeClassifier(), num_classes=2
+    )
+    rows: Array = rng.normal(size=(24, 3)) + y[:, None]
+    factory, x = {
+        "two classes": (binary, rows),
+        "frames": (binary, pd.DataFrame(rows)),
+        "words": (network(words_network, 2), rng.integers(20, size=(24, 7))),
+        "images": (network(image_network, 4), rng.random((24, 1, 6, 6))),
+    }[kind]
+
+    check_learner(factory, x=x, y=pd.Series(y) if kind == "frames" else y)  # type: ignore[arg-type]
+
+
+def test_a_rule_that_is_broken_on_rows_of_the_user_is_named() -> None:
+    """Also where the class list is longer than what the rows show."""
+    x, y = np.random.default_rng(0).normal(size=(20, 2, 2)), np.arange(20) % 2 + 1
+
+    check_learner(centroids, x=x, y=y)
+    with pytest.raises(UnsupportedLearner, match="NaN in training must be refused"):
+        check_learner(lambda: TakesNaN(num_classes=3), x=x, y=y)
+    with pytest.raises(UnsupportedLearner, match="num_classes must be 2, got 3"):
+        check_learner(centroids, num_classes=2, x=x, y=y - 1)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (np.zeros((2, 1)), None, "x and y must be given together, got 'one of them'"),
+        (np.zeros((2, 1)), np.zeros(2, int), "y must be labels of at least two classes, got 1"),
+        (np.zeros((2, 1)), np.array([0, 5]), "y must be between 0 and 2"),
+        (np.zeros(2), np.array([0, 1]), "x must be an array of rows"),
+    ],
+)
+def test_rows_that_nothing_can_be_checked_on_are_refused(
+    x: Array, y: IntArray | None, message: str
+) -> None:
+    """The fault is the caller's, not the learner's."""
+    with pytest.raises(ValueError, match=f"check_learner: {message}"):
+        check_learner(centroids, x=x, y=y)
 
 
 # --- one broken rule each -----------------------------------------------------------------

@@ -26,7 +26,7 @@ NFDP = {"release": "nfdp", "num_samples": 10}
 
 
 def fedmd(**changes: Any) -> FedMD:
-    return FedMD(**{**common_options(NUM_PARTIES), **changes})
+    return FedMD.from_settings(**{**common_options(NUM_PARTIES), **changes})
 
 
 def networks(**changes: Any) -> FedMD:

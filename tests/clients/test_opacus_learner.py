@@ -26,9 +26,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-import clients.opacus_learner as opacus_learner
+from clients import dp_sgd
 from clients.checks import check_learner
-from clients.opacus_learner import DPTorchLearner, calibrated_noise
+from clients.dp_sgd import calibrated_noise
+from clients.opacus_learner import DPTorchLearner
 from clients.torch_learner import TorchLearner
 from fl_strategies.arrays import Array, IntArray
 from fl_strategies.core.ensemble import fit_ensemble
@@ -186,7 +187,7 @@ def test_many_passes_make_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None
     """A batch too large for the memory is worked off in parts, with one noise."""
     settings: dict[str, Any] = {"batch_size": 50, "noise_multiplier": 1.0, "epochs": 4}
     whole = seeded(**settings).fit(X[:100], Y[:100], rng=generator())
-    monkeypatch.setattr(opacus_learner, "GRADIENTS_PER_PASS", 7 * 650)
+    monkeypatch.setattr(dp_sgd, "GRADIENTS_PER_PASS", 7 * 650)
     with steps_taken() as norms:
         parts = seeded(**settings).fit(X[:100], Y[:100], rng=generator())
     assert len(norms) == 8
@@ -350,7 +351,7 @@ def test_noise_has_no_low_bits() -> None:
 
 def test_dropout_starts_from_more_than_32_bits() -> None:
     """PyTorch's generator runs through exactly the words that the system gave."""
-    state = opacus_learner._unpredictable_state()
+    state = dp_sgd.unpredictable_state()
     words = state[24 : 24 + 624 * 8].numpy().copy().view(np.uint64)
     twister = np.random.MT19937()
     twister.state = {
@@ -361,7 +362,7 @@ def test_dropout_starts_from_more_than_32_bits() -> None:
     drawn = torch.randint(2**20, (1000,), generator=source)
     raw = twister.random_raw(1000) % 2**20
     assert np.array_equal(drawn.numpy(), raw)
-    other = opacus_learner._unpredictable_state()[24 : 24 + 624 * 8].numpy()
+    other = dp_sgd.unpredictable_state()[24 : 24 + 624 * 8].numpy()
     assert (words != other.copy().view(np.uint64)).mean() > 0.99
 
 
@@ -467,9 +468,13 @@ def test_nothing_else_touches_records() -> None:
     """Whatever `TorchLearner` can do is either private here or known to be free."""
     offered = {name for name, _ in inspect.getmembers(TorchLearner, inspect.isfunction)}
     public = {name for name in offered if not name.startswith("_")}
-    private, free = {"fit", "fit_many", "partial_fit"}, {"distill", "from_arrays"}
-    assert public == private | free | {"predict", "logits", "to_arrays"}
-    assert private | free <= vars(DPTorchLearner).keys()
+    private, own = {"fit", "partial_fit"}, {"fit_many", "distill", "from_arrays"}
+    assert public == private | own | {"predict", "logits", "to_arrays"}
+    assert own | {"_learn", "_loss"} <= vars(DPTorchLearner).keys()
+    for verb, options in (("fit", {}), ("partial_fit", {"epochs": 1})):
+        learner: Any = seeded()
+        getattr(learner, verb)(X, Y, rng=generator(), **options)
+        assert len(learner.privacy_events) == 1, verb
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(loss="l1", link="sigmoid", epochs=2)])
@@ -833,8 +838,8 @@ def test_a_fit_uses_the_calibrated_noise() -> None:
 
 def test_there_is_always_some_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where sampling alone meets the target, the least noise is used, not none."""
-    assert opacus_learner.LEAST_NOISE == 0.3
-    monkeypatch.setattr(opacus_learner, "LEAST_NOISE", 2.0)  # accounted for sooner
+    assert dp_sgd.LEAST_NOISE == 0.3
+    monkeypatch.setattr(dp_sgd, "LEAST_NOISE", 2.0)  # accounted for sooner
     assert calibrated_noise(10**5, 1, 1, target_epsilon=1.0, delta=1e-4) == 2.0
 
 

@@ -54,7 +54,7 @@ X = RNG.normal(size=(60, 4))
 SHARES: FloatArray = softmax(3 * X[:, :3], axis=1)
 CLASSIFIERS = tuple(LEARNERS)[: tuple(LEARNERS).index("xgboost-scores")]
 FOR_VECTORS = (*CLASSIFIERS, "xgboost-scores", "forest-scores", "kernel-ridge", "ridge", "mlp")
-QUICK = Settings(num_trees=10, boosting_rounds=10, epochs=5)
+QUICK = Settings.of(num_trees=10, boosting_rounds=10, epochs=5)
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -263,7 +263,7 @@ def test_logits_give_the_targets_at_their_temperature(name: str, temperature: fl
     shares = [[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.4, 0.4, 0.2], [0.1, 0.7, 0.2]]
     targets = np.repeat(np.array(shares), 20, axis=0)
     recipe = Recipe(link="softmax", temperature=temperature)
-    settings = Settings(num_trees=200, boosting_rounds=100)
+    settings = Settings.of(num_trees=200, boosting_rounds=100)
     factory = learner_factory(name, row_shape=(1,), num_classes=3, settings=settings)
     model: Any = factory()
     model.distill(x, targets, rng=generator(), recipe=recipe)
@@ -282,7 +282,7 @@ def noisy_task(seed: int) -> tuple[Array, FloatArray, Array, FloatArray]:
 
 def students(name: str, x: Array, shares: FloatArray, seed: int) -> tuple[Learner, Learner]:
     """Return one that was taught by shares, and one by their likeliest classes."""
-    settings = Settings(num_trees=50, boosting_rounds=10)
+    settings = Settings.of(num_trees=50, boosting_rounds=10)
     factory = learner_factory(name, row_shape=(6,), num_classes=3, settings=settings)
     soft: Any = factory()
     soft.distill(x, shares, rng=generator(seed), recipe=SOFT)

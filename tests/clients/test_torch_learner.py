@@ -516,7 +516,7 @@ HUGE = np.broadcast_to(np.float32(0), (2**40, 2**20))
     ("change", "sentence"),
     [
         ({"0.bias": None}, "array '0.bias' must be given, got none"),
-        ({"9.bias": np.zeros(3)}, "array '9.bias' must be left out, got one"),
+        ({"9.bias": np.zeros(3)}, "array '9.bias' must be omitted, got one"),
         ({"0.bias": np.zeros(25, np.float32)}, r"'0.bias' must be .*\(24,\), got .*\(25,\)"),
         ({"0.bias": np.zeros((24, 1), np.float32)}, r"'0.bias' must be .*got .*\(24, 1\)"),
         ({"0.bias": np.zeros(24)}, "'0.bias' must be float32 .*, got float64"),

@@ -22,10 +22,11 @@ from simulations.deploy.federation import Deployment, Member, Prepared, prepare
 from simulations.deploy.server_app import load, run_settings
 from simulations.local import InMemoryGrid
 from tests.faults import doubling, faulty
+from tests.faults.deployment import configure
 
 PATIENCE = 900.0
 """Seconds after which a run counts as one that hangs; far more than any of them takes."""
-FEDKT = Settings(
+FEDKT = Settings.of(
     strategy="fedkt",
     num_parties=4,
     train_rows=240,
@@ -66,7 +67,7 @@ def faulty_federation(
     for member in prepared.members:
         shutil.copy(faulty.__file__, member.folder / "faulty.py")
         (member.folder / "learner").write_text(learner)
-        member.configure({"learner": "faulty:make"})
+        configure(member, {"learner": "faulty:make"})
     return prepared
 
 
@@ -214,7 +215,7 @@ def in_process(
     strategy = load(_run_config(prepared, settings)).strategy()
     grid = LossyGrid(client_app(load_one), len(prepared.members))
     grid.lost = late
-    strategy.start(grid, ArrayRecord(), num_rounds=settings.num_server_rounds)
+    strategy.start(grid, ArrayRecord(), num_rounds=settings.num_rounds)
     return strategy
 
 

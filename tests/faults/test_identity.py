@@ -7,6 +7,7 @@ import pytest
 from fl_strategies.wire import keys
 from simulations.deploy.federation import Deployment
 from tests.faults.conftest import Measured
+from tests.faults.deployment import configure
 from tests.faults.federation import FEDKT, PATIENCE, faulty_federation, in_process, same_model
 
 pytestmark = [pytest.mark.flower, pytest.mark.faults]
@@ -19,7 +20,7 @@ def test_a_party_that_claims_anothers_number_is_excluded_and_nobody_else(
 ) -> None:
     """Its number belongs to its key, by the file that the operator wrote at registration."""
     prepared = faulty_federation(tmp_path / "federation")
-    prepared.members[LIAR].configure({keys.PARTITION_ID: 2})
+    configure(prepared.members[LIAR], {keys.PARTITION_ID: 2})
     with Deployment(prepared) as deployment:
         report = deployment.run(FEDKT, timeout=PATIENCE)
         reasons = {int(node): reason for node, reason in report["rejected"].items()}

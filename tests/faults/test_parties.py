@@ -9,8 +9,9 @@ import pytest
 
 from clients.app import FAILED
 from simulations.config import Settings
-from simulations.deploy.federation import Deployment, Member
+from simulations.deploy.federation import Member
 from tests.faults.conftest import Measured
+from tests.faults.deployment import FaultyDeployment
 from tests.faults.federation import (
     FEDKT,
     PATIENCE,
@@ -26,6 +27,7 @@ from tests.faults.federation import (
     plan,
     same_model,
     wait_for_fault,
+    wait_until,
 )
 
 pytestmark = pytest.mark.flower
@@ -42,25 +44,27 @@ def small_disk() -> list[bool]:
 @pytest.fixture(scope="module")
 def deployment(
     tmp_path_factory: pytest.TempPathFactory, small_disk: list[bool]
-) -> Iterator[Deployment]:
+) -> Iterator[FaultyDeployment]:
     """Four parties: a sound one, one with a small disk, one to fail, one that says it twice."""
     prepared = faulty_federation(tmp_path_factory.mktemp("faults") / "federation")
     let_double(prepared.members[DOUBLE])
     state = prepared.members[FULL].state
     small_disk.append(mount_small_disk(state))
     try:
-        with Deployment(prepared) as running:
+        with FaultyDeployment(prepared) as running:
             yield running
     finally:
         if small_disk[0]:
             subprocess.run(["umount", str(state)], check=True)
 
 
-def member(deployment: Deployment, number: int) -> Member:
+def member(deployment: FaultyDeployment, number: int) -> Member:
     return deployment.prepared.members[number]
 
 
-def test_a_party_that_raises_is_left_out(deployment: Deployment, measured: Measured) -> None:
+def test_a_party_that_raises_is_left_out(
+    deployment: FaultyDeployment, measured: Measured
+) -> None:
     """The others' model is what it would be without the party; its error's text stays home.
 
     In the same run, a party whose SuperNode posts each reply twice counts once.
@@ -83,7 +87,7 @@ def test_a_party_that_raises_is_left_out(deployment: Deployment, measured: Measu
 
 
 def test_a_party_that_leaves_in_a_round_comes_back(
-    deployment: Deployment, measured: Measured, small_disk: list[bool]
+    deployment: FaultyDeployment, measured: Measured, small_disk: list[bool]
 ) -> None:
     """A stopped SuperNode is left out at once; started again, it is the same party.
 
@@ -131,12 +135,12 @@ def test_a_party_that_leaves_in_a_round_comes_back(
 
 
 def test_a_run_that_finds_nobody_ends_with_one_sentence(
-    deployment: Deployment, measured: Measured
+    deployment: FaultyDeployment, measured: Measured
 ) -> None:
     """Without parties, a run waits for `max-wait` seconds and not for ever."""
     for number in range(len(deployment.prepared.members)):
         deployment.stop_member(number)
-    deployment.wait_until_online(0)
+    wait_until(lambda: deployment.control.num_online() == 0)
     start = time.monotonic()
     run_id = deployment.submit(Settings.from_run_config(FEDKT.to_run_config(), max_wait=3.0))
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from simulations.deploy.federation import Deployment
+from simulations.deploy.federation import Member
 from tests.faults.conftest import Measured
+from tests.faults.deployment import FaultyDeployment
 from tests.faults.federation import (
     PATIENCE,
     check_journals,
@@ -32,19 +33,19 @@ SETTINGS = fedmd(2, num_parties=NUM_PARTIES)
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyDeployment]:
     """Three parties whose models live as long as a run."""
     folder = tmp_path_factory.mktemp("resume") / "federation"
-    with Deployment(faulty_federation(folder, NUM_PARTIES, learner=LEARNER)) as running:
+    with FaultyDeployment(faulty_federation(folder, NUM_PARTIES, learner=LEARNER)) as running:
         yield running
 
 
-def kill_server_app(deployment: Deployment) -> None:
+def kill_server_app(deployment: FaultyDeployment) -> None:
     """Kill the strategy's process alone."""
     deployment.kill_server_app()
 
 
-def kill_superlink(deployment: Deployment) -> None:
+def kill_superlink(deployment: FaultyDeployment) -> None:
     """Kill the SuperLink with all that it has started, and start it with its database."""
     deployment.kill_superlink()
     deployment.start_superlink()
@@ -53,9 +54,9 @@ def kill_superlink(deployment: Deployment) -> None:
 
 @pytest.mark.parametrize("kill", [kill_server_app, kill_superlink])
 def test_a_run_goes_on_after_its_server_was_killed(
-    deployment: Deployment,
+    deployment: FaultyDeployment,
     tmp_path: Path,
-    kill: Callable[[Deployment], None],
+    kill: Callable[[FaultyDeployment], None],
     measured: Measured,
 ) -> None:
     """The killed run ends as failed; resumed, it ends in the bits of one that was not killed.
@@ -91,17 +92,22 @@ def test_a_run_goes_on_after_its_server_was_killed(
     measured(what, noticed, f"{status}; resumed: ends well after {seconds:.0f} s, same bits")
 
 
+def num_sent(member: Member) -> int:
+    """Return how many replies a party's SuperNode has sent."""
+    return member.log.read_text().count("Sent successfully")
+
+
 def test_a_party_that_restarts_between_rounds_goes_on(
-    deployment: Deployment, measured: Measured
+    deployment: FaultyDeployment, measured: Measured
 ) -> None:
     """Its model is on its own disk, so the run ends as if it had never stopped."""
     first, second = deployment.prepared.members[:2]
-    before = len(journal(first))
+    before, sent = len(journal(first)), num_sent(second)
     run_id = deployment.submit(SETTINGS)
     wait_until(lambda: len(journal(first)) > before)
     plan(first, "wait")  # which holds the end of round 1
     wait_for_fault(first)
-    wait_until((second.state / f"model-{run_id}.npz").exists)
+    wait_until(lambda: num_sent(second) > sent)
     start = time.monotonic()
     deployment.stop_member(1)
     deployment.bring_back(1)

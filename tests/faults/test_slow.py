@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from simulations.deploy.federation import Deployment, Member
+from simulations.deploy.federation import Member
 from tests.faults.conftest import Measured
+from tests.faults.deployment import FaultyDeployment
 from tests.faults.federation import (
     FEDKT,
     PATIENCE,
@@ -32,19 +33,19 @@ TIMEOUT = 120.0
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyDeployment]:
     """Four parties, each of which may fail."""
     prepared = faulty_federation(tmp_path_factory.mktemp("faults") / "federation")
-    with Deployment(prepared) as running:
+    with FaultyDeployment(prepared) as running:
         yield running
 
 
-def member(deployment: Deployment, number: int = BAD) -> Member:
+def member(deployment: FaultyDeployment, number: int = BAD) -> Member:
     return deployment.prepared.members[number]
 
 
 def test_a_party_whose_process_exits_is_left_out(
-    deployment: Deployment, measured: Measured
+    deployment: FaultyDeployment, measured: Measured
 ) -> None:
     """Flower notices after about a minute; the others' model does not suffer."""
     plan(member(deployment), "exit")
@@ -65,7 +66,7 @@ def test_a_party_whose_process_exits_is_left_out(
 
 
 def test_a_killed_supernode_comes_back_in_the_next_round(
-    deployment: Deployment, measured: Measured
+    deployment: FaultyDeployment, measured: Measured
 ) -> None:
     """The round goes on without it, and the next one waits for it and its old key."""
     settings = fedmd(2)
@@ -95,7 +96,9 @@ def test_a_killed_supernode_comes_back_in_the_next_round(
     )
 
 
-def test_a_late_answer_changes_nothing(deployment: Deployment, measured: Measured) -> None:
+def test_a_late_answer_changes_nothing(
+    deployment: FaultyDeployment, measured: Measured
+) -> None:
     """Who is slower than the timeout misses the round, and takes part in the next one.
 
     There, its late answer is not taken for the one that is asked for.
@@ -128,7 +131,7 @@ def test_a_late_answer_changes_nothing(deployment: Deployment, measured: Measure
 
 
 def test_all_parties_killed_in_a_round_end_with_one_sentence(
-    deployment: Deployment, measured: Measured
+    deployment: FaultyDeployment, measured: Measured
 ) -> None:
     """The run ends by itself, and its status says why; with the parties back, one works."""
     members = deployment.prepared.members

@@ -33,6 +33,6 @@ def run(grid: Grid, settings: Settings) -> None:
     """Run a strategy on any grid and write the server's model."""
     strategy = load_federation(settings).strategy()
     strategy.start(
-        grid, ArrayRecord(), num_rounds=settings.num_server_rounds, timeout=settings.timeout
+        grid, ArrayRecord(), num_rounds=settings.num_rounds, timeout=settings.timeout
     )
     write_model(strategy.model_, Path(settings.output_dir) / "model.npz")

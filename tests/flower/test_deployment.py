@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.config import flatten_dict
 
 from clients import SklearnLearner, client_app
 from clients.app import FAILED
@@ -43,13 +44,13 @@ from simulations.local import run_local
 
 NUM_PARTIES = 3
 PATIENCE = 480.0
-SETTINGS = Settings(
+SETTINGS = Settings.of(
+    strategy="fedkt",
     num_parties=NUM_PARTIES,
     num_teachers=2,
     num_trees=10,
     boosting_rounds=10,
     epochs=3,
-    epochs_initial=3,
     learner="random-forest,xgboost,mlp",
     seed=4,
     max_wait=240.0,
@@ -326,7 +327,7 @@ def in_process(settings: Settings) -> KnowledgeStrategy[Any]:
         strategy,
         simulated_app,
         NUM_PARTIES,
-        num_rounds=settings.num_server_rounds,
+        num_rounds=settings.num_rounds,
         run_config=settings.to_run_config(),
     )
     return strategy
@@ -384,7 +385,7 @@ def test_the_app_folder_holds_no_code(tmp_path: Path) -> None:
 
     assert [path.name for path in folder.rglob("*")] == ["pyproject.toml"]
     app = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert app["config"] == run_settings()
+    assert flatten_dict(app["config"]) == run_settings()
     assert app["components"]["clientapp"] == "simulations.deploy.client_app:app"
 
 

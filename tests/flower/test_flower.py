@@ -10,11 +10,13 @@ import pytest
 from simulations.__main__ import main
 from simulations.config import Settings
 from simulations.flower import FlowerRunFailed, SuperLink, run_and_read, run_with_flower
+from tests.flower.supernodes import OpenSuperLink
 
 pytestmark = pytest.mark.flower
 
 NUM_PARTIES = 3
 SETTINGS = {
+    "strategy": "fedkt",
     "num-parties": NUM_PARTIES,
     "num-teachers": 2,
     "num-trees": 10,
@@ -68,7 +70,7 @@ def test_the_simulation_engine_gives_the_same_result(
 @pytest.mark.deployment
 def test_supernodes_give_the_same_result(tmp_path: Path, expected: dict[str, Any]) -> None:
     """One SuperLink and three SuperNode processes end in the same numbers."""
-    with SuperLink(simulation=False) as superlink:
+    with OpenSuperLink() as superlink:
         port = superlink.port
         for i in range(NUM_PARTIES):
             superlink.start_supernode({"partition-id": i, "num-partitions": NUM_PARTIES})
@@ -80,7 +82,7 @@ def test_supernodes_give_the_same_result(tmp_path: Path, expected: dict[str, Any
 
 def test_a_failed_run_is_an_error(tmp_path: Path) -> None:
     """A setting that no run can have ends in one sentence, though Flower exits with 0."""
-    wrong = {**SETTINGS, "output-dir": str(tmp_path), "learner": "crystal-ball"}
+    wrong = {**settings(tmp_path).to_run_config(), "learner": "crystal-ball"}
 
     with SuperLink(simulation=True) as superlink:
         status = superlink.run_app(wrong, num_supernodes=NUM_PARTIES)

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.flower
 PATIENCE = 300.0
 BLOCK = """
 import time
-from simulations.flower import SuperLink
+from tests.flower.supernodes import OpenSuperLink
 
 def use(ending):
-    with SuperLink(simulation=False) as superlink:
+    with OpenSuperLink() as superlink:
         superlink.start_supernode({"partition-id": 0, "num-partitions": 1})
         while superlink.control.num_online() < 1:
             time.sleep(0.2)

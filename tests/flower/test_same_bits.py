@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fl_strategies import REGISTRY
-from simulations.config import Settings, Value
+from simulations.config import Settings, Value, describe
 from simulations.deploy.app_folder import write_app
 from simulations.deploy.credentials import make_node_key
 from simulations.deploy.federation import Deployment, prepare
@@ -24,21 +24,21 @@ pytestmark = pytest.mark.flower
 
 NUM_PARTIES = 3
 PATIENCE = 900.0
-SETTINGS = Settings(
-    num_parties=NUM_PARTIES,
-    train_rows=300,
-    public_rows=60,
-    test_rows=60,
-    num_teachers=2,
-    num_trees=5,
-    boosting_rounds=3,
-    epochs=2,
-    epochs_initial=2,
-    learner="random-forest,xgboost,mlp",
-    final_learner="mlp",
-    seed=4,
-    max_wait=240.0,
-)
+SETTINGS: dict[str, Value] = {
+    "num-parties": NUM_PARTIES,
+    "train-rows": 300,
+    "public-rows": 60,
+    "test-rows": 60,
+    "num-trees": 5,
+    "boosting-rounds": 3,
+    "epochs": 2,
+    "learner": "random-forest,xgboost,mlp",
+    "final-learner": "mlp",
+    "seed": 4,
+    "max-wait": 240.0,
+    "fedkt.num-teachers": 2,
+    "fedmd.epochs-initial": 2,
+}
 NETWORKS: dict[str, Value] = {"learner": "mlp"}
 """Models that travel and can learn from scores, as most strategies need them."""
 QUICK = ("fedkd", "fedmd")
@@ -49,7 +49,7 @@ def settings_of(strategy: str, output: Path) -> Settings:
     rounds = ROUNDS.get(strategy, 2)
     change: dict[str, Value] = {} if strategy in QUICK else NETWORKS
     given = {"strategy": strategy, "num-server-rounds": rounds, "output-dir": str(output)}
-    return Settings.from_run_config({**SETTINGS.to_run_config(), **change, **given})
+    return Settings.from_run_config({**SETTINGS, **change, **given})
 
 
 # Three ways to run
@@ -76,7 +76,7 @@ def bits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the app that writes down models."""
     folder = write_app(tmp_path_factory.mktemp("bits"))
     file = folder / "pyproject.toml"
-    config = Settings().to_run_config()
+    config = {key: default for key, default, _ in describe()}
     text = re.sub(r'(?m)^serverapp = ".*"$', 'serverapp = "bits_app:server"', file.read_text())
     text = re.sub(r'(?m)^clientapp = ".*"$', 'clientapp = "bits_app:client"', text)
     head, _, _ = text.partition("[tool.flwr.app.config]\n")
@@ -99,7 +99,7 @@ def on_ray(engine: SuperLink, app: Path, settings: Settings) -> Path:
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Three parties with other file formats and other models each."""
     folder = tmp_path_factory.mktemp("mixed") / "federation"
-    with Deployment(prepare(SETTINGS, folder)) as deployment:
+    with Deployment(prepare(Settings.from_run_config(SETTINGS), folder)) as deployment:
         yield deployment
 
 
@@ -107,7 +107,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 def networks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Three parties with the same kind of network."""
     folder = tmp_path_factory.mktemp("networks") / "federation"
-    settings = Settings.from_run_config({**SETTINGS.to_run_config(), **NETWORKS})
+    settings = Settings.from_run_config({**SETTINGS, **NETWORKS})
     with Deployment(prepare(settings, folder)) as deployment:
         yield deployment
 
@@ -116,7 +116,7 @@ def deployed(deployment: Deployment, settings: Settings) -> Path:
     """Run on the SuperNodes; return the folder of the models."""
     report = deployment.run(settings, timeout=PATIENCE)
     assert report["rejected"] == {}
-    assert len(report["rounds"]) == settings.num_server_rounds
+    assert len(report["rounds"]) == settings.num_rounds
     folder = Path(report["folder"])
     for number, member in enumerate(deployment.prepared.members):
         kept = member.state / f"model-{report['run-id']}.npz"

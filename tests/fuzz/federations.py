@@ -56,7 +56,7 @@ class Variant:
             "learner_name": self.learner,
             **self.settings,
         }
-        return REGISTRY[self.strategy].strategy(**options)  # type: ignore[arg-type]
+        return REGISTRY[self.strategy].strategy.from_settings(**options)  # type: ignore[arg-type]
 
     def load(self, context: Context) -> Party:
         party = toy_party(int(context.node_config["partition-id"]), num_records=12)
@@ -93,7 +93,7 @@ VARIANTS: Mapping[str, Variant] = {
     "fedkt-l2-counts": _variant(
         "fedkt", "tree", privacy_level="L2", gamma=0.5, vote_weights="noisy-counts"
     ),
-    "fedkt-trimmed": _variant("fedkt", "tree", vote_trim=0.3),
+    "fedkt-trimmed": _variant("fedkt", "tree", trim_fraction=0.3),
     "fedkt-models": _variant("fedkt", "tree", num_teachers=2, exchange="models"),
     "fedkt-networks": _variant("fedkt", "network", num_teachers=2, exchange="models"),
     "fedkd": _variant("fedkd"),

@@ -9,7 +9,6 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.ubjson import decode
 from fl_strategies.aggregation.class_weights import read_counts
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.strategies.codistill.model_exchange import join_models, part_models
@@ -20,7 +19,7 @@ from fl_strategies.wire.packing import packed_size, unpack_labels
 from fl_strategies.wire.quantization import score_format
 from fl_strategies.wire.replies import parse_reply
 from tests.fuzz.federations import recorded
-from tests.fuzz.mutation import mutate_array, mutate_bytes, npy, wrap
+from tests.fuzz.mutation import mutate_array, npy, wrap
 from tests.fuzz.records import as_often_as, numbers, replies, scalars, wire_arrays
 from tests.fuzz.trials import Trials
 
@@ -106,7 +105,7 @@ def test_wrong_replies_of_a_strategy(name: str, trials: Trials) -> None:
             records[record] = own[record]
         strategy = exchange.again()
         reply = Message(RecordDict(records), reply_to=request)
-        trials.attempt(parse_reply, request, reply, kind, 2**20, strategy.read)
+        trials.attempt(parse_reply, request, reply, kind, 2**20, strategy.check)
 
     attempt()
     assert trials.tried
@@ -172,21 +171,6 @@ def test_wrong_models_in_a_bundle(trials: Trials) -> None:
     trials.require_both()
 
 
-@pytest.mark.share(0.15)
-def test_damaged_ubjson(trials: Trials) -> None:
-    """Bytes of a real booster, changed; what is read holds no more than came."""
-    xgboost = pytest.importorskip("xgboost")
-    data = xgboost.DMatrix(np.arange(12.0).reshape(6, 2), label=np.arange(6) % 2, nthread=1)
-    valid = bytes(xgboost.train({"nthread": 1, "max_depth": 2}, data, 2).save_raw("ubj"))
-    small = b"{U\x01ai\x07U\x01b[$d#U\x02\x00\x00\x00\x00\x00\x00\x00\x00U\x01c[SU\x01xTFZ]}"
-    for rng in trials.numbers():
-        raw = rng.choice((valid, small, small))
-        for _ in range(rng.choice((1, 1, 3))):
-            raw = mutate_bytes(rng, raw)
-        trials.attempt(decode, raw)
-    trials.require_both()
-
-
 # What was found.
 
 
@@ -241,7 +225,7 @@ def test_a_scale_of_another_shape_is_refused(scale: np.ndarray) -> None:
     strategy = recorded("fedkd-scale")[0].again()
 
     with pytest.raises(KnowledgeMismatch, match="the largest logit"):
-        strategy.read(Knowledge("scale", {"scale": scale}))
+        strategy.check(Knowledge("scale", {"scale": scale}))
 
 
 def test_strangers_words_are_cut_short() -> None:

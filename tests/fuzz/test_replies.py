@@ -136,5 +136,5 @@ def test_replies_are_refused_by_typed_errors_alone(name: str, trials: Trials) ->
             continue
         strategy = exchange.again()
         limit, kind = strategy.max_reply_bytes, strategy.reply_kind
-        trials.attempt(parse_reply, request, reply, kind, limit, strategy.read)
+        trials.attempt(parse_reply, request, reply, kind, limit, strategy.check)
     trials.require_both()

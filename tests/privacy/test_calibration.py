@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.privacy.accountant import Entry, claim
-from fl_strategies.privacy.calibration import calibrate_count, calibrate_scale
+from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import (
     GaussianEvent,
     NoisyMaxEvent,
@@ -127,26 +127,6 @@ def test_a_target_that_drawn_noise_cannot_prove_is_not_used_up() -> None:
     assert claim(votes("gumbel", 1)(scale), DELTA).epsilon < 25
 
 
-EVENT = NoisyMaxEvent(**PARTY, noise="gumbel", scale=25.0, sensitivity=1.0, num_classes=10)
-
-
-def answers(count: int) -> Sequence[Entry]:
-    return [(EVENT, count)]
-
-
-def test_the_largest_affordable_number_of_answers() -> None:
-    """Forty answers are allowed at their own price, thirty-nine just below it."""
-    assert calibrate_count(answers, 0.9349135, DELTA, most=4000) == 40
-    assert calibrate_count(answers, 0.9349130, DELTA, most=4000) == 39
-    assert calibrate_count(answers, 0.9349135, DELTA, most=12) == 12
-
-
-def test_not_even_one_answer_may_be_affordable() -> None:
-    """The sentence names the price of one."""
-    with pytest.raises(InvalidParameter, match=r"must be at least 0\.0782"):
-        calibrate_count(answers, 0.01, DELTA, most=10)
-
-
 @pytest.mark.parametrize(
     ("target", "delta"),
     [(0.0, DELTA), (-1.0, DELTA), (math.inf, DELTA), (1.0, 0.0), (1.0, 1.0)],
@@ -155,11 +135,3 @@ def test_impossible_targets_are_refused(target: float, delta: float) -> None:
     """Epsilon is positive and finite, delta inside (0, 1)."""
     with pytest.raises(InvalidParameter, match=r"^calibrate_scale: "):
         calibrate_scale(votes("gumbel", 40), target, delta)
-    with pytest.raises(InvalidParameter, match=r"^calibrate_count: "):
-        calibrate_count(answers, target, delta, most=5)
-
-
-def test_no_questions_are_refused() -> None:
-    """There must be something to answer."""
-    with pytest.raises(InvalidParameter, match="most must be a whole number, at least 1"):
-        calibrate_count(answers, 1.0, DELTA, most=0)

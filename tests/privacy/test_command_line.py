@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fl_strategies
-from fl_strategies.privacy import audit as audit_module
-from fl_strategies.privacy.__main__ import BOUNDS, main
+from fl_strategies.privacy import audit_suite
+from fl_strategies.privacy.__main__ import main
+from fl_strategies.privacy._commands import BOUNDS
 from fl_strategies.privacy.bounds.moments import data_dependent_epsilon
 from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.events import NoisyMaxEvent
@@ -505,7 +506,7 @@ def test_a_failed_audit_is_a_failed_command(
     """Exit code 1 and the word FAILED beside the mechanism that broke its promise."""
     votes = np.array([9, 0]), np.array([0, 9])
     shy = NoisyMax(noise="gumbel", scale=2, sensitivity=1, unit="party", num_classes=2)
-    monkeypatch.setattr(audit_module, "_suite", lambda: [("shy", shy, votes)])
+    monkeypatch.setattr(audit_suite, "_suite", lambda: [("shy", shy, votes)])
 
     code = main(["audit", "--runs=1000"])
 

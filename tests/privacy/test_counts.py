@@ -53,8 +53,8 @@ def test_seeded_noise_says_so() -> None:
     )
 
     assert (first.values == second.values).all()
-    assert first.event.seeded
-    assert not mechanism.release(np.array([5])).event.seeded
+    assert first.charges[0][0].seeded
+    assert not mechanism.release(np.array([5])).charges[0][0].seeded
     assert claim(first.charges, 1e-5).epsilon == np.inf
 
 

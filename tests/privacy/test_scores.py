@@ -78,7 +78,7 @@ def test_seeded_noise_protects_nobody() -> None:
         ({"sigma": 1.0}, "sigma must be left out for laplace noise"),
         ({"noise": "gaussian", "gamma": 1.0}, "gamma must be left out for gaussian noise"),
         ({"noise": "gumbel", "gamma": 1.0}, "noise must be one of laplace, gaussian"),
-        ({"gamma": 1.0, "delta": 1.0}, "delta must be between 0 and 1"),
+        ({"gamma": 1.0, "delta": 1.0}, "delta must be greater than 0 and below 1"),
     ],
 )
 def test_bad_settings_are_named(settings: dict[str, object], rule: str) -> None:

@@ -84,8 +84,13 @@ def test_a_budget_needs_a_place_to_be_kept(
 
 def test_a_nodes_own_budget_wins_over_the_runs(tmp_path: Path) -> None:
     """A server cannot raise the limit that a party set for itself."""
-    settings = Settings(
-        num_parties=3, state_dir=str(tmp_path), max_epsilon=100.0, privacy_level="L2", gamma=1.0
+    settings = Settings.of(
+        strategy="fedkt",
+        num_parties=3,
+        state_dir=str(tmp_path),
+        max_epsilon=100.0,
+        privacy_level="L2",
+        gamma=1.0,
     )
     context = Context(
         run_id=5,

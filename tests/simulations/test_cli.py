@@ -9,7 +9,6 @@ from simulations.__main__ import main
 FAST = [
     "--set=num-parties=3",
     "--set=num-trees=5",
-    "--set=num-teachers=2",
     "--set=num-workers=1",
     "--learner=random-forest,logistic-regression",
 ]
@@ -22,7 +21,7 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
 
     text = capsys.readouterr().out
     assert exit_info.value.code == 0
-    for word in ("run", "flower", "repeat", "num-splits", "FedKT's s", "dirichlet"):
+    for word in ("run", "flower", "repeat", "fedkt.num-splits", "the paper's s", "dirichlet"):
         assert word in text
 
 
@@ -101,7 +100,7 @@ def test_averaging_takes_as_many_rounds_as_it_is_given(tmp_path: Path) -> None:
             "logistic-regression, xgboost, xgboost-scores, forest-scores, ridge, mlp",
         ),
         (
-            ["--strategy=fedavg", "--learner=mlp"],
+            ["--strategy=fedavg", "--learner=mlp", "--set=final-learner=random-forest"],
             "Settings: final-learner must be one of mlp",
         ),
         (["--learner=resnet8"], "resnet8: a row must be an image"),
@@ -112,7 +111,7 @@ def test_averaging_takes_as_many_rounds_as_it_is_given(tmp_path: Path) -> None:
         ),
         (
             ["--set=release=nfdp", "--set=num-samples=9"],
-            "must be left at",
+            "Settings: key must be a setting of fedkd, got 'release', which fedmd has.",
         ),
         (
             [

@@ -35,7 +35,7 @@ FAST = {
     "num-trees": 5,
     "boosting-rounds": 3,
     "epochs": 2,
-    "epochs-initial": 2,
+    "fedmd.epochs-initial": 2,
     "num-workers": 1,
 }
 OPTIONS = [f"--set={key}={value}" for key, value in FAST.items()]
@@ -92,6 +92,8 @@ def test_a_real_comparison_is_shown_kept_and_not_run_twice(
     assert rows["fedkt"]["epsilon"] is None
     assert "accuracy %" in told.out
     assert "Take " in told.out
+    models = "random-forest,xgboost,logistic-regression,mlp; pooled extra-trees"
+    assert f"Baselines: {models}." in told.out
     assert "[2/5] fedkt, seed 0: " in told.err
     assert "left" in told.err
     assert size_of(tmp_path / "kept.png")[0] > 500
@@ -102,6 +104,9 @@ def test_a_real_comparison_is_shown_kept_and_not_run_twice(
     assert capsys.readouterr().out == told.out
 
     assert compare(tmp_path, "--strategy=fedkt", "--set=num-teachers=2") == 0
+    assert runs == ["fedkt"]
+    runs.clear()
+    assert compare(tmp_path, "--strategy=fedkt", "--set=num-trees=6") == 0
     assert runs == ["baselines", "fedkt"]
 
 
@@ -163,10 +168,11 @@ def test_what_does_not_fit_is_excluded_with_its_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A setting that a strategy would ignore ends no comparison of the others."""
-    assert compare(tmp_path, "--strategy=fedkt,fedmd", "--set=vote-trim=0.3") == 0
+    assert compare(tmp_path, "--strategy=fedkt,fedmd", "--set=num-teachers=2") == 0
 
     text = capsys.readouterr().out
-    assert "not compared: fedmd: Settings: vote-trim must be left at 0.0" in text
+    reason = "key must be a setting of fedmd, got 'num-teachers', which fedkt has."
+    assert f"not compared: fedmd: Settings: {reason}" in text
     assert "Take fedkt" in text
 
 
@@ -181,7 +187,7 @@ def test_what_does_not_fit_is_excluded_with_its_reason(
         (["--epsilon=0"], "compare: epsilon must be finite and above 0, got 0.0."),
         (["--set=betta=1"], "Did you mean 'beta'?"),
         (
-            ["--strategy=fedmd", "--set=vote-trim=0.3"],
+            ["--strategy=fedmd", "--set=num-samples=5"],
             "compare: strategy must be one that fits",
         ),
     ],
@@ -250,7 +256,8 @@ def test_the_users_settings_win_over_usual_ones() -> None:
 
     level_two = plan.entries[-1]
     assert level_two.name == "fedkt L2"
-    told = [level_two.settings[key] for key in ("num-teachers", "num-queries", "privacy-level")]
+    keys = ("num-teachers", "num-queries", "privacy-level")
+    told = [level_two.settings[f"fedkt.{key}"] for key in keys]
     assert told == [7, 11, "L2"]
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidParameter
-from simulations.config import Settings, Value, describe, paper_table, parse_assignment, preset
+from simulations.config import Settings, Value, describe, paper_table, parse_assignments, preset
+from simulations.experiment import load_federation
 from simulations.partition import SCHEMES
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -18,29 +19,38 @@ DATA_SETS = ("adult", "cod-rna", "mnist")
 
 def test_the_project_file_lists_every_setting_with_its_default() -> None:
     """`[tool.flwr.app.config]` and the defaults are the same, in value and in type."""
-    table = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
-    defaults = Settings().to_run_config()
+    table = flattened(tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"])
+    defaults = {key: default for key, default, _ in describe()}
     assert table == defaults
     assert {k: type(v) for k, v in table.items()} == {k: type(v) for k, v in defaults.items()}
+
+
+def flattened(table: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Return a table with dots between the names of sections, as Flower has it."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = isinstance(value, dict)
+        found |= flattened(value, f"{above}{key}.") if inner else {above + key: value}
+    return found
 
 
 def test_the_project_file_explains_every_setting() -> None:
     """The comment behind a key is the meaning that the command line shows."""
     text = PYPROJECT.read_text().partition("[tool.flwr.app.config]")[2]
-    comments = dict(re.findall(r"^([a-z-]+) = .* # (.+)$", text, flags=re.MULTILINE))
-    assert comments == {key: meaning for key, _, meaning in describe()}
+    comments = re.findall(r"^([a-z-]+) = .* # (.+)$", text, flags=re.MULTILINE)
+    assert comments == [(key.rpartition(".")[2], meaning) for key, _, meaning in describe()]
 
 
 def test_settings_survive_the_way_through_a_run_config() -> None:
     """What is written as a run configuration is read back as the same settings."""
-    original = Settings(num_parties=3, beta=0.25, data="adult", solo=False, learner="svm")
+    original = Settings.of(num_parties=3, beta=0.25, data="adult", solo=False, learner="svm")
     assert Settings.from_run_config(original.to_run_config()) == original
 
 
 def test_left_out_keys_keep_their_defaults_and_overrides_win() -> None:
     """A partial configuration is enough, and a Python override beats it."""
     chosen = Settings.from_run_config({"num-parties": 8, "seed": 4}, seed=5)
-    assert chosen == Settings(num_parties=8, seed=5)
+    assert chosen == Settings.of(num_parties=8, seed=5)
 
 
 def test_a_whole_number_stands_for_a_number() -> None:
@@ -55,7 +65,7 @@ def test_settings_cannot_change_and_can_be_compared_and_hashed() -> None:
     chosen = Settings()
     with pytest.raises(FrozenInstanceError):
         chosen.seed = 1  # type: ignore[misc]
-    assert len({chosen, Settings(), Settings(seed=1)}) == 2
+    assert len({chosen, Settings(), Settings.of(seed=1)}) == 2
 
 
 @pytest.mark.parametrize(
@@ -76,7 +86,7 @@ def test_an_unknown_key_suggests_the_nearest(key: str, suggestion: str) -> None:
 
 def test_a_key_like_no_other_lists_the_known_ones() -> None:
     """Without a near match the answer names what there is."""
-    with pytest.raises(InvalidParameter, match=r"got 'xyzzy'\. Known are strategy, data, "):
+    with pytest.raises(InvalidParameter, match=r"got 'xyzzy'\. Known are "):
         Settings.from_run_config({"xyzzy": 1})
 
 
@@ -104,7 +114,7 @@ def test_a_wrong_type_is_named(name: str, value: Any, rule: str) -> None:
     """The sentence gives key, expected type and value."""
     expected = f"Settings: {name.replace('_', '-')} must be {rule}, got {value!r}."
     with pytest.raises(InvalidParameter, match=re.escape(expected)):
-        Settings(**{name: value})
+        Settings.of(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -112,9 +122,6 @@ def test_a_wrong_type_is_named(name: str, value: Any, rule: str) -> None:
     [
         ("num_parties", 0, "at least 1"),
         ("min_records", -1, "at least 0"),
-        ("num_splits", -1, "at least 0"),
-        ("num_teachers", -1, "at least 0"),
-        ("vote_weights", "much", "one of auto, none, counts, noisy-counts"),
         ("seed", -1, "at least 0"),
         ("max_depth", -1, "at least 0"),
         ("num_workers", -1, "at least 0"),
@@ -124,53 +131,113 @@ def test_a_wrong_type_is_named(name: str, value: Any, rule: str) -> None:
         ("learning_rate", -0.1, "greater than 0"),
         ("max_wait", 0.0, "greater than 0"),
         ("mixing", -0.1, "at least 0"),
-        ("num_levels", -1, "at least 0"),
-        ("clip", 0.0, "greater than 0"),
-        ("weights", "equal", "one of evidence, noisy-evidence, counts, noisy-counts"),
-        ("loss", "hinge", "one of l1, l2, mse, kl"),
-        ("augmentation", "blur", "one of none, crop, crop-flip"),
         ("shares", "half", "numbers with commas"),
         ("public", "digits", "empty, or with data one of mnist"),
         ("strategy", "fedxyz", "one of akd, avgkd"),
         ("partition", "random", "one of dirichlet, iid, by-label"),
-        ("privacy_level", "L3", "one of L0, L1, L2"),
-        ("exchange", "weights", "one of votes, models"),
         ("output_dir", "", "a folder"),
         ("data", "imagenet", "one of digits, breast-cancer, adult, cod-rna, mnist"),
         ("learner", "random-forest,forest", "one of random-forest, decision-tree"),
-        ("learner", "", "one of random-forest"),
-        ("teacher", "forest", "one of random-forest"),
-        ("final_learner", "", "one of random-forest"),
+        ("learner", "random-forest,", "one of random-forest"),
+        ("teacher", "random-forest", "left out unless for fedkt"),
+        ("pretrain_once", True, "left out unless for fedmd"),
     ],
 )
 def test_a_value_outside_its_rule_is_named(name: str, value: Any, rule: str) -> None:
     """The sentence gives key and rule, and ends with the value."""
     expected = f"Settings: {name.replace('_', '-')} must be {rule}"
     with pytest.raises(InvalidParameter, match=re.escape(expected)) as caught:
-        Settings(**{name: value})
+        Settings.of(**{name: value})
     assert repr(value).split(",")[-1].strip("'") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "value", "rule"),
+    [
+        ("fedkt", "num_splits", 0, "from 1 to 1000"),
+        ("fedkt", "num_teachers", -1, "from 1 to 100000"),
+        ("fedkt", "vote_weights", "much", "one of auto, none, counts, noisy-counts"),
+        ("fedkt", "privacy_level", "L3", "one of L0, L1, L2"),
+        ("fedkt", "exchange", "weights", "one of votes, models"),
+        ("fedkd", "num_levels", -1, "from 2 to 65536"),
+        ("fedkd", "clip", 0.0, "greater than 0 and at most"),
+        ("fedkd", "weights", "equal", "one of evidence, noisy-evidence, counts"),
+        ("fedkd", "loss", "hinge", "one of l1, l2, mse, kl"),
+        ("fedkd", "augmentation", "blur", "one of none, crop, crop-flip"),
+        ("fedmd", "num_samples", 9, "left out with these settings"),
+        ("avgkd", "target_loss", "l1", "one of mse, cross-entropy"),
+    ],
+)
+def test_a_value_outside_a_strategys_rule_is_named(
+    strategy: str, name: str, value: Any, rule: str
+) -> None:
+    """Options say what they must be, whoever gives them."""
+    with pytest.raises(InvalidParameter, match=re.escape(f"must be {rule}")):
+        Settings.of(strategy=strategy, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"strategy": "fedkt", "weights": "noisy-counts"},
+            "of fedkt, got 'weights', which fedkd",
+        ),
+        ({"strategy": "fedavg", "release": "nfdp"}, "a setting of fedavg, got 'release'"),
+        ({"strategy": "avgkd", "delta-x": 1}, "got 'delta-x'. Did you mean 'delta'?"),
+        ({"fedmd.releas": "nfdp"}, "got 'releas'. Did you mean 'release'?"),
+        ({"fedxy.release": "nfdp"}, "got 'fedxy'."),
+    ],
+)
+def test_a_setting_that_a_strategy_does_not_have_is_refused(
+    given: dict[str, Value], message: str
+) -> None:
+    """Nothing is dropped without a word."""
+    with pytest.raises(InvalidParameter, match=re.escape(message)):
+        Settings.from_run_config(given)
+
+
+def test_sections_of_other_strategies_do_not_matter() -> None:
+    """A run configuration has them all; the chosen strategy's own one counts."""
+    whole = {key: default for key, default, _ in describe()}
+    told = {**whole, "strategy": "fedmd", "fedmd.release": "nfdp", "fedmd.num-samples": 7}
+    chosen = Settings.from_run_config({**told, "fedkt.num-splits": 3})
+    assert chosen == Settings.of(strategy="fedmd", release="nfdp", num_samples=7)
+
+
+@pytest.mark.parametrize("strategy", ["fedkd", "fedkt", "fedmd"])
+def test_delta_can_be_chosen_without_noise(strategy: str) -> None:
+    """Learners that train privately have one too."""
+    federation = load_federation(Settings.of(strategy=strategy, delta=1e-6, num_parties=3))
+    assert federation.strategy().ledger_.delta == 1e-6
+
+
+def test_a_section_is_not_undone_by_a_default_for_all() -> None:
+    """`max-epsilon` is the parties' budget too, and 0 there says nothing."""
+    told = {"strategy": "fedkt", "fedkt.max-epsilon": 3.0, "max-epsilon": 0.0}
+    assert Settings.from_run_config(told).chosen()["max-epsilon"] == 3.0
 
 
 @pytest.mark.parametrize("data", ["my/rows.npz", "table.csv", "table.csv.gz", "table.csv.xz"])
 def test_data_may_be_a_file(data: str) -> None:
     """A path is accepted by its ending; whether it exists is the loader's question."""
-    assert Settings(data=data).data == data
+    assert Settings.of(data=data).data == data
 
 
 def test_learner_names_are_split_and_trimmed() -> None:
     """Spaces around the commas are allowed."""
-    assert Settings(learner="svm, mlp ,xgboost").learner_names == ("svm", "mlp", "xgboost")
+    assert Settings.of(learner="svm, mlp ,xgboost").learner_names == ("svm", "mlp", "xgboost")
 
 
 def test_the_final_model_may_have_settings_of_its_own() -> None:
     """What is left at 0 is the parties' setting."""
-    chosen = Settings(epochs=9, batch_size=4, final_learner_epochs=2).for_final_learner()
+    chosen = Settings.of(epochs=9, batch_size=4, final_learner_epochs=2).for_final_learner()
     assert (chosen.epochs, chosen.batch_size) == (2, 4)
 
 
 def test_shares_are_numbers() -> None:
     """An empty text means equal shares."""
-    assert Settings(shares="0.7, 0.3").party_shares == (0.7, 0.3)
+    assert Settings.of(shares="0.7, 0.3").party_shares == (0.7, 0.3)
     assert Settings().party_shares == ()
 
 
@@ -190,7 +257,7 @@ def test_an_assignment_takes_the_type_of_its_setting(
     text: str, expected: tuple[str, Value]
 ) -> None:
     """Text from the command line becomes text, number or truth value by key."""
-    key, value = parse_assignment(text)
+    ((key, value),) = parse_assignments([text]).items()
     assert (key, value) == expected
     assert type(value) is type(expected[1])
 
@@ -208,7 +275,7 @@ def test_an_assignment_takes_the_type_of_its_setting(
 def test_a_bad_assignment_is_named(text: str, message: str) -> None:
     """One sentence says what is wrong with it."""
     with pytest.raises(InvalidParameter, match=re.escape(message)):
-        parse_assignment(text)
+        parse_assignments([text])
 
 
 @settings(deadline=None, max_examples=30)
@@ -225,9 +292,9 @@ def test_a_bad_assignment_is_named(text: str, message: str) -> None:
 )
 def test_every_setting_can_be_given_on_the_command_line(values: dict[str, Any]) -> None:
     """Writing settings as key=value and reading them back changes nothing."""
-    original = Settings(**values)
+    original = Settings.of(**values)
     texts = [f"{key}={value}" for key, value in original.to_run_config().items()]
-    assert Settings.from_run_config(dict(map(parse_assignment, texts))) == original
+    assert Settings.from_run_config(parse_assignments(texts)) == original
 
 
 @pytest.mark.parametrize("data", DATA_SETS)
@@ -235,8 +302,9 @@ def test_a_preset_is_a_valid_configuration(data: str) -> None:
     """The paper's settings are accepted as they stand and name their data set."""
     chosen = Settings.from_run_config(preset("paper", "fedkt", data))
     assert (chosen.strategy, chosen.data) == ("fedkt", data)
-    assert (chosen.beta, chosen.num_splits, chosen.num_teachers) == (0.5, 2, 5)
-    assert (chosen.corrected, chosen.vote_weights) == (False, "none")
+    own = chosen.chosen()
+    assert (chosen.beta, own["num-splits"], own["num-teachers"]) == (0.5, 2, 5)
+    assert (own["corrected"], own["vote-weights"]) == (False, "none")
     assert chosen.num_parties == (10 if data == "mnist" else 50)
 
 

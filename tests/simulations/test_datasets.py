@@ -219,8 +219,8 @@ def test_joint_classes_need_another_set(name: str) -> None:
     with pytest.raises(InvalidParameter, match=f"load_dataset: {message}"):
         load_dataset(name, rng=np.random.RandomState(0), joint_classes=True)
     with pytest.raises(InvalidParameter, match=f"Settings: {message}"):
-        Settings(data=name, joint_classes=True)
-    assert Settings(data="emnist-letters", public="mnist", joint_classes=True).joint_classes
+        Settings.of(data=name, joint_classes=True)
+    assert Settings.of(data="emnist-letters", public="mnist", joint_classes=True).joint_classes
 
 
 @pytest.mark.parametrize("name", ["imagenet", "", "rows.parquet", "Digits"])
@@ -342,7 +342,7 @@ def test_torchvision_imports_next_to_this_torch() -> None:
     """In a fresh process the data sets of torchvision can be reached, without a warning."""
     pytest.importorskip("torch")
     code = (
-        "from simulations.models import import_torchvision as load;"
+        "from simulations.libraries import import_torchvision as load;"
         "assert load('t').datasets.MNIST and load('t') is load('t')"
     )
     done = subprocess.run(

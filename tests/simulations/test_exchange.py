@@ -13,7 +13,8 @@ def test_votes_and_models_end_in_the_same_bits(final: str) -> None:
     """Forest, boosting, regression and network: the final scores are equal to the bit."""
     scores = []
     for exchange in ("votes", "models"):
-        settings = Settings(
+        settings = Settings.of(
+            strategy="fedkt",
             num_parties=4,
             num_teachers=2,
             num_trees=8,

@@ -8,7 +8,7 @@ from fl_strategies.exceptions import InvalidParameter
 from simulations.config import Settings
 from simulations.experiment import load_federation
 
-SETTINGS = Settings(num_parties=5, num_trees=5, learner="random-forest,decision-tree")
+SETTINGS = Settings.of(num_parties=5, num_trees=5, learner="random-forest,decision-tree")
 
 
 def test_parties_share_out_the_private_rows() -> None:
@@ -41,7 +41,9 @@ def test_everybody_holds_the_same_public_and_test_rows() -> None:
 
 def test_teachers_may_be_of_another_kind() -> None:
     """`teacher` names the model of FedKT's teachers; without it parties use their own."""
-    with_teacher = load_federation(Settings(num_parties=2, teacher="decision-tree"))
+    with_teacher = load_federation(
+        Settings.of(strategy="fedkt", num_parties=2, teacher="decision-tree")
+    )
 
     assert with_teacher.party(0).teacher_fn is not None
     assert load_federation(SETTINGS).party(0).teacher_fn is None
@@ -49,14 +51,14 @@ def test_teachers_may_be_of_another_kind() -> None:
 
 def test_the_strategy_takes_the_settings_it_names() -> None:
     """Settings reach the constructor by their names."""
-    settings = Settings(
+    settings = Settings.of(
         strategy="fedkt", num_splits=3, num_teachers=4, exchange="models", seed=9, num_parties=2
     )
 
     strategy = load_federation(settings).strategy()
 
     assert isinstance(strategy, FedKT)
-    assert (strategy.num_splits, strategy.num_teachers) == (3, 4)
+    assert (strategy.options.num_splits, strategy.options.num_teachers) == (3, 4)
     assert (strategy.reply_kind, strategy.seed, strategy.num_parties) == ("models", 9, 2)
     assert strategy.model_name == "extra-trees"
 
@@ -72,7 +74,7 @@ def test_settings_decide_who_holds_what(change: dict[str, Any]) -> None:
     """Another seed, concentration or scheme deals the rows differently."""
     base = load_federation(SETTINGS).rows[0]
 
-    other = load_federation(Settings(**{**vars(SETTINGS), **change})).rows[0]
+    other = load_federation(SETTINGS.but(**change)).rows[0]
 
     assert not np.array_equal(base, other)
 

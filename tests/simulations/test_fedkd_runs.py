@@ -30,7 +30,7 @@ def run(**settings: Any) -> dict[str, Any]:
         strategy,
         app,
         chosen.num_parties,
-        num_rounds=chosen.num_server_rounds,
+        num_rounds=chosen.num_rounds,
         run_config=chosen.to_run_config(),
     )
     return make_report(federation, strategy, result, seconds=1.0)

@@ -1,7 +1,6 @@
 import os
 import types
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from simulations.client_app import app
 from simulations.config import Settings
 from simulations.datasets import DATA_VARIABLE, Dataset, load_dataset
 from simulations.experiment import load_federation
-from simulations.images import IMAGE_SETS, fit_images, normalise
+from simulations.image_sets import IMAGE_SETS
+from simulations.images import fit_images, normalise
 from simulations.local import run_local
 
 REAL_DATA = os.environ.get(DATA_VARIABLE, "")
@@ -378,7 +378,7 @@ def test_joint_classes_need_one_label_an_image(folder: Path, name: str, public: 
 
 
 def joint_letters(folder: Path, **more: Any) -> Settings:
-    return Settings(
+    return Settings.of(
         data="emnist-letters",
         data_dir=str(folder),
         public="mnist",
@@ -436,7 +436,7 @@ def test_one_model_to_start_from_knows_the_public_rows(folder: Path) -> None:
         folder, strategy="fedmd", pretrain_epochs=60, pretrain_once=True, learning_rate=0.003
     )
     federation = load_federation(settings)
-    others = load_federation(replace(settings, train_rows=20, partition="iid"))
+    others = load_federation(settings.but(train_rows=20, partition="iid"))
 
     model = federation.factory("mlp")()
     assert isinstance(model, ContinuingLearner)
@@ -467,7 +467,7 @@ def test_one_model_to_start_from_needs_labels_and_networks(
     right = joint_letters(folder, strategy="fedmd", pretrain_epochs=1, pretrain_once=True)
 
     with pytest.raises(InvalidParameter, match=message):
-        load_federation(replace(right, **wrong)).strategy()
+        load_federation(right.but(**wrong)).strategy()
 
 
 def test_limits_apply_to_public_images_of_another_domain(folder: Path) -> None:

@@ -11,16 +11,18 @@ import pytest
 from fl_strategies.core.protocols import Learner, LearnerFactory
 from fl_strategies.core.tasks import quality
 from fl_strategies.exceptions import InvalidParameter, MissingExtra
-from simulations import models
+from simulations import libraries, models
 from simulations.config import Settings
 from simulations.datasets import Dataset, load_dataset
-from simulations.models import LEARNERS, import_torchvision, learner_factory
+from simulations.libraries import import_torchvision
+from simulations.models import LEARNERS, learner_factory
 
 ROOT = Path(__file__).parents[2]
-QUICK = Settings(num_trees=20, boosting_rounds=10, epochs=30)
+QUICK = Settings.of(num_trees=20, boosting_rounds=10, epochs=30)
 FORESTS = ("random-forest", "extra-trees")
 IMAGE_NETWORKS = ("mnist-net", "convolutional", "vgg9", "resnet8", "resnet34")
-FOR_VECTORS = [name for name in LEARNERS if name not in (*IMAGE_NETWORKS, "embedding-bag")]
+OTHERS = (*IMAGE_NETWORKS, "embedding-bag", "dp-mlp")
+FOR_VECTORS = [name for name in LEARNERS if name not in OTHERS]
 CLASSIFIERS = FOR_VECTORS[: FOR_VECTORS.index("xgboost") + 1]
 
 
@@ -81,6 +83,16 @@ def test_the_generator_alone_decides_the_model(name: str, digits: Dataset) -> No
     assert np.array_equal(first.logits(digits.x_public), second.logits(digits.x_public))
 
 
+def test_the_private_perceptron_learns_and_says_what_it_spends(digits: Dataset) -> None:
+    """Its noise is secret, and the event tells what it has cost."""
+    learner: Any = factory("dp-mlp", Settings(epochs=8))()
+    learner.fit(digits.x_train[:200], digits.y_train[:200], rng=np.random.default_rng(0))
+
+    ((event, count),) = learner.privacy_events
+    assert (event.noise_multiplier, event.seeded, count) == (1.0, False, 1)
+    assert (learner.predict(digits.x_test) == digits.y_test).mean() > 0.3
+
+
 @pytest.mark.parametrize("name", [*LEARNERS, "cnn-2-8-16"])
 def test_a_factory_can_be_sent_to_another_process(name: str) -> None:
     """Worker processes get the factory, not the model."""
@@ -91,29 +103,29 @@ def test_a_factory_can_be_sent_to_another_process(name: str) -> None:
 @pytest.mark.parametrize("name", FORESTS)
 def test_a_forest_takes_number_and_depth_of_its_trees(name: str) -> None:
     """Depth 0 stands for unlimited, and one thread is used."""
-    limited = wrapped(name, Settings(num_trees=7, max_depth=3))
+    limited = wrapped(name, Settings.of(num_trees=7, max_depth=3))
     assert (limited.n_estimators, limited.max_depth, limited.n_jobs) == (7, 3, 1)
-    assert wrapped(name, Settings(max_depth=0)).max_depth is None
+    assert wrapped(name, Settings.of(max_depth=0)).max_depth is None
 
 
 def test_a_tree_takes_its_depth() -> None:
     """A single tree has the same two meanings of depth."""
-    assert wrapped("decision-tree", Settings(max_depth=4)).max_depth == 4
+    assert wrapped("decision-tree", Settings.of(max_depth=4)).max_depth == 4
     assert wrapped("decision-tree", Settings()).max_depth is None
 
 
 def test_gradient_boosting_takes_rounds_rate_and_depth() -> None:
     """Depth 0 stands for six levels, since boosted trees are meant to be weak."""
     boosting = wrapped(
-        "gradient-boosting", Settings(boosting_rounds=9, boosting_learning_rate=0.2)
+        "gradient-boosting", Settings.of(boosting_rounds=9, boosting_learning_rate=0.2)
     )
     assert (boosting.n_estimators, boosting.learning_rate, boosting.max_depth) == (9, 0.2, 6)
-    assert wrapped("gradient-boosting", Settings(max_depth=2)).max_depth == 2
+    assert wrapped("gradient-boosting", Settings.of(max_depth=2)).max_depth == 2
 
 
 def test_xgboost_takes_the_settings_of_the_paper() -> None:
     """Rounds, depth, rate and gamma reach the learner, and one thread is used."""
-    settings = Settings(
+    settings = Settings.of(
         boosting_rounds=11, max_depth=4, boosting_learning_rate=0.05, boosting_gamma=1.0
     )
     assert options("xgboost", "xgboost_learner.XGBoostLearner", settings) == {
@@ -125,13 +137,13 @@ def test_xgboost_takes_the_settings_of_the_paper() -> None:
         "reg_lambda": 1.0,
         "num_threads": 1,
     }
-    unlimited = options("xgboost", "xgboost_learner.XGBoostLearner", Settings(max_depth=0))
+    unlimited = options("xgboost", "xgboost_learner.XGBoostLearner", Settings.of(max_depth=0))
     assert unlimited["max_depth"] == 6
 
 
 def test_the_perceptron_takes_the_settings_of_training() -> None:
     """Epochs, batch size, step size and penalty reach the learner."""
-    settings = Settings(epochs=3, batch_size=8, learning_rate=0.01, weight_decay=0.5)
+    settings = Settings.of(epochs=3, batch_size=8, learning_rate=0.01, weight_decay=0.5)
     assert options("mlp", "torch_learner.TorchLearner", settings) == {
         "num_classes": 10,
         "task": "single-label",
@@ -179,7 +191,7 @@ def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
     """Rounds and depth, the number of trees, kernel and ridge reach the learners."""
     settings: Any = types.SimpleNamespace(
         **{
-            **vars(Settings(boosting_rounds=9, num_trees=7, max_depth=3)),
+            **vars(Settings.of(boosting_rounds=9, num_trees=7, max_depth=3)),
             "kernel": "laplace",
             "ridge": 0.5,
             "reveal_rows": True,
@@ -312,7 +324,7 @@ def test_torchvision_that_fails_otherwise_is_not_hidden(
     def broken(_owner: str, _module: str, _extra: str) -> types.ModuleType:
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(models, "import_library", broken)
+    monkeypatch.setattr(libraries, "import_library", broken)
     with pytest.raises(RuntimeError, match="something else"):
         import_torchvision("mnist")
 

@@ -23,7 +23,7 @@ IMAGE_NETWORKS = {
     "cnn-2-8-16": partial(networks.fedmd_convolutional, (8, 16)),
     "cnn-3-8-16-32": partial(networks.fedmd_convolutional, (8, 16, 32)),
 }
-QUICK = Settings(epochs=6, batch_size=16, learning_rate=0.005)
+QUICK = Settings.of(epochs=6, batch_size=16, learning_rate=0.005)
 
 
 def num_parameters(network: Any) -> int:
@@ -60,7 +60,9 @@ def test_networks_by_name_learn(name: str) -> None:
     """A few passes over 80 images are enough to tell the direction of stripes."""
     side = 28 if name == "convolutional" else 12
     x, y = stripes(1, side, 120)
-    settings = Settings(epochs=12 if name == "vgg9" else 6, batch_size=16, learning_rate=0.002)
+    settings = Settings.of(
+        epochs=12 if name == "vgg9" else 6, batch_size=16, learning_rate=0.002
+    )
     make = learner_factory(name, row_shape=x.shape[1:], num_classes=2, settings=settings)
     learner = make().fit(x[:80], y[:80], rng=np.random.default_rng(1))
     assert (learner.predict(x[80:]) == y[80:]).mean() > 0.8
@@ -69,7 +71,7 @@ def test_networks_by_name_learn(name: str) -> None:
 def test_resnet34_is_trained_without_losing_its_pixels() -> None:
     """One step on 8 x 8 images works, and the first layers keep the size of an image."""
     x, y = stripes(1, 8, 8)
-    settings = Settings(epochs=1, batch_size=8)
+    settings = Settings.of(epochs=1, batch_size=8)
     make = learner_factory("resnet34", row_shape=(1, 8, 8), num_classes=2, settings=settings)
     assert make().fit(x, y, rng=np.random.default_rng(0)).logits(x).shape == (8, 2)
     network: Any = networks.resnet34((3, 32, 32), 5)

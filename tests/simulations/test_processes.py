@@ -6,6 +6,7 @@ import subprocess
 
 from simulations.flower import SuperLink
 from simulations.processes import Processes
+from tests.leftovers import command_line
 
 
 class Idle(SuperLink):
@@ -32,7 +33,6 @@ def test_the_number_of_an_ended_process_is_a_strangers() -> None:
         own.pid = stranger.pid
         assert family.living() == set()
         family.end()
-        family.kill([own])
         assert stranger.poll() is None
         stranger.kill()
 
@@ -41,7 +41,7 @@ def test_what_was_started_ends_with_all_that_it_started() -> None:
     """Also what a child has started."""
     family = Processes()
     family.start(["sh", "-c", "sleep 60 & sleep 60"], os.environ, subprocess.DEVNULL)
-    while len(family.named("sleep 60")) < 2:
+    while sum("sleep 60" in command_line(pid) for pid in family.living()) < 3:
         pass
 
     family.end()

@@ -14,9 +14,7 @@ from simulations.experiment import load_federation
 from simulations.local import run_local
 from simulations.report import make_report, percent, render, summarise, table, write_report
 
-SETTINGS = Settings(
-    num_parties=3, num_trees=5, num_teachers=2, learner="random-forest,logistic-regression"
-)
+SETTINGS = Settings.of(num_parties=3, num_trees=5, learner="random-forest,logistic-regression")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +42,7 @@ def test_the_report_has_what_readers_need(report: dict[str, Any]) -> None:
     assert report["epsilon-party"] == report["epsilon-example"] == float("inf")
     assert report["num-bytes-sent"] > 2 * 359 * 4 / 8
     assert (report["seconds"], report["cpu-seconds"]) == (1.5, 1.25)
-    assert report["settings"] == SETTINGS.to_run_config()
+    assert report["settings"] == {**SETTINGS.to_report(), "final-learner": "extra-trees"}
     assert [party["learner"] for party in report["parties"]] == [
         "random-forest",
         "logistic-regression",
@@ -83,7 +81,7 @@ def test_the_table_shows_parties_and_comparison(report: dict[str, Any]) -> None:
 
 def test_comparisons_can_be_left_out() -> None:
     """Without solo and central runs their cells are empty, not zero."""
-    settings = Settings(**{**vars(SETTINGS), "solo": False, "central": False})
+    settings = SETTINGS.but(solo=False, central=False)
     federation = load_federation(settings)
     strategy = federation.strategy()
     result = run_local(strategy, app, 3, run_config=settings.to_run_config())

@@ -23,7 +23,7 @@ ALIKE = [[500, 500], [510, 490], [495, 505]]
 
 def report(**changes: Any) -> dict[str, Any]:
     """Return as much of a report as decides, of three parties that hold 1,000 records each."""
-    settings = {**Settings().to_run_config(), "corrected": False}
+    settings = Settings.of(strategy="fedkt", corrected=False).to_report()
     told: dict[str, Any] = {
         "strategy": "fedkt",
         "metric": "accuracy",
@@ -287,7 +287,7 @@ def test_a_loss_without_a_known_cause_says_so() -> None:
 
 def test_chance_makes_no_class_one_sided() -> None:
     """Small parties drawn from all records differ, and are not skewed for that."""
-    federation = load_federation(Settings(partition="iid", num_parties=20, data="digits"))
+    federation = load_federation(Settings.of(partition="iid", num_parties=20, data="digits"))
     counts = [
         [int((federation.dataset.y_train[rows] == label).sum()) for label in range(10)]
         for rows in federation.rows
@@ -310,14 +310,14 @@ def run(**changes: Any) -> dict[str, Any]:
         "num_workers": 1,
         "learner": "random-forest",
     }
-    settings = Settings(**{**small, **changes})
+    settings = Settings.of(**{**small, **changes})
     federation = load_federation(settings)
     strategy = federation.strategy()
     result = run_local(
         strategy,
         app,
         settings.num_parties,
-        num_rounds=settings.num_server_rounds,
+        num_rounds=settings.num_rounds,
         run_config=settings.to_run_config(),
     )
     return make_report(federation, strategy, result, seconds=1.0)

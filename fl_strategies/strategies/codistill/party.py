@@ -55,16 +55,15 @@ from fl_strategies.strategies.codistill.model_exchange import (
     part_models,
     recall,
 )
+from fl_strategies.strategies.codistill.options import CodistillOptions
 from fl_strategies.wire import keys
 from fl_strategies.wire.config import config_choice, config_int
 from fl_strategies.wire.knowledge import Knowledge, Metrics
 
 logger = logging.getLogger("flwr.fl_strategies")
 
-LOSSES: Final[Sequence[str]] = ("mse", "cross-entropy")
 SCHEMES: Final[Sequence[str]] = ("akd", "avgkd", "ekd", "pkd")
 
-LOSS: Final = "loss"
 TASK: Final = "task"
 KEPT: Final = "kept-model"
 SIGN: Final = "sign"
@@ -161,7 +160,7 @@ def _read_recipe(party: Party, config: ConfigRecord) -> Recipe:
     config_choice(config, TASK, [party.task])
     owner = party.owner
     require_known(len(party.x) > 0, owner, "x", "records to learn from", "none")
-    return make_recipe(party.task, config_choice(config, LOSS, LOSSES))
+    return make_recipe(party.task, CodistillOptions.received(config).target_loss)
 
 
 def _new_learner(party: Party) -> SoftLearner:
@@ -201,7 +200,7 @@ def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], i
     for part in relayed:
         try:
             model = _receive(party, part)
-            outputs(model, party.public[:1], party.task)
+            outputs(model, party.rows_to_try(), party.task)
         except Exception as error:  # a hostile model may make a learner raise anything
             reason = describe(error)
         else:

@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord
 
 from fl_strategies.aggregation.ensembles import MeanEnsemble, raw_outputs, rebuild
 from fl_strategies.arrays import Array, content_hash
@@ -19,10 +18,11 @@ from fl_strategies.core.protocols import (
     PortableLearner,
     SoftLearner,
 )
-from fl_strategies.core.reported_ledgers import costliest, read_ledger, told_epsilon
+from fl_strategies.core.reported_ledgers import Told, costliest, read_ledger, told_epsilon
+from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy
 from fl_strategies.core.tasks import Task, check_task
-from fl_strategies.exceptions import NotEnoughParties, require
+from fl_strategies.exceptions import require
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.strategies.codistill.judging import MOST_ROWS, find_outliers
 from fl_strategies.strategies.codistill.model_exchange import (
@@ -35,10 +35,9 @@ from fl_strategies.strategies.codistill.model_exchange import (
     join_models,
     new_ledger,
 )
+from fl_strategies.strategies.codistill.options import CodistillOptions
 from fl_strategies.strategies.codistill.party import (
     KEPT,
-    LOSS,
-    LOSSES,
     NUM_MODELS_REFUSED,
     PRIVACY_EVENTS,
     TASK,
@@ -50,7 +49,6 @@ from fl_strategies.wire.replies import PartyReply
 logger = logging.getLogger("flwr.fl_strategies")
 
 ROWS_TO_SCORE = 32
-CodistillLoss = Literal["mse", "cross-entropy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,31 @@ class AgentModel:
 
     model: Knowledge
     ledger: PrivacyLedger
+
+
+@dataclass(kw_only=True)
+class CodistillState(State):
+    """Also the newest models, who sent one last, and what agents report to have spent.
+
+    Parameters
+    ----------
+    newest : dict of partition id to Knowledge
+    answered : set of partition ids
+    reported : dict of partition id to dict of node id to (epsilon, ledger)
+        By node, since an agent that comes back as another one has forgotten the past.
+    lost : dict of partition id to (epsilon, ledger)
+        What an agent has spent, or may have, and does not know any more.
+    ledgers : dict of partition id to (epsilon, ledger)
+        All of it together.
+    """
+
+    kinds: ClassVar[tuple[type, ...]] = (*State.kinds, Chain)
+
+    newest: dict[int, Knowledge] = field(default_factory=dict)
+    answered: set[int] = field(default_factory=set)
+    reported: dict[int, dict[int, Told]] = field(default_factory=dict)
+    lost: dict[int, Told] = field(default_factory=dict)
+    ledgers: dict[int, Told] = field(default_factory=dict)
 
 
 class Codistillation(KnowledgeStrategy[AgentModel]):
@@ -98,8 +121,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     row_shape : tuple of int, optional
         Shape of a record, if there are no public rows to tell: a row of zeros is scored.
     task : "single-label" or "regression"
-    target_loss : "mse" or "cross-entropy"
-        How agents learn probabilities, "mse" in the paper's figures; regression has "mse".
+    options : CodistillOptions, optional
     **federation
         See `KnowledgeStrategy`.
 
@@ -117,11 +139,13 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     together reach everybody.
     """
 
+    options_type = CodistillOptions
+    usual_rounds: ClassVar[int] = 3
+    relays_models: ClassVar[bool] = True
     reply_kind = MODEL
     central: ClassVar[bool] = False
     party_learner_needs = (SoftLearner, PortableLearner)
-    kept = (*KnowledgeStrategy.kept, "_ledgers", "_told", "_lost", "_newest", "_answered")
-    kept_kinds = (*KnowledgeStrategy.kept_kinds, Chain)
+    state_type = CodistillState
 
     def __init__(
         self,
@@ -133,41 +157,27 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         public: Array | None = None,
         row_shape: Sequence[int] | None = None,
         task: Task = "single-label",
-        target_loss: CodistillLoss = "mse",
+        options: CodistillOptions | None = None,
         **federation: Unpack[FederationOptions],
     ) -> None:
         super().__init__(**federation)
         owner = type(self).__name__
         check_task(owner, task, num_classes)
         require(task != "multi-label", owner, "task", "single-label or regression", task)
-        require(
-            target_loss in LOSSES,
-            owner,
-            "target_loss",
-            f"one of {', '.join(LOSSES)}",
-            target_loss,
-        )
+        self.options = options or CodistillOptions()
+        target_loss = self.options.target_loss
         fits = task != "regression" or target_loss == "mse"
         require(fits, owner, "target_loss", "'mse' in regression", target_loss)
-        self.num_classes, self.task, self.target_loss = num_classes, task, target_loss
+        self.num_classes, self.task = num_classes, task
         self.model_name = learner_name
         own = {} if learner_fn is None else {learner_name: learner_fn}
         self.model_fns: dict[str, LearnerFactory] = {**own, **(model_fns or {})}
         self._check_factories(owner)
         self._public_hash = None if public is None else content_hash(public)
         self._rows = _rows_to_score(owner, public, row_shape)
-        self.ledger_ = self._new_ledger()
-        self._ledgers: dict[int, tuple[float, PrivacyLedger]] = {}
-        self._told: dict[int, dict[int, tuple[float, PrivacyLedger]]] = {}
-        self._lost: dict[int, tuple[float, PrivacyLedger]] = {}
-        self._newest: dict[int, Knowledge] = {}
-        self._answered: set[int] = set()
+        self.state: CodistillState = self.state_type(ledger=self._new_ledger())
         self._public = None if public is None else public[:MOST_ROWS]
         self.outliers_: tuple[int, ...] = ()
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Create what a scheme keeps besides the newest models; nothing by default."""
 
     def _check_factories(self, owner: str) -> None:
         rule = "given, or learner_fn: models without a factory are not relayed"
@@ -193,30 +203,29 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         return {
             keys.NUM_CLASSES: self.num_classes,
             TASK: self.task,
-            LOSS: self.target_loss,
+            **self.options.to_config(),
             **public,
         }
 
-    def read(self, knowledge: Knowledge) -> AgentModel:
+    def check(self, knowledge: Knowledge) -> AgentModel:
         """Check a model before others get it: its size, its arrays, and what it scores."""
-        share = MAX_REPLY_BYTES // max(self.num_parties, len(self._sent))
+        share = MAX_REPLY_BYTES // max(self.num_parties, self.num_asked)
         model = Knowledge(MODEL, knowledge.arrays, {keys.LEARNER: check_relayed(knowledge)})
         check_share(model, share)
         raw_outputs(self._rebuild(model), self._rows, self.task)
         ledger = read_ledger(knowledge.meta.get(PRIVACY_EVENTS))
         return AgentModel(model, ledger)
 
-    def aggregate(
-        self, replies: Sequence[PartyReply[AgentModel]]
-    ) -> tuple[ArrayRecord | None, Metrics]:
+    def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Keep the new models, except those of outliers, and what they cost."""
+        replies = self.replies
         new = {reply.partition_id: reply.knowledge.model for reply in replies}
         self.outliers_ = self._find_outliers(new)
-        self.record_releases(replies)
+        self.record_releases()
         credible = {agent: model for agent, model in new.items() if agent not in self.outliers_}
-        self._newest |= credible
+        self.state.newest |= credible
         if credible:
-            self._answered = {*credible}
+            self.state.answered = {*credible}
         refused = sum(reply.metrics.get(NUM_MODELS_REFUSED, 0) for reply in replies)
         outliers = len(self.outliers_)
         return None, {NUM_MODELS_REFUSED: refused, keys.NUM_OUTLIERS: outliers}
@@ -225,7 +234,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         """Return which agents' new models contradict the newest ones of most others."""
         models = {
             agent: partial(self._rebuild, model)
-            for agent, model in {**self._newest, **new}.items()
+            for agent, model in {**self.state.newest, **new}.items()
         }
         if self._public is None or not models:
             return ()
@@ -239,9 +248,9 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
             )
         return outliers
 
-    def record_releases(self, replies: Sequence[PartyReply[AgentModel]]) -> None:
+    def record_releases(self) -> None:
         """Record what agents say that their models have cost."""
-        for reply in replies:
+        for reply in self.replies:
             self._charge(reply)
 
     def _charge(self, reply: PartyReply[AgentModel]) -> None:
@@ -252,33 +261,33 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         before.
         """
         agent, ledger = reply.partition_id, reply.knowledge.ledger
-        told = self._told.setdefault(agent, {})
+        told = self.state.reported.setdefault(agent, {})
         old = told.get(reply.node_id)
         if old is not None and has_forgotten(ledger, old[1]):
             self._lose(agent, *old)
         told[reply.node_id] = told_epsilon(reply.metrics, ledger), ledger
-        for _ in range(1, self.attempts_of(reply.node_id)):
+        for _ in range(1, self.run.attempts_of(reply.node_id)):
             # An answer that was lost on its way has cost no more than all that is told.
             self._lose(agent, *told[reply.node_id])
-        parts = [*told.values(), self._lost.get(agent, (0.0, new_ledger()))]
+        parts = [*told.values(), self.state.lost.get(agent, (0.0, new_ledger()))]
         whole = fill_ledger(self._new_ledger(), [part for _, part in parts])
-        self._ledgers[agent] = sum(epsilon for epsilon, _ in parts), whole
-        self.ledger_ = costliest(self._ledgers.values())
+        self.state.ledgers[agent] = sum(epsilon for epsilon, _ in parts), whole
+        self.state.ledger = costliest(self.state.ledgers.values())
 
     def _lose(self, agent: int, epsilon: float, ledger: PrivacyLedger) -> None:
         """Count what an agent has spent, or may have spent, and does not know any more."""
-        before, lost = self._lost.get(agent, (0.0, new_ledger()))
-        self._lost[agent] = before + epsilon, fill_ledger(lost, [lost, ledger])
+        before, lost = self.state.lost.get(agent, (0.0, new_ledger()))
+        self.state.lost[agent] = before + epsilon, fill_ledger(lost, [lost, ledger])
 
     @property
     def _agents(self) -> dict[int, int]:
         """The agents by node id, longest known first."""
-        return {node: agent for node, (_, agent) in self._who_is_who.items()}
+        return {node: agent for node, (_, agent) in self.members.items()}
 
     @property
     def models_(self) -> dict[int, Learner]:
         """The newest model of every agent."""
-        known = sorted(self._newest.items())
+        known = sorted(self.state.newest.items())
         return {agent: self._rebuild(model) for agent, model in known}
 
     @property
@@ -293,7 +302,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
 
     def _parts(self) -> list[Knowledge]:
         """Return the models that `model_` is made of."""
-        return [self._newest[agent] for agent in sorted(self._answered)]
+        return [self.state.newest[agent] for agent in sorted(self.state.answered)]
 
     def _combine(self, parts: Sequence[Knowledge]) -> Learner:
         members = [self._rebuild(part) for part in parts]
@@ -302,27 +311,19 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     def knowledge_for(self, node_id: int) -> Knowledge | None:
         """Return the other agents' models of the last round."""
         own = self._agents.get(node_id)
-        others = [self._newest[agent] for agent in sorted(self._answered) if agent != own]
+        others = [
+            self.state.newest[agent] for agent in sorted(self.state.answered) if agent != own
+        ]
         return join_models(others) if others else None
 
     def delivery_for(self, node_id: int) -> Knowledge | None:
         """Ask agents whose model was accepted to measure it; they have kept it."""
         return None if node_id in self.rejected_ else Knowledge(KEPT, {})
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Ask the agents; once too few are left, send nothing and keep the result.
-
-        A run with a checkpoint ends there, and can be resumed when they are back.
-        """
-        try:
-            return super().configure_train(server_round, arrays, config, grid)
-        except NotEnoughParties as error:
-            if not self._newest or self._checkpoint is not None:
-                raise
-            logger.warning("%s ended after round %s: %s", self.name, self.round_, error)
-            return []
+    @property
+    def ends_early(self) -> bool:
+        """Once there are models, a run that too few agents are left for keeps its result."""
+        return bool(self.state.newest)
 
 
 def _rows_to_score(owner: str, public: Array | None, row_shape: Sequence[int] | None) -> Array:

@@ -13,10 +13,12 @@ Distillation (ICLR 2022), sections 4 and 5, appendices E to G.
 Flower counts rounds from 1, the paper from 0.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord
 
 from fl_strategies.aggregation.ensembles import SignedEnsemble
 from fl_strategies.core.protocols import Learner
@@ -27,12 +29,10 @@ from fl_strategies.strategies.codistill.model_exchange import (
     wire_bytes,
 )
 from fl_strategies.strategies.codistill.party import FIRST_TERM, SIGN
-from fl_strategies.strategies.codistill.server import AgentModel, Codistillation
+from fl_strategies.strategies.codistill.server import Codistillation, CodistillState
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics
-from fl_strategies.wire.replies import EVALUATION, PartyReply
-
-S = TypeVar("S")
+from fl_strategies.wire.replies import PartyReply
 
 
 class AvgKD(Codistillation):
@@ -66,28 +66,37 @@ class PKD(Codistillation):
     name: ClassVar[str] = "pkd"
 
 
+@dataclass(kw_only=True)
+class ChainsState(CodistillState):
+    """Also the chains; of EKD the terms of its sum, and how many of them each node has."""
+
+    chains: list[Chain] = field(default_factory=list)
+    terms: list[Knowledge] = field(default_factory=list)
+    delivered: dict[int, int] = field(default_factory=dict)
+
+
 class _Chains(Codistillation):
     """What the schemes share in which a model is handed on from agent to agent."""
 
-    kept = (*Codistillation.kept, "_chains")
+    state_type = ChainsState
+    state: ChainsState
 
-    def _prepare(self) -> None:
-        self._chains: list[Chain] = []
-        self._turns: dict[int, Chain] = {}
+    _turns: Mapping[int, Chain] = MappingProxyType({})
+    """Whose turn it is in this round, by node, and in which chain."""
 
     def start_chains(self, agents: Sequence[int]) -> list[Chain]:
         """Return the chains that the models of the first round begin."""
-        return [Chain(agent, agent, self._newest[agent]) for agent in sorted(agents)]
+        return [Chain(agent, agent, self.state.newest[agent]) for agent in sorted(agents)]
 
     def nodes_for_round(self, nodes: list[int]) -> list[int]:
         """Return the nodes whose turn it is, all of them in the first round."""
         self._turns = {}
-        if not self._chains:
+        if not self.state.chains:
             return nodes
         # Of two nodes that have been one agent, the longest known is asked.
         known = reversed(self._agents.items())
         present = {agent: node for node, agent in known if node in nodes}
-        turns = take_turns(self._chains, present)
+        turns = take_turns(self.state.chains, present)
         self._turns = {present[agent]: chain for agent, chain in turns.items()}
         return sorted(self._turns)
 
@@ -100,11 +109,9 @@ class _Chains(Codistillation):
         chain = self._turns.get(node_id)
         return None if chain is None else join_models([chain.model])
 
-    def aggregate(
-        self, replies: Sequence[PartyReply[AgentModel]]
-    ) -> tuple[ArrayRecord | None, Metrics]:
-        """Hand the chains on; one that an agent did not go on with skips that agent."""
-        result = super().aggregate(replies)
+    def finish(self) -> tuple[ArrayRecord | None, Metrics]:
+        """Hand the chains on; one that an agent did not continue skips that agent."""
+        replies, result = self.replies, super().finish()
         for node in self._turns.keys() & self.rejected_.keys():
             self._turns[node].skip(self._agents[node])
         credible = [r for r in replies if r.partition_id not in self.outliers_]
@@ -116,9 +123,9 @@ class _Chains(Codistillation):
                 chain = self._turns[reply.node_id]
                 chain.follow(reply.partition_id, reply.knowledge.model)
                 self._note(chain)
-        if not self._chains:
-            self._chains = self.start_chains([reply.partition_id for reply in credible])
-            for chain in self._chains:
+        if not self.state.chains:
+            self.state.chains = self.start_chains([reply.partition_id for reply in credible])
+            for chain in self.state.chains:
                 self._note(chain)
         return result
 
@@ -150,7 +157,7 @@ class AKD(_Chains):
         return super().start_chains(agents)[:1]
 
     def _parts(self) -> list[Knowledge]:
-        return [chain.model for chain in self._chains]
+        return [chain.model for chain in self.state.chains]
 
     def _combine(self, parts: Sequence[Knowledge]) -> Learner:
         return self._rebuild(parts[0])
@@ -162,12 +169,12 @@ class EKD(_Chains):
     Every agent begins a chain in round 1 and in each round continues the one that the agent
     before it held. The predictor is the sum over rounds t = 0, 1, ... of (-1)^t times the
     sum of the M models of that round (Eq. 9 and 32). `model_` is this sum, a
-    `SignedEnsemble`, which can be evaluated, saved and distilled into one learner.
+    `SignedEnsemble`, which can be evaluated and saved.
 
     For two agents the sum converges to the predictions of one model of the pooled data
     (Proposition VII). Eq. 32 carries it over to M agents with the same weights, plus and
-    minus one; for three agents and more its limit is *not* the pooled model, which
-    `simulations.references` shows.
+    minus one; for three agents and more its limit is *not* the pooled model
+    (`tests/closed_forms.py`).
 
     A skipped agent (see `AKD`) may be next in two chains; the longer one then waits for a
     round. A sign is decided by the place in its chain, so nothing else changes.
@@ -182,21 +189,21 @@ class EKD(_Chains):
 
     name: ClassVar[str] = "ekd"
     central: ClassVar[bool] = True
-    kept = (*_Chains.kept, "_terms", "_delivered")
+    _deliveries: dict[int, Knowledge]
+    """What is delivered in this round, by the first term in it."""
 
-    def _prepare(self) -> None:
-        super()._prepare()
-        self._terms: list[Knowledge] = []
-        self._delivered: dict[int, int] = {}
-        self._deliveries: dict[int, Knowledge] = {}
+    def begin_round(self) -> bool:
+        """Forget what was delivered in the round before."""
+        self._deliveries = {}
+        return super().begin_round()
 
     def _note(self, chain: Chain) -> None:
         self._deliveries = {}
         meta = {**chain.model.meta, SIGN: chain.sign}
-        self._terms.append(Knowledge(chain.model.kind, chain.model.arrays, meta))
+        self.state.terms.append(Knowledge(chain.model.kind, chain.model.arrays, meta))
 
     def _parts(self) -> list[Knowledge]:
-        return self._terms
+        return self.state.terms
 
     def _combine(self, parts: Sequence[Knowledge]) -> Learner:
         return SignedEnsemble(
@@ -210,16 +217,12 @@ class EKD(_Chains):
 
     def delivery_for(self, node_id: int) -> Knowledge | None:
         """Return the terms of the sum that this node has not confirmed yet, if they fit."""
-        first = self._delivered.get(node_id, 0)
-        missing = self._terms[first:]
+        first = self.state.delivered.get(node_id, 0)
+        missing = self.state.terms[first:]
         if not missing or node_id in self.rejected_ or wire_bytes(missing) > MAX_REPLY_BYTES:
             return None
         return self._deliveries.setdefault(first, join_models(missing, **{FIRST_TERM: first}))
 
-    def _accept(
-        self, replies: Iterable[Message], kind: str, read: Callable[[Knowledge], S]
-    ) -> list[PartyReply[S]]:
-        accepted = super()._accept(replies, kind, read)
-        if kind == EVALUATION:
-            self._delivered |= {reply.node_id: len(self._terms) for reply in accepted}
-        return accepted
+    def confirm_delivery(self, replies: Sequence[PartyReply[None]]) -> None:
+        """Note who has all terms now."""
+        self.state.delivered |= {reply.node_id: len(self.state.terms) for reply in replies}

@@ -10,7 +10,8 @@ with Ensemble Cross-Domain Knowledge Distillation (AAAI 2022), Algorithm 1.
              the final model, distilled from these scores on the public rows (Eq. 7)
 """
 
+from fl_strategies.strategies.fedkd.options import FedKDOptions
 from fl_strategies.strategies.fedkd.party import FedKDParty
 from fl_strategies.strategies.fedkd.server import FedKD
 
-__all__ = ["FedKD", "FedKDParty"]
+__all__ = ["FedKD", "FedKDOptions", "FedKDParty"]

@@ -17,7 +17,8 @@ class counts and gives the classes their pooled shares (`aggregation.evidence`).
 At level L1 the server puts noise on the parties' votes, at L2 each party on its teachers'.
 """
 
+from fl_strategies.strategies.fedkt.options import FedKTOptions
 from fl_strategies.strategies.fedkt.party import FedKTParty
 from fl_strategies.strategies.fedkt.server import FedKT
 
-__all__ = ["FedKT", "FedKTParty"]
+__all__ = ["FedKT", "FedKTOptions", "FedKTParty"]

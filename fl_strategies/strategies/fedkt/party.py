@@ -25,11 +25,15 @@ from fl_strategies.core.protocols import TrainingSet, require_portable
 from fl_strategies.core.role import PartyHalf, check_public_data, read_seed
 from fl_strategies.exceptions import require_known
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.counts import LaplaceCounts
-from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.privacy.votes import VoteMechanism, VotePrivacy, choose_queries
-from fl_strategies.strategies.fedkt.asked import request_of
+from fl_strategies.privacy.votes import VoteMechanism, choose_queries, drowned_votes
+from fl_strategies.strategies.fedkt.options import (
+    COUNTED,
+    OPEN_VOTES,
+    UNPROTECTED,
+    VOTE_INSTEAD,
+    FedKTOptions,
+)
 from fl_strategies.strategies.fedkt.teaching import (
     planned_charges,
     teacher_counts,
@@ -37,29 +41,7 @@ from fl_strategies.strategies.fedkt.teaching import (
     train_students,
     train_teachers,
 )
-from fl_strategies.strategies.fedkt.words import (
-    CORRECTED,
-    COUNT_EPSILON,
-    COUNTED,
-    EXACT_COUNTS,
-    EXCHANGE,
-    EXCHANGES,
-    LEVELS,
-    MAX_SPLITS,
-    MAX_TEACHERS,
-    NUM_QUERIES,
-    NUM_SPLITS,
-    NUM_TEACHERS,
-    PRIVACY_LEVEL,
-    PRIVATE_DIAGNOSTICS,
-    UNPROTECTED,
-    VOTE_INSTEAD,
-    VOTE_WEIGHTS,
-    WEIGHTS_AT,
-    count_noise,
-)
 from fl_strategies.wire import keys
-from fl_strategies.wire.config import config_choice, config_float, config_int
 from fl_strategies.wire.knowledge import (
     Knowledge,
     Metrics,
@@ -74,7 +56,19 @@ class FedKTParty(PartyHalf):
 
     def request(self, party: Party, config: ConfigRecord) -> Request:
         """Return what a level and so many teachers mean for the party."""
-        return request_of(party, config)
+        options = FedKTOptions.received(config)
+        # A student for every partition, beside its teachers.
+        fits = options.num_splits * (_num_teachers(party, options) + 1)
+        return Request(
+            name=f"fedkt {options.level}",
+            trainer=party.teacher_fn or party.learner_fn,
+            models=options.exchange != "votes",
+            protected=options.level == "L2",
+            seeded=options.party_seeds_noise,
+            fits=fits,
+            predictions=fits * len(party.public),
+            drowned=lambda: _drowned(party, options),
+        )
 
     def train(
         self,
@@ -87,79 +81,76 @@ class FedKTParty(PartyHalf):
         check_public_data(party, config)
         require_known(len(party.y) > 0, party.owner, "x", "records to learn from", "none")
         work = _Work.read(party, config)
-        metrics = self._charge(party, work, config, state)
-        votes = self._votes(party, work, config)
-        sets, agreed = self._label(party, votes, work, config)
-        arrays, labels = self._answer(party, sets, config)
+        metrics = self._charge(party, work, state)
+        votes = self._votes(party, work)
+        sets, agreed = self._label(party, votes, work)
+        arrays, labels = self._answer(party, sets, work)
         metrics |= {
-            keys.VOTE_AGREEMENT: _diagnostic(agreed, config),
+            keys.VOTE_AGREEMENT: work.diagnostic(agreed),
             keys.NUM_TEACHERS_MISSING: work.num_missing,
-            keys.CONSISTENT_FRACTION: _diagnostic(consistent_mask(labels).mean(), config),
+            keys.CONSISTENT_FRACTION: work.diagnostic(consistent_mask(labels).mean()),
         }
-        exchange = config_choice(config, EXCHANGE, EXCHANGES)
-        arrays |= _class_counts(party, config)
-        return Knowledge(exchange, arrays, _events(work)), metrics
+        arrays |= _class_counts(party, work)
+        return Knowledge(work.options.exchange, arrays, _events(work)), metrics
 
     def _answer(
-        self, party: Party, sets: Sequence[TrainingSet], config: ConfigRecord
+        self, party: Party, sets: Sequence[TrainingSet], work: "_Work"
     ) -> tuple[dict[str, Array], IntArray]:
         """Return what leaves the party, votes or students, and the labels that these give."""
-        exchange = config_choice(config, EXCHANGE, EXCHANGES)
-        alone = config[NUM_TEACHERS] == 1 and config[PRIVACY_LEVEL] != "L2"
-        if alone and exchange == "votes":
+        options = work.options
+        alone = options.num_teachers == 1 and options.level != "L2"
+        if alone and options.exchange == "votes":
             # A student would but copy its only teacher.
             labels = np.stack([labels for _, labels in sets])
             return {"votes": pack_labels(labels, party.num_classes)}, labels
-        students = train_students(party, sets, read_seed(config))
+        students = train_students(party, sets, work.seed)
         labels = np.stack([student.predict(party.public) for student in students])
-        if exchange == "votes":
+        if options.exchange == "votes":
             return {"votes": pack_labels(labels, party.num_classes)}, labels
         models = [require_portable(student, VOTE_INSTEAD).to_arrays() for student in students]
         return join_arrays(models), labels
 
-    def _votes(self, party: Party, work: "_Work", config: ConfigRecord) -> IntArray:
+    def _votes(self, party: Party, work: "_Work") -> IntArray:
         """Count the teachers' votes, corrected if that is asked for and free.
 
         What a privately trained teacher says is free as long as nothing but its model
         decides it; the exact counts of its records would undo that where no noise follows.
         """
-        size = work.num_splits, work.num_teachers
-        seed, promised = read_seed(config), work.promised
-        teachers = train_teachers(party, *size, seed, promised=promised)
-        paid = work.level != "L2" and work.training
-        corrected = config.get(CORRECTED) is True and not paid
-        counts = teacher_counts(party, *size, seed) if corrected else None
-        return teacher_votes(party, teachers, work.num_splits, counts, promised=promised)
+        splits, promised = work.options.num_splits, work.promised
+        size = splits, work.num_teachers
+        teachers = train_teachers(party, *size, work.seed, promised=promised)
+        paid = work.mechanism is None and work.training
+        corrected = work.options.corrected and not paid
+        counts = teacher_counts(party, *size, work.seed) if corrected else None
+        return teacher_votes(party, teachers, splits, counts, promised=promised)
 
-    def _charge(
-        self, party: Party, work: "_Work", config: ConfigRecord, state: RecordDict
-    ) -> Metrics:
+    def _charge(self, party: Party, work: "_Work", state: RecordDict) -> Metrics:
         """Record what the answer will cost, before a record is looked at."""
         charges, delta = [*work.charges], work.delta
-        ledger = spend(party, charges, f"fedkt {work.level}", delta, state)
-        if work.mechanism is None or work.counting:
+        ledger = spend(party, charges, f"fedkt {work.options.level}", delta, state)
+        if work.mechanism is None or work.options.weights != "none":
             reason = COUNTED if work.mechanism is not None else UNPROTECTED
             return privacy_metrics(party=unprotected(reason), example=ledger)
         # All teachers of a partition change when the whole party does.
         whole = replace(work.mechanism, unit="party", sensitivity=work.num_teachers)
-        seeded, num_labels = _is_seeded(config), work.num_splits * len(work.rows)
+        seeded, num_labels = work.options.party_seeds_noise, work.num_labels
         everybody = ledger_of(whole.charges(num_labels, seeded=seeded), delta)
         return privacy_metrics(party=everybody, example=ledger)
 
     def _label(
-        self, party: Party, votes: IntArray, work: "_Work", config: ConfigRecord
+        self, party: Party, votes: IntArray, work: "_Work"
     ) -> tuple[list[TrainingSet], float]:
         """Return what each student learns from, and how far teachers agree if that is told."""
-        seed = read_seed(config)
-        if work.mechanism is None:
+        privacy = work.options.party_privacy
+        if work.mechanism is None or privacy is None:
             sets = [
-                (party.public, plurality(own, party.rng(seed, "ties", split)))
+                (party.public, plurality(own, party.rng(work.seed, "ties", split)))
                 for split, own in enumerate(votes)
             ]
             return sets, agreement(votes.reshape(-1, party.num_classes))
-        privacy, sets = VotePrivacy.from_config(config), []
+        sets = []
         for split, own in enumerate(votes):
-            rng = privacy.rng(seed, "party", party.partition_id, split)
+            rng = privacy.rng(work.seed, "party", party.partition_id, split)
             labels = work.mechanism.release(own[work.rows], rng).values
             answered = labels >= 0
             sets.append((party.public[work.rows[answered]], labels[answered]))
@@ -171,107 +162,96 @@ class FedKTParty(PartyHalf):
 class _Work:
     """What a party is asked to do and what that will cost, known without its records."""
 
-    level: str
-    num_splits: int
+    options: FedKTOptions
+    seed: int
     num_teachers: int
     num_missing: int
     rows: IntArray
     mechanism: VoteMechanism | None
     training: Sequence[Entry]
-    counting: Sequence[Entry]
     charges: Sequence[Entry]
     delta: float
 
     @property
+    def num_labels(self) -> int:
+        """How many labels leave with noise."""
+        return self.options.num_splits * len(self.rows)
+
+    @property
     def promised(self) -> bool:
         """Whether anybody is promised anything, so that the party must not fail."""
-        return self.level != "L0" or is_promise(self.charges)
+        return self.options.level != "L0" or is_promise(self.charges)
+
+    def diagnostic(self, figure: float) -> float:
+        """Return a figure of votes without noise; at L1 only if it is asked for by name."""
+        hidden = self.options.level == "L1" and not self.options.private_diagnostics
+        return math.nan if hidden else float(figure)
 
     @classmethod
     def read(cls, party: Party, config: ConfigRecord) -> "_Work":
         """Read the server's request."""
-        level = config_choice(config, PRIVACY_LEVEL, LEVELS)
-        num_splits = config_int(config, NUM_SPLITS, minimum=1, maximum=MAX_SPLITS)
-        asked = config_int(config, NUM_TEACHERS, minimum=1, maximum=MAX_TEACHERS)
-        num_teachers = min(asked, len(party.y))
-        training = planned_charges(party, num_splits, num_teachers)
-        counting = _count_charges(config, seeded=_is_seeded(config))
-        mechanism, rows, labelling, delta = _labelling(party, config, num_splits, training)
+        options, seed = FedKTOptions.received(config), read_seed(config)
+        splits, teachers = options.num_splits, _num_teachers(party, options)
+        training = planned_charges(party, splits, teachers)
+        counting = options.count_charges(seeded=options.party_seeds_noise)
+        privacy, mechanism = options.party_privacy, None
+        rows, delta = np.arange(len(party.public)), DEFAULT_DELTA
+        labelling: Sequence[Entry] = training or OPEN_VOTES
+        if privacy is not None:
+            rows = choose_queries(len(party.public), _num_queries(party, options), seed)
+            mechanism = options.party_mechanism(privacy, party.num_classes, len(rows))
+            labelling = mechanism.charges(splits * len(rows), seeded=privacy.seeded_noise)
+            delta = privacy.delta
         return cls(
-            level=level,
-            num_splits=num_splits,
-            num_teachers=num_teachers,
-            num_missing=num_splits * (asked - num_teachers),
+            options=options,
+            seed=seed,
+            num_teachers=teachers,
+            num_missing=splits * ((options.num_teachers or 1) - teachers),
             rows=rows,
             mechanism=mechanism,
             training=training,
-            counting=counting,
             charges=[*labelling, *counting],
             delta=delta,
         )
 
 
-def _labelling(
-    party: Party, config: ConfigRecord, num_splits: int, training: Sequence[Entry]
-) -> tuple[VoteMechanism | None, IntArray, Sequence[Entry], float]:
-    """Return the noise on votes at L2, the rows that are labelled, their cost and delta."""
-    num_public, seed = len(party.public), read_seed(config)
-    if config[PRIVACY_LEVEL] != "L2":
-        open_ = NonPrivateEvent(unit="example", reason=UNPROTECTED)
-        return None, np.arange(num_public), training or [(open_, 1)], DEFAULT_DELTA
-    asked = config_int(config, NUM_QUERIES, minimum=1, maximum=num_public)
-    rows = choose_queries(num_public, asked, seed)
-    privacy, num_labels = VotePrivacy.from_config(config), num_splits * len(rows)
-    besides = _count_charges(config, seeded=False)
-    mechanism = privacy.for_examples(party.num_classes, num_labels, besides=besides)
-    charges = mechanism.charges(num_labels, seeded=privacy.seeded_noise)
-    return mechanism, rows, charges, privacy.delta
+def _num_teachers(party: Party, options: FedKTOptions) -> int:
+    """Return how many teachers a partition has: never more than records."""
+    return min(options.num_teachers or 1, len(party.y))
 
 
-def _diagnostic(figure: float, config: ConfigRecord) -> float:
-    """Return a figure of votes without noise; nothing at L1 unless it is asked for by name."""
-    hidden = config.get(PRIVACY_LEVEL) == "L1" and config.get(PRIVATE_DIAGNOSTICS) is not True
-    return math.nan if hidden else float(figure)
+def _num_queries(party: Party, options: FedKTOptions) -> int:
+    asked, most = options.num_queries or len(party.public), len(party.public)
+    rule = f"at most {most}, the public rows"
+    require_known(asked <= most, party.owner, "num-queries", rule, asked)
+    return asked
+
+
+def _drowned(party: Party, options: FedKTOptions) -> str:
+    """Say how the party's own noise would drown the votes of its teachers, if it does."""
+    privacy = options.party_privacy
+    if privacy is None:
+        return ""
+    queries = _num_queries(party, options)
+    mechanism = options.party_mechanism(privacy, party.num_classes, queries)
+    return drowned_votes(mechanism, _num_teachers(party, options))
 
 
 def _events(work: _Work) -> dict[str, Scalar]:
     """Return what privately trained teachers cost, for the server's account at L0."""
-    if work.level != "L0" or not work.training:
+    if work.options.level != "L0" or not work.training:
         return {}
     return {keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(work.training, DEFAULT_DELTA))}
 
 
-def _weights(config: ConfigRecord) -> str:
-    level = config_choice(config, PRIVACY_LEVEL, LEVELS)
-    return config_choice(config, VOTE_WEIGHTS, WEIGHTS_AT[level])
-
-
-def _is_seeded(config: ConfigRecord) -> bool:
-    return config.get("seeded-noise") is True
-
-
-def _noise_on_counts(config: ConfigRecord) -> LaplaceCounts:
-    return count_noise(config_float(config, COUNT_EPSILON, minimum=1e-6, maximum=100))
-
-
-def _count_charges(config: ConfigRecord, *, seeded: bool) -> list[Entry]:
-    """Return what the class counts cost that leave the party, if any do."""
-    weights = _weights(config)
-    if weights == "none":
-        return []
-    if weights == "counts":
-        return [(NonPrivateEvent(unit="example", reason=EXACT_COUNTS), 1)]
-    return list(_noise_on_counts(config).charges(seeded=seeded))
-
-
-def _class_counts(party: Party, config: ConfigRecord) -> dict[str, Array]:
+def _class_counts(party: Party, work: _Work) -> dict[str, Array]:
     """Return the class counts that leave the party; they have been charged before."""
-    weights = _weights(config)
-    if weights == "none":
+    options = work.options
+    if options.weights == "none":
         return {}
     counts = class_counts(party.y, party.num_classes, party.task)
-    if weights == "counts":
+    if options.weights == "counts":
         return {CLASS_COUNTS: counts.astype(np.float64)}
-    noise = _noise_on_counts(config)
-    rng = party.rng(read_seed(config), "counts") if _is_seeded(config) else None
+    noise = options.count_noise()
+    rng = party.rng(work.seed, "counts") if options.party_seeds_noise else None
     return {CLASS_COUNTS: valid_counts(noise.release(counts, rng).values, noise.scale)}

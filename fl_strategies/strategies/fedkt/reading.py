@@ -10,8 +10,8 @@ from fl_strategies.aggregation.voting import consistent_labels
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.protocols import Learner, LearnerFactory, require_portable
 from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.strategies.fedkt.options import VOTE_INSTEAD
 from fl_strategies.strategies.fedkt.tally import PartyVotes
-from fl_strategies.strategies.fedkt.words import VOTE_INSTEAD
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, part_arrays, party_of, shown
 from fl_strategies.wire.packing import unpack_labels

@@ -1,6 +1,12 @@
 """FedMD: many rounds of distillation from a consensus on public rows, with its two halves."""
 
+from fl_strategies.strategies.fedmd.options import (
+    FedMDOptions,
+    LocalNoise,
+    SampleOnce,
+    Unprotected,
+)
 from fl_strategies.strategies.fedmd.party import FedMDParty
 from fl_strategies.strategies.fedmd.server import FedMD
 
-__all__ = ["FedMD", "FedMDParty"]
+__all__ = ["FedMD", "FedMDOptions", "FedMDParty", "LocalNoise", "SampleOnce", "Unprotected"]

@@ -24,7 +24,7 @@ from fl_strategies.aggregation.voting import plurality
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.strategies.fedmd.party import CLASS_COUNTS, CONTRAST
-from fl_strategies.strategies.fedmd.settings import EVIDENCE_LIMIT, FedMDSettings, Rule
+from fl_strategies.strategies.fedmd.settings import EVIDENCE_LIMIT, FedMDSettings
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Metrics, Scalar, shown
 
@@ -86,15 +86,15 @@ class ScoreGathering:
 
     outliers: tuple[int, ...] = ()
 
-    def __init__(self, settings: FedMDSettings, rule: Rule, trim_fraction: float) -> None:
+    def __init__(self, settings: FedMDSettings) -> None:
         self._settings = settings
         shape, bound = (settings.num_public, settings.num_classes), settings.replies.high
         self._scores = make_consensus(
-            rule,  # type: ignore[arg-type]
+            settings.rule,  # type: ignore[arg-type]
             shape,
             bound=bound,
             capped=settings.payload == "logits",
-            trim_fraction=trim_fraction,
+            trim_fraction=settings.options.trim_fraction,
         )
 
     def add(
@@ -173,20 +173,14 @@ def _report_capped(num_capped: int) -> Metrics:
     return {keys.NUM_CAPPED: num_capped}
 
 
-def gathering(
-    settings: FedMDSettings,
-    rule: Rule,
-    *,
-    trim_fraction: float,
-    share: ClassShare,
-    exclude_outliers: bool,
-) -> Gathering:
-    """Return room for the answers of a round, combined by one of the rules."""
+def gathering(settings: FedMDSettings, *, share: ClassShare) -> Gathering:
+    """Return room for the answers of a round, combined by their rule."""
     if settings.evidence:
-        return EvidenceGathering(settings, share, exclude_outliers=exclude_outliers)
+        exclude = settings.options.exclude_outliers
+        return EvidenceGathering(settings, share, exclude_outliers=exclude)
     if settings.payload == "argmax":
         return LabelGathering((settings.num_public, settings.num_classes))
-    return ScoreGathering(settings, rule, trim_fraction)
+    return ScoreGathering(settings)
 
 
 def read_counts(arrays: Mapping[str, Array], settings: FedMDSettings) -> IntArray | None:

@@ -13,20 +13,19 @@ from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.accounting import has_promised, is_promise
 from fl_strategies.core.contrast import contrasted
 from fl_strategies.core.party import Party
-from fl_strategies.core.policy import Request
+from fl_strategies.core.policy import Request, asked_number
 from fl_strategies.core.protocols import Learner, TrainingSet
 from fl_strategies.core.role import PartyHalf, check_public_data, measure, read_round, read_seed
 from fl_strategies.core.tasks import METRICS
 from fl_strategies.core.training import finite_logits
 from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, require_known
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.bounds.nfdp import nfdp_theorem
+from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.strategies.fedmd.asked import request_of
 from fl_strategies.strategies.fedmd.memory import PartyMemory, spent_metrics
 from fl_strategies.strategies.fedmd.release import answer, corrected_answer, public_rows
 from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, SAMPLE_ID
-from fl_strategies.strategies.fedmd.settings import FedMDSettings
+from fl_strategies.strategies.fedmd.settings import FedMDSettings, drowned_answers
 from fl_strategies.strategies.fedmd.student import Lesson, Student, student_of
 from fl_strategies.wire import keys
 from fl_strategies.wire.config import config_int
@@ -52,7 +51,7 @@ class FedMDParty(PartyHalf):
 
     def request(self, party: Party, config: ConfigRecord) -> Request:
         """Return what a release and so many passes mean for the party."""
-        return request_of(party, config)
+        return _request(party, config)
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
@@ -120,9 +119,10 @@ class _Desk:
             self.terms,
             promised=has_promised(state) or self.settings.is_private,
         )
-        if self.settings.num_samples is not None:
-            replacement = self.settings.with_replacement
-            self.memory.check_size(self.settings.num_samples, replacement=replacement)
+        sample = self.settings.sample
+        if sample is not None:
+            replacement = sample.with_replacement
+            self.memory.check_size(sample.num_samples, replacement=replacement)
 
     @property
     def terms(self) -> str:
@@ -151,11 +151,11 @@ class _Desk:
     def records(self) -> TrainingSet:
         """Return the records in use; with NFDP a sample, and nothing else is looked at."""
         party, settings = self.party, self.settings
-        if settings.num_samples is None:
+        if settings.sample is None:
             return party.x, party.y
         rows = self.memory.sample(
-            settings.num_samples,
-            replacement=settings.with_replacement,
+            settings.sample.num_samples,
+            replacement=settings.sample.with_replacement,
             rng=settings.secret_rng(self.seed, "sample", party.partition_id),
         )
         return party.x[rows], party.y[rows]
@@ -276,7 +276,7 @@ class _Desk:
 
     def _meta(self) -> dict[str, Scalar]:
         """Return what lets the server tell one sample of this party from another."""
-        if self.settings.num_samples is None:
+        if self.settings.sample is None:
             return {}
         return {SAMPLE_ID: self.memory.sample_id, NUM_RECORDS: len(self.party.y)}
 
@@ -284,14 +284,43 @@ class _Desk:
         """Return how many records are in use, and what the party has spent."""
         settings, records = self.settings, len(self.party.y)
         metrics = spent_metrics(self.memory.ledger())
-        if settings.num_samples is None:
+        sample = settings.sample
+        if sample is None:
             return {keys.NUM_EXAMPLES: records, **metrics}
-        theorem = nfdp_theorem(
-            records, settings.num_samples, replacement=settings.with_replacement
-        )
+        theorem = nfdp_theorem(records, sample.num_samples, replacement=sample.with_replacement)
         return {
-            keys.NUM_EXAMPLES: settings.num_samples,
+            keys.NUM_EXAMPLES: sample.num_samples,
             NUM_RECORDS: records,
             EPSILON_THEOREM: math.inf if settings.seeded_noise else theorem.epsilon,
             **metrics,
         }
+
+
+def _request(party: Party, config: ConfigRecord) -> Request:
+    """Return what a message of FedMD asks for."""
+    settings = FedMDSettings.from_config(
+        config, num_public=len(party.public), num_classes=party.num_classes
+    )
+    epochs = settings.epochs
+    return Request(
+        name=f"fedmd {settings.release}",
+        trainer=party.learner_fn,
+        models=False,
+        protected=settings.release != "none",
+        sample_delta=_sample_delta(party, settings),
+        seeded=settings.seeded_noise,
+        epochs=epochs.pretrain + epochs.initial + epochs.digest + epochs.revisit,
+        predictions=settings.num_public,
+        drowned=lambda: drowned_answers(
+            settings.noise, max(asked_number(config, keys.NUM_PARTIES), 1)
+        ),
+    )
+
+
+def _sample_delta(party: Party, settings: FedMDSettings) -> float:
+    sample, records = settings.sample, len(party.y)
+    if sample is None:
+        return 0.0
+    if not sample.with_replacement and sample.num_samples >= records:
+        return 1.0
+    return nfdp_tight(records, sample.num_samples, replacement=sample.with_replacement).delta

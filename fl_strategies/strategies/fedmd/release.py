@@ -7,7 +7,7 @@ consensus, back to them.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -19,7 +19,6 @@ from fl_strategies.core.protocols import Learner
 from fl_strategies.core.training import finite_logits, labels_of
 from fl_strategies.exceptions import KnowledgeMismatch, require, require_data
 from fl_strategies.privacy.events import OneVoteEvent
-from fl_strategies.privacy.ledger import cost_of
 from fl_strategies.privacy.mechanisms import Charges, GaussianScores, LaplaceScores, NoisyMax
 from fl_strategies.randomness import derive_rng
 from fl_strategies.wire.packing import pack_labels, unpack_labels
@@ -39,8 +38,9 @@ LOGIT_SPREAD: Final = 100.0
 _MOST_SCALES = 64
 # What rounding to float32 may add to a probability.
 _ROUNDING = 1e-6
-_PRECISION = 1e-6
-_LEAST_SCALE, _LARGEST_SCALE = 2.0**-12, 2.0**60
+_LEAST_SCALE = 2.0**-12
+# Stronger noise does not fit into float32, as which scores travel.
+_LARGEST_SCALE = 1e30
 
 
 def public_rows(seed: int, server_round: int, num_rows: int, num_public: int) -> IntArray:
@@ -195,6 +195,8 @@ class AnswerNoise:
         known = NOISES if self.payload == "argmax" else NOISES[:2]
         rule = f"one of {', '.join(known)} for {self.payload}"
         require(self.noise in known, "FedMD", "noise", rule, self.noise)
+        fits, rule = self.scale <= _LARGEST_SCALE, f"at most {_LARGEST_SCALE:g}"
+        require(fits, "FedMD", "scale of noise", rule, self.scale)
         _ = self.mechanism
 
     @property
@@ -245,32 +247,6 @@ class AnswerNoise:
         return self.mechanism.release(answers, rng).values
 
 
-def calibrated(
-    noise: AnswerNoise,
-    *,
-    num_rows: int,
-    num_rounds: int,
-    target_epsilon: float,
-    delta: float,
-) -> AnswerNoise:
-    """Return noise with the least scale for so many rows in each of so many rounds.
-
-    From the second round on a party has seen answers to earlier questions, so only bounds
-    that allow for that are used. The scale is the least to six digits.
-    """
-
-    def enough(scale: float) -> bool:
-        charges = replace(noise, scale=scale).charges(num_rows, seeded=False)
-        return cost_of([charges] * num_rounds, delta) <= target_epsilon
-
-    least = max(_LEAST_SCALE, noise.bound * (noise.num_classes + 10) * 2.0**-26)
-    high = least
-    while not enough(high):
-        reachable = high < _LARGEST_SCALE
-        require(reachable, "FedMD", "target_epsilon", "in reach of noise", target_epsilon)
-        high *= 2
-    low = max(high / 2, least)
-    while high / low > 1 + _PRECISION:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return replace(noise, scale=high)
+def least_scale(noise: AnswerNoise) -> float:
+    """Return the least scale that noise of this kind can have, in any strength."""
+    return max(_LEAST_SCALE, noise.bound * (noise.num_classes + 10) * 2.0**-26)

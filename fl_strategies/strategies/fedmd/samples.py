@@ -10,12 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.accountant import Entry, delta_at
 from fl_strategies.privacy.mechanisms import SubsampleOnce
-from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Scalar, shown
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -45,6 +44,13 @@ class SamplesOfParty:
     num_records: int
 
 
+class Sample(NamedTuple):
+    """A sample by its random name, and the number of records that it was drawn from."""
+
+    name: str
+    num_records: int
+
+
 @dataclass
 class SampleBook:
     """The samples of every party, each by its name.
@@ -63,24 +69,30 @@ class SampleBook:
     seeded: bool
     records: dict[int, dict[str, int]] = field(default_factory=dict)
 
-    def read(self, meta: Mapping[str, Scalar], *, num_attempts: int = 1) -> None:
-        """Enter the sample that an answer names.
-
-        If the party was asked several times, answers that were lost on their way may have
-        been made of samples of their own; they count, unless the sample was known before.
+    def check(self, meta: Mapping[str, Scalar]) -> Sample:
+        """Return the sample that an answer names.
 
         Raises
         ------
         KnowledgeMismatch
             If it names none, or no number of records to draw it from.
         """
-        party, name = int(meta[keys.PARTITION_ID]), check_sample_id(meta.get(SAMPLE_ID))
+        name = check_sample_id(meta.get(SAMPLE_ID))
         records, least = meta.get(NUM_RECORDS), 1 if self.replacement else self.num_samples
         if type(records) is not int or not least <= records <= _MOST_RECORDS:
             raise KnowledgeMismatch(
                 f"FedMD: {NUM_RECORDS} must be a whole number from {least} to "
                 f"{_MOST_RECORDS}, got {shown(records)}."
             )
+        return Sample(name, records)
+
+    def add(self, party: int, sample: Sample, *, num_attempts: int = 1) -> None:
+        """Enter a party's sample.
+
+        If the party was asked several times, answers that were lost on their way may have
+        been made of samples of their own; they count, unless the sample was known before.
+        """
+        name, records = sample.name, sample.num_records
         known = self.records.setdefault(party, {})
         if known and name not in known:
             logger.warning(

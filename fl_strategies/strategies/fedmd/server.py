@@ -15,27 +15,30 @@ Every party keeps its own model, of whatever kind. Which public rows a round is 
 from seed and round on all sides, so their positions never travel.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fl_strategies.aggregation.consensus import ROBUST_RULES, VoteCounts, check_trim
-from fl_strategies.aggregation.evidence_pool import ClassShare, read_class_share
+from fl_strategies.aggregation.consensus import VoteCounts
+from fl_strategies.aggregation.evidence_pool import Contrast, read_class_share
 from fl_strategies.aggregation.metrics import aggregate_metrics
 from fl_strategies.aggregation.voting import agreement
 from fl_strategies.arrays import Array, IntArray, content_hash
 from fl_strategies.core.accounting import AUDIENCES
 from fl_strategies.core.party import check_rows
 from fl_strategies.core.protocols import Learner, LearnerFactory
+from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy
 from fl_strategies.exceptions import KnowledgeMismatch, PrivacyBudgetExceeded, require
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.strength import require_audible
+from fl_strategies.privacy.noise_spec import require_audible
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedmd.gathering import gathering, read_contrast, read_counts
+from fl_strategies.strategies.fedmd.options import FedMDOptions, LocalNoise, SampleOnce
 from fl_strategies.strategies.fedmd.party import (
     ANSWERS,
     CLASS_COUNTS,
@@ -46,35 +49,45 @@ from fl_strategies.strategies.fedmd.party import (
     MODEL,
     UNPROTECTED,
 )
-from fl_strategies.strategies.fedmd.release import AnswerNoiseKind, Payload, public_rows
-from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, SampleBook
-from fl_strategies.strategies.fedmd.settings import (
-    RULES,
-    Counting,
-    FedMDSettings,
-    Release,
-    Rule,
-    drowned_answers,
-    make_noise,
-    noise_template,
-)
-from fl_strategies.strategies.fedmd.student import Epochs, Lesson, teach
+from fl_strategies.strategies.fedmd.release import public_rows
+from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, Sample, SampleBook
+from fl_strategies.strategies.fedmd.settings import FedMDSettings, drowned_answers
+from fl_strategies.strategies.fedmd.student import Lesson, teach
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     Knowledge,
     Metrics,
     Scalar,
     encode_arrays,
-    party_of,
     shown,
 )
 from fl_strategies.wire.replies import PartyReply
 
 NOISE_SCALE: Final = "noise-scale"
-_USUAL_NUM_PUBLIC: Final = 5000
 
 
-class FedMD(KnowledgeStrategy[None]):
+@dataclass(frozen=True, eq=False)
+class PartyAnswers:
+    """What a party said in a round, checked."""
+
+    answers: Array
+    counts: IntArray | None
+    contrast: Contrast
+    sample: Sample | None
+
+
+@dataclass(kw_only=True)
+class FedMDState(State):
+    """Also the last consensus, which rows it is about, and the samples of all parties."""
+
+    kinds: ClassVar[tuple[type, ...]] = (*State.kinds, SampleBook)
+
+    consensus: Array | None = None
+    indices: IntArray | None = None
+    samples: SampleBook | None = None
+
+
+class FedMD(KnowledgeStrategy[PartyAnswers | None]):
     """Parties of any kind learn from each other's predictions on public rows.
 
     Leaves the party
@@ -109,52 +122,9 @@ class FedMD(KnowledgeStrategy[None]):
         Length of the federation's class list.
     learner_fn, learner_name : factory, str
         What `model_` is made of, and what parties call it.
-    release : "none", "nfdp" or "ldp"
-    payload : "logits", "softmax" or "argmax"
-        The last is the default: smallest, recommended by the paper, and the only one that
-        does not compare scores of models that differ in kind.
-    num_public : int, optional
-        Public rows of a round, drawn anew each time; by default all, but at most the
-        paper's 5000.
-    epochs_initial, epochs_digest, epochs_revisit : int
-        The paper's T1, T2 and T3.
-    num_samples, with_replacement : int, bool
-        With nfdp: the sample.
-    consensus : "evidence", "mean", "class-weighted", "median" or "trimmed-mean"
-        How answers are combined; by default "evidence" with ``release="none"`` and without
-        pre-training, otherwise "mean". "evidence": parties take the class shares of what
-        their models were trained on out of their answers before they send them; see
-        `aggregation.evidence`. Logits and softmax are then the same: evidence goes up,
-        probabilities come back. The others: see `aggregation.consensus`. Labels are
-        counted, with equal or with class weights, and the majority wins.
-    class_share : "auto", "pooled", "none" or numbers
-        With evidence: which class shares the public rows have; see `EvidencePool`.
-    exclude_outliers : bool (default: True)
-        With evidence: parties that contradict most others are not counted in a round, for
-        which their answers are kept until all are there; see `aggregation.outliers`.
-    trim_fraction : float
-        Share of parties that the trimmed mean leaves out at either end.
-    noise, gamma, sigma, target_epsilon, clipping_norm
-        With ldp: "gaussian" noise of deviation `sigma`, or "laplace" noise of scale
-        1 / `gamma`, or for labels also "gumbel" noise, which is randomised response; or
-        the least noise for `target_epsilon` in `num_rounds_planned` rounds. Logits must be
-        clipped, to `clipping_norm`.
-    num_rounds_planned : int, optional
-        With `target_epsilon`. Further rounds are possible and cost more than the target.
-    delta : float
-    max_epsilon : float, optional
-        With ldp: the run ends before a round that would exceed it.
-    seeded_noise : bool (default: False)
-        Draw noise and samples from the seed, for repeatable simulations. Epsilon is then
-        infinite.
-    accept_noise : bool (default: False)
-        With ldp: go on although the noise is stronger than the consensus of all parties;
-        refused otherwise, because epsilon would be spent on answers that are mostly noise.
-    pretrain_epochs : int
-        Passes over all public rows, with the labels that parties hold (`Party.public_y`),
-        before a party's first training.
+    options : FedMDOptions, optional
     pretrained : mapping of name to array, optional
-        Instead: a model from which all parties start that call theirs `learner_name`. It
+        A model from which all parties start that call theirs `learner_name`. It
         is sent in round 1; a party that comes later starts by itself.
     **federation
         See `KnowledgeStrategy`.
@@ -190,9 +160,10 @@ class FedMD(KnowledgeStrategy[None]):
 
     name: ClassVar[str] = "fedmd"
     central: ClassVar[bool] = False
+    options_type = FedMDOptions
+    usual_rounds: ClassVar[int] = 5
     reply_kind = ANSWERS
-    kept = (*KnowledgeStrategy.kept, "consensus_", "indices_", "_samples")
-    kept_kinds = (*KnowledgeStrategy.kept_kinds, SampleBook)
+    state_type = FedMDState
 
     def __init__(
         self,
@@ -201,97 +172,66 @@ class FedMD(KnowledgeStrategy[None]):
         num_classes: int,
         learner_fn: LearnerFactory,
         learner_name: str = "learner",
-        release: Release = "none",
-        payload: Payload = "argmax",
-        num_public: int | None = None,
-        epochs_initial: int = 20,
-        epochs_digest: int = 2,
-        epochs_revisit: int = 1,
-        num_samples: int | None = None,
-        with_replacement: bool = True,
-        consensus: Rule | None = None,
-        class_share: ClassShare = "auto",
-        exclude_outliers: bool = True,
-        trim_fraction: float = 0.2,
-        noise: AnswerNoiseKind = "gaussian",
-        gamma: float | None = None,
-        sigma: float | None = None,
-        target_epsilon: float | None = None,
-        clipping_norm: float | None = None,
-        num_rounds_planned: int | None = None,
-        delta: float = 1e-5,
-        max_epsilon: float | None = None,
-        seeded_noise: bool = False,
-        accept_noise: bool = False,
-        pretrain_epochs: int = 0,
+        options: FedMDOptions | None = None,
         pretrained: Mapping[str, Array] | None = None,
         **federation: Unpack[FederationOptions],
     ) -> None:
         super().__init__(**federation)
         check_rows("FedMD", "public", public)
         require(num_classes >= 2, "FedMD", "num_classes", "at least 2", num_classes)
-        asked = min(len(public), _USUAL_NUM_PUBLIC) if num_public is None else num_public
-        rule = f"from 1 to {len(public)}, the public rows"
-        require(1 <= asked <= len(public), "FedMD", "num_public", rule, asked)
-        pretraining = pretrain_epochs > 0 or pretrained is not None
-        usual: Rule = "evidence" if release == "none" and not pretraining else "mean"
-        self.rule: Rule = consensus or usual
-        _check_rule(self.rule, payload, pretraining=pretraining)
-        check_trim("FedMD", trim_fraction)
-        once = pretrained is None or not pretrain_epochs
-        require(once, "FedMD", "pretrain_epochs", "0 if pretrained is given", pretrain_epochs)
-        limited = max_epsilon is None or release == "ldp"
-        require(limited, "FedMD", "max_epsilon", "left out unless release='ldp'", max_epsilon)
-        self.settings = FedMDSettings(
-            release=release,
-            payload=payload,
-            num_public=asked,
+        self.settings = FedMDSettings.settle(
+            options or FedMDOptions(),
+            num_rows=len(public),
             num_classes=num_classes,
-            epochs=Epochs(
-                pretrain=pretrain_epochs,
-                initial=epochs_initial,
-                digest=epochs_digest,
-                revisit=epochs_revisit,
-            ),
-            num_samples=num_samples,
-            with_replacement=with_replacement,
-            noise=make_noise(
-                noise_template(release, payload, noise, num_classes, clipping_norm),
-                gamma=gamma,
-                sigma=sigma,
-                target_epsilon=target_epsilon,
-                num_rounds_planned=num_rounds_planned,
-                num_public=asked,
-                delta=delta,
-            ),
-            counting=_counting(self.rule),
-            delta=delta,
-            seeded_noise=seeded_noise,
+            pretrained=pretrained is not None,
         )
-        said = drowned_answers(self.settings.noise, self.num_parties)
-        require_audible("FedMD", said, accepted=accept_noise)
+        self.options = self.settings.options
+        epochs = self.options.pretrain_epochs
+        once = pretrained is None or not epochs
+        require(once, "FedMD", "pretrain_epochs", "0 if pretrained is given", epochs)
+        self._check_noise()
         self.public = public
         self.learner_fn = learner_fn
         self.model_name = learner_name
-        self.trim_fraction, self.exclude_outliers = trim_fraction, exclude_outliers
         self.outliers_: tuple[int, ...] = ()
-        self.class_share = read_class_share("FedMD", class_share, num_classes, "single-label")
-        self.consensus_: Array | None = None
-        self.indices_: IntArray | None = None
-        self.ledger_ = PrivacyLedger(
+        self.class_share = read_class_share(
+            "FedMD", self.options.class_share, num_classes, "single-label"
+        )
+        release = self.options.release
+        ledger = PrivacyLedger(
             "example",
-            delta=delta,
-            max_epsilon=max_epsilon,
-            audience=AUDIENCES["L0" if release == "none" else "L2"],
+            delta=self.options.delta,
+            max_epsilon=release.max_epsilon if isinstance(release, LocalNoise) else None,
+            audience=AUDIENCES["L0" if self.settings.release == "none" else "L2"],
         )
         self._public_hash = content_hash(public)
         self.start_model: Knowledge | None = None
         if pretrained is not None:
             self.start_model = Knowledge(MODEL, pretrained, {keys.LEARNER: learner_name})
-        self._samples: SampleBook | None = None
-        if num_samples is not None:
-            self._samples = SampleBook(num_samples, with_replacement, seeded=seeded_noise)
+        samples = None
+        if isinstance(release, SampleOnce):
+            samples = SampleBook(
+                release.num_samples, release.with_replacement, seeded=release.seeded_noise
+            )
+        self.state: FedMDState = FedMDState(ledger=ledger, samples=samples)
         self._gather()
+
+    @property
+    def consensus_(self) -> Array | None:
+        """The last consensus."""
+        return self.state.consensus
+
+    @property
+    def indices_(self) -> IntArray | None:
+        """Which public rows it is about."""
+        return self.state.indices
+
+    def _check_noise(self) -> None:
+        """Raise if noise would drown the consensus of all parties, unless that is accepted."""
+        release = self.options.release
+        if isinstance(release, LocalNoise):
+            said = drowned_answers(self.settings.noise, self.num_parties)
+            require_audible("FedMD", said, accepted=release.accept_noise)
 
     def _gather(self) -> None:
         """Make room for the answers of a round."""
@@ -299,22 +239,20 @@ class FedMD(KnowledgeStrategy[None]):
         self._votes = VoteCounts(shape)
         self._gathered = gathering(
             self.settings,
-            self.rule,
-            trim_fraction=self.trim_fraction,
             share=self.class_share,
-            exclude_outliers=self.exclude_outliers,
         )
 
     def party_config(self) -> dict[str, Scalar]:
         """Return the settings, and what identifies the public data."""
         own: dict[str, Scalar] = {keys.PUBLIC_HASH: self._public_hash}
-        return {**self.settings.to_config(), **own, keys.NUM_PARTIES: self.num_parties}
+        own[keys.NUM_CLASSES] = self.settings.num_classes
+        return {**self.options.to_config(), **own, keys.NUM_PARTIES: self.num_parties}
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
         """Return the last consensus, or in round 1 the model to start from."""
-        return self.start_model if self.round_ == 1 else self._delivery
+        return self.start_model if self.round_ == 1 else self.state.delivery
 
-    def prepare_round(self) -> bool:
+    def begin_round(self) -> bool:
         """Make room for the answers; ask nobody if they would cost too much."""
         self._gather()
         noise, settings = self.settings.noise, self.settings
@@ -322,15 +260,15 @@ class FedMD(KnowledgeStrategy[None]):
             return True
         charges = noise.charges(settings.num_public, seeded=settings.seeded_noise)
         try:
-            for _ in range(self.num_attempts):
+            for _ in range(self.run.num_attempts):
                 self.ledger_.charge_all(charges)
         except PrivacyBudgetExceeded as error:
-            self._fail(str(error).rstrip("."))
+            self.fail(str(error).rstrip("."))
             return False
         return True
 
-    def read(self, knowledge: Knowledge) -> None:
-        """Check one party's answers and add them to the others; nothing else is kept."""
+    def check(self, knowledge: Knowledge) -> PartyAnswers:
+        """Return one party's answers, and the class counts and sample they rest on."""
         expected = {*self.settings.replies.names}
         if self.settings.counted:
             expected.add(CLASS_COUNTS)
@@ -339,26 +277,37 @@ class FedMD(KnowledgeStrategy[None]):
                 f"FedMD: arrays must be named {sorted(expected)}, "
                 f"got {shown(sorted(knowledge.arrays))}."
             )
-        if self._samples is not None:
-            self._samples.read(knowledge.meta, num_attempts=self.num_attempts)
-        answers = self.settings.replies.decode(knowledge.arrays)
-        counts = read_counts(knowledge.arrays, self.settings)
-        contrast = read_contrast(knowledge.meta, self.settings)
-        self._votes.add(answers if answers.ndim == 1 else answers.argmax(axis=1))
-        self._gathered.add(answers, counts, contrast, party_of(knowledge))
+        samples = self.state.samples
+        return PartyAnswers(
+            self.settings.replies.decode(knowledge.arrays),
+            read_counts(knowledge.arrays, self.settings),
+            read_contrast(knowledge.meta, self.settings),
+            None if samples is None else samples.check(knowledge.meta),
+        )
 
-    def aggregate(
-        self, replies: Sequence[PartyReply[None]]
-    ) -> tuple[ArrayRecord | None, Metrics]:
-        """Make the consensus of the round from what `read` has gathered."""
+    def add(self, reply: PartyReply[PartyAnswers | None]) -> None:
+        """Add one party's answers to the others; nothing else is kept."""
+        said, samples = reply.knowledge, self.state.samples
+        if said is None:
+            return
+        if samples is not None and said.sample is not None:
+            attempts = self.run.num_attempts
+            samples.add(reply.partition_id, said.sample, num_attempts=attempts)
+        answers = said.answers
+        self._votes.add(answers if answers.ndim == 1 else answers.argmax(axis=1))
+        self._gathered.add(answers, said.counts, said.contrast, reply.partition_id)
+        super().add(replace(reply, knowledge=None))
+
+    def finish(self) -> tuple[ArrayRecord | None, Metrics]:
+        """Make the consensus of the round."""
         arrays = self.settings.consensus.encode(
             self._gathered.result(derive_rng(self.seed, "server", "ties", self.round_))
         )
-        self.consensus_ = self.settings.consensus.decode(arrays)
-        self.indices_ = public_rows(
+        self.state.consensus = self.settings.consensus.decode(arrays)
+        self.state.indices = public_rows(
             self.seed, self.round_, len(self.public), self.settings.num_public
         )
-        self._delivery = Knowledge(CONSENSUS, arrays, {CONSENSUS_ROUND: self.round_})
+        self.state.delivery = Knowledge(CONSENSUS, arrays, {CONSENSUS_ROUND: self.round_})
         self._model = None
         metrics = {
             keys.VOTE_AGREEMENT: agreement(self._votes.counts),
@@ -366,31 +315,29 @@ class FedMD(KnowledgeStrategy[None]):
         }
         self.outliers_ = self._gathered.outliers
         self._gather()
-        return encode_arrays(arrays), {**metrics, **self._privacy(replies)}
+        return encode_arrays(arrays), {**metrics, **self._privacy()}
 
-    def record_releases(self, replies: Sequence[PartyReply[None]]) -> None:
-        """Record the answers of a round that came to nothing."""
-        if replies:
-            self._privacy(replies)
+    def record_releases(self) -> None:
+        """Record the answers of a round that has no result."""
+        if self.replies:
+            self._privacy()
 
-    def _privacy(self, replies: Sequence[PartyReply[None]]) -> Metrics:
+    def _privacy(self) -> Metrics:
         """Record what left the parties in this round, where that was not done before."""
         settings = self.settings
         if settings.noise is not None:
             return {NOISE_SCALE: settings.noise.scale}
-        if self._samples is None:
+        if self.state.samples is None:
             reasons = [UNPROTECTED, *([EXACT_COUNTS] if settings.counted else [])]
             for reason in reasons:
                 self.ledger_.charge(NonPrivateEvent(unit="example", reason=reason))
             return {}
-        return self._privacy_of_samples(self._samples, replies)
+        return self._privacy_of_samples(self.state.samples)
 
-    def _privacy_of_samples(
-        self, samples: SampleBook, replies: Sequence[PartyReply[None]]
-    ) -> Metrics:
+    def _privacy_of_samples(self, samples: SampleBook) -> Metrics:
         """Let ledger and metrics state the party whose samples promise least."""
-        worst = samples.worst()
-        self.ledger_ = PrivacyLedger(
+        worst, replies = samples.worst(), self.replies
+        self.state.ledger = PrivacyLedger(
             "example",
             delta=worst.delta if worst.delta < 1 else self.settings.delta,
             audience=AUDIENCES["L2"],
@@ -403,7 +350,7 @@ class FedMD(KnowledgeStrategy[None]):
         }
         largest = aggregate_metrics([own, *(reply.metrics for reply in replies)])
         # Samples are entered under what a party calls itself: never too few of them.
-        own_names = [self._who_is_who[reply.node_id][0] for reply in replies]
+        own_names = [self.members[reply.node_id][0] for reply in replies]
         theorem = [
             reply.metrics.get(EPSILON_THEOREM, np.inf) * samples.count(own_name)
             for reply, own_name in zip(replies, own_names, strict=True)
@@ -423,18 +370,3 @@ class FedMD(KnowledgeStrategy[None]):
             x = self.public[self.indices_]
             self._model = teach(self.learner_fn(), x, lesson, self.settings.lesson, rng)
         return super().model_
-
-
-def _counting(rule: Rule) -> Counting:
-    """Return what a rule needs class counts for."""
-    return rule if rule in ("class-weighted", "evidence") else "none"
-
-
-def _check_rule(rule: Rule, payload: Payload, *, pretraining: bool) -> None:
-    require(rule in RULES, "FedMD", "consensus", f"one of {', '.join(RULES)}", rule)
-    fits = payload != "argmax" or rule not in ROBUST_RULES
-    needed = "mean or class-weighted for labels, whose majority is robust by itself"
-    require(fits, "FedMD", "consensus", needed, rule)
-    fits = rule != "evidence" or not pretraining
-    needed = "another one with pre-training, which teaches classes that no record counts for"
-    require(fits, "FedMD", "consensus", needed, rule)

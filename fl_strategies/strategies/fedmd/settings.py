@@ -1,109 +1,154 @@
-"""What the server of FedMD tells its parties: one description, checked on both sides."""
+"""What server and party of FedMD have agreed on, worked out from the options."""
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias, cast, get_args
+from typing import Final, Literal, Self, TypeAlias
 
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies.aggregation.consensus import CONSENSUS_RULES, ConsensusRule
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, require
+from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.randomness import derive_rng
+from fl_strategies.strategies.fedmd.options import (
+    FedMDOptions,
+    LocalNoise,
+    Rule,
+    SampleOnce,
+    Unprotected,
+)
 from fl_strategies.strategies.fedmd.release import (
-    NOISES,
-    PAYLOADS,
     AnswerFormat,
     AnswerNoise,
-    AnswerNoiseKind,
     Payload,
-    calibrated,
+    least_scale,
     plain_limits,
 )
 from fl_strategies.strategies.fedmd.student import Epochs
-from fl_strategies.wire import keys
-from fl_strategies.wire.config import config_choice, config_float, config_int
-from fl_strategies.wire.knowledge import Scalar
 
-Release: TypeAlias = Literal["none", "nfdp", "ldp"]
-Rule: TypeAlias = ConsensusRule | Literal["evidence"]
 Counting: TypeAlias = Literal["none", "class-weighted", "evidence"]
 
-RELEASES: Final[tuple[str, ...]] = get_args(Release)
-RULES: Final[tuple[str, ...]] = (*CONSENSUS_RULES, "evidence")
-COUNTINGS: Final[tuple[str, ...]] = get_args(Counting)
-"""What a party's class counts are sent for."""
 EVIDENCE_LIMIT: Final = 16.0
 """Largest evidence that travels: odds of nine million to one."""
-
-# A server cannot make a party train without end. A party's own records set a lower limit
-# to its sample; this one only keeps the number plain.
-MAX_EPOCHS: Final = 10_000
-MAX_SAMPLES: Final = 2**31 - 1
-_MAX_NOISE: Final = 1e30
-_ANY_SCALE: Final = 1e15
-
-_RELEASE = "release"
-_PAYLOAD = "payload"
-_NUM_PUBLIC = "num-public"
-_NUM_SAMPLES = "num-samples"
-_WITH_REPLACEMENT = "with-replacement"
-_COUNTING = "counting"
-_SEEDED_NOISE = "seeded-noise"
-_NOISE = "noise"
-_SCALE = "scale"
-_CLIPPING_NORM = "clipping-norm"
-_DELTA = "delta"
-_EPOCHS: Final = {
-    "pretrain": "pretrain-epochs",
-    "initial": "epochs-initial",
-    "digest": "epochs-digest",
-    "revisit": "epochs-revisit",
-}
+_USUAL_NUM_PUBLIC: Final = 5000
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedMDSettings:
-    """What a party must know to take part; see `FedMD` for the meaning.
+    """Options with everything that follows from them; the same on both sides.
 
-    `noise` is given for ``release="ldp"`` only and `num_samples` for "nfdp" only.
+    Parameters
+    ----------
+    options : FedMDOptions
+        Settled: with a number of public rows, a rule of consensus, and noise by its scale.
+    num_classes : int
     """
 
-    release: Release
-    payload: Payload
-    num_public: int
+    options: FedMDOptions
     num_classes: int
-    epochs: Epochs
-    num_samples: int | None
-    with_replacement: bool
-    noise: AnswerNoise | None
-    counting: Counting
-    delta: float
-    seeded_noise: bool
 
-    def __post_init__(self) -> None:
-        """Check everything that is not checked elsewhere."""
-        owner = "FedMD"
-        for name, value, known in (
-            ("release", self.release, RELEASES),
-            ("payload", self.payload, PAYLOADS),
-        ):
-            require(value in known, owner, name, f"one of {', '.join(known)}", value)
-        require(0 < self.delta < 1, owner, "delta", "between 0 and 1", self.delta)
-        for field, key in _EPOCHS.items():
-            value, least = getattr(self.epochs, field), int(field != "pretrain")
-            fits, rule = least <= value <= MAX_EPOCHS, f"from {least} to {MAX_EPOCHS}"
-            require(fits, owner, key.replace("-", "_"), rule, value)
-        if self.release == "nfdp":
-            drawn = self.num_samples is not None and 1 <= self.num_samples <= MAX_SAMPLES
-            rule = "at least 1 and given for release='nfdp'"
-            require(drawn, owner, "num_samples", rule, self.num_samples)
-        else:
-            rule = "left out unless release='nfdp'"
-            require(self.num_samples is None, owner, "num_samples", rule, self.num_samples)
-        hidden = not (self.counted and self.release == "ldp")
-        rule = "another one for release='ldp', which does not hide class counts"
-        require(hidden, owner, "consensus", rule, self.counting)
+    @classmethod
+    def settle(
+        cls, options: FedMDOptions, *, num_rows: int, num_classes: int, pretrained: bool
+    ) -> Self:
+        """Return what the server decides where the options leave it open."""
+        asked = options.num_public or min(num_rows, _USUAL_NUM_PUBLIC)
+        rule = f"from 1 to {num_rows}, the public rows"
+        require(1 <= asked <= num_rows, "FedMD", "num_public", rule, asked)
+        pretraining = pretrained or options.pretrain_epochs > 0
+        plain = isinstance(options.release, Unprotected) and not pretraining
+        usual: Rule = "evidence" if plain else "mean"
+        chosen = usual if options.consensus == "auto" else options.consensus
+        fits = chosen != "evidence" or not pretraining
+        rule = "another one with pre-training, which teaches classes that no record counts for"
+        require(fits, "FedMD", "consensus", rule, chosen)
+        settled = replace(options, num_public=asked, consensus=chosen)
+        if isinstance(settled.release, LocalNoise):
+            settled = replace(settled, release=_with_scale(settled, num_classes))
+        return cls(options=settled, num_classes=num_classes)
+
+    @classmethod
+    def from_config(cls, config: ConfigRecord, *, num_public: int, num_classes: int) -> Self:
+        """Read what a server sent; raise `KnowledgeMismatch` for anything unreasonable."""
+        options = FedMDOptions.received(config)
+        noise = options.release if isinstance(options.release, LocalNoise) else None
+        open_ = options.consensus == "auto" or (noise is not None and not noise.given_scale)
+        if not 1 <= (options.num_public or 0) <= num_public:
+            raise KnowledgeMismatch(
+                f"Server: num-public must be a whole number from 1 to {num_public}, "
+                f"got {options.num_public}."
+            )
+        if open_:
+            raise KnowledgeMismatch(
+                "Server: consensus and the scale of noise must be decided, "
+                f"got {options.consensus!r} and {noise}."
+            )
+        settings = cls(options=options, num_classes=num_classes)
+        try:
+            _ = settings.noise
+        except InvalidParameter as error:
+            raise KnowledgeMismatch(f"Server: {error}") from error
+        return settings
+
+    @property
+    def num_public(self) -> int:
+        """Public rows of a round."""
+        return self.options.num_public or 0
+
+    @property
+    def payload(self) -> Payload:
+        """What an answer is."""
+        return self.options.payload
+
+    @property
+    def release(self) -> str:
+        """The paper's name for what protects records."""
+        return self.options.release_name
+
+    @property
+    def rule(self) -> Rule:
+        """How answers are combined."""
+        return self.options.consensus  # type: ignore[return-value]
+
+    @property
+    def delta(self) -> float:
+        """Delta of every figure."""
+        return self.options.delta
+
+    @property
+    def seeded_noise(self) -> bool:
+        """Whether noise or sample come from the seed."""
+        return self.options.seeded_noise
+
+    @property
+    def epochs(self) -> Epochs:
+        """How long parties train."""
+        given = self.options
+        return Epochs(
+            pretrain=given.pretrain_epochs,
+            initial=given.epochs_initial,
+            digest=given.epochs_digest,
+            revisit=given.epochs_revisit,
+        )
+
+    @property
+    def sample(self) -> SampleOnce | None:
+        """The sample that noise-free privacy draws."""
+        return self.options.release if isinstance(self.options.release, SampleOnce) else None
+
+    @property
+    def noise(self) -> AnswerNoise | None:
+        """The noise on every answer."""
+        release = self.options.release
+        if not isinstance(release, LocalNoise):
+            return None
+        return _noise_of(self.options, release, release.given_scale or 0.0, self.num_classes)
+
+    @property
+    def counting(self) -> Counting:
+        """What class counts are sent for."""
+        rule = self.rule
+        return rule if rule in ("class-weighted", "evidence") else "none"
 
     @property
     def counted(self) -> bool:
@@ -148,11 +193,11 @@ class FedMDSettings:
     @property
     def terms(self) -> str:
         """Everything that decides what answers and accuracies may tell, in words."""
-        source = "seeded" if self.seeded_noise else "secret"
-        if self.num_samples is None:
+        source, sample = "seeded" if self.seeded_noise else "secret", self.sample
+        if sample is None:
             return f"release {self.release}, {source}"
-        how = "with" if self.with_replacement else "without"
-        return f"release nfdp, {source}, {self.num_samples} samples {how} replacement"
+        how = "with" if sample.with_replacement else "without"
+        return f"release nfdp, {source}, {sample.num_samples} samples {how} replacement"
 
     @property
     def is_private(self) -> bool:
@@ -163,111 +208,43 @@ class FedMDSettings:
         """Return the source of noise and samples: the operating system unless seeded."""
         return derive_rng(seed, "noise", *path) if self.seeded_noise else None
 
-    def to_config(self) -> dict[str, Scalar]:
-        """Return what travels to a party."""
-        config: dict[str, Scalar] = {
-            _RELEASE: self.release,
-            _PAYLOAD: self.payload,
-            _NUM_PUBLIC: self.num_public,
-            keys.NUM_CLASSES: self.num_classes,
-            _COUNTING: self.counting,
-            _SEEDED_NOISE: self.seeded_noise,
-            _DELTA: self.delta,
-        }
-        config |= {key: getattr(self.epochs, field) for field, key in _EPOCHS.items()}
-        if self.num_samples is not None:
-            config |= {_NUM_SAMPLES: self.num_samples, _WITH_REPLACEMENT: self.with_replacement}
-        if self.noise is not None:
-            config |= {
-                _NOISE: self.noise.noise,
-                _SCALE: self.noise.scale,
-                _CLIPPING_NORM: self.noise.clipping_norm,
-            }
-        return config
 
-    @classmethod
-    def from_config(
-        cls, config: ConfigRecord, *, num_public: int, num_classes: int
-    ) -> "FedMDSettings":
-        """Read what a server sent; raise `KnowledgeMismatch` for anything unreasonable."""
-        payload = cast(Payload, config_choice(config, _PAYLOAD, PAYLOADS))
-        release = cast(Release, config_choice(config, _RELEASE, RELEASES))
-        try:
-            return cls(
-                release=release,
-                payload=payload,
-                num_public=config_int(config, _NUM_PUBLIC, minimum=1, maximum=num_public),
-                num_classes=num_classes,
-                epochs=Epochs(
-                    **{
-                        field: config_int(config, key, minimum=0, maximum=MAX_EPOCHS)
-                        for field, key in _EPOCHS.items()
-                    }
-                ),
-                num_samples=(
-                    config_int(config, _NUM_SAMPLES, minimum=1, maximum=MAX_SAMPLES)
-                    if release == "nfdp"
-                    else None
-                ),
-                with_replacement=config.get(_WITH_REPLACEMENT) is True,
-                noise=(_read_noise(config, payload, num_classes) if release == "ldp" else None),
-                counting=cast(Counting, config_choice(config, _COUNTING, COUNTINGS)),
-                delta=config_float(config, _DELTA, minimum=1e-300, maximum=1 - 1e-9),
-                seeded_noise=config.get(_SEEDED_NOISE) is True,
-            )
-        except InvalidParameter as error:
-            raise KnowledgeMismatch(f"Server: {error}") from error
-
-
-def _read_noise(config: ConfigRecord, payload: Payload, num_classes: int) -> AnswerNoise:
-    norm = config_float(config, _CLIPPING_NORM, minimum=1e-30, maximum=_MAX_NOISE)
+def _noise_of(
+    options: FedMDOptions, release: LocalNoise, scale: float, num_classes: int
+) -> AnswerNoise:
     return AnswerNoise(
-        payload=payload,
-        noise=cast(AnswerNoiseKind, config_choice(config, _NOISE, NOISES)),
-        scale=config_float(config, _SCALE, minimum=1e-30, maximum=_MAX_NOISE),
+        payload=options.payload,
+        noise=release.noise,
+        scale=scale,
         num_classes=num_classes,
-        clipping_norm=norm,
+        clipping_norm=release.clipping_norm or 1.0,
     )
 
 
-def make_noise(
-    template: AnswerNoise | None,
-    *,
-    gamma: float | None,
-    sigma: float | None,
-    target_epsilon: float | None,
-    num_rounds_planned: int | None,
-    num_public: int,
-    delta: float,
-) -> AnswerNoise | None:
-    """Return noise of the strength that was asked for, in exactly one way.
+def _with_scale(options: FedMDOptions, num_classes: int) -> LocalNoise:
+    """Return noise by its scale: the least that keeps the target in the rounds planned.
 
-    `template` says everything else about the noise; without it nothing may be asked for.
+    From the second round on a party has seen answers to earlier questions, so only bounds
+    that allow for that are used.
     """
-    owner, given = "FedMD", (gamma, sigma, target_epsilon, num_rounds_planned)
-    if template is None:
-        names, rule = "gamma, sigma, target_epsilon and num_rounds_planned", "left out"
-        silent = all(value is None for value in given)
-        require(silent, owner, names, f"{rule} unless release='ldp'", given)
-        return None
-    right, wrong = ("sigma", "gamma") if template.noise == "gaussian" else ("gamma", "sigma")
-    strength, other = (sigma, gamma) if right == "sigma" else (gamma, sigma)
-    require(other is None, owner, wrong, f"left out for {template.noise} noise", other)
-    once = (strength is None) != (target_epsilon is None)
-    both = (strength, target_epsilon)
-    require(once, owner, f"{right} or target_epsilon", "given, one of the two", both)
-    if strength is not None:
-        planned, rule = num_rounds_planned is None, "left out without target_epsilon"
-        require(planned, owner, "num_rounds_planned", rule, num_rounds_planned)
-        require(0 < strength < math.inf, owner, right, "finite and above 0", strength)
-        return replace(template, scale=strength if right == "sigma" else 1 / strength)
-    target, rounds = target_epsilon or 0.0, num_rounds_planned or 0
-    require(0 < target < math.inf, owner, "target_epsilon", "finite and above 0", target)
+    release: LocalNoise = options.release  # type: ignore[assignment]
+    if release.given_scale is not None:
+        _noise_of(options, release, release.given_scale, num_classes)
+        return release
+    rows, planned = options.num_public or 0, release.num_rounds_planned
     rule = "at least 1 with target_epsilon"
-    require(rounds >= 1, owner, "num_rounds_planned", rule, num_rounds_planned)
-    return calibrated(
-        template, num_rows=num_public, num_rounds=rounds, target_epsilon=target, delta=delta
+    require(planned is not None, "FedMD", "num_rounds_planned", rule, planned)
+    least = least_scale(_noise_of(options, release, 1.0, num_classes))
+    scale = calibrate_scale(
+        lambda scale: _noise_of(options, release, scale, num_classes).charges(
+            rows, seeded=False
+        ),
+        release.target_epsilon or 0.0,
+        options.delta,
+        num_batches=planned or 1,
+        least=least,
     )
+    return release.of_scale(scale)
 
 
 def drowned_answers(noise: AnswerNoise | None, num_parties: int) -> str:
@@ -280,30 +257,3 @@ def drowned_answers(noise: AnswerNoise | None, num_parties: int) -> str:
         return ""
     what = f"answers up to {noise.bound:g} of {num_parties} parties"
     return f"scale {noise.scale:.3g} against {what}"
-
-
-def noise_template(
-    release: Release,
-    payload: Payload,
-    noise: AnswerNoiseKind,
-    num_classes: int,
-    clipping_norm: float | None,
-) -> AnswerNoise | None:
-    """Return which noise is meant, at a strength of no meaning; None for no noise."""
-    clipped = release == "ldp" and payload == "logits"
-    norm, rule = clipping_norm, "left out unless logits are released with noise"
-    if not clipped:
-        require(norm is None, "FedMD", "clipping_norm", rule, norm)
-    elif norm is None or not 0 < norm < math.inf:
-        raise InvalidParameter(
-            f"FedMD: clipping_norm must be finite and above 0 for noisy logits, got {norm}."
-        )
-    if release != "ldp":
-        return None
-    return AnswerNoise(
-        payload=payload,
-        noise=noise,
-        scale=_ANY_SCALE,
-        num_classes=num_classes,
-        clipping_norm=norm or 1.0,
-    )

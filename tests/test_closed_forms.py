@@ -10,7 +10,7 @@ from sklearn.kernel_ridge import KernelRidge
 
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import InvalidParameter
-from simulations.references import (
+from tests.closed_forms import (
     Kernel,
     KernelAgent,
     KernelFederation,

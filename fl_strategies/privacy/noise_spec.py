@@ -2,11 +2,12 @@
 
 import logging
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from fl_strategies.exceptions import InvalidParameter, require
+from fl_strategies.options import Options, option
+from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.randomness import derive_rng
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -30,48 +31,40 @@ def require_audible(owner: str, words: str, *, accepted: bool) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseStrength:
+class NoiseSpec(Options):
     """Noise by its scale, in the words of its kind, or by the epsilon to be kept.
 
     Parameters
     ----------
     noise : str
-        One of `noises`; subclasses say which and what they are for.
+        Subclasses say which kinds there are and what they are for.
     gamma : float, optional
         Inverse scale of Gumbel or Laplace noise: larger means less noise.
     sigma : float, optional
         Standard deviation of Gaussian noise.
     target_epsilon : float, optional
         Instead of gamma or sigma: the noise is made just strong enough for it.
-    delta : float
-    seeded_noise : bool
-        Draw noise from the experiment's seed, for repeatable simulations. Nothing is
-        promised then: epsilon is infinite.
     """
 
     noise: str
-    gamma: float | None = None
-    sigma: float | None = None
-    target_epsilon: float | None = None
-    delta: float = 1e-5
-    seeded_noise: bool = False
-
-    noises: ClassVar[tuple[str, ...]]
+    gamma: float | None = option(
+        None, "inverse scale of gumbel or laplace noise; 0: not given", above=0
+    )
+    sigma: float | None = option(None, "deviation of gaussian noise; 0: not given", above=0)
+    target_epsilon: float | None = option(
+        None, "calibrate the noise to it; 0: not given", above=0
+    )
 
     def __post_init__(self) -> None:
         """Check that the strength is said exactly once, in the words of the noise."""
-        owner, known = type(self).__name__, f"one of {', '.join(self.noises)}"
-        require(self.noise in self.noises, owner, "noise", known, self.noise)
-        require(0 < self.delta < 1, owner, "delta", "between 0 and 1", self.delta)
+        super().__post_init__()
+        owner = self._owner()
         right, wrong = ("sigma", "gamma") if self.is_gaussian else ("gamma", "sigma")
         rule = f"left out for {self.noise} noise"
         require(getattr(self, wrong) is None, owner, wrong, rule, getattr(self, wrong))
         given = [getattr(self, name) for name in (right, "target_epsilon")]
         once = sum(value is not None for value in given) == 1
         require(once, owner, f"{right} or target_epsilon", "given, one of the two", given)
-        for name in (right, "target_epsilon"):
-            value = getattr(self, name)
-            require(value is None or value > 0, owner, name, "greater than 0", value)
 
     @property
     def is_gaussian(self) -> bool:
@@ -84,6 +77,22 @@ class NoiseStrength:
         if self.target_epsilon is not None:
             return None
         return self.sigma if self.is_gaussian else 1 / float(self.gamma or 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseSpec(NoiseSpec):
+    """Noise together with what its promise is stated for.
+
+    Parameters
+    ----------
+    delta : float
+    seeded_noise : bool
+        Draw noise from the experiment's seed, for repeatable simulations. Nothing is
+        promised then: epsilon is infinite.
+    """
+
+    delta: float = option(DEFAULT_DELTA, "delta of every privacy figure", above=0, below=1)
+    seeded_noise: bool = option(False, "repeatable noise, which protects nobody")
 
     def rng(self, seed: int, *path: str | int) -> np.random.Generator | None:
         """Return the source of noise: the operating system unless noise is seeded."""

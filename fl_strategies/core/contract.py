@@ -1,0 +1,157 @@
+"""What a strategy says about its algorithm: the page to read before writing one."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from flwr.app import ArrayRecord
+
+from fl_strategies.core.federation import FederationOptions
+from fl_strategies.core.members import Known
+from fl_strategies.core.state import State
+from fl_strategies.options import Options, key_of
+from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
+from fl_strategies.wire.replies import PartyReply
+
+T = TypeVar("T")
+
+
+class Contract(ABC, Generic[T]):
+    """Hooks of a strategy, in the order in which a round calls them.
+
+    `begin_round`, then for every reply `check` and `add`, then `exclude` and `finish`; with
+    too few replies `record_releases` instead. All have defaults but `party_config`, `check`
+    and `finish`.
+    """
+
+    name: ClassVar[str]
+    reply_kind: str
+    state: State
+    state_type: ClassVar[type[State]] = State
+    """What rounds leave to the next."""
+    model_name: str = ""
+    """What parties call the final model; they need a factory of this name to receive it."""
+    options_type: ClassVar[type[Options]] = Options
+    """What can be set about the algorithm itself."""
+    run_settings: Mapping[str, Scalar]
+    """What else a resumed run must have as before, such as the settings of its learner."""
+    last_round: int | None = None
+    """Round after which the strategy has nothing more to ask, or None."""
+    central: ClassVar[bool] = True
+    """Whether the run ends in one model for everybody, or each party keeps its own."""
+    usual_rounds: ClassVar[int] = 1
+    """Rounds that a run has unless another number is given."""
+    same_learner: ClassVar[bool] = False
+    """Whether all parties and the server need the same kind of model."""
+    relays_models: ClassVar[bool] = False
+    """Whether parties' models travel, so that the server must be able to rebuild them."""
+    party_learner_needs: ClassVar[tuple[type, ...]] = ()
+    """Protocols beyond `Learner` that the parties' models must have."""
+    final_learner_needs: ClassVar[tuple[type, ...]] = ()
+    """Protocols beyond `Learner` that the server's model must have."""
+    min_parties: int
+    members: Known
+    _kept: list[PartyReply[T]]
+
+    @classmethod
+    def from_settings(cls, **given: Any) -> Self:
+        """Make a strategy of flat settings, as a run configuration has them.
+
+        Parameters
+        ----------
+        **given
+            What the constructor takes, and by snake_case names what its options are made
+            of; None stands for what is not given.
+
+        Examples
+        --------
+        `FedKT.from_settings(..., privacy_level="L1", gamma=0.1)` is short for
+        `FedKT(..., options=FedKTOptions(privacy=VotePrivacy(level="L1", gamma=0.1)))`.
+        """
+        own = {*inspect.signature(cls.__init__).parameters, *FederationOptions.__annotations__}
+        flat = {key_of(name): value for name, value in given.items() if name not in own}
+        options = cls.options_type.from_config(cls.options_type.completed(flat))
+        rest: dict[str, Any] = {name: value for name, value in given.items() if name in own}
+        if "options" in own:  # a strategy need not have any
+            rest["options"] = options
+        return cls(**rest)
+
+    @abstractmethod
+    def party_config(self) -> dict[str, Scalar]:
+        """Return the settings that parties need in round `round_`."""
+
+    def begin_round(self) -> bool:
+        """Make ready to ask the parties; return whether they may be asked at all."""
+        return True
+
+    @abstractmethod
+    def check(self, knowledge: Knowledge) -> T:
+        """Return what a party says; raise `KnowledgeMismatch` to exclude it.
+
+        Nothing may change here: what is excluded leaves no trace.
+        """
+
+    def add(self, reply: PartyReply[T]) -> None:
+        """Take a checked reply into the round; by default it is kept until the end.
+
+        Replies come in any order, so sums must not depend on it. Must not fail.
+        """
+        self._kept.append(reply)
+
+    def exclude(self, replies: Sequence[PartyReply[T]]) -> Mapping[int, str]:  # noqa: ARG002
+        """Return nodes whose reply does not fit the others', and why; none by default."""
+        return {}
+
+    @abstractmethod
+    def finish(self) -> tuple[ArrayRecord | None, Metrics]:
+        """Combine what was added, and return the result with metrics of its own."""
+
+    def record_releases(self) -> None:
+        """Record in the ledger what has left the parties although too few of them answered.
+
+        `finish` records this by itself in a round that ends well.
+        """
+
+    def confirm_delivery(self, replies: Sequence[PartyReply[None]]) -> None:
+        """Note who has received and measured what was delivered."""
+
+    @property
+    def replies(self) -> list[PartyReply[T]]:
+        """What `add` has kept, by the numbers of the parties and sorted."""
+        found = [
+            replace(reply, partition_id=self.party_of(reply.node_id)) for reply in self._kept
+        ]
+        return sorted(found, key=lambda reply: reply.partition_id)
+
+    def party_of(self, node_id: int) -> int:
+        """Return which party a node is."""
+        return self.members[node_id][1]
+
+    def nodes_for_round(self, nodes: list[int]) -> list[int]:
+        """Return which of the connected nodes to ask; all of them by default.
+
+        With none, nothing is sent and the round does not count.
+        """
+        return nodes
+
+    def num_replies_needed(self) -> int:
+        """Return how many valid replies a round needs; `min_parties` by default.
+
+        Never more are needed than nodes were asked.
+        """
+        return self.min_parties
+
+    def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
+        """Return what this node is to learn from before it trains; nothing by default."""
+        return None
+
+    def delivery_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
+        """Return what this node is given after a round; by default the final model."""
+        return self.state.delivery
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether a run that too few parties are left for keeps its result and ends."""
+        return False

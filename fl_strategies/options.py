@@ -1,0 +1,376 @@
+"""Settings, each written once: its default, its rule and what it means.
+
+Options are frozen data classes. A field is one setting (`option`), options that are there
+or not (`group`), or one of several kinds of options (`variants`). In Python they are values::
+
+    FedMDOptions(release=SampleOnce(num_samples=300))
+
+In a configuration, which knows text, numbers and truth values only, they are flat and have
+kebab-case keys: ``release = "nfdp"``, ``num-samples = 300``. Constructors, the messages to
+parties, run configurations, the command line and the documents all go by these definitions.
+"""
+
+import difflib
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from types import MappingProxyType, UnionType
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Self,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, require
+
+Scalar: TypeAlias = str | int | float | bool
+
+__all__ = ["Options", "Setting", "group", "option", "variants"]
+
+TYPE_NAMES: Final[Mapping[type, str]] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
+
+
+def option(
+    default: object,
+    meaning: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Define a setting; its annotation gives its type, and a `Literal` its choices.
+
+    A setting that may be None is left out of a configuration by 0 or an empty text; one whose
+    default is `MISSING` must be given.
+    """
+    bounds = {"at least": least, "greater than": above, "at most": most, "below": below}
+    given = {words: bound for words, bound in bounds.items() if bound is not None}
+    metadata = {"meaning": meaning, "bounds": given}
+    return field(default=default, metadata=metadata)
+
+
+def group(kind: "type[Options]") -> Any:
+    """Define options that are there if any of them is given, and None otherwise."""
+    return field(default=None, metadata={"group": kind})
+
+
+def variants(key: str, meaning: str, **kinds: "type[Options] | None") -> Any:
+    """Define options of one of several kinds, of which `key` names one; the first by default.
+
+    None stands for no options at all.
+    """
+    first = next(iter(kinds.values()))
+    named = {"key": key, "meaning": meaning, "variants": MappingProxyType(kinds)}
+    return field(default_factory=first or _nothing, metadata=named)
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting as configurations have it; 0 or an empty text stands for None."""
+
+    key: str
+    kind: type
+    default: Scalar
+    meaning: str
+    choices: tuple[str, ...]
+    optional: bool
+
+    def check(self, owner: str, value: object) -> Scalar:
+        """Return a value of the setting's type; a whole number may stand for a number."""
+        if self.kind is float and type(value) is int:
+            value = float(value)
+        require(type(value) is self.kind, owner, self.key, TYPE_NAMES[self.kind], value)
+        if isinstance(value, float):
+            require(math.isfinite(value), owner, self.key, "finite", value)
+        return value  # type: ignore[return-value]
+
+    def parse(self, owner: str, text: str) -> Scalar:
+        """Read a value as the command line has it."""
+        try:
+            if self.kind is bool:
+                return {"true": True, "false": False}[text.lower()]
+            return self.kind(text)  # type: ignore[no-any-return]
+        except (ValueError, KeyError):
+            rule = TYPE_NAMES[self.kind]
+        raise InvalidParameter(f"{owner}: {self.key} must be {rule}, got {text!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base of all options; subclasses add fields, and rules about several of them.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class Walk(Options):
+    ...     num_steps: int = option(10, "steps to take", least=1)
+    >>> Walk.from_config({"num-steps": 3})
+    Walk(num_steps=3)
+    >>> Walk(num_steps=0)
+    Traceback (most recent call last):
+    fl_strategies.exceptions.InvalidParameter: Walk: num_steps must be at least 1, got 0.
+    """
+
+    owner: ClassVar[str] = ""
+    """Whose options they are, for errors; by default the class itself."""
+    names_keys: ClassVar[bool] = False
+    """Whether errors name settings by their keys instead of their Python names."""
+    variant_field: ClassVar[str] = ""
+    """For a kind that has several names among variants: the field that tells its own."""
+
+    def __post_init__(self) -> None:
+        """Check type and rule of every setting."""
+        for item in fields(self):
+            if "bounds" in item.metadata:
+                object.__setattr__(self, item.name, self._checked(item))
+            for kinds in [item.metadata.get("variants"), _one(item.metadata.get("group"))]:
+                fits = kinds is None or type(getattr(self, item.name)) in _types(kinds)
+                rule = "one of its kinds"
+                require(fits, self._owner(), item.name, rule, getattr(self, item.name))
+
+    def _checked(self, item: "Field[Any]") -> object:
+        value, (kind, choices, optional) = (
+            getattr(self, item.name),
+            _annotated(type(self), item),
+        )
+        if value is None and optional:
+            return None
+        if kind is float and type(value) is int:
+            value = float(value)
+        owner, name = self._owner(), key_of(item.name) if self.names_keys else item.name
+        if choices:
+            require(value in choices, owner, name, f"one of {', '.join(choices)}", value)
+        # Subclasses of the plain types, such as NumPy's numbers, are not for the wire.
+        require(type(value) is kind, owner, name, TYPE_NAMES[kind], value)
+        finite = not isinstance(value, float) or math.isfinite(value)
+        require(finite, owner, name, "finite", value)
+        bounds = item.metadata["bounds"]
+        holds = all(_HOLDS[words](value, bound) for words, bound in bounds.items())
+        require(holds, owner, name, _rule(bounds), value)
+        return value
+
+    @classmethod
+    def _owner(cls) -> str:
+        return cls.owner or cls.__name__
+
+    @classmethod
+    def settings(cls) -> Mapping[str, Setting]:
+        """Return all settings by their keys, those of all variants too."""
+        return _settings(cls)
+
+    def to_config(self) -> dict[str, Scalar]:
+        """Return what is set, by kebab-case keys; what is None by default is missing."""
+        config: dict[str, Scalar] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if "variants" in item.metadata:
+                config[item.metadata["key"]] = _variant(item, value)
+            if isinstance(value, Options) and item.metadata:
+                config |= value.to_config()
+            elif "bounds" in item.metadata and (value, item.default) != (None, None):
+                # What is none by choice, not by default, must be said.
+                absent = _annotated(type(self), item)[0]()
+                config[key_of(item.name)] = absent if value is None else value
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object]) -> Self:
+        """Read a configuration; keys of others do not matter, and missing ones default."""
+        known, owner = cls.settings(), cls._owner()
+        given = {key: s.check(owner, config[key]) for key, s in known.items() if key in config}
+        used: set[str] = set()
+        options = cls._build(given, used)
+        for key in given.keys() - used:
+            require(
+                given[key] == known[key].default,
+                owner,
+                key,
+                "left out with these settings, which do not use it",
+                given[key],
+            )
+        return options
+
+    @classmethod
+    def completed(cls, given: Mapping[str, object]) -> dict[str, Scalar]:
+        """Return a configuration of what is given in Python, where None is possible.
+
+        Numbers in a row become text with commas. Raises `InvalidParameter` for unknown keys.
+        """
+        known = cls.settings()
+        for key in given:
+            require_setting(cls._owner(), key, known)
+        values: dict[str, Any] = {
+            key: known[key].kind() if value is None else value for key, value in given.items()
+        }
+        return {
+            key: ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+            for key, value in values.items()
+        }
+
+    @classmethod
+    def received(cls, config: Mapping[str, object]) -> Self:
+        """Read what a server sent; raise `KnowledgeMismatch` for anything unreasonable."""
+        try:
+            return cls.from_config(config)
+        except InvalidParameter as error:
+            raise KnowledgeMismatch(f"Server: {str(error)[:400]}") from error
+
+    @classmethod
+    def _build(cls, given: Mapping[str, Scalar], used: set[str], **decided: object) -> Self:
+        """Make the options of what is given, and note in `used` which keys count."""
+        values: dict[str, object] = dict(decided)
+        for item in fields(cls):
+            key = key_of(item.name)
+            if "variants" in item.metadata:
+                values[item.name] = _build_variant(cls._owner(), item, given, used)
+            elif "group" in item.metadata:
+                shared = {key_of(own.name) for own in fields(cls) if "bounds" in own.metadata}
+                values[item.name] = _build_group(item.metadata["group"], given, used, shared)
+            elif "bounds" in item.metadata and (key in given or item.default is MISSING):
+                used.add(key)
+                value = given.get(key, cls.settings()[key].default)
+                absent = cls.settings()[key].optional and not value
+                values[item.name] = None if absent else value
+        return cls(**values)
+
+
+def require_setting(owner: str, key: str, known: Collection[str]) -> None:
+    """Raise `InvalidParameter`, with the nearest name, unless a key is known."""
+    if key in known:
+        return
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"Did you mean {close[0]!r}?" if close else f"Known are {', '.join(known)}."
+    raise InvalidParameter(f"{owner}: key must be a known setting, got {key!r}. {hint}")
+
+
+def key_of(name: str) -> str:
+    """Return the kebab-case key of a snake_case name."""
+    return name.replace("_", "-")
+
+
+def _build_variant(
+    owner: str, item: "Field[Any]", given: Mapping[str, Scalar], used: set[str]
+) -> Options | None:
+    kinds, key = item.metadata["variants"], item.metadata["key"]
+    name = given.get(key, next(iter(kinds)))
+    used.add(key)
+    require(name in kinds, owner, key, f"one of {', '.join(kinds)}", name)
+    kind = kinds[name]
+    if kind is None:
+        return None
+    several = sum(other is kind for other in kinds.values()) > 1
+    built: Options = kind._build(given, used, **({kind.variant_field: name} if several else {}))
+    return built
+
+
+def _build_group(
+    kind: type[Options], given: Mapping[str, Scalar], used: set[str], shared: set[str]
+) -> Options | None:
+    """Build a group if anything of it is given that is not also a setting beside it."""
+    own = {key: setting for key, setting in kind.settings().items() if key not in shared}
+    if all(given.get(key, setting.default) == setting.default for key, setting in own.items()):
+        used.update(own)
+        return None
+    return kind._build(given, used)
+
+
+def _variant(item: "Field[Any]", value: Options | None) -> str:
+    kinds = item.metadata["variants"]
+    names = [n for n, kind in kinds.items() if (None if value is None else type(value)) is kind]
+    if value is None or len(names) == 1:
+        return str(names[0])
+    return str(getattr(value, value.variant_field))
+
+
+def _one(kind: type[Options] | None) -> Mapping[str, type[Options] | None] | None:
+    return None if kind is None else {"": None, "given": kind}
+
+
+def _types(kinds: Mapping[str, type[Options] | None]) -> set[type]:
+    return {type(None) if kind is None else kind for kind in kinds.values()}
+
+
+_KNOWN: dict[type[Options], Mapping[str, Setting]] = {}
+_HINTS: dict[type[Options], Mapping[str, Any]] = {}
+
+
+def _settings(kind: type[Options]) -> Mapping[str, Setting]:
+    if kind not in _KNOWN:
+        _KNOWN[kind] = MappingProxyType(dict(_walk(kind)))
+    return _KNOWN[kind]
+
+
+def _walk(kind: type[Options]) -> Iterator[tuple[str, Setting]]:
+    for item in fields(kind):
+        meta = item.metadata
+        if "bounds" in meta:
+            setting = _setting(kind, item)
+            yield setting.key, setting
+        if "variants" in meta:
+            names = tuple(meta["variants"])
+            yield (
+                meta["key"],
+                Setting(meta["key"], str, names[0], meta["meaning"], names, False),
+            )
+        for inner in dict.fromkeys([*meta.get("variants", {}).values(), meta.get("group")]):
+            if inner is not None:
+                yield from _walk(inner)
+
+
+def _setting(kind: type[Options], item: "Field[Any]") -> Setting:
+    type_, choices, optional = _annotated(kind, item)
+    default = item.default
+    if default is None or default is MISSING:
+        default = type_()
+    meaning = item.metadata["meaning"]
+    return Setting(key_of(item.name), type_, default, meaning, choices, optional)
+
+
+def _annotated(kind: type[Options], item: "Field[Any]") -> tuple[type, tuple[str, ...], bool]:
+    """Return type, choices and whether None is allowed, by a field's annotation."""
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind)
+    annotation = _HINTS[kind][item.name]
+    parts = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    optional = type(None) in parts
+    (plain,) = (part for part in parts if part is not type(None))
+    if get_origin(plain) is Literal:
+        return str, get_args(plain), optional
+    return plain, (), optional
+
+
+_HOLDS: Final[Mapping[str, Any]] = {
+    "at least": lambda value, bound: value >= bound,
+    "greater than": lambda value, bound: value > bound,
+    "at most": lambda value, bound: value <= bound,
+    "below": lambda value, bound: value < bound,
+}
+
+
+def _rule(bounds: Mapping[str, float]) -> str:
+    """Say what a number must be.
+
+    Examples
+    --------
+    >>> _rule({"at least": 1, "at most": 9})
+    'from 1 to 9'
+    """
+    if tuple(bounds) == ("at least", "at most"):
+        return f"from {bounds['at least']} to {bounds['at most']}"
+    return " and ".join(f"{words} {bound}" for words, bound in bounds.items())

@@ -1,0 +1,187 @@
+"""What can be set about FedKD, and what both sides say to each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+from fl_strategies.core.protocols import Link, Recipe
+from fl_strategies.core.tasks import Task
+from fl_strategies.exceptions import require
+from fl_strategies.options import Options, group, option
+from fl_strategies.privacy.counts import LaplaceCounts
+from fl_strategies.privacy.ledger import DEFAULT_DELTA
+from fl_strategies.privacy.scores import ScorePrivacy
+from fl_strategies.strategies.fedkd.augmentation import Augmentation
+from fl_strategies.wire.quantization import MAX_LEVELS, Rounding
+
+Weights: TypeAlias = Literal["evidence", "noisy-evidence", "counts", "noisy-counts", "uniform"]
+Scale: TypeAlias = Literal["clip", "max"]
+DistillationLoss: TypeAlias = Literal["l1", "l2", "mse", "kl"]
+Consensus: TypeAlias = Literal["mean", "median", "trimmed-mean"]
+Phase: TypeAlias = Literal["scale", "scores"]
+"""What parties are asked for: with ``scale="max"`` their largest logit first."""
+
+PHASES: Sequence[str] = ("scale", "scores")
+PHASE = "request"
+BOUND = "bound"
+TASK = "task"
+CONTRAST = "contrast"
+LOGITS = "logits"
+NUM_UNCOVERED = "num-uncovered"
+"""Metric: parties that find the public rows unlike their records."""
+
+MAX_BOUND = 1e6
+MAX_PREDICTIONS = 2**20
+
+UNPROTECTED = "logits left the party without noise"
+EXACT_COUNTS = "exact class counts left the party"
+PRIVATE_SCALE = "the quantization scale is the largest logit of all private models"
+COUNTED = "class counts protect examples, not parties"
+AUDIENCE = "everybody who sees the final model, except the server, which is trusted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedKDOptions(Options):
+    """Options of `FedKD`.
+
+    Parameters
+    ----------
+    num_levels : int or None
+        The paper's S; None sends float32 logits.
+    rounding : "nearest" or "stochastic"
+        See `Quantizer`.
+    scale, clip : "clip" or "max", float
+        ``"clip"``: logits are cut at `clip`, agreed before, and one round is enough.
+        ``"max"``: the paper's largest logit of all parties, asked for in a first round;
+        the scores follow in a second, so run two rounds.
+    weights : "evidence", "noisy-evidence", "counts", "noisy-counts" or "uniform"
+        ``"evidence"``: parties send what their models say beyond the class shares of their
+        records, and are weighted by how well they can know a class: see
+        `aggregation.evidence`. ``"counts"``: logits by Eq. 1 (the paper's), where a class
+        that nobody holds is weighted uniformly. ``"uniform"``: logits by 1 / K. With
+        ``"noisy-"`` the class counts cost an example `count_epsilon`.
+    contrast : bool
+        With evidence: parties also learn to tell their records from public rows, which takes
+        two more fits of at most 3,000 rows each: see `core.contrast`.
+    class_share : str
+        With evidence: the class shares of public rows; see `EvidencePool`.
+    exclude_outliers : bool
+        With evidence: parties that contradict most others are not counted, for which their
+        scores are kept until all are there; see `aggregation.outliers`.
+    consensus, trim_fraction : "mean", "median" or "trimmed-mean", float
+        How scores are combined. The last two, of `RobustConsensus`, hold off parties that send
+        wrong ones; they need ``weights="uniform"`` and no noise, which is made for means.
+    privacy : ScorePrivacy, optional
+        The server's noise. The paper's is Lap(1 / gamma).
+    delta : float
+        Of figures where there is no noise of the strategy's own, which has its delta.
+    max_epsilon : float, optional
+        The server refuses to make a model if epsilon would exceed it.
+    loss, temperature : "kl", "l1", "l2" or "mse", float
+        How far the student's logits are from the scores. The authors' code uses ``"l1"``.
+        For ``"kl"`` both sides are divided by the temperature (default there: 1) before the
+        softmax, or the sigmoid of multi-label learning (Eq. 5 and 6). The norms have none:
+        theirs is infinite (Eq. 7).
+    distill_epochs : int, optional
+        Passes over the public rows; the learner's own number by default.
+    num_predictions, augmentation : int, "none", "crop" or "crop-flip"
+        How often each party predicts every public row, each time but the first changed by
+        the augmentation. All predictions travel and are learned from (Table 2 of the paper).
+    public_labels : bool
+        Parties also train on the public rows, whose labels they hold (Table 4).
+    """
+
+    owner: ClassVar[str] = "FedKD"
+
+    num_levels: int | None = option(
+        200, "the paper's S: levels of a logit; 0: float32", least=2, most=MAX_LEVELS
+    )
+    rounding: Rounding = option("nearest", "how logits are rounded to levels")
+    scale: Scale = option("clip", "bound of levels: a public one, or the largest logit")
+    clip: float = option(10.0, "largest logit that counts", above=0, most=MAX_BOUND)
+    weights: Weights = option("evidence", "how parties are weighted")
+    count_epsilon: float = option(
+        1.0, "what noisy counts cost an example", least=1e-6, most=100
+    )
+    contrast: bool = option(True, "parties tell their records from public rows")
+    class_share: str = option(
+        "auto", "class shares of public rows: auto, pooled, none, or numbers"
+    )
+    exclude_outliers: bool = option(True, "no evidence of parties that contradict most others")
+    consensus: Consensus = option("mean", "how scores are combined")
+    trim_fraction: float = option(
+        0.2, "share that trimmed-mean cuts off each side", least=0, below=0.5
+    )
+    privacy: ScorePrivacy | None = group(ScorePrivacy)
+    delta: float = option(DEFAULT_DELTA, "delta of every privacy figure", above=0, below=1)
+    max_epsilon: float | None = option(None, "budget of the server; 0: none", above=0)
+    loss: DistillationLoss = option("kl", "distance of logits")
+    temperature: float | None = option(None, "of the kl loss; 0: 1", above=0)
+    distill_epochs: int | None = option(None, "passes of distillation; 0: the model's", least=1)
+    num_predictions: int = option(
+        1, "predictions of each public row", least=1, most=MAX_PREDICTIONS
+    )
+    augmentation: Augmentation = option("none", "change between these predictions")
+    public_labels: bool = option(False, "parties also train on public labels")
+
+    def __post_init__(self) -> None:
+        """Check what goes together."""
+        super().__post_init__()
+        plain = self.weights == "uniform" and self.privacy is None
+        rule = "mean unless weights are uniform, without noise"
+        require(plain or self.consensus == "mean", "FedKD", "consensus", rule, self.consensus)
+        if self.sends_evidence:
+            rule = "'uniform' or 'noisy-counts' with noise at the server, made for logits"
+            require(self.privacy is None, "FedKD", "weights", rule, self.weights)
+            rule = "'clip' with evidence, which has a bound of its own"
+            require(self.scale == "clip", "FedKD", "scale", rule, self.scale)
+        norm = self.loss != "kl" and self.temperature is not None
+        rule = "left out unless loss is 'kl'"
+        require(not norm, "FedKD", "temperature", rule, self.temperature)
+        target = self.privacy.target_epsilon if self.privacy else None
+        left = not self.counts_noisily or target is None or self.count_epsilon < target
+        require(left, "FedKD", "count_epsilon", "below target_epsilon", self.count_epsilon)
+
+    @property
+    def sends_evidence(self) -> bool:
+        """Whether parties send evidence instead of logits."""
+        return self.weights in ("evidence", "noisy-evidence")
+
+    @property
+    def counts_noisily(self) -> bool:
+        """Whether class counts leave with noise, at the price of `count_epsilon`."""
+        return self.weights in ("noisy-evidence", "noisy-counts")
+
+    @property
+    def counts_exactly(self) -> bool:
+        """Whether class counts leave as they are."""
+        return self.weights in ("evidence", "counts")
+
+    @property
+    def seeded_noise(self) -> bool:
+        """Whether noise comes from the seed and protects nobody."""
+        return self.privacy is not None and self.privacy.seeded_noise
+
+    def recipe(self, task: Task) -> Recipe:
+        """Return the paper's loss: a norm of logits, or a divergence at some temperature."""
+        if self.loss != "kl":
+            return Recipe(loss=self.loss, epochs=self.distill_epochs)
+        link: Link = "sigmoid" if task == "multi-label" else "softmax"
+        warm = self.temperature or 1.0
+        return Recipe(
+            loss="cross-entropy", link=link, temperature=warm, epochs=self.distill_epochs
+        )
+
+    def count_mechanism(self, task: Task, num_classes: int) -> LaplaceCounts:
+        """Return the noise on class counts, for the most by which one record can move them.
+
+        With one class a record leaves one count and enters another. With several labels it
+        may change all positives; where negatives are counted too, those as well.
+        """
+        per_label = 2 if self.sends_evidence else 1
+        moved = per_label * num_classes if task == "multi-label" else 2
+        # Of positives alone, a record that has them all moves as many by coming as by changing.
+        halved = task != "multi-label" or per_label == 2
+        return LaplaceCounts(
+            epsilon=self.count_epsilon, l1_sensitivity=float(moved), halved=halved
+        )

@@ -1,0 +1,221 @@
+"""What can be set about FedKT, and what both sides say to each other."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal, TypeAlias
+
+from fl_strategies.exceptions import require
+from fl_strategies.options import Options, option, variants
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.counts import LaplaceCounts
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.ledger import DEFAULT_DELTA
+from fl_strategies.privacy.votes import VoteMechanism, VotePrivacy
+
+Exchange: TypeAlias = Literal["votes", "models"]
+VoteWeights: TypeAlias = Literal["auto", "none", "counts", "noisy-counts"]
+
+LEVELS: Sequence[str] = ("L0", "L1", "L2")
+PRIVACY_LEVEL: Final = "privacy-level"
+NUM_TRIMMED: Final = "num-trimmed"
+
+WEIGHTS_AT: Mapping[str, Sequence[VoteWeights]] = {
+    "L0": ("counts", "noisy-counts", "none"),
+    "L1": ("none",),
+    "L2": ("none", "noisy-counts"),
+}
+"""Which weights of votes a level allows; the first is taken for ``"auto"``."""
+WEIGHT_RULES: Mapping[str, str] = {
+    "L0": f"one of auto, {', '.join(WEIGHTS_AT['L0'])}",
+    "L1": "auto or none at L1, where the noise covers a party's votes and not their weight",
+    "L2": "auto, none or noisy-counts at L2, where exact counts would be unprotected",
+}
+VOTE_INSTEAD = "Let it vote instead: exchange='votes'."
+
+UNPROTECTED = "the labels of students left the party without noise"
+EXACT_COUNTS = "exact class counts left the party"
+OPEN_VOTES: Final[Sequence[Entry]] = ((NonPrivateEvent(unit="example", reason=UNPROTECTED), 1),)
+NOBODY: Final = -1
+"""Partition id that stands for parties whose answer nobody could read."""
+COUNTED = "class counts protect examples, not parties"
+
+# A server cannot make a party train without end.
+MAX_SPLITS = 1_000
+MAX_TEACHERS = 100_000
+MAX_QUERIES = 2**40
+
+VOTES_PER_NOISE: Final = 4
+"""How many times the scale of its noise a unanimous vote should be."""
+FEWEST_TEACHERS: Final = 5
+MOST_TEACHERS: Final = 25
+"""Bounds of the number of teachers at L2 unless it is given; 25 is the paper's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedKTOptions(Options):
+    """Options of `FedKT`.
+
+    Parameters
+    ----------
+    num_splits, num_teachers : int
+        The paper's s and t, there 2 and 5. By default whole-party models, s = t = 1, and at
+        L2 as many teachers as make a unanimous vote four times the scale of the noise, from
+        5 to 25. A party with fewer than t records trains fewer teachers.
+    corrected : bool
+        Every teacher votes as if its records had equal class shares, among the classes it
+        has seen, by its own subset's counts; see `aggregation.evidence`. False: the
+        paper's votes. Teachers that train with DP-SGD vote plainly at L0 and L1, because
+        nothing but the model is protected there.
+    vote_weights : "auto", "none", "counts" or "noisy-counts"
+        Weigh a party's votes by how well its records let it know each class, then match
+        `class_share`. The counts are exact, at L0 only, or cost an example `count_epsilon`,
+        at L0 and L2. ``"auto"``: counts at L0, none at L1 and L2.
+    count_epsilon : float
+        Part of the target epsilon at L2, if that is given.
+    class_share : str
+        For weighted votes: "auto", "pooled", "none" or numbers with commas, see
+        `EvidencePool`; ``"auto"`` is ``"pooled"`` here. Say ``"none"`` if public rows come
+        from another domain.
+    exchange : "votes" or "models"
+    privacy : VotePrivacy, optional
+        The noise on votes and where it is; by default there is none, the paper's L0.
+    num_queries : int, optional
+        How many public rows are labelled by noisy votes, on the server at L1 and at each
+        party at L2; all by default. They are drawn by the seed, and only they train the
+        models that learn from noisy labels. Fewer queries cost less epsilon.
+    exclude_outliers : bool
+        Of weighted votes, do not count those of parties that contradict most others: see
+        `aggregation.outliers`.
+    trim_fraction : float
+        Largest share of parties, rounded down and below one half, whose votes are not
+        counted because they contradict all others: see `FedKT` and `voting.least_agreeing`.
+        For unweighted votes; it does not see a party that names one class for every row
+        where honest parties know few classes, as `exclude_outliers` does.
+    delta : float
+        Of figures where there is no noise of the strategy's own, which has its delta.
+    max_epsilon : float, optional
+        The server refuses to label anything if epsilon would exceed it.
+    private_diagnostics : bool
+        L1: report how far votes agree before noise, and the data-dependent epsilon. Both are
+        computed from private votes, protected by nothing and not to be published.
+    accept_noise : bool
+        Continue although noise decides more labels than votes do, even if all agree: those
+        of all parties at L1, of a partition's teachers at L2. Refused otherwise, because
+        epsilon would be spent on labels that are mostly noise.
+    """
+
+    owner: ClassVar[str] = "FedKT"
+
+    num_splits: int = option(
+        1, "the paper's s: partitions, and so students, of a party", least=1, most=MAX_SPLITS
+    )
+    num_teachers: int | None = option(
+        None,
+        "the paper's t: teachers of a partition; 0: one, at L2 as the noise needs",
+        least=1,
+        most=MAX_TEACHERS,
+    )
+    corrected: bool = option(True, "votes without the teacher's own class shares")
+    vote_weights: VoteWeights = option("auto", "weights of votes")
+    count_epsilon: float = option(
+        1.0, "what noisy counts cost an example", least=1e-6, most=100
+    )
+    class_share: str = option(
+        "auto", "class shares of public rows: auto, pooled, none, or numbers"
+    )
+    exchange: Exchange = option("votes", "what parties send")
+    privacy: VotePrivacy | None = variants(
+        PRIVACY_LEVEL,
+        "where noise is: nowhere, at the server or at the parties",
+        L0=None,
+        L1=VotePrivacy,
+        L2=VotePrivacy,
+    )
+    num_queries: int | None = option(
+        None, "public rows labelled with noise; 0: all", least=1, most=MAX_QUERIES
+    )
+    exclude_outliers: bool = option(True, "no weighted votes of parties that contradict most")
+    trim_fraction: float = option(
+        0.0, "most liars whose votes are not counted, as a share", least=0, below=0.5
+    )
+    delta: float = option(DEFAULT_DELTA, "delta of every privacy figure", above=0, below=1)
+    max_epsilon: float | None = option(None, "budget of the server; 0: none", above=0)
+    private_diagnostics: bool = option(False, "report figures of private votes at L1")
+    accept_noise: bool = option(False, "continue although noise drowns all answers")
+
+    def __post_init__(self) -> None:
+        """Check what goes together."""
+        super().__post_init__()
+        require(
+            self.level != "L1" or not self.trim_fraction,
+            "FedKT",
+            "trim_fraction",
+            "0 at L1, where whether a party's votes count must not depend on other parties",
+            self.trim_fraction,
+        )
+        allowed, rule = ("auto", *WEIGHTS_AT[self.level]), WEIGHT_RULES[self.level]
+        fits = self.vote_weights in allowed
+        require(fits, "FedKT", "vote_weights", rule, self.vote_weights)
+        shared = self.weights != "none" or self.class_share in ("auto", "none")
+        rule = "auto or none unless votes are weighted"
+        require(shared, "FedKT", "class_share", rule, self.class_share)
+        if self.weights == "noisy-counts":
+            self.count_noise()
+            target = self.privacy.target_epsilon if self.privacy else None
+            left = target is None or self.count_epsilon < target
+            require(left, "FedKT", "count_epsilon", "below target_epsilon", self.count_epsilon)
+
+    @property
+    def level(self) -> str:
+        """The paper's name for where the noise is."""
+        return "L0" if self.privacy is None else self.privacy.level
+
+    @property
+    def weights(self) -> VoteWeights:
+        """The weights of votes that are meant."""
+        return WEIGHTS_AT[self.level][0] if self.vote_weights == "auto" else self.vote_weights
+
+    @property
+    def party_privacy(self) -> VotePrivacy | None:
+        """The noise that parties add to their teachers' votes."""
+        return self.privacy if self.level == "L2" else None
+
+    @property
+    def party_seeds_noise(self) -> bool:
+        """Whether the noise of parties comes from the seed and protects nobody."""
+        return self.party_privacy is not None and self.party_privacy.seeded_noise
+
+    def count_noise(self) -> LaplaceCounts:
+        """Return the noise on class counts, of which replacing one record moves two by one."""
+        return LaplaceCounts(epsilon=self.count_epsilon, l1_sensitivity=2.0)
+
+    def count_charges(self, *, seeded: bool) -> Sequence[Entry]:
+        """Return what the class counts cost that leave a party, if any do."""
+        if self.weights == "counts":
+            return [(NonPrivateEvent(unit="example", reason=EXACT_COUNTS), 1)]
+        return () if self.weights == "none" else self.count_noise().charges(seeded=seeded)
+
+    def party_mechanism(
+        self, privacy: VotePrivacy, num_classes: int, num_queries: int
+    ) -> VoteMechanism:
+        """Return the noise of every party at L2, counts within a target included."""
+        return privacy.for_examples(
+            num_classes,
+            self.num_splits * num_queries,
+            besides=self.count_charges(seeded=False),
+        )
+
+
+def teachers_for(noise_scale: float) -> int:
+    """Return how many teachers stand out from noise of this scale, within the bounds.
+
+    Nothing here depends on a record.
+
+    Examples
+    --------
+    >>> [teachers_for(scale) for scale in (0.1, 3.2, 100.0)]
+    [5, 13, 25]
+    """
+    enough = math.ceil(VOTES_PER_NOISE * noise_scale)
+    return min(max(enough, FEWEST_TEACHERS), MOST_TEACHERS)

@@ -1,0 +1,332 @@
+"""What strategies beyond averaging need of a network: objectives, steps, devices, layouts."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clients.opacus_learner import DPTorchLearner
+from clients.sklearn_learner import SklearnLearner
+from clients.torch_learner import TorchLearner
+from fl_strategies import GuidedLearner, Objective
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.protocols import require_guided
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
+
+RATE, EPOCHS = 0.05, 3
+RNG = np.random.default_rng(0)
+X: Array = RNG.normal(size=(40, 6)).astype(np.float32)
+Y: IntArray = RNG.integers(3, size=40)
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+
+def learner(module_fn: Any = perceptron, **settings: Any) -> TorchLearner:
+    plain: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "learning_rate": RATE}
+    settings = {"batch_size": 40, **plain, **settings}
+    return TorchLearner(module_fn, num_classes=3, epochs=EPOCHS, **settings)
+
+
+def private(**settings: Any) -> DPTorchLearner:
+    """Return a learner whose noise and clipping hardly change anything."""
+    strength: dict[str, Any] = {
+        "noise_multiplier": 1e-6,
+        "max_grad_norm": 10.0,
+        "secure": False,
+    }
+    return DPTorchLearner(
+        perceptron,
+        num_classes=3,
+        batch_size=40,
+        learning_rate=RATE,
+        **{**strength, **settings},
+    )
+
+
+def like(arrays: dict[str, Array], scale: float) -> dict[str, Array]:
+    rng = generator(9)
+    return {n: (scale * rng.normal(size=a.shape)).astype(a.dtype) for n, a in arrays.items()}
+
+
+def textbook(start: TorchLearner, objective: Objective) -> dict[str, Array]:
+    """Return full gradient descent on the loss and the objective, written as formulas."""
+    module = perceptron()
+    state = {name: torch.tensor(value) for name, value in start.to_arrays().items()}
+    module.load_state_dict(state)
+    anchor = objective.anchor or start.to_arrays()
+    for _ in range(EPOCHS):
+        loss = nn.functional.cross_entropy(module(torch.tensor(X)), torch.tensor(Y))
+        for name, weight in module.named_parameters():
+            pulled = (weight - torch.tensor(anchor[name])).square().sum()
+            loss = loss + objective.mu / 2 * pulled
+            if objective.correction is not None:
+                loss = loss + (torch.tensor(objective.correction[name]) * weight).sum()
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        with torch.no_grad():
+            for weight, gradient in zip(module.parameters(), gradients, strict=True):
+                weight -= RATE * gradient
+    return {name: value.detach().numpy() for name, value in module.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", ["mu", "anchor", "correction", "all"])
+@pytest.mark.parametrize("make", [learner, private])
+def test_an_objective_is_minimised_beside_the_loss(make: Any, kind: str) -> None:
+    """FedProx's term, any anchor and SCAFFOLD's correction are what their formulas say."""
+    start = learner().fit(X, Y, rng=generator())
+    arrays = start.to_arrays()
+    objective = {
+        "mu": Objective(mu=2.0),
+        "anchor": Objective(mu=2.0, anchor=like(arrays, 1.0)),
+        "correction": Objective(correction=like(arrays, 0.5)),
+        "all": Objective(mu=1.0, anchor=like(arrays, 1.0), correction=like(arrays, 0.5)),
+    }[kind]
+
+    model = make().from_arrays(arrays)
+    model.partial_fit(X, Y, rng=generator(1), epochs=EPOCHS, objective=objective)
+
+    for name, value in textbook(start, objective).items():
+        np.testing.assert_allclose(model.to_arrays()[name], value, atol=2e-5)
+
+
+def test_no_objective_changes_no_bit() -> None:
+    """Neither does one that asks for nothing."""
+    models = [learner(optimizer="adam").fit(X, Y, rng=generator()) for _ in range(3)]
+    for model, objective in zip(models, (None, Objective(), Objective(mu=1.0)), strict=True):
+        model.partial_fit(X, Y, rng=generator(1), epochs=2, objective=objective)
+    plain, idle, pulled = (model.logits(X) for model in models)
+
+    np.testing.assert_array_equal(plain, idle)
+    assert not np.array_equal(plain, pulled)
+
+
+def test_buffers_among_the_arrays_have_no_effect() -> None:
+    """`to_arrays` of a model can be an anchor as it is; frozen weights stay."""
+    model = learner(normalised).fit(X, Y, rng=generator())
+    arrays = model.to_arrays()
+    assert "1.running_mean" in arrays
+
+    model.partial_fit(X, Y, rng=generator(), epochs=1, objective=Objective(mu=1, anchor=arrays))
+
+    assert model.steps_taken == 1
+
+
+@pytest.mark.parametrize("make", [learner, private])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"0.weight": None}, "'0.weight' must be given, got none"),
+        ({"7.weight": np.zeros(3)}, "'7.weight' must be omitted, got one"),
+        ({"0.bias": np.zeros(9, np.float32)}, r"'0.bias' must be float32 of shape \(5,\)"),
+        ({"0.bias": np.full(5, np.nan, np.float32)}, "with NaN or infinity"),
+    ],
+)
+def test_arrays_of_other_weights_are_refused(
+    make: Any, change: dict[str, Any], sentence: str
+) -> None:
+    """They come from a server; nothing is learned, and nothing spent, before they fit."""
+    model = make().fit(X, Y, rng=generator())
+    before, spent = model.to_arrays(), getattr(model, "privacy_events", ())
+    wrong = {n: a for n, a in {**before, **change}.items() if a is not None}
+
+    for kind, objective in (
+        ("anchor", Objective(mu=1.0, anchor=wrong)),
+        ("correction", Objective(correction=wrong)),
+    ):
+        with pytest.raises(KnowledgeMismatch, match=f"{kind} '.*{sentence.partition(' ')[2]}"):
+            model.partial_fit(X, Y, rng=generator(), epochs=1, objective=objective)
+    assert getattr(model, "privacy_events", ()) == spent
+    assert all(np.array_equal(before[n], a) for n, a in model.to_arrays().items())
+
+
+def test_a_negative_pull_is_refused() -> None:
+    """It would push the weights away without end."""
+    with pytest.raises(InvalidParameter, match=r"Objective: mu must be finite and at least 0"):
+        Objective(mu=-1.0)
+
+
+def test_learners_without_weights_say_that_they_take_no_objective() -> None:
+    """A strategy asks before any record is touched."""
+    from sklearn.tree import DecisionTreeClassifier
+
+    tree = SklearnLearner(DecisionTreeClassifier(), num_classes=3)
+    sentence = "FedProx: the learner must take an objective .*, got SklearnLearner"
+    with pytest.raises(UnsupportedLearner, match=sentence):
+        require_guided("FedProx", tree)
+    for taker in (learner(), private()):
+        assert isinstance(taker, GuidedLearner)
+        assert require_guided("FedProx", taker) is taker
+
+
+def linear(**settings: Any) -> TorchLearner:
+    """Return least squares of one number by gradient descent."""
+    plain: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.1}
+    module_fn = lambda: nn.Linear(2, 1, bias=False)  # noqa: E731
+    return TorchLearner(module_fn, num_classes=1, task="regression", **plain, **settings)
+
+
+@pytest.mark.parametrize("scaffold", [True, False])
+def test_scaffold_corrects_the_drift_of_parties_that_differ(scaffold: bool) -> None:
+    """By control variates from outside; without them the average stays beside the optimum."""
+    rng = generator()
+    x = rng.normal(size=(2, 32, 2)) * np.array([[[1.5, 0.3]], [[0.3, 1.5]]])
+    y = np.stack([x[0] @ [[1.0], [0.0]], x[1] @ [[0.0], [1.0]]])
+    optimum = np.linalg.lstsq(x.reshape(64, 2), y.reshape(64, 1))[0].T
+    weights, controls = np.zeros((1, 2), np.float32), np.zeros((2, 1, 2), np.float32)
+
+    for _ in range(40):
+        models = []
+        for i in (0, 1):
+            own = controls.mean(axis=0) - controls[i]
+            objective = Objective(correction={"weight": own}) if scaffold else None
+            model = linear(batch_size=32).from_arrays({"weight": weights})
+            model.partial_fit(x[i], y[i], rng=rng, epochs=20, objective=objective)
+            models.append(model)
+        learned = np.stack([model.to_arrays()["weight"] for model in models])
+        way = np.float32(0.1 * models[0].steps_taken)
+        controls = controls - controls.mean(axis=0) + (weights - learned) / way
+        weights = learned.mean(axis=0)
+
+    distance = np.abs(weights - optimum).max()
+    assert distance < 1e-3 if scaffold else distance > 0.1
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(40, 2), (13, 6), (39, 2), (7, 12)])
+def test_steps_are_counted(batch_size: int, steps: int) -> None:
+    """Of the last call, whichever verb it was; a single last row joins another batch."""
+    model = learner(batch_size=batch_size)
+    assert model.steps_taken == 0
+    model.partial_fit(X, Y, rng=generator(), epochs=2)
+    assert model.steps_taken == steps
+    assert model.from_arrays(model.to_arrays()).steps_taken == 0
+    assert model.distill(X, np.eye(3)[Y], rng=generator()).steps_taken == steps // 2 * EPOCHS
+    twins = model.fit_many([(X, Y), (X, Y)], rngs=[generator(0), generator(1)])
+    assert [twin.steps_taken for twin in twins] == [steps // 2 * EPOCHS] * 2
+
+
+def test_private_steps_are_those_that_are_accounted() -> None:
+    """And a distillation of public rows counts its own."""
+    model = private(epochs=4).fit(X, Y, rng=generator())
+    assert model.steps_taken == model.privacy_events[0][0].steps == 4
+    assert model.distill(X, np.eye(3)[Y], rng=generator()).steps_taken == 4
+
+
+@pytest.mark.parametrize("make", [learner, private])
+def test_the_processor_is_the_default_and_auto_picks_what_is_there(make: Any) -> None:
+    """Where there is no other device, both give the same bits."""
+    default, named, auto = (
+        make(**options).fit(X, Y, rng=generator())
+        for options in ({}, {"device": "cpu"}, {"device": "auto"})
+    )
+
+    np.testing.assert_array_equal(default.logits(X), named.logits(X))
+    if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+        np.testing.assert_array_equal(default.logits(X), auto.logits(X))
+
+
+@pytest.mark.parametrize("name", ["cuda", "mps"])
+@pytest.mark.parametrize("make", [learner, private])
+def test_a_device_that_is_missing_is_a_sentence(
+    make: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names what there is instead."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    sentence = rf"device must be available on this machine \(cpu\), got '{name}'"
+    with pytest.raises(InvalidParameter, match=sentence):
+        make(device=name)
+
+
+def test_an_unknown_device_is_a_sentence() -> None:
+    """With the names that are known."""
+    with pytest.raises(InvalidParameter, match="device must be one of auto, cpu, cuda, mps"):
+        learner(device="tpu")
+
+
+class Viewing(nn.Module):
+    """A module that flattens by `view`, which takes contiguous rows only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 3)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        flat: Tensor = self.linear(rows.view(len(rows), -1))
+        return flat
+
+
+LAYOUTS = {
+    "columns": np.asfortranarray,
+    "mirrored": lambda x: np.ascontiguousarray(x[..., ::-1])[..., ::-1],
+    "reversed": lambda x: np.ascontiguousarray(x[::-1])[::-1],
+    "strided": lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("verb", ["fit", "partial_fit", "distill", "fit_many"])
+def test_rows_need_not_be_contiguous(verb: str, layout: str) -> None:
+    """A layout in memory is no part of the data: the same model to the bit."""
+    images: Array = X.reshape(20, 3, 2, 2)
+    models = []
+    for x, y in ((images, Y[:20]), (LAYOUTS[layout](images), Y[:20].repeat(2)[::2])):
+        model: Any = learner(Viewing)
+        if verb == "fit_many":
+            models.append(
+                model.fit_many([(x, y), (x, y)], rngs=[generator(0), generator(1)])[1]
+            )
+            continue
+        targets: Array = np.eye(3)[y] if verb == "distill" else y
+        options = {"epochs": 2} if verb == "partial_fit" else {}
+        models.append(getattr(model, verb)(x, targets, rng=generator(), **options))
+
+    plain, other = models
+    np.testing.assert_array_equal(plain.logits(images), other.logits(LAYOUTS[layout](images)))
+
+
+def test_private_rows_need_not_be_contiguous() -> None:
+    """DP-SGD takes them too."""
+    x = np.asfortranarray(X)[::-1]
+    one, other = (private().fit(rows, Y, rng=generator()) for rows in (x, x.copy(order="C")))
+
+    np.testing.assert_array_equal(one.logits(x), other.logits(x.copy(order="C")))
+
+
+class Wrapped(nn.Module):
+    """A module that answers as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = perceptron()
+
+    def forward(self, rows: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=None, logits=self.inner(rows))
+
+
+@pytest.mark.parametrize("make", [learner, DPTorchLearner])
+def test_outputs_may_hold_their_logits(make: Any) -> None:
+    """They train and answer as the module inside does, also as stacked twins."""
+    settings = {"num_classes": 3, "noise_multiplier": 1.0, "secure": False}
+    plain, wrapped = (
+        make(module_fn, **(settings if make is DPTorchLearner else {}))
+        for module_fn in (perceptron, Wrapped)
+    )
+    sets = [(X, Y), (X[::2], Y[::2])]
+    for one, other in zip(
+        plain.fit_many(sets, rngs=[generator(0), generator(1)]),
+        wrapped.fit_many(sets, rngs=[generator(0), generator(1)]),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one.logits(X), other.logits(X))

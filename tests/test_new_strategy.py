@@ -1,0 +1,128 @@
+"""What a new strategy costs its author: one class for each side and one line of registry."""
+
+import inspect
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from fl_strategies import REGISTRY, Algorithm, Knowledge, KnowledgeStrategy, Party, PartyHalf
+from fl_strategies.aggregation.consensus import RobustConsensus
+from fl_strategies.arrays import FloatArray, content_hash
+from fl_strategies.core.accounting import privacy_metrics, spend, unprotected
+from fl_strategies.core.protocols import Recipe, SoftLearner, link_scores, require_soft
+from fl_strategies.core.role import check_public_data, read_seed
+from fl_strategies.core.state import State
+from fl_strategies.core.training import finite_logits
+from fl_strategies.exceptions import KnowledgeMismatch, require_known
+from fl_strategies.options import Options, option
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
+from fl_strategies.randomness import derive_rng
+from fl_strategies.wire import keys
+
+NAME = "robust-logits"
+OPEN = NonPrivateEvent(unit="example", reason="logits left the party without noise")
+ARGUMENTS = ["-q", "-p", "no:cacheprovider", "tests/contract", "-k", NAME]
+RECIPE = Recipe(loss="cross-entropy", link="softmax")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustLogitsOptions(Options):
+    """Options of `RobustLogits`."""
+
+    trim_fraction: float = option(0.25, "parties cut off each side", least=0, below=0.5)
+
+
+class RobustLogits(KnowledgeStrategy[FloatArray]):
+    """One round of logits, combined by a trimmed mean."""
+
+    name: ClassVar[str] = NAME
+    options_type = RobustLogitsOptions
+    final_learner_needs = (SoftLearner,)
+    reply_kind = "logits"
+    last_round = 1
+
+    def __init__(
+        self,
+        *,
+        public: Any,
+        num_classes: int,
+        learner_fn: Any,
+        learner_name: str = "learner",
+        options: RobustLogitsOptions | None = None,
+        **federation: Any,
+    ) -> None:
+        super().__init__(**federation)
+        self.public, self.num_classes, self.learner_fn = public, num_classes, learner_fn
+        self.model_name, self.options = learner_name, options or RobustLogitsOptions()
+        self.state = State(ledger=PrivacyLedger("example", num_parties=self.num_parties))
+
+    def party_config(self) -> dict[str, Any]:
+        own = {keys.NUM_CLASSES: self.num_classes, keys.PUBLIC_HASH: content_hash(self.public)}
+        return {**self.options.to_config(), **own}
+
+    def check(self, knowledge: Knowledge) -> FloatArray:
+        logits, shape = knowledge.arrays.get("logits"), (len(self.public), self.num_classes)
+        if logits is None or logits.shape != shape or not np.isfinite(logits).all():
+            raise KnowledgeMismatch(f"logits: they must be finite, of shape {shape}.")
+        return logits
+
+    def finish(self) -> tuple[ArrayRecord | None, dict[str, float]]:
+        self.record_releases()
+        mean = RobustConsensus("trimmed-mean", trim_fraction=self.options.trim_fraction)
+        for reply in self.replies:
+            mean.add(reply.knowledge)
+        targets, rng = link_scores(mean.result(), RECIPE), derive_rng(self.seed, "final")
+        student = require_soft("RobustLogits", self.learner_fn())
+        model = student.distill(self.public, targets, rng=rng, recipe=RECIPE)
+        return self.keep_model(model), {}
+
+    def record_releases(self) -> None:
+        self.ledger_.charge(OPEN)
+
+
+class RobustLogitsParty(PartyHalf):
+    """A model of its own, and its logits on the public rows."""
+
+    def train(
+        self, party: Party, _: Knowledge | None, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Knowledge, dict[str, float]]:
+        check_public_data(party, config)
+        require_known(len(party.y) > 0, party.owner, "x", "records to learn from", "none")
+        ledger = spend(party, [(OPEN, 1)], NAME, DEFAULT_DELTA, state)
+        rng = party.rng(read_seed(config), "model")
+        model = party.learner_fn().fit(party.x, party.y, rng=rng)
+        logits = finite_logits(party.owner, model, party.public, promised=False)
+        metrics = privacy_metrics(party=unprotected(OPEN.reason), example=ledger)
+        return Knowledge("logits", {"logits": logits.astype(np.float32)}), metrics
+
+
+def register() -> None:
+    REGISTRY[NAME] = Algorithm(RobustLogits, RobustLogitsParty())
+
+
+def test_a_strategy_in_sixty_lines_keeps_the_whole_contract() -> None:
+    """The suite over the registry runs it end to end, without a word about it."""
+    code = "from tests.test_new_strategy import register; register(); import pytest, sys; "
+    done = subprocess.run(
+        [sys.executable, "-c", code + f"sys.exit(pytest.main({ARGUMENTS}))"],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "failed" not in done.stdout
+    assert int(done.stdout.rpartition(" passed")[0].split()[-1]) > 30
+    assert sum(map(code_lines, (RobustLogitsOptions, RobustLogits, RobustLogitsParty))) <= 60
+
+
+def code_lines(kind: type) -> int:
+    lines = [line.strip() for line in inspect.getsource(kind).splitlines()]
+    return sum(bool(line) and not line.startswith(('"""', "#")) for line in lines)

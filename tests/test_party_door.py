@@ -1,0 +1,257 @@
+"""What comes in at a party's door, and what a log shows of it."""
+
+import logging
+import pprint
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from flwr.app import Context
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from xgboost import XGBClassifier
+
+import fl_strategies
+from clients.app import client_app
+from clients.sklearn_learner import SklearnLearner
+from clients.torch_learner import TorchLearner
+from fl_strategies import REGISTRY, AvgKD, Party
+from fl_strategies.core.party import public_bound
+from fl_strategies.core.training import public_model
+from fl_strategies.exceptions import InvalidData, InvalidParameter
+from simulations.local import run_local
+from tests.toys import (
+    CentroidLearner,
+    accuracy,
+    common_options,
+    load_toy_party,
+    load_with,
+    toy_party,
+)
+
+PARTY = toy_party(3)
+SECRET = 4.321987654
+ARRAYS = ("x", "y", "public", "public_y", "x_test", "y_test")
+
+
+def test_a_log_shows_no_record(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither does a printout, whatever library draws it."""
+    x = PARTY.x.copy()
+    x[0, 0] = SECRET
+    party = replace(PARTY, x=x, x_test=x, y_test=PARTY.y, public_y=np.zeros(60, np.int64))
+    with caplog.at_level(logging.INFO):
+        logging.getLogger("flwr.fl_strategies").warning("%s %r", party, [party])
+        logging.getLogger(__name__).warning("%s", party)
+
+    for text in (caplog.text, repr(party), str(party), pprint.pformat(party)):
+        assert "4.32" not in text
+        assert "array" not in text
+        assert "x=(40, 2) float64" in text
+        assert "learner_name='centroid'" in text
+
+
+def frame(array: np.ndarray) -> Any:
+    return pd.DataFrame(array) if array.ndim == 2 else pd.Series(array)
+
+
+CONVERSIONS: dict[str, Callable[[np.ndarray], Any]] = {
+    "lists": lambda array: array.tolist(),
+    "tuples": lambda array: tuple(map(tuple, array)) if array.ndim == 2 else tuple(array),
+    "pandas": frame,
+    "objects of pandas": lambda array: frame(array).astype(object),
+    "nullable pandas": lambda array: frame(array).convert_dtypes(),
+    "torch": torch.tensor,
+    "torch with gradients": lambda array: torch.tensor(
+        array, requires_grad=array.dtype.kind == "f"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CONVERSIONS)
+def test_lists_frames_and_tensors_become_arrays(kind: str) -> None:
+    """With the values and types that numpy would have."""
+    labelled = replace(PARTY, public_y=np.zeros(60, dtype=np.int64))
+    converted = replace(
+        labelled, **{name: CONVERSIONS[kind](getattr(labelled, name)) for name in ARRAYS}
+    )
+
+    for name in ARRAYS:
+        found, expected = getattr(converted, name), getattr(labelled, name)
+        assert type(found) is np.ndarray
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_arrays_are_not_copied() -> None:
+    """A party of a large array costs no second one."""
+    assert replace(PARTY).x is PARTY.x
+
+
+def test_frames_of_several_types_become_numbers() -> None:
+    """Truth values count as 0 and 1 beside numbers."""
+    mixed = pd.DataFrame({"age": [1.5, 2.5], "smokes": [True, False]})
+    party = replace(PARTY, x=mixed, y=[0, 1])
+
+    np.testing.assert_array_equal(party.x, [[1.5, 1.0], [2.5, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("x", "sentence"),
+    [
+        (pd.DataFrame({"a": ["1", "2"], "b": [1.0, 2.0]}), "x must be an array of numbers"),
+        (pd.DataFrame({"a": [1, None], "b": [1, 2]}, dtype="Int64"), "x must be an array of"),
+        (pd.DataFrame({"a": [1.0, np.nan], "b": [1, 2]}), "x must be finite"),
+        ([[1.0, 2.0], [3.0]], "x must be an array, or a list, frame or tensor .* got list"),
+        (torch.ones(2, 2, dtype=torch.bfloat16), "x must be an array, .* got Tensor"),
+        (object(), r"x must be an array of rows \(n, ...\)"),
+    ],
+)
+def test_what_holds_no_numbers_is_a_sentence(x: Any, sentence: str) -> None:
+    """Texts are not taken for numbers, and gaps not for values."""
+    with pytest.raises(InvalidData, match=f"Party 3: {sentence}"):
+        replace(PARTY, x=x, y=[0, 1])
+
+
+def test_conversion_needs_neither_library() -> None:
+    """A party of lists loads no pandas and no torch."""
+    code = (
+        "import sys, fl_strategies as f\n"
+        "f.Party(x=[[1.0]], y=[0], num_classes=2, learner_fn=lambda: None)\n"
+        "print(*[name for name in ('pandas', 'torch') if name in sys.modules])"
+    )
+    root = Path(fl_strategies.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def without_public(party: Party) -> Party:
+    return Party(
+        x=party.x,
+        y=party.y,
+        num_classes=party.num_classes,
+        learner_fn=party.learner_fn,
+        learner_name=party.learner_name,
+        partition_id=party.partition_id,
+    )
+
+
+def test_public_rows_are_optional() -> None:
+    """There are then none, in the shape of the records, and no scale to cut values to."""
+    party = without_public(replace(PARTY, x=PARTY.x * 1e6, value_bound=1e9))
+
+    assert party.public.shape == (0, 2)
+    assert replace(party, public=None).public.shape == (0, 2)
+    np.testing.assert_array_equal(party.x, PARTY.x * 1e6)
+    assert public_bound(party.public) == 1e30
+    with pytest.raises(InvalidData, match=r"x_test must be rows of shape \(2,\) like x"):
+        replace(party, x_test=np.zeros((1, 3)), y_test=[0])
+
+
+def test_a_model_that_stands_in_needs_no_public_rows() -> None:
+    """Where privacy is promised a party answers in any case, from a row of zeros."""
+    model = public_model(without_public(PARTY), CentroidLearner)
+
+    assert model.predict(np.zeros((2, 2))).tolist() == [0, 0]
+
+
+def test_codistillation_runs_without_public_rows() -> None:
+    """Models travel, and what they predict on their receivers' records."""
+    options = {**common_options(), "public": None, "row_shape": (2,)}
+    strategy = AvgKD(**options)  # type: ignore[arg-type]
+
+    def load(context: Context) -> Party:
+        return without_public(load_toy_party(context))
+
+    run_local(strategy, client_app(load), num_nodes=4, num_rounds=2)
+
+    assert len(strategy.parties_) == 4
+    assert accuracy(strategy.model_.predict(toy_party(0).x_test)) > 0.8  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [n for n in REGISTRY if n in ("fedkd", "fedkt", "fedmd")])
+def test_a_strategy_that_needs_public_rows_says_so(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One sentence, at the party and at the server; the others go on."""
+    strategy: Any = REGISTRY[name].strategy(**common_options())  # type: ignore[arg-type]
+
+    run_local(strategy, client_app(load_with(without_public, only=2)), num_nodes=4)
+
+    sentence = f"Party 2: public must be given for '{name}', which works on public rows"
+    assert sentence in caplog.text
+    assert sorted(strategy.parties_) == [0, 1, 3]
+
+
+class Net(torch.nn.Linear):
+    """A module as users write them."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 3)
+
+
+@pytest.mark.parametrize("place", ["learner_fn", "teacher_fn", "catalogue"])
+@pytest.mark.parametrize(
+    ("given", "got", "write"),
+    [
+        (
+            RandomForestClassifier,
+            "the class RandomForestClassifier",
+            "SklearnLearner(RandomForestClassifier(...), num_classes=3)",
+        ),
+        (
+            LogisticRegression(),
+            "an object of the class LogisticRegression",
+            "SklearnLearner(LogisticRegression(...), num_classes=3)",
+        ),
+        (
+            XGBClassifier(),
+            "an object of the class XGBClassifier",
+            "XGBoostLearner(num_classes=3)",
+        ),
+        (
+            Net(),
+            "an object of the class Net",
+            "TorchLearner(lambda: Net(...), num_classes=3)",
+        ),
+        (Net, "the class Net", "TorchLearner(lambda: Net(...), num_classes=3)"),
+        (
+            TorchLearner(Net, num_classes=3),
+            "an object of the class TorchLearner",
+            "TorchLearner(...)",
+        ),
+        (CentroidLearner(), "an object of the class CentroidLearner", "CentroidLearner(...)"),
+        (7, "an object of the class int", None),
+    ],
+)
+def test_a_model_in_place_of_a_factory_is_a_sentence(
+    given: Any, got: str, write: str | None, place: str
+) -> None:
+    """It says what to write instead."""
+    change = {place: {"other": given} if place == "catalogue" else given}
+    name = "catalogue['other']" if place == "catalogue" else place
+    rule = "a function without arguments that makes a new learner"
+    hint = "" if write is None else f" Write: lambda: {write}"
+    sentence = re.escape(f"Party 3: {name} must be {rule}, got {got}.{hint}")
+    with pytest.raises(InvalidParameter, match=f"^{sentence}$"):
+        replace(PARTY, **change)
+
+
+def test_factories_of_every_kind_are_taken() -> None:
+    """Functions, partial functions and classes of learners themselves."""
+    for factory in (
+        CentroidLearner,
+        lambda: TorchLearner(Net, num_classes=3),
+        lambda: SklearnLearner(LogisticRegression(), num_classes=3),
+    ):
+        assert replace(PARTY, learner_fn=factory).learner_fn is factory
