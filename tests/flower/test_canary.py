@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ LEARNERS = '''
 """The models of a party: one carries its rows along, one fails and says why."""
 
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
@@ -242,7 +244,7 @@ def embedded_arrays(data: bytes) -> Iterator[np.ndarray]:
 
 def promised_bytes(header: bytes) -> Iterator[int]:
     """Yield how many bytes follow a header of numpy."""
-    with suppress(ValueError, SyntaxError, TypeError, EOFError):
+    with suppress(ValueError, SyntaxError, TypeError, EOFError, TokenError):
         file = io.BytesIO(header)
         np.lib.format.read_magic(file)
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
