@@ -123,7 +123,7 @@ def test_a_party_that_leaves_in_a_round_comes_back(
 
     assert set(left_out(deployment, report)) == {FULL}
     told = re.findall(
-        rf"leaves out node {deployment.node_ids[FULL]}: (.*)",
+        rf"excludes node {deployment.node_ids[FULL]}: (.*)",
         deployment.control.log(report["run-id"]),
     )
     assert told[0] == FAILED

@@ -75,7 +75,7 @@ def test_a_killed_supernode_comes_back_in_the_next_round(
     wait_for_fault(member(deployment))
     start = time.monotonic()
     deployment.kill_member(BAD)
-    sentence = f"leaves out node {deployment.node_ids[BAD]}: {UNAVAILABLE}"
+    sentence = f"excludes node {deployment.node_ids[BAD]}: {UNAVAILABLE}"
     wait_until(lambda: sentence in deployment.control.log(run_id))
     noticed = time.monotonic() - start
     deployment.bring_back(BAD)
@@ -109,7 +109,7 @@ def test_a_late_answer_changes_nothing(
     run_id = deployment.submit(settings)
     wait_for_fault(slow)
     start = time.monotonic()
-    sentence = f"leaves out node {deployment.node_ids[BAD]}: it did not answer in time"
+    sentence = f"excludes node {deployment.node_ids[BAD]}: it did not answer in time"
     wait_until(lambda: sentence in deployment.control.log(run_id))
     let_go(slow)
 
