@@ -177,17 +177,19 @@ class Options:
     def to_config(self) -> dict[str, Scalar]:
         """Return what is set, by kebab-case keys; what is None by default is missing."""
         config: dict[str, Scalar] = {}
+        inner: dict[str, Scalar] = {}
         for item in fields(self):
             value = getattr(self, item.name)
             if "variants" in item.metadata:
                 config[item.metadata["key"]] = _variant(item, value)
             if isinstance(value, Options) and item.metadata:
-                config |= value.to_config()
+                inner |= value.to_config()
             elif "bounds" in item.metadata and (value, item.default) != (None, None):
                 # What is none by choice, not by default, must be said.
                 absent = _annotated(type(self), item)[0]()
                 config[key_of(item.name)] = absent if value is None else value
-        return config
+        # Of a key that both have, the inner value is the one that counts.
+        return config | inner
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:

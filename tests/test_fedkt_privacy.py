@@ -21,6 +21,7 @@ from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, NotFit
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.votes import VotePrivacy, choose_queries
+from fl_strategies.strategies.fedkt.options import FedKTOptions
 from fl_strategies.wire import keys
 from fl_strategies.wire.packing import pack_labels
 from simulations.local import InMemoryGrid, run_local
@@ -427,3 +428,11 @@ def test_trimming_at_l2_costs_no_epsilon() -> None:
     assert [record["num-trimmed"] for record in metrics] == [0, 1]
     assert strategies[0].ledger_.entries == strategies[1].ledger_.entries
     assert metrics[0][keys.EPSILON_EXAMPLE] == metrics[1][keys.EPSILON_EXAMPLE]
+
+
+def test_the_delta_of_the_noise_reaches_the_parties() -> None:
+    """Noise that parties calibrate must be that of the server's promise."""
+    privacy = VotePrivacy(level="L2", target_epsilon=2.0, delta=1e-6)
+    options = FedKTOptions(privacy=privacy)
+
+    assert FedKTOptions.received(options.to_config()).privacy == privacy
