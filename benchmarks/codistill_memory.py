@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from clients.app import client_app
 from clients.kernel_learner import RidgeLearner
-from fl_strategies import Knowledge, Party, PartyHalf
+from fl_strategies import Knowledge, Party, PartyRole
 from fl_strategies.core.accounting import ledger_of, ledger_to_text
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
@@ -36,7 +36,7 @@ EVENTS = ledger_to_text(
 )
 
 
-class RandomModels(PartyHalf):
+class RandomModels(PartyRole):
     """A party that sends a new random model whatever it is asked."""
 
     def train(
@@ -83,7 +83,7 @@ def memory_by_round(kind: type[Codistillation]) -> tuple[list[float], float]:
         learner_name="ridge",
         row_shape=(WIDTH,),
     )
-    app = client_app(load_party, halves={kind.name: RandomModels()})
+    app = client_app(load_party, roles={kind.name: RandomModels()})
     grid = InMemoryGrid(app, NUM_AGENTS)
     held = []
     tracemalloc.start()

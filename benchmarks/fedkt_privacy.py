@@ -275,7 +275,7 @@ def load_party(context: Context) -> Party:
 
 
 def strategy_of(settings: Settings) -> FedKT:
-    """Return the server's half with the learners of this benchmark."""
+    """Return the server side with the learners of this benchmark."""
     strategy = load_federation(settings).strategy()
     if not isinstance(strategy, FedKT):
         raise TypeError("the preset of this benchmark is FedKT's")

@@ -212,7 +212,7 @@ def _result(case: Mapping[str, Any] | None) -> dict[str, Any]:
 def _tried(name: str, data: str) -> dict[str, Any]:
     try:
         return run(name, data)
-    except Exception as error:  # a case that fails must go on failing in the same way
+    except Exception as error:  # a case that fails must continue failing in the same way
         return {"error": f"{type(error).__name__}: {error}"}
 
 

@@ -2,7 +2,7 @@
 
 Run: ``python benchmarks/poisoning.py [case ...] [--seeds 3] [--first-seed 0]``. Real data, real
 messages, the in-process runner. In every case 20 % of the parties are hostile, drawn by the
-seed. Adult needs the folder that ``FL_STRATEGIES_DATA`` names and is left out without it.
+seed. Adult needs the folder that ``FL_STRATEGIES_DATA`` names and is skipped without it.
 
 Attacks
     flip      a hostile party keeps to the protocol, but its label y is (y + 1) mod C
@@ -216,10 +216,10 @@ def attacked_app(federation: Federation, attack: str, hostile: set[int]) -> Clie
             party = pool_records(party, allies)
         return lying(party, attack)
 
-    halves = {name: algorithm.party for name, algorithm in REGISTRY.items()}
+    roles = {name: algorithm.party for name, algorithm in REGISTRY.items()}
     if attack == "loud":
-        halves |= {"fedmd": LoudMDParty(), "fedkd": LoudKDParty()}
-    enemy = client_app(load, halves=halves)
+        roles |= {"fedmd": LoudMDParty(), "fedkd": LoudKDParty()}
+    enemy = client_app(load, roles=roles)
 
     def answer(message: Message, context: Context) -> Message:
         app = enemy if _number(context) in hostile else honest
@@ -245,7 +245,7 @@ class Outcome:
 
     accuracy: float
     caught: float = np.nan
-    """Share of hostile parties that were left out; NaN for rules that leave out nobody."""
+    """Share of hostile parties that were excluded; NaN for rules that exclude nobody."""
 
 
 class Laboratory:
@@ -311,7 +311,7 @@ class Laboratory:
 
 
 def measure(case: Case, seeds: Sequence[int], laboratory: Laboratory) -> Table:
-    """Return percentages by rule: accuracies, and how many hostile parties were left out."""
+    """Return percentages by rule: accuracies, and how many hostile parties were excluded."""
     table: Table = {}
     for rule in case.rules:
         nobody, hostile = (
@@ -349,7 +349,7 @@ def rows_of(name: str, table: Mapping[str, Mapping[str, Sequence[float]]]) -> li
 
 HEADER = (
     "| case | rule | nobody hostile | 20 % hostile | cost if nobody is hostile | loss | "
-    "loss, had the hostile ones stayed away | liars left out |\n"
+    "loss, had the hostile ones stayed away | liars excluded |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
@@ -368,7 +368,7 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     chosen = [n for n in CASES if not arguments.cases or n.startswith((*arguments.cases,))]
     if any(is_adult(name) for name in chosen) and not os.environ.get("FL_STRATEGIES_DATA"):
-        print("Adult is left out: FL_STRATEGIES_DATA names no folder.")
+        print("Adult is skipped: FL_STRATEGIES_DATA names no folder.")
         chosen = [name for name in chosen if not is_adult(name)]
     print(HEADER, flush=True)
     tables, start, laboratory = {}, time.monotonic(), Laboratory()

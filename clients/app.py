@@ -14,7 +14,7 @@ from fl_strategies import (
     REGISTRY,
     Learner,
     Party,
-    PartyHalf,
+    PartyRole,
 )
 from fl_strategies.core.policy import Request, check_request
 from fl_strategies.core.role import require_public_rows
@@ -50,7 +50,7 @@ def client_app(
     load_party: LoadParty,
     *,
     on_model: OnModel | None = None,
-    halves: Mapping[str, PartyHalf] | None = None,
+    roles: Mapping[str, PartyRole] | None = None,
 ) -> ClientApp:
     """Return a ready `ClientApp` that answers every strategy of the registry.
 
@@ -61,7 +61,7 @@ def client_app(
         message, so this is called once per message.
     on_model : callable, optional
         Receives the final model when the server delivers it, for example to save it.
-    halves : mapping of strategy name to party half, optional
+    roles : mapping of strategy name to party role, optional
         Which strategies this party takes part in; all of the registry by default.
 
     Notes
@@ -70,7 +70,7 @@ def client_app(
     that may go wrong the server learns a sentence that is always the same, because the text,
     and even the type, of an error may depend on a record; the party's own log has it all.
     """
-    known = halves or {name: algorithm.party for name, algorithm in REGISTRY.items()}
+    known = roles or {name: algorithm.party for name, algorithm in REGISTRY.items()}
     app = ClientApp()
 
     @app.train()
@@ -121,16 +121,16 @@ def _check_request(party: Party, request: Request, *, releases: bool) -> None:
 
 
 def _train(
-    message: Message, context: Context, load_party: LoadParty, halves: Mapping[str, PartyHalf]
+    message: Message, context: Context, load_party: LoadParty, roles: Mapping[str, PartyRole]
 ) -> RecordDict:
-    config, half = _read_request(message, halves)
+    config, role = _read_request(message, roles)
     party = _load(load_party, context, config)
-    _check_request(party, half.request(party, config), releases=True)
+    _check_request(party, role.request(party, config), releases=True)
 
     def respond() -> RecordDict:
         if party.journal is not None:
             party.journal.require_budget()
-        knowledge, metrics = half.train(party, _received(message), config, context.state)
+        knowledge, metrics = role.train(party, _received(message), config, context.state)
         metrics = {keys.NUM_EXAMPLES: len(party.y), **metrics}
         return _reply(message, party, knowledge, metrics)
 
@@ -141,18 +141,18 @@ def _evaluate(
     message: Message,
     context: Context,
     load_party: LoadParty,
-    halves: Mapping[str, PartyHalf],
+    roles: Mapping[str, PartyRole],
     on_model: OnModel | None,
 ) -> RecordDict:
-    config, half = _read_request(message, halves)
+    config, role = _read_request(message, roles)
     party = _load(load_party, context, config)
-    _check_request(party, half.request(party, config), releases=False)
+    _check_request(party, role.request(party, config), releases=False)
     received = _received(message)
     if received is None:
         raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")
 
     def respond() -> RecordDict:
-        model, metrics = half.evaluate(party, received, config, context.state)
+        model, metrics = role.evaluate(party, received, config, context.state)
         if on_model is not None:
             on_model(model, party, context)
         better = compare_at_home(model, party, config, context.state)
@@ -163,7 +163,7 @@ def _evaluate(
 
 
 def _load(load_party: LoadParty, context: Context, config: ConfigRecord) -> Party:
-    """Return the party; a run that goes on after a kill is the same run for it."""
+    """Return the party; a run that is resumed after a kill is the same run for it."""
     try:
         party = load_party(context)
     except (KnowledgeMismatch, UnsupportedLearner) as error:
@@ -175,15 +175,15 @@ def _load(load_party: LoadParty, context: Context, config: ConfigRecord) -> Part
 
 
 def _read_request(
-    message: Message, halves: Mapping[str, PartyHalf]
-) -> tuple[ConfigRecord, PartyHalf]:
+    message: Message, roles: Mapping[str, PartyRole]
+) -> tuple[ConfigRecord, PartyRole]:
     config = message.content.get(keys.CONFIG)
     if not isinstance(config, ConfigRecord):
         raise KnowledgeMismatch(f"Server: the message must hold {keys.CONFIG!r}, got none.")
     name = str(config.get(keys.STRATEGY))
-    rule = f"one this party takes part in ({', '.join(sorted(halves))})"
-    require_known(name in halves, "Server", "strategy", rule, repr(name))
-    return config, halves[name]
+    rule = f"one this party takes part in ({', '.join(sorted(roles))})"
+    require_known(name in roles, "Server", "strategy", rule, repr(name))
+    return config, roles[name]
 
 
 def _received(message: Message) -> Knowledge | None:

@@ -313,7 +313,7 @@ class _Check:
         self.require(result is learner, "partial_fit must return self", type(result).__name__)
         self.check_answers(learner, self.x, " after partial_fit")
         moved = not np.array_equal(before, learner.logits(self.x))
-        self.require(moved, "partial_fit must go on learning", "the same scores as before")
+        self.require(moved, "partial_fit must keep learning", "the same scores as before")
 
     def arrays_carry_the_model_to_the_bit(self) -> None:
         """Check the round trip, unless the learner says that its models cannot travel."""

@@ -53,7 +53,7 @@ class KeptRun:
 
     @property
     def state(self) -> RecordDict | None:
-        """What the party's half kept when it last answered, or None."""
+        """What the party's role kept when it last answered, or None."""
         return self._below(_STATE) if self._records is not None else None
 
     def answer(self, kind: str, question: str) -> RecordDict | None:

@@ -50,7 +50,7 @@ class KernelRidgeLearner(ScoreLearner):
     ridge : float
         The c above, at least 0.
     gamma : float, optional
-        Inverse scale of a kernel, above 0; one over the number of columns if left out.
+        Inverse scale of a kernel, above 0; one over the number of columns if omitted.
     degree : int
         Power of the polynomial kernel, at least 1.
     offset : float

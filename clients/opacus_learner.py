@@ -147,7 +147,7 @@ class DPTorchLearner(TorchLearner):
             require(isinstance(value, bool), OWNER, name, "True or False", value)
         for name in ("augment", "channels_last"):
             value = getattr(self, name)
-            require(not value, OWNER, name, "left out in private training", value)
+            require(not value, OWNER, name, "omitted in private training", value)
 
     @property
     def privacy_events(self) -> Spent:

@@ -88,7 +88,7 @@ class TorchLearner:
         A cosine takes the rate of every step of a call from `learning_rate` down to
         `final_learning_rate`.
     final_learning_rate : float, optional
-        `learning_rate` / 100 if left out.
+        `learning_rate` / 100 if omitted.
     augment : callable, optional
         Changes the rows (b, ...) of every training batch, in place if it likes, but never
         rows to predict. PyTorch's default generator is seeded from `rng` meanwhile, so draws

@@ -1,7 +1,7 @@
 """Federated learning by knowledge transfer, as Flower strategies.
 
 Every entry of `REGISTRY` is one algorithm: the strategy that runs on the server and the
-half that runs at the parties. Adding one takes a module, its test and a line here.
+role that runs at the parties. Adding one takes a module, its test and a line here.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from fl_strategies.core.protocols import (
     Recipe,
     SoftLearner,
 )
-from fl_strategies.core.role import PartyHalf
+from fl_strategies.core.role import PartyRole
 from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.privacy.scores import ScorePrivacy
 from fl_strategies.privacy.votes import VotePrivacy
@@ -49,10 +49,10 @@ __version__ = "0.1.0"
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Both halves of one strategy."""
+    """Both sides of one strategy."""
 
     strategy: type[KnowledgeStrategy[Any]]
-    party: PartyHalf
+    party: PartyRole
 
 
 REGISTRY = {
@@ -96,7 +96,7 @@ __all__ = [
     "Objective",
     "PKD",
     "Party",
-    "PartyHalf",
+    "PartyRole",
     "PortableLearner",
     "REGISTRY",
     "Recipe",

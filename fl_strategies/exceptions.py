@@ -115,5 +115,5 @@ def require_data(holds: bool, owner: str, parameter: str, rule: str, value: obje
 def require_known(holds: bool, owner: str, name: str, rule: str, value: object) -> None:
     """Raise `KnowledgeMismatch` in the package's one sentence unless the rule holds."""
     if not holds:
-        # Cut short: a stranger must not be able to fill the logs.
+        # Cut short: an untrusted party must not be able to fill the logs.
         raise KnowledgeMismatch(f"{owner}: {name} must be {rule}, got {str(value)[:200]}.")

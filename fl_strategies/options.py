@@ -52,7 +52,7 @@ def option(
 ) -> Any:
     """Define a setting; its annotation gives its type, and a `Literal` its choices.
 
-    A setting that may be None is left out of a configuration by 0 or an empty text; one whose
+    A setting that may be None is omitted from a configuration by 0 or an empty text; one whose
     default is `MISSING` must be given.
     """
     bounds = {"at least": least, "greater than": above, "at most": most, "below": below}
@@ -203,7 +203,7 @@ class Options:
                 given[key] == known[key].default,
                 owner,
                 key,
-                "left out with these settings, which do not use it",
+                "omitted with these settings, which do not use it",
                 given[key],
             )
         return options

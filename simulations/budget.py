@@ -20,7 +20,7 @@ BUDGET_KEYS: Final[Mapping[str, Value]] = {
     "sample-delta": 0.0,
     "data-changes": False,
 }
-"""What a node may say about its budget, and the default of what it leaves out."""
+"""What a node may say about its budget, and the default of what it omits."""
 
 
 def with_defaults(

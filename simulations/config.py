@@ -112,7 +112,7 @@ got 'num-splits', which fedkt has.
             ("teacher", self.teacher, "fedkt"),
             ("pretrain-once", self.pretrain_once, "fedmd"),
         ):
-            fits, rule = not value or self.strategy == owner, f"left out unless for {owner}"
+            fits, rule = not value or self.strategy == owner, f"omitted unless for {owner}"
             require(fits, OWNER, key, rule, value)
         check_dataset_name(OWNER, self.data)
         check_public_name(OWNER, self.data, self.public)

@@ -41,7 +41,7 @@ class Panel:
 
 
 def make_panels(table: Table, outcomes: Sequence[Outcome]) -> list[Panel]:
-    """Return the table's rows as curves, in its order; rows without results are left out.
+    """Return the table's rows as curves, in its order; rows without results are skipped.
 
     Rows with the same `panel` and the same kind of figure share a panel.
     """
@@ -55,7 +55,7 @@ def make_panels(table: Table, outcomes: Sequence[Outcome]) -> list[Panel]:
 
 
 def _curve(row: Row, outcomes: Sequence[Outcome]) -> Curve:
-    """Combine seeds; one that ended earlier, or did not measure a round, is left out there."""
+    """Combine seeds; one that ended earlier, or did not measure a round, is skipped there."""
     by_round: dict[int, list[float]] = {}
     for outcome in outcomes:
         for number, figure in rounds_of(row, outcome):

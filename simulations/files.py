@@ -1,6 +1,6 @@
 """Tables and images from files, as plain arrays.
 
-Archives are opened without pickle, so a file from a stranger can hold numbers and text and
+Archives are opened without pickle, so an untrusted file can hold numbers and text and
 nothing that runs. What a column means is decided by the public rows alone (see
 `simulations.datasets`).
 """

@@ -24,7 +24,7 @@ def pretrained(
     require(epochs > 0, OWNER, "pretrain-epochs", "at least 1 with pretrain-once", epochs)
     if not isinstance(learner, ContinuingLearner):
         raise InvalidParameter(
-            f"{OWNER}: learner must be a network, which goes on learning, to train on public "
+            f"{OWNER}: learner must be a network, which continues learning, to train on public "
             f"rows first, got {settings.learner!r}."
         )
     if data.y_public is None:

@@ -280,7 +280,7 @@ def render(report: Report) -> str:
         f"sent by parties: {report[keys.NUM_BYTES_SENT]} bytes",
         f"seconds: {report['seconds']:.1f}",
     ]
-    lines += [f"left out: node {node}: {why}" for node, why in report["rejected"].items()]
+    lines += [f"excluded: node {node}: {why}" for node, why in report["rejected"].items()]
     return "\n".join([*lines, f"verdict: {report['verdict']}"])
 
 

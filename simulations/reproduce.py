@@ -2,7 +2,7 @@
 
 A table is a file in `simulations/tables`: `[settings]` for all rows, and for each row its
 name, its own settings and, where a paper prints one, the published figure. Results are kept
-in a file of their own as they come, so a table that was stopped goes on where it was.
+in a file of their own as they come, so a stopped table resumes where it was.
 """
 
 import json

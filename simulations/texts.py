@@ -41,7 +41,7 @@ class TextSet:
     file : str
         Compressed CSV file with the columns split, label and text.
     train, test : str
-        What the column `split` calls training and test texts; other rows are left out.
+        What the column `split` calls training and test texts; other rows are dropped.
     classes : tuple of str
         Names of labels 0, 1 and so on.
     origin : str

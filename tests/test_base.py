@@ -69,7 +69,7 @@ def test_waiting_reminds_and_then_warns(
         strategy.configure_train(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
 
     assert "FedKT waits for parties: 4 of 5 are connected." in caplog.text
-    assert "FedKT goes on with 4 of 5 parties" in caplog.text
+    assert "FedKT continues with 4 of 5 parties" in caplog.text
 
 
 def test_waiting_ends_in_time() -> None:

@@ -1,4 +1,4 @@
-"""A killed run goes on: same bits, nobody asked twice, no noise drawn twice."""
+"""A killed run is resumed: same bits, nobody asked twice, no noise drawn twice."""
 
 import json
 from collections.abc import Iterable
@@ -350,7 +350,7 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
     strategy = build("fedkt", tmp_path / "run")
     start(strategy, MortalGrid(app), 1)
 
-    with pytest.raises(InvalidParameter, match="left out to start a second time"):
+    with pytest.raises(InvalidParameter, match="omitted to start a second time"):
         start(strategy, MortalGrid(app), 1)
     with pytest.raises(InvalidParameter, match="a new folder, or resume given"):
         start(build("fedkt", tmp_path / "run"), MortalGrid(app), 1)

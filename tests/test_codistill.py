@@ -63,7 +63,7 @@ SCHEMES: Mapping[str, type[Codistillation]] = {
     "pkd": PKD,
     "ekd": EKD,
 }
-HALVES = dict.fromkeys(SCHEMES, CodistillParty())
+ROLES = dict.fromkeys(SCHEMES, CodistillParty())
 GRID = derive_rng(0, "grid").normal(size=(9, 2))
 Load = Callable[[Context], Party]
 
@@ -72,7 +72,7 @@ class Recorder(InMemoryGrid):
     """Keeps the last messages of each type; nodes can leave, and replies can be changed."""
 
     def __init__(self, load: Load, num_nodes: int) -> None:
-        super().__init__(client_app(load, halves=HALVES), num_nodes)
+        super().__init__(client_app(load, roles=ROLES), num_nodes)
         self.sent: dict[str, list[Message]] = {}
         self.away: set[int] = set()
         self.change: Callable[[Message], None] = lambda _: None
@@ -102,7 +102,7 @@ class Recorder(InMemoryGrid):
 
 
 def step(strategy: Codistillation, grid: InMemoryGrid) -> Any:
-    """Play one round; a second call of `start` goes on where the first stopped."""
+    """Play one round; a second call of `start` continues where the first stopped."""
     return strategy.start(grid, ArrayRecord(), num_rounds=1)
 
 
@@ -379,7 +379,7 @@ def test_own_models_are_measured_without_crossing_the_wire_again() -> None:
 def test_every_party_ends_with_the_ensemble() -> None:
     """New terms are delivered once, and kept: all parties hold the server's sum."""
     received: list[Any] = []
-    app = client_app(load_ridge, halves=HALVES, on_model=lambda m, *_: received.append(m))
+    app = client_app(load_ridge, roles=ROLES, on_model=lambda m, *_: received.append(m))
     strategy = classification("ekd")
     grid = InMemoryGrid(app, 3)
     sizes = []
@@ -426,9 +426,7 @@ def test_models_start_anew_in_every_round() -> None:
         return replace(party, learner_fn=lambda: Counting(num_classes=3, ridge=0.01))
 
     strategy = classification("pkd", 2)
-    run_local(
-        strategy, client_app(load_changed(counting, 0, 1), halves=HALVES), 2, num_rounds=3
-    )
+    run_local(strategy, client_app(load_changed(counting, 0, 1), roles=ROLES), 2, num_rounds=3)
 
     assert taught == [1] * 6
 
@@ -448,7 +446,7 @@ def test_agents_learn_probabilities_by_the_chosen_loss(loss: str) -> None:
 
     load = load_changed(watching, 0, 1)
     strategy = classification("avgkd", 2, target_loss=loss)
-    run_local(strategy, client_app(load, halves=HALVES), 2, num_rounds=2)
+    run_local(strategy, client_app(load, roles=ROLES), 2, num_rounds=2)
 
     assert all(recipe == Recipe(loss=loss, link="softmax") for recipe, _ in seen)
     assert set(np.unique(seen[0][1])) == {0.0, 1.0}
@@ -487,7 +485,7 @@ def test_a_network_and_a_forest_teach_each_other() -> None:
     strategy = AvgKD(
         num_classes=3, model_fns=factories, num_parties=2, max_wait=0.0, row_shape=(2,)
     )
-    result = run_local(strategy, client_app(load, halves=HALVES), 2, num_rounds=2)
+    result = run_local(strategy, client_app(load, roles=ROLES), 2, num_rounds=2)
 
     assert not strategy.rejected_
     assert [type(m).__name__ for m in strategy.models_.values()] == [
@@ -518,7 +516,7 @@ def test_a_chain_skips_agents_that_have_left() -> None:
     assert weights(strategy.model_) == before
     grid.away = set()
     step(strategy, grid)
-    assert grid.asked() == [3], "the chain goes on when an agent comes back"
+    assert grid.asked() == [3], "the chain continues when an agent comes back"
 
 
 def test_a_chain_skips_an_agent_that_fails_and_ends_only_with_the_rounds() -> None:
@@ -529,7 +527,7 @@ def test_a_chain_skips_an_agent_that_fails_and_ends_only_with_the_rounds() -> No
 
     strategy, grid = classification("akd"), Recorder(load_ridge, 3)
     step(strategy, grid)
-    grid.client_app = client_app(load_changed(fail, 1), halves=HALVES)
+    grid.client_app = client_app(load_changed(fail, 1), roles=ROLES)
 
     asked, rejected = [], []
     for _ in range(5):
@@ -588,7 +586,7 @@ def other_architecture(party: Party) -> Party:
 def test_a_server_with_a_factory_refuses_another_architecture(scheme: str) -> None:
     """The sender is named at once, and its model reaches nobody."""
     strategy = classification(scheme)
-    app = client_app(load_changed(other_architecture, 2), halves=HALVES)
+    app = client_app(load_changed(other_architecture, 2), roles=ROLES)
 
     result = run_local(strategy, app, 3, num_rounds=3)
 
@@ -603,9 +601,9 @@ def of_another_kind(party: Party) -> Party:
 
 
 def test_relayed_models_of_another_kind_are_skipped_by_their_readers() -> None:
-    """Agents go on with those that they have a factory for."""
+    """Agents continue with those that they have a factory for."""
     strategy = classification("avgkd", model_fns={"centroid": CentroidLearner})
-    app = client_app(load_changed(of_another_kind, 2), halves=HALVES)
+    app = client_app(load_changed(of_another_kind, 2), roles=ROLES)
 
     result = run_local(strategy, app, 3, num_rounds=2)
 
@@ -705,9 +703,9 @@ def no_records(party: Party) -> Party:
 def test_bad_input_of_one_party_is_its_own_clear_error(
     scheme: str, change: Callable[[Party], Party], reason: str
 ) -> None:
-    """The party is named with the reason, and the other two go on."""
+    """The party is named with the reason, and the other two continue."""
     strategy = classification(scheme, public=PUBLIC)
-    app = client_app(load_changed(change, 1), halves=HALVES)
+    app = client_app(load_changed(change, 1), roles=ROLES)
     reasons = []
     grid = InMemoryGrid(app, 3)
     for _ in range(2):
@@ -722,7 +720,7 @@ def test_without_public_data_nothing_is_compared() -> None:
     """The schemes need none, so parties may hold what they like."""
     strategy = classification("avgkd")
 
-    run_local(strategy, client_app(load_changed(other_public, 1), halves=HALVES), 3)
+    run_local(strategy, client_app(load_changed(other_public, 1), roles=ROLES), 3)
 
     assert not strategy.rejected_
 
@@ -754,7 +752,7 @@ def test_a_node_cannot_become_another_agent() -> None:
     ],
 )
 def test_hostile_words_beside_a_model_are_refused(meta: dict[str, str], reason: str) -> None:
-    """Names and events of a stranger are read within limits."""
+    """Untrusted names and events are read within limits."""
     strategy, grid = classification("avgkd"), Recorder(load_ridge, 3)
 
     def lie(reply: Message) -> None:
@@ -880,11 +878,11 @@ def test_kernel_models_do_not_carry_rows_out_by_default() -> None:
 
 def test_parallel_distillation_learns_from_its_own_model_too() -> None:
     """With the same models all around, nothing but regularisation changes the targets."""
-    half, party, state = CodistillParty(), ridge_party(), RecordDict()
-    own, _ = half.train(party, None, asked("pkd", 1), state)
-    alone, _ = half.train(party, join_models([fitted_model()]), asked("pkd"), state)
+    role, party, state = CodistillParty(), ridge_party(), RecordDict()
+    own, _ = role.train(party, None, asked("pkd", 1), state)
+    alone, _ = role.train(party, join_models([fitted_model()]), asked("pkd"), state)
 
-    other, _ = half.train(party, join_models([fitted_model()]), asked("akd"), RecordDict())
+    other, _ = role.train(party, join_models([fitted_model()]), asked("akd"), RecordDict())
 
     assert (
         own.arrays["coefficients"].tobytes() == fitted_model().arrays["coefficients"].tobytes()
@@ -930,15 +928,15 @@ def test_each_term_is_evaluated_once_unless_the_rows_change() -> None:
             return super().logits(x)
 
     party = ridge_party(catalogue={"ridge": lambda: Counting(num_classes=3, ridge=0.01)})
-    half, state = CodistillParty(), RecordDict()
+    role, state = CodistillParty(), RecordDict()
     for number in range(3):
         term = fitted_model(sign=(-1) ** number)
-        half.evaluate(party, join_models([term], **{FIRST_TERM: number}), asked("ekd"), state)
+        role.evaluate(party, join_models([term], **{FIRST_TERM: number}), asked("ekd"), state)
     assert calls == [200, 200, 200]
 
     fewer = replace(party, x_test=TEST[0][:50], y_test=TEST[1][:50])
     again = join_models([fitted_model(sign=-1)], **{FIRST_TERM: 3})
-    model, metrics = half.evaluate(fewer, again, asked("ekd"), state)
+    model, metrics = role.evaluate(fewer, again, asked("ekd"), state)
 
     assert calls[3:] == [50] * 4
     assert metrics[keys.ACCURACY] == (model.predict(TEST[0][:50]) == TEST[1][:50]).mean()
@@ -960,7 +958,7 @@ def load_linear(context: Context) -> Party:
 
 
 def test_a_term_that_overflows_ends_no_ensemble() -> None:
-    """It passes the server's check; the sum and its delivery go on without it."""
+    """It passes the server's check; the sum and its delivery continue without it."""
     strategy = classification("ekd", learner_fn=Linear, learner_name="centroid")
     grid = Recorder(load_linear, 3)
 
@@ -994,15 +992,15 @@ class Refusing(RidgeLearner):
 @pytest.mark.parametrize("name", ["unknown", "refusing"])
 def test_a_term_that_a_party_cannot_read_is_left_out_and_counted(name: str) -> None:
     """All others are summed and kept, also in the rounds after."""
-    half, state = CodistillParty(), RecordDict()
+    role, state = CodistillParty(), RecordDict()
     party = ridge_party(catalogue={"refusing": lambda: Refusing(num_classes=3)})
     terms = [fitted_model(sign=1), fitted_model(name=name, sign=1)]
 
-    _, metrics = half.evaluate(
+    _, metrics = role.evaluate(
         party, join_models(terms, **{FIRST_TERM: 0}), asked("ekd"), state
     )
     again = join_models([fitted_model(name=name, sign=-1)], **{FIRST_TERM: 2})
-    model, later = half.evaluate(party, again, asked("ekd"), state)
+    model, later = role.evaluate(party, again, asked("ekd"), state)
 
     good = ridge().from_arrays(fitted_model().arrays)
     expected = (good.predict(TEST[0]) == TEST[1]).mean()
@@ -1080,7 +1078,7 @@ def private(party: Party) -> Party:
 def test_private_training_is_composed_over_rounds() -> None:
     """Every round adds the events of its training, at the agents and in the ledger."""
     strategy = classification("avgkd", 2)
-    app = client_app(load_changed(private, 0, 1), halves=HALVES)
+    app = client_app(load_changed(private, 0, 1), roles=ROLES)
 
     result = run_local(strategy, app, 2, num_rounds=3)
 
@@ -1095,7 +1093,7 @@ def test_private_training_is_composed_over_rounds() -> None:
 def test_one_agent_without_noise_leaves_no_guarantee() -> None:
     """The ledger is that of the least protected agent."""
     strategy = classification("avgkd", 2)
-    app = client_app(load_changed(private, 0), halves=HALVES)
+    app = client_app(load_changed(private, 0), roles=ROLES)
 
     result = run_local(strategy, app, 2, num_rounds=2)
 
@@ -1140,7 +1138,7 @@ def train_with_noise(private_distill: bool, journal_folder: Any = None) -> tuple
         max_wait=0.0,
         row_shape=(2,),
     )
-    return strategy, run_local(strategy, client_app(load, halves=HALVES), 2, num_rounds=2)
+    return strategy, run_local(strategy, client_app(load, roles=ROLES), 2, num_rounds=2)
 
 
 def dp_accounting_epsilon(records: int, steps: int) -> float:
@@ -1170,10 +1168,10 @@ def test_agents_that_train_with_noise_pay_for_the_steps_of_all_rounds(
         report = strategy.parties_[agent].train
         assert report[keys.EPSILON_EXAMPLE] == pytest.approx(epsilon, rel=1e-3)
         assert report[keys.NUM_RELEASES] == 2
-    dearest = max(expected.values())
+    highest = max(expected.values())
     told = result.train_metrics_clientapp[2][keys.EPSILON_EXAMPLE]
-    assert told == pytest.approx(dearest, rel=1e-3)
-    assert strategy.ledger_.get_epsilon() == pytest.approx(dearest, rel=1e-3)
+    assert told == pytest.approx(highest, rel=1e-3)
+    assert strategy.ledger_.get_epsilon() == pytest.approx(highest, rel=1e-3)
     ((event, count),) = strategy.ledger_.entries
     assert (event.records, event.steps, count) == (24, 4, 2)
 
@@ -1236,7 +1234,7 @@ def test_an_agent_that_returns_as_another_node_pays_for_both() -> None:
 
 def forget(grid: InMemoryGrid) -> None:
     """Let all nodes start again without their state, as they were before the first round."""
-    fresh = InMemoryGrid(client_app(load_ridge, halves=HALVES), len(grid._nodes))
+    fresh = InMemoryGrid(client_app(load_ridge, roles=ROLES), len(grid._nodes))
     for node, new in fresh._nodes.items():
         grid._nodes[node] = replace(grid._nodes[node], state=new.state)
 
@@ -1304,7 +1302,7 @@ def test_a_journal_counts_every_round_and_can_refuse_one(tmp_path: Any) -> None:
         return replace(private(party), journal=journal)
 
     strategy = classification("avgkd", 2)
-    grid = InMemoryGrid(client_app(load_changed(journaled, 1), halves=HALVES), 2)
+    grid = InMemoryGrid(client_app(load_changed(journaled, 1), roles=ROLES), 2)
     reasons = []
     for _ in range(4):
         step(strategy, grid)
@@ -1344,7 +1342,7 @@ def test_the_server_keeps_no_model_but_the_newest(caplog: pytest.LogCaptureFixtu
             learner_name="ridge",
             row_shape=(20_000,),
         )
-        grid = InMemoryGrid(client_app(load, halves=HALVES), 2)
+        grid = InMemoryGrid(client_app(load, roles=ROLES), 2)
         tracemalloc.start()
         for _ in range(rounds):
             step(strategy, grid)

@@ -123,7 +123,7 @@ def test_replies_come_one_by_one() -> None:
 
 
 def test_a_superlink_that_is_gone_is_nobodys_bad_reply() -> None:
-    """The run cannot go on, so it does not."""
+    """The run cannot continue, so it does not."""
 
     class Gone(InMemoryGrid):
         def pull_messages(self, _: Iterable[str]) -> list[Message]:

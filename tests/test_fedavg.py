@@ -18,7 +18,7 @@ from clients.app import client_app
 from fl_strategies import FedAvg, Party
 from fl_strategies.arrays import Array
 from fl_strategies.core.protocols import ContinuingLearner, LearnerFactory
-from fl_strategies.core.reported_ledgers import MAX_DISTINCT_EVENTS, told_epsilon
+from fl_strategies.core.reported_ledgers import MAX_DISTINCT_EVENTS, reported_epsilon
 from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
@@ -188,7 +188,7 @@ def test_all_parties_start_from_equal_weights() -> None:
 
 
 def test_rounds_go_on_from_the_mean() -> None:
-    """What parties get in round 2 is the mean of round 1; a second start goes on."""
+    """What parties get in round 2 is the mean of round 1; a second start continues."""
     factory = network()
     once, twice = toy_fedavg(learner_fn=factory), toy_fedavg(learner_fn=factory)
     load = load_network_party(factory)
@@ -257,7 +257,7 @@ def test_without_a_first_mean_all_start_again() -> None:
 
 
 def test_a_party_that_comes_late_gets_the_mean() -> None:
-    """Two parties make the first model, the third goes on from it."""
+    """Two parties make the first model, the third continues from it."""
     strategy = toy_fedavg(num_parties=2)
     app = client_app(load_toy_party)
     grid = RecordingGrid(app, 3)
@@ -287,7 +287,7 @@ def test_a_party_with_another_model_says_so() -> None:
 
 
 class Still:
-    """A learner that can neither go on nor travel."""
+    """A learner that can neither continue nor travel."""
 
     num_classes = 3
     fit = CentroidLearner.fit
@@ -297,7 +297,7 @@ class Still:
 
 def test_a_model_that_cannot_go_on_is_refused() -> None:
     """On the server when the strategy is built, at a party in its answer."""
-    rule = r"the learner must go on learning \(distill, partial_fit\) and travel .*got Still"
+    rule = r"the learner must keep learning \(distill, partial_fit\) and travel .*got Still"
     with pytest.raises(UnsupportedLearner, match=f"FedAvg: {rule}"):
         toy_fedavg(learner_fn=Still)
 
@@ -305,7 +305,7 @@ def test_a_model_that_cannot_go_on_is_refused() -> None:
     run(strategy, load_with(lambda p: replace(p, learner_fn=Still), only=2))
 
     (reason,) = strategy.rejected_.values()
-    assert reason.startswith("Party 2: the learner must go on learning")
+    assert reason.startswith("Party 2: the learner must keep learning")
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_bad_settings_name_themselves(options: dict[str, object], sentence: str)
 
 
 def test_another_task_is_refused() -> None:
-    """A party that learns something else is left out."""
+    """A party that learns something else is excluded."""
     strategy = toy_fedavg(task="multi-label")
 
     result = run_local(strategy, client_app(load_toy_party), len(SIZES))
@@ -444,7 +444,7 @@ def test_strangers_events_do_not_keep_the_accountant_busy() -> None:
     assert len(ledger.entries) <= MAX_DISTINCT_EVENTS + 1
     assert ledger.num_releases == 3 * 6
     assert "reported more events" in ledger.statement()
-    assert told_epsilon({keys.EPSILON_EXAMPLE: 0.1}, ledger) == math.inf
+    assert reported_epsilon({keys.EPSILON_EXAMPLE: 0.1}, ledger) == math.inf
 
 
 def test_a_model_from_the_server_is_checked_by_the_party() -> None:

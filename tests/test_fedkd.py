@@ -149,7 +149,7 @@ def test_the_largest_logit_of_all_parties_is_the_scale() -> None:
 
 
 def test_one_round_is_not_enough_for_the_largest_logit() -> None:
-    """The run says that it has no model yet, and a second start goes on."""
+    """The run says that it has no model yet, and a second start continues."""
     strategy = recorded(scale="max")
     grid = InMemoryGrid(APP, NUM_PARTIES)
     strategy.start(grid, ArrayRecord(), num_rounds=1)
@@ -478,7 +478,7 @@ def test_levels_take_an_eighth_of_float64() -> None:
         ({"temperature": -1.0}, "temperature must be greater than 0, got -1.0"),
         (
             {"loss": "l1", "temperature": 3.0},
-            "temperature must be left out unless loss is 'kl'",
+            "temperature must be omitted unless loss is 'kl'",
         ),
         ({"num_predictions": 2}, "augmentation must be given"),
         ({"task": "regression"}, "task must be a classification"),

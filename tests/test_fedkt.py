@@ -292,7 +292,7 @@ def test_other_public_data_is_refused() -> None:
     ],
 )
 def test_a_party_refuses_unreasonable_requests(change: dict[str, Any]) -> None:
-    """The server is a stranger too: bounds hold at the party."""
+    """The server is untrusted too: bounds hold at the party."""
     name = next(iter(change)).replace("-", "[-_]")
     with pytest.raises(KnowledgeMismatch, match=f"^Server: (FedKT: )?{name} must be"):
         train(toy_party(0), **change)
@@ -564,7 +564,7 @@ def test_votes_of_a_failed_round_are_forgotten() -> None:
 
 @pytest.mark.parametrize("answer", [-1, NUM_CLASSES])
 def test_a_model_that_names_no_class_is_refused(answer: int) -> None:
-    """A received student may answer anything; the party is left out, not the round."""
+    """A received student may answer anything; the party is excluded, not the round."""
 
     class Odd(CentroidLearner):
         def from_arrays(self, arrays: Any) -> Any:  # noqa: ARG002

@@ -276,7 +276,7 @@ def test_liars_are_trimmed_before_votes_are_weighted() -> None:
     ],
 )
 def test_impossible_counts_are_refused(counts: np.ndarray) -> None:
-    """A stranger's counts are checked before they weigh anything."""
+    """Untrusted counts are checked before they weigh anything."""
     votes = Knowledge("votes", {**told([0] * 60, [1, 1, 1]).arrays, CLASS_COUNTS: counts})
 
     with pytest.raises(KnowledgeMismatch, match="class-counts must"):
@@ -382,16 +382,16 @@ def test_votes_and_counts_are_charged_together() -> None:
 
 def test_a_target_covers_the_counts() -> None:
     """What the counts cost is taken off what the votes may."""
-    told_epsilon, scales = [], []
+    reported_epsilon, scales = [], []
     for weights in ("none", "noisy-counts"):
         strategy = toy_fedkt(
             privacy_level="L2", target_epsilon=2.0, vote_weights=weights, num_queries=20
         )
         result = run_local(strategy, client_app(load_toy_party), 4)
-        told_epsilon.append(result.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE])
+        reported_epsilon.append(result.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE])
         scales.append(strategy.ledger_.entries[0][0].scale)  # type: ignore[union-attr]
 
-    assert all(1.95 < epsilon <= 2.0 for epsilon in told_epsilon)  # type: ignore[operator]
+    assert all(1.95 < epsilon <= 2.0 for epsilon in reported_epsilon)  # type: ignore[operator]
     assert scales[1] > scales[0]
 
 

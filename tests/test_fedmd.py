@@ -41,11 +41,11 @@ SEEDED_SAMPLE = {
     "num_samples": 9,
     "seeded_noise": True,
 }
-HALVES = {"fedmd": FedMDParty()}
+ROLES = {"fedmd": FedMDParty()}
 
 
 class SoftmaxRegression:
-    """A linear model that goes on where it stopped, by gradient steps with momentum.
+    """A linear model that continues where it stopped, by gradient steps with momentum.
 
     The momentum is on purpose no part of its arrays, as that of an optimizer is not.
     """
@@ -106,7 +106,7 @@ class SoftmaxRegression:
 
 
 class Refitted:
-    """Nearest centroids that can neither go on nor travel."""
+    """Nearest centroids that can neither continue nor travel."""
 
     num_classes = NUM_CLASSES
 
@@ -174,7 +174,7 @@ class Federation:
         def keep(model: Any, party: Party, _: Context) -> None:
             self.models[party.partition_id] = model
 
-        return client_app(load, on_model=keep, halves=HALVES)
+        return client_app(load, on_model=keep, roles=ROLES)
 
     def run(self, strategy: FedMD, num_rounds: int = 1) -> Result:
         return strategy.start(self.grid, ArrayRecord(), num_rounds=num_rounds)
@@ -190,7 +190,7 @@ def request(strategy: FedMD, server_round: int = 1, **changes: Any) -> ConfigRec
 
 
 def test_the_learners_here_take_both_paths() -> None:
-    """One can go on and be kept as arrays, the other can do neither."""
+    """One can continue and be kept as arrays, the other can do neither."""
     assert isinstance(SoftmaxRegression(), IncrementalLearner)
     assert isinstance(SoftmaxRegression(), PortableLearner)
     assert not isinstance(Refitted(), IncrementalLearner)
@@ -222,7 +222,7 @@ def test_parties_gain_from_each_other(payload: str) -> None:
 
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_learners_of_two_kinds_share_a_federation(payload: str) -> None:
-    """A model that is fitted anew and one that goes on both end well."""
+    """A model that is fitted anew and one that continues both end well."""
 
     def mixed(partition_id: int) -> Party:
         return (refitted_party if partition_id % 2 else linear_party)(partition_id)
@@ -579,7 +579,7 @@ def consensus_message(server_round: int = 1, **arrays: np.ndarray) -> Knowledge:
 def test_a_party_checks_what_the_server_says(
     received: Knowledge | None, changes: dict[str, Any], sentence: str
 ) -> None:
-    """A server's numbers are a stranger's numbers."""
+    """A server's numbers are untrusted."""
     config = request(linear_fedmd(), 2, **changes)
 
     with pytest.raises(KnowledgeMismatch, match=sentence):
@@ -653,7 +653,7 @@ def test_pretraining_on_labelled_public_rows() -> None:
 
 
 def test_a_given_model_is_where_parties_of_its_kind_start() -> None:
-    """Its arrays are what the first training goes on from; other kinds start anew."""
+    """Its arrays are what the first training continues from; other kinds start anew."""
     starts: dict[int, np.ndarray] = {}
 
     def watched(partition_id: int) -> Party:
@@ -730,7 +730,7 @@ def test_the_result_of_flower_is_the_consensus() -> None:
         ({"consensus": "median"}, "consensus must be mean or class-weighted for labels"),
         ({"trim_fraction": 0.5}, "trim_fraction must be at least 0 and below 0.5"),
         ({"pretrain_epochs": 2, "pretrained": {}}, "pretrain_epochs must be 0 if pretrained"),
-        ({"max_epsilon": 1.0}, "max-epsilon must be left out with these settings"),
+        ({"max_epsilon": 1.0}, "max-epsilon must be omitted with these settings"),
         ({"delta": 0.0}, "delta must be greater than 0 and below 1, got 0.0"),
     ],
 )

@@ -194,7 +194,7 @@ def test_samples_that_cannot_be_drawn_are_refused() -> None:
     for changes in ({"num_samples": 0}, {"num_samples": None}):
         with pytest.raises(InvalidParameter, match="num_samples must be from 1 to"):
             linear_fedmd(**{**NFDP, **changes})
-    with pytest.raises(InvalidParameter, match="num-samples must be left out with these"):
+    with pytest.raises(InvalidParameter, match="num-samples must be omitted with these"):
         linear_fedmd(num_samples=10)
 
 
@@ -628,8 +628,8 @@ def test_noise_does_not_come_from_the_seed() -> None:
     [
         ({"sigma": None}, "sigma or target_epsilon must be given, one of the two"),
         ({"target_epsilon": 1.0}, "sigma or target_epsilon must be given, one of the two"),
-        ({"gamma": 1.0}, "gamma must be left out for gaussian noise"),
-        ({"noise": "laplace"}, "sigma must be left out for laplace noise"),
+        ({"gamma": 1.0}, "gamma must be omitted for gaussian noise"),
+        ({"noise": "laplace"}, "sigma must be omitted for laplace noise"),
         (
             {"noise": "gumbel", "sigma": None, "gamma": 1.0},
             "noise must be one of gaussian, laplace for softmax",
@@ -639,12 +639,12 @@ def test_noise_does_not_come_from_the_seed() -> None:
         ({"sigma": 1e-9}, "scale must be at least"),
         ({"sigma": 1e31}, r"FedMD: scale of noise must be at most 1e\+30, got 1e\+31"),
         ({"sigma": None, "target_epsilon": 1.0}, "num_rounds_planned must be at least 1"),
-        ({"num_rounds_planned": 3}, "num_rounds_planned must be left out without"),
+        ({"num_rounds_planned": 3}, "num_rounds_planned must be omitted without"),
         ({"payload": "logits"}, "clipping_norm must be given for noisy logits, got None"),
-        ({"clipping_norm": 1.0}, "clipping_norm must be left out unless logits"),
+        ({"clipping_norm": 1.0}, "clipping_norm must be omitted unless logits"),
         ({"consensus": "class-weighted"}, "consensus must be another one for release='ldp'"),
         ({"consensus": "evidence"}, "consensus must be another one for release='ldp'"),
-        ({"release": "none"}, "FedMD: sigma must be left out with these settings"),
+        ({"release": "none"}, "FedMD: sigma must be omitted with these settings"),
     ],
 )
 def test_wrong_noise_is_refused_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:

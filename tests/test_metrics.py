@@ -51,7 +51,7 @@ def test_accuracy_is_weighted_by_examples() -> None:
 
 
 def test_a_party_without_test_rows_does_not_disturb_the_mean() -> None:
-    """NaN with no examples is left out."""
+    """NaN with no examples is dropped."""
     parties = [
         {keys.NUM_EXAMPLES: 0, keys.ACCURACY: math.nan},
         {keys.NUM_EXAMPLES: 7, keys.ACCURACY: 0.5},

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fl_strategies import REGISTRY, Algorithm, Knowledge, KnowledgeStrategy, Party, PartyHalf
+from fl_strategies import REGISTRY, Algorithm, Knowledge, KnowledgeStrategy, Party, PartyRole
 from fl_strategies.aggregation.consensus import RobustConsensus
 from fl_strategies.arrays import FloatArray, content_hash
 from fl_strategies.core.accounting import privacy_metrics, spend, unprotected
@@ -86,7 +86,7 @@ class RobustLogits(KnowledgeStrategy[FloatArray]):
         self.ledger_.charge(OPEN)
 
 
-class RobustLogitsParty(PartyHalf):
+class RobustLogitsParty(PartyRole):
     """A model of its own, and its logits on the public rows."""
 
     def train(

@@ -183,7 +183,7 @@ def test_codistillation_runs_without_public_rows() -> None:
 def test_a_strategy_that_needs_public_rows_says_so(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One sentence, at the party and at the server; the others go on."""
+    """One sentence, at the party and at the server; the others continue."""
     strategy: Any = REGISTRY[name].strategy(**common_options())  # type: ignore[arg-type]
 
     run_local(strategy, client_app(load_with(without_public, only=2)), num_nodes=4)

@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 import fl_strategies
-from fl_strategies import REGISTRY, KnowledgeStrategy, PartyHalf, exceptions
+from fl_strategies import REGISTRY, KnowledgeStrategy, PartyRole, exceptions
 from fl_strategies.exceptions import StrategyError
 
 ROOT = Path(fl_strategies.__file__).parent.parent
@@ -16,11 +16,11 @@ def test_all_is_complete_and_sorted() -> None:
     assert all(hasattr(fl_strategies, name) for name in fl_strategies.__all__)
 
 
-def test_the_registry_holds_both_halves() -> None:
-    """Each entry is named like its strategy and has a party half."""
+def test_the_registry_holds_both_sides() -> None:
+    """Each entry is named like its strategy and has a party role."""
     for name, algorithm in REGISTRY.items():
         assert issubclass(algorithm.strategy, KnowledgeStrategy)
-        assert isinstance(algorithm.party, PartyHalf)
+        assert isinstance(algorithm.party, PartyRole)
         assert algorithm.strategy.name == name
 
 

@@ -1,4 +1,4 @@
-"""What a stranger's reply may be: no larger than agreed, and one plain line in the log."""
+"""What an untrusted reply may be: no larger than agreed, and one plain line in the log."""
 
 import logging
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def _request_of(reply: Message) -> Message:
 def test_a_reply_is_limited_as_a_whole(
     change: Callable[[Message], Message], reason: str, kept: bool, tmp_path: object
 ) -> None:
-    """Not only its arrays count; the party is left out, and what is said of it is short."""
+    """Not only its arrays count; the party is excluded, and what is said of it is short."""
     strategy = run(change, checkpoint_dir=tmp_path if kept else None)
 
     (said,) = strategy.rejected_.values()

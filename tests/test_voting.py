@@ -164,7 +164,7 @@ def test_agreements_are_with_the_plurality_of_all_others(votes: np.ndarray) -> N
 def test_one_party_changes_others_only_on_close_rows(votes: np.ndarray, data: Any) -> None:
     """Whatever party 0 says, another is judged the same on rows not decided by one vote.
 
-    So a hostile party can have an honest one left out only by rows that are close.
+    So a hostile party can have an honest one excluded only by rows that are close.
     """
     other = data.draw(st.integers(1, len(votes) - 1))
     changed = votes.copy()
@@ -257,7 +257,7 @@ def test_of_equals_the_last_are_left_out() -> None:
 
 
 def test_who_says_nothing_disagrees_with_nobody() -> None:
-    """A party without a consistent row adds no vote, so there is nothing to leave out."""
+    """A party without a consistent row adds no vote, so there is nothing to exclude."""
     votes = np.array([[-1, -1], [0, 1], [0, 1], [1, 0]])
 
     assert least_agreeing(votes, 2, 0.49) == [3]

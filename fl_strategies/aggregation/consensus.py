@@ -165,7 +165,7 @@ class RobustConsensus:
     ----------
     rule : "median" or "trimmed-mean"
     trim_fraction : float
-        Share of parties that a trimmed mean leaves out at either end, rounded up: with
+        Share of parties that a trimmed mean drops at either end, rounded up: with
         three parties and more at least one. Something always remains.
     """
 

@@ -35,7 +35,7 @@ _LEAST_PROBABILITY: Final = 1e-12
 def raw_outputs(model: Learner, x: Array, task: Task) -> FloatArray:
     """Return what a model predicts, (n, num_classes), also where that is not finite.
 
-    Raises `KnowledgeMismatch` for another shape: the model may be a stranger's.
+    Raises `KnowledgeMismatch` for another shape: the model may be an untrusted party's.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         scores = np.asarray(model.logits(x), dtype=np.float64)
@@ -65,7 +65,7 @@ def add_outputs(
 ) -> list[Exception]:
     """Add what each member predicts to a total, and return the errors of those that cannot.
 
-    One that raises is left out of the sum: it may be a stranger's.
+    One that raises is skipped in the sum: it may be an untrusted party's.
     """
     errors: list[Exception] = []
     for sign, member in zip(signs, members, strict=True):
@@ -86,7 +86,7 @@ def require_members(owner: str, num_members: int, errors: Sequence[Exception]) -
 
 
 def describe(error: Exception) -> str:
-    """Return what went wrong with a stranger's model, without quoting the rows."""
+    """Return what went wrong with an untrusted model, without quoting the rows."""
     known = isinstance(error, StrategyError)
     return str(error).rstrip(".") if known else f"{type(error).__name__} while it was read"
 
@@ -215,7 +215,7 @@ class SignedEnsemble(Committee):
         self.model_fns = model_fns
 
     def logits(self, x: Array) -> FloatArray:
-        """Return the signed sum of what the members predict; one that cannot is left out."""
+        """Return the signed sum of what the members predict; one that cannot is skipped."""
         total = np.zeros((len(x), self.num_classes))
         errors = self.add_from(0, x, total)
         require_members("SignedEnsemble", len(self.members), errors)

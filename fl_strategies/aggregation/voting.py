@@ -10,7 +10,7 @@ from fl_strategies.arrays import Array, FloatArray, IntArray
 
 LEAST_OF_POSSIBLE: Final = 0.5
 LEAST_OF_TYPICAL: Final = 0.25
-"""What a party must reach to be counted if some are left out; see `least_agreeing`."""
+"""What a party must reach to be counted if some are excluded; see `least_agreeing`."""
 
 
 def count_votes(labels: Array, num_classes: int) -> IntArray:

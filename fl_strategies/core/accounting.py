@@ -91,7 +91,7 @@ def is_promise(charges: Sequence[Entry]) -> bool:
 
 
 def ledger_to_text(ledger: PrivacyLedger) -> str:
-    """Return a ledger as text, for a state or for the server; `replies` reads a stranger's."""
+    """Return a ledger as text, for a state or for the server; see `reported_ledgers`."""
     return json.dumps(ledger.state_dict())
 
 

@@ -82,7 +82,7 @@ class Party:
     learner_fn : factory
         Makes the party's model, unfitted: a function without arguments, not a model.
     teacher_fn : factory, optional
-        Makes the model that is trained on small subsets (FedKT); `learner_fn` if left out.
+        Makes the model that is trained on small subsets (FedKT); `learner_fn` if omitted.
     learner_name : str
         What others call this model: in reports and, when models travel, to find the
         receiver's factory for it.

@@ -1,6 +1,6 @@
 """What a party allows, whatever a server asks.
 
-A `PartyHalf` says by a `Request` what a message asks for, and the party's `PartyPolicy`
+A `PartyRole` says by a `Request` what a message asks for, and the party's `PartyPolicy`
 refuses it before any record is touched. Nothing here depends on a record, so the refusal may
 say which rule it was. What a release costs is not known before it is charged; `max_run_epsilon`
 is therefore checked there (`core.accounting.spend`).
@@ -20,7 +20,7 @@ _LONGEST_NAME = 40
 
 
 def asked_number(config: ConfigRecord, key: str) -> int:
-    """Return a whole number that a server sent, 0 for what the half will refuse."""
+    """Return a whole number that a server sent, 0 for what the role will refuse."""
     value = config.get(key)
     return value if type(value) is int and value > 0 else 0
 
@@ -29,7 +29,7 @@ def asked_number(config: ConfigRecord, key: str) -> int:
 class Request:
     """What a server's message asks of a party, by its configuration alone.
 
-    The defaults are the worst: a half that says nothing of itself sends unprotected models.
+    The defaults are the worst: a role that says nothing of itself sends unprotected models.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Request:
 
     @property
     def shown(self) -> str:
-        """The name, cut short: a stranger must not be able to fill the logs."""
+        """The name, cut short: an untrusted party must not be able to fill the logs."""
         return self.name[:_LONGEST_NAME]
 
 

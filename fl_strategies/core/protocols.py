@@ -45,7 +45,7 @@ class Recipe:
     temperature : float
         Logits are divided by it before a softmax or sigmoid; 1 for the identity.
     epochs : int, optional
-        Passes over the rows; the learner's own number if left out. Learners that do not
+        Passes over the rows; the learner's own number if omitted. Learners that do not
         learn in passes ignore it.
     """
 
@@ -145,13 +145,13 @@ class SoftLearner(Learner, Protocol):
     ) -> Self:
         """Learn targets (n, num_classes) of rows `x`, as the recipe says.
 
-        Learners that can go on from what they know do so; others start anew.
+        Learners that can continue from what they know do so; others start anew.
         """
 
 
 @runtime_checkable
 class IncrementalLearner(SoftLearner, Protocol):
-    """A learner that can go on learning where it stopped."""
+    """A learner that can resume learning where it stopped."""
 
     def partial_fit(
         self, x: Array, y: IntArray, *, rng: np.random.Generator, epochs: int
@@ -169,7 +169,7 @@ class PortableLearner(Learner, Protocol):
     def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
         """Return a fitted twin; raise `KnowledgeMismatch` for arrays that do not fit.
 
-        The arrays come from strangers: nothing in them may be executed, and whatever
+        The arrays are untrusted: nothing in them may be executed, and whatever
         native code will later read must be checked here.
         """
 
@@ -194,7 +194,7 @@ class PrivateLearner(Protocol):
 
 @runtime_checkable
 class ContinuingLearner(IncrementalLearner, PortableLearner, Protocol):
-    """A learner that can go on where it stopped, also in another process."""
+    """A learner that can continue where it stopped, also in another process."""
 
 
 @runtime_checkable

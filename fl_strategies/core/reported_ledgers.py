@@ -32,10 +32,10 @@ LEAST_NOISE, MOST_NOISE, LEAST_CHANCE, MOST_STEPS = 0.1, 1e4, 1e-9, 10**6
 UNCOUNTED: Final = NonPrivateEvent(
     unit="example", reason="a party reported more events, or other ones, than are counted here"
 )
-"""Stands for a stranger's events that would keep the accountant busy for too long."""
+"""Stands for untrusted events that would keep the accountant busy for too long."""
 
 
-Told: TypeAlias = tuple[float, PrivacyLedger]
+Reported: TypeAlias = tuple[float, PrivacyLedger]
 """What a party says its releases cost a record: its own epsilon, and the events."""
 
 
@@ -70,43 +70,43 @@ def read_charges(text: object) -> Sequence[Entry]:
     return entries
 
 
-def enter_told(
-    known: dict[int, Told],
+def enter_reported(
+    known: dict[int, Reported],
     reply: PartyReply[T],
     charges: Sequence[Entry],
     times: int,
     empty: PrivacyLedger,
 ) -> PrivacyLedger:
-    """Enter a party's events, as often as it was asked, and return the costliest ledger.
+    """Enter a party's events, as often as it was asked, and return the most expensive ledger.
 
     Parameters
     ----------
-    known : dict of partition id to what the party has told before; changed here
+    known : dict of partition id to what the party has reported before; changed here
     reply : PartyReply
     charges : sequence of (event, count)
     times : int
     empty : PrivacyLedger
-        What a party that has told nothing begins with.
+        What a party that has reported nothing begins with.
     """
     _, ledger = known.get(reply.partition_id, (0.0, empty))
     for _ in range(times):
         ledger.compose_all(charges)
     limit_events(ledger)
-    known[reply.partition_id] = told_epsilon(reply.metrics, ledger), ledger
-    return costliest(known.values())
+    known[reply.partition_id] = reported_epsilon(reply.metrics, ledger), ledger
+    return most_expensive(known.values())
 
 
-def costliest(known: Iterable[Told]) -> PrivacyLedger:
+def most_expensive(known: Iterable[Reported]) -> PrivacyLedger:
     """Return the ledger whose events cost most.
 
     What parties tell only says where to look first, because accounting takes time: a party
     that tells a large epsilon for small events would otherwise hide the others' events. Whose
     own epsilon is honest costs no more than it tells.
     """
-    in_order = sorted(known, key=lambda told: -told[0])
+    in_order = sorted(known, key=lambda reported: -reported[0])
     worst, cost = in_order[0][1], -1.0
-    for told, ledger in in_order:
-        if told <= cost:
+    for reported, ledger in in_order:
+        if reported <= cost:
             break
         found = ledger.get_epsilon()
         if found > cost:
@@ -114,11 +114,11 @@ def costliest(known: Iterable[Told]) -> PrivacyLedger:
     return worst
 
 
-def told_epsilon(metrics: Metrics, ledger: PrivacyLedger) -> float:
+def reported_epsilon(metrics: Metrics, ledger: PrivacyLedger) -> float:
     """Return a party's own epsilon; infinite if it is none, or its ledger says otherwise."""
-    told = metrics.get(keys.EPSILON_EXAMPLE, math.nan)
+    reported = metrics.get(keys.EPSILON_EXAMPLE, math.nan)
     private = not any(isinstance(event, NonPrivateEvent) for event, _ in ledger.entries)
-    return told if private and told >= 0 else math.inf
+    return reported if private and reported >= 0 else math.inf
 
 
 def limit_events(ledger: PrivacyLedger) -> PrivacyLedger:

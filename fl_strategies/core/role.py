@@ -1,4 +1,4 @@
-"""The party half that every strategy of this package shares."""
+"""The party role that every strategy of this package shares."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ MAX_SEED = 2**63 - 1
 MAX_ROUNDS = 2**31
 
 
-class PartyHalf(ABC):
+class PartyRole(ABC):
     """What a party does when the server asks; stateless, so one instance serves all.
 
     Whatever must outlive a message belongs into `state`, Flower's `Context.state`.
@@ -40,7 +40,7 @@ class PartyHalf(ABC):
         self,
         party: Party,
         received: Knowledge,
-        config: ConfigRecord,  # noqa: ARG002 - for halves that evaluate by their own rules
+        config: ConfigRecord,  # noqa: ARG002 - for roles that evaluate by their own rules
         state: RecordDict,
     ) -> tuple[Learner, Metrics]:
         """Take the final model and measure it on the party's held-out rows, if it has any."""

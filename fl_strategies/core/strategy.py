@@ -1,8 +1,8 @@
-"""The server half that every strategy of this package shares.
+"""The server side that every strategy of this package shares.
 
 Subclasses say what to ask of a party, how to read its answer and how to combine the
 answers. Here is the rest: waiting for the parties, one deterministic order of replies,
-leaving out a bad reply without ending the run, metrics, and the delivery of the result.
+excluding a bad reply without ending the run, metrics, and the delivery of the result.
 """
 
 import logging
@@ -124,7 +124,7 @@ class KnowledgeStrategy(Contract[T], Strategy):
         return KeptRun(Path(folder), resume=bool(resume), kinds=self.state_type.kinds)
 
     def identity(self) -> dict[str, object]:
-        """Return what must be the same for a run to go on: all settings but patience."""
+        """Return what must be the same to resume a run: all settings but patience."""
         patience = {*FederationOptions.__annotations__, "state", "run"} - {
             "num_parties",
             "seed",

@@ -60,7 +60,7 @@ def _noise_parameter(options: argparse.Namespace) -> tuple[float, float]:
     name, other = ("sigma", "gamma") if options.mechanism == "gaussian" else ("gamma", "sigma")
     noise = f"{options.mechanism} noise"
     value, unused = getattr(options, name), getattr(options, other)
-    require(unused is None, "epsilon", other, f"left out for {noise}, use {name}", unused)
+    require(unused is None, "epsilon", other, f"omitted for {noise}, use {name}", unused)
     require(value is not None, "epsilon", name, f"given for {noise}", value)
     check_positive("epsilon", name, value)
     return value, value if name == "sigma" else 1 / value

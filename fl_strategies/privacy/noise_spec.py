@@ -60,7 +60,7 @@ class NoiseSpec(Options):
         super().__post_init__()
         owner = self._owner()
         right, wrong = ("sigma", "gamma") if self.is_gaussian else ("gamma", "sigma")
-        rule = f"left out for {self.noise} noise"
+        rule = f"omitted for {self.noise} noise"
         require(getattr(self, wrong) is None, owner, wrong, rule, getattr(self, wrong))
         given = [getattr(self, name) for name in (right, "target_epsilon")]
         once = sum(value is not None for value in given) == 1

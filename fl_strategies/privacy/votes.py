@@ -67,7 +67,7 @@ class VotePrivacy(ReleaseSpec):
         require(known, "VotePrivacy", "level", "L1 or L2", self.level)
         for name in ("threshold", "threshold_sigma"):
             value, confident = getattr(self, name), self.noise == "confident-gaussian"
-            rule = "given" if confident else f"left out for {self.noise} noise"
+            rule = "given" if confident else f"omitted for {self.noise} noise"
             holds = (value is not None) == confident
             require(holds, "VotePrivacy", name, rule, value)
 

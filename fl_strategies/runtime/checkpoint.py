@@ -2,7 +2,7 @@
 
 A `Checkpoint` folder holds the strategy's state before the round that is running, every
 reply of this round, each written before the strategy sees it, and what was drawn at random
-in it. After a kill the round is gone through again: what has arrived comes from the disk,
+in it. After a kill the round is replayed: what has arrived comes from the disk,
 who has not answered is asked, and nothing random is drawn a second time. Every file carries
 a checksum of its content, its place and its run, and one that is damaged is never used.
 """
@@ -79,7 +79,7 @@ class Checkpoint:
 
     @contextmanager
     def opened(self, settings: Mapping[str, object]) -> Iterator[dict[str, Any] | None]:
-        """Lock the folder and give the state to go on from, or None for a new run.
+        """Lock the folder and give the state to resume from, or None for a new run.
 
         `settings` must be those that the run began with.
         """
@@ -113,7 +113,7 @@ class Checkpoint:
             fresh = {"schema": SCHEMA, "run-name": self.run_name, "settings": digest}
             self._write(path, json.dumps(fresh).encode())
             return None
-        rule = "a new folder, or resume given to go on with the run in it"
+        rule = "a new folder, or resume given to continue the run in it"
         require(self.resume, _OWNER, "checkpoint_dir", rule, str(self.folder))
         run = self._read_run(path)
         if run["settings"] != digest:
@@ -144,7 +144,7 @@ class Checkpoint:
                     shutil.rmtree(path)
 
     def draw_once(self, name: str, draw: Callable[[], Mapping[str, object]]) -> dict[str, Any]:
-        """Return what `draw` gives, and when the round is gone through again the same."""
+        """Return what `draw` gives, and the same when the round is replayed."""
         path = self._round_folder() / f"{name}.npz"
         if not path.exists():
             self._write(path, dump_state(draw(), self.kinds))
@@ -217,7 +217,7 @@ class Checkpoint:
             (folder / name).unlink(missing_ok=True)
 
     def completed(self, phase: str) -> list[int] | None:
-        """Return the nodes of a phase that has ended, or None while it goes on."""
+        """Return the nodes of a phase that has ended, or None while it lasts."""
         return self._completion(phase, "nodes")
 
     def answered(self, phase: str) -> list[int]:

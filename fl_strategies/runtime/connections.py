@@ -125,7 +125,7 @@ def _pull(grid: Grid, number: str, request: Message) -> Message | None:
         if _compat.is_temporary(error):
             return None
         raise
-    except Exception as error:  # a stranger's bytes may fail in any way
+    except Exception as error:  # untrusted bytes may fail in any way
         reason = f"Reply: it must be a message of Flower's, got {type(error).__name__}."
         return Message(Error(_UNREADABLE, reason), reply_to=request)
     return next((r for r in replies if r.metadata.reply_to_message_id == number), None)
@@ -168,7 +168,7 @@ def wait_for_parties(
         )
     if len(nodes) < num_parties:
         logger.warning(
-            "%s goes on with %s of %s parties after waiting %s seconds.",
+            "%s continues with %s of %s parties after waiting %s seconds.",
             owner,
             len(nodes),
             num_parties,

@@ -164,7 +164,7 @@ class KeptRun(Run):
     ) -> Result:
         """Run the rounds that are not over; `num_rounds` counts from the beginning."""
         owner, first = type(strategy).__name__, strategy.state.round == 0
-        rule = "left out to start a second time"
+        rule = "omitted to start a second time"
         require(first, owner, "checkpoint_dir", rule, strategy.state.round)
         with self.checkpoint.opened(strategy.identity()) as kept:
             strategy.state.restore(kept or {})

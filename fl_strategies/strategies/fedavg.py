@@ -6,7 +6,7 @@ Networks from Decentralized Data (AISTATS 2017), Algorithm 1.
     round 1   party    draws first weights, from a generator that is the same for all
               party    trains them on its records and sends them
               server   takes the mean of all weights, by numbers of records
-    round r   party    goes on from the mean of round r - 1
+    round r   party    continues from the mean of round r - 1
 """
 
 import functools
@@ -35,8 +35,8 @@ from fl_strategies.core.protocols import (
     LearnerFactory,
     plan_of,
 )
-from fl_strategies.core.reported_ledgers import Told, enter_told, read_charges
-from fl_strategies.core.role import PartyHalf, check_public_data, measure, read_round, read_seed
+from fl_strategies.core.reported_ledgers import Reported, enter_reported, read_charges
+from fl_strategies.core.role import PartyRole, check_public_data, measure, read_round, read_seed
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.core.tasks import METRICS, Task, check_task
@@ -174,7 +174,7 @@ class FedAvgOptions(Options):
 class FedAvgState(State):
     """Also what each party reports that its releases have cost, and the model's layout."""
 
-    ledgers: dict[int, Told] = field(default_factory=dict)
+    ledgers: dict[int, Reported] = field(default_factory=dict)
     layout: Layout | None = None
 
 
@@ -198,7 +198,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     Parameters
     ----------
     public : (num_public, ...)
-        Not learned from. Parties that hold other public rows are left out, because that
+        Not learned from. Parties that hold other public rows are excluded, because that
         mostly means other preprocessing.
     num_classes : int
         Length of the federation's class list; labels or outputs in other tasks.
@@ -219,7 +219,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     In round 1 nothing is sent: every party draws the same first weights, because the learner
     draws them before anything else from a generator that the seed names. A party that comes
     later gets the mean. Weights that the learner cannot read, that are not finite, or whose
-    names, types or shapes differ from the model's are left out; before there is a model, from
+    names, types or shapes differ from the model's are excluded; before there is a model, from
     those that most parties sent.
     """
 
@@ -321,7 +321,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     def record_releases(self) -> None:
         """Record what parties say that their weights have cost."""
         for reply in self.replies:
-            self.state.ledger = enter_told(
+            self.state.ledger = enter_reported(
                 self.state.ledgers,
                 reply,
                 reply.knowledge.charges,
@@ -330,8 +330,8 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
             )
 
 
-class FedAvgParty(PartyHalf):
-    """The party's half: go on from the mean with the own records."""
+class FedAvgParty(PartyRole):
+    """The party's role: continue from the mean with the own records."""
 
     def request(self, party: Party, config: ConfigRecord) -> Request:
         """Return that weights leave after so many passes."""
@@ -384,7 +384,7 @@ def require_averaged(owner: str, learner: Learner) -> ContinuingLearner:
     """Return the learner if its weights can be averaged; say what to do if they cannot."""
     if not isinstance(learner, ContinuingLearner):
         raise UnsupportedLearner(
-            f"{owner}: the learner must go on learning (distill, partial_fit) and travel "
+            f"{owner}: the learner must keep learning (distill, partial_fit) and travel "
             f"(to_arrays, from_arrays) for its weights to be averaged, got "
             f"{type(learner).__name__}. Use a network, or another strategy."
         )

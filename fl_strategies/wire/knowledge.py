@@ -59,7 +59,7 @@ def decode_array(name: str, array: FlowerArray) -> Array:
 
 
 def shown(value: object) -> str:
-    """Return a stranger's value for an error, cut short: it must not fill the logs."""
+    """Return an untrusted value for an error, cut short: it must not fill the logs."""
     return f"{value!r:.{_MAX_SHOWN}}"
 
 
@@ -186,7 +186,7 @@ def count_bytes(content: RecordDict) -> int:
 def _count_record(record: ArrayRecord | ConfigRecord | MetricRecord) -> int:
     if not isinstance(record, ConfigRecord):
         return record.count_bytes()
-    # Flower itself raises for an empty text or list, which a stranger may send.
+    # Flower itself raises for an empty text or list, which an untrusted party may send.
     full = {name: value for name, value in record.items() if value not in ("", b"", [])}
     empty = sum(len(name) for name in record if name not in full)
     return ConfigRecord(full).count_bytes() + empty

@@ -81,7 +81,7 @@ class Quantizer:
         return pack_labels(self.encode(values, rng), self.num_levels)
 
     def from_wire(self, packed: Array, shape: tuple[int, ...]) -> Array:
-        """Read a stranger's levels; raise `KnowledgeMismatch` unless they fit exactly."""
+        """Read untrusted levels; raise `KnowledgeMismatch` unless they fit exactly."""
         codes = unpack_labels(packed, shape, self.num_levels, name="scores")
         return codes.astype(np.uint8 if self.num_levels <= 256 else np.uint16)
 
@@ -97,7 +97,7 @@ class PlainScores:
         return np.clip(values, -self.bound, self.bound).astype(np.float32)
 
     def from_wire(self, values: Array, shape: tuple[int, ...]) -> Array:
-        """Read a stranger's scores; raise `KnowledgeMismatch` unless they fit exactly."""
+        """Read untrusted scores; raise `KnowledgeMismatch` unless they fit exactly."""
         if values.dtype != np.float32 or values.shape != shape:
             raise KnowledgeMismatch(
                 f"scores: logits must be float32 of shape {shape}, "

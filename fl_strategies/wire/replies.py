@@ -1,4 +1,4 @@
-"""Reading what a party answered, as the answer of a stranger."""
+"""Reading what a party answered, as the answer of an untrusted party."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -110,7 +110,7 @@ def check_size(content: RecordDict, max_bytes: int) -> int:
 
 
 def cut_short(reason: str) -> str:
-    """Return a stranger's sentence as one line that a terminal shows as it is."""
+    """Return an untrusted sentence as one line that a terminal shows as it is."""
     plain = "".join(c if c.isprintable() else " " for c in reason[: 2 * MAX_ERROR])
     return " ".join(plain.split())[:MAX_ERROR]
 

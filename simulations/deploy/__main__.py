@@ -148,7 +148,7 @@ def _demo(options: argparse.Namespace) -> int:
     for party in report["parties"]:
         print(f"party {party['partition-id']}: {party['learner']}")
     for node, reason in report["rejected"].items():
-        print(f"left out: node {node}: {reason}")
+        print(f"excluded: node {node}: {reason}")
     print(f"result: {report['folder']}")
     return 0
 

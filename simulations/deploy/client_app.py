@@ -48,7 +48,7 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     **BUDGET_KEYS,
     **POLICY_KEYS,
 }
-"""What a node-config may hold, and the default of what it leaves out."""
+"""What a node-config may hold, and the default of what it omits."""
 MODEL_SETTINGS: Final = tuple(ModelOptions.settings())
 """Settings of models, which a party chooses for itself as well."""
 

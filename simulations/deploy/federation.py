@@ -197,7 +197,7 @@ class Deployment(SuperLink):
     Attributes
     ----------
     node_ids : tuple of int
-        Flower's name of each party, by which results say who was left out.
+        Flower's name of each party, by which results say who was excluded.
     """
 
     def __init__(self, prepared: Prepared, *, database: bool = True) -> None:

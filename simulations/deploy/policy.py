@@ -24,7 +24,7 @@ POLICY_KEYS: Final[Mapping[str, Value]] = {
     "max-fits": _USUAL.max_fits,
     "max-predictions": _USUAL.max_predictions,
 }
-"""What a node may say about its policy, and the default of what it leaves out."""
+"""What a node may say about its policy, and the default of what it omits."""
 FORMS: Final = (
     *REGISTRY,
     *(f"fedkt {level}" for level in LEVELS),
@@ -44,7 +44,7 @@ def policy_of(config: Mapping[str, Value], *, limited: bool) -> PartyPolicy:
         `allow-unprotected`; the default does not.
     """
     is_open = bool(config["allow-unprotected"])
-    rule = "left out with allow-unprotected: what has no noise costs more than any number"
+    rule = "omitted with allow-unprotected: what has no noise costs more than any number"
     require(not (is_open and limited), OWNER, MAX_RUN_EPSILON, rule, config[MAX_RUN_EPSILON])
     return PartyPolicy(
         strategies=_names(str(config["strategies"])),

@@ -172,7 +172,7 @@ def test_removing_a_record_deals_all_records_anew_and_is_not_what_is_promised() 
 
     assert changed == [2, 10]
     statement = ledger_of([(LARGE, 1)], 1e-5).statement()
-    assert "left out" not in statement
+    assert "excluded" not in statement
     assert "had one record been blanked" in statement
     assert "number of records is public and stays the same" in statement
 

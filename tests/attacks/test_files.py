@@ -74,7 +74,7 @@ def test_a_damaged_file_of_a_kept_run_never_changes_the_result(
 def test_a_missing_file_of_a_kept_run_never_changes_the_result(
     name: str, tmp_path: Path
 ) -> None:
-    """A reply is asked for again if its round goes on; without the rest, nothing happens."""
+    """A reply is asked for again if its round is resumed; without the rest, nothing happens."""
     app, expected = killed_run(name, tmp_path)
 
     for path in files_of(tmp_path / "run"):
@@ -167,7 +167,7 @@ def test_a_disk_that_is_full_in_one_round_does_not_skip_it(number: int, tmp_path
 
 
 def test_a_servers_disk_that_is_full_stops_the_run_where_it_is(tmp_path: Path) -> None:
-    """Nothing is half written: with room again, the run goes on to the same bits."""
+    """Nothing is half written: with room again, the run resumes to the same bits."""
     plain = build("fedmd")
     start(plain, MortalGrid(APP))
 

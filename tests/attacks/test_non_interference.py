@@ -23,8 +23,7 @@ from fl_strategies import (
     FedMD,
     Party,
 )
-from fl_strategies.core import role as half
-from fl_strategies.core import training
+from fl_strategies.core import role, training
 from fl_strategies.core.protocols import LearnerFactory
 from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import KnowledgeMismatch
@@ -338,7 +337,7 @@ def test_the_check_finds_errors_that_quote(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("setting", ["fedmd", "fedavg", "avgkd", "fedmd ldp softmax"])
 def test_the_check_finds_accuracies(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put back: a party tells how good its model is although it has promised privacy."""
-    monkeypatch.setattr(half, "has_promised", lambda _: False)
+    monkeypatch.setattr(role, "has_promised", lambda _: False)
     learner = "network" if setting in NOISY else "dp-sgd"
     last = said(setting, learner_of(learner), ORDINARY)
     monkeypatch.undo()

@@ -65,8 +65,8 @@ class HostileGrid(InMemoryGrid):
     def __init__(
         self, name: str = "ridge", arrays: dict[str, np.ndarray] | None = None
     ) -> None:
-        halves = dict.fromkeys(SCHEMES, CodistillParty())
-        super().__init__(client_app(load, halves=halves), 3)
+        roles = dict.fromkeys(SCHEMES, CodistillParty())
+        super().__init__(client_app(load, roles=roles), 3)
         self._name, self._arrays = name, arrays
 
     def send_and_receive(

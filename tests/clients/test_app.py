@@ -57,8 +57,8 @@ def test_an_unknown_strategy_is_refused() -> None:
 
 
 def test_a_party_can_restrict_its_strategies() -> None:
-    """`halves` names the strategies a party is ready for."""
-    reply = ask("train", RecordDict({keys.CONFIG: config()}), halves={"mine": FedKTParty()})
+    """`roles` names the strategies a party is ready for."""
+    reply = ask("train", RecordDict({keys.CONFIG: config()}), roles={"mine": FedKTParty()})
 
     assert "(mine), got 'fedkt'" in reason(reply)
 
@@ -76,7 +76,7 @@ def test_an_evaluate_message_without_model_is_refused() -> None:
 
 
 def test_a_corrupt_model_is_refused() -> None:
-    """A party reads the server's arrays as a stranger's."""
+    """A party reads the server's arrays as untrusted."""
     content = RecordDict(
         {
             keys.CONFIG: config(),

@@ -498,7 +498,7 @@ class ReturnsATwin(Soft):
 
 
 class StandsStill(Soft):
-    """It says that it goes on learning, and does not."""
+    """It says that it continues learning, and does not."""
 
     def partial_fit(
         self, x: Array, y: IntArray, *, rng: np.random.Generator, epochs: int
@@ -519,7 +519,7 @@ def test_a_learner_of_scores_passes() -> None:
         (TakesNaNScores, "NaN in targets must be refused"),
         (TakesNegativeScores, "negative probabilities must be refused"),
         (ReturnsATwin, "distill must return self, got ReturnsATwin"),
-        (StandsStill, "partial_fit must go on learning"),
+        (StandsStill, "partial_fit must keep learning"),
         (NoLogits, "must have num_classes, fit, predict and logits"),
         (OtherClasses, "num_classes must be 3, got 7"),
         (AnswersUnfitted, "predict before fit must be refused by NotFitted, got no error"),

@@ -30,7 +30,7 @@ def fedmd(**changes: Any) -> FedMD:
 
 
 def networks(**changes: Any) -> FedMD:
-    """Return a FedMD whose parties go on with the weights of their last round."""
+    """Return a FedMD whose parties continue with the weights of their last round."""
     own = {"learner_fn": network, "learner_name": "network", "payload": "softmax"}
     return fedmd(**own, epochs_initial=3, **changes)
 

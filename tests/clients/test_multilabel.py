@@ -175,7 +175,7 @@ def test_forged_arrays_are_refused(name: str, value: Array, message: str) -> Non
 
 
 def test_incomplete_arrays_are_refused() -> None:
-    """No array can be left out, and the number of labels must agree."""
+    """No array can be omitted, and the number of labels must agree."""
     for left in SENT:
         with pytest.raises(KnowledgeMismatch):
             learner().from_arrays({name: SENT[name] for name in SENT if name != left})

@@ -578,7 +578,7 @@ def test_private_distillation_draws_poisson_samples() -> None:
 
 
 def test_private_distillation_adds_its_own_event() -> None:
-    """It goes on from what was fitted, and the ledger adds up the steps of both."""
+    """It continues from what was fitted, and the ledger adds up the steps of both."""
     learner = seeded(private_distill=True, noise_multiplier=4.0, epochs=2, secure=True)
     learner.fit(X[:100], Y[:100], rng=generator())
     before = flat(learner)
@@ -1092,8 +1092,8 @@ def test_teachers_are_private_and_students_free() -> None:
             {"noise_multiplier": 1.0, "distill_learning_rate": 0},
             "distill_learning_rate must",
         ),
-        ({"noise_multiplier": 1.0, "augment": abs}, "augment must be left out in private"),
-        ({"noise_multiplier": 1.0, "channels_last": True}, "channels_last must be left out"),
+        ({"noise_multiplier": 1.0, "augment": abs}, "augment must be omitted in private"),
+        ({"noise_multiplier": 1.0, "channels_last": True}, "channels_last must be omitted"),
         ({"noise_multiplier": 1.0, "epochs": 0}, "epochs must be a whole number"),
         ({"noise_multiplier": 1.0, "batch_size": 2.5}, "batch_size must be a whole number"),
     ],

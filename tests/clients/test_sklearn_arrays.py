@@ -1,4 +1,4 @@
-"""The array forms of scikit-learn models: exact for friends, closed to strangers."""
+"""The array forms of scikit-learn models: exact for friends, closed to the untrusted."""
 
 import warnings
 from collections.abc import Callable
@@ -214,7 +214,7 @@ def test_the_setting_of_the_receiver_counts() -> None:
     check_refused(other, arrays, "settings must be those of MLPClassifier.activation='tanh'")
 
 
-# --- trees closed to strangers ------------------------------------------------------------
+# --- trees closed to the untrusted ------------------------------------------------------------
 
 
 def replaced(name: str, change: Callable[[Array], Array]) -> Callable[[Arrays], Arrays]:
@@ -312,7 +312,7 @@ def test_a_large_model_needs_permission() -> None:
         learner(estimator, max_model_bytes=needed - 1).from_arrays(arrays)
 
 
-# --- linear models closed to strangers ----------------------------------------------------
+# --- linear models closed to the untrusted ----------------------------------------------------
 
 
 @pytest.mark.parametrize(

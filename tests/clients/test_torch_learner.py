@@ -554,7 +554,7 @@ def test_received_buffers_are_checked(name: str, value: float, fault: str) -> No
 
 
 def test_means_may_be_negative_and_variances_zero() -> None:
-    """What batch normalisation can have learned by itself is accepted, and it goes on."""
+    """What batch normalisation can have learned by itself is accepted, and it continues."""
     arrays = learner(batch_normalised).fit(X[:40], Y[:40], rng=generator()).to_arrays()
     arrays["1.running_mean"][:], arrays["1.running_var"][:] = -1.0, 0.0
     twin = learner(batch_normalised).from_arrays(arrays)

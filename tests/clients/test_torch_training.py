@@ -1,4 +1,4 @@
-"""TorchLearner beyond labels: recipes, tasks, going on, schedules and changes of rows."""
+"""TorchLearner beyond labels: recipes, tasks, continuing, schedules and changes of rows."""
 
 import copy
 import importlib
@@ -156,7 +156,7 @@ def test_rounded_probabilities_are_probabilities() -> None:
 
 
 def test_partial_fit_of_a_new_learner_is_a_fit() -> None:
-    """Without parameters to go on from, only the number of epochs differs."""
+    """Without parameters to continue from, only the number of epochs differs."""
     started = learner(epochs=9).partial_fit(X[:90], Y[:90], rng=generator(), epochs=2)
     fitted = learner(epochs=2).fit(X[:90], Y[:90], rng=generator())
     np.testing.assert_array_equal(started.logits(X), fitted.logits(X))

@@ -136,7 +136,7 @@ def test_one_failing_party_does_not_end_the_run(name: str) -> None:
 
 
 def test_replies_that_never_come_do_not_end_the_run(name: str) -> None:
-    """A party that does not answer is left out and named."""
+    """A party that does not answer is excluded and named."""
 
     class Forgetful(InMemoryGrid):
         def send_and_receive(

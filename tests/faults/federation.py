@@ -93,7 +93,7 @@ UNAVAILABLE = "Error: Node Unavailable"
 
 
 def let_go(member: Member) -> None:
-    """Let a party that waits go on."""
+    """Let a party that waits continue."""
     (member.folder / "go").touch()
 
 
@@ -133,7 +133,7 @@ def fill_disk(folder: Path) -> Path:
 
 
 def left_out(deployment: Deployment, report: dict[str, Any]) -> dict[int, str]:
-    """Return which parties were left out of the last round, and why."""
+    """Return which parties were excluded from the last round, and why."""
     nodes = {str(node): number for number, node in enumerate(deployment.node_ids)}
     return {nodes[node]: reason for node, reason in report["rejected"].items()}
 

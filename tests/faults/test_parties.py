@@ -82,14 +82,14 @@ def test_a_party_that_raises_is_left_out(
     assert FAILED in (log := deployment.control.log(report["run-id"]))
     assert "Jane Doe" not in log
     assert (member(deployment, DOUBLE).folder / "doubled").read_text()  # it did so
-    measured("party raises", report["seconds"], f"party left out: {FAILED}")
+    measured("party raises", report["seconds"], f"party excluded: {FAILED}")
     measured("duplicate reply", report["seconds"], "the second is dropped by the SuperLink")
 
 
 def test_a_party_that_leaves_in_a_round_comes_back(
     deployment: FaultyDeployment, measured: Measured, small_disk: list[bool]
 ) -> None:
-    """A stopped SuperNode is left out at once; started again, it is the same party.
+    """A stopped SuperNode is excluded at once; started again, it is the same party.
 
     In the run after its return, another party's disk is full: nothing leaves that party,
     because its journal cannot be written, and its reason is told.
@@ -109,7 +109,7 @@ def test_a_party_that_leaves_in_a_round_comes_back(
     assert reasons[BAD].startswith(UNAVAILABLE)
     assert same_model(report, in_process(deployment.prepared, FEDKT, failing={BAD}))
     check_journals(deployment.prepared, report)
-    measured("SuperNode stopped in a round (TERM)", seconds, f"left out: {reasons[BAD]}")
+    measured("SuperNode stopped in a round (TERM)", seconds, f"excluded: {reasons[BAD]}")
 
     full = member(deployment, FULL)
     before = journal(full)
@@ -131,7 +131,7 @@ def test_a_party_that_leaves_in_a_round_comes_back(
     assert same_model(report, in_process(deployment.prepared, FEDKT, failing={FULL}))
     check_journals(deployment.prepared, report)
     assert journal(full) == before
-    measured("disk full for a party's state", report["seconds"], f"left out: {told[0]}")
+    measured("disk full for a party's state", report["seconds"], f"excluded: {told[0]}")
 
 
 def test_a_run_that_finds_nobody_ends_with_one_sentence(

@@ -26,7 +26,7 @@ from tests.faults.federation import (
 
 pytestmark = [pytest.mark.flower, pytest.mark.faults]
 
-# Networks go on from round to round, so what a party has lost would show.
+# Networks continue from round to round, so what a party has lost would show.
 LEARNER = "mlp"
 NUM_PARTIES = 3
 SETTINGS = fedmd(2, num_parties=NUM_PARTIES)
@@ -121,4 +121,4 @@ def test_a_party_that_restarts_between_rounds_goes_on(
     assert [one["train"]["num-parties"] for one in report["rounds"]] == [NUM_PARTIES] * 2
     assert same_model(report, in_process(deployment.prepared, SETTINGS, learner=LEARNER))
     check_journals(deployment.prepared, report)
-    measured("SuperNode restarted between rounds", back, "goes on with its model, same bits")
+    measured("SuperNode restarted between rounds", back, "continues with its model, same bits")

@@ -62,13 +62,13 @@ def test_a_party_whose_process_exits_is_left_out(
     assert "stopped responding" in reasons[BAD]
     assert same_model(report, in_process(deployment.prepared, FEDKT, failing={BAD}))
     check_journals(deployment.prepared, report)
-    measured("party exits", seconds, f"left out: {reasons[BAD]}")
+    measured("party exits", seconds, f"excluded: {reasons[BAD]}")
 
 
 def test_a_killed_supernode_comes_back_in_the_next_round(
     deployment: FaultyDeployment, measured: Measured
 ) -> None:
-    """The round goes on without it, and the next one waits for it and its old key."""
+    """The round continues without it, and the next one waits for it and its old key."""
     settings = fedmd(2)
     plan(member(deployment), "wait")
     run_id = deployment.submit(settings)
@@ -126,7 +126,7 @@ def test_a_late_answer_changes_nothing(
     measured(
         f"party slower than timeout={TIMEOUT:.0f}, and late reply",
         seconds,
-        "left out of round 1: it did not answer in time; takes part in round 2",
+        "excluded from round 1: it did not answer in time; takes part in round 2",
     )
 
 

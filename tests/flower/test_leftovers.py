@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from simulations.flower import APP_FOLDER
+from simulations.processes import marked
 from tests.leftovers import MARK, left_behind
 
 pytestmark = pytest.mark.flower
@@ -76,6 +78,8 @@ def test_the_check_finds_what_is_left() -> None:
     """A process that nobody ends is named, and ended."""
     with subprocess.Popen(["sleep", "600"]) as sleeper:
         try:
+            while not marked(MARK, os.environ[MARK]):  # started, but not yet to be seen
+                time.sleep(0.05)
             assert left_behind(os.environ[MARK], grace=0.5) == ["sleep 600 "]
         finally:
             sleeper.kill()

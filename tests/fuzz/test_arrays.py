@@ -228,7 +228,7 @@ def test_a_scale_of_another_shape_is_refused(scale: np.ndarray) -> None:
         strategy.check(Knowledge("scale", {"scale": scale}))
 
 
-def test_strangers_words_are_cut_short() -> None:
+def test_untrusted_words_are_cut_short() -> None:
     """Neither names nor reasons of a party can fill logs and results."""
     exchange = recorded("fedkt")[0]
     content, request = exchange.replies[0].content, exchange.sent[0]

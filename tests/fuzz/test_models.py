@@ -1,4 +1,4 @@
-"""Models of strangers: `from_arrays` of every learner that can travel."""
+"""Untrusted models: `from_arrays` of every learner that can travel."""
 
 import random
 from collections.abc import Callable, Mapping

@@ -87,7 +87,7 @@ def check_round(
 
 
 def check_what_follows(name: str, strategy: KnowledgeStrategy[Any], grid: InMemoryGrid) -> None:
-    """Fail if what a stranger sent breaks the model or the next messages."""
+    """Fail if what an untrusted party sent breaks the model or the next messages."""
     try:
         model = strategy.model_
     except StrategyError:
@@ -104,7 +104,7 @@ def check_what_follows(name: str, strategy: KnowledgeStrategy[Any], grid: InMemo
 @pytest.mark.share(0.001)
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_an_evaluation_survives_one_hostile_reply(name: str, trials: Trials) -> None:
-    """Metrics of a stranger are left out or combined; nothing is raised."""
+    """Untrusted metrics are dropped or combined; nothing is raised."""
     asked = [
         each for each in recorded(name) if each.sent[0].metadata.message_type == "evaluate"
     ]

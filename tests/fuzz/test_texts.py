@@ -1,4 +1,4 @@
-"""Texts of strangers and of damaged disks: ledgers, events, journals, samples."""
+"""Untrusted texts and those of damaged disks: ledgers, events, journals, samples."""
 
 import json
 import random
@@ -29,7 +29,7 @@ from fl_strategies.privacy.events import (
 from fl_strategies.privacy.journal import PartyJournal
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
-from fl_strategies.runtime import atomic_files as durable
+from fl_strategies.runtime import atomic_files
 from fl_strategies.strategies.fedmd import memory
 from fl_strategies.strategies.fedmd.samples import check_sample_id
 from tests.fuzz.mutation import mutate_bytes, mutate_json, mutate_text
@@ -151,14 +151,14 @@ def test_damaged_samples(trials: Trials, tmp_path: Path) -> None:
     memory._write_sample(journal, mechanism, "ab" * 16, np.array([1, 5, 5, 19]))
     path = memory._sample_path(journal, mechanism)
     valid = path.read_bytes()
-    content = durable.unsealed(path.name, valid)
+    content = atomic_files.unsealed(path.name, valid)
     assert content is not None
     assert memory._read_sample(journal, mechanism) is not None
     for rng in trials.numbers():
         is_forged = rng.random() < 0.5
         if is_forged:  # with a checksum that fits
             forged = json.dumps(mutate_json(rng, json.loads(content))).encode()
-            path.write_bytes(durable.sealed(path.name, forged))
+            path.write_bytes(atomic_files.sealed(path.name, forged))
         else:
             path.write_bytes(mutate_bytes(rng, valid))
         sample = memory._read_sample(journal, mechanism)

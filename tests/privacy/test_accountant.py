@@ -445,7 +445,7 @@ def test_hopeless_noise_is_infinite_not_an_error(noise: str, scale: float) -> No
 
 @pytest.mark.parametrize("noise", ["laplace", "gumbel", "gaussian"])
 def test_very_many_releases_stay_cheap_to_count(noise: str) -> None:
-    """Exact enumeration is left out where it would need gigabytes."""
+    """Exact enumeration is skipped where it would need gigabytes."""
     found = bounds([(votes(noise, 1e9), 10**12)], DELTA)
 
     assert found["bounded-range"] is None

@@ -556,7 +556,7 @@ class DiskFailure:
 def test_a_failing_disk_lets_nothing_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """At whichever sync it fails: typed error, no earlier line lost, then all goes on."""
+    """At whichever sync it fails: typed error, no earlier line lost, then all continues."""
     journal = three_lines(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", DiskFailure(at))

@@ -139,8 +139,8 @@ def test_a_wrong_type_is_named(name: str, value: Any, rule: str) -> None:
         ("data", "imagenet", "one of digits, breast-cancer, adult, cod-rna, mnist"),
         ("learner", "random-forest,forest", "one of random-forest, decision-tree"),
         ("learner", "random-forest,", "one of random-forest"),
-        ("teacher", "random-forest", "left out unless for fedkt"),
-        ("pretrain_once", True, "left out unless for fedmd"),
+        ("teacher", "random-forest", "omitted unless for fedkt"),
+        ("pretrain_once", True, "omitted unless for fedmd"),
     ],
 )
 def test_a_value_outside_its_rule_is_named(name: str, value: Any, rule: str) -> None:
@@ -164,7 +164,7 @@ def test_a_value_outside_its_rule_is_named(name: str, value: Any, rule: str) -> 
         ("fedkd", "weights", "equal", "one of evidence, noisy-evidence, counts"),
         ("fedkd", "loss", "hinge", "one of l1, l2, mse, kl"),
         ("fedkd", "augmentation", "blur", "one of none, crop, crop-flip"),
-        ("fedmd", "num_samples", 9, "left out with these settings"),
+        ("fedmd", "num_samples", 9, "omitted with these settings"),
         ("avgkd", "target_loss", "l1", "one of mse, cross-entropy"),
     ],
 )

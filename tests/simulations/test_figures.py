@@ -58,7 +58,7 @@ def size_of(picture: Path) -> tuple[int, int]:
 
 
 def test_rows_become_curves_in_panels() -> None:
-    """In the table's order; a row that was never run is left out."""
+    """In the table's order; a row that was never run is excluded."""
     panels = make_panels(TABLE, some_outcomes())
 
     assert [(p.title, [c.name for c in p.curves]) for p in panels] == [

@@ -456,7 +456,7 @@ def test_one_model_to_start_from_knows_the_public_rows(folder: Path) -> None:
         ({"joint_classes": False}, "joint-classes must be true for public rows of another set"),
         (
             {"learner": "random-forest", "final_learner": "random-forest"},
-            "learner must be a network, which goes on learning, .* got 'random-forest'",
+            "learner must be a network, which continues learning, .* got 'random-forest'",
         ),
     ],
 )

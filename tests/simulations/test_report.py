@@ -76,7 +76,7 @@ def test_the_table_shows_parties_and_comparison(report: dict[str, Any]) -> None:
     assert "together" not in text
     assert "epsilon for a party: inf at delta 1e-05" in text
     assert f"best party alone    {percent(report['best-solo-accuracy'])}" in text
-    assert "left out: node 17: Party 4: x must be records, got none." in text
+    assert "excluded: node 17: Party 4: x must be records, got none." in text
 
 
 def test_comparisons_can_be_left_out() -> None:
@@ -135,7 +135,7 @@ def test_the_table_says_where_parties_keep_their_own_models(report: dict[str, An
 
 
 def test_a_party_without_a_figure_does_not_spoil_the_mean() -> None:
-    """NaN is left out, as it is in the mean of all other figures."""
+    """NaN is excluded, as it is in the mean of all other figures."""
 
     class Keeping:
         central = False

@@ -1,4 +1,4 @@
-"""AKD, AvgKD, PKD and EKD: agents that learn from each other's models, with both halves."""
+"""AKD, AvgKD, PKD and EKD: agents that learn from each other's models; both sides of them."""
 
 from fl_strategies.aggregation.ensembles import MeanEnsemble, SignedEnsemble
 from fl_strategies.strategies.codistill.options import CodistillOptions

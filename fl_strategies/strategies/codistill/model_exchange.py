@@ -39,7 +39,7 @@ def join_models(models: Sequence[Knowledge], **meta: Scalar) -> Knowledge:
 
 
 def part_models(knowledge: Knowledge) -> list[Knowledge]:
-    """Undo `join_models`, also for a stranger's knowledge."""
+    """Undo `join_models`, also for untrusted knowledge."""
     count = knowledge.meta.get(NUM_MODELS)
     most = min(MAX_MODELS, len(knowledge.arrays))  # no model is without arrays
     if knowledge.kind != MODELS or type(count) is not int or not 1 <= count <= most:
@@ -164,13 +164,13 @@ class Chain:
         return 1 if self.length % 2 else -1
 
     def next_agent(self, present: Iterable[int]) -> int | None:
-        """Return who is to go on: the next in the circle, never the holder itself."""
+        """Return who is to continue: the next in the circle, never the holder itself."""
         others = [agent for agent in sorted(present) if agent != self.holder]
         later = [agent for agent in others if agent > self.after]
         return next(iter(later or others), None)
 
     def skip(self, agent: int) -> None:
-        """Offer the model to the agent after this one, who could not go on."""
+        """Offer the model to the agent after this one, who could not continue."""
         self.after = agent
 
     def follow(self, agent: int, model: Knowledge) -> None:
@@ -180,7 +180,7 @@ class Chain:
 
 
 def take_turns(chains: Sequence[Chain], present: Collection[int]) -> dict[int, Chain]:
-    """Return for each agent that is to train the chain that it goes on with.
+    """Return for each agent that is to train the chain that it continues with.
 
     Nobody trains twice in a round: a chain whose next agent is busy waits, and the
     shortest chains choose first.

@@ -1,4 +1,4 @@
-"""The party half of AKD, AvgKD, PKD and EKD; see `fl_strategies.strategies.codistill`."""
+"""The party's role in AKD, AvgKD, PKD and EKD; see `fl_strategies.strategies.codistill`."""
 
 import functools
 import logging
@@ -34,7 +34,7 @@ from fl_strategies.core.protocols import (
     require_soft,
 )
 from fl_strategies.core.role import (
-    PartyHalf,
+    PartyRole,
     check_public_data,
     measure,
     read_round,
@@ -80,21 +80,21 @@ _TERMS: Final = "codistill-terms"
 _SCORES: Final = "codistill-scores"
 
 
-class CodistillParty(PartyHalf):
+class CodistillParty(PartyRole):
     """What an agent does in all four schemes: predict its inputs, train from scratch.
 
     Notes
     -----
     A received model that cannot be read (another architecture, another number of classes)
-    is left out and counted in ``num-models-refused``; if none is left to learn from, the
+    is skipped and counted in ``num-models-refused``; if none is left to learn from, the
     agent says why and takes no part in the round. A record for which a model predicts
-    nothing finite gets even odds from it, or 0 in regression: were the model left out,
+    nothing finite gets even odds from it, or 0 in regression: were the model skipped,
     one record could decide about the targets of all others, which no noise covers.
 
     The agent keeps its own newest model in Flower's state: PKD needs its predictions, and
     the model is measured without crossing the wire again. In EKD it keeps all terms of the
     ensemble that were delivered, and the sum of their predictions on its held-out rows, so
-    that every term is evaluated once. A term that it cannot read is left out of its sum,
+    that every term is evaluated once. A term that it cannot read is skipped in its sum,
     and counted as well.
     """
 

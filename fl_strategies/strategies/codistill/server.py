@@ -1,4 +1,4 @@
-"""The server half of AKD, AvgKD, PKD and EKD; see `fl_strategies.strategies.codistill`."""
+"""The server side of AKD, AvgKD, PKD and EKD; see `fl_strategies.strategies.codistill`."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,12 @@ from fl_strategies.core.protocols import (
     PortableLearner,
     SoftLearner,
 )
-from fl_strategies.core.reported_ledgers import Told, costliest, read_ledger, told_epsilon
+from fl_strategies.core.reported_ledgers import (
+    Reported,
+    most_expensive,
+    read_ledger,
+    reported_epsilon,
+)
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy
 from fl_strategies.core.tasks import Task, check_task
@@ -79,9 +84,9 @@ class CodistillState(State):
 
     newest: dict[int, Knowledge] = field(default_factory=dict)
     answered: set[int] = field(default_factory=set)
-    reported: dict[int, dict[int, Told]] = field(default_factory=dict)
-    lost: dict[int, Told] = field(default_factory=dict)
-    ledgers: dict[int, Told] = field(default_factory=dict)
+    reported: dict[int, dict[int, Reported]] = field(default_factory=dict)
+    lost: dict[int, Reported] = field(default_factory=dict)
+    ledgers: dict[int, Reported] = field(default_factory=dict)
 
 
 class Codistillation(KnowledgeStrategy[AgentModel]):
@@ -254,25 +259,25 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
             self._charge(reply)
 
     def _charge(self, reply: PartyReply[AgentModel]) -> None:
-        """Record what the agent has spent; see `costliest` for whose ledger is shown.
+        """Record what the agent has spent; see `most_expensive` for whose ledger is shown.
 
         A node tells all that it has spent in this run, but an agent that comes back as
         another node, or as the same one without its state, has forgotten what it spent
         before.
         """
         agent, ledger = reply.partition_id, reply.knowledge.ledger
-        told = self.state.reported.setdefault(agent, {})
-        old = told.get(reply.node_id)
+        reported = self.state.reported.setdefault(agent, {})
+        old = reported.get(reply.node_id)
         if old is not None and has_forgotten(ledger, old[1]):
             self._lose(agent, *old)
-        told[reply.node_id] = told_epsilon(reply.metrics, ledger), ledger
+        reported[reply.node_id] = reported_epsilon(reply.metrics, ledger), ledger
         for _ in range(1, self.run.attempts_of(reply.node_id)):
-            # An answer that was lost on its way has cost no more than all that is told.
-            self._lose(agent, *told[reply.node_id])
-        parts = [*told.values(), self.state.lost.get(agent, (0.0, new_ledger()))]
+            # An answer that was lost on its way has cost no more than all that is reported.
+            self._lose(agent, *reported[reply.node_id])
+        parts = [*reported.values(), self.state.lost.get(agent, (0.0, new_ledger()))]
         whole = fill_ledger(self._new_ledger(), [part for _, part in parts])
         self.state.ledgers[agent] = sum(epsilon for epsilon, _ in parts), whole
-        self.state.ledger = costliest(self.state.ledgers.values())
+        self.state.ledger = most_expensive(self.state.ledgers.values())
 
     def _lose(self, agent: int, epsilon: float, ledger: PrivacyLedger) -> None:
         """Count what an agent has spent, or may have spent, and does not know any more."""

@@ -101,7 +101,7 @@ class _Chains(Codistillation):
         return sorted(self._turns)
 
     def num_replies_needed(self) -> int:
-        """Return 0 once there are chains: one that nobody goes on with waits."""
+        """Return 0 once there are chains: one that nobody continues with waits."""
         return 0 if self._turns else super().num_replies_needed()
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:

@@ -136,7 +136,7 @@ class FedKDOptions(Options):
             rule = "'clip' with evidence, which has a bound of its own"
             require(self.scale == "clip", "FedKD", "scale", rule, self.scale)
         norm = self.loss != "kl" and self.temperature is not None
-        rule = "left out unless loss is 'kl'"
+        rule = "omitted unless loss is 'kl'"
         require(not norm, "FedKD", "temperature", rule, self.temperature)
         target = self.privacy.target_epsilon if self.privacy else None
         left = not self.counts_noisily or target is None or self.count_epsilon < target

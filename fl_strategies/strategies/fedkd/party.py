@@ -1,4 +1,4 @@
-"""The party's half of FedKD; see `fl_strategies.strategies.fedkd`."""
+"""The party's role in FedKD; see `fl_strategies.strategies.fedkd`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from fl_strategies.core.contrast import contrasted
 from fl_strategies.core.party import Party
 from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import Learner, plan_of
-from fl_strategies.core.role import PartyHalf, check_public_data, read_seed
+from fl_strategies.core.role import PartyRole, check_public_data, read_seed
 from fl_strategies.core.training import (
     finite_logits,
     public_model,
@@ -57,8 +57,8 @@ from fl_strategies.wire.knowledge import (
 from fl_strategies.wire.quantization import score_format
 
 
-class FedKDParty(PartyHalf):
-    """The party's half: a model of its own, and its logits on the public rows."""
+class FedKDParty(PartyRole):
+    """The party's role: a model of its own, and its logits on the public rows."""
 
     def request(self, party: Party, config: ConfigRecord) -> Request:
         """Return that answers leave, about public rows as often as they are predicted."""

@@ -1,4 +1,4 @@
-"""The server's half of FedKD; see `fl_strategies.strategies.fedkd`."""
+"""The server side of FedKD; see `fl_strategies.strategies.fedkd`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The party half of FedKT; see `fl_strategies.strategies.fedkt`."""
+"""The party's role in FedKT; see `fl_strategies.strategies.fedkt`."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from fl_strategies.core.accounting import (
 from fl_strategies.core.party import Party
 from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import TrainingSet, require_portable
-from fl_strategies.core.role import PartyHalf, check_public_data, read_seed
+from fl_strategies.core.role import PartyRole, check_public_data, read_seed
 from fl_strategies.exceptions import require_known
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
@@ -51,8 +51,8 @@ from fl_strategies.wire.knowledge import (
 from fl_strategies.wire.packing import pack_labels
 
 
-class FedKTParty(PartyHalf):
-    """The party's half: teachers on private subsets, students on the public rows."""
+class FedKTParty(PartyRole):
+    """The party's role: teachers on private subsets, students on the public rows."""
 
     def request(self, party: Party, config: ConfigRecord) -> Request:
         """Return what a level and so many teachers mean for the party."""

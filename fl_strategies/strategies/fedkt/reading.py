@@ -1,4 +1,4 @@
-"""Reading what a FedKT party sent, as the answer of a stranger."""
+"""Reading what a FedKT party sent, as the answer of an untrusted party."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The server half of FedKT; see `fl_strategies.strategies.fedkt`."""
+"""The server side of FedKT; see `fl_strategies.strategies.fedkt`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from fl_strategies.arrays import Array, IntArray, content_hash
 from fl_strategies.core.accounting import AUDIENCES, privacy_metrics
 from fl_strategies.core.party import check_rows
 from fl_strategies.core.protocols import LearnerFactory
-from fl_strategies.core.reported_ledgers import Told, enter_told, read_charges
+from fl_strategies.core.reported_ledgers import Reported, enter_reported, read_charges
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.exceptions import PrivacyBudgetExceeded, require
@@ -45,7 +45,7 @@ from fl_strategies.wire.replies import PartyReply
 class FedKTState(State):
     """Also what each party reports that its releases have cost."""
 
-    ledgers: dict[int, Told] = field(default_factory=dict)
+    ledgers: dict[int, Reported] = field(default_factory=dict)
 
 
 class FedKT(KnowledgeStrategy[PartyAnswer]):
@@ -316,7 +316,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
             charges = [*(reply.knowledge.training or OPEN_VOTES), *counts]
             times = max(1, self.run.attempts_of(reply.node_id))
             empty = self.ledger_.emptied()
-            self.state.ledger = enter_told(self.state.ledgers, reply, charges, times, empty)
+            self.state.ledger = enter_reported(self.state.ledgers, reply, charges, times, empty)
 
     def _label_with_noise(
         self, counts: IntArray, privacy: VotePrivacy

@@ -1,4 +1,4 @@
-"""FedMD: many rounds of distillation from a consensus on public rows, with its two halves."""
+"""FedMD: many rounds of distillation from a consensus on public rows; both sides of it."""
 
 from fl_strategies.strategies.fedmd.options import (
     FedMDOptions,

@@ -89,7 +89,7 @@ class LocalNoise(NoiseSpec):
         """Check that rounds are planned only for a target."""
         super().__post_init__()
         fits = self.num_rounds_planned is None or self.target_epsilon is not None
-        rule = "left out without target_epsilon"
+        rule = "omitted without target_epsilon"
         require(fits, "FedMD", "num_rounds_planned", rule, self.num_rounds_planned)
 
     def of_scale(self, scale: float) -> "LocalNoise":
@@ -134,7 +134,7 @@ class FedMDOptions(Options):
         With evidence: parties that contradict most others are not counted in a round, for
         which their answers are kept until all are there; see `aggregation.outliers`.
     trim_fraction : float
-        Share of parties that the trimmed mean leaves out at either end.
+        Share of parties that the trimmed mean drops at either end.
     delta : float
     pretrain_epochs : int
         Passes over all public rows, with the labels that parties hold (`Party.public_y`),
@@ -183,7 +183,7 @@ class FedMDOptions(Options):
             rule = "another one for release='ldp', which does not hide class counts"
             require(not counted, "FedMD", "consensus", rule, self.consensus)
             clipped = self.payload == "logits"
-            rule = "given for noisy logits" if clipped else "left out unless logits get noise"
+            rule = "given for noisy logits" if clipped else "omitted unless logits get noise"
             norm = self.release.clipping_norm
             require(clipped == (norm is not None), "FedMD", "clipping_norm", rule, norm)
 

@@ -1,4 +1,4 @@
-"""The party's half of FedMD; see `fl_strategies.strategies.fedmd`."""
+"""The party's role in FedMD; see `fl_strategies.strategies.fedmd`."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from fl_strategies.core.contrast import contrasted
 from fl_strategies.core.party import Party
 from fl_strategies.core.policy import Request, asked_number
 from fl_strategies.core.protocols import Learner, TrainingSet
-from fl_strategies.core.role import PartyHalf, check_public_data, measure, read_round, read_seed
+from fl_strategies.core.role import PartyRole, check_public_data, measure, read_round, read_seed
 from fl_strategies.core.tasks import METRICS
 from fl_strategies.core.training import finite_logits
 from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, require_known
@@ -43,10 +43,10 @@ UNPROTECTED: Final = "predictions on public rows left the party without noise"
 EXACT_COUNTS: Final = "exact class counts left the party"
 
 
-class FedMDParty(PartyHalf):
-    """The party's half: digest, revisit, answer; the model stays at home.
+class FedMDParty(PartyRole):
+    """The party's role: digest, revisit, answer; the model stays at home.
 
-    A party whose budget is spent sends nothing more, but goes on to learn from the others.
+    A party whose budget is spent sends nothing more, but continues to learn from the others.
     """
 
     def request(self, party: Party, config: ConfigRecord) -> Request:
@@ -57,31 +57,31 @@ class FedMDParty(PartyHalf):
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
     ) -> tuple[Knowledge, Metrics]:
         """Learn for one round and return answers about its public rows."""
-        desk = _Desk(party, config, state)
-        lesson = desk.lesson(received, newest=desk.server_round - 1)
+        context = RoundContext(party, config, state)
+        lesson = context.lesson(received, newest=context.server_round - 1)
         given = received if _is_own_model(party, received) else None
-        training = desk.charge(lesson)
-        model = desk.student.learn(desk.server_round, lesson, given)
-        desk.student.keep(model)
-        desk.memory.keep_terms(desk.terms)
-        arrays, meta = desk.reply(model, private=bool(training))
+        training = context.charge(lesson)
+        model = context.student.learn(context.server_round, lesson, given)
+        context.student.keep(model)
+        context.memory.keep_terms(context.terms)
+        arrays, meta = context.reply(model, private=bool(training))
         figure = measure(party, model, state)[METRICS[party.task]]
-        metrics = {**desk.metrics(), keys.LOCAL_FIGURE: figure}
+        metrics = {**context.metrics(), keys.LOCAL_FIGURE: figure}
         return Knowledge(ANSWERS, arrays, meta), metrics
 
     def evaluate(
         self, party: Party, received: Knowledge, config: ConfigRecord, state: RecordDict
     ) -> tuple[Learner, Metrics]:
         """Digest the consensus of the round and measure the party's own model."""
-        desk = _Desk(party, config, state)
-        lesson = desk.lesson(received, newest=desk.server_round)
+        context = RoundContext(party, config, state)
+        lesson = context.lesson(received, newest=context.server_round)
         if lesson is None:
             raise KnowledgeMismatch(
                 f"Server: an evaluate message must carry a {CONSENSUS}, "
                 f"got {received.kind[:40]!r}."
             )
-        desk.check_terms()
-        model = desk.student.finish(lesson)
+        context.check_terms()
+        model = context.student.finish(lesson)
         return model, measure(party, model, state)
 
 
@@ -92,7 +92,7 @@ def _is_own_model(party: Party, received: Knowledge | None) -> bool:
     return received.meta.get(keys.LEARNER) == party.learner_name
 
 
-class _Desk:
+class RoundContext:
     """Everything that one message is about, checked."""
 
     def __init__(self, party: Party, config: ConfigRecord, state: RecordDict) -> None:

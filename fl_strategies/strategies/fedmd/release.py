@@ -120,7 +120,7 @@ class AnswerFormat:
         return {SCORES: np.clip(answers, self.low, self.high).astype(np.float32)}
 
     def decode(self, arrays: Mapping[str, Array]) -> Array:
-        """Read arrays that a stranger sent; raise `KnowledgeMismatch` for any others."""
+        """Read untrusted arrays; raise `KnowledgeMismatch` for any others."""
         if self.payload == "argmax":
             packed = arrays.get(LABELS, np.empty(0, np.uint8))
             return unpack_labels(packed, (self.num_rows,), self.num_classes)

@@ -149,7 +149,7 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
     away digests the newest consensus when it comes back, and another call of `start` goes
     on where the last one ended.
 
-    Learners that cannot go on, or not be kept as arrays, are fitted anew each time to
+    Learners that cannot continue, or not be kept as arrays, are fitted anew each time to
     their records together with the public rows of the last consensus and its labels.
 
     Deviations from the paper: a consensus is digested on the rows that it is about, not on

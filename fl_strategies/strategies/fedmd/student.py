@@ -1,6 +1,6 @@
 """How a party of FedMD learns: from its own records, and from what the federation says.
 
-A learner that can go on (`partial_fit`, `distill`) and be kept as arrays follows the paper:
+A learner that can continue (`partial_fit`, `distill`) and be kept as arrays follows the paper:
 initial training, then digest and revisit in every round. Any other learner is fitted anew
 each time, to its own records together with the public rows as the last consensus labels
 them.

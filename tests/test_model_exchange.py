@@ -16,7 +16,7 @@ from fl_strategies.core.reported_ledgers import (
     MAX_DISTINCT_EVENTS,
     UNCOUNTED,
     read_ledger,
-    told_epsilon,
+    reported_epsilon,
 )
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.events import (
@@ -278,10 +278,10 @@ def test_a_claim_that_is_none_counts_as_unprotected(told: dict[str, float]) -> N
     ledger = new_ledger()
     ledger.charge_all([(NOISE, 1)])
 
-    assert told_epsilon({"epsilon-example": 0.5}, ledger) == 0.5
-    assert told_epsilon(told, ledger) == math.inf
+    assert reported_epsilon({"epsilon-example": 0.5}, ledger) == 0.5
+    assert reported_epsilon(told, ledger) == math.inf
     ledger.charge_all([(RAW, 1)])
-    assert told_epsilon({"epsilon-example": 0.5}, ledger) == math.inf
+    assert reported_epsilon({"epsilon-example": 0.5}, ledger) == math.inf
 
 
 def test_a_chain_goes_round_and_skips() -> None:
@@ -315,7 +315,7 @@ def test_chains_take_turns(num_agents: int, away: list[set[int]], failing: set[i
 
         assert set(turns) <= present
         assert len(set(map(id, turns.values()))) == len(turns)
-        assert len(present) < 2 or turns, "somebody can always go on"
+        assert len(present) < 2 or turns, "somebody can always continue"
         for agent, chain in turns.items():
             assert agent != chain.holder
             if agent in failing:

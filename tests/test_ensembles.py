@@ -125,7 +125,7 @@ def text(value: object) -> np.ndarray:
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes: dict[str, np.ndarray]) -> None:
-    """Whatever a stranger changes is one clear error."""
+    """Whatever an untrusted party changes is one clear error."""
     ensemble = signed()
 
     with pytest.raises(KnowledgeMismatch):
