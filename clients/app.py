@@ -1,20 +1,33 @@
 """The Flower client side: one function turns a party into a `ClientApp`."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 
 from clients.at_home import compare_at_home, verdict_to_tell
+from clients.flower_messages import (
+    PLAIN_CONFIG,
+    error_reply,
+    is_for_weights,
+    is_plain,
+    plain_figures,
+    plain_model,
+    plain_weights,
+    refuse_useless,
+    role_of,
+)
 from clients.kept_run import answer_once, run_name
 from fl_strategies import (
     REGISTRY,
     Learner,
     Party,
     PartyRole,
+    WeightsParty,
 )
 from fl_strategies.core.policy import Request, check_request
 from fl_strategies.core.role import require_public_rows
@@ -27,6 +40,7 @@ from fl_strategies.exceptions import (
     UnsupportedLearner,
     require_known,
 )
+from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,
@@ -42,17 +56,15 @@ logger = logging.getLogger("flwr.fl_strategies")
 LoadParty: TypeAlias = Callable[[Context], Party]
 OnModel: TypeAlias = Callable[[Learner, Party, Context], None]
 
-CLIENT_APP_RAISED_EXCEPTION = 2
-"""Flower's error code for a client that failed by itself."""
-
 
 def client_app(
     load_party: LoadParty,
     *,
     on_model: OnModel | None = None,
     roles: Mapping[str, PartyRole] | None = None,
+    mods: Sequence[Mod] = (),
 ) -> ClientApp:
-    """Return a ready `ClientApp` that answers every strategy of the registry.
+    """Return a ready `ClientApp` that answers our strategies, and Flower's own.
 
     Parameters
     ----------
@@ -62,7 +74,11 @@ def client_app(
     on_model : callable, optional
         Receives the final model when the server delivers it, for example to save it.
     roles : mapping of strategy name to party role, optional
-        Which strategies this party takes part in; all of the registry by default.
+        Which strategies this party takes part in; all of the registry by default, and as
+        ``"flower"`` those of Flower that average weights.
+    mods : sequence of Flower's mods, optional
+        What messages pass before and after. Those that clip, blur or mask weights see
+        training only; where no weights travel they protect nothing, and the party refuses.
 
     Notes
     -----
@@ -70,14 +86,16 @@ def client_app(
     that may go wrong the server learns a sentence that is always the same, because the text,
     and even the type, of an error may depend on a record; the party's own log has it all.
     """
-    known = roles or {name: algorithm.party for name, algorithm in REGISTRY.items()}
+    every = {name: algorithm.party for name, algorithm in REGISTRY.items()}
+    known = roles or {**every, FLOWER: WeightsParty()}
+    everywhere = [mod for mod in mods if not is_for_weights(mod)]
     app = ClientApp()
 
-    @app.train()
+    @app.train(mods=[refuse_useless(mods, known), *mods])
     def train(message: Message, context: Context) -> Message:
         return _guarded(message, lambda: _train(message, context, load_party, known))
 
-    @app.evaluate()
+    @app.evaluate(mods=everywhere)
     def evaluate(message: Message, context: Context) -> Message:
         return _guarded(
             message, lambda: _evaluate(message, context, load_party, known, on_model)
@@ -106,7 +124,7 @@ def _guarded(message: Message, respond: Callable[[], RecordDict]) -> Message:
     except Exception:
         logger.exception("The party failed.")
         reason = FAILED
-    return Message(Error(CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+    return error_reply(message, reason)
 
 
 def _check_request(party: Party, request: Request, *, releases: bool) -> None:
@@ -126,11 +144,14 @@ def _train(
     config, role = _read_request(message, roles)
     party = _load(load_party, context, config)
     _check_request(party, role.request(party, config), releases=True)
+    received = _received(message, party)
 
     def respond() -> RecordDict:
         if party.journal is not None:
             party.journal.require_budget()
-        knowledge, metrics = role.train(party, _received(message), config, context.state)
+        knowledge, metrics = role.train(party, received, config, context.state)
+        if is_plain(message):
+            return plain_weights(received, knowledge)
         metrics = {keys.NUM_EXAMPLES: len(party.y), **metrics}
         return _reply(message, party, knowledge, metrics)
 
@@ -147,7 +168,7 @@ def _evaluate(
     config, role = _read_request(message, roles)
     party = _load(load_party, context, config)
     _check_request(party, role.request(party, config), releases=False)
-    received = _received(message)
+    received = _received(message, party)
     if received is None:
         raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")
 
@@ -156,6 +177,8 @@ def _evaluate(
         if on_model is not None:
             on_model(model, party, context)
         better = compare_at_home(model, party, config, context.state)
+        if is_plain(message):
+            return plain_figures(party, metrics)
         metrics |= verdict_to_tell(party, better, metrics, config, context.state)
         return _reply(message, party, Knowledge(EVALUATION, {}), metrics)
 
@@ -180,15 +203,19 @@ def _read_request(
     config = message.content.get(keys.CONFIG)
     if not isinstance(config, ConfigRecord):
         raise KnowledgeMismatch(f"Server: the message must hold {keys.CONFIG!r}, got none.")
-    name = str(config.get(keys.STRATEGY))
+    if is_plain(message):
+        config = ConfigRecord({**PLAIN_CONFIG, **config})
+    name = role_of(config, roles)
     rule = f"one this party takes part in ({', '.join(sorted(roles))})"
     require_known(name in roles, "Server", "strategy", rule, repr(name))
     return config, roles[name]
 
 
-def _received(message: Message) -> Knowledge | None:
+def _received(message: Message, party: Party) -> Knowledge | None:
     if keys.ARRAYS not in message.content:
         return None
+    if is_plain(message):
+        return plain_model(message, party)
     meta = message.content.get(keys.META)
     kind = str(meta.get(keys.KIND)) if isinstance(meta, ConfigRecord) else ""
     return Knowledge.read(message.content, kind=kind, max_bytes=MAX_REPLY_BYTES)

@@ -160,7 +160,7 @@ class TorchLearner:
     def fit(self, x: Array, y: Array, *, rng: np.random.Generator) -> Self:
         """Learn what the task says about rows `x` (n, ...) with a newly initialised module."""
         x, y = self._checked_set(x, y)
-        return self._learn(None, x, y, self._loss, self.epochs, rng)
+        return self._learn(None, x, y, TASK_LOSSES[self.task], self.epochs, rng)
 
     def partial_fit(
         self,
@@ -179,7 +179,7 @@ class TorchLearner:
         """
         check_count("epochs", epochs)
         x, y = self._checked_set(self._checked_rows(x), y)
-        return self._learn(self._module, x, y, self._loss, epochs, rng, objective)
+        return self._learn(self._module, x, y, TASK_LOSSES[self.task], epochs, rng, objective)
 
     def fit_many(
         self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
@@ -251,11 +251,16 @@ class TorchLearner:
 
     def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
         """Return a fitted twin; raise `KnowledgeMismatch` for arrays that do not fit."""
-        with isolated():
-            module = self._new_module()
+        twin = self.initialised()
+        module = twin._fitted()
         check_state(arrays, state_of(module))
         module.load_state_dict({name: torch.tensor(arrays[name]) for name in arrays})
-        return copy.copy(self)._keep(module, None, 0)
+        return twin
+
+    def initialised(self, *, rng: np.random.Generator | None = None) -> Self:
+        """Return a twin with new parameters, those that `fit` would start from."""
+        with isolated(rng):
+            return copy.copy(self)._keep(self._new_module(), None, 0)
 
     def _keep(self, module: nn.Module, row_shape: tuple[int, ...] | None, steps: int) -> Self:
         self._module, self._row_shape, self._steps_taken = module.eval(), row_shape, steps
@@ -322,7 +327,7 @@ class TorchLearner:
             stack = ModuleStack(modules)
             sets = [(x, y) for _, x, y, _ in members]
             rngs = [rng for *_, rng in members]
-            steps = self._train(stack, sets, self._loss, self.epochs, rngs)
+            steps = self._train(stack, sets, TASK_LOSSES[self.task], self.epochs, rngs)
         stack.write_back()
         for (twin, x, *_), module in zip(members, modules, strict=True):
             twin._keep(module, x.shape[1:], steps)
@@ -332,10 +337,6 @@ class TorchLearner:
             return False
         rows = torch.from_numpy(as_float32("x", [x, x])).to(self._device)
         return can_stack(self._new_module, rows, self.num_classes)
-
-    @property
-    def _loss(self) -> BatchLoss:
-        return TASK_LOSSES[self.task]
 
     def _learn(
         self,
@@ -389,8 +390,8 @@ class TorchLearner:
 
     def _steps(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Iterator[None]:
         last = self.final_learning_rate
-        final_rate = self.learning_rate / 100 if last is None else last
-        return scheduled(optimizer, self.schedule, final_rate, num_steps)
+        rate = self.learning_rate / 100 if last is None else last
+        return scheduled(optimizer, self.schedule, rate, num_steps)
 
     def _laid_out(self, rows: Tensor) -> Tensor:
         if not self.channels_last or rows.ndim != 4:

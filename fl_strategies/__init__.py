@@ -4,8 +4,11 @@ Every entry of `REGISTRY` is one algorithm: the strategy that runs on the server
 role that runs at the parties. Adding one takes a module, its test and a line here.
 """
 
+import difflib
 from dataclasses import dataclass
 from typing import Any
+
+from flwr.serverapp import strategy
 
 from fl_strategies.core.party import Party
 from fl_strategies.core.protocols import (
@@ -21,6 +24,7 @@ from fl_strategies.core.protocols import (
 )
 from fl_strategies.core.role import PartyRole
 from fl_strategies.core.strategy import KnowledgeStrategy
+from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.privacy.scores import ScorePrivacy
 from fl_strategies.privacy.votes import VotePrivacy
 from fl_strategies.strategies.codistill import (
@@ -31,7 +35,6 @@ from fl_strategies.strategies.codistill import (
     CodistillOptions,
     CodistillParty,
 )
-from fl_strategies.strategies.fedavg import FedAvg, FedAvgOptions, FedAvgParty
 from fl_strategies.strategies.fedkd import FedKD, FedKDOptions, FedKDParty
 from fl_strategies.strategies.fedkt import FedKT, FedKTOptions, FedKTParty
 from fl_strategies.strategies.fedmd import (
@@ -41,6 +44,14 @@ from fl_strategies.strategies.fedmd import (
     LocalNoise,
     SampleOnce,
     Unprotected,
+)
+from fl_strategies.strategies.weights import (
+    FedAvg,
+    FedAvgOptions,
+    FlowerStrategy,
+    WeightsOptions,
+    WeightsParty,
+    flower_strategy,
 )
 from fl_strategies.wire.knowledge import Knowledge
 
@@ -59,12 +70,44 @@ REGISTRY = {
     "akd": Algorithm(AKD, CodistillParty()),
     "avgkd": Algorithm(AvgKD, CodistillParty()),
     "ekd": Algorithm(EKD, CodistillParty()),
-    "fedavg": Algorithm(FedAvg, FedAvgParty()),
+    "fedavg": Algorithm(FedAvg, WeightsParty()),
     "fedkd": Algorithm(FedKD, FedKDParty()),
     "fedkt": Algorithm(FedKT, FedKTParty()),
     "fedmd": Algorithm(FedMD, FedMDParty()),
     "pkd": Algorithm(PKD, CodistillParty()),
 }
+
+FLOWER_STRATEGIES = {
+    kind.name: Algorithm(kind, WeightsParty())
+    for kind in map(
+        flower_strategy,
+        (
+            strategy.FedAvg,
+            strategy.FedProx,
+            strategy.FedAvgM,
+            strategy.FedAdagrad,
+            strategy.FedAdam,
+            strategy.FedYogi,
+            strategy.FedMedian,
+            strategy.FedTrimmedAvg,
+            strategy.Krum,
+        ),
+    )
+}
+"""Flower's own strategies, ``flower:FedAvg`` and so on; see `FlowerStrategy`."""
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """Return a strategy by its name, ours or Flower's; raise `InvalidParameter` for others."""
+    known = {**REGISTRY, **FLOWER_STRATEGIES}
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise InvalidParameter(
+            f"Settings: strategy must be one of {', '.join(known)}, got {name!r}.{hint}"
+        )
+    return known[name]
+
 
 __all__ = [
     "AKD",
@@ -74,9 +117,9 @@ __all__ = [
     "CodistillParty",
     "EKD",
     "EnsembleLearner",
+    "FLOWER_STRATEGIES",
     "FedAvg",
     "FedAvgOptions",
-    "FedAvgParty",
     "FedKD",
     "FedKDOptions",
     "FedKDParty",
@@ -86,6 +129,7 @@ __all__ = [
     "FedMD",
     "FedMDOptions",
     "FedMDParty",
+    "FlowerStrategy",
     "GuidedLearner",
     "IncrementalLearner",
     "Knowledge",
@@ -105,5 +149,9 @@ __all__ = [
     "SoftLearner",
     "Unprotected",
     "VotePrivacy",
+    "WeightsOptions",
+    "WeightsParty",
     "__version__",
+    "find_algorithm",
+    "flower_strategy",
 ]

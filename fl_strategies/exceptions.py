@@ -11,6 +11,7 @@ StrategyError
 ├── ForeignPackage        (ImportError)     another package has the name of one of ours
 ├── NotFitted             (AttributeError)  a result is read before there is one
 ├── NotEnoughParties      (RuntimeError)    too few parties came or answered
+├── RunFailed             (RuntimeError)    a run has ended without a result
 ├── RequestRefused        (RuntimeError)    a party's policy does not allow what is asked
 ├── PrivacyBudgetExceeded (RuntimeError)    a release would cost more than is left
 ├── JournalUnavailable    (OSError)         the disk does not take a party's journal
@@ -75,6 +76,10 @@ class NotFitted(StrategyError, AttributeError):
 
 class NotEnoughParties(StrategyError, RuntimeError):
     """Too few parties came or answered."""
+
+
+class RunFailed(StrategyError, RuntimeError):
+    """A run has ended without a result; the strategy's ledger has what was released."""
 
 
 class RequestRefused(StrategyError, RuntimeError):

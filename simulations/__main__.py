@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_strategies import REGISTRY
+from fl_strategies import FLOWER_STRATEGIES, REGISTRY
 from fl_strategies.exceptions import StrategyError
 from simulations.client_app import app
 from simulations.compare_command import add_compare
@@ -105,7 +105,8 @@ def _list_settings() -> str:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--strategy", help=f"{', '.join(REGISTRY)} (default: fedkd)")
+    known = ", ".join([*REGISTRY, *FLOWER_STRATEGIES])
+    parser.add_argument("--strategy", help=f"{known} (default: fedkd)")
     _add_data(parser)
     parser.add_argument(
         "--preset", choices=PRESETS, help="settings of the published experiment"

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from fl_strategies import REGISTRY
+from fl_strategies import FLOWER_STRATEGIES, REGISTRY
 from fl_strategies.exceptions import InvalidParameter, require
 from simulations.compare import Comparison, run_comparison
 from simulations.compare_advice import recommend
@@ -90,7 +90,7 @@ def _compare(run: Runner, options: argparse.Namespace) -> int:
 def _comparison(options: argparse.Namespace) -> Comparison:
     named = {key: getattr(options, key) for key in ("data", "label", "learner")}
     strategies = _names(options.strategy) or list(REGISTRY)
-    known = [name for name in strategies if name in REGISTRY]
+    known = [name for name in strategies if name in {**REGISTRY, **FLOWER_STRATEGIES}]
     given: Given = {
         **{key: value for key, value in named.items() if value is not None},
         **parse_assignments(options.set, *known),

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from fl_strategies import REGISTRY, FedKTOptions, SampleOnce
+from fl_strategies import FedKTOptions, SampleOnce, find_algorithm
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import StrategyError, require
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
@@ -134,7 +134,7 @@ def _check_request(
     rounds: int,
 ) -> None:
     for name in strategies:
-        require(name in REGISTRY, OWNER, "strategy", f"of {', '.join(REGISTRY)}", name)
+        find_algorithm(name)
     for key in NOT_HERE.keys() & given.keys():
         require(False, OWNER, f"--set {key}", f"left to {NOT_HERE[key]}", given[key])
     different = len({*seeds}) == len(seeds) > 0
@@ -160,7 +160,7 @@ def _fit(draft: Draft, given: Given, federation: Federation) -> Entry:
 def _changes(asked: Given) -> Iterator[tuple[str, Given]]:
     """Yield what may be changed to make a strategy fit, nothing first."""
     settings = Settings.from_run_config(asked)
-    kind = REGISTRY[settings.strategy].strategy
+    kind = find_algorithm(settings.strategy).strategy
     if settings.learner_names:
         yield "", {}
     if kind.same_learner:
@@ -205,7 +205,7 @@ def _built(
 
 def _check_task(name: str, task: Task) -> None:
     """Raise for labels of a kind that a strategy cannot even be told of."""
-    told = "task" in inspect.signature(REGISTRY[name].strategy.__init__).parameters
+    told = "task" in inspect.signature(find_algorithm(name).strategy.__init__).parameters
     require(told or task == "single-label", name, "task", "single-label", task)
 
 

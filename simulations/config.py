@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
-from fl_strategies import REGISTRY
+from fl_strategies import FLOWER_STRATEGIES, REGISTRY, find_algorithm
 from fl_strategies.exceptions import InvalidParameter, require
 from fl_strategies.options import Options, Setting, key_of, option, require_setting
 from simulations.datasets import check_dataset_name, check_joint_classes, check_public_name
@@ -77,6 +77,8 @@ got 'num-splits', which fedkt has.
     max_wait: float = option(120.0, "seconds to wait for the parties to come", above=0)
     timeout: float = option(3600.0, "seconds to wait for their answers", above=0)
     min_parties: int = option(0, "fewest parties to continue with; 0: two", least=0)
+    fraction_train: float = option(1.0, "share of the parties a round asks", above=0, most=1)
+    min_train_nodes: int = option(1, "fewest parties a round asks", least=1)
     checkpoint_dir: str = option("", "folder that keeps a run, to resume after a kill")
     resume: bool = option(False, "resume the run in checkpoint-dir")
     final_learner_epochs: int = option(0, "epochs of the final model; 0: the same", least=0)
@@ -92,8 +94,6 @@ got 'num-splits', which fedkt has.
     def __post_init__(self) -> None:
         """Check each setting, then what goes together."""
         super().__post_init__()
-        known = ", ".join(REGISTRY)
-        require(self.strategy in REGISTRY, OWNER, "strategy", f"one of {known}", self.strategy)
         kind = options_of(self.strategy)
         if type(self.options) is Options:
             object.__setattr__(self, "options", kind())
@@ -152,7 +152,7 @@ got 'num-splits', which fedkt has.
     @property
     def num_rounds(self) -> int:
         """Rounds to run: as many as were asked for, or as are usual."""
-        usual = REGISTRY[self.strategy].strategy.usual_rounds
+        usual = find_algorithm(self.strategy).strategy.usual_rounds
         return self.num_server_rounds or usual
 
     @property
@@ -223,7 +223,8 @@ got 'num-splits', which fedkt has.
 
     def to_run_config(self) -> dict[str, Value]:
         """Return all settings as a run configuration has them."""
-        own = {f"{self.strategy}.{key}": value for key, value in self.chosen().items()}
+        section = section_of(self.strategy)
+        own = {f"{section}.{key}": value for key, value in self.chosen().items()}
         return {**self.to_config(), **own}
 
     def to_report(self) -> dict[str, Value]:
@@ -241,9 +242,23 @@ def _default_strategy() -> str:
 
 def options_of(strategy: str) -> type[Options]:
     """Return what can be set about a strategy."""
-    known = ", ".join(REGISTRY)
-    require(strategy in REGISTRY, OWNER, "strategy", f"one of {known}", strategy)
-    return REGISTRY[strategy].strategy.options_type
+    return find_algorithm(strategy).strategy.options_type
+
+
+def section_of(strategy: str) -> str:
+    """Return the section of a strategy's settings, whose name TOML takes without quotes.
+
+    Examples
+    --------
+    >>> section_of("fedkt"), section_of("flower:FedProx")
+    ('fedkt', 'flower-fedprox')
+    """
+    return strategy.replace(":", "-").lower()
+
+
+def all_sections() -> dict[str, str]:
+    """Return all strategies, ours and Flower's, by their sections."""
+    return {section_of(name): name for name in [*REGISTRY, *FLOWER_STRATEGIES]}
 
 
 def known_settings(strategy: str) -> Mapping[str, Setting]:
@@ -255,8 +270,9 @@ def _own_section(strategy: str, sections: Mapping[str, Value]) -> dict[str, Valu
     """Return the chosen strategy's settings; raise for a section or key that is unknown."""
     own = {}
     for key, value in sections.items():
-        name, _, short = key.partition(".")
-        require_setting(OWNER, name, REGISTRY)
+        section, _, short = key.partition(".")
+        require_setting(OWNER, section, all_sections())
+        name = all_sections()[section]
         require_setting(f"{OWNER} of {name}", short, options_of(name).settings())
         if name == strategy:
             own[short] = value
@@ -267,7 +283,7 @@ def _require_known(strategy: str, key: str) -> None:
     """Raise for a setting that a run of this strategy does not have."""
     if "." in key or key in known_settings(strategy):
         return
-    others = [name for name in REGISTRY if key in options_of(name).settings()]
+    others = [n for n in all_sections().values() if key in options_of(n).settings()]
     if others:
         raise InvalidParameter(
             f"{OWNER}: key must be a setting of {strategy}, got {key!r}, which "
@@ -281,9 +297,9 @@ def describe() -> Iterator[tuple[str, Value, str]]:
     own, models = Settings.settings(), ModelOptions.settings()
     for key in [*(key for key in own if key not in models), *models]:
         yield key, own[key].default, _meaning(own[key])
-    for name in REGISTRY:
+    for section, name in all_sections().items():
         for setting in options_of(name).settings().values():
-            yield f"{name}.{setting.key}", setting.default, _meaning(setting)
+            yield f"{section}.{setting.key}", setting.default, _meaning(setting)
 
 
 def _meaning(setting: Setting) -> str:
@@ -319,9 +335,10 @@ def _split(text: str) -> tuple[str, str]:
 def _parse(strategies: Sequence[str], key: str, value: str) -> Value:
     section, dot, short = key.rpartition(".")
     if dot:
-        require_setting(OWNER, section, REGISTRY)
-        require_setting(OWNER, short, options_of(section).settings())
-        return options_of(section).settings()[short].parse(OWNER, value)
+        require_setting(OWNER, section, all_sections())
+        known = options_of(all_sections()[section]).settings()
+        require_setting(OWNER, short, known)
+        return known[short].parse(OWNER, value)
     whose = [name for name in strategies if key in known_settings(name)] or strategies
     _require_known(whose[0], key)
     return known_settings(whose[0])[key].parse(OWNER, value)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from fl_strategies import (
-    REGISTRY,
     FedMDOptions,
     KnowledgeStrategy,
     Learner,
     LocalNoise,
     Party,
     SampleOnce,
+    find_algorithm,
 )
 from fl_strategies.arrays import Array, IntArray
 from fl_strategies.core.protocols import (
@@ -78,7 +78,7 @@ class Federation:
     @property
     def kind(self) -> type[KnowledgeStrategy[Any]]:
         """The strategy's class."""
-        return REGISTRY[self.settings.strategy].strategy
+        return find_algorithm(self.settings.strategy).strategy
 
     @cached_property
     def learner_names(self) -> tuple[str, ...]:
@@ -184,6 +184,8 @@ class Federation:
             num_parties=settings.num_parties,
             seed=settings.seed,
             min_parties=settings.min_parties or min(2, settings.num_parties),
+            fraction_train=settings.fraction_train,
+            min_train_nodes=settings.min_train_nodes,
             max_wait=settings.max_wait,
             checkpoint_dir=settings.checkpoint_dir or None,
             resume=settings.resume,

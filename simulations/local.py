@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from clients.app import CLIENT_APP_RAISED_EXCEPTION
+from clients.flower_messages import CLIENT_APP_RAISED_EXCEPTION
 from fl_strategies.exceptions import require
 from fl_strategies.runtime import _compat
 from fl_strategies.wire import keys

@@ -15,7 +15,7 @@ from fl_strategies import FedKD, FedKDOptions, Party
 from fl_strategies.aggregation.class_weights import CLASS_COUNTS
 from fl_strategies.arrays import FloatArray
 from fl_strategies.core.protocols import Recipe
-from fl_strategies.exceptions import InvalidParameter, NotFitted, UnsupportedLearner
+from fl_strategies.exceptions import InvalidParameter, NotFitted, RunFailed, UnsupportedLearner
 from fl_strategies.wire import keys
 from fl_strategies.wire.quantization import Quantizer
 from simulations.local import InMemoryGrid, run_local
@@ -284,7 +284,8 @@ def test_public_labels_join_the_training() -> None:
 def test_public_labels_must_be_there() -> None:
     """A party without them says so and takes no part."""
     strategy = recorded(public_labels=True)
-    run_local(strategy, APP, NUM_PARTIES)
+    with pytest.raises(RunFailed):
+        run_local(strategy, APP, NUM_PARTIES)
 
     assert all("public_y must be given to train" in why for why in strategy.rejected_.values())
     assert len(strategy.rejected_) == NUM_PARTIES
@@ -536,7 +537,8 @@ def test_the_final_model_must_learn_from_scores() -> None:
 def test_another_task_is_another_federation() -> None:
     """A single-label party does not answer a multi-label server."""
     strategy = toy_fedkd(task="multi-label")
-    run_local(strategy, APP, NUM_PARTIES)
+    with pytest.raises(RunFailed):
+        run_local(strategy, APP, NUM_PARTIES)
 
     assert all("task must be one of single-label" in w for w in strategy.rejected_.values())
 

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Result
 
 from clients.app import NO_BUDGET, client_app
 from fl_strategies import FedKD, Party
-from fl_strategies.exceptions import InvalidParameter, NotFitted
+from fl_strategies.exceptions import InvalidParameter, NotFitted, RunFailed
 from fl_strategies.privacy.accountant import claim
 from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, LaplaceEvent
@@ -167,7 +167,8 @@ def guarded(folder: Path, max_epsilon: float | None, learner: type[CentroidLearn
 def test_a_party_with_a_budget_sends_no_bare_logits(tmp_path: Path) -> None:
     """The server's noise comes after the logits have left: the party refuses by itself."""
     strategy = toy_fedkd(weights="uniform", noise="gaussian", target_epsilon=1.0)
-    run(strategy, guarded(tmp_path, 3.0, CentroidLearner))
+    with pytest.raises(RunFailed, match=r"Releases: none\."):
+        run(strategy, guarded(tmp_path, 3.0, CentroidLearner))
 
     assert len(strategy.rejected_) == NUM_PARTIES
     assert all("protected, by its budget" in why for why in strategy.rejected_.values())
@@ -224,7 +225,8 @@ def test_a_second_run_composes_with_the_first(tmp_path: Path) -> None:
 def test_exact_counts_are_refused_by_a_party_with_a_budget(tmp_path: Path) -> None:
     """Even a private model's party keeps its class counts to itself."""
     strategy = toy_fedkd(weights="counts")
-    run(strategy, guarded(tmp_path, 50.0, Careful))
+    with pytest.raises(RunFailed, match=r"Releases: none\."):
+        run(strategy, guarded(tmp_path, 50.0, Careful))
 
     assert set(strategy.rejected_.values()) == {NO_BUDGET}
     assert len(strategy.rejected_) == NUM_PARTIES

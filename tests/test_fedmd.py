@@ -15,7 +15,13 @@ from flwr.serverapp.strategy import Result
 from clients.app import client_app
 from fl_strategies import FedMDOptions, Knowledge, LocalNoise, Party, SampleOnce
 from fl_strategies.core.protocols import IncrementalLearner, PortableLearner, Recipe
-from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch, NotFitted
+from fl_strategies.exceptions import (
+    InvalidData,
+    InvalidParameter,
+    KnowledgeMismatch,
+    NotFitted,
+    RunFailed,
+)
 from fl_strategies.strategies.fedmd import FedMD, FedMDParty
 from fl_strategies.strategies.fedmd.release import LOGIT_SPREAD, answer, public_rows
 from fl_strategies.wire import keys
@@ -677,7 +683,8 @@ def test_a_given_model_is_where_parties_of_its_kind_start() -> None:
 def test_a_given_model_that_does_not_fit_is_refused() -> None:
     """The learner's own check of hostile arrays applies."""
     strategy = linear_fedmd(pretrained={"weights": np.zeros((4, 4))})
-    Federation().run(strategy)
+    with pytest.raises(RunFailed):
+        Federation().run(strategy)
 
     assert all("weights must be (3, 3)" in reason for reason in strategy.rejected_.values())
 

@@ -10,7 +10,7 @@ from scipy.special import softmax
 
 from fl_strategies import FedKD, FedKT, Knowledge, KnowledgeStrategy, Party
 from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.protocols import Recipe
+from fl_strategies.core.protocols import Objective, Recipe
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.events import PrivacyEvent
 from fl_strategies.randomness import derive_rng
@@ -63,6 +63,8 @@ class CentroidLearner:
         self.centroids = np.where(totals > 1e-9, means, np.inf)
         return self
 
+    steps_taken = 1
+
     def partial_fit(
         self,
         x: Array,
@@ -70,15 +72,25 @@ class CentroidLearner:
         *,
         rng: np.random.Generator,
         epochs: int,  # noqa: ARG002 - one pass is all there is
+        objective: Objective | None = None,
     ) -> Self:
-        """Move the known centroids half-way to those of the new rows."""
+        """Move the known centroids half-way to the new ones, less with an objective."""
+        before = self.centroids
         new = CentroidLearner().fit(x, y, rng=rng).centroids
         known = np.isfinite(self.centroids) & np.isfinite(new)
         with np.errstate(invalid="ignore"):
             between = (self.centroids + new) / 2
         unknown = np.where(np.isfinite(new), new, self.centroids)
         self.centroids = np.where(known, between, unknown)
+        if objective is not None:
+            held = (self.centroids + objective.mu * before) / (1 + objective.mu)
+            self.centroids = np.where(np.isfinite(before), held, self.centroids)
         return self
+
+    def initialised(self, *, rng: np.random.Generator) -> "CentroidLearner":
+        twin = CentroidLearner()
+        twin.centroids = rng.normal(scale=0.1, size=(NUM_CLASSES, 2))
+        return twin
 
     def logits(self, x: Array) -> FloatArray:
         distances = ((x[:, None, :] - self.centroids[None]) ** 2).sum(axis=2)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -48,6 +48,8 @@ class Collector(Generic[S]):
     max_bytes: int
     check: Callable[[Knowledge], S]
     reject: Callable[[int, str], None]
+    refused: set[int] = field(default_factory=set, init=False)
+    """Nodes that have sent an error in place of an answer."""
 
     def collect(self, replies: Iterable[Message]) -> Iterator[PartyReply[S]]:
         """Yield the replies that are as asked, in the order in which they come."""
@@ -64,6 +66,8 @@ class Collector(Generic[S]):
                 # Who answered before a resume is known by now; see `check_claim`.
                 attempt = self.run.first_attempt_of(node)
                 settle(self.members, new)
+            if reply.has_error():
+                self.refused.add(node)
             claim = partial(check_claim, self.members, asked, node)
             try:
                 read = parse_reply(

@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from flwr.app import ArrayRecord
 
+from fl_strategies.arrays import Array
 from fl_strategies.core.federation import FederationOptions
 from fl_strategies.core.members import Known
 from fl_strategies.core.state import State
+from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.options import Options, key_of
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.wire.replies import PartyReply
@@ -150,6 +152,18 @@ class Contract(ABC, Generic[T]):
     def delivery_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
         """Return what this node is given after a round; by default the final model."""
         return self.state.delivery
+
+    def warm_start(self, arrays: Mapping[str, Array]) -> None:  # noqa: ARG002
+        """Begin with a model that is given to `start`; raise where that means nothing."""
+        raise InvalidParameter(
+            f"{type(self).__name__}: initial_arrays must be empty, got some. Its model is made "
+            f"of what the parties know, not continued from another one."
+        )
+
+    @property
+    def has_result(self) -> bool:
+        """Whether there is something to show for the run; by default a round that ended."""
+        return bool(self.state.history["train"])
 
     @property
     def ends_early(self) -> bool:

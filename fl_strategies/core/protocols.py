@@ -198,6 +198,14 @@ class ContinuingLearner(IncrementalLearner, PortableLearner, Protocol):
 
 
 @runtime_checkable
+class StartingLearner(ContinuingLearner, Protocol):
+    """A learner whose first weights can be drawn before there are records."""
+
+    def initialised(self, *, rng: np.random.Generator) -> Self:
+        """Return a twin with random weights, which the generator alone decides."""
+
+
+@runtime_checkable
 class GuidedLearner(ContinuingLearner, Protocol):
     """A learner with weights that takes an `Objective`, for FedProx, SCAFFOLD and the like."""
 

@@ -17,26 +17,23 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fl_strategies.aggregation.metrics import aggregate_metrics
 from fl_strategies.core.collecting import Collector
-from fl_strategies.core.contract import Contract
 from fl_strategies.core.federation import FederationOptions as FederationOptions
-from fl_strategies.core.federation import check_federation
+from fl_strategies.core.federation import check_federation, expected_parties, sample
 from fl_strategies.core.identity import described
-from fl_strategies.core.members import Known, registered, settle
-from fl_strategies.core.protocols import Learner, require_portable
+from fl_strategies.core.members import registered, settle
+from fl_strategies.core.outcome import Outcome
+from fl_strategies.core.wrapping import refuse_wrapper
 from fl_strategies.exceptions import (
     NotEnoughParties,
-    NotFitted,
-    UnsupportedLearner,
     require,
 )
-from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.runtime.connections import wait_for_parties
 from fl_strategies.runtime.runs import EvaluateFn, KeptRun, Run
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,
     Knowledge,
-    encode_arrays,
+    decode_arrays,
     write_messages,
 )
 from fl_strategies.wire.replies import (
@@ -54,7 +51,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class KnowledgeStrategy(Contract[T], Strategy):
+class KnowledgeStrategy(Outcome[T], Strategy):
     """Base of all strategies.
 
     A subclass says what to ask (`party_config`), whether a reply is as asked (`check`), what
@@ -64,9 +61,14 @@ class KnowledgeStrategy(Contract[T], Strategy):
     Parameters
     ----------
     num_parties : int
-        Parties to wait for before a round. All that are connected then take part.
+        Parties to wait for before a round.
+    min_available_nodes : int
+        Flower's name for `num_parties`.
     min_parties : int (default: 2, or 1 if only one party is expected)
         Fewest parties to continue with, both after waiting and after bad replies.
+    fraction_train, min_train_nodes : float, int (default: 1, 1)
+        Share of the connected parties that a round asks, and fewest to ask. Who is not asked
+        is for this round like a party that is away. No privacy is claimed from it.
     max_wait : float (default: 120)
         Seconds to wait for `num_parties` to connect.
     seed : int (default: 0)
@@ -99,22 +101,23 @@ class KnowledgeStrategy(Contract[T], Strategy):
     """
 
     def __init__(self, **federation: Unpack[FederationOptions]) -> None:
-        self.num_parties = federation.get("num_parties", 2)
+        owner = type(self).__name__
+        self.num_parties = expected_parties(owner, federation)
         self.min_parties = federation.get("min_parties", min(2, self.num_parties))
         self.max_wait = federation.get("max_wait", 120.0)
         self.seed = federation.get("seed", 0)
         self.evaluate = federation.get("evaluate", True)
         self.max_reply_bytes = federation.get("max_reply_bytes", MAX_REPLY_BYTES)
-        owner = type(self).__name__
-        check_federation(owner, {**federation, "num_parties": self.num_parties})
+        check_federation(owner, federation)
+        self._federation = federation
         self._registered = registered(owner, federation.get("members"), self.num_parties)
         self.run = self._make_run(federation.get("checkpoint_dir"), federation.get("resume"))
         self.run_settings = {}
         self.rejected_: dict[int, str] = {}
-        self._model: Learner | None = None
+        self._model = None
         self._kept: list[PartyReply[T]] = []
-        self.failure_ = "the strategy has not run"
         self._sent: list[Message] = []
+        self._refused = 0
 
     def _make_run(self, folder: str | Path | None, resume: bool | None) -> Run:
         given, owner = bool(folder) or not resume, type(self).__name__
@@ -138,49 +141,6 @@ class KnowledgeStrategy(Contract[T], Strategy):
         budget = [ledger.unit, ledger.delta, ledger.max_epsilon]
         return {**own, **self.party_config(), "budget": budget, keys.STRATEGY: self.name}
 
-    # What the strategy has learned.
-
-    @property
-    def round_(self) -> int:
-        """Rounds asked so far."""
-        return self.state.round
-
-    @property
-    def parties_(self) -> dict[int, PartyReport]:
-        """What each party reported last."""
-        return self.state.parties
-
-    @property
-    def ledger_(self) -> PrivacyLedger:
-        """What the run released."""
-        return self.state.ledger
-
-    @property
-    def members(self) -> Known:  # type: ignore[override]
-        """Which node is which party: as its operator says, or as their first answers did."""
-        return self._registered or self.state.members
-
-    @property
-    def model_(self) -> Learner:
-        """The final model."""
-        if self._model is None:
-            raise NotFitted(
-                f"{type(self).__name__}: model_ must be read after a run that ended well, "
-                f"got none: {self.failure_}."
-            )
-        return self._model
-
-    def keep_model(self, model: Learner) -> ArrayRecord | None:
-        """Keep the final model; return its arrays if it can travel."""
-        self._model = model
-        try:
-            arrays = require_portable(model).to_arrays()
-        except UnsupportedLearner as error:
-            logger.info("%s: the final model stays on the server. %s", self.name, error)
-            return None
-        self.state.delivery = Knowledge("model", arrays, {keys.LEARNER: self.model_name})
-        return encode_arrays(arrays)
-
     # Flower's methods.
 
     def start(
@@ -193,8 +153,9 @@ class KnowledgeStrategy(Contract[T], Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run some rounds; see Flower's `Strategy.start`.
+        """Run some rounds; see Flower's `Strategy.start`. Raise `RunFailed` without a result.
 
+        `initial_arrays` are for strategies that continue from a model; others refuse any.
         With a checkpoint `num_rounds` counts from the beginning of the run, and rounds that
         are over are not repeated.
         """
@@ -205,7 +166,11 @@ class KnowledgeStrategy(Contract[T], Strategy):
             train_config=train_config,
             evaluate_config=evaluate_config,
         )
-        return self.run.execute(self, begin, grid, num_rounds, evaluate_fn)
+        if initial_arrays:
+            self.warm_start(decode_arrays(initial_arrays, self.max_reply_bytes))
+        result = self.run.execute(self, begin, grid, num_rounds, evaluate_fn)
+        self.require_result()
+        return result
 
     def summary(self) -> None:
         """Log the settings."""
@@ -221,6 +186,7 @@ class KnowledgeStrategy(Contract[T], Strategy):
         grid: Grid,
     ) -> list[Message]:
         """Ask the parties of this round, once the expected ones are there."""
+        refuse_wrapper(self)
         self._sent = []
         if self.last_round is not None and server_round > self.last_round:
             logger.info("%s has ended; nothing is sent.", self.name)
@@ -236,8 +202,10 @@ class KnowledgeStrategy(Contract[T], Strategy):
                 raise
             logger.warning("%s ended after round %s: %s", self.name, self.round_, error)
             return []
-        nodes = self.nodes_for_round(present)
+        asked = sample(present, self._federation, self.seed, self.round_ + 1)
+        nodes = self.nodes_for_round(asked)
         if not nodes:
+            self.failure_ = "nobody was asked"
             logger.info("%s has nobody to ask; nothing is sent.", self.name)
             return []
         self.rejected_ = {}
@@ -261,7 +229,8 @@ class KnowledgeStrategy(Contract[T], Strategy):
                 f"{len(accepted)} of {len(self._sent)} parties sent a valid reply and "
                 f"{needed} are needed ({self._first_rejection()})"
             )
-            self.record_releases()
+            if self._refused < len(self._sent):  # otherwise nothing can have left a party
+                self.record_releases()
             self._sent = []  # there is nothing new to deliver
             self._stop_to_resume()
             return None, None
@@ -361,6 +330,7 @@ class KnowledgeStrategy(Contract[T], Strategy):
         for reply in collector.collect(replies):
             add(reply)
             accepted.append(reply.without_knowledge())
+        self._refused = len(collector.refused)
         unfit = self.exclude(self._kept) if kind != EVALUATION else {}
         for node, reason in unfit.items():
             self._reject(node, reason)
@@ -378,11 +348,6 @@ class KnowledgeStrategy(Contract[T], Strategy):
         reason = cut_short(reason)
         self.rejected_.setdefault(node_id, reason)
         logger.warning("%s excludes node %s: %s", self.name, node_id, reason)
-
-    def fail(self, reason: str) -> None:
-        """Note why a round has no result."""
-        self.failure_ = reason
-        logger.error("%s has no result: %s.", self.name, reason)
 
     def _stop_to_resume(self) -> None:
         """End a run that is kept where it failed: later rounds would bury this one."""

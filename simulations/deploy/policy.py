@@ -8,6 +8,7 @@ from fl_strategies.core.policy import PartyPolicy
 from fl_strategies.exceptions import require
 from fl_strategies.strategies.fedkt.options import LEVELS
 from fl_strategies.strategies.fedmd.options import RELEASES
+from fl_strategies.strategies.weights import FLOWER
 from simulations.budget import OWNER
 from simulations.config import Value
 
@@ -27,6 +28,7 @@ POLICY_KEYS: Final[Mapping[str, Value]] = {
 """What a node may say about its policy, and the default of what it omits."""
 FORMS: Final = (
     *REGISTRY,
+    FLOWER,
     *(f"fedkt {level}" for level in LEVELS),
     *(f"fedmd {release}" for release in RELEASES),
 )

@@ -27,8 +27,8 @@ from fl_strategies.privacy.events import DPSGDEvent, OneVoteEvent, PrivacyEvent,
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.scores import ScorePrivacy
 from fl_strategies.privacy.votes import VotePrivacy
-from fl_strategies.strategies.fedavg import LocalWeights
 from fl_strategies.strategies.fedkt.teaching import deal_records
+from fl_strategies.strategies.weights.restraint import LocalWeights
 from fl_strategies.wire import keys
 from fl_strategies.wire.packing import pack_labels
 from fl_strategies.wire.replies import PartyReply

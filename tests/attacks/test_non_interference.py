@@ -28,7 +28,7 @@ from fl_strategies.core.protocols import LearnerFactory
 from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.strategies.fedavg import FedAvg
+from fl_strategies.strategies.weights import FedAvg
 from fl_strategies.wire import keys
 from simulations.config import Settings
 from simulations.local import InMemoryGrid

@@ -5,6 +5,7 @@ docs/robustness.md, with quicker models.
 """
 
 import importlib.util
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +26,7 @@ from fl_strategies.aggregation.evidence import vote_evidence
 from fl_strategies.aggregation.evidence_pool import MOST_JUDGED, EvidencePool
 from fl_strategies.aggregation.outliers import outliers
 from fl_strategies.arrays import FloatArray, IntArray
-from fl_strategies.strategies.fedavg import LocalWeights, average, restrained
+from fl_strategies.strategies.weights.restraint import LocalWeights, restrained
 from fl_strategies.wire import keys
 from fl_strategies.wire.quantization import PlainScores
 from simulations.config import Settings
@@ -268,9 +269,15 @@ def test_one_party_cannot_pull_the_mean_of_weights_wherever_it_likes() -> None:
     weights, changed = restrained([*parts, liar])
 
     assert changed == 1
-    away = np.linalg.norm(average(weights)["w"] - average(parts)["w"])
+    away = np.linalg.norm(mean_of(weights) - mean_of(parts))
     usual = np.median([np.linalg.norm(part.arrays["w"] - 1) for part in parts])
     assert away < 0.5 * usual
+
+
+def mean_of(weights: Sequence[LocalWeights]) -> FloatArray:
+    sizes = [part.num_records for part in weights]
+    mean: FloatArray = np.average([part.arrays["w"] for part in weights], axis=0, weights=sizes)
+    return mean
 
 
 def test_memory_does_not_grow_with_the_replies_of_very_many_parties() -> None:
@@ -314,4 +321,4 @@ def test_weights_near_the_largest_number_do_not_end_the_round() -> None:
     weights, changed = restrained([*honest, absurd])
 
     assert changed == 1
-    assert np.abs(average(weights)["w"]).max() < 10
+    assert np.abs(mean_of(weights)).max() < 10

@@ -271,7 +271,10 @@ def test_accuracy_on_held_out_rows_is_a_release_as_well(node: dict[str, Value]) 
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"allow-unprotected": True, "max-run-epsilon": 3.0}, "max-run-epsilon must be left"),
+        (
+            {"allow-unprotected": True, "max-run-epsilon": 3.0},
+            "max-run-epsilon must be omitted",
+        ),
         ({"strategies": "fedkt L3"}, "strategies must be among"),
         ({"strategies": "fedktt"}, "strategies must be among"),
         ({"allow-unprotectd": True}, "keys must be among"),

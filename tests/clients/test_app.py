@@ -52,7 +52,7 @@ def test_an_unknown_strategy_is_refused() -> None:
     """A party takes part only in what it knows."""
     reply = ask("train", RecordDict({keys.CONFIG: config(strategy="steal-data")}))
 
-    known = ", ".join(sorted(REGISTRY))
+    known = ", ".join(sorted([*REGISTRY, "flower"]))
     assert f"one this party takes part in ({known}), got 'steal-data'" in reason(reply)
 
 

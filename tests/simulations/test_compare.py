@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_excluded_with_its_reason(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--strategy=fedmagic"], "compare: strategy must be of akd, "),
+        (["--strategy=fedmagic"], "strategy must be one of akd, "),
         (["--set=seed=3"], "compare: --set seed must be left to --seeds, got 3."),
         (["--seeds=1,1"], "compare: seeds must be different numbers"),
         (["--rounds=0"], "compare: rounds must be at least 1, got 0."),

@@ -37,7 +37,7 @@ def flattened(table: dict[str, Any], above: str = "") -> dict[str, Any]:
 def test_the_project_file_explains_every_setting() -> None:
     """The comment behind a key is the meaning that the command line shows."""
     text = PYPROJECT.read_text().partition("[tool.flwr.app.config]")[2]
-    comments = re.findall(r"^([a-z-]+) = .* # (.+)$", text, flags=re.MULTILINE)
+    comments = re.findall(r"^([a-z0-9-]+) = .* # (.+)$", text, flags=re.MULTILINE)
     assert comments == [(key.rpartition(".")[2], meaning) for key, _, meaning in describe()]
 
 

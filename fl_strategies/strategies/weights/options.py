@@ -1,0 +1,101 @@
+"""Options of strategies that average weights, also of those that are Flower's own."""
+
+import inspect
+from dataclasses import dataclass, make_dataclass
+from functools import cache
+from typing import Any, ClassVar, Final
+
+from flwr.serverapp.strategy import Strategy
+
+from fl_strategies.options import Options, option
+
+# A server cannot make a party train without end.
+MAX_EPOCHS: Final = 10_000
+TASK: Final = "task"
+WEIGHTS: Final = "weights"
+MODEL: Final = "model"
+PROXIMAL_MU: Final = "proximal-mu"
+
+_RENAMED: Final = {"beta": "trim_fraction"}
+"""Flower's names that mean something else in a run configuration."""
+_USUAL: Final = {"proximal_mu": 0.1, "server_momentum": 0.9}
+"""Values without which a class of Flower is no more than its FedAvg."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsOptions(Options):
+    """What all strategies that average weights share.
+
+    Parameters
+    ----------
+    local_epochs : int
+        Passes of a party over its records in a round.
+    restrain : bool
+        Limit how far the weights of one party can be from the others', and how many records
+        it can claim; see `restrained`.
+    """
+
+    owner: ClassVar[str] = "FlowerStrategy"
+
+    local_epochs: int = option(
+        1, "passes of a party over its records in a round", least=1, most=MAX_EPOCHS
+    )
+    restrain: bool = option(False, "limit how far one party can pull the average")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgOptions(WeightsOptions):
+    """Options of `FedAvg`; see `WeightsOptions`."""
+
+    owner: ClassVar[str] = "FedAvg"
+
+    restrain: bool = option(True, "limit how far one party can pull the average")
+
+
+def settings_of(kind: type[Strategy]) -> dict[str, Any]:
+    """Return the plain settings of one of Flower's strategies, beyond those of its FedAvg."""
+    from flwr.serverapp.strategy import FedAvg
+
+    common = inspect.signature(FedAvg.__init__).parameters
+    own = inspect.signature(kind.__init__).parameters
+    return {
+        name: _USUAL.get(name, parameter.default)
+        for name, parameter in own.items()
+        if name not in common and type(parameter.default) in (int, float, bool)
+    }
+
+
+@cache
+def options_for(kind: type[Strategy]) -> type[WeightsOptions]:
+    """Return options that also have the settings of one of Flower's strategies.
+
+    Examples
+    --------
+    >>> from flwr.serverapp.strategy import FedProx
+    >>> options_for(FedProx)(proximal_mu=1.0).to_config()
+    {'local-epochs': 1, 'restrain': False, 'proximal-mu': 1.0}
+    """
+    fields = [
+        (
+            _RENAMED.get(name, name),
+            type(default),
+            option(default, f"{name} of Flower's {kind.__name__}"),
+        )
+        for name, default in settings_of(kind).items()
+    ]
+    return make_dataclass(
+        f"{kind.__name__}Options",
+        fields,
+        bases=(WeightsOptions,),
+        namespace={"owner": kind.__name__},
+        frozen=True,
+        kw_only=True,
+    )
+
+
+def make_flower(kind: type[Strategy], options: WeightsOptions) -> Strategy:
+    """Return one of Flower's strategies with its settings; whom to ask is decided elsewhere."""
+    own = {name: getattr(options, _RENAMED.get(name, name)) for name in settings_of(kind)}
+    made: Any = kind
+    strategy: Strategy = made(**own, min_train_nodes=1, min_available_nodes=1)
+    return strategy

@@ -1,0 +1,136 @@
+"""The party's role where weights travel: in our averages and in Flower's own strategies."""
+
+import functools
+from dataclasses import replace
+from typing import Final
+
+from flwr.app import ConfigRecord, RecordDict
+
+from fl_strategies.core.accounting import (
+    ledger_of,
+    ledger_to_text,
+    privacy_metrics,
+    spend,
+    unprotected,
+)
+from fl_strategies.core.party import Party
+from fl_strategies.core.policy import Request
+from fl_strategies.core.protocols import (
+    ContinuingLearner,
+    Learner,
+    Objective,
+    plan_of,
+    require_guided,
+)
+from fl_strategies.core.role import PartyRole, check_public_data, measure, read_round, read_seed
+from fl_strategies.core.tasks import METRICS
+from fl_strategies.core.training import public_model, require_finite, require_plan, trained
+from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner, require_known
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.ledger import DEFAULT_DELTA
+from fl_strategies.randomness import derive_rng
+from fl_strategies.strategies.weights.options import PROXIMAL_MU, TASK, WEIGHTS, WeightsOptions
+from fl_strategies.wire import keys
+from fl_strategies.wire.config import config_choice, config_float
+from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
+
+FLOWER: Final = "flower"
+"""What a party's policy calls all strategies that are Flower's own."""
+UNPROTECTED_WEIGHTS: Final = "weights left the party that were trained without noise"
+UNPROTECTED: Final[tuple[Entry, ...]] = (
+    (NonPrivateEvent(unit="example", reason=UNPROTECTED_WEIGHTS), 1),
+)
+MOST_MU: Final = 1e6
+
+
+class WeightsParty(PartyRole):
+    """The party's role: train the model that came on the own records, and send it.
+
+    A message of one of Flower's own strategies, on a server that knows nothing of this
+    package, names neither task nor learner; it is answered with this party's own.
+    """
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return that weights leave after so many passes."""
+        named = str(config[keys.STRATEGY]).partition(":")[0]
+        epochs = WeightsOptions.received(config).local_epochs
+        return replace(super().request(party, config), name=named, epochs=epochs)
+
+    def train(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+    ) -> tuple[Knowledge, Metrics]:
+        """Return the weights after training, and how many records they have seen."""
+        owner = party.owner
+        _check_problem(party, config)
+        require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
+        epochs = WeightsOptions.received(config).local_epochs
+        server_round = read_round(config)
+        objective = _read_objective(config)
+        learner = require_averaged(owner, party.learner_fn())
+        if objective is not None:
+            learner = require_guided(owner, learner)
+        plan = plan_of(learner, len(party.y), epochs=epochs)
+        charges = plan or UNPROTECTED
+        purpose = f"{config[keys.STRATEGY]!s}, round {server_round}"
+        ledger = spend(party, charges, purpose, DEFAULT_DELTA, state)
+        if received is None:
+            rng = derive_rng(read_seed(config), "weights", "initial")
+        else:
+            learner = learner.from_arrays(received.arrays)
+            rng = party.rng(read_seed(config), "weights", server_round)
+        guided = {} if objective is None else {"objective": objective}
+
+        def train() -> ContinuingLearner:
+            model = learner.partial_fit(party.x, party.y, rng=rng, epochs=epochs, **guided)
+            require_plan(model, plan)
+            require_finite(model)
+            return model
+
+        stand_in = functools.partial(_public_model, party)
+        model = trained(train, stand_in, promised=bool(plan))
+        metrics = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=ledger)
+        metrics[keys.LOCAL_FIGURE] = measure(party, model, state)[METRICS[party.task]]
+        meta: dict[str, Scalar] = {
+            keys.NUM_EXAMPLES: len(party.y),
+            keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),
+        }
+        return Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
+
+
+def _check_problem(party: Party, config: ConfigRecord) -> None:
+    """Raise unless a server that says what it works on says what this party has."""
+    if keys.PUBLIC_HASH in config:
+        check_public_data(party, config)
+    if TASK in config:
+        config_choice(config, TASK, [party.task])
+    asked = config.get(keys.LEARNER, party.learner_name)
+    if asked != party.learner_name:
+        raise KnowledgeMismatch(
+            f"{party.owner}: the averaged model must be this party's own "
+            f"({party.learner_name!r}), got {str(asked)[:80]!r}. Averages need one kind of "
+            f"model at all parties and on the server."
+        )
+
+
+def _read_objective(config: ConfigRecord) -> Objective | None:
+    """Return FedProx's term, which pulls towards the weights that training starts from."""
+    if PROXIMAL_MU not in config:
+        return None
+    mu = config_float(config, PROXIMAL_MU, minimum=0.0, maximum=MOST_MU)
+    return Objective(mu=mu) if mu > 0 else None
+
+
+def _public_model(party: Party) -> ContinuingLearner:
+    return require_averaged(party.owner, public_model(party, party.learner_fn))
+
+
+def require_averaged(owner: str, learner: Learner) -> ContinuingLearner:
+    """Return the learner if its weights can be averaged; say what to do if they cannot."""
+    if not isinstance(learner, ContinuingLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must keep learning (distill, partial_fit) and travel "
+            f"(to_arrays, from_arrays) for its weights to be averaged, got "
+            f"{type(learner).__name__}. Use a network, or another strategy."
+        )
+    return learner

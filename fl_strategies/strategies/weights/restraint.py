@@ -1,0 +1,89 @@
+"""Weights of untrusted parties, and how far one of them can pull the rest."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from fl_strategies.aggregation.evidence import believed_sizes
+from fl_strategies.arrays import Array
+from fl_strategies.exceptions import require_known
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.wire.knowledge import shown
+
+MOST_TIMES_DISTANCE: Final = 2.0
+"""Weights are at most so many times as far from the middle as those of the median party."""
+_FEWEST_RESTRAINED: Final = 3
+
+Layout: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+def layout_of(arrays: Mapping[str, Array]) -> Layout:
+    """Return names, types and shapes."""
+    return tuple((name, array.dtype.str, array.shape) for name, array in sorted(arrays.items()))
+
+
+def as_layout(arrays: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
+    """Return averaged arrays in the order and types of a model's; whole numbers are rounded.
+
+    Raises `KnowledgeMismatch` for other names or shapes, and numbers that are not finite.
+    """
+    same, rule = arrays.keys() == model.keys(), f"those of the model ({shown(sorted(model))})"
+    require_known(same, "Weights", "arrays", rule, shown(sorted(arrays)))
+    typed = {}
+    for name, like in model.items():
+        array = np.asarray(arrays[name])
+        rule = f"finite, of shape {like.shape}"
+        fits = array.shape == like.shape and bool(np.isfinite(array).all())
+        require_known(fits, "Weights", f"array {shown(name)}", rule, array.shape)
+        whole = like.dtype.kind in "iu" and array.dtype.kind == "f"
+        typed[name] = (np.rint(array) if whole else array).astype(like.dtype)
+    return typed
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWeights:
+    """What a party sent: weights, how many records they saw, and what that cost a record."""
+
+    arrays: Mapping[str, Array]
+    num_records: int
+    charges: Sequence[Entry]
+
+    @property
+    def layout(self) -> Layout:
+        """Names, types and shapes."""
+        return layout_of(self.arrays)
+
+
+def restrained(weights: Sequence[LocalWeights]) -> tuple[list[LocalWeights], int]:
+    """Return weights that one party cannot pull wherever it likes, and how many were changed.
+
+    Weights that are much farther from the middle, the median of each number, than those of
+    the median party are moved towards it; and numbers of records are those of
+    `believed_sizes`. Fewer than three parties have no middle.
+    """
+    if len(weights) < _FEWEST_RESTRAINED:
+        return list(weights), 0
+    sizes = believed_sizes(np.array([part.num_records for part in weights], dtype=np.float64))
+    names = [name for name, array in weights[0].arrays.items() if array.dtype.kind == "f"]
+    middle = {name: np.median([p.arrays[name] for p in weights], axis=0) for name in names}
+    away = np.array([_distance(part.arrays, middle) for part in weights])
+    most = MOST_TIMES_DISTANCE * float(np.median(away))
+    restrained_, changed = [], 0
+    for part, size, distance in zip(weights, sizes, away, strict=True):
+        pull = min(1.0, most / distance) if distance > 0 else 1.0
+        moved = {name: _pulled(part.arrays[name], middle[name], pull) for name in names}
+        changed += int(pull < 1 or size < part.num_records)
+        arrays = {**part.arrays, **moved} if pull < 1 else part.arrays
+        restrained_.append(replace(part, arrays=arrays, num_records=max(round(size), 1)))
+    return restrained_, changed
+
+
+def _distance(arrays: Mapping[str, Array], middle: Mapping[str, Array]) -> float:
+    squares = [np.square(arrays[name] - middle[name].astype(np.float64)) for name in middle]
+    return float(np.sqrt(sum(part.sum() for part in squares)))
+
+
+def _pulled(array: Array, middle: Array, pull: float) -> Array:
+    return np.asarray(middle + pull * (array - middle), dtype=array.dtype)

@@ -1,0 +1,367 @@
+"""Flower's own strategies, which average weights, on our parties; see `strategies.weights`."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, Final, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as flower_strategies
+from flwr.serverapp.strategy import Strategy
+
+from fl_strategies.arrays import Array, content_hash
+from fl_strategies.core.party import check_rows
+from fl_strategies.core.protocols import (
+    ContinuingLearner,
+    LearnerFactory,
+    StartingLearner,
+)
+from fl_strategies.core.reported_ledgers import Reported, enter_reported, read_charges
+from fl_strategies.core.state import State
+from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
+from fl_strategies.core.tasks import Task, check_task
+from fl_strategies.exceptions import KnowledgeMismatch, require
+from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
+from fl_strategies.randomness import derive_rng
+from fl_strategies.strategies.weights.inner import (
+    KeptArrays,
+    PresentNodes,
+    check_inner,
+    config_of,
+    recall,
+    remember,
+    weight_key,
+)
+from fl_strategies.strategies.weights.options import (
+    MODEL,
+    TASK,
+    WEIGHTS,
+    FedAvgOptions,
+    WeightsOptions,
+    make_flower,
+    options_for,
+)
+from fl_strategies.strategies.weights.party import require_averaged
+from fl_strategies.strategies.weights.restraint import (
+    Layout,
+    LocalWeights,
+    as_layout,
+    layout_of,
+    restrained,
+)
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import (
+    Knowledge,
+    Metrics,
+    Scalar,
+    decode_arrays,
+    encode_arrays,
+)
+from fl_strategies.wire.replies import PartyReply
+
+AUDIENCE: Final = "the server, the other parties and everybody who sees a model"
+MAX_RECORDS: Final = 2**40
+# Beyond it squares overflow, and no honest network has such weights.
+LARGEST_WEIGHT: Final = 1e30
+_WITHOUT_LIMIT: Final = 2**62
+
+
+@dataclass(kw_only=True)
+class WeightsState(State):
+    """Also what parties report that their releases cost, and what Flower's class keeps."""
+
+    kinds = (*State.kinds, KeptArrays)
+
+    ledgers: dict[int, Reported] = field(default_factory=dict)
+    flower: dict[str, Any] = field(default_factory=dict)
+
+
+class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
+    """One of Flower's strategies with everything that ours have around it.
+
+    All parties train one model in turns, and Flower's class makes the next one of theirs. It
+    never sees a reply that is not as asked: other arrays, names, shapes or types, numbers
+    that are not finite, and metrics it cannot weigh by end no run and spoil no mean. It also
+    gets a ledger, a checkpoint, and parties that are paid before they train.
+
+    Leaves the party
+        In every round the weights of its model after training, and its number of records.
+    Guarantee
+        None: epsilon is infinite. Only if every party trains with differential privacy, by
+        a learner whose `partial_fit` adds to its `privacy_events`, each record is protected
+        against the server and everybody else, and the events of all rounds add up; `ledger_`
+        is that of the party whose events, as the parties report them, cost most. Noise that
+        Flower's wrappers add at the server counts for nothing here: the server has seen the
+        weights, and a mean by numbers of records is not what they calibrate for. Not
+        covered: rows that parties only evaluate on, the number of records, settings chosen
+        on private data.
+
+    Parameters
+    ----------
+    num_classes : int
+        Length of the federation's class list; labels or outputs in other tasks.
+    learner_fn : factory
+        Makes the model, the same at all parties. It must be an `IncrementalLearner` and a
+        `PortableLearner`, such as `TorchLearner`.
+    flower : flwr.serverapp.strategy.Strategy, optional
+        Any strategy of Flower's that averages weights, also in a wrapper that clips at the
+        server; what the class itself names by default. Its own sampling must be off: give
+        `fraction_train` here.
+    learner_name : str
+        What parties must call their own model to take part.
+    task : "single-label", "multi-label" or "regression"
+    public : (num_public, ...), optional
+        Not learned from. If given, parties that hold other public rows are excluded, because
+        that mostly means other preprocessing.
+    options : WeightsOptions, optional
+    **federation
+        See `KnowledgeStrategy`.
+
+    Notes
+    -----
+    The first weights are `initial_arrays` of `start`, or drawn by the learner from the seed.
+    A learner that cannot draw any without records (`StartingLearner`) makes the parties
+    draw, each from the same generator; Flower's classes that compare a mean with the last
+    model then have none in round 1 and say so. Batch size and step size are settings of the
+    learner, whose optimizer starts anew in each round.
+
+    Examples
+    --------
+    ``FlowerStrategy(flower=FedProx(proximal_mu=0.1), learner_fn=..., num_classes=10)``
+    """
+
+    name: ClassVar[str] = "flower"
+    flower_type: ClassVar[type[Strategy]] = flower_strategies.FedAvg
+    options_type = WeightsOptions
+    usual_rounds: ClassVar[int] = 10
+    same_learner: ClassVar[bool] = True
+    relays_models: ClassVar[bool] = True
+    party_learner_needs = final_learner_needs = (ContinuingLearner,)
+    state_type = WeightsState
+    reply_kind = WEIGHTS
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        learner_fn: LearnerFactory,
+        flower: Strategy | None = None,
+        learner_name: str = "learner",
+        task: Task = "single-label",
+        public: Array | None = None,
+        options: WeightsOptions | None = None,
+        **federation: Unpack[FederationOptions],
+    ) -> None:
+        super().__init__(**federation)
+        owner = type(self).__name__
+        check_task(owner, task, num_classes)
+        learner, rule = require_averaged(owner, learner_fn()), f"of {num_classes} classes"
+        same = learner.num_classes == num_classes
+        require(same, owner, "learner_fn", rule, learner.num_classes)
+        self.public_hash = None if public is None else self._hash(public)
+        self.num_classes, self.task = num_classes, task
+        self.options = options or self.options_type()
+        self.learner_fn = learner_fn
+        self.model_name = learner_name
+        self.initial_hash = ""
+        self.state: WeightsState = WeightsState(ledger=self._new_ledger())
+        self._flower = flower or make_flower(self.flower_type, self.options)
+        check_inner(owner, self._flower, is_kept=self.run.is_kept)
+        self._asked: dict[str, Scalar] = {}
+
+    def _hash(self, public: Array) -> str:
+        check_rows(type(self).__name__, "public", public)
+        return content_hash(public)
+
+    def _new_ledger(self) -> PrivacyLedger:
+        return PrivacyLedger(
+            "example", delta=DEFAULT_DELTA, num_parties=self.num_parties, audience=AUDIENCE
+        )
+
+    def warm_start(self, arrays: Mapping[str, Array]) -> None:
+        """Begin with these weights instead of random ones."""
+        model = self._rebuild(arrays)
+        self.initial_hash = content_hash(np.concatenate([a.ravel() for a in arrays.values()]))
+        if self.state.delivery is None:
+            self.state.delivery = Knowledge(MODEL, model.to_arrays(), self._model_meta)
+
+    @property
+    def _model_meta(self) -> dict[str, Scalar]:
+        return {keys.LEARNER: self.model_name}
+
+    def party_config(self) -> dict[str, Scalar]:
+        """Return the model's name, its task, how to train it, and what Flower's class says."""
+        public = {} if self.public_hash is None else {keys.PUBLIC_HASH: self.public_hash}
+        return {
+            **self.options.to_config(),
+            **self._asked,
+            TASK: self.task,
+            keys.LEARNER: self.model_name,
+            keys.NUM_CLASSES: self.num_classes,
+            **public,
+        }
+
+    def begin_round(self) -> bool:
+        """Draw the first weights, or give Flower's class back what it kept."""
+        if self.state.flower:
+            recall(self._flower, self.state.flower)
+        learner = self.learner_fn()
+        if self.state.delivery is None and isinstance(learner, StartingLearner):
+            drawn = learner.initialised(rng=derive_rng(self.seed, "weights", "initial"))
+            self.state.delivery = Knowledge(MODEL, drawn.to_arrays(), self._model_meta)
+        return True
+
+    def nodes_for_round(self, nodes: list[int]) -> list[int]:
+        """Let Flower's class say what parties are told, and which of them to ask."""
+        present = PresentNodes(type(self).__name__, nodes)
+        messages = list(
+            self._flower.configure_train(
+                self.round_ + 1, encode_arrays(self._present_model()), ConfigRecord(), present
+            )
+        )
+        self._asked = config_of(messages)
+        chosen = {message.metadata.dst_node_id for message in messages}
+        return [node for node in nodes if node in chosen]
+
+    def _present_model(self) -> Mapping[str, Array]:
+        return self.state.delivery.arrays if self.state.delivery is not None else {}
+
+    def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
+        """Return the present model; nothing before there is one."""
+        return self.state.delivery
+
+    def check(self, knowledge: Knowledge) -> LocalWeights:
+        """Check one party's weights by the server's own learner."""
+        num_records = knowledge.meta.get(keys.NUM_EXAMPLES)
+        if type(num_records) is not int or not 1 <= num_records <= MAX_RECORDS:
+            raise KnowledgeMismatch(
+                f"Reply: {keys.NUM_EXAMPLES} must be a whole number from 1 to {MAX_RECORDS}, "
+                f"got {num_records!r}."
+            )
+        for name, array in knowledge.arrays.items():
+            # NaN compares as false, so it is refused as well.
+            if not (np.abs(array) <= LARGEST_WEIGHT).all():
+                raise KnowledgeMismatch(
+                    f"Reply: array {name[:80]!r} must be finite and at most "
+                    f"{LARGEST_WEIGHT:g} in magnitude, got others."
+                )
+        self._rebuild(knowledge.arrays)
+        charges = read_charges(knowledge.meta.get(keys.PRIVACY_EVENTS))
+        return LocalWeights(knowledge.arrays, num_records, charges)
+
+    def _rebuild(self, arrays: Mapping[str, Array]) -> ContinuingLearner:
+        return require_averaged(type(self).__name__, self.learner_fn()).from_arrays(arrays)
+
+    def exclude(self, replies: Sequence[PartyReply[LocalWeights]]) -> Mapping[int, str]:
+        """Return nodes whose weights cannot be averaged with the others'."""
+        layouts = {reply.node_id: reply.knowledge.layout for reply in replies}
+        if not layouts:
+            return {}
+        usual = self._model_layout() or Counter(layouts.values()).most_common(1)[0][0]
+        return dict.fromkeys(
+            (node for node, layout in layouts.items() if layout != usual),
+            "Reply: weights must have the model's layout, got another.",
+        )
+
+    def _model_layout(self) -> Layout:
+        return layout_of(self._present_model())
+
+    def finish(self) -> tuple[ArrayRecord | None, Metrics]:
+        """Let Flower's class make the next model."""
+        self.record_releases()
+        replies = self.replies
+        weights, changed = [reply.knowledge for reply in replies], 0
+        if self.options.restrain:
+            weights, changed = restrained(weights)
+        if changed:
+            logger.warning("%s counts the weights of %s parties for less.", self.name, changed)
+        capped: Metrics = {keys.NUM_CAPPED: changed}
+        try:
+            arrays = self._aggregate([reply.node_id for reply in replies], weights)
+            model = self._rebuild(arrays)
+        except Exception as error:  # Flower's class, and a user's own, may raise anything
+            self.fail(f"{type(self._flower).__name__} made no model of the weights: {error}")
+            return None, capped
+        self.state.flower = remember(self._flower)
+        return self.keep_model(model), capped
+
+    def _aggregate(
+        self, nodes: Sequence[int], weights: Sequence[LocalWeights]
+    ) -> dict[str, Array]:
+        model = self._present_model() or weights[0].arrays
+        requests = {message.metadata.dst_node_id: message for message in self._sent}
+        replies = [
+            self._as_flower_has_it(requests[node], part, model)
+            for node, part in zip(nodes, weights, strict=True)
+        ]
+        made, _ = self._flower.aggregate_train(self.round_, replies)
+        if made is None:
+            raise KnowledgeMismatch("it needs more replies, or other ones")
+        return as_layout(decode_arrays(made, _WITHOUT_LIMIT), model)
+
+    def _as_flower_has_it(
+        self, request: Message, part: LocalWeights, model: Mapping[str, Array]
+    ) -> Message:
+        # In the model's order: some of Flower's classes pair arrays by their positions.
+        arrays = encode_arrays({name: part.arrays[name] for name in model})
+        weight = MetricRecord({weight_key(self._flower): part.num_records})
+        content = RecordDict({keys.ARRAYS: arrays, keys.METRICS: weight})
+        return Message(content, reply_to=request)
+
+    @property
+    def has_result(self) -> bool:
+        """Whether Flower's class has made a model."""
+        return self._model is not None
+
+    def record_releases(self) -> None:
+        """Record what parties say that their weights have cost."""
+        for reply in self.replies:
+            self.state.ledger = enter_reported(
+                self.state.ledgers,
+                reply,
+                reply.knowledge.charges,
+                self.run.attempts_of(reply.node_id),
+                self._new_ledger(),
+            )
+
+
+class FedAvg(FlowerStrategy):
+    """The baseline of federated learning: the mean of all weights, by numbers of records.
+
+    McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep
+    Networks from Decentralized Data (AISTATS 2017), Algorithm 1, with C = 1 unless
+    `fraction_train` is given. The mean is Flower's. Unless `restrain` is off, one party can
+    neither claim any number of records nor send weights any distance from the others'
+    (`restrained`); what it does within these limits is averaged. See `FlowerStrategy`.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    options_type = FedAvgOptions
+
+
+@cache
+def flower_strategy(kind: type[Strategy], name: str = "") -> type[FlowerStrategy]:
+    """Return one of Flower's strategies as one of ours, with its settings as options.
+
+    Parameters
+    ----------
+    kind : class of flwr.serverapp.strategy
+    name : str
+        What parties and run configurations call it; ``flower:`` and the class by default.
+
+    Examples
+    --------
+    >>> from flwr.serverapp.strategy import FedProx
+    >>> flower_strategy(FedProx).name
+    'flower:FedProx'
+    """
+    own = {
+        "name": name or f"flower:{kind.__name__}",
+        "flower_type": kind,
+        "options_type": options_for(kind),
+        "__module__": __name__,
+        "__doc__": f"Flower's `{kind.__name__}`; see `FlowerStrategy`.",
+    }
+    return type(kind.__name__, (FlowerStrategy,), own)

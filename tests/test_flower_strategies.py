@@ -1,0 +1,565 @@
+"""Flower's own strategies: on our parties by their own servers, and under our base."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod, arrays_size_mod, fixedclipping_mod
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Result, Strategy
+
+from clients.app import client_app
+from fl_strategies import (
+    FLOWER_STRATEGIES,
+    FedAvg,
+    FedKT,
+    FlowerStrategy,
+    Party,
+    find_algorithm,
+)
+from fl_strategies.arrays import Array
+from fl_strategies.core.policy import PartyPolicy
+from fl_strategies.core.protocols import LearnerFactory, PortableLearner, StartingLearner
+from fl_strategies.exceptions import InvalidParameter, NotEnoughParties, RunFailed
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
+from simulations.local import InMemoryGrid, run_local
+from tests.kept import Killed, MortalGrid
+from tests.toys import TEST, accuracy, common_options, toy_party
+
+torch = pytest.importorskip("torch")
+
+NUM_PARTIES = 4
+FOUR = {"min_train_nodes": 4, "min_available_nodes": 4, "min_evaluate_nodes": 4}
+OWN: dict[str, Callable[[], Strategy]] = {
+    "FedAvg": lambda: flower.FedAvg(**FOUR),
+    "FedProx": lambda: flower.FedProx(proximal_mu=0.1, **FOUR),
+    "FedAvgM": lambda: flower.FedAvgM(server_momentum=0.5, **FOUR),
+    "FedAdagrad": lambda: flower.FedAdagrad(**FOUR),
+    "FedAdam": lambda: flower.FedAdam(**FOUR),
+    "FedYogi": lambda: flower.FedYogi(eta=0.1, **FOUR),
+    "FedMedian": lambda: flower.FedMedian(**FOUR),
+    "FedTrimmedAvg": lambda: flower.FedTrimmedAvg(beta=0.25, **FOUR),
+    "Krum": lambda: flower.Krum(num_malicious_nodes=0, **FOUR),
+    "MultiKrum": lambda: flower.MultiKrum(num_malicious_nodes=0, **FOUR),
+    "server-side DP": lambda: flower.DifferentialPrivacyServerSideFixedClipping(
+        flower.FedAvg(**FOUR), 0.01, 10.0, 4
+    ),
+    "client-side DP": lambda: flower.DifferentialPrivacyClientSideFixedClipping(
+        flower.FedAvg(**FOUR), 0.01, 10.0, 4
+    ),
+}
+
+
+def factory() -> Any:
+    """Return a network with a normalisation, whose counter of batches is a whole number."""
+    from clients.torch_learner import TorchLearner
+
+    def module() -> Any:
+        hidden = torch.nn.Linear(2, 8, bias=False)  # its normalisation has one
+        return torch.nn.Sequential(hidden, torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+
+    return TorchLearner(module, num_classes=3, batch_size=20, learning_rate=0.05)
+
+
+def load(context: Context) -> Party:
+    number = int(context.node_config["partition-id"])
+    return replace(toy_party(number, 60), learner_fn=factory)
+
+
+def first_weights(seed: int = 0) -> ArrayRecord:
+    learner = factory()
+    assert isinstance(learner, StartingLearner)
+    return encode_arrays(learner.initialised(rng=np.random.default_rng(seed)).to_arrays())
+
+
+def quality(arrays: ArrayRecord | None) -> float:
+    assert arrays is not None
+    learner = factory()
+    own = learner.initialised(rng=np.random.default_rng(0)).to_arrays()
+    found = decode_arrays(arrays, 2**20)
+    typed = {name: found[name].astype(like.dtype) for name, like in own.items()}
+    return accuracy(learner.from_arrays(typed).predict(TEST[0]))
+
+
+def start(strategy: Strategy, app: Any, **options: Any) -> Result:
+    grid = InMemoryGrid(app, NUM_PARTIES)
+    return strategy.start(grid, first_weights(), **{"num_rounds": 3, **options})
+
+
+def options(**changes: Any) -> dict[str, Any]:
+    return {**common_options(NUM_PARTIES), "learner_fn": factory, **changes}
+
+
+def adapted(inner: Strategy | None = None, **changes: Any) -> FlowerStrategy:
+    return FlowerStrategy(**options(flower=inner, **changes))
+
+
+def weights(strategy: FlowerStrategy) -> Mapping[str, Array]:
+    assert isinstance(strategy.model_, PortableLearner)
+    return strategy.model_.to_arrays()
+
+
+# Flower's own servers, which know nothing of this package.
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_parties_answer_flowers_own_strategies(name: str) -> None:
+    """Weights in and out, the number of examples, figures; and the model learns."""
+    mods = [fixedclipping_mod] if name == "client-side DP" else []
+
+    result = start(OWN[name](), client_app(load, mods=mods))
+
+    assert quality(result.arrays) > 0.6
+    assert set(result.train_metrics_clientapp) == {1, 2, 3}
+    assert result.evaluate_metrics_clientapp[3][keys.ACCURACY] > 0.6  # type: ignore[operator]
+
+
+def test_a_plain_answer_holds_weights_and_a_count_alone() -> None:
+    """Names in the order in which they came; no epsilon, which Flower would average."""
+    sent = first_weights()
+    content = RecordDict({"arrays": sent, "config": ConfigRecord({"server-round": 1})})
+
+    (reply,) = ask(content, client_app(load))
+
+    assert set(reply.content) == {"arrays", "metrics"}
+    assert list(reply.content.array_records["arrays"]) == list(sent)
+    assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 60}
+
+
+def ask(content: RecordDict, app: Any, kind: str = "train") -> list[Message]:
+    grid = InMemoryGrid(app, 1)
+    (node,) = grid.get_node_ids()
+    return grid.send_and_receive([Message(content, dst_node_id=node, message_type=kind)])
+
+
+def test_the_proximal_term_holds_weights_back() -> None:
+    """FedProx's mu reaches the learner: the larger, the nearer the weights stay."""
+    away = []
+    for mu in (0.0, 10.0, 1000.0):
+        config = ConfigRecord({"server-round": 1, "proximal-mu": mu})
+        sent = first_weights()
+        (reply,) = ask(RecordDict({"arrays": sent, "config": config}), client_app(load))
+        before, after = (decode_arrays(r, 2**20) for r in (sent, reply.content["arrays"]))
+        away.append(np.abs(after["0.weight"] - before["0.weight"]).max())
+
+    assert away[0] > 1.2 * away[1] > 1.4 * away[2]
+
+
+@pytest.mark.parametrize("mu", [-1.0, float("nan"), float("inf"), 1e9, "much"])
+def test_an_absurd_proximal_term_is_refused(mu: Any) -> None:
+    """A server cannot make a party compute nonsense."""
+    config = ConfigRecord({"server-round": 1, "proximal-mu": mu})
+    (reply,) = ask(RecordDict({"arrays": first_weights(), "config": config}), client_app(load))
+
+    assert "Server: proximal-mu must be a number from 0.0 to" in reply.error.reason
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    """By one sentence, before any record is touched."""
+    arrays = encode_arrays({"0.weight": np.zeros((8, 2), np.float32)})
+    config = ConfigRecord({"server-round": 1})
+    (reply,) = ask(RecordDict({"arrays": arrays, "config": config}), client_app(load))
+
+    assert reply.error.reason.startswith("Weights: arrays must be those of the model")
+
+
+def test_a_policy_decides_about_flowers_strategies_too() -> None:
+    """They are called flower; and weights without noise leave only if that is allowed."""
+
+    def careful(context: Context) -> Party:
+        return replace(load(context), policy=PartyPolicy(strategies=("fedkt L2",)))
+
+    content = RecordDict(
+        {"arrays": first_weights(), "config": ConfigRecord({"server-round": 1})}
+    )
+    (reply,) = ask(content, client_app(careful))
+
+    assert "must be one that its policy allows (fedkt L2), got flower" in reply.error.reason
+
+
+def test_a_party_that_measures_at_home_spoils_no_mean() -> None:
+    """Flower cannot average a figure that is not there, so the party says that it has none."""
+
+    def some(context: Context) -> Party:
+        party = load(context)
+        alone = party.partition_id == 0
+        return replace(party, x_test=None, y_test=None) if alone else party
+
+    result = start(OWN["FedAvg"](), client_app(some))
+
+    assert result.evaluate_metrics_clientapp[3][keys.ACCURACY] > 0.8  # type: ignore[operator]
+
+
+# Mods.
+
+
+def test_mods_see_messages() -> None:
+    """One of Flower's that counts bytes runs around every answer of ours."""
+    seen: list[str] = []
+
+    def note(message: Message, context: Context, call_next: Any) -> Message:
+        seen.append(message.metadata.message_type)
+        reply: Message = call_next(message, context)
+        return reply
+
+    strategy = FedKT(**common_options(NUM_PARTIES))  # type: ignore[arg-type]
+    from tests.toys import load_toy_party
+
+    run_local(strategy, client_app(load_toy_party, mods=[note, arrays_size_mod]), NUM_PARTIES)
+
+    assert seen == ["train"] * NUM_PARTIES + ["evaluate"] * NUM_PARTIES
+
+
+@pytest.mark.parametrize("mod", [LocalDpMod(1.0, 1.0, 1.0, 1e-5), fixedclipping_mod])
+def test_a_mod_for_weights_is_refused_where_none_travel(mod: Any) -> None:
+    """It would blur packed labels, or nothing at all, and promise privacy."""
+    from tests.toys import load_toy_party
+
+    strategy = FedKT(**common_options(NUM_PARTIES))  # type: ignore[arg-type]
+    with pytest.raises(RunFailed, match="mods must be none that work on weights for fedkt"):
+        run_local(strategy, client_app(load_toy_party, mods=[mod]), NUM_PARTIES)
+
+
+def test_local_noise_by_a_mod_changes_the_weights() -> None:
+    """Where weights travel, the mod does its work, also under our base."""
+    noisy = LocalDpMod(1e-6, 1e-9, 1.0, 1e-5)
+    held = adapted()
+    start(held, client_app(load, mods=[noisy]))
+    free = adapted()
+    start(free, client_app(load))
+
+    first = decode_arrays(first_weights(), 2**20)
+    moved = [np.abs(weights(s)["0.weight"] - first["0.weight"]).max() for s in (held, free)]
+    assert moved[0] < 1e-3 < moved[1]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: flower.DifferentialPrivacyClientSideFixedClipping(s, 1.0, 1.0, 4),
+        lambda s: flower.DifferentialPrivacyServerSideFixedClipping(s, 1.0, 1.0, 4),
+        lambda s: flower.DifferentialPrivacyClientSideAdaptiveClipping(s, 0.1, 4),
+    ],
+)
+def test_a_wrapper_around_our_strategies_is_refused(wrap: Any) -> None:
+    """It would run and protect nothing."""
+    from tests.toys import load_toy_party
+
+    wrapper = wrap(FedKT(**common_options(NUM_PARTIES)))  # type: ignore[arg-type]
+    grid = InMemoryGrid(client_app(load_toy_party), NUM_PARTIES)
+
+    with pytest.raises(InvalidParameter, match="FedKT: it must be run by its own start"):
+        wrapper.start(grid, ArrayRecord(), num_rounds=1)
+
+
+# Under our base.
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if "DP" not in name])
+def test_the_adapter_changes_no_arithmetic(name: str) -> None:
+    """The same parties, seeds and first weights: Flower's server and ours make one model."""
+    alone = start(OWN[name](), client_app(load), num_rounds=2)
+    ours = adapted(OWN[name]())
+    start(ours, client_app(load), num_rounds=2)
+
+    found = decode_arrays(alone.arrays or ArrayRecord(), 2**20)
+    for key, array in weights(ours).items():
+        np.testing.assert_allclose(
+            found[key], array, atol=1.0 if "num_batches" in key else 1e-6
+        )
+
+
+def test_a_wrapper_that_clips_at_the_server_runs_inside() -> None:
+    """Its noise is added; the ledger claims nothing for it, and says why."""
+    strategy = adapted(OWN["server-side DP"]())
+    start(strategy, client_app(load))
+
+    assert accuracy(strategy.model_.predict(TEST[0])) > 0.8
+    assert "none, because weights left the party" in strategy.ledger_.statement()
+
+
+def corrupt(change: Callable[[RecordDict], None]) -> type[InMemoryGrid]:
+    class Corrupt(InMemoryGrid):
+        def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
+            replies = super().send_and_receive(messages, **rest)
+            if replies and replies[0].content[keys.META][keys.KIND] == "weights":
+                change(replies[0].content)
+            return replies
+
+    return Corrupt
+
+
+def renamed(content: RecordDict) -> None:
+    arrays = content.array_records["arrays"]
+    content["arrays"] = ArrayRecord({f"my.{name}": array for name, array in arrays.items()})
+
+
+def not_finite(content: RecordDict) -> None:
+    arrays = decode_arrays(content.array_records["arrays"], 2**20)
+    content["arrays"] = encode_arrays(
+        {**arrays, "0.weight": np.full((8, 2), np.nan, np.float32)}
+    )
+
+
+def other_shape(content: RecordDict) -> None:
+    arrays = decode_arrays(content.array_records["arrays"], 2**20)
+    content["arrays"] = encode_arrays({**arrays, "0.weight": np.zeros((8, 3), np.float32)})
+
+
+def no_count(content: RecordDict) -> None:
+    content["metrics"] = MetricRecord({"something": 1})
+    del content.config_records[keys.META][keys.NUM_EXAMPLES]
+
+
+@pytest.mark.parametrize("change", [renamed, not_finite, other_shape, no_count])
+@pytest.mark.parametrize("name", ["FedAvg", "FedMedian", "FedTrimmedAvg", "Krum", "FedAvgM"])
+def test_one_bad_reply_never_reaches_flowers_class(
+    name: str, change: Callable[[RecordDict], None]
+) -> None:
+    """Flower's own would raise, or average NaN; here three of four make the model."""
+    inner = OWN[name]()
+    strategy = adapted(inner)
+    grid = corrupt(change)(client_app(load), NUM_PARTIES)
+
+    result = strategy.start(grid, first_weights(), num_rounds=1)
+
+    assert result.train_metrics_clientapp[1][keys.NUM_REJECTED] == 1
+    assert all(np.isfinite(array).all() for array in weights(strategy).values())
+
+
+def test_names_in_another_order_are_put_right() -> None:
+    """Some of Flower's classes pair arrays by their positions, which a party could exchange."""
+
+    def turn(content: RecordDict) -> None:
+        arrays = content.array_records["arrays"]
+        content["arrays"] = ArrayRecord(dict(reversed(list(arrays.items()))))
+
+    plain, turned = adapted(OWN["FedAvgM"]()), adapted(OWN["FedAvgM"]())
+    start(plain, client_app(load), num_rounds=2)
+    grid = corrupt(turn)(client_app(load), NUM_PARTIES)
+    turned.start(grid, first_weights(), num_rounds=2)
+
+    for key, array in weights(plain).items():
+        np.testing.assert_array_equal(weights(turned)[key], array)
+
+
+@pytest.mark.parametrize("name", ["FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"])
+def test_a_resumed_run_has_its_momenta_back(name: str, tmp_path: Path) -> None:
+    """A kill in round 3 ends in the same bits as no kill."""
+    kind = getattr(flower, name)
+    settings = {"server_momentum": 0.5} if name == "FedAvgM" else {}
+    whole, killed, resumed = (
+        adapted(kind(**settings), num_parties=3, checkpoint_dir=folder, resume=again)
+        for folder, again in ((None, False), (tmp_path, False), (tmp_path, True))
+    )
+    app = client_app(load)
+    whole.start(MortalGrid(app), first_weights(), num_rounds=4)
+    with pytest.raises(Killed):
+        killed.start(MortalGrid(app, dies_after=14), first_weights(), num_rounds=4)
+    resumed.start(MortalGrid(app), first_weights(), num_rounds=4)
+
+    for key, array in weights(whole).items():
+        np.testing.assert_array_equal(weights(resumed)[key], array)
+
+
+def test_what_a_checkpoint_cannot_hold_is_refused(tmp_path: Path) -> None:
+    """Flower's privacy accountant has a state of its own."""
+
+    class Odd(flower.FedAvg):
+        def __init__(self) -> None:
+            super().__init__()
+            self.memory = {1: object()}
+
+    with pytest.raises(InvalidParameter, match=r"a checkpoint cannot hold 0\.memory of Odd"):
+        adapted(Odd(), checkpoint_dir=tmp_path)
+
+
+def test_clipping_at_the_parties_is_not_believed() -> None:
+    """Nobody would notice that a party has no mod."""
+    with pytest.raises(InvalidParameter, match="flower must be one that clips at the server"):
+        adapted(OWN["client-side DP"]())
+
+
+def test_sampling_belongs_to_the_adapter() -> None:
+    """Flower's draws from a generator that a resumed run cannot repeat."""
+    with pytest.raises(InvalidParameter, match="fraction_train must be given to this strategy"):
+        adapted(flower.FedAvg(fraction_train=0.5))
+
+
+def test_flowers_class_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wants five nodes, and four are there."""
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda _: None)
+    inner = flower.FedAvg(min_available_nodes=5)
+
+    with pytest.raises(NotEnoughParties, match="must be at most the parties that are there, 4"):
+        start(adapted(inner), client_app(load))
+
+
+def test_a_class_that_makes_no_model_fails_the_run() -> None:
+    """Bulyan needs seven replies for one liar; four came."""
+    strategy = adapted(flower.Bulyan(num_malicious_nodes=1))
+
+    with pytest.raises(RunFailed, match="Bulyan made no model of the weights: it needs more"):
+        start(strategy, client_app(load))
+
+    assert "release without protection" in strategy.ledger_.statement()
+
+
+def test_a_class_that_raises_ends_no_process() -> None:
+    """The error becomes the reason of the run."""
+
+    class Broken(flower.FedAvg):
+        def aggregate_train(self, *_: Any) -> Any:
+            raise ZeroDivisionError("deliberate")
+
+    with pytest.raises(RunFailed, match="Broken made no model of the weights: deliberate"):
+        start(adapted(Broken()), client_app(load))
+
+
+# Warm starts.
+
+
+def test_a_warm_start_is_where_training_begins() -> None:
+    """With hardly a step the model is what was given; without it, another."""
+
+    def still() -> Any:
+        return replace(factory(), learning_rate=1e-12)
+
+    def load_still(context: Context) -> Party:
+        return replace(load(context), learner_fn=still)
+
+    given = FedAvg(**options(learner_fn=still))
+    start(given, client_app(load_still), num_rounds=1)
+
+    first = decode_arrays(first_weights(), 2**20)
+    np.testing.assert_allclose(weights(given)["0.weight"], first["0.weight"], atol=1e-6)
+
+
+def test_a_warm_start_of_another_model_is_refused() -> None:
+    """Before anybody is asked."""
+    with pytest.raises(ValueError, match="must be"):
+        adapted().start(
+            InMemoryGrid(client_app(load), NUM_PARTIES), encode_arrays({"w": np.zeros(2)})
+        )
+
+
+@pytest.mark.parametrize("name", ["fedkt", "fedkd", "avgkd", "akd", "pkd", "ekd"])
+def test_a_warm_start_is_refused_where_it_means_nothing(name: str) -> None:
+    """Never ignored."""
+    strategy = find_algorithm(name).strategy(**common_options(NUM_PARTIES))  # type: ignore[arg-type]
+    grid = InMemoryGrid(client_app(load), NUM_PARTIES)
+
+    with pytest.raises(InvalidParameter, match="initial_arrays must be empty, got some"):
+        strategy.start(grid, first_weights(), num_rounds=1)
+
+
+# Sampling with Flower's names.
+
+
+def test_a_round_asks_a_share_of_the_parties() -> None:
+    """Half of four, others in each round, the same ones for the same seed."""
+    asked = []
+    for _ in range(2):
+        strategy = adapted(fraction_train=0.5, min_parties=1)
+        grid = Recording(client_app(load), NUM_PARTIES)
+        strategy.start(grid, first_weights(), num_rounds=4)
+        asked.append(grid.asked)
+
+    assert asked[0] == asked[1]
+    assert all(len(nodes) == 2 for nodes in asked[0])
+    assert len({tuple(nodes) for nodes in asked[0]}) > 1
+
+
+class Recording(InMemoryGrid):
+    """Remembers who was asked to train."""
+
+    def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
+        sent = list(messages)
+        nodes = [m.metadata.dst_node_id for m in sent if m.metadata.message_type == "train"]
+        self.asked = [*getattr(self, "asked", []), *([nodes] if nodes else [])]
+        return super().send_and_receive(sent, **rest)
+
+
+def test_fewest_nodes_are_asked_whatever_the_share() -> None:
+    """Flower's `min_train_nodes`."""
+    strategy = adapted(fraction_train=0.1, min_train_nodes=3)
+    grid = Recording(client_app(load), NUM_PARTIES)
+    strategy.start(grid, first_weights(), num_rounds=1)
+
+    assert [len(nodes) for nodes in grid.asked] == [3]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"fraction_train": 0.0}, "fraction_train must be above 0 and at most 1, got 0.0"),
+        ({"min_train_nodes": 9}, "min_train_nodes must be from 1 to num_parties=4, got 9"),
+        ({"min_available_nodes": 3}, "min_available_nodes must be omitted, or num_parties=4"),
+    ],
+)
+def test_sampling_that_makes_no_sense_is_refused(given: Any, sentence: str) -> None:
+    """With the sentence that says what to do."""
+    with pytest.raises(InvalidParameter, match=sentence):
+        adapted(**given)
+
+
+def test_flowers_name_for_the_number_of_parties() -> None:
+    """`min_available_nodes` alone is enough."""
+    given = options(min_available_nodes=3)
+    del given["num_parties"]
+
+    assert FlowerStrategy(**given).num_parties == 3
+
+
+# By name.
+
+
+@pytest.mark.parametrize("name", FLOWER_STRATEGIES)
+def test_settings_are_those_of_flowers_class(name: str) -> None:
+    """Each is an option, with Flower's default unless that makes it FedAvg."""
+    kind = find_algorithm(name).strategy
+    assert issubclass(kind, FlowerStrategy)
+    assert kind.flower_type.__name__ == name.partition(":")[2]
+    assert {"local-epochs", "restrain"} <= kind.options_type.settings().keys()
+
+
+def test_a_setting_reaches_flowers_class() -> None:
+    """FedProx's strength travels to the parties; the trimmed share has a name of its own."""
+    prox: Any = find_algorithm("flower:FedProx").strategy.from_settings(
+        **options(proximal_mu=0.7)
+    )
+    trimmed: Any = find_algorithm("flower:FedTrimmedAvg").strategy.from_settings(
+        **options(trim_fraction=0.3)
+    )
+
+    assert prox._flower.proximal_mu == prox.party_config()["proximal-mu"] == 0.7
+    assert trimmed._flower.beta == 0.3
+
+
+def learners_without_first_weights() -> LearnerFactory:
+    from tests.toys import CentroidLearner
+
+    class Late(CentroidLearner):
+        initialised = None  # type: ignore[assignment]
+
+    return Late
+
+
+def test_without_first_weights_parties_draw_them() -> None:
+    """FedAvg needs no last model; Adam does, and says so."""
+    late = learners_without_first_weights()
+
+    def load_late(context: Context) -> Party:
+        number = int(context.node_config["partition-id"])
+        return replace(toy_party(number), learner_fn=late)
+
+    given: Any = {**common_options(NUM_PARTIES), "learner_fn": late}
+    run_local(FedAvg(**given), client_app(load_late), NUM_PARTIES)
+    adam: Any = find_algorithm("flower:FedAdam").strategy
+    with pytest.raises(RunFailed, match="FedAdam made no model of the weights"):
+        run_local(adam(**given), client_app(load_late), NUM_PARTIES)
