@@ -67,7 +67,7 @@ class RecordingGrid(InMemoryGrid):
 
 
 def toy_fedavg(**changes: object) -> FedAvg:
-    return FedAvg.from_settings(**{**common_options(len(SIZES)), **changes})
+    return FedAvg.from_settings(**{**common_options(len(SIZES)), "local_epochs": 1, **changes})
 
 
 def run(

@@ -1,5 +1,6 @@
 """Flower's own strategies: on our parties by their own servers, and under our base."""
 
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from fl_strategies import (
     FLOWER_STRATEGIES,
     FedAvg,
     FedKT,
+    FedMD,
     FlowerStrategy,
     Party,
     find_algorithm,
@@ -270,7 +272,7 @@ def test_the_adapter_changes_no_arithmetic(name: str) -> None:
     found = decode_arrays(alone.arrays or ArrayRecord(), 2**20)
     for key, array in weights(ours).items():
         np.testing.assert_allclose(
-            found[key], array, atol=1.0 if "num_batches" in key else 1e-6
+            found[key], array, atol=1.0 if "num_batches" in key else 1e-4
         )
 
 
@@ -448,6 +450,22 @@ def test_a_warm_start_of_another_model_is_refused() -> None:
         )
 
 
+def test_a_warm_start_of_fedmd_is_its_first_model() -> None:
+    """`initial_arrays` and `pretrained` mean the same, and only one may be given."""
+    given = {**common_options(NUM_PARTIES), "learner_fn": factory}
+    by_start, by_name = (FedMD(**given, pretrained=p) for p in (None, first_arrays()))  # type: ignore[arg-type]
+    start(by_start, client_app(load), num_rounds=2)
+    run_local(by_name, client_app(load), NUM_PARTIES, num_rounds=2)
+
+    assert by_start.model_.logits(TEST[0]).tobytes() == by_name.model_.logits(TEST[0]).tobytes()
+    with pytest.raises(InvalidParameter, match="initial_arrays must be empty with pretrained"):
+        start(by_name, client_app(load))
+
+
+def first_arrays() -> dict[str, Array]:
+    return decode_arrays(first_weights(), 2**20)
+
+
 @pytest.mark.parametrize("name", ["fedkt", "fedkd", "avgkd", "akd", "pkd", "ekd"])
 def test_a_warm_start_is_refused_where_it_means_nothing(name: str) -> None:
     """Never ignored."""
@@ -526,6 +544,14 @@ def test_settings_are_those_of_flowers_class(name: str) -> None:
     assert issubclass(kind, FlowerStrategy)
     assert kind.flower_type.__name__ == name.partition(":")[2]
     assert {"local-epochs", "restrain"} <= kind.options_type.settings().keys()
+
+
+def test_options_reach_other_processes() -> None:
+    """Their classes are made, not written."""
+    kind = find_algorithm("flower:FedProx").strategy.options_type
+    chosen = kind.from_config({"proximal-mu": 0.3, "local-epochs": 2})
+
+    assert pickle.loads(pickle.dumps(chosen)) == chosen  # noqa: S301 - our own bytes
 
 
 def test_a_setting_reaches_flowers_class() -> None:

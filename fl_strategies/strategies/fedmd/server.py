@@ -207,7 +207,7 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         self._public_hash = content_hash(public)
         self.start_model: Knowledge | None = None
         if pretrained is not None:
-            self.start_model = Knowledge(MODEL, pretrained, {keys.LEARNER: learner_name})
+            self.warm_start(pretrained)
         samples = None
         if isinstance(release, SampleOnce):
             samples = SampleBook(
@@ -215,6 +215,12 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
             )
         self.state: FedMDState = FedMDState(ledger=ledger, samples=samples)
         self._gather()
+
+    def warm_start(self, arrays: Mapping[str, Array]) -> None:
+        """Let parties with this kind of model begin with these weights; others start anew."""
+        given, rule = self.start_model is not None, "empty with pretrained"
+        require(not given, "FedMD", "initial_arrays", rule, sorted(arrays))
+        self.start_model = Knowledge(MODEL, arrays, {keys.LEARNER: self.model_name})
 
     @property
     def consensus_(self) -> Array | None:

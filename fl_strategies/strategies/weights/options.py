@@ -1,6 +1,7 @@
 """Options of strategies that average weights, also of those that are Flower's own."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
 from functools import cache
 from typing import Any, ClassVar, Final
@@ -29,7 +30,7 @@ class WeightsOptions(Options):
     Parameters
     ----------
     local_epochs : int
-        Passes of a party over its records in a round.
+        Passes of a party over its records in a round; five, as FedAvg's paper often has.
     restrain : bool
         Limit how far the weights of one party can be from the others', and how many records
         it can claim; see `restrained`.
@@ -38,7 +39,7 @@ class WeightsOptions(Options):
     owner: ClassVar[str] = "FlowerStrategy"
 
     local_epochs: int = option(
-        1, "passes of a party over its records in a round", least=1, most=MAX_EPOCHS
+        5, "passes of a party over its records in a round", least=1, most=MAX_EPOCHS
     )
     restrain: bool = option(False, "limit how far one party can pull the average")
 
@@ -73,7 +74,7 @@ def options_for(kind: type[Strategy]) -> type[WeightsOptions]:
     --------
     >>> from flwr.serverapp.strategy import FedProx
     >>> options_for(FedProx)(proximal_mu=1.0).to_config()
-    {'local-epochs': 1, 'restrain': False, 'proximal-mu': 1.0}
+    {'local-epochs': 5, 'restrain': False, 'proximal-mu': 1.0}
     """
     fields = [
         (
@@ -87,10 +88,19 @@ def options_for(kind: type[Strategy]) -> type[WeightsOptions]:
         f"{kind.__name__}Options",
         fields,
         bases=(WeightsOptions,),
-        namespace={"owner": kind.__name__},
+        namespace={"owner": kind.__name__, "__reduce__": _reduce(kind)},
         frozen=True,
         kw_only=True,
     )
+
+
+def _reduce(kind: type[Strategy]) -> Callable[[WeightsOptions], tuple[Any, ...]]:
+    """Return how other processes get options, whose class no module has by name."""
+    return lambda options: (_rebuilt, (kind, options.to_config()))
+
+
+def _rebuilt(kind: type[Strategy], config: dict[str, Any]) -> WeightsOptions:
+    return options_for(kind).from_config(config)
 
 
 def make_flower(kind: type[Strategy], options: WeightsOptions) -> Strategy:
