@@ -16,6 +16,7 @@ from fl_strategies import (
     Party,
     PartyRole,
 )
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.policy import Request, check_request
 from fl_strategies.core.role import require_public_rows
 from fl_strategies.exceptions import (
@@ -130,7 +131,8 @@ def _train(
     def respond() -> RecordDict:
         if party.journal is not None:
             party.journal.require_budget()
-        knowledge, metrics = role.train(party, _received(message), config, context.state)
+        state = PartyState(context.state)
+        knowledge, metrics = role.train(party, _received(message), config, state)
         metrics = {keys.NUM_EXAMPLES: len(party.y), **metrics}
         return _reply(message, party, knowledge, metrics)
 
@@ -152,11 +154,12 @@ def _evaluate(
         raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")
 
     def respond() -> RecordDict:
-        model, metrics = role.evaluate(party, received, config, context.state)
+        state = PartyState(context.state)
+        model, metrics = role.evaluate(party, received, config, state)
         if on_model is not None:
             on_model(model, party, context)
-        better = compare_at_home(model, party, config, context.state)
-        metrics |= verdict_to_tell(party, better, metrics, config, context.state)
+        better = compare_at_home(model, party, config, state)
+        metrics |= verdict_to_tell(party, better, metrics, config, state)
         return _reply(message, party, Knowledge(EVALUATION, {}), metrics)
 
     return answer_once(party, message, context, respond)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_strategies.core.party import Party
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.protocols import (
     EnsembleLearner,
     GuidedLearner,
@@ -97,6 +98,7 @@ __all__ = [
     "PKD",
     "Party",
     "PartyRole",
+    "PartyState",
     "PortableLearner",
     "REGISTRY",
     "Recipe",

@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord
 
-from fl_strategies import REGISTRY, Algorithm, Knowledge, KnowledgeStrategy, Party, PartyRole
+from fl_strategies import (
+    REGISTRY,
+    Algorithm,
+    Knowledge,
+    KnowledgeStrategy,
+    Party,
+    PartyRole,
+    PartyState,
+)
 from fl_strategies.aggregation.consensus import RobustConsensus
 from fl_strategies.arrays import FloatArray, content_hash
 from fl_strategies.core.accounting import privacy_metrics, spend, unprotected
@@ -90,7 +98,7 @@ class RobustLogitsParty(PartyRole):
     """A model of its own, and its logits on the public rows."""
 
     def train(
-        self, party: Party, _: Knowledge | None, config: ConfigRecord, state: RecordDict
+        self, party: Party, _: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, dict[str, float]]:
         check_public_data(party, config)
         require_known(len(party.y) > 0, party.owner, "x", "records to learn from", "none")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, TypeAlias, TypeVar, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord
 
 from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.arrays import Array, content_hash
@@ -28,6 +28,7 @@ from fl_strategies.core.accounting import (
     unprotected,
 )
 from fl_strategies.core.party import Party, check_rows
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import (
     ContinuingLearner,
@@ -339,7 +340,7 @@ class FedAvgParty(PartyRole):
         return replace(super().request(party, config), epochs=epochs)
 
     def train(
-        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, Metrics]:
         """Return the weights after training, and how many records they have seen."""
         owner = party.owner
