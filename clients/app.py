@@ -172,6 +172,7 @@ def _load(load_party: LoadParty, context: Context, config: ConfigRecord) -> Part
     except (KnowledgeMismatch, UnsupportedLearner) as error:
         # Whatever is wrong here is about private files, records and settings.
         raise InvalidData(str(error)) from error
+    party.check_learners()
     require_public_rows(party, config)
     name = run_name(config)
     return party if name is None else replace(party, run=name)

@@ -1035,6 +1035,13 @@ def test_a_party_without_held_out_rows_still_gets_the_ensemble() -> None:
 # What the server has, and what it costs.
 
 
+class Rooted:
+    """A learner whose models cannot travel."""
+
+    num_classes = 3
+    fit = predict = logits = print
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -1045,7 +1052,7 @@ def test_a_party_without_held_out_rows_still_gets_the_ensemble() -> None:
             "target_loss must be 'mse' in regression",
         ),
         ({"num_classes": 4}, "model_fns must be learners of 4 classes or outputs"),
-        ({"model_fns": {"x": object}}, "model_fns must be learners with to_arrays"),
+        ({"model_fns": {"x": Rooted}}, "model_fns must be learners with to_arrays"),
     ],
 )
 def test_bad_settings_name_themselves(options: dict[str, Any], message: str) -> None:

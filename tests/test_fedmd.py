@@ -692,6 +692,7 @@ def test_the_servers_model_is_made_when_it_is_asked_for() -> None:
         return made[-1]
 
     strategy, federation = linear_fedmd(learner_fn=make, payload="softmax"), Federation()
+    made.clear()  # one was made at construction, to see that it is a learner
     with pytest.raises(NotFitted, match="the strategy has not run"):
         strategy.model_  # noqa: B018
     federation.run(strategy)
