@@ -347,8 +347,7 @@ class FedAvgParty(PartyRole):
         check_public_data(party, config)
         require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
         config_choice(config, TASK, [party.task])
-        epochs = FedAvgOptions.received(config).local_epochs
-        server_round = read_round(config)
+        epochs, server_round = FedAvgOptions.received(config).local_epochs, read_round(config)
         _check_name(party, config.get(keys.LEARNER))
         learner = require_averaged(owner, party.learner_fn())
         plan = plan_of(learner, len(party.y), epochs=epochs)
