@@ -14,12 +14,13 @@ import logging
 import tracemalloc
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context
 
 from clients.app import client_app
 from clients.kernel_learner import RidgeLearner
 from fl_strategies import Knowledge, Party, PartyRole
 from fl_strategies.core.accounting import ledger_of, ledger_to_text
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation
@@ -44,7 +45,7 @@ class RandomModels(PartyRole):
         party: Party,  # noqa: ARG002
         received: Knowledge | None,  # noqa: ARG002
         config: ConfigRecord,  # noqa: ARG002
-        state: RecordDict,  # noqa: ARG002
+        state: PartyState,  # noqa: ARG002
     ) -> tuple[Knowledge, Metrics]:
         """Return a model of one megabyte."""
         model = ridge().fit(

@@ -40,6 +40,7 @@ from fl_strategies import (
     Party,
 )
 from fl_strategies.arrays import Array
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.exceptions import InvalidData
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedkd import FedKDParty
@@ -179,7 +180,7 @@ class LoudMDParty(FedMDParty):
     """A party of FedMD that says what it says as loudly as the server will read."""
 
     def train(
-        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, Metrics]:
         """Answer with the same classes as before, and extreme scores if scores are asked."""
         said, metrics = super().train(party, received, config, state)
@@ -194,7 +195,7 @@ class LoudKDParty(FedKDParty):
     """The same of FedKD, whose scores are levels."""
 
     def train(
-        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, Metrics]:
         """Answer with the same classes as before, at the lowest and the highest level."""
         said, metrics = super().train(party, received, config, state)

@@ -29,6 +29,7 @@ from fl_strategies import (
     PartyRole,
     WeightsParty,
 )
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.policy import Request, check_request
 from fl_strategies.core.role import require_public_rows
 from fl_strategies.exceptions import (
@@ -149,7 +150,8 @@ def _train(
     def respond() -> RecordDict:
         if party.journal is not None:
             party.journal.require_budget()
-        knowledge, metrics = role.train(party, received, config, context.state)
+        state = PartyState(context.state)
+        knowledge, metrics = role.train(party, received, config, state)
         if is_plain(message):
             return plain_weights(received, knowledge)
         metrics = {keys.NUM_EXAMPLES: len(party.y), **metrics}
@@ -173,13 +175,14 @@ def _evaluate(
         raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")
 
     def respond() -> RecordDict:
-        model, metrics = role.evaluate(party, received, config, context.state)
+        state = PartyState(context.state)
+        model, metrics = role.evaluate(party, received, config, state)
         if on_model is not None:
             on_model(model, party, context)
-        better = compare_at_home(model, party, config, context.state)
+        better = compare_at_home(model, party, config, state)
         if is_plain(message):
             return plain_figures(party, metrics)
-        metrics |= verdict_to_tell(party, better, metrics, config, context.state)
+        metrics |= verdict_to_tell(party, better, metrics, config, state)
         return _reply(message, party, Knowledge(EVALUATION, {}), metrics)
 
     return answer_once(party, message, context, respond)
@@ -192,6 +195,7 @@ def _load(load_party: LoadParty, context: Context, config: ConfigRecord) -> Part
     except (KnowledgeMismatch, UnsupportedLearner) as error:
         # Whatever is wrong here is about private files, records and settings.
         raise InvalidData(str(error)) from error
+    party.check_learners()
     require_public_rows(party, config)
     name = run_name(config)
     return party if name is None else replace(party, run=name)

@@ -7,26 +7,24 @@ a line of its own log. It leaves the party as one bit, and only if the party say
 import logging
 import math
 
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 
 from fl_strategies import Learner, Party
 from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.core.accounting import run_ledger
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.role import read_seed
 from fl_strategies.core.tasks import METRICS, judge, paired_error
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.strategies.fedkt.options import PRIVACY_LEVEL
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import Metrics, decode_array, encode_arrays
+from fl_strategies.wire.knowledge import Metrics
 
 logger = logging.getLogger("flwr.fl_strategies")
 
-_ALONE = "alone"
-
 
 def compare_at_home(
-    model: Learner, party: Party, config: ConfigRecord, state: RecordDict
+    model: Learner, party: Party, config: ConfigRecord, state: PartyState
 ) -> bool | None:
     """Log whether a model beats the party's own on its held-out rows; None if unknown.
 
@@ -45,7 +43,7 @@ def compare_at_home(
 
 
 def verdict_to_tell(
-    party: Party, better: bool | None, told: Metrics, config: ConfigRecord, state: RecordDict
+    party: Party, better: bool | None, told: Metrics, config: ConfigRecord, state: PartyState
 ) -> Metrics:
     """Return the one bit if it may leave the party, and nothing otherwise.
 
@@ -59,22 +57,21 @@ def verdict_to_tell(
     return {keys.BETTER_THAN_ALONE: math.nan if better is None else float(better)}
 
 
-def _is_private(config: ConfigRecord, state: RecordDict) -> bool:
-    released = [event for event, _ in run_ledger(state, DEFAULT_DELTA).entries]
+def _is_private(config: ConfigRecord, state: PartyState) -> bool:
+    released = [event for event, _ in state.ledger(DEFAULT_DELTA).entries]
     open_ = bool(released) and all(isinstance(event, NonPrivateEvent) for event in released)
     return not open_ or config.get(PRIVACY_LEVEL, "L0") != "L0"
 
 
 def _shares_alone(
-    party: Party, x: Array, y: Array, config: ConfigRecord, state: RecordDict
+    party: Party, x: Array, y: Array, config: ConfigRecord, state: PartyState
 ) -> FloatArray:
     """Judge a model that learned from the party's records only; trained once a run."""
-    kept = state.get(_ALONE)
-    if isinstance(kept, ArrayRecord):
-        return decode_array(_ALONE, kept[_ALONE])
+    if state.alone is not None:
+        return state.alone
     rng = party.rng(read_seed(config), "alone")
     shares = judge(party.learner_fn().fit(party.x, party.y, rng=rng), x, y, party.task).shares
-    state[_ALONE] = encode_arrays({_ALONE: shares})
+    state.alone = shares
     return shares
 
 

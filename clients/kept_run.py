@@ -21,6 +21,7 @@ from typing import Final
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fl_strategies import Party
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.runtime import _compat
 from fl_strategies.runtime.atomic_files import make_folder, replace_file
 from fl_strategies.wire import keys
@@ -33,7 +34,6 @@ MAX_RUNS: Final = 8
 _RUN_NAME: Final = re.compile("[0-9a-f]{32}")
 _CHECKSUM_BYTES: Final = 32
 _STATE, _ANSWER, _QUESTION = "state", "answer", "question"
-_ORIGIN: Final = "kept-run"
 
 
 class KeptRun:
@@ -132,7 +132,8 @@ def answer_once(
         return known
     number = _restore(context.state, run.state, data)
     answer = respond()
-    context.state[_ORIGIN] = ConfigRecord({"data": data, "number": number + 1})
+    state = PartyState(context.state)
+    state.answered_for, state.num_answers = data, number + 1
     run.keep(kind, question, answer, context.state)
     return answer
 
@@ -151,13 +152,10 @@ def _restore(memory: RecordDict, disk: RecordDict | None, data: str) -> int:
     return newest
 
 
-def _number(state: RecordDict, data: str) -> int:
+def _number(records: RecordDict, data: str) -> int:
     """Return how many answers a state is of; 0 for one of another run, or of other data."""
-    origin = state.get(_ORIGIN)
-    if not isinstance(origin, ConfigRecord) or origin.get("data") != data:
-        return 0
-    number = origin.get("number")
-    return number if isinstance(number, int) else 0
+    state = PartyState(records)
+    return state.num_answers if state.answered_for == data else 0
 
 
 def forget_oldest(written: Path, pattern: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from flwr.serverapp import strategy
 
 from fl_strategies.core.party import Party
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.protocols import (
     EnsembleLearner,
     GuidedLearner,
@@ -141,6 +142,7 @@ __all__ = [
     "PKD",
     "Party",
     "PartyRole",
+    "PartyState",
     "PortableLearner",
     "REGISTRY",
     "Recipe",

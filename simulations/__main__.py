@@ -1,7 +1,6 @@
 """The command line: ``python -m simulations --help``."""
 
 import argparse
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -174,7 +173,14 @@ def _run_once(settings: Settings) -> Report:
 
 
 def _cpu_seconds() -> float:
-    """Return the processor time of this process and of its finished workers."""
+    """Return the processor time of this process and of its finished workers.
+
+    On Windows, which has no `resource`, that of this process alone.
+    """
+    try:
+        import resource
+    except ImportError:
+        return time.process_time()
     usages = [
         resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     ]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
 from sklearn.ensemble import RandomForestRegressor
 
 from clients.app import NO_BUDGET, client_app
@@ -19,6 +19,7 @@ from clients.forest_scores import ForestScores
 from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
 from fl_strategies import Knowledge, Party
 from fl_strategies.aggregation.ensembles import SignedEnsemble
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.protocols import LearnerFactory, Recipe
 from fl_strategies.exceptions import (
     InvalidParameter,
@@ -800,12 +801,12 @@ def test_a_model_of_other_classes_is_left_out_though_its_learner_is_known() -> N
     party = ridge_party(catalogue={"four": lambda: RidgeLearner(num_classes=4, ridge=0.01)})
     received = join_models([fitted_model(4, "four"), fitted_model()])
 
-    _, metrics = CodistillParty().train(party, received, asked("avgkd"), RecordDict())
+    _, metrics = CodistillParty().train(party, received, asked("avgkd"), PartyState())
 
     assert metrics[NUM_MODELS_REFUSED] == 1
     with pytest.raises(KnowledgeMismatch, match="must have 3 classes or outputs, got 4"):
         CodistillParty().train(
-            party, join_models([fitted_model(4, "four")]), asked("akd"), RecordDict()
+            party, join_models([fitted_model(4, "four")]), asked("akd"), PartyState()
         )
 
 
@@ -850,7 +851,7 @@ def test_a_record_without_a_prediction_changes_no_other_target(task: Any) -> Non
             catalogue=factory,
             learner_fn=lambda: Watching(num_classes=3, ridge=0.01, task=task),
         )
-        _, metrics = CodistillParty().train(able, join_models([model]), config, RecordDict())
+        _, metrics = CodistillParty().train(able, join_models([model]), config, PartyState())
         assert metrics[NUM_MODELS_REFUSED] == 0
 
     others = np.setdiff1d(np.arange(12), list(Unreliable.told))
@@ -878,11 +879,11 @@ def test_kernel_models_do_not_carry_rows_out_by_default() -> None:
 
 def test_parallel_distillation_learns_from_its_own_model_too() -> None:
     """With the same models all around, nothing but regularisation changes the targets."""
-    role, party, state = CodistillParty(), ridge_party(), RecordDict()
+    role, party, state = CodistillParty(), ridge_party(), PartyState()
     own, _ = role.train(party, None, asked("pkd", 1), state)
     alone, _ = role.train(party, join_models([fitted_model()]), asked("pkd"), state)
 
-    other, _ = role.train(party, join_models([fitted_model()]), asked("akd"), RecordDict())
+    other, _ = role.train(party, join_models([fitted_model()]), asked("akd"), PartyState())
 
     assert (
         own.arrays["coefficients"].tobytes() == fitted_model().arrays["coefficients"].tobytes()
@@ -894,7 +895,7 @@ def test_nothing_is_measured_that_was_not_kept() -> None:
     """An evaluate message without training before it is an error of the server."""
     with pytest.raises(KnowledgeMismatch, match="a model must be kept from training"):
         CodistillParty().evaluate(
-            ridge_party(), Knowledge(KEPT, {}), asked("akd"), RecordDict()
+            ridge_party(), Knowledge(KEPT, {}), asked("akd"), PartyState()
         )
 
 
@@ -905,7 +906,7 @@ def test_terms_that_leave_a_gap_are_refused(first: Any) -> None:
     received = join_models([fitted_model(sign=1)], **meta)
 
     with pytest.raises(KnowledgeMismatch, match="first-term must be from 0 to 0"):
-        CodistillParty().evaluate(ridge_party(), received, asked("ekd"), RecordDict())
+        CodistillParty().evaluate(ridge_party(), received, asked("ekd"), PartyState())
 
 
 @pytest.mark.parametrize("sign", [0, 2, 1.0, "1", None])
@@ -915,7 +916,7 @@ def test_signs_are_plus_or_minus_one(sign: Any) -> None:
     received = join_models([fitted_model(**meta)], **{FIRST_TERM: 0})
 
     with pytest.raises(KnowledgeMismatch, match="the sign of a term must be 1 or -1"):
-        CodistillParty().evaluate(ridge_party(), received, asked("ekd"), RecordDict())
+        CodistillParty().evaluate(ridge_party(), received, asked("ekd"), PartyState())
 
 
 def test_each_term_is_evaluated_once_unless_the_rows_change() -> None:
@@ -928,7 +929,7 @@ def test_each_term_is_evaluated_once_unless_the_rows_change() -> None:
             return super().logits(x)
 
     party = ridge_party(catalogue={"ridge": lambda: Counting(num_classes=3, ridge=0.01)})
-    role, state = CodistillParty(), RecordDict()
+    role, state = CodistillParty(), PartyState()
     for number in range(3):
         term = fitted_model(sign=(-1) ** number)
         role.evaluate(party, join_models([term], **{FIRST_TERM: number}), asked("ekd"), state)
@@ -992,7 +993,7 @@ class Refusing(RidgeLearner):
 @pytest.mark.parametrize("name", ["unknown", "refusing"])
 def test_a_term_that_a_party_cannot_read_is_left_out_and_counted(name: str) -> None:
     """All others are summed and kept, also in the rounds after."""
-    role, state = CodistillParty(), RecordDict()
+    role, state = CodistillParty(), PartyState()
     party = ridge_party(catalogue={"refusing": lambda: Refusing(num_classes=3)})
     terms = [fitted_model(sign=1), fitted_model(name=name, sign=1)]
 
@@ -1016,7 +1017,7 @@ def test_an_ensemble_of_which_nothing_can_be_read_is_an_error(name: str) -> None
     received = join_models([fitted_model(name=name, sign=1)], **{FIRST_TERM: 0})
 
     with pytest.raises(KnowledgeMismatch, match="Party 0: a member must be able") as caught:
-        CodistillParty().evaluate(party, received, asked("ekd"), RecordDict())
+        CodistillParty().evaluate(party, received, asked("ekd"), PartyState())
     assert "4711" not in str(caught.value)
 
 
@@ -1025,13 +1026,20 @@ def test_a_party_without_held_out_rows_still_gets_the_ensemble() -> None:
     party = ridge_party(x_test=None, y_test=None)
     received = join_models([fitted_model(sign=1)], **{FIRST_TERM: 0})
 
-    model, metrics = CodistillParty().evaluate(party, received, asked("ekd"), RecordDict())
+    model, metrics = CodistillParty().evaluate(party, received, asked("ekd"), PartyState())
 
     assert isinstance(model, SignedEnsemble)
     assert math.isnan(metrics[keys.ACCURACY])
 
 
 # What the server has, and what it costs.
+
+
+class Rooted:
+    """A learner whose models cannot travel."""
+
+    num_classes = 3
+    fit = predict = logits = print
 
 
 @pytest.mark.parametrize(
@@ -1044,7 +1052,7 @@ def test_a_party_without_held_out_rows_still_gets_the_ensemble() -> None:
             "target_loss must be 'mse' in regression",
         ),
         ({"num_classes": 4}, "model_fns must be learners of 4 classes or outputs"),
-        ({"model_fns": {"x": object}}, "model_fns must be learners with to_arrays"),
+        ({"model_fns": {"x": Rooted}}, "model_fns must be learners with to_arrays"),
     ],
 )
 def test_bad_settings_name_themselves(options: dict[str, Any], message: str) -> None:
@@ -1287,7 +1295,7 @@ def test_events_from_elsewhere_do_not_make_a_model_private() -> None:
         )
 
     party = replace(ridge_party(), learner_fn=lambda: Stale(num_classes=3, ridge=0.01))
-    _, metrics = CodistillParty().train(party, None, asked("avgkd", 1), RecordDict())
+    _, metrics = CodistillParty().train(party, None, asked("avgkd", 1), PartyState())
 
     assert metrics[keys.EPSILON_EXAMPLE] == math.inf
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
 from clients.app import client_app
 from fl_strategies import (
@@ -16,6 +16,7 @@ from fl_strategies import (
     Party,
 )
 from fl_strategies.core.ensemble import fit_ensemble
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.exceptions import (
     InvalidParameter,
     KnowledgeMismatch,
@@ -72,7 +73,7 @@ def config(**changes: Any) -> ConfigRecord:
 
 
 def train(party: Party, **changes: Any) -> tuple[Knowledge, dict[str, float]]:
-    return FedKTParty().train(party, None, config(**changes), RecordDict())
+    return FedKTParty().train(party, None, config(**changes), PartyState())
 
 
 def votes_of(party: Party, num_splits: int, num_teachers: int) -> np.ndarray:

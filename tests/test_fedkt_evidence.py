@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 
 from clients.app import client_app
 from fl_strategies import (
@@ -18,6 +18,7 @@ from fl_strategies import (
 from fl_strategies.aggregation.class_weights import CLASS_COUNTS
 from fl_strategies.aggregation.evidence import VOTE_STRENGTH, corrected_labels, vote_evidence
 from fl_strategies.aggregation.evidence_pool import EvidencePool
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.strategies.fedkt.tally import PartyVotes
@@ -63,7 +64,7 @@ def config(**changes: Any) -> ConfigRecord:
 
 
 def train(party: Party, **changes: Any) -> tuple[Knowledge, dict[str, float]]:
-    return FedKTParty().train(party, None, config(**changes), RecordDict())
+    return FedKTParty().train(party, None, config(**changes), PartyState())
 
 
 def labels_of(knowledge: Knowledge, num_splits: int = 1) -> np.ndarray:
@@ -330,7 +331,7 @@ def test_a_party_refuses_weights_that_its_level_forbids(level: Any, weights: str
     asked["vote-weights"] = weights
 
     with pytest.raises(KnowledgeMismatch, match=r"^Server: FedKT: vote_weights must be"):
-        FedKTParty().train(toy_party(0), None, asked, RecordDict())
+        FedKTParty().train(toy_party(0), None, asked, PartyState())
 
 
 @pytest.mark.parametrize(("level", "weights"), [({}, "counts"), (L1, "none"), (L2, "none")])
@@ -342,7 +343,7 @@ def test_a_party_left_to_itself_takes_the_weights_of_its_level(
     for value in ("auto", weights):
         asked = config(**level)
         asked["vote-weights"] = value
-        knowledge, metrics = FedKTParty().train(toy_party(0), None, asked, RecordDict())
+        knowledge, metrics = FedKTParty().train(toy_party(0), None, asked, PartyState())
         said.append(sorted(knowledge.arrays))
         spent.append((metrics[keys.EPSILON_EXAMPLE], metrics[keys.NUM_RELEASES]))
 

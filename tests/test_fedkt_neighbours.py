@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 
 from fl_strategies import FedKTParty, Knowledge, Party
 from fl_strategies.aggregation.class_weights import CLASS_COUNTS, class_counts
 from fl_strategies.aggregation.evidence import corrected_labels
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.mechanisms import NoisyMax, Release
 from fl_strategies.strategies.fedkt.options import FedKTOptions
@@ -115,7 +116,7 @@ def test_one_party_moves_s_votes_on_the_server() -> None:
         [*map(toy_party, range(3)), other],
     ):
         strategy = toy_fedkt(**asked)
-        said = [FedKTParty().train(party, None, config, RecordDict())[0] for party in parties]
+        said = [FedKTParty().train(party, None, config, PartyState())[0] for party in parties]
         hear(strategy, *said)
         tallies.append(strategy._tally.counts)
     moved = np.abs(tallies[0] - tallies[1])
@@ -138,7 +139,7 @@ def test_one_record_moves_the_counts_by_what_is_charged() -> None:
 
 def reply(party: Party, **changes: Any) -> tuple[Knowledge, dict[str, float]]:
     asked = ConfigRecord({**toy_fedkt(**changes).party_config(), keys.SEED: 0})
-    return FedKTParty().train(party, None, asked, RecordDict())
+    return FedKTParty().train(party, None, asked, PartyState())
 
 
 def told(party: Party, **changes: Any) -> tuple[Any, ...]:

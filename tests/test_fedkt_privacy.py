@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord
 
 from clients.app import client_app
 from fl_strategies import (
@@ -17,6 +17,7 @@ from fl_strategies import (
     Party,
 )
 from fl_strategies.aggregation.voting import count_votes, least_agreeing
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, NotFitted, RunFailed
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
@@ -192,7 +193,7 @@ def test_the_servers_budget_stops_the_release() -> None:
 
 def test_l2_charges_s_times_q_releases_of_sensitivity_one() -> None:
     """Each example is in every partition, so all s x Q labels count."""
-    _, metrics = FedKTParty().train(toy_party(0), None, config(**L2), RecordDict())
+    _, metrics = FedKTParty().train(toy_party(0), None, config(**L2), PartyState())
 
     assert metrics[keys.NUM_RELEASES] == 40
     expected = VotePrivacy(level="L2", gamma=0.1).mechanism(
@@ -219,9 +220,9 @@ def test_a_party_with_a_journal_keeps_its_accuracy_whatever_the_server_says(
     journal = PartyJournal(tmp_path, fingerprint=data_fingerprint(party.x, party.y))
     model = Knowledge("model", CentroidLearner().to_arrays(), {keys.LEARNER: "centroid"})
 
-    _, open_party = FedKTParty().evaluate(party, model, config(), RecordDict())
+    _, open_party = FedKTParty().evaluate(party, model, config(), PartyState())
     _, guarded = FedKTParty().evaluate(
-        replace(party, journal=journal), model, config(), RecordDict()
+        replace(party, journal=journal), model, config(), PartyState()
     )
 
     assert not math.isnan(open_party[keys.ACCURACY])
@@ -334,7 +335,7 @@ def test_a_party_refuses_noise_it_cannot_read() -> None:
     asked["gamma"] = -3.0
 
     with pytest.raises(KnowledgeMismatch, match="Server: VotePrivacy: gamma must be greater"):
-        FedKTParty().train(toy_party(0), None, asked, RecordDict())
+        FedKTParty().train(toy_party(0), None, asked, PartyState())
 
 
 def test_queries_are_drawn_by_the_seed_and_equal_on_both_sides() -> None:
@@ -368,7 +369,7 @@ def test_privately_trained_teachers_make_every_vote_free() -> None:
 
     asked = config(**TWO_FIVE, vote_weights="none")
 
-    _, metrics = FedKTParty().train(party, None, asked, RecordDict())
+    _, metrics = FedKTParty().train(party, None, asked, PartyState())
 
     assert metrics[keys.NUM_RELEASES] == 2
     assert 0 < metrics[keys.EPSILON_EXAMPLE] < math.inf

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result
 
 from clients.app import client_app
 from fl_strategies import FedMDOptions, Knowledge, LocalNoise, Party, SampleOnce
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.protocols import IncrementalLearner, PortableLearner, Recipe
 from fl_strategies.exceptions import (
     InvalidData,
@@ -413,7 +414,7 @@ def test_public_rows_follow_from_seed_and_round() -> None:
 def test_a_reply_is_the_models_answer_in_few_bytes(payload: str) -> None:
     """Labels take ceil(log2 C) bits, scores four bytes, about the rows of the round."""
     strategy = linear_fedmd(payload=payload, consensus="mean")
-    party, state = linear_party(0), RecordDict()
+    party, state = linear_party(0), PartyState()
     reply, metrics = FedMDParty().train(party, None, request(strategy), state)
 
     model = SoftmaxRegression().partial_fit(
@@ -453,7 +454,7 @@ def test_a_model_that_says_nan_stays_at_home() -> None:
 
     party = linear_party(0, learner_fn=Broken)
     with pytest.raises(InvalidData, match="FedMD: logits must be finite"):
-        FedMDParty().train(party, None, request(linear_fedmd(payload="softmax")), RecordDict())
+        FedMDParty().train(party, None, request(linear_fedmd(payload="softmax")), PartyState())
 
 
 def good_scores(**changes: Any) -> dict[str, np.ndarray]:
@@ -589,7 +590,7 @@ def test_a_party_checks_what_the_server_says(
     config = request(linear_fedmd(), 2, **changes)
 
     with pytest.raises(KnowledgeMismatch, match=sentence):
-        FedMDParty().train(linear_party(0), received, config, RecordDict())
+        FedMDParty().train(linear_party(0), received, config, PartyState())
 
 
 def test_a_party_without_records_or_with_another_task_says_so() -> None:
@@ -599,9 +600,9 @@ def test_a_party_without_records_or_with_another_task_says_so() -> None:
     numbers = replace(party, task="regression", y=np.zeros((40, 3)), x_test=None, y_test=None)
 
     with pytest.raises(KnowledgeMismatch, match="Party 3: x must be records to learn from"):
-        FedMDParty().train(empty, None, config, RecordDict())
+        FedMDParty().train(empty, None, config, PartyState())
     with pytest.raises(KnowledgeMismatch, match="Party 3: task must be single-label for FedMD"):
-        FedMDParty().train(numbers, None, config, RecordDict())
+        FedMDParty().train(numbers, None, config, PartyState())
 
 
 def test_evaluating_needs_a_model_and_a_consensus() -> None:
@@ -609,9 +610,9 @@ def test_evaluating_needs_a_model_and_a_consensus() -> None:
     config = request(linear_fedmd())
 
     with pytest.raises(NotFitted, match="Party 0: a consensus must find a model"):
-        FedMDParty().evaluate(linear_party(0), consensus_message(), config, RecordDict())
+        FedMDParty().evaluate(linear_party(0), consensus_message(), config, PartyState())
     with pytest.raises(KnowledgeMismatch, match="must carry a consensus, got 'model'"):
-        FedMDParty().evaluate(linear_party(0), Knowledge("model", {}), config, RecordDict())
+        FedMDParty().evaluate(linear_party(0), Knowledge("model", {}), config, PartyState())
 
 
 def test_a_learner_that_cannot_go_on_is_fitted_to_records_and_consensus() -> None:
@@ -623,7 +624,7 @@ def test_a_learner_that_cannot_go_on_is_fitted_to_records_and_consensus() -> Non
             fitted.append((x, y))
             return super().fit(x, y, rng=rng)
 
-    party, state = refitted_party(0, learner_fn=Recorder), RecordDict()
+    party, state = refitted_party(0, learner_fn=Recorder), PartyState()
     strategy = linear_fedmd(consensus="mean")
     labels = np.arange(30) % 3
     message = consensus_message(labels=pack_labels(labels, 3))
@@ -655,7 +656,7 @@ def test_pretraining_on_labelled_public_rows() -> None:
     assert min(without.evaluate_metrics_clientapp[1]["accuracy-by-party"]) < 0.8
     party = labelled(0)
     with pytest.raises(KnowledgeMismatch, match="Party 0: public_y must be given"):
-        FedMDParty().train(party, None, request(strategy), RecordDict())
+        FedMDParty().train(party, None, request(strategy), PartyState())
 
 
 def test_a_given_model_is_where_parties_of_its_kind_start() -> None:
@@ -698,6 +699,7 @@ def test_the_servers_model_is_made_when_it_is_asked_for() -> None:
         return made[-1]
 
     strategy, federation = linear_fedmd(learner_fn=make, payload="softmax"), Federation()
+    made.clear()  # one was made at construction, to see that it is a learner
     with pytest.raises(NotFitted, match="the strategy has not run"):
         strategy.model_  # noqa: B018
     federation.run(strategy)

@@ -5,9 +5,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord
 
 from fl_strategies import Party
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
 from fl_strategies.strategies.fedmd import FedMD, FedMDParty
 from fl_strategies.strategies.fedmd.settings import EVIDENCE_LIMIT
@@ -96,7 +97,7 @@ def test_votes_are_those_of_equal_class_shares() -> None:
     strategy = linear_fedmd(num_public=60)
     for number in range(5):
         party = one_sided(number)
-        reply, _ = FedMDParty().train(party, None, request(strategy), RecordDict())
+        reply, _ = FedMDParty().train(party, None, request(strategy), PartyState())
         model = Gaussians().fit(party.x, party.y, rng=None)
         nearest = ((PUBLIC[:, None] - model.centres) ** 2).sum(axis=2).argmin(axis=1)
         labels = unpack_labels(reply.arrays["labels"], (60,), 3)
@@ -157,7 +158,7 @@ def test_two_calls_are_one_run_to_the_bit() -> None:
 def test_impossible_counts_are_refused(counts: np.ndarray, sentence: str) -> None:
     """Before they weigh anything."""
     strategy = linear_fedmd()
-    reply, _ = FedMDParty().train(linear_party(0), None, request(strategy), RecordDict())
+    reply, _ = FedMDParty().train(linear_party(0), None, request(strategy), PartyState())
     with pytest.raises(KnowledgeMismatch, match=sentence):
         strategy.check(replace(reply, arrays={**reply.arrays, "class-counts": counts}))
     with pytest.raises(KnowledgeMismatch, match="contrast must be one of none, public"):
@@ -172,7 +173,7 @@ def test_counts_that_left_are_in_the_ledger() -> None:
     """Exact counts are named, on both sides."""
     strategy = linear_fedmd()
     Federation().run(strategy)
-    reply, metrics = FedMDParty().train(linear_party(0), None, request(strategy), RecordDict())
+    reply, metrics = FedMDParty().train(linear_party(0), None, request(strategy), PartyState())
     np.testing.assert_array_equal(reply.arrays["class-counts"], np.bincount(linear_party(0).y))
     assert metrics[keys.EPSILON_EXAMPLE] == np.inf
     assert "exact class counts left the party" in strategy.ledger_.statement()
@@ -180,7 +181,7 @@ def test_counts_that_left_are_in_the_ledger() -> None:
 
 def test_a_model_fitted_to_a_consensus_is_corrected_by_both_its_parts() -> None:
     """Its class shares are those of records and consensus together."""
-    strategy, state = linear_fedmd(payload="softmax"), RecordDict()
+    strategy, state = linear_fedmd(payload="softmax"), PartyState()
     party = one_sided(0)
     FedMDParty().train(party, None, request(strategy), state)
     Federation(one_sided, num_nodes=5).run(strategy)
@@ -196,7 +197,7 @@ def test_a_model_fitted_to_a_consensus_is_corrected_by_both_its_parts() -> None:
 
 def test_records_are_compared_with_public_rows_once() -> None:
     """Two small fits in the first round, none in the second."""
-    strategy, state = linear_fedmd(), RecordDict()
+    strategy, state = linear_fedmd(), PartyState()
     Gaussians.fits.clear()
     party = one_sided(0)
     FedMDParty().train(party, None, request(strategy), state)
@@ -209,11 +210,11 @@ def test_records_are_compared_with_public_rows_once() -> None:
 def test_public_rows_of_another_kind_are_noticed() -> None:
     """Parties say so in every round, and shares are then not forced upon the rows."""
     party = refitted_party(0, public=PUBLIC + 30.0, learner_fn=Refitted)
-    strategy, state = linear_fedmd(public=PUBLIC + 30.0), RecordDict()
+    strategy, state = linear_fedmd(public=PUBLIC + 30.0), PartyState()
     for server_round in (1, 2):
         reply, _ = FedMDParty().train(party, None, request(strategy, server_round), state)
         assert reply.meta["contrast"] == "uncovered"
     known, _ = FedMDParty().train(
-        refitted_party(0), None, request(linear_fedmd()), RecordDict()
+        refitted_party(0), None, request(linear_fedmd()), PartyState()
     )
     assert known.meta["contrast"] == "none"

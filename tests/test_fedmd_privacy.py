@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
 from clients.app import NO_BUDGET
 from fl_strategies import Knowledge, Party
-from fl_strategies.core.accounting import run_ledger
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.exceptions import (
     InvalidData,
     InvalidParameter,
@@ -30,12 +30,13 @@ from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
 from fl_strategies.runtime.atomic_files import sealed, unsealed
 from fl_strategies.strategies.fedmd import FedMD, FedMDParty
-from fl_strategies.strategies.fedmd.memory import PartyMemory, spent_metrics
+from fl_strategies.strategies.fedmd.party_state import FedMDPartyState
 from fl_strategies.strategies.fedmd.release import (
     AnswerNoise,
     GaussianProbabilities,
     least_scale,
 )
+from fl_strategies.strategies.fedmd.sampling import spent_metrics
 from fl_strategies.wire import keys
 from fl_strategies.wire.packing import pack_labels
 from tests.test_fedmd import (
@@ -55,14 +56,16 @@ MAKERS = [linear_party, refitted_party]
 
 
 def train(
-    party: Party, strategy: FedMD, state: RecordDict | None = None, server_round: int = 1
+    party: Party, strategy: FedMD, state: PartyState | None = None, server_round: int = 1
 ) -> tuple[Knowledge, dict[str, float]]:
-    kept = RecordDict() if state is None else state
+    kept = PartyState() if state is None else state
     return FedMDParty().train(party, None, request(strategy, server_round), kept)
 
 
-def sample_of(state: RecordDict) -> list[int]:
-    return state.array_records["fedmd-sample"]["rows"].numpy().tolist()
+def sample_of(state: PartyState) -> list[int]:
+    sample = FedMDPartyState(state.records).sample
+    assert sample is not None
+    return sample.tolist()
 
 
 def with_journal(party: Party, folder: Path, **options: Any) -> Party:
@@ -122,7 +125,7 @@ def test_the_largest_sample_promises_nothing() -> None:
 def test_no_other_record_is_looked_at(make_party: Callable[..., Party], rule: str) -> None:
     """Changing every record that was not drawn changes no bit of what leaves."""
     strategy = linear_fedmd(**NFDP, payload="softmax", consensus=rule, seeded_noise=True)
-    party, state = make_party(0), RecordDict()
+    party, state = make_party(0), PartyState()
     reply, metrics = train(party, strategy, state)
     others = np.setdiff1d(np.arange(40), sample_of(state))
     x, y = party.x.copy(), party.y.copy()
@@ -144,7 +147,7 @@ def test_the_sample_is_secret_unless_seeded() -> None:
     """Two runs of one seed draw differently; seeded ones do not, and promise nothing."""
     drawn = []
     for seeded in (False, False, True, True):
-        state = RecordDict()
+        state = PartyState()
         _, metrics = train(linear_party(0), linear_fedmd(**NFDP, seeded_noise=seeded), state)
         drawn.append(sample_of(state))
         assert math.isinf(metrics[keys.EPSILON_EXAMPLE]) == seeded
@@ -164,7 +167,7 @@ def test_the_sample_is_drawn_once_also_if_training_fails() -> None:
                 raise RuntimeError("out of memory")
             return super().partial_fit(x, y, rng=rng, epochs=epochs)
 
-    party, state = linear_party(0, learner_fn=Fragile), RecordDict()
+    party, state = linear_party(0, learner_fn=Fragile), PartyState()
     train(party, linear_fedmd(**NFDP), state)
     assert not fails
     first = sample_of(state)
@@ -205,18 +208,18 @@ def test_a_server_cannot_make_a_party_draw_without_end(monkeypatch: pytest.Monke
     drawn: list[object] = []
     monkeypatch.setattr(SubsampleOnce, "release", lambda *_: drawn.append(1))
     for samples in (161, 2**31 - 1):
-        state = RecordDict()
+        state = PartyState()
         sentence = f"must be at most 160, 4 times its records, with replacement, got {samples}"
         with pytest.raises(KnowledgeMismatch, match=f"Party 0: num-samples {sentence}"):
             train(linear_party(0), linear_fedmd(**few, num_samples=samples), state)
-        assert not state
+        assert not state.records
 
     assert not drawn
 
 
 def test_without_a_journal_there_is_no_second_sample() -> None:
     """Nothing would compose the two, so the party refuses."""
-    party, state = linear_party(0), RecordDict()
+    party, state = linear_party(0), PartyState()
     train(party, linear_fedmd(**NFDP), state)
 
     for changes in ({"num_samples": 11}, {"with_replacement": False}, {"seeded_noise": True}):
@@ -233,7 +236,7 @@ def kept_sample(file: Path) -> dict[str, Any]:
 
 def test_a_sample_survives_a_run_beside_the_journal(tmp_path: Path) -> None:
     """A new run uses the sample that was paid for, and the journal has one line."""
-    first, second = RecordDict(), RecordDict()
+    first, second = PartyState(), PartyState()
     party = with_journal(linear_party(0), tmp_path)
     train(party, linear_fedmd(**NFDP), first)
     train(party, linear_fedmd(**NFDP), first, 2)
@@ -293,7 +296,7 @@ def test_a_sample_that_nobody_paid_for_is_not_used(tmp_path: Path) -> None:
 def test_a_journals_budget_stops_a_second_sample(tmp_path: Path) -> None:
     """One sample fits into delta 0.3, another one does not; nothing is drawn then."""
     party = with_journal(linear_party(0), tmp_path, delta=0.3, max_epsilon=0.5)
-    state = RecordDict()
+    state = PartyState()
     train(party, linear_fedmd(**NFDP), state)
     first = sample_of(state)
     with pytest.raises(PrivacyBudgetExceeded):
@@ -657,15 +660,15 @@ def test_a_party_checks_the_noise_it_is_told() -> None:
     """Noise of another payload, or too little to hide rounding, is the server's mistake."""
     config = request(linear_fedmd(**LDP), sigma=1e-12)
     with pytest.raises(KnowledgeMismatch, match="Server: GaussianProbabilities: scale must be"):
-        FedMDParty().train(linear_party(0), None, config, RecordDict())
+        FedMDParty().train(linear_party(0), None, config, PartyState())
     config = request(linear_fedmd(**LDP), sigma=1e31)
     with pytest.raises(
         KnowledgeMismatch, match="Server: FedMD: scale of noise must be at most"
     ):
-        FedMDParty().train(linear_party(0), None, config, RecordDict())
+        FedMDParty().train(linear_party(0), None, config, PartyState())
     config = request(linear_fedmd(**LDP), noise="gumbel", sigma=0.0, gamma=1.0)
     with pytest.raises(KnowledgeMismatch, match="Server: FedMD: noise must be one of gaussian"):
-        FedMDParty().train(linear_party(0), None, config, RecordDict())
+        FedMDParty().train(linear_party(0), None, config, PartyState())
 
 
 # Neither.
@@ -769,14 +772,14 @@ def test_memory_is_small_and_plain() -> None:
         (linear_party, "fedmd-model"),
         (refitted_party, "fedmd-consensus"),
     ):
-        state = RecordDict()
+        state = PartyState()
         train(make_party(0), linear_fedmd(), state)
         FedMDParty().evaluate(make_party(0), consensus, request(linear_fedmd()), state)
 
-        assert set(state) == {"fedmd", kept, "privacy-spent"}
-        assert PartyMemory(make_party(0), state, delta=1e-5).digested_round == 1
-        assert isinstance(state[kept], ArrayRecord)
-        assert sum(record.count_bytes() for record in state.values()) < 1500
+        assert set(state.records) == {"fedmd", kept, "privacy-spent"}
+        assert FedMDPartyState(state.records).digested_round == 1
+        assert isinstance(state.records[kept], ArrayRecord)
+        assert sum(record.count_bytes() for record in state.records.values()) < 1500
 
 
 # A server that changes its mind.
@@ -797,7 +800,7 @@ def starts_of_round_two(first: dict[str, Any], second: dict[str, Any], **changes
             rows.append(len(x))
             return super().partial_fit(x, y, rng=rng, epochs=epochs)
 
-    party, state = linear_party(0, learner_fn=Watching), RecordDict()
+    party, state = linear_party(0, learner_fn=Watching), PartyState()
     train(party, linear_fedmd(**first), state)
     starts.clear()
     rows.clear()
@@ -845,7 +848,7 @@ def test_a_model_of_another_sample_is_not_gone_on_with(tmp_path: Path) -> None:
             starts.append(self.weights)
             return super().partial_fit(x, y, rng=rng, epochs=epochs)
 
-    party, state = linear_party(0, learner_fn=Watching), RecordDict()
+    party, state = linear_party(0, learner_fn=Watching), PartyState()
     kept = with_journal(party, tmp_path)
     for server_round, samples in enumerate((10, 11, 11), start=1):
         strategy = linear_fedmd(release="nfdp", num_samples=samples)
@@ -858,11 +861,11 @@ def test_a_model_of_another_sample_is_not_gone_on_with(tmp_path: Path) -> None:
 def test_private_training_under_noise_is_paid_when_the_noise_is_gone() -> None:
     """The first training was hidden by noise; without noise two trainings are charged."""
     pytest.importorskip("dp_accounting")
-    party, state = linear_party(0, learner_fn=PrivatelyContinued), RecordDict()
+    party, state = linear_party(0, learner_fn=PrivatelyContinued), PartyState()
     train(party, linear_fedmd(**LDP), state)
     train(party, linear_fedmd(**SOFT), state, 2)
 
-    entries = dict(PartyMemory(party, state, delta=1e-5).ledger().entries)
+    entries = dict(state.ledger(1e-5).entries)
     assert entries[EVENT] == 2
 
 
@@ -874,7 +877,7 @@ def uniform_consensus(strategy: FedMD) -> Knowledge:
     return Knowledge("consensus", arrays, {"consensus-round": 1})
 
 
-def evaluate(party: Party, strategy: FedMD, state: RecordDict) -> dict[str, float]:
+def evaluate(party: Party, strategy: FedMD, state: PartyState) -> dict[str, float]:
     received = uniform_consensus(strategy)
     _, metrics = FedMDParty().evaluate(party, received, request(strategy), state)
     return metrics
@@ -897,13 +900,13 @@ def test_a_party_is_measured_as_it_was_trained(
     make_party: Callable[..., Party], trained: dict[str, Any], asked: dict[str, Any]
 ) -> None:
     """An evaluate message under other terms is refused; nothing is fitted or told."""
-    party, state = make_party(0), RecordDict()
+    party, state = make_party(0), PartyState()
     train(party, linear_fedmd(**trained), state)
-    before = {name: str(record) for name, record in state.items()}
+    before = {name: str(record) for name, record in state.records.items()}
 
     with pytest.raises(KnowledgeMismatch, match="Server: release and sample of an evaluate"):
         evaluate(party, linear_fedmd(**asked), state)
-    assert {name: str(record) for name, record in state.items()} == before
+    assert {name: str(record) for name, record in state.records.items()} == before
     metrics = evaluate(party, linear_fedmd(**trained), state)
     assert math.isnan(metrics[keys.ACCURACY]) == (trained is LDP)
 
@@ -918,7 +921,7 @@ def test_only_training_that_was_paid_for_sets_the_terms() -> None:
                 raise RuntimeError("out of memory")
             return super().fit(x, y, rng=rng)
 
-    party, state = refitted_party(0, learner_fn=Fragile), RecordDict()
+    party, state = refitted_party(0, learner_fn=Fragile), PartyState()
     with pytest.raises(NotFitted, match="Party 0: a consensus must find a model"):
         evaluate(party, linear_fedmd(), state)
     train(party, linear_fedmd(**LDP), state)
@@ -936,8 +939,8 @@ def test_seeded_noise_is_charged_before_a_record_is_looked_at() -> None:
         def partial_fit(self, *_: Any, **__: Any) -> Any:
             raise RuntimeError("out of memory")
 
-    party, state = linear_party(0, learner_fn=Broken), RecordDict()
+    party, state = linear_party(0, learner_fn=Broken), PartyState()
     with pytest.raises(RuntimeError):
         train(party, linear_fedmd(**SEEDED_LDP), state)
 
-    assert run_ledger(state, 1e-5).get_epsilon(1e-5) == math.inf
+    assert state.ledger(1e-5).get_epsilon(1e-5) == math.inf

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,10 +35,8 @@ from fl_strategies.strategies.codistill.model_exchange import (
     fill_ledger,
     has_forgotten,
     join_models,
-    keep,
     new_ledger,
     part_models,
-    recall,
     take_turns,
     wire_bytes,
 )
@@ -84,21 +81,6 @@ def test_strays_are_refused_or_ignored() -> None:
         part_models(Knowledge("votes", joined.arrays, joined.meta))
     (part,) = part_models(Knowledge(joined.kind, joined.arrays, {**joined.meta, "9/x": 1}))
     assert "x" not in part.meta
-
-
-def test_what_is_kept_is_recalled() -> None:
-    """A slot holds the last knowledge that was put in, and others stay as they were."""
-    state = RecordDict()
-    assert recall(state, "mine", "model") is None
-
-    keep(state, "mine", model(1.0))
-    keep(state, "mine", model(3.0))
-    keep(state, "other", join_models([model(2.0)]))
-
-    found = recall(state, "mine", "model")
-    assert found is not None
-    assert found.meta[keys.LEARNER] == "a"
-    np.testing.assert_array_equal(found.arrays["w"], [3.0, 3.0])
 
 
 def test_relayed_models_have_a_name_and_finite_numbers() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedProx
 
 from fl_strategies import (
@@ -18,6 +18,7 @@ from fl_strategies import (
     KnowledgeStrategy,
     Party,
     PartyRole,
+    PartyState,
     WeightsParty,
     flower_strategy,
 )
@@ -101,7 +102,7 @@ class RobustLogitsParty(PartyRole):
     """A model of its own, and its logits on the public rows."""
 
     def train(
-        self, party: Party, _: Knowledge | None, config: ConfigRecord, state: RecordDict
+        self, party: Party, _: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, dict[str, float]]:
         check_public_data(party, config)
         require_known(len(party.y) > 0, party.owner, "x", "records to learn from", "none")

@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from xgboost import XGBClassifier
 
 import fl_strategies
-from clients.app import client_app
+from clients.app import FAILED, client_app
 from clients.sklearn_learner import SklearnLearner
 from clients.torch_learner import TorchLearner
 from fl_strategies import REGISTRY, AvgKD, Party
@@ -245,6 +245,50 @@ def test_a_model_in_place_of_a_factory_is_a_sentence(
     sentence = re.escape(f"Party 3: {name} must be {rule}, got {got}.{hint}")
     with pytest.raises(InvalidParameter, match=f"^{sentence}$"):
         replace(PARTY, **change)
+
+
+@pytest.mark.parametrize("place", ["learner_fn", "teacher_fn"])
+@pytest.mark.parametrize(
+    ("factory", "made", "write"),
+    [
+        (
+            lambda: RandomForestClassifier(),
+            "RandomForestClassifier",
+            "SklearnLearner(RandomForestClassifier(...), num_classes=3)",
+        ),
+        (lambda: Net(), "Net", "TorchLearner(lambda: Net(...), num_classes=3)"),
+        (lambda: 7, "int", None),
+    ],
+)
+def test_a_factory_of_something_else_is_a_sentence(
+    factory: Any, made: str, write: str | None, place: str
+) -> None:
+    """It says what to write instead, when the party is first asked."""
+    party = replace(PARTY, **{place: factory})
+    hint = "" if write is None else f" Write: lambda: {write}"
+    got = f"one that makes objects of the class {made}.{hint}"
+    rule = "a function without arguments that makes a new learner"
+    sentence = re.escape(f"Party 3: {place} must be {rule}, got {got}")
+    with pytest.raises(InvalidParameter, match=f"^{sentence}$"):
+        party.check_learners()
+    PARTY.check_learners()
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_party_whose_factory_makes_no_learner_says_so(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One sentence in its own log, in every strategy; the others continue."""
+
+    def raw(party: Party) -> Party:
+        return replace(party, learner_fn=lambda: RandomForestClassifier())  # type: ignore[arg-type, return-value]
+
+    strategy: Any = REGISTRY[name].strategy(**common_options())  # type: ignore[arg-type]
+    run_local(strategy, client_app(load_with(raw, only=2)), num_nodes=4)
+
+    assert "Write: lambda: SklearnLearner(RandomForestClassifier(...), num" in caplog.text
+    assert set(strategy.rejected_.values()) <= {FAILED}
+    assert 2 not in strategy.parties_
 
 
 def test_factories_of_every_kind_are_taken() -> None:

@@ -44,6 +44,20 @@ def test_everything_can_be_imported() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_command_line_counts_processor_time_without_resource() -> None:
+    """That of this process alone, which is all that Windows tells."""
+    code = """
+sys.modules["resource"] = None
+from simulations.__main__ import _cpu_seconds
+start = _cpu_seconds()
+sum(range(10**6))
+print(_cpu_seconds() > start >= 0)
+"""
+    done = run_without_fcntl(code)
+
+    assert done.stdout.strip() == "True", done.stderr
+
+
 def test_a_journal_charges_and_a_taken_lock_is_waited_for(tmp_path: Path) -> None:
     """A charge waits for the lock of another, and who does not wait is told at once."""
     code = f"""{STAND_IN}

@@ -3,9 +3,8 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from flwr.app import ConfigRecord, RecordDict
-
 from fl_strategies.core.party import Party
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.exceptions import PrivacyBudgetExceeded
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.allowance import Allowance
@@ -14,7 +13,6 @@ from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Metrics
 
-_SPENT = "privacy-spent"
 AUDIENCES: Mapping[str, str] = {
     "L0": "nobody",
     "L1": "everybody who sees the final model, except the server, which is trusted",
@@ -23,7 +21,7 @@ AUDIENCES: Mapping[str, str] = {
 
 
 def spend(
-    party: Party, charges: Sequence[Entry], purpose: str, delta: float, state: RecordDict
+    party: Party, charges: Sequence[Entry], purpose: str, delta: float, state: PartyState
 ) -> PrivacyLedger:
     """Record what is about to leave a party, and return all that has been recorded.
 
@@ -34,10 +32,10 @@ def spend(
     check_run(party, charges, state)
     if party.journal is not None:
         return party.journal.charge(charges, run=party.run, purpose=purpose)
-    return charge_run(state, charges, delta)
+    return state.charge(charges, delta)
 
 
-def check_run(party: Party, charges: Sequence[Entry], state: RecordDict) -> None:
+def check_run(party: Party, charges: Sequence[Entry], state: PartyState) -> None:
     """Raise if a run would cost a record more than the party's policy allows."""
     policy, journal = party.policy, party.journal
     if policy.max_run_epsilon is None:
@@ -48,7 +46,7 @@ def check_run(party: Party, charges: Sequence[Entry], state: RecordDict) -> None
     past: Sequence[Sequence[Entry]] = []
     if journal is not None:
         past = journal.releases_of(party.run)
-    elif known := run_ledger(state, policy.delta).entries:
+    elif known := state.ledger(policy.delta).entries:
         past = [[entry] for entry in known]
     try:
         allowance.ledger("example", past, charges).charge_all(charges)
@@ -58,28 +56,12 @@ def check_run(party: Party, charges: Sequence[Entry], state: RecordDict) -> None
         ) from error
 
 
-def charge_run(state: RecordDict, charges: Sequence[Entry], delta: float) -> PrivacyLedger:
-    """Record a release in the state of a run, and return all that the run has released."""
-    ledger = run_ledger(state, delta)
-    ledger.charge_all(charges)
-    state[_SPENT] = ConfigRecord({"ledger": ledger_to_text(ledger)})
-    return ledger
-
-
-def run_ledger(state: RecordDict, delta: float) -> PrivacyLedger:
-    """Return what a run has released about a party's records so far."""
-    ledger, kept = PrivacyLedger("example", delta=delta), state.get(_SPENT)
-    if isinstance(kept, ConfigRecord):
-        ledger.load_state_dict(json.loads(str(kept["ledger"])))
-    return ledger
-
-
-def has_promised(state: RecordDict) -> bool:
+def has_promised(state: PartyState) -> bool:
     """Tell whether what a run has released so far is protected by noise.
 
     A secret sample protects the records outside of it and is silent about no model.
     """
-    released = [event for event, _ in run_ledger(state, DEFAULT_DELTA).entries]
+    released = [event for event, _ in state.ledger(DEFAULT_DELTA).entries]
     noised = any(not isinstance(event, NonPrivateEvent | SubsampleEvent) for event in released)
     return noised and is_promise([(event, 1) for event in released])
 
@@ -91,7 +73,7 @@ def is_promise(charges: Sequence[Entry]) -> bool:
 
 
 def ledger_to_text(ledger: PrivacyLedger) -> str:
-    """Return a ledger as text, for a state or for the server; see `reported_ledgers`."""
+    """Return a ledger as text, for the server; see `reported_ledgers`."""
     return json.dumps(ledger.state_dict())
 
 

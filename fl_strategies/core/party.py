@@ -10,7 +10,7 @@ import numpy as np
 
 from fl_strategies.arrays import Array, to_array
 from fl_strategies.core.policy import SIMULATED, PartyPolicy
-from fl_strategies.core.protocols import LearnerFactory, check_factory
+from fl_strategies.core.protocols import LearnerFactory, check_factory, check_made
 from fl_strategies.core.tasks import Task, check_targets, check_task
 from fl_strategies.exceptions import InvalidData, require, require_data
 from fl_strategies.randomness import derive_rng
@@ -172,6 +172,12 @@ class Party:
         for name, factory in given.items():
             if name != "teacher_fn" or factory is not None:
                 check_factory(self.owner, name, factory, self.num_classes)
+
+    def check_learners(self) -> None:
+        """Raise `InvalidParameter`, saying what to write, if a factory makes no learner."""
+        for name in ("learner_fn", "teacher_fn"):
+            if (factory := getattr(self, name)) is not None:
+                check_made(self.owner, name, factory, self.num_classes)
 
     def _convert(self) -> None:
         """Turn whatever was given into arrays; no public rows have the shape of records."""

@@ -231,21 +231,39 @@ LearnerFactory: TypeAlias = Callable[[], Learner]
 def check_factory(owner: str, name: str, factory: object, num_classes: int) -> None:
     """Raise `InvalidParameter`, saying what to write, for a model in place of a factory."""
     given = factory if isinstance(factory, type) else type(factory)
-    wanted = _in_a_learner(given, f"num_classes={num_classes}")
+    wanted = _in_a_learner(given, num_classes)
     if wanted is None and callable(factory):
         return
     if wanted is None and hasattr(given, "fit"):
         wanted = f"{given.__name__}(...)"
     kind = "the class" if given is factory else "an object of the class"
+    raise _not_a_factory(owner, name, f"{kind} {given.__name__}", wanted)
+
+
+def check_made(owner: str, name: str, factory: LearnerFactory, num_classes: int) -> None:
+    """Raise `InvalidParameter` as well for a factory of something that is no learner.
+
+    It makes one, so this is not for where parties are made over and over.
+    """
+    check_factory(owner, name, factory, num_classes)
+    made: object = factory()
+    if not all(hasattr(made, verb) for verb in ("fit", "predict", "logits")):
+        kind = type(made)
+        got = f"one that makes objects of the class {kind.__name__}"
+        raise _not_a_factory(owner, name, got, _in_a_learner(kind, num_classes))
+
+
+def _not_a_factory(owner: str, name: str, got: str, wanted: str | None) -> InvalidParameter:
     hint = "" if wanted is None else f" Write: lambda: {wanted}"
-    raise InvalidParameter(
+    return InvalidParameter(
         f"{owner}: {name} must be a function without arguments that makes a new learner, got "
-        f"{kind} {given.__name__}.{hint}"
+        f"{got}.{hint}"
     )
 
 
-def _in_a_learner(given: type, classes: str) -> str | None:
+def _in_a_learner(given: type, num_classes: int) -> str | None:
     """Return how a class of torch, XGBoost or scikit-learn becomes a learner, or None."""
+    classes = f"num_classes={num_classes}"
     if any(base.__module__ == "torch.nn.modules.module" for base in given.__mro__):
         return f"TorchLearner(lambda: {given.__name__}(...), {classes})"
     if hasattr(given, "logits") or not hasattr(given, "get_params"):

@@ -3,11 +3,12 @@
 import math
 from abc import ABC, abstractmethod
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 
 from fl_strategies.arrays import content_hash
 from fl_strategies.core.accounting import has_promised
 from fl_strategies.core.party import Party
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import Learner, PortableLearner
 from fl_strategies.core.tasks import figure_names, judge
@@ -23,7 +24,8 @@ MAX_ROUNDS = 2**31
 class PartyRole(ABC):
     """What a party does when the server asks; stateless, so one instance serves all.
 
-    Whatever must outlive a message belongs into `state`, Flower's `Context.state`.
+    Whatever must outlive a message belongs into `state`; a strategy whose parties keep more
+    than all others do reads it by a `PartyState` of its own.
     """
 
     def request(self, party: Party, config: ConfigRecord) -> Request:
@@ -32,7 +34,7 @@ class PartyRole(ABC):
 
     @abstractmethod
     def train(
-        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, Metrics]:
         """Learn from private data and return what may leave the party."""
 
@@ -41,14 +43,14 @@ class PartyRole(ABC):
         party: Party,
         received: Knowledge,
         config: ConfigRecord,  # noqa: ARG002 - for roles that evaluate by their own rules
-        state: RecordDict,
+        state: PartyState,
     ) -> tuple[Learner, Metrics]:
         """Take the final model and measure it on the party's held-out rows, if it has any."""
         model = receive_model(party, received)
         return model, measure(party, model, state)
 
 
-def measure(party: Party, model: Learner, state: RecordDict) -> Metrics:
+def measure(party: Party, model: Learner, state: PartyState) -> Metrics:
     """Return how good a model is on the held-out rows, or NaN if that stays at home.
 
     An accuracy is a release that no event accounts for. So a party tells none that keeps a

@@ -23,7 +23,7 @@ from fl_strategies.exceptions import RunFailed
 from fl_strategies.privacy import mechanisms, secure
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.runtime import _compat
-from fl_strategies.strategies.fedmd import memory
+from fl_strategies.strategies.fedmd import sampling
 from simulations.local import InMemoryGrid
 
 NUM_RECORDS, NUM_CLASSES, WIDTH = 24, 3, 3
@@ -105,7 +105,7 @@ def noise_without_data() -> Iterator[None]:
 
         patch.setattr(secure, "random_words", fixed_words)
         patch.setattr(dp_sgd, "random_words", fixed_words)
-        patch.setattr(memory.secrets, "token_bytes", lambda size: bytes(size))
+        patch.setattr(sampling.secrets, "token_bytes", lambda size: bytes(size))
         for kind in (mechanisms.NoisyMax, mechanisms.ConfidentNoisyMax, LaplaceCounts):
             _release_nothing(patch, kind, np.zeros_like)
         _release_nothing(patch, mechanisms._NoisyScores, _even)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 
 from clients.app import client_app
 from fl_strategies import (
@@ -20,6 +20,7 @@ from fl_strategies import (
     Party,
 )
 from fl_strategies.core.accounting import ledger_of, ledger_to_text
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.exceptions import NotFitted
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
@@ -274,7 +275,7 @@ def test_unnoised_figures_of_votes_stay_out_of_results_unless_asked_for_by_name(
 def test_a_party_sends_no_agreement_at_l1_that_nobody_asked_for() -> None:
     """It does not even leave the party."""
     config = ConfigRecord({**toy_fedkt(**L1).party_config(), keys.SEED: 0})
-    _, metrics = FedKTParty().train(toy_party(0), None, config, RecordDict())
+    _, metrics = FedKTParty().train(toy_party(0), None, config, PartyState())
 
     assert math.isnan(metrics[keys.VOTE_AGREEMENT])
     assert math.isnan(metrics[keys.CONSISTENT_FRACTION])

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 
 from fl_strategies import FedKTParty, Party
 from fl_strategies.aggregation.class_weights import CLASS_COUNTS
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.privacy._evidence import lower_bounds
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.mechanisms import Release
@@ -60,7 +61,7 @@ def replies(own: Party, rng: np.random.Generator) -> tuple[np.ndarray, float]:
     seen = np.empty((RUNS, 3 + NUM_QUERIES))
     for run in range(RUNS):
         moved = replace(own, partition_id=int(rng.integers(2**31)))
-        knowledge, metrics = FedKTParty().train(moved, None, asked, RecordDict())
+        knowledge, metrics = FedKTParty().train(moved, None, asked, PartyState())
         labels = unpack_labels(knowledge.arrays["votes"], (1, NUM_QUERIES), 3)
         seen[run] = [*knowledge.arrays[CLASS_COUNTS], *labels[0]]
     return seen, metrics[keys.EPSILON_EXAMPLE]

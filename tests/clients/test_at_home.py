@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from clients.app import client_app
 from fl_strategies import Party
 from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.accounting import charge_run
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.privacy.events import LaplaceEvent, NonPrivateEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
@@ -135,14 +135,14 @@ def noisy() -> RecordDict:
     """Return the state of a party whose labels left it with noise."""
     state = RecordDict()
     event = LaplaceEvent(unit="example", relation="replace-one", scale=4.0, l1_sensitivity=2.0)
-    charge_run(state, [(event, 3)], 1e-5)
+    PartyState(state).charge([(event, 3)], 1e-5)
     return state
 
 
 def plain() -> RecordDict:
     """Return the state of a party whose labels left it without."""
     state = RecordDict()
-    charge_run(state, [(NonPrivateEvent(unit="example", reason="labels"), 1)], 1e-5)
+    PartyState(state).charge([(NonPrivateEvent(unit="example", reason="labels"), 1)], 1e-5)
     return state
 
 

@@ -30,7 +30,7 @@ from fl_strategies.privacy.journal import PartyJournal
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
 from fl_strategies.runtime import atomic_files
-from fl_strategies.strategies.fedmd import memory
+from fl_strategies.strategies.fedmd import sampling
 from fl_strategies.strategies.fedmd.samples import check_sample_id
 from tests.fuzz.mutation import mutate_bytes, mutate_json, mutate_text
 from tests.fuzz.records import as_often_as, json_values
@@ -148,12 +148,12 @@ def test_damaged_samples(trials: Trials, tmp_path: Path) -> None:
     """A kept sample that was changed is one of these very data, or drawn and paid again."""
     journal = PartyJournal(tmp_path, fingerprint=FINGERPRINT)
     mechanism = SubsampleOnce(records=20, samples=4, replacement=True)
-    memory._write_sample(journal, mechanism, "ab" * 16, np.array([1, 5, 5, 19]))
-    path = memory._sample_path(journal, mechanism)
+    sampling._write_sample(journal, mechanism, "ab" * 16, np.array([1, 5, 5, 19]))
+    path = sampling._sample_path(journal, mechanism)
     valid = path.read_bytes()
     content = atomic_files.unsealed(path.name, valid)
     assert content is not None
-    assert memory._read_sample(journal, mechanism) is not None
+    assert sampling._read_sample(journal, mechanism) is not None
     for rng in trials.numbers():
         is_forged = rng.random() < 0.5
         if is_forged:  # with a checksum that fits
@@ -161,7 +161,7 @@ def test_damaged_samples(trials: Trials, tmp_path: Path) -> None:
             path.write_bytes(atomic_files.sealed(path.name, forged))
         else:
             path.write_bytes(mutate_bytes(rng, valid))
-        sample = memory._read_sample(journal, mechanism)
+        sample = sampling._read_sample(journal, mechanism)
         assert sample is None or is_forged or path.read_bytes() == valid
         trials.count(refused=sample is None)
         if sample is not None:
@@ -179,9 +179,9 @@ def test_a_sample_file_of_many_brackets_is_none(tmp_path: Path) -> None:
     """It ended in a RecursionError."""
     journal = PartyJournal(tmp_path, fingerprint=FINGERPRINT)
     mechanism = SubsampleOnce(records=20, samples=4, replacement=True)
-    memory._sample_path(journal, mechanism).write_bytes(b"[" * 100_000)
+    sampling._sample_path(journal, mechanism).write_bytes(b"[" * 100_000)
 
-    assert memory._read_sample(journal, mechanism) is None
+    assert sampling._read_sample(journal, mechanism) is None
 
 
 @pytest.mark.parametrize("fingerprint", [[], {}, 7, None, "x"])

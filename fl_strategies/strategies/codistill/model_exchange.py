@@ -5,8 +5,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-
 from fl_strategies.core.reported_ledgers import limit_events
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.events import MOST
@@ -15,7 +13,6 @@ from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     Knowledge,
     Scalar,
-    encode_arrays,
     join_arrays,
     part_arrays,
     shown,
@@ -114,21 +111,6 @@ def fill_ledger(ledger: PrivacyLedger, parts: Iterable[PrivacyLedger]) -> Privac
             known[name] = min(known[name] + entry[name], MOST)
     ledger.load_state_dict({**ledger.state_dict(), "entries": list(tallies.values())})
     return limit_events(ledger)
-
-
-def keep(state: RecordDict, slot: str, knowledge: Knowledge) -> None:
-    """Put knowledge into a slot of a node's state, instead of what was there."""
-    state[slot] = encode_arrays(knowledge.arrays)
-    state[f"{slot}-meta"] = ConfigRecord({keys.KIND: knowledge.kind, **knowledge.meta})
-
-
-def recall(state: RecordDict, slot: str, kind: str) -> Knowledge | None:
-    """Return what was kept in a slot, or None."""
-    arrays, meta = state.get(slot), state.get(f"{slot}-meta")
-    if not isinstance(arrays, ArrayRecord) or not isinstance(meta, ConfigRecord):
-        return None
-    content = RecordDict({keys.ARRAYS: arrays, keys.META: meta})
-    return Knowledge.read(content, kind=kind, max_bytes=arrays.count_bytes())
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 
 from fl_strategies.aggregation.ensembles import (
     RememberedScores,
@@ -17,13 +17,13 @@ from fl_strategies.aggregation.ensembles import (
 )
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.core.accounting import (
-    charge_run,
     check_run,
     ledger_to_text,
     privacy_metrics,
     unprotected,
 )
 from fl_strategies.core.party import Party
+from fl_strategies.core.party_state import KnowledgeField, PartyState
 from fl_strategies.core.protocols import (
     Learner,
     PortableLearner,
@@ -51,9 +51,7 @@ from fl_strategies.strategies.codistill.model_exchange import (
     MODEL,
     MODELS,
     join_models,
-    keep,
     part_models,
-    recall,
 )
 from fl_strategies.strategies.codistill.options import CodistillOptions
 from fl_strategies.wire import keys
@@ -74,10 +72,16 @@ PRIVACY_EVENTS: Final = keys.PRIVACY_EVENTS
 NUM_MODELS_REFUSED: Final = keys.NUM_MODELS_REFUSED
 UNPROTECTED_MODEL: Final = "models left the agents that were trained without noise"
 
-# Slots of an agent's state.
-_OWN: Final = "codistill-model"
-_TERMS: Final = "codistill-terms"
-_SCORES: Final = "codistill-scores"
+
+class CodistillPartyState(PartyState):
+    """What an agent keeps."""
+
+    model = KnowledgeField("codistill-model", MODEL)
+    """Its own newest: PKD needs its predictions, and it is measured where it is."""
+    terms = KnowledgeField("codistill-terms", MODELS)
+    """In EKD, all terms of the ensemble that were delivered."""
+    scores = KnowledgeField("codistill-scores", SCORES)
+    """In EKD, the sum of the terms' predictions on the held-out rows."""
 
 
 class CodistillParty(PartyRole):
@@ -91,15 +95,13 @@ class CodistillParty(PartyRole):
     nothing finite gets even odds from it, or 0 in regression: were the model skipped,
     one record could decide about the targets of all others, which no noise covers.
 
-    The agent keeps its own newest model in Flower's state: PKD needs its predictions, and
-    the model is measured without crossing the wire again. In EKD it keeps all terms of the
-    ensemble that were delivered, and the sum of their predictions on its held-out rows, so
-    that every term is evaluated once. A term that it cannot read is skipped in its sum,
-    and counted as well.
+    The agent's own model is kept, and measured without crossing the wire again. In EKD all
+    terms are, with the sum of their predictions on the held-out rows, so that every term is
+    evaluated once. A term that it cannot read is skipped in its sum, and counted as well.
     """
 
     def train(
-        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, Metrics]:
         """Return a new model, trained on what the scheme makes of the received ones."""
         scheme = config_choice(config, keys.STRATEGY, SCHEMES)
@@ -108,7 +110,8 @@ class CodistillParty(PartyRole):
         learner = _new_learner(party)
         plan = plan_of(learner, len(party.x), epochs=recipe.epochs, distill=True)
         ledger, metrics = _charge(party, plan, state, scheme)
-        targets, refused = _targets(party, scheme, received, state)
+        kept = CodistillPartyState(state.records)
+        targets, refused = _targets(party, scheme, received, kept)
         rng = party.rng(read_seed(config), "codistill", server_round)
 
         def train() -> PortableLearner:
@@ -120,17 +123,18 @@ class CodistillParty(PartyRole):
 
         stand_in = functools.partial(_public_model, party)
         arrays = trained(train, stand_in, promised=bool(plan)).to_arrays()
-        keep(state, _OWN, Knowledge(MODEL, arrays, {keys.LEARNER: party.learner_name}))
+        kept.model = Knowledge(MODEL, arrays, {keys.LEARNER: party.learner_name})
         meta = {PRIVACY_EVENTS: ledger_to_text(ledger)}
         return Knowledge(MODEL, arrays, meta), {NUM_MODELS_REFUSED: refused, **metrics}
 
     def evaluate(
-        self, party: Party, received: Knowledge, config: ConfigRecord, state: RecordDict
+        self, party: Party, received: Knowledge, config: ConfigRecord, state: PartyState
     ) -> tuple[Learner, Metrics]:
         """Measure the agent's own newest model or, in EKD, the ensemble with its new terms."""
+        kept = CodistillPartyState(state.records)
         if config_choice(config, keys.STRATEGY, SCHEMES) == "ekd":
-            return _evaluate_ensemble(party, received, state)
-        own = recall(state, _OWN, MODEL)
+            return _evaluate_ensemble(party, received, kept)
+        own = kept.model
         if own is None or received.kind != KEPT:
             raise KnowledgeMismatch(
                 f"{party.owner}: a model must be kept from training to be "
@@ -236,7 +240,7 @@ def _on_record(party: Party, model: Learner, row: Array) -> FloatArray:
 
 
 def _targets(
-    party: Party, scheme: str, received: Knowledge | None, state: RecordDict
+    party: Party, scheme: str, received: Knowledge | None, state: CodistillPartyState
 ) -> tuple[FloatArray, int]:
     """Return what the agent is to learn, and how many received models it cannot read."""
     if received is None:
@@ -249,13 +253,13 @@ def _targets(
     return np.asarray(np.mean(predictions, axis=0)), refused
 
 
-def _own_predictions(party: Party, state: RecordDict) -> list[FloatArray]:
-    own = recall(state, _OWN, MODEL)
+def _own_predictions(party: Party, state: CodistillPartyState) -> list[FloatArray]:
+    own = state.model
     return [] if own is None else [outputs(receive_model(party, own), party.x, party.task)]
 
 
 def _charge(
-    party: Party, plan: Sequence[Entry], state: RecordDict, scheme: str
+    party: Party, plan: Sequence[Entry], state: PartyState, scheme: str
 ) -> tuple[PrivacyLedger, Metrics]:
     """Record what a round will cost a record of the party, on top of all rounds before.
 
@@ -266,16 +270,16 @@ def _charge(
     check_run(party, charges, state)
     journal = party.journal
     lasting = journal and journal.charge(charges, run=party.run, purpose=scheme)
-    ledger = charge_run(state, charges, DEFAULT_DELTA)
+    ledger = state.charge(charges, DEFAULT_DELTA)
     known = lasting or ledger
     return ledger, privacy_metrics(party=unprotected(UNPROTECTED_MODEL), example=known)
 
 
 def _evaluate_ensemble(
-    party: Party, received: Knowledge, state: RecordDict
+    party: Party, received: Knowledge, state: CodistillPartyState
 ) -> tuple[Learner, Metrics]:
     """Add the delivered terms to those that are kept, and measure the sum of all."""
-    kept = recall(state, _TERMS, MODELS)
+    kept = state.terms
     known = part_models(kept) if kept else []
     first = received.meta.get(FIRST_TERM)
     if type(first) is not int or not 0 <= first <= len(known):
@@ -296,7 +300,7 @@ def _evaluate_ensemble(
     )
     require_members(party.owner, len(terms), errors)
     measured, refused = _measure_sum(party, ensemble, sum(n < first for n in models), state)
-    keep(state, _TERMS, join_models(terms))
+    state.terms = join_models(terms)
     return ensemble, {**measured, NUM_MODELS_REFUSED: len(errors) + refused}
 
 
@@ -322,7 +326,7 @@ def _read_sign(term: Knowledge) -> int:
 
 
 def _measure_sum(
-    party: Party, ensemble: SignedEnsemble, first: int, state: RecordDict
+    party: Party, ensemble: SignedEnsemble, first: int, state: CodistillPartyState
 ) -> tuple[Metrics, int]:
     """Measure the ensemble, and count the members that cannot predict.
 
@@ -331,7 +335,7 @@ def _measure_sum(
     x = party.x_test
     if party.journal is not None or x is None or not len(x):
         return measure(party, ensemble, state), 0
-    kept = recall(state, _SCORES, SCORES)
+    kept = state.scores
     scores, refused = np.zeros((len(x), party.num_classes)), 0
     same = kept is not None and kept.meta[NUM_TERMS] == first
     if kept is not None and same and len(kept.arrays[SCORES]) == len(x):
@@ -343,5 +347,5 @@ def _measure_sum(
     if refused == len(ensemble.members):
         require_members(party.owner, len(errors), errors)
     meta = {NUM_TERMS: len(ensemble.members), NUM_MODELS_REFUSED: refused}
-    keep(state, _SCORES, Knowledge(SCORES, {SCORES: scores}, meta))
+    state.scores = Knowledge(SCORES, {SCORES: scores}, meta)
     return measure(party, RememberedScores(scores), state), refused

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 
 from fl_strategies.aggregation.ensembles import MeanEnsemble, raw_outputs, rebuild
 from fl_strategies.arrays import Array, content_hash
-from fl_strategies.core.party import check_rows
+from fl_strategies.core.inputs import check_factories, public_array
 from fl_strategies.core.protocols import (
     Learner,
     LearnerFactory,
@@ -177,14 +177,16 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         self.model_name = learner_name
         own = {} if learner_fn is None else {learner_name: learner_fn}
         self.model_fns: dict[str, LearnerFactory] = {**own, **(model_fns or {})}
-        self._check_factories(owner)
+        check_factories(owner, learner_fn, num_classes, model_fns=model_fns)
+        self._check_models(owner)
+        public = None if public is None else public_array(owner, public)
         self._public_hash = None if public is None else content_hash(public)
         self._rows = _rows_to_score(owner, public, row_shape)
         self.state: CodistillState = self.state_type(ledger=self._new_ledger())
         self._public = None if public is None else public[:MOST_ROWS]
         self.outliers_: tuple[int, ...] = ()
 
-    def _check_factories(self, owner: str) -> None:
+    def _check_models(self, owner: str) -> None:
         rule = "given, or learner_fn: models without a factory are not relayed"
         require(bool(self.model_fns), owner, "model_fns", rule, self.model_fns)
         for name, factory in self.model_fns.items():
@@ -338,7 +340,6 @@ def _rows_to_score(owner: str, public: Array | None, row_shape: Sequence[int] | 
         sides = tuple(row_shape or ())
         require(min(sides, default=0) >= 1, owner, "row_shape", "sides of at least 1", sides)
         return np.zeros((1, *sides))
-    check_rows(owner, "public", public)
     shape = public.shape[1:]
     same = row_shape is None or tuple(row_shape) == shape
     require(same, owner, "row_shape", f"{shape} as in public", row_shape)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 
 from fl_strategies.aggregation.class_weights import CLASS_COUNTS, both_counts, class_counts
 from fl_strategies.aggregation.evidence import class_evidence, label_evidence, valid_counts
@@ -18,6 +18,7 @@ from fl_strategies.core.accounting import (
 )
 from fl_strategies.core.contrast import contrasted
 from fl_strategies.core.party import Party
+from fl_strategies.core.party_state import ArrayField, PartyState
 from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import Learner, plan_of
 from fl_strategies.core.role import PartyRole, check_public_data, read_seed
@@ -47,14 +48,20 @@ from fl_strategies.strategies.fedkd.options import (
     Phase,
 )
 from fl_strategies.wire.config import config_choice, config_float
-from fl_strategies.wire.knowledge import (
-    MAX_REPLY_BYTES,
-    Knowledge,
-    Metrics,
-    decode_array,
-    encode_arrays,
-)
+from fl_strategies.wire.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics
 from fl_strategies.wire.quantization import score_format
+
+
+class FedKDPartyState(PartyState):
+    """What a party of FedKD keeps between telling its scale and sending its scores."""
+
+    logits = ArrayField(LOGITS, LOGITS)
+    """Those that the scale is of, centred."""
+
+    def fitting_logits(self, num_rows: int) -> FloatArray | None:
+        """Return the logits if they are of so many public rows."""
+        logits = self.logits
+        return logits if logits is not None and len(logits) == num_rows else None
 
 
 class FedKDParty(PartyRole):
@@ -76,19 +83,20 @@ class FedKDParty(PartyRole):
         party: Party,
         received: Knowledge | None,  # noqa: ARG002 - nothing comes before the end
         config: ConfigRecord,
-        state: RecordDict,
+        state: PartyState,
     ) -> tuple[Knowledge, Metrics]:
         """Return the largest logit, or all logits at the levels asked for."""
         check_public_data(party, config)
         config_choice(config, TASK, [party.task])
         require_known(len(party.y) > 0, party.owner, "x", "records to learn from", "none")
-        work = _Work.read(party, config, state)
+        kept = FedKDPartyState(state.records)
+        work = _Work.read(party, config, kept)
         metrics = _spend(party, work, state)
         if work.options.sends_evidence:
             return self._evidence(party, work), metrics
-        logits = self._logits(party, work, state)
+        logits = self._logits(party, work, kept)
         if work.phase == "scale":
-            state[LOGITS] = encode_arrays({LOGITS: logits})
+            kept.logits = logits
             largest = float(np.abs(logits).max())
             return Knowledge("scale", {"scale": np.array([largest])}), metrics
         scores, counts = work.to_wire(party, logits), _counts(party, work)
@@ -111,9 +119,9 @@ class FedKDParty(PartyRole):
         scores = work.to_wire(party, evidence)
         return Knowledge("scores", {"scores": scores, **arrays}, {CONTRAST: contrast})
 
-    def _logits(self, party: Party, work: "_Work", state: RecordDict) -> FloatArray:
+    def _logits(self, party: Party, work: "_Work", state: FedKDPartyState) -> FloatArray:
         """Return centred logits on all public rows, those of an earlier request if kept."""
-        state.pop(LOGITS, None)  # another request starts anew
+        state.logits = None  # another request starts anew
         if work.kept is not None:
             return work.kept
         logits = self._fitted_logits(party, work)
@@ -150,7 +158,7 @@ class _Work:
     charges: Sequence[Entry]
 
     @classmethod
-    def read(cls, party: Party, config: ConfigRecord, state: RecordDict) -> "_Work":
+    def read(cls, party: Party, config: ConfigRecord, state: FedKDPartyState) -> "_Work":
         """Read the server's request, and what an earlier one has left."""
         options, phase, bound = FedKDOptions.received(config), *_read_phase(config)
         _check_views(party, options)
@@ -158,7 +166,7 @@ class _Work:
         rule = "given to train on public labels"
         require_known(not lacks, party.owner, "public_y", rule, "none")
         num_rows = options.num_predictions * len(party.public)
-        kept = None if options.sends_evidence else _kept_logits(state, num_rows)
+        kept = None if options.sends_evidence else state.fitting_logits(num_rows)
         training = (
             plan_of(party.learner_fn(), _num_rows(party, options)) if kept is None else ()
         )
@@ -205,7 +213,7 @@ def _check_views(party: Party, options: FedKDOptions) -> None:
     check_augmentation(party.owner, options.augmentation, party.public, times)
 
 
-def _spend(party: Party, work: _Work, state: RecordDict) -> Metrics:
+def _spend(party: Party, work: _Work, state: PartyState) -> Metrics:
     """Record what is about to leave, before a record is looked at; return the figures."""
     scale = work.phase == "scale"
     ledger = spend(
@@ -217,15 +225,6 @@ def _spend(party: Party, work: _Work, state: RecordDict) -> Metrics:
 
 def _open(reason: str) -> Entry:
     return NonPrivateEvent(unit="example", reason=reason), 1
-
-
-def _kept_logits(state: RecordDict, num_rows: int) -> FloatArray | None:
-    """Return the logits that an earlier request was answered from, if they fit this one."""
-    kept = state.get(LOGITS)
-    if not isinstance(kept, ArrayRecord):
-        return None
-    logits: FloatArray = decode_array(LOGITS, kept[LOGITS])
-    return logits if len(logits) == num_rows else None
 
 
 def _count_charges(party: Party, options: FedKDOptions) -> Sequence[Entry]:

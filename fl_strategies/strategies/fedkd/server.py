@@ -19,7 +19,7 @@ from fl_strategies.aggregation.consensus import ROBUST_RULES, RobustConsensus
 from fl_strategies.aggregation.evidence_pool import EvidencePool, read_class_share
 from fl_strategies.arrays import Array, FloatArray, content_hash
 from fl_strategies.core.accounting import privacy_metrics, unprotected
-from fl_strategies.core.party import check_rows
+from fl_strategies.core.inputs import check_factories, public_array
 from fl_strategies.core.protocols import LearnerFactory, SoftLearner, link_scores, require_soft
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
@@ -146,10 +146,11 @@ class FedKD(KnowledgeStrategy[Said]):
         **federation: Unpack[FederationOptions],
     ) -> None:
         super().__init__(**federation)
-        check_rows("FedKD", "public", public)
+        public = public_array("FedKD", public)
         require(len(public) > 0, "FedKD", "public", "at least one row", len(public))
         check_task("FedKD", task, num_classes)
         require(task != "regression", "FedKD", "task", "a classification", task)
+        check_factories("FedKD", learner_fn, num_classes)
         require_soft("FedKD", learner_fn())
         self.public = public
         self.num_classes = num_classes

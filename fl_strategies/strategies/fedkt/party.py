@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 
 from fl_strategies.aggregation.class_weights import CLASS_COUNTS, class_counts
 from fl_strategies.aggregation.evidence import valid_counts
@@ -20,6 +20,7 @@ from fl_strategies.core.accounting import (
     unprotected,
 )
 from fl_strategies.core.party import Party
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import TrainingSet, require_portable
 from fl_strategies.core.role import PartyRole, check_public_data, read_seed
@@ -75,7 +76,7 @@ class FedKTParty(PartyRole):
         party: Party,
         received: Knowledge | None,  # noqa: ARG002 - one round, nothing to receive
         config: ConfigRecord,
-        state: RecordDict,
+        state: PartyState,
     ) -> tuple[Knowledge, Metrics]:
         """Return the labels of the public rows or the students, and class counts if asked."""
         check_public_data(party, config)
@@ -124,7 +125,7 @@ class FedKTParty(PartyRole):
         counts = teacher_counts(party, *size, work.seed) if corrected else None
         return teacher_votes(party, teachers, splits, counts, promised=promised)
 
-    def _charge(self, party: Party, work: "_Work", state: RecordDict) -> Metrics:
+    def _charge(self, party: Party, work: "_Work", state: PartyState) -> Metrics:
         """Record what the answer will cost, before a record is looked at."""
         charges, delta = [*work.charges], work.delta
         ledger = spend(party, charges, f"fedkt {work.options.level}", delta, state)

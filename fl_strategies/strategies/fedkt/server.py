@@ -10,7 +10,7 @@ from fl_strategies.aggregation.evidence_pool import read_class_share
 from fl_strategies.aggregation.voting import least_agreeing
 from fl_strategies.arrays import Array, IntArray, content_hash
 from fl_strategies.core.accounting import AUDIENCES, privacy_metrics
-from fl_strategies.core.party import check_rows
+from fl_strategies.core.inputs import check_factories, public_array
 from fl_strategies.core.protocols import LearnerFactory
 from fl_strategies.core.reported_ledgers import Reported, enter_reported, read_charges
 from fl_strategies.core.state import State
@@ -139,9 +139,10 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         **federation: Unpack[FederationOptions],
     ) -> None:
         super().__init__(**federation)
-        check_rows("FedKT", "public", public)
+        public = public_array("FedKT", public)
         require(len(public) > 0, "FedKT", "public", "at least one row", len(public))
         require(num_classes >= 2, "FedKT", "num_classes", "at least 2", num_classes)
+        check_factories("FedKT", learner_fn, num_classes, student_fns=student_fns)
         self.public = public
         self.num_classes = num_classes
         self.learner_fn = learner_fn

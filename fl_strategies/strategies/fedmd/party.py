@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 
 from fl_strategies.aggregation.consensus import MAX_WEIGHT
 from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.accounting import has_promised, is_promise
+from fl_strategies.core.accounting import has_promised, is_promise, spend
 from fl_strategies.core.contrast import contrasted
 from fl_strategies.core.party import Party
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.policy import Request, asked_number
 from fl_strategies.core.protocols import Learner, TrainingSet
 from fl_strategies.core.role import PartyRole, check_public_data, measure, read_round, read_seed
@@ -22,9 +23,15 @@ from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, require_known
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.strategies.fedmd.memory import PartyMemory, spent_metrics
+from fl_strategies.privacy.mechanisms import SubsampleOnce
+from fl_strategies.strategies.fedmd.party_state import FedMDPartyState
 from fl_strategies.strategies.fedmd.release import answer, corrected_answer, public_rows
 from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, SAMPLE_ID
+from fl_strategies.strategies.fedmd.sampling import (
+    check_size,
+    sample_records,
+    spent_metrics,
+)
 from fl_strategies.strategies.fedmd.settings import FedMDSettings, drowned_answers
 from fl_strategies.strategies.fedmd.student import Lesson, Student, student_of
 from fl_strategies.wire import keys
@@ -54,7 +61,7 @@ class FedMDParty(PartyRole):
         return _request(party, config)
 
     def train(
-        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, Metrics]:
         """Learn for one round and return answers about its public rows."""
         context = RoundContext(party, config, state)
@@ -63,14 +70,14 @@ class FedMDParty(PartyRole):
         training = context.charge(lesson)
         model = context.student.learn(context.server_round, lesson, given)
         context.student.keep(model)
-        context.memory.keep_terms(context.terms)
+        context.state.terms = context.terms
         arrays, meta = context.reply(model, private=bool(training))
         figure = measure(party, model, state)[METRICS[party.task]]
         metrics = {**context.metrics(), keys.LOCAL_FIGURE: figure}
         return Knowledge(ANSWERS, arrays, meta), metrics
 
     def evaluate(
-        self, party: Party, received: Knowledge, config: ConfigRecord, state: RecordDict
+        self, party: Party, received: Knowledge, config: ConfigRecord, state: PartyState
     ) -> tuple[Learner, Metrics]:
         """Digest the consensus of the round and measure the party's own model."""
         context = RoundContext(party, config, state)
@@ -95,7 +102,7 @@ def _is_own_model(party: Party, received: Knowledge | None) -> bool:
 class RoundContext:
     """Everything that one message is about, checked."""
 
-    def __init__(self, party: Party, config: ConfigRecord, state: RecordDict) -> None:
+    def __init__(self, party: Party, config: ConfigRecord, state: PartyState) -> None:
         owner = party.owner
         check_public_data(party, config)
         require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
@@ -107,10 +114,10 @@ class RoundContext:
         self.settings = FedMDSettings.from_config(
             config, num_public=len(party.public), num_classes=party.num_classes
         )
-        self.memory = PartyMemory(party, state, delta=self.settings.delta)
+        self.state = FedMDPartyState(state.records)
         self.student: Student = student_of(party)(
             party,
-            self.memory,
+            self.state,
             self.records,
             self.settings.lesson,
             self.settings.num_public,
@@ -121,8 +128,7 @@ class RoundContext:
         )
         sample = self.settings.sample
         if sample is not None:
-            replacement = sample.with_replacement
-            self.memory.check_size(sample.num_samples, replacement=replacement)
+            check_size(party, sample.num_samples, replacement=sample.with_replacement)
 
     @property
     def terms(self) -> str:
@@ -131,7 +137,7 @@ class RoundContext:
 
     def check_terms(self) -> None:
         """Raise unless the party has trained, and under the terms of this message."""
-        trained = self.memory.terms
+        trained = self.state.terms
         if not trained:
             raise NotFitted(
                 f"{self.party.owner}: a consensus must find a model that was "
@@ -150,14 +156,16 @@ class RoundContext:
 
     def records(self) -> TrainingSet:
         """Return the records in use; with NFDP a sample, and nothing else is looked at."""
-        party, settings = self.party, self.settings
-        if settings.sample is None:
+        party, settings, sample = self.party, self.settings, self.settings.sample
+        if sample is None:
             return party.x, party.y
-        rows = self.memory.sample(
-            settings.sample.num_samples,
-            replacement=settings.sample.with_replacement,
-            rng=settings.secret_rng(self.seed, "sample", party.partition_id),
+        mechanism = SubsampleOnce(
+            records=len(party.y),
+            samples=sample.num_samples,
+            replacement=sample.with_replacement,
         )
+        rng = settings.secret_rng(self.seed, "sample", party.partition_id)
+        rows = sample_records(party, self.state, mechanism, rng, delta=settings.delta)
         return party.x[rows], party.y[rows]
 
     def lesson(self, received: Knowledge | None, *, newest: int) -> Lesson | None:
@@ -209,15 +217,15 @@ class RoundContext:
 
         Later the model has learned from the public rows, and compares by itself.
         """
-        found, ratio = self.memory.contrast(self.terms), None
+        found, ratio = self.state.contrast(self.terms), None
         if not found:
             x, y = self.records()
             own = replace(self.party, x=x, y=y)
             ratio, found = contrasted(own, [self.party.public], self.seed)
-            self.memory.keep_contrast(found, self.terms)
+            self.state.keep_contrast(found, self.terms)
         if found == "uncovered":
             return None, "uncovered"
-        if ratio is None or self.memory.digested_round or self.settings.payload == "argmax":
+        if ratio is None or self.state.digested_round or self.settings.payload == "argmax":
             return None, "none"
         return ratio[rows], "public"
 
@@ -233,13 +241,16 @@ class RoundContext:
         if settings.noise is not None:
             seeded = settings.seeded_noise
             noise = settings.noise.charges(settings.num_public, seeded=seeded)
-            self.memory.charge(noise, self.purpose)
+            self._spend(noise)
             return ()
         training = self.student.plan(self.server_round, lesson, len(self.party.y))
         charges = self._unprotected_charges(training)
         self.student.promised = is_promise(charges)
-        self.memory.charge(charges, self.purpose)
+        self._spend(charges)
         return training
+
+    def _spend(self, charges: Sequence[Entry]) -> None:
+        spend(self.party, charges, self.purpose, self.settings.delta, self.state)
 
     def _released(self, model: Learner) -> Array:
         """Return the answers that may leave; they have been paid for."""
@@ -278,12 +289,14 @@ class RoundContext:
         """Return what lets the server tell one sample of this party from another."""
         if self.settings.sample is None:
             return {}
-        return {SAMPLE_ID: self.memory.sample_id, NUM_RECORDS: len(self.party.y)}
+        return {SAMPLE_ID: self.state.sample_id, NUM_RECORDS: len(self.party.y)}
 
     def metrics(self) -> Metrics:
         """Return how many records are in use, and what the party has spent."""
         settings, records = self.settings, len(self.party.y)
-        metrics = spent_metrics(self.memory.ledger())
+        journal = self.party.journal
+        known = self.state.ledger(settings.delta) if journal is None else journal.ledger()
+        metrics = spent_metrics(known)
         sample = settings.sample
         if sample is None:
             return {keys.NUM_EXAMPLES: records, **metrics}

@@ -28,7 +28,7 @@ from fl_strategies.aggregation.metrics import aggregate_metrics
 from fl_strategies.aggregation.voting import agreement
 from fl_strategies.arrays import Array, IntArray, content_hash
 from fl_strategies.core.accounting import AUDIENCES
-from fl_strategies.core.party import check_rows
+from fl_strategies.core.inputs import check_factories, public_array
 from fl_strategies.core.protocols import Learner, LearnerFactory
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy
@@ -177,8 +177,9 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         **federation: Unpack[FederationOptions],
     ) -> None:
         super().__init__(**federation)
-        check_rows("FedMD", "public", public)
+        public = public_array("FedMD", public)
         require(num_classes >= 2, "FedMD", "num_classes", "at least 2", num_classes)
+        check_factories("FedMD", learner_fn, num_classes)
         self.settings = FedMDSettings.settle(
             options or FedMDOptions(),
             num_rows=len(public),

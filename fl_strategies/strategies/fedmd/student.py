@@ -29,7 +29,7 @@ from fl_strategies.core.role import receive_model
 from fl_strategies.core.training import public_model, require_finite, require_plan, trained
 from fl_strategies.exceptions import KnowledgeMismatch, NotFitted
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.strategies.fedmd.memory import PartyMemory
+from fl_strategies.strategies.fedmd.party_state import FedMDPartyState
 from fl_strategies.strategies.fedmd.release import Payload, public_rows
 from fl_strategies.wire.knowledge import Knowledge
 
@@ -90,7 +90,7 @@ class Student(ABC):
     Parameters
     ----------
     party : Party
-    memory : PartyMemory
+    state : FedMDPartyState
     records : callable
         Returns the private records in use.
     payload : "logits", "softmax" or "argmax"
@@ -104,7 +104,7 @@ class Student(ABC):
     """
 
     party: Party
-    memory: PartyMemory
+    state: FedMDPartyState
     records: Callable[[], TrainingSet]
     payload: Payload
     num_public: int
@@ -174,7 +174,7 @@ class ContinuingStudent(Student):
     ) -> Learner:
         """Train on the records; before that digest a consensus that is new."""
         if server_round == 1:
-            self.memory.start_anew()
+            self.state.start_anew()
         model = self._kept()
         if model is None:
             model = self._prepared(given)
@@ -187,7 +187,7 @@ class ContinuingStudent(Student):
     def keep(self, model: Learner) -> None:
         """Keep the model and which consensus it has digested."""
         kept = cast(ContinuingLearner, model)
-        self.memory.keep_model(kept, digested_round=self._digested, terms=self.terms)
+        self.state.keep_model(kept, digested_round=self._digested, terms=self.terms)
 
     def class_counts(self) -> IntArray:
         """Return those of the records, which it has always seen last."""
@@ -206,8 +206,8 @@ class ContinuingStudent(Student):
         return model
 
     def _kept(self) -> ContinuingLearner | None:
-        model = self.memory.model(self.terms)
-        self._digested = 0 if model is None else self.memory.digested_round
+        model = self.state.model(self.party.learner_fn, self.terms)
+        self._digested = 0 if model is None else self.state.digested_round
         return cast(ContinuingLearner | None, model)
 
     def _prepared(self, given: Knowledge | None) -> ContinuingLearner:
@@ -271,7 +271,7 @@ class RefittingStudent(Student):
         self, server_round: int, lesson: Lesson | None, num_records: int
     ) -> Sequence[Entry]:
         """Return the cost of one training on the records and the last consensus."""
-        kept = server_round > 1 and self.memory.consensus_labels(self.num_public) is not None
+        kept = server_round > 1 and self._consensus_labels() is not None
         num_rows = num_records + (kept or lesson is not None) * self.num_public
         return plan_of(self.party.learner_fn(), num_rows)
 
@@ -283,7 +283,7 @@ class RefittingStudent(Student):
     ) -> Learner:
         """Fit the records and the labels of the newest consensus."""
         if server_round == 1:
-            self.memory.start_anew()
+            self.state.start_anew()
         self._take(lesson)
         return self._fitted()
 
@@ -300,12 +300,16 @@ class RefittingStudent(Student):
         return self._fitted()
 
     def _take(self, lesson: Lesson | None) -> None:
-        if lesson is not None and lesson.server_round > self.memory.digested_round:
-            self.memory.keep_consensus(lesson.labels, digested_round=lesson.server_round)
+        if lesson is not None and lesson.server_round > self.state.digested_round:
+            labels, num_classes = lesson.labels, self.party.num_classes
+            self.state.keep_consensus(labels, num_classes, digested_round=lesson.server_round)
+
+    def _consensus_labels(self) -> IntArray | None:
+        return self.state.consensus_labels(self.num_public, self.party.num_classes)
 
     def _fitted(self) -> Learner:
         x, y = self._training_set()
-        rng = self.party.rng(self.seed, "refit", self.memory.digested_round)
+        rng = self.party.rng(self.seed, "refit", self.state.digested_round)
         learner_fn = self.party.learner_fn
 
         def fit() -> Learner:
@@ -318,8 +322,8 @@ class RefittingStudent(Student):
 
     def _training_set(self) -> TrainingSet:
         x, y = self.records()
-        public, last = self.party.public, self.memory.digested_round
-        labels = self.memory.consensus_labels(self.num_public)
+        public, last = self.party.public, self.state.digested_round
+        labels = self._consensus_labels()
         if labels is None:
             return x, y
         rows = public_rows(self.seed, last, len(public), self.num_public)

@@ -4,7 +4,7 @@ import functools
 from dataclasses import replace
 from typing import Final
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 
 from fl_strategies.core.accounting import (
     ledger_of,
@@ -14,6 +14,7 @@ from fl_strategies.core.accounting import (
     unprotected,
 )
 from fl_strategies.core.party import Party
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import (
     ContinuingLearner,
@@ -58,7 +59,7 @@ class WeightsParty(PartyRole):
         return replace(super().request(party, config), name=named, epochs=epochs)
 
     def train(
-        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: RecordDict
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, Metrics]:
         """Return the weights after training, and how many records they have seen."""
         owner = party.owner

@@ -12,7 +12,7 @@ from flwr.serverapp import strategy as flower_strategies
 from flwr.serverapp.strategy import Strategy
 
 from fl_strategies.arrays import Array, content_hash
-from fl_strategies.core.party import check_rows
+from fl_strategies.core.inputs import check_factories, public_array
 from fl_strategies.core.protocols import (
     ContinuingLearner,
     LearnerFactory,
@@ -157,10 +157,12 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         super().__init__(**federation)
         owner = type(self).__name__
         check_task(owner, task, num_classes)
+        check_factories(owner, learner_fn, num_classes)
         learner, rule = require_averaged(owner, learner_fn()), f"of {num_classes} classes"
         same = learner.num_classes == num_classes
         require(same, owner, "learner_fn", rule, learner.num_classes)
-        self.public_hash = None if public is None else self._hash(public)
+        rows = None if public is None else public_array(owner, public)
+        self.public_hash = None if rows is None else content_hash(rows)
         self.num_classes, self.task = num_classes, task
         self.options = options or self.options_type()
         self.learner_fn = learner_fn
@@ -170,10 +172,6 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         self._flower = flower or make_flower(self.flower_type, self.options)
         check_inner(owner, self._flower, is_kept=self.run.is_kept)
         self._asked: dict[str, Scalar] = {}
-
-    def _hash(self, public: Array) -> str:
-        check_rows(type(self).__name__, "public", public)
-        return content_hash(public)
 
     def _new_ledger(self) -> PrivacyLedger:
         return PrivacyLedger(
