@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from flwr.app import Message
 
-from fl_strategies.core.members import Known, check_claim, settle
+from fl_strategies.core.members import Known, check_claim, holders, settle
 from fl_strategies.runtime.runs import Run
 from fl_strategies.wire.knowledge import Knowledge
 from fl_strategies.wire.replies import PartyReply, parse_reply
@@ -53,6 +53,7 @@ class Collector(Generic[S]):
         """Yield the replies that are as asked, in the order in which they come."""
         waiting = {m.metadata.message_id: m for m in self.sent}
         asked, attempt = {m.metadata.dst_node_id for m in self.sent}, 1
+        held = holders(self.members, asked)
         new: list[PartyReply[None]] = []
         for reply in replies:
             request = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -64,7 +65,8 @@ class Collector(Generic[S]):
                 # Who answered before a resume is known by now; see `check_claim`.
                 attempt = self.run.first_attempt_of(node)
                 settle(self.members, new)
-            claim = partial(check_claim, self.members, asked, node)
+                held = holders(self.members, asked)
+            claim = partial(check_claim, self.members, held, node)
             try:
                 read = parse_reply(
                     request, reply, self.kind, self.max_bytes, self.check, check=claim

@@ -35,7 +35,12 @@ from fl_strategies.core.protocols import (
     LearnerFactory,
     plan_of,
 )
-from fl_strategies.core.reported_ledgers import Reported, enter_reported, read_charges
+from fl_strategies.core.reported_ledgers import (
+    Reported,
+    enter_reported,
+    most_expensive,
+    read_charges,
+)
 from fl_strategies.core.role import PartyRole, check_public_data, measure, read_round, read_seed
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
@@ -252,8 +257,7 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
         self.public_hash = content_hash(public)
         self.num_classes, self.task = num_classes, task
         self.options = options or FedAvgOptions()
-        self.learner_fn = learner_fn
-        self.model_name = learner_name
+        self.learner_fn, self.model_name = learner_fn, learner_name
         self.state: FedAvgState = FedAvgState(ledger=self._new_ledger())
 
     def _new_ledger(self) -> PrivacyLedger:
@@ -321,13 +325,10 @@ class FedAvg(KnowledgeStrategy[LocalWeights]):
     def record_releases(self) -> None:
         """Record what parties say that their weights have cost."""
         for reply in self.replies:
-            self.state.ledger = enter_reported(
-                self.state.ledgers,
-                reply,
-                reply.knowledge.charges,
-                self.run.attempts_of(reply.node_id),
-                self._new_ledger(),
-            )
+            charges, times = reply.knowledge.charges, self.run.attempts_of(reply.node_id)
+            enter_reported(self.state.ledgers, reply, charges, times, self._new_ledger())
+        if self.state.ledgers:
+            self.state.ledger = most_expensive(self.state.ledgers.values())
 
 
 class FedAvgParty(PartyRole):
@@ -346,8 +347,7 @@ class FedAvgParty(PartyRole):
         check_public_data(party, config)
         require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
         config_choice(config, TASK, [party.task])
-        epochs = FedAvgOptions.received(config).local_epochs
-        server_round = read_round(config)
+        epochs, server_round = FedAvgOptions.received(config).local_epochs, read_round(config)
         _check_name(party, config.get(keys.LEARNER))
         learner = require_averaged(owner, party.learner_fn())
         plan = plan_of(learner, len(party.y), epochs=epochs)
