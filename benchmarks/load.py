@@ -206,9 +206,9 @@ class ReplayingGrid(InMemoryGrid):
         *,
         timeout: float | None = None,  # noqa: ARG002 - all have answered
     ) -> Iterator[Message]:
-        """Yield the reply to each question."""
-        for number in self.push_messages(messages):
-            yield from self.pull_messages([number])
+        """Take the questions now, and give the reply to each when it is read."""
+        numbers = self.push_messages(messages)
+        return (reply for number in numbers for reply in self.pull_messages([number]))
 
     def contents(self, phase: str) -> Iterator[RecordDict]:
         """Decode the replies of a phase, one by one."""
