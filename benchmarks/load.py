@@ -19,7 +19,6 @@ there; the disk makes this slow, so there are fewer parties as well.
 import argparse
 import json
 import logging
-import resource
 import struct
 import subprocess
 import sys
@@ -242,7 +241,7 @@ def replay(name: str, path: Path, num_parties: int, folder: Path | None) -> Meas
     play_round(name, ReplayingGrid(path, WARM_UP), folder and folder / "warm-up")
     grid, before = ReplayingGrid(path, num_parties), resident()
     _, seconds = timed(lambda: play_round(name, grid, folder and folder / "run"))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = resident("VmHWM")
     _, replaying = timed(lambda: [sum(1 for _ in grid.contents(p)) for p in grid.asked])
     asked = grid.asked[MessageType.TRAIN]
     return Measurement(num_parties, seconds, replaying, before, asked, peak)
@@ -262,10 +261,10 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return work(), time.process_time() - start
 
 
-def resident() -> float:
-    """Return the memory of this process now, in MB."""
+def resident(line: str = "VmRSS") -> float:
+    """Return the memory of this process in MB, now or (VmHWM) at its peak."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+    return int(status.partition(f"{line}:")[2].split()[0]) / 1024
 
 
 # The report.
