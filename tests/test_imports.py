@@ -81,20 +81,24 @@ def test_unpublished_names_of_flower_stay_in_one_file(path: Path) -> None:
 
 def graph() -> dict[str, set[str]]:
     """Return which modules of the three packages each of them imports, also for types."""
-    files = [path for top in PACKAGES for path in (ROOT.parent / top).rglob("*.py")]
-    modules = {module_name(path): path for path in files}
+    modules = {module_name(path): path for path in sources()}
     found: dict[str, set[str]] = {}
     for name, path in modules.items():
-        tree = ast.parse(path.read_text())
-        froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        plain = {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+        froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
         full = {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
         parents = {
             str(node.module)
             for node in froms
             if any(f"{node.module}.{alias.name}" not in modules for alias in node.names)
         }
-        found[name] = (full | parents) & modules.keys()
+        found[name] = (plain | full | parents) & modules.keys()
     return found
+
+
+def sources() -> list[Path]:
+    return [path for top in PACKAGES for path in (ROOT.parent / top).rglob("*.py")]
 
 
 def module_name(path: Path) -> str:
@@ -104,11 +108,31 @@ def module_name(path: Path) -> str:
 
 def test_no_modules_import_each_other() -> None:
     """Whoever reads one module can read what it rests on first."""
-    rest = {n: needs for n, needs in graph().items() if not n.startswith("simulations")}
+    rest = graph()
     while leaves := {name for name, needs in rest.items() if not needs & rest.keys()}:
         rest = {name: needs for name, needs in rest.items() if name not in leaves}
 
     assert not rest
+
+
+def test_a_module_with_one_user_stands_beside_it() -> None:
+    """What only one module needs is in its folder; what a package publishes is for users.
+
+    The names that an ``__init__`` takes from below it are the package's own surface.
+    """
+    packages = {module_name(path) for path in sources() if path.name == "__init__.py"}
+    users: dict[str, set[str]] = {}
+    for name, needs in graph().items():
+        for need in needs:
+            users.setdefault(need, set()).add(name)
+
+    apart = {}
+    for name, (user, *others) in users.items():
+        published = user in packages and name.startswith(f"{user}.")
+        if not others and not published and user.rpartition(".")[0] != name.rpartition(".")[0]:
+            apart[name] = user
+
+    assert not apart
 
 
 def test_privacy_knows_nothing_of_the_federation() -> None:

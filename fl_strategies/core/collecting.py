@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from flwr.app import Message
 
-from fl_strategies.core.members import Known, check_claim, settle
+from fl_strategies.core.members import Known, check_claim, holders, settle
 from fl_strategies.runtime.runs import Run
 from fl_strategies.wire.knowledge import Knowledge
 from fl_strategies.wire.replies import PartyReply, parse_reply
@@ -55,6 +55,7 @@ class Collector(Generic[S]):
         """Yield the replies that are as asked, in the order in which they come."""
         waiting = {m.metadata.message_id: m for m in self.sent}
         asked, attempt = {m.metadata.dst_node_id for m in self.sent}, 1
+        held = holders(self.members, asked)
         new: list[PartyReply[None]] = []
         for reply in replies:
             request = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -66,9 +67,10 @@ class Collector(Generic[S]):
                 # Who answered before a resume is known by now; see `check_claim`.
                 attempt = self.run.first_attempt_of(node)
                 settle(self.members, new)
+                held = holders(self.members, asked)
             if reply.has_error():
                 self.refused.add(node)
-            claim = partial(check_claim, self.members, asked, node)
+            claim = partial(check_claim, self.members, held, node)
             try:
                 read = parse_reply(
                     request, reply, self.kind, self.max_bytes, self.check, check=claim

@@ -38,10 +38,22 @@ def registered(owner: str, members: Mapping[int, int] | None, num_parties: int) 
     return {node: (number, number) for node, number in members.items()}
 
 
-def check_claim(known: Known, asked: Collection[int], node: int, claimed: int) -> None:
+def holders(known: Known, asked: Collection[int]) -> dict[int, int]:
+    """Return which node of the round has each number; of several, the longest known.
+
+    Nodes that are not `asked` hold nothing: a party that has left may come back as a new node.
+    """
+    found: dict[int, int] = {}
+    for node, (_, number) in known.items():
+        if node in asked:
+            found.setdefault(number, node)
+    return found
+
+
+def check_claim(known: Known, held: Mapping[int, int], node: int, claimed: int) -> None:
     """Raise `KnowledgeMismatch` if a node is known by another number, or another by this one.
 
-    `asked` holds the nodes of the round: a party that has left may come back as a new node.
+    `held` is what `holders` gives. It is made once a round, since every reply needs it.
     """
     own, number = known.get(node, (claimed, claimed))
     if own != claimed:
@@ -49,8 +61,7 @@ def check_claim(known: Known, asked: Collection[int], node: int, claimed: int) -
             f"Reply: {keys.PARTITION_ID} must stay the same as this node's own, {own}, "
             f"got {claimed}."
         )
-    holders = (n for n, (_, other) in known.items() if other == number and n in asked)
-    holder = next(holders, node)
+    holder = held.get(number, node)
     if holder != node:
         raise KnowledgeMismatch(
             f"Reply: {keys.PARTITION_ID} must be the party's own, got {claimed}, "
@@ -65,20 +76,22 @@ def settle(known: Known, replies: Iterable[PartyReply[S]]) -> list[PartyReply[S]
     get negative ones, which nobody can claim.
     """
     claims: set[int] = set()
+    nameless = sum(number < 0 for _, number in known.values())
     by_node = sorted(replies, key=lambda reply: reply.node_id)
     for reply in by_node:
         if reply.node_id not in known:
-            claimed = reply.partition_id
-            number = _nameless(known, reply) if claimed in claims else claimed
+            claimed = number = reply.partition_id
+            if claimed in claims:
+                nameless += 1
+                number = -nameless
+                _warn_of_two(reply, number)
             known[reply.node_id] = claimed, number
             claims.add(claimed)
     found = [replace(reply, partition_id=known[reply.node_id][1]) for reply in by_node]
     return sorted(found, key=lambda reply: reply.partition_id)
 
 
-def _nameless(known: Known, reply: PartyReply[S]) -> int:
-    """Return a number for a party whose own one is taken."""
-    number = -1 - sum(number < 0 for _, number in known.values())
+def _warn_of_two(reply: PartyReply[S], number: int) -> None:
     logger.warning(
         "Node %s and another one both say that they are party %s. It counts as party %s; "
         "give the strategy members to say who is who.",
@@ -86,4 +99,3 @@ def _nameless(known: Known, reply: PartyReply[S]) -> int:
         reply.partition_id,
         number,
     )
-    return number

@@ -76,8 +76,10 @@ def enter_reported(
     charges: Sequence[Entry],
     times: int,
     empty: PrivacyLedger,
-) -> PrivacyLedger:
-    """Enter a party's events, as often as it was asked, and return the most expensive ledger.
+) -> None:
+    """Enter a party's events, as often as it was asked.
+
+    Whose ledger is shown is decided by `most_expensive`, once all parties are entered.
 
     Parameters
     ----------
@@ -93,7 +95,6 @@ def enter_reported(
         ledger.compose_all(charges)
     limit_events(ledger)
     known[reply.partition_id] = reported_epsilon(reply.metrics, ledger), ledger
-    return most_expensive(known.values())
 
 
 def most_expensive(known: Iterable[Reported]) -> PrivacyLedger:

@@ -15,14 +15,14 @@ from fl_strategies.exceptions import (
     require_data,
 )
 from fl_strategies.privacy import accountant
-from fl_strategies.privacy.audit_suite import audit_all
-from fl_strategies.privacy.bounds._numeric import (
+from fl_strategies.privacy._numeric import (
     check_count,
     check_delta,
     check_positive,
     check_votes,
 )
-from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.audit_suite import audit_all
+from fl_strategies.privacy.bounds import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.bounds.pld import two_class_laplace_epsilon
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.mechanisms import NoisyMax

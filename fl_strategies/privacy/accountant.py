@@ -25,22 +25,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from fl_strategies.exceptions import require
-from fl_strategies.privacy.bounds import pld
-from fl_strategies.privacy.bounds._numeric import (
+from fl_strategies.privacy._numeric import (
     check_count,
     check_delta,
     check_loss,
     smallest_epsilon,
 )
-from fl_strategies.privacy.bounds.composition import ComposedLoss, compose_losses
-from fl_strategies.privacy.bounds.losses import sampling_error
-from fl_strategies.privacy.bounds.nfdp import nfdp_tight
-from fl_strategies.privacy.curves import (
+from fl_strategies.privacy.bounds import (
+    ComposedLoss,
     Curve,
+    compose_losses,
     constant,
     losses_of,
+    nfdp_tight,
     noise_curves,
+    pld,
     pure_laws,
+    sampling_error,
     smallest_delta,
 )
 from fl_strategies.privacy.events import (

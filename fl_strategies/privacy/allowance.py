@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fl_strategies.exceptions import require
+from fl_strategies.privacy._numeric import check_delta, check_positive
 from fl_strategies.privacy.accountant import Entry, delta_at
-from fl_strategies.privacy.bounds._numeric import check_delta, check_positive
 from fl_strategies.privacy.events import SubsampleEvent, Unit
 from fl_strategies.privacy.ledger import PrivacyLedger
 

@@ -42,9 +42,9 @@ from fl_strategies.privacy._evidence import (
     selection_chances,
     symmetric,
 )
+from fl_strategies.privacy._numeric import check_count
 from fl_strategies.privacy.accountant import claim, delta_at
-from fl_strategies.privacy.bounds._numeric import check_count
-from fl_strategies.privacy.bounds.nfdp import nfdp_tight
+from fl_strategies.privacy.bounds import nfdp_tight
 from fl_strategies.privacy.mechanisms import (
     UNANSWERED,
     Charges,

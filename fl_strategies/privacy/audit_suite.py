@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from fl_strategies.privacy._numeric import check_count
 from fl_strategies.privacy.audit import (
     LEAST_RUNS,
     AuditResult,
@@ -13,7 +14,6 @@ from fl_strategies.privacy.audit import (
     audit,
     audit_queries,
 )
-from fl_strategies.privacy.bounds._numeric import check_count
 from fl_strategies.privacy.events import NOISES
 from fl_strategies.privacy.mechanisms import (
     ConfidentNoisyMax,

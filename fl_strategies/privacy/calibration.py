@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.privacy._numeric import check_delta, check_positive
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.bounds._numeric import check_delta, check_positive
 from fl_strategies.privacy.ledger import cost_of
 
 _LEAST_SCALE, _LARGEST_SCALE = 1e-9, 1e12

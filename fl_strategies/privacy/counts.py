@@ -7,7 +7,7 @@ import numpy as np
 from fl_strategies.arrays import Array
 from fl_strategies.exceptions import require, require_data
 from fl_strategies.privacy import secure
-from fl_strategies.privacy.bounds._numeric import check_positive
+from fl_strategies.privacy._numeric import check_positive
 from fl_strategies.privacy.events import LaplaceEvent
 from fl_strategies.privacy.mechanisms import Charges, Release, _charge
 

@@ -18,9 +18,9 @@ from fl_strategies.exceptions import (
     require,
 )
 from fl_strategies.privacy import accountant
+from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
 from fl_strategies.privacy.accountant import Claim, Entry
-from fl_strategies.privacy.bounds._numeric import check_count, check_delta, check_positive
-from fl_strategies.privacy.bounds.losses import loss_of
+from fl_strategies.privacy.bounds import loss_of
 from fl_strategies.privacy.events import (
     MOST,
     UNITS,

@@ -22,7 +22,7 @@ import numpy as np
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import require, require_data
 from fl_strategies.privacy import secure
-from fl_strategies.privacy.bounds._numeric import check_count, check_positive, check_votes
+from fl_strategies.privacy._numeric import check_count, check_positive, check_votes
 from fl_strategies.privacy.events import (
     GaussianEvent,
     LaplaceEvent,

@@ -29,7 +29,7 @@ from scipy.special import ndtri
 
 from fl_strategies.arrays import FloatArray, IntArray
 from fl_strategies.exceptions import require
-from fl_strategies.privacy.bounds._numeric import check_count
+from fl_strategies.privacy._numeric import check_count
 
 Words: TypeAlias = NDArray[np.uint64]
 

@@ -17,12 +17,14 @@ from fl_strategies.arrays import FloatArray, IntArray
 from fl_strategies.exceptions import require
 from fl_strategies.options import option
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.bounds.gnmax import gnmax_rdp, threshold_rdp
-from fl_strategies.privacy.bounds.moments import (
+from fl_strategies.privacy.bounds import (
     data_dependent_epsilon,
+    default_orders,
+    gnmax_rdp,
     gumbel_data_dependent_epsilon,
+    rdp_to_epsilon,
+    threshold_rdp,
 )
-from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.mechanisms import ConfidentNoisyMax, NoisyMax

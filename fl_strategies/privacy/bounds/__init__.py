@@ -1,1 +1,40 @@
-"""Bounds on privacy loss, each by one theory."""
+"""Bounds on privacy loss, each by one theory, and `curves`, which says which of them apply."""
+
+from fl_strategies.privacy.bounds.composition import ComposedLoss, compose_losses
+from fl_strategies.privacy.bounds.curves import (
+    Curve,
+    constant,
+    losses_of,
+    noise_curves,
+    pure_laws,
+    smallest_delta,
+)
+from fl_strategies.privacy.bounds.gnmax import gnmax_rdp, threshold_rdp
+from fl_strategies.privacy.bounds.losses import loss_of, sampling_error
+from fl_strategies.privacy.bounds.moments import (
+    data_dependent_epsilon,
+    gumbel_data_dependent_epsilon,
+)
+from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
+
+__all__ = [
+    "ComposedLoss",
+    "Curve",
+    "compose_losses",
+    "constant",
+    "data_dependent_epsilon",
+    "default_orders",
+    "gnmax_rdp",
+    "gumbel_data_dependent_epsilon",
+    "loss_of",
+    "losses_of",
+    "nfdp_theorem",
+    "nfdp_tight",
+    "noise_curves",
+    "pure_laws",
+    "rdp_to_epsilon",
+    "sampling_error",
+    "smallest_delta",
+    "threshold_rdp",
+]

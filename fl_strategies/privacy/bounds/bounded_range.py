@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import betainc, rel_entr
 
 from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.privacy.bounds._numeric import (
+from fl_strategies.privacy._numeric import (
     check_count,
     check_delta,
     check_loss,

@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.privacy.bounds._numeric import check_delta, check_loss, smallest_epsilon
+from fl_strategies.privacy._numeric import check_delta, check_loss, smallest_epsilon
 
 
 def gaussian_delta(mu: float | Array, epsilon: float | Array) -> FloatArray:

@@ -18,7 +18,7 @@ from scipy.special import log_ndtr
 
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import require
-from fl_strategies.privacy.bounds._numeric import (
+from fl_strategies.privacy._numeric import (
     check_count,
     check_positive,
     check_votes,

@@ -25,7 +25,7 @@ import numpy as np
 
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import require
-from fl_strategies.privacy.bounds._numeric import (
+from fl_strategies.privacy._numeric import (
     check_count,
     check_delta,
     check_positive,

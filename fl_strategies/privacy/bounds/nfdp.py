@@ -16,7 +16,7 @@ import math
 from typing import NamedTuple
 
 from fl_strategies.exceptions import require
-from fl_strategies.privacy.bounds._numeric import check_count
+from fl_strategies.privacy._numeric import check_count
 
 
 class Guarantee(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 
 from fl_strategies.arrays import FloatArray
 from fl_strategies.exceptions import MissingExtra, require
-from fl_strategies.privacy.bounds._numeric import check_count, check_delta, check_positive
+from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
 from fl_strategies.privacy.bounds.composition import ComposedLoss
 
 # Width of the grid of losses. The rounding is always upwards, to second order in it.

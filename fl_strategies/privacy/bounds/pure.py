@@ -20,7 +20,7 @@ from scipy.special import expit
 
 from fl_strategies.arrays import FloatArray, IntArray
 from fl_strategies.exceptions import require
-from fl_strategies.privacy.bounds._numeric import (
+from fl_strategies.privacy._numeric import (
     check_count,
     check_delta,
     check_loss,

@@ -18,7 +18,7 @@ from scipy.optimize import minimize_scalar
 
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import require
-from fl_strategies.privacy.bounds._numeric import check_delta, check_loss
+from fl_strategies.privacy._numeric import check_delta, check_loss
 
 # sinh overflows near 710; logarithms of sums take over long before that.
 _LARGE_EXPONENT = 30.0

@@ -1,6 +1,7 @@
 """Models on their way from agent to agent: on the wire, in an agent's state, in chains."""
 
 import json
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -145,11 +146,11 @@ class Chain:
         """Sign of the newest model in EKD's sum: plus for the first."""
         return 1 if self.length % 2 else -1
 
-    def next_agent(self, present: Iterable[int]) -> int | None:
-        """Return who is to continue: the next in the circle, never the holder itself."""
-        others = [agent for agent in sorted(present) if agent != self.holder]
-        later = [agent for agent in others if agent > self.after]
-        return next(iter(later or others), None)
+    def next_agent(self, circle: Sequence[int]) -> int | None:
+        """Return who is to continue: the next in the sorted circle, never the holder itself."""
+        place = bisect_right(circle, self.after)
+        nearest = [circle[(place + step) % len(circle)] for step in range(min(2, len(circle)))]
+        return next((agent for agent in nearest if agent != self.holder), None)
 
     def skip(self, agent: int) -> None:
         """Offer the model to the agent after this one, who could not continue."""
@@ -168,8 +169,9 @@ def take_turns(chains: Sequence[Chain], present: Collection[int]) -> dict[int, C
     shortest chains choose first.
     """
     turns: dict[int, Chain] = {}
+    circle = sorted(present)
     for chain in sorted(chains, key=lambda chain: (chain.length, chain.start)):
-        agent = chain.next_agent(present)
+        agent = chain.next_agent(circle)
         if agent is not None:
             turns.setdefault(agent, chain)
     return turns

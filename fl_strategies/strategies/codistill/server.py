@@ -229,13 +229,13 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         new = {reply.partition_id: reply.knowledge.model for reply in replies}
         self.outliers_ = self._find_outliers(new)
         self.record_releases()
-        credible = {agent: model for agent, model in new.items() if agent not in self.outliers_}
+        outliers = {*self.outliers_}
+        credible = {agent: model for agent, model in new.items() if agent not in outliers}
         self.state.newest |= credible
         if credible:
             self.state.answered = {*credible}
         refused = sum(reply.metrics.get(NUM_MODELS_REFUSED, 0) for reply in replies)
-        outliers = len(self.outliers_)
-        return None, {NUM_MODELS_REFUSED: refused, keys.NUM_OUTLIERS: outliers}
+        return None, {NUM_MODELS_REFUSED: refused, keys.NUM_OUTLIERS: len(outliers)}
 
     def _find_outliers(self, new: Mapping[int, Knowledge]) -> tuple[int, ...]:
         """Return which agents' new models contradict the newest ones of most others."""
@@ -259,9 +259,11 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         """Record what agents say that their models have cost."""
         for reply in self.replies:
             self._charge(reply)
+        if self.state.ledgers:
+            self.state.ledger = most_expensive(self.state.ledgers.values())
 
     def _charge(self, reply: PartyReply[AgentModel]) -> None:
-        """Record what the agent has spent; see `most_expensive` for whose ledger is shown.
+        """Record what the agent has spent.
 
         A node tells all that it has spent in this run, but an agent that comes back as
         another node, or as the same one without its state, has forgotten what it spent
@@ -279,7 +281,6 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         parts = [*reported.values(), self.state.lost.get(agent, (0.0, new_ledger()))]
         whole = fill_ledger(self._new_ledger(), [part for _, part in parts])
         self.state.ledgers[agent] = sum(epsilon for epsilon, _ in parts), whole
-        self.state.ledger = most_expensive(self.state.ledgers.values())
 
     def _lose(self, agent: int, epsilon: float, ledger: PrivacyLedger) -> None:
         """Count what an agent has spent, or may have spent, and does not know any more."""

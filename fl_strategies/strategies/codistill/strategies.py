@@ -94,8 +94,8 @@ class _Chains(Codistillation):
         if not self.state.chains:
             return nodes
         # Of two nodes that have been one agent, the longest known is asked.
-        known = reversed(self._agents.items())
-        present = {agent: node for node, agent in known if node in nodes}
+        known, connected = reversed(self._agents.items()), {*nodes}
+        present = {agent: node for node, agent in known if node in connected}
         turns = take_turns(self.state.chains, present)
         self._turns = {present[agent]: chain for agent, chain in turns.items()}
         return sorted(self._turns)
@@ -113,10 +113,11 @@ class _Chains(Codistillation):
         """Hand the chains on; one that an agent did not continue skips that agent."""
         replies, result = self.replies, super().finish()
         for node in self._turns.keys() & self.rejected_.keys():
-            self._turns[node].skip(self._agents[node])
-        credible = [r for r in replies if r.partition_id not in self.outliers_]
+            self._turns[node].skip(self.party_of(node))
+        outliers = {*self.outliers_}
+        credible = [r for r in replies if r.partition_id not in outliers]
         for reply in replies:
-            if reply.node_id in self._turns and reply.partition_id in self.outliers_:
+            if reply.node_id in self._turns and reply.partition_id in outliers:
                 self._turns[reply.node_id].skip(reply.partition_id)
         for reply in credible:
             if reply.node_id in self._turns:
@@ -189,7 +190,7 @@ class EKD(_Chains):
 
     name: ClassVar[str] = "ekd"
     central: ClassVar[bool] = True
-    _deliveries: dict[int, Knowledge]
+    _deliveries: dict[int, Knowledge | None]
     """What is delivered in this round, by the first term in it."""
 
     def begin_round(self) -> bool:
@@ -218,10 +219,15 @@ class EKD(_Chains):
     def delivery_for(self, node_id: int) -> Knowledge | None:
         """Return the terms of the sum that this node has not confirmed yet, if they fit."""
         first = self.state.delivered.get(node_id, 0)
+        if first not in self._deliveries:
+            self._deliveries[first] = self._terms_from(first)
+        return None if node_id in self.rejected_ else self._deliveries[first]
+
+    def _terms_from(self, first: int) -> Knowledge | None:
         missing = self.state.terms[first:]
-        if not missing or node_id in self.rejected_ or wire_bytes(missing) > MAX_REPLY_BYTES:
+        if not missing or wire_bytes(missing) > MAX_REPLY_BYTES:
             return None
-        return self._deliveries.setdefault(first, join_models(missing, **{FIRST_TERM: first}))
+        return join_models(missing, **{FIRST_TERM: first})
 
     def confirm_delivery(self, replies: Sequence[PartyReply[None]]) -> None:
         """Note who has all terms now."""

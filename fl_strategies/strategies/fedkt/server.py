@@ -12,7 +12,12 @@ from fl_strategies.arrays import Array, IntArray, content_hash
 from fl_strategies.core.accounting import AUDIENCES, privacy_metrics
 from fl_strategies.core.inputs import check_factories, public_array
 from fl_strategies.core.protocols import LearnerFactory
-from fl_strategies.core.reported_ledgers import Reported, enter_reported, read_charges
+from fl_strategies.core.reported_ledgers import (
+    Reported,
+    enter_reported,
+    most_expensive,
+    read_charges,
+)
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.exceptions import PrivacyBudgetExceeded, require
@@ -317,7 +322,8 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
             charges = [*(reply.knowledge.training or OPEN_VOTES), *counts]
             times = max(1, self.run.attempts_of(reply.node_id))
             empty = self.ledger_.emptied()
-            self.state.ledger = enter_reported(self.state.ledgers, reply, charges, times, empty)
+            enter_reported(self.state.ledgers, reply, charges, times, empty)
+        self.state.ledger = most_expensive(self.state.ledgers.values())
 
     def _label_with_noise(
         self, counts: IntArray, privacy: VotePrivacy

@@ -18,7 +18,12 @@ from fl_strategies.core.protocols import (
     LearnerFactory,
     StartingLearner,
 )
-from fl_strategies.core.reported_ledgers import Reported, enter_reported, read_charges
+from fl_strategies.core.reported_ledgers import (
+    Reported,
+    enter_reported,
+    most_expensive,
+    read_charges,
+)
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.core.tasks import Task, check_task
@@ -316,13 +321,10 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
     def record_releases(self) -> None:
         """Record what parties say that their weights have cost."""
         for reply in self.replies:
-            self.state.ledger = enter_reported(
-                self.state.ledgers,
-                reply,
-                reply.knowledge.charges,
-                self.run.attempts_of(reply.node_id),
-                self._new_ledger(),
-            )
+            charges, times = reply.knowledge.charges, self.run.attempts_of(reply.node_id)
+            enter_reported(self.state.ledgers, reply, charges, times, self._new_ledger())
+        if self.state.ledgers:
+            self.state.ledger = most_expensive(self.state.ledgers.values())
 
 
 class FedAvg(FlowerStrategy):
