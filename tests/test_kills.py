@@ -21,7 +21,7 @@ from fl_strategies.wire import keys
 from tests.kept import NUM_PARTIES, MortalGrid, bits, build, figures, journal_app, start
 from tests.toys import toy_party
 
-NUM_KILLS = int(os.environ.get("FL_STRATEGIES_KILLS", "16"))
+NUM_KILLS = int(os.environ.get("FL_STRATEGIES_KILLS", "10"))
 MOST_IN_A_ROW = 3
 SHARE_AT_ANY_MOMENT = 0.3
 """Kills that another process sends when it likes; the others come at a file operation."""

@@ -338,6 +338,7 @@ def test_an_unreachable_source_says_what_to_do(
         load_dataset("adult", rng=np.random.RandomState(0))
 
 
+@pytest.mark.slow
 def test_torchvision_imports_next_to_this_torch() -> None:
     """In a fresh process the data sets of torchvision can be reached, without a warning."""
     pytest.importorskip("torch")
