@@ -35,7 +35,11 @@ from fl_strategies.wire.knowledge import (
 
 CLIENT_APP_RAISED_EXCEPTION: Final = 2
 """Flower's error code for a client that failed by itself."""
-PLAIN_CONFIG: Final[Mapping[str, str | int]] = {keys.STRATEGY: FLOWER, keys.SEED: 0}
+PLAIN_CONFIG: Final[Mapping[str, str | int]] = {
+    keys.STRATEGY: FLOWER,
+    keys.SEED: 0,
+    "local-epochs": 1,
+}
 """What a plain message leaves open."""
 _FOR_WEIGHTS: Final = (
     "LocalDpMod",

@@ -138,7 +138,7 @@ def test_a_round_without_anybody_does_not_count() -> None:
     """Nothing is sent, nothing is combined, and the number of rounds stays."""
     strategy = choosy(chosen=[])
 
-    with pytest.raises(RunFailed, match=r"got none: nobody was asked\. Releases: none\."):
+    with pytest.raises(RunFailed, match=r"nobody was asked\. .* all the same: none\."):
         run_local(strategy, APP, 4)
 
     assert strategy.round_ == 0

@@ -336,7 +336,7 @@ def test_another_task_is_refused() -> None:
     """A party that learns something else is excluded."""
     strategy = toy_fedavg(task="multi-label")
 
-    with pytest.raises(RunFailed, match=r"0 of 3 parties .* Releases: none\."):
+    with pytest.raises(RunFailed, match=r"0 of 3 parties .* all the same: none\."):
         run_local(strategy, client_app(load_toy_party), len(SIZES))
 
     assert all("task must be one of single-label" in r for r in strategy.rejected_.values())

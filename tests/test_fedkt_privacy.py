@@ -18,7 +18,7 @@ from fl_strategies import (
 )
 from fl_strategies.aggregation.voting import count_votes, least_agreeing
 from fl_strategies.core.party_state import PartyState
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, NotFitted, RunFailed
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.votes import VotePrivacy, choose_queries
@@ -183,12 +183,13 @@ def test_the_data_dependent_figure_stands_beside_the_claim() -> None:
 
 def test_the_servers_budget_stops_the_release() -> None:
     """Nothing is labelled if epsilon would exceed the budget, and the reason is kept."""
-    strategy, metrics = run(**{**L1, "gamma": 5.0}, max_epsilon=1.0)
+    strategy = toy_fedkt(**{**L1, "gamma": 5.0}, max_epsilon=1.0)
+    reason = r"epsilon must be at most 1, the budget .* all the same: none\."
+    with pytest.raises(RunFailed, match=reason):
+        run_local(strategy, APP, 4)
 
     assert strategy.ledger_.entries == ()
-    assert keys.NUM_UNLABELLED not in metrics
-    with pytest.raises(NotFitted, match=r"epsilon must be at most 1, the budget"):
-        strategy.model_  # noqa: B018
+    assert keys.NUM_UNLABELLED not in strategy.state.history["train"][1]
 
 
 def test_l2_charges_s_times_q_releases_of_sensitivity_one() -> None:

@@ -21,12 +21,13 @@ from fl_strategies import (
     FedMD,
     FlowerStrategy,
     Party,
+    WeightsOptions,
     find_algorithm,
 )
 from fl_strategies.arrays import Array
 from fl_strategies.core.policy import PartyPolicy
 from fl_strategies.core.protocols import LearnerFactory, PortableLearner, StartingLearner
-from fl_strategies.exceptions import InvalidParameter, NotEnoughParties, RunFailed
+from fl_strategies.exceptions import InvalidData, InvalidParameter, NotEnoughParties, RunFailed
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
 from simulations.local import InMemoryGrid, run_local
@@ -266,7 +267,7 @@ def test_a_wrapper_around_our_strategies_is_refused(wrap: Any) -> None:
 def test_the_adapter_changes_no_arithmetic(name: str) -> None:
     """The same parties, seeds and first weights: Flower's server and ours make one model."""
     alone = start(OWN[name](), client_app(load), num_rounds=2)
-    ours = adapted(OWN[name]())
+    ours = adapted(OWN[name](), options=WeightsOptions(local_epochs=1, restrain=False))
     start(ours, client_app(load), num_rounds=2)
 
     found = decode_arrays(alone.arrays or ArrayRecord(), 2**20)
@@ -410,6 +411,34 @@ def test_a_class_that_makes_no_model_fails_the_run() -> None:
         start(strategy, client_app(load))
 
     assert "release without protection" in strategy.ledger_.statement()
+
+
+def test_counters_that_overflow_are_one_partys_fault() -> None:
+    """The mean of the largest whole numbers is none, which must not fail the round."""
+
+    def count(content: RecordDict) -> None:
+        arrays = decode_arrays(content.array_records["arrays"], 2**20)
+        huge = np.array(np.iinfo(np.int64).max)
+        content["arrays"] = encode_arrays({**arrays, "1.num_batches_tracked": huge})
+
+    strategy = adapted(OWN["FedAvg"]())
+    strategy.start(corrupt(count)(client_app(load), NUM_PARTIES), first_weights(), num_rounds=1)
+
+    (reason,) = strategy.rejected_.values()
+    assert "array '1.num_batches_tracked' must be finite and at most 9.0072e+15" in reason
+
+
+def test_a_resumed_run_must_have_the_same_flower_class(tmp_path: Path) -> None:
+    """Its settings are part of what a checkpoint compares."""
+    for mu, again in ((0.1, False), (0.2, True)):
+        strategy = adapted(
+            flower.FedProx(proximal_mu=mu), num_parties=3, checkpoint_dir=tmp_path, resume=again
+        )
+        grid = MortalGrid(client_app(load), dies_after=2 if not again else 99)
+        with pytest.raises((Killed, InvalidData)) as caught:
+            strategy.start(grid, first_weights(), num_rounds=2)
+
+    assert "the settings must be those that the run" in str(caught.value)
 
 
 def test_a_class_that_raises_ends_no_process() -> None:

@@ -161,11 +161,6 @@ class Contract(ABC, Generic[T]):
         )
 
     @property
-    def has_result(self) -> bool:
-        """Whether there is something to show for the run; by default a round that ended."""
-        return bool(self.state.history["train"])
-
-    @property
     def ends_early(self) -> bool:
         """Whether a run that too few parties are left for keeps its result and ends."""
         return False

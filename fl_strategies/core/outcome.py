@@ -10,6 +10,7 @@ from fl_strategies.core.members import Known
 from fl_strategies.core.protocols import Learner, require_portable
 from fl_strategies.exceptions import NotFitted, RunFailed, UnsupportedLearner
 from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.statement import describe_releases
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, encode_arrays
 from fl_strategies.wire.replies import PartyReport
@@ -73,14 +74,17 @@ class Outcome(Contract[T]):
         self.failure_ = reason
         logger.error("%s has no result: %s.", self.name, reason)
 
+    @property
+    def has_result(self) -> bool:
+        """Whether there is something to show for the run; by default a model."""
+        return self._model is not None
+
     def require_result(self) -> None:
         """Raise if the run was for nothing, and say what has left the parties all the same."""
         if self.has_result:
             return
-        statement = self.ledger_.statement()
-        logger.error("%s has released no model.\n%s", self.name, statement)
-        released = next(line for line in statement.splitlines() if line.startswith("Releases"))
+        released = describe_releases(self.ledger_.entries)
         raise RunFailed(
             f"{type(self).__name__}: the run must end with a result, got none: "
-            f"{self.failure_}. {released}"
+            f"{self.failure_}. What has left the parties all the same: {released}"
         )

@@ -79,7 +79,7 @@ def statement_of(ledger: Account) -> str:
         f"Protected: {_PROTECTED[ledger.unit]}",
         f"Against: {ledger.audience}.",
         f"Guarantee: {_guarantee(ledger, claim)}",
-        f"Releases: {_describe_all(ledger.entries)}",
+        f"Releases: {describe_releases(ledger.entries)}",
         *(f"Not covered: {sentence}" for sentence in _not_covered(ledger.unit, claim)),
         *(f"Warning: {sentence}" for sentence in _warnings(ledger, claim)),
     ]
@@ -184,6 +184,7 @@ def _not_covered(unit: Unit, claim: Claim) -> Iterable[str]:
         yield f"people whose data several parties hold: {_of_several(unit, claim)}"
 
 
-def _describe_all(entries: Iterable[Entry]) -> str:
+def describe_releases(entries: Iterable[Entry]) -> str:
+    """Return what was released, and how often."""
     parts = [f"{count} x {_WORDS[type(event)].format(event)}" for event, count in entries]
     return "; ".join(parts) + "." if parts else "none."

@@ -255,6 +255,11 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
             )
         return outliers
 
+    @property
+    def has_result(self) -> bool:
+        """Whether any agent has a model that others could learn from."""
+        return bool(self.state.newest)
+
     def record_releases(self) -> None:
         """Record what agents say that their models have cost."""
         for reply in self.replies:

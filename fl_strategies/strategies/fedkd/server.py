@@ -374,11 +374,6 @@ class FedKD(KnowledgeStrategy[Said]):
         self.ledger_.charge_all(charges)
         return mechanism
 
-    @property
-    def has_result(self) -> bool:
-        """Whether there is a model; one round does not make one if scales come first."""
-        return self._model is not None
-
     def record_releases(self) -> None:
         """Record what the server was told in a round that has no result."""
         if any(isinstance(reply.knowledge, float) for reply in self.replies):

@@ -229,6 +229,11 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         return self.state.consensus
 
     @property
+    def has_result(self) -> bool:
+        """Whether there is a consensus, of which a model is made when it is asked for."""
+        return self.state.consensus is not None
+
+    @property
     def indices_(self) -> IntArray | None:
         """Which public rows it is about."""
         return self.state.indices

@@ -33,7 +33,7 @@ class WeightsOptions(Options):
         Passes of a party over its records in a round; five, as FedAvg's paper often has.
     restrain : bool
         Limit how far the weights of one party can be from the others', and how many records
-        it can claim; see `restrained`.
+        it can claim, before Flower's class sees them; see `restrained`.
     """
 
     owner: ClassVar[str] = "FlowerStrategy"
@@ -41,7 +41,7 @@ class WeightsOptions(Options):
     local_epochs: int = option(
         5, "passes of a party over its records in a round", least=1, most=MAX_EPOCHS
     )
-    restrain: bool = option(False, "limit how far one party can pull the average")
+    restrain: bool = option(True, "limit how far one party can pull the average")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,6 @@ class FedAvgOptions(WeightsOptions):
     """Options of `FedAvg`; see `WeightsOptions`."""
 
     owner: ClassVar[str] = "FedAvg"
-
-    restrain: bool = option(True, "limit how far one party can pull the average")
 
 
 def settings_of(kind: type[Strategy]) -> dict[str, Any]:
@@ -74,7 +72,7 @@ def options_for(kind: type[Strategy]) -> type[WeightsOptions]:
     --------
     >>> from flwr.serverapp.strategy import FedProx
     >>> options_for(FedProx)(proximal_mu=1.0).to_config()
-    {'local-epochs': 5, 'restrain': False, 'proximal-mu': 1.0}
+    {'local-epochs': 5, 'restrain': True, 'proximal-mu': 1.0}
     """
     fields = [
         (

@@ -70,6 +70,8 @@ AUDIENCE: Final = "the server, the other parties and everybody who sees a model"
 MAX_RECORDS: Final = 2**40
 # Beyond it squares overflow, and no honest network has such weights.
 LARGEST_WEIGHT: Final = 1e30
+# Means of larger whole numbers would not fit into their type again.
+LARGEST_COUNT: Final = 2**53
 _WITHOUT_LIMIT: Final = 2**62
 
 
@@ -176,6 +178,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         self.state: WeightsState = WeightsState(ledger=self._new_ledger())
         self._flower = flower or make_flower(self.flower_type, self.options)
         check_inner(owner, self._flower, is_kept=self.run.is_kept)
+        self.flower_settings = {"class": type(self._flower).__name__, **remember(self._flower)}
         self._asked: dict[str, Scalar] = {}
 
     def _new_ledger(self) -> PrivacyLedger:
@@ -244,11 +247,12 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
                 f"got {num_records!r}."
             )
         for name, array in knowledge.arrays.items():
+            most = LARGEST_WEIGHT if array.dtype.kind == "f" else LARGEST_COUNT
             # NaN compares as false, so it is refused as well.
-            if not (np.abs(array) <= LARGEST_WEIGHT).all():
+            if not ((array <= most) & (array >= -most)).all():
                 raise KnowledgeMismatch(
-                    f"Reply: array {name[:80]!r} must be finite and at most "
-                    f"{LARGEST_WEIGHT:g} in magnitude, got others."
+                    f"Reply: array {name[:80]!r} must be finite and at most {most:g} in "
+                    f"magnitude, got others."
                 )
         self._rebuild(knowledge.arrays)
         charges = read_charges(knowledge.meta.get(keys.PRIVACY_EVENTS))
@@ -312,11 +316,6 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         weight = MetricRecord({weight_key(self._flower): part.num_records})
         content = RecordDict({keys.ARRAYS: arrays, keys.METRICS: weight})
         return Message(content, reply_to=request)
-
-    @property
-    def has_result(self) -> bool:
-        """Whether Flower's class has made a model."""
-        return self._model is not None
 
     def record_releases(self) -> None:
         """Record what parties say that their weights have cost."""
