@@ -256,10 +256,6 @@ class Federation:
         targets = data.y_train[np.concatenate(self.rows)]
         return judge_constant(targets, data.y_test, data.num_classes, data.task)
 
-    def solo_quality(self, partition_id: int) -> float:
-        """Return how good a party's model alone is."""
-        return self.judge_party(partition_id).figures[self.metric]
-
     def judge_party(self, partition_id: int) -> Judgement:
         """Train one party's model on its own records alone, as many as it may use."""
         party, settings = self.party(partition_id), self.settings
@@ -313,10 +309,6 @@ class Federation:
         rng = derive_rng(self.settings.seed, "central")
         model = self.final_factory()()
         return self.judge(model.fit(self.dataset.x_train, self.dataset.y_train, rng=rng))
-
-    def central_quality(self) -> float:
-        """Return how good a model of the pooled data is."""
-        return self.judge_pooled().figures[self.metric]
 
 
 @lru_cache(maxsize=1)
