@@ -25,9 +25,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: install
 	$(PYTHON) -m simulations flower
 
-# Three parts side by side: two that compute, and one that mostly waits for Flower's processes.
-test: lint
-	$(MAKE) --no-print-directory -j3 test-logic test-parties test-processes
+# Side by side: two parts that compute, one that mostly waits for Flower's processes, and lint.
+test: install
+	$(MAKE) --no-print-directory -j4 lint test-logic test-parties test-processes
 
 test-logic: install
 	$(PYTHON) -m pytest -m "$(USUAL)" $(addprefix --ignore=,$(PARTIES) $(PROCESSES))

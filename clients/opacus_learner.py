@@ -7,7 +7,7 @@ as `privacy_events`.
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Self, TypeAlias
 
@@ -214,9 +214,9 @@ class DPTorchLearner(TorchLearner):
         plain.distill(x, targets, rng=rng, recipe=recipe)
         return self._keep(plain._fitted(), np.shape(x)[1:], plain.steps_taken)
 
-    def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
-        """Return a fitted twin; raise `KnowledgeMismatch` for arrays that do not fit."""
-        return super().from_arrays(arrays)._forget()
+    def initialised(self, *, rng: np.random.Generator | None = None) -> Self:
+        """Return a twin with new parameters, which have seen nothing; see `TorchLearner`."""
+        return super().initialised(rng=rng)._forget()
 
     def _forget(self) -> Self:
         self._events = ()

@@ -160,7 +160,7 @@ class TorchLearner:
     def fit(self, x: Array, y: Array, *, rng: np.random.Generator) -> Self:
         """Learn what the task says about rows `x` (n, ...) with a newly initialised module."""
         x, y = self._checked_set(x, y)
-        return self._learn(None, x, y, TASK_LOSSES[self.task], self.epochs, rng)
+        return self._learn(None, x, y, self._loss, self.epochs, rng)
 
     def partial_fit(
         self,
@@ -179,7 +179,7 @@ class TorchLearner:
         """
         check_count("epochs", epochs)
         x, y = self._checked_set(self._checked_rows(x), y)
-        return self._learn(self._module, x, y, TASK_LOSSES[self.task], epochs, rng, objective)
+        return self._learn(self._module, x, y, self._loss, epochs, rng, objective)
 
     def fit_many(
         self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
@@ -229,11 +229,9 @@ class TorchLearner:
         with regression the outputs themselves.
         """
         logits = self.logits(x)
-        if self.task == "regression":
-            return logits
-        if self.task == "multi-label":
-            return (logits > 0).astype(np.int64)
-        return np.asarray(logits.argmax(axis=1))
+        if self.task == "single-label":
+            return np.asarray(logits.argmax(axis=1))
+        return logits if self.task == "regression" else (logits > 0).astype(np.int64)
 
     def logits(self, x: Array) -> FloatArray:
         """Return the module's output for rows `x` (n, ...), float32 (n, num_classes)."""
@@ -252,9 +250,8 @@ class TorchLearner:
     def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
         """Return a fitted twin; raise `KnowledgeMismatch` for arrays that do not fit."""
         twin = self.initialised()
-        module = twin._fitted()
-        check_state(arrays, state_of(module))
-        module.load_state_dict({name: torch.tensor(arrays[name]) for name in arrays})
+        check_state(arrays, state_of(twin._fitted()))
+        twin._fitted().load_state_dict({name: torch.tensor(arrays[name]) for name in arrays})
         return twin
 
     def initialised(self, *, rng: np.random.Generator | None = None) -> Self:
@@ -327,7 +324,7 @@ class TorchLearner:
             stack = ModuleStack(modules)
             sets = [(x, y) for _, x, y, _ in members]
             rngs = [rng for *_, rng in members]
-            steps = self._train(stack, sets, TASK_LOSSES[self.task], self.epochs, rngs)
+            steps = self._train(stack, sets, self._loss, self.epochs, rngs)
         stack.write_back()
         for (twin, x, *_), module in zip(members, modules, strict=True):
             twin._keep(module, x.shape[1:], steps)
@@ -337,6 +334,10 @@ class TorchLearner:
             return False
         rows = torch.from_numpy(as_float32("x", [x, x])).to(self._device)
         return can_stack(self._new_module, rows, self.num_classes)
+
+    @property
+    def _loss(self) -> BatchLoss:
+        return TASK_LOSSES[self.task]
 
     def _learn(
         self,
@@ -394,6 +395,5 @@ class TorchLearner:
         return scheduled(optimizer, self.schedule, rate, num_steps)
 
     def _laid_out(self, rows: Tensor) -> Tensor:
-        if not self.channels_last or rows.ndim != 4:
-            return rows
-        return rows.contiguous(memory_format=torch.channels_last)
+        images = self.channels_last and rows.ndim == 4
+        return rows.contiguous(memory_format=torch.channels_last) if images else rows
