@@ -36,6 +36,12 @@ from fl_strategies.strategies.codistill import (
     CodistillOptions,
     CodistillParty,
 )
+from fl_strategies.strategies.fedhistogram import (
+    FedHistogram,
+    FedHistogramOptions,
+    FedHistogramParty,
+    HistogramPrivacy,
+)
 from fl_strategies.strategies.fedkd import FedKD, FedKDOptions, FedKDParty
 from fl_strategies.strategies.fedkt import FedKT, FedKTOptions, FedKTParty
 from fl_strategies.strategies.fedmd import (
@@ -71,6 +77,7 @@ REGISTRY = {
     "akd": Algorithm(AKD, CodistillParty()),
     "avgkd": Algorithm(AvgKD, CodistillParty()),
     "ekd": Algorithm(EKD, CodistillParty()),
+    "fedhistogram": Algorithm(FedHistogram, FedHistogramParty()),
     "fedavg": Algorithm(FedAvg, WeightsParty()),
     "fedkd": Algorithm(FedKD, FedKDParty()),
     "fedkt": Algorithm(FedKT, FedKTParty()),
@@ -121,6 +128,9 @@ __all__ = [
     "FLOWER_STRATEGIES",
     "FedAvg",
     "FedAvgOptions",
+    "FedHistogram",
+    "FedHistogramOptions",
+    "FedHistogramParty",
     "FedKD",
     "FedKDOptions",
     "FedKDParty",
@@ -132,6 +142,7 @@ __all__ = [
     "FedMDParty",
     "FlowerStrategy",
     "GuidedLearner",
+    "HistogramPrivacy",
     "IncrementalLearner",
     "Knowledge",
     "KnowledgeStrategy",

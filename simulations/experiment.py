@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fl_strategies import (
+    FedHistogramOptions,
     FedMDOptions,
     KnowledgeStrategy,
     Learner,
@@ -179,6 +180,10 @@ class Federation:
         }
         if isinstance(settings.options, FedMDOptions):
             available |= self._fedmd(settings.options)
+        if isinstance(settings.options, FedHistogramOptions):
+            # How many records there are is public in every claim.
+            expected = settings.options.num_records or sum(map(len, self.rows))
+            available["options"] = replace(settings.options, num_records=expected)
         own = inspect.signature(kind.__init__).parameters
         strategy = kind(
             num_parties=settings.num_parties,

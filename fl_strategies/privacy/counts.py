@@ -8,12 +8,14 @@ from fl_strategies.arrays import Array
 from fl_strategies.exceptions import require, require_data
 from fl_strategies.privacy import secure
 from fl_strategies.privacy._numeric import check_positive
-from fl_strategies.privacy.events import LaplaceEvent
+from fl_strategies.privacy.events import GaussianEvent, LaplaceEvent, Unit
 from fl_strategies.privacy.mechanisms import Charges, Release, _charge
 
+MOST_CELLS = 2**20
+"""Most counts of one histogram."""
 # Counts, as multiples of the noise's unit, must fit into 63 bits.
 _LARGEST_COUNT = 2**31
-_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-7, 2.0**24
+SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-7, 2.0**24
 _MOST_COUNTS = 2**12
 
 
@@ -48,7 +50,7 @@ class LaplaceCounts:
         check_positive("LaplaceCounts", "epsilon", self.epsilon)
         check_positive("LaplaceCounts", "l1_sensitivity", self.l1_sensitivity)
         ratio = self.l1_sensitivity / self.epsilon
-        possible = _SMALLEST_SCALE <= ratio <= _LARGEST_SCALE
+        possible = SMALLEST_SCALE <= ratio <= _LARGEST_SCALE
         rule = "from sensitivity / 2**24 to sensitivity * 2**7"
         require(possible, "LaplaceCounts", "epsilon", rule, self.epsilon)
 
@@ -83,3 +85,68 @@ class LaplaceCounts:
         noisy += secure.discrete_laplace(counts.size, rng).reshape(counts.shape)
         values = np.maximum(noisy, 0) / units_per_record
         return Release(values, self.charges(seeded=rng is not None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianCounts:
+    """Release a histogram with discrete Gaussian noise on every count.
+
+    Parameters
+    ----------
+    scale : float
+        Standard deviation asked for; what is drawn is as large or slightly larger, so that a
+        record is a whole number of the noise's units and nothing need be rounded.
+    l2_sensitivity : float
+        The most by which replacing one unit moves the histogram: the root of 2 if a record
+        leaves one cell and enters another.
+    unit : "party" or "example"
+
+    Examples
+    --------
+    >>> counts = GaussianCounts(scale=0.01, l2_sensitivity=2**0.5, unit="example")
+    >>> np.rint(counts.release(np.array([4, 0, 9])).values)
+    array([4., 0., 9.])
+    """
+
+    scale: float
+    l2_sensitivity: float
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_positive("GaussianCounts", "l2_sensitivity", self.l2_sensitivity)
+        possible, rule = SMALLEST_SCALE <= self.scale <= secure.GRID, "from 2**-7 to 2**24"
+        require(possible, "GaussianCounts", "scale", rule, self.scale)
+
+    @property
+    def _units_per_record(self) -> int:
+        return int(secure.GRID / self.scale)
+
+    @property
+    def drawn_scale(self) -> float:
+        """Standard deviation of the noise that is drawn."""
+        return secure.GRID / self._units_per_record
+
+    def charges(self, num_cells: int, *, seeded: bool = False) -> Charges:
+        """Return what one histogram costs, whatever its cells are."""
+        event = GaussianEvent(
+            unit=self.unit,
+            relation="replace-one",
+            scale=self.drawn_scale,
+            l2_sensitivity=self.l2_sensitivity,
+            num_values=num_cells,
+        )
+        return (_charge(event, 1, seeded),)
+
+    def release(self, counts: Array, rng: np.random.Generator | None = None) -> Release:
+        """Return noisy counts, also below 0, as float64 of the same shape."""
+        owner, whole = "GaussianCounts", counts.dtype.kind in "iu" and counts.size > 0
+        require_data(whole, owner, "counts", "whole numbers", counts.dtype)
+        few, most = counts.size <= MOST_CELLS, f"at most {MOST_CELLS}"
+        require_data(few, owner, "counts", most, counts.size)
+        inside = bool(counts.min() >= 0 and counts.max() < _LARGEST_COUNT)
+        require_data(inside, owner, "counts", "from 0 to 2**31", "others")
+        noisy = counts.astype(np.int64) * self._units_per_record
+        noisy += secure.discrete_gaussian(counts.size, rng).reshape(counts.shape)
+        charges = self.charges(counts.size, seeded=rng is not None)
+        return Release(noisy / self._units_per_record, charges)

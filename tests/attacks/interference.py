@@ -21,12 +21,13 @@ from fl_strategies.arrays import Array, IntArray
 from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import RunFailed
 from fl_strategies.privacy import mechanisms, secure
-from fl_strategies.privacy.counts import LaplaceCounts
+from fl_strategies.privacy.counts import GaussianCounts, LaplaceCounts
 from fl_strategies.runtime import _compat
 from fl_strategies.strategies.fedmd import sampling
 from simulations.local import InMemoryGrid
 
 NUM_RECORDS, NUM_CLASSES, WIDTH = 24, 3, 3
+COUNTS = LaplaceCounts, GaussianCounts
 SAMPLE = 8
 """Records of a sample of noise-free privacy; here the first ones, so the last is outside."""
 
@@ -106,7 +107,7 @@ def noise_without_data() -> Iterator[None]:
         patch.setattr(secure, "random_words", fixed_words)
         patch.setattr(dp_sgd, "random_words", fixed_words)
         patch.setattr(sampling.secrets, "token_bytes", lambda size: bytes(size))
-        for kind in (mechanisms.NoisyMax, mechanisms.ConfidentNoisyMax, LaplaceCounts):
+        for kind in (mechanisms.NoisyMax, mechanisms.ConfidentNoisyMax, *COUNTS):
             _release_nothing(patch, kind, np.zeros_like)
         _release_nothing(patch, mechanisms._NoisyScores, _even)
         patch.setattr(mechanisms.SubsampleOnce, "release", _first_rows)

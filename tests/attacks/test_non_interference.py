@@ -18,6 +18,7 @@ from clients.opacus_learner import DPTorchLearner
 from clients.torch_learner import TorchLearner
 from fl_strategies import (
     REGISTRY,
+    FedHistogram,
     FedKD,
     FedKT,
     FedMD,
@@ -91,6 +92,10 @@ def fedmd(learner_fn: LearnerFactory, **options: Any) -> FedMD:
     return FedMD.from_settings(**COMMON, learner_fn=learner_fn, epochs_initial=2, **options)
 
 
+def fedhistogram(learner_fn: LearnerFactory, **options: Any) -> FedHistogram:
+    return FedHistogram.from_settings(**COMMON, learner_fn=learner_fn, **options)
+
+
 def fedavg(learner_fn: LearnerFactory) -> FedAvg:
     return FedAvg(**COMMON, learner_fn=learner_fn)
 
@@ -115,6 +120,7 @@ NOISY: Mapping[str, Make] = {
         threshold=0.1,
         threshold_sigma=2.0,
     ),
+    "fedhistogram L2": partial(fedhistogram, target_epsilon=1.0, num_cells=3),
     "fedmd ldp labels": partial(fedmd, **LDP, noise="gumbel", gamma=0.5),
     "fedmd ldp softmax": partial(fedmd, **LDP, payload="softmax", sigma=1.0),
     "fedmd ldp logits": partial(

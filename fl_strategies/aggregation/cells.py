@@ -1,0 +1,176 @@
+"""Cells of the space of rows, made of public rows alone, and what a histogram of them says.
+
+Public rows are centred and scaled by their own columns, turned to their principal components
+and clustered; a cell holds everything that is nearest to one centre. Whatever the centres
+are, a record is in exactly one cell, so that replacing it moves a histogram of records by
+cell and class by one in two places.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy.cluster.vq import kmeans2
+
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.tasks import Task
+from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.privacy.counts import MOST_CELLS
+
+RECORDS_PER_NOISE: Final = 7.0
+"""How many deviations of its noise the records of a cell should be."""
+USUAL_COMPONENTS: Final = 20
+ROWS_PER_CELL: Final = 5
+FEWEST_CELLS: Final = 2
+MOST_TIMES_NORM: Final = 4.0
+"""A party's counts are at most so many times those of the median party, by their norm."""
+_FEWEST_LIMITED: Final = 3
+_ROUNDS: Final = 20
+_ROWS_AT_ONCE: Final = 4096
+_NEARLY_CONSTANT: Final = 1e-6
+_NAMES: Final = ("mean", "turn", "centres")
+
+
+def usual_cells(num_public: int, num_records: int, noise: float) -> int:
+    """Return how many cells to make: by records that stand out from noise, and public rows.
+
+    Nothing here depends on a record but their number, which is public.
+
+    Examples
+    --------
+    >>> usual_cells(num_public=4000, num_records=24000, noise=24.0)
+    142
+    """
+    audible = num_records / (RECORDS_PER_NOISE * max(noise, 1.0))
+    return int(max(FEWEST_CELLS, min(audible, num_public / ROWS_PER_CELL)))
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """A division of the space of rows.
+
+    Parameters
+    ----------
+    mean : (num_values,)
+    turn : (num_values, num_components)
+        Scales and turns centred rows.
+    centres : (num_cells, num_components)
+    """
+
+    mean: FloatArray
+    turn: FloatArray
+    centres: FloatArray
+
+    @classmethod
+    def of_rows(
+        cls, rows: Array, num_cells: int, num_components: int, rng: np.random.Generator
+    ) -> "Cells":
+        """Divide the space by public rows (n, ...)."""
+        flat = rows.reshape(len(rows), -1).astype(np.float64)
+        mean, scales = flat.mean(axis=0), _scales(flat)
+        scaled = (flat - mean) * scales
+        _, axes = np.linalg.eigh(scaled.T @ scaled / len(flat))
+        turn = scales[:, None] * axes[:, ::-1][:, :num_components]
+        centres, _ = kmeans2((flat - mean) @ turn, num_cells, _ROUNDS, minit="++", rng=rng)
+        return cls(mean, turn, centres)
+
+    @property
+    def num_cells(self) -> int:
+        """Number of cells."""
+        return len(self.centres)
+
+    def find(self, rows: Array) -> IntArray:
+        """Return the cell of every row, (n,); each row has one, whatever its values."""
+        flat = rows.reshape(len(rows), -1)
+        found = np.empty(len(flat), dtype=np.int64)
+        norms = np.square(self.centres).sum(axis=1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, len(flat), _ROWS_AT_ONCE):
+                part = slice(start, start + _ROWS_AT_ONCE)
+                placed = (flat[part] - self.mean) @ self.turn
+                found[part] = np.argmin(norms - 2 * placed @ self.centres.T, axis=1)
+        return found
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return what parties need, as float32."""
+        return {name: getattr(self, name).astype(np.float32) for name in _NAMES}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array], num_values: int) -> "Cells":
+        """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
+        problem = KnowledgeMismatch(
+            f"Server: cells must be {', '.join(_NAMES)} for rows of {num_values} values, at "
+            f"most {MOST_CELLS} and finite, got others."
+        )
+        if set(arrays) != set(_NAMES) or any(arrays[name].dtype.kind != "f" for name in _NAMES):
+            raise problem
+        mean, turn, centres = (arrays[name].astype(np.float64) for name in _NAMES)
+        shaped = mean.shape == (num_values,) and turn.ndim == centres.ndim == 2
+        if not shaped or turn.shape != (num_values, *centres.shape[1:]):
+            raise problem
+        if not 0 < len(centres) <= MOST_CELLS or not turn.shape[1]:
+            raise problem
+        if not all(np.isfinite(part).all() for part in (mean, turn, centres)):
+            raise problem
+        return cls(mean, turn, centres)
+
+
+def _scales(rows: FloatArray) -> FloatArray:
+    """Return what columns are multiplied by: 1 if they share a unit, or one over the spread.
+
+    They do if most columns span about as much as the widest: pixels, indicators, frequencies.
+    """
+    spans, spread = np.ptp(rows, axis=0), rows.std(axis=0)
+    if np.median(spans) >= spans.max(initial=0.0) / 2:
+        return np.ones(rows.shape[1])
+    varies = spread > _NEARLY_CONSTANT * np.abs(rows).max(axis=0, initial=0.0)
+    return np.where(varies, 1.0 / np.where(varies, spread, 1.0), 0.0)
+
+
+def count_records(cells: IntArray, y: Array, shape: tuple[int, ...], task: Task) -> IntArray:
+    """Return how many records each cell has of each class, or with and without each label.
+
+    Parameters
+    ----------
+    cells : (n,)
+    y : (n,) classes, or (n, num_labels) of -1 (unknown), 0 and 1
+    shape : (num_cells, num_classes), or (num_cells, 2, num_labels) of multi-label learning
+    """
+    counts = np.zeros(shape, dtype=np.int64)
+    if task == "single-label":
+        np.add.at(counts, (cells, y), 1)
+        return counts
+    rows, labels = np.nonzero(y >= 0)
+    np.add.at(counts, (cells[rows], y[rows, labels].astype(np.int64), labels), 1)
+    return counts
+
+
+def limited(counts: Sequence[IntArray]) -> tuple[list[IntArray], int]:
+    """Return histograms none of which outweighs the others, and how many were cut down.
+
+    One whose norm is many times that of the median party is shrunk to it; fewer than three
+    have no middle.
+    """
+    norms = [float(np.linalg.norm(part)) for part in counts]
+    if len(counts) < _FEWEST_LIMITED:
+        return list(counts), 0
+    most = MOST_TIMES_NORM * float(np.median(norms))
+    shrunk = [
+        np.rint(part * (most / norm)).astype(np.int64) if norm > most else part
+        for part, norm in zip(counts, norms, strict=True)
+    ]
+    return shrunk, sum(norm > most for norm in norms)
+
+
+def class_shares(counts: FloatArray, noise: float) -> FloatArray:
+    """Return the shares of classes in every cell, (num_cells, num_classes).
+
+    Counts within one deviation of the noise say nothing; where all do, the largest counts
+    alone. With labels, counts (num_cells, 2, num_labels) give the share that has each.
+    """
+    heard = np.maximum(counts - noise, 0.0)
+    largest = counts == counts.max(axis=1, keepdims=True)
+    heard = np.where(heard.sum(axis=1, keepdims=True) > 0, heard, largest)
+    shares = heard / heard.sum(axis=1, keepdims=True)
+    return np.asarray(shares[:, 1] if counts.ndim == 3 else shares)

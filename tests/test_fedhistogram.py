@@ -1,0 +1,338 @@
+"""FedHistogram: cells, sensitivity, noise, labels, price, and untrusted counts."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, Message
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import ndtr
+from scipy.stats import kstest
+
+from clients.app import client_app
+from fl_strategies import FedHistogram, Party
+from fl_strategies.aggregation.cells import (
+    Cells,
+    class_shares,
+    count_records,
+    limited,
+    usual_cells,
+)
+from fl_strategies.arrays import Array
+from fl_strategies.core.policy import PartyPolicy
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, RunFailed
+from fl_strategies.privacy.counts import GaussianCounts
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.strategies.fedhistogram.options import HistogramPrivacy
+from fl_strategies.wire import keys
+from simulations.local import InMemoryGrid, run_local
+from tests.kept import Killed, MortalGrid
+from tests.toys import (
+    PUBLIC,
+    TEST,
+    accuracy,
+    common_options,
+    load_toy_party,
+    load_with,
+)
+
+NUM_PARTIES = 4
+APP = client_app(load_toy_party)
+CELLS = Cells.of_rows(PUBLIC, 6, 2, np.random.default_rng(0))
+PRIVATE = {"target_epsilon": 3.0, "num_cells": 4}
+
+
+def histogram(**changes: Any) -> FedHistogram:
+    return FedHistogram.from_settings(**{**common_options(NUM_PARTIES), **changes})
+
+
+# Cells.
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=2, max_size=40))
+def test_every_row_is_in_one_cell_whatever_its_values(values: list[float]) -> None:
+    """Also rows that overflow, or are not numbers."""
+    rows = np.array(values[: len(values) // 2 * 2]).reshape(-1, 2)
+
+    found = CELLS.find(rows)
+
+    assert found.shape == (len(rows),)
+    assert ((found >= 0) & (found < 6)).all()
+
+
+def test_cells_are_nearest_centres_of_scaled_rows() -> None:
+    """By a second route: distances in the turned space, one by one."""
+    turned = (PUBLIC - CELLS.mean) @ CELLS.turn
+    nearest = [np.argmin([np.sum((row - c) ** 2) for c in CELLS.centres]) for row in turned]
+
+    assert CELLS.find(PUBLIC).tolist() == nearest
+    assert len(set(nearest)) == 6
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e6])
+def test_columns_of_other_units_are_scaled(factor: float) -> None:
+    """A column in other units, among others that differ, does not decide alone."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(200, 4)) * np.array([1.0, 1e3, 1e3 * factor, 1e6])
+
+    turned = (rows - rows.mean(axis=0)) @ Cells.of_rows(rows, 5, 4, rng).turn
+
+    np.testing.assert_allclose(np.cov(turned, rowvar=False), np.eye(4) * 200 / 199, atol=0.6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mean": np.zeros(3, np.float32)},
+        {"turn": np.zeros((2, 3), np.float32)},
+        {"centres": np.zeros((0, 2), np.float32)},
+        {"centres": np.full((6, 2), np.nan, np.float32)},
+        {"centres": np.zeros((6, 2), np.int64)},
+        {"more": np.zeros(1, np.float32)},
+    ],
+)
+def test_a_party_reads_cells_as_untrusted(change: dict[str, Array]) -> None:
+    """One sentence for whatever is not as it was written."""
+    with pytest.raises(KnowledgeMismatch, match="cells must be mean, turn, centres"):
+        Cells.from_arrays({**CELLS.to_arrays(), **change}, 2)
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["single-label", "multi-label"]))
+def test_one_record_moves_a_histogram_by_what_is_accounted(seed: int, task: Any) -> None:
+    """Replacing any record by any other: at most the root of 2, or of twice the labels."""
+    rng = np.random.default_rng(seed)
+    cells, several = rng.integers(5, size=9), task == "multi-label"
+    shape = (5, 2, 4) if several else (5, 4)
+    y = rng.integers(-1, 2, size=(9, 4)) if several else rng.integers(4, size=9)
+    cells_after, y_after = cells.copy(), y.copy()
+    cells_after[3] = rng.integers(5)
+    y_after[3] = rng.integers(-1, 2, size=4) if several else rng.integers(4)
+
+    moved = count_records(cells, y, shape, task) - count_records(
+        cells_after, y_after, shape, task
+    )
+
+    claimed = HistogramPrivacy(target_epsilon=1.0).mechanism(task, 4).l2_sensitivity
+    assert np.linalg.norm(moved) <= claimed + 1e-12
+
+
+def test_the_bound_is_met() -> None:
+    """Some replacement moves as far as is accounted, so that the test above can fail."""
+    first = count_records(np.array([0]), np.array([1]), (5, 4), "single-label")
+    other = count_records(np.array([3]), np.array([2]), (5, 4), "single-label")
+
+    assert np.linalg.norm(first - other) == math.sqrt(2)
+
+
+# Noise and its price.
+
+
+def test_noise_has_the_distribution_that_is_charged() -> None:
+    """Continuous to the eye, of the scale in the event, without a mean."""
+    mechanism = GaussianCounts(scale=3.7, l2_sensitivity=math.sqrt(2), unit="example")
+    counts = np.arange(20_000)
+
+    drawn = mechanism.release(counts).values - counts
+
+    scale = mechanism.charges(1)[0][0].scale  # type: ignore[attr-defined]
+    assert 3.7 <= scale < 3.7001
+    assert kstest(drawn / scale, "norm").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.3, 1.0, 3.0])
+def test_the_price_is_that_of_the_gaussian_mechanism(epsilon: float) -> None:
+    """By the closed form of delta(epsilon), which is no part of the accountant."""
+    mechanism = HistogramPrivacy(target_epsilon=epsilon).mechanism("single-label", 10)
+    mu = math.sqrt(2) / mechanism.drawn_scale
+
+    delta = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
+
+    assert 0.99e-5 < delta <= 1e-5
+
+
+def test_cells_follow_from_public_facts() -> None:
+    """More records or less noise make more cells; public rows limit them."""
+    assert usual_cells(4000, 24000, 24.0) == 142
+    assert usual_cells(4000, 24000, 75.0) == 45
+    assert usual_cells(100, 10**6, 1.0) == 20
+    assert usual_cells(100, 10, 1000.0) == 2
+
+
+# Labels.
+
+
+def test_shares_are_those_above_the_noise() -> None:
+    """Counts within a deviation are nothing; where all are, the largest decides."""
+    shares = class_shares(np.array([[30.0, 10.0, 4.0], [1.0, 3.0, 2.0]]), 5.0)
+
+    np.testing.assert_allclose(shares, [[25 / 30, 5 / 30, 0], [0, 1, 0]])
+
+
+def test_shares_of_labels_are_of_those_who_have_them() -> None:
+    """Without and with each label, label by label."""
+    shares = class_shares(np.array([[[9.0, 2.0], [3.0, 6.0]]]), 0.0)
+
+    np.testing.assert_allclose(shares, [[0.25, 0.75]])
+
+
+def test_one_histogram_cannot_outweigh_the_others() -> None:
+    """A liar's millions become four times what the median party has."""
+    honest = [np.full((3, 2), 10) for _ in range(4)]
+    counts, changed = limited([*honest, np.full((3, 2), 10**9)])
+
+    assert changed == 1
+    assert counts[-1].max() == 40
+
+
+# Runs.
+
+
+def test_a_private_run_is_useful_and_paid_for() -> None:
+    """The model is good, the ledger has one release, and the statement names its price."""
+    strategy = histogram(**PRIVATE)
+
+    result = run_local(strategy, APP, NUM_PARTIES)
+
+    assert accuracy(strategy.model_.predict(TEST[0])) > 0.7
+    assert 2.99 < strategy.ledger_.get_epsilon() <= 3.0
+    assert result.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE] == pytest.approx(
+        strategy.ledger_.get_epsilon()
+    )
+    assert "1 x vector (gaussian noise" in strategy.ledger_.statement()
+
+
+def test_a_trusted_server_adds_noise_once() -> None:
+    """Less noise for the same price; and the statement says who is trusted."""
+    own, central = histogram(**PRIVATE), histogram(**PRIVATE, privacy_level="central")
+    noise = []
+    for strategy in (own, central):
+        result = run_local(strategy, APP, NUM_PARTIES)
+        noise.append(result.train_metrics_clientapp[1]["noise-scale"])
+
+    assert noise[0] == pytest.approx(2 * noise[1])  # type: ignore[operator]
+    assert result.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE] <= 3.0  # type: ignore[operator]
+    assert "except the server, which is trusted" in central.ledger_.statement()
+
+
+def test_noise_of_the_server_is_drawn_once(tmp_path: Path) -> None:
+    """Killed after the noise was drawn, a run uses it again."""
+    options = {**PRIVATE, "privacy_level": "central", "num_parties": 3, "num_cells": 4}
+    first = histogram(**options, checkpoint_dir=tmp_path)
+    with pytest.raises(Killed):
+        first.start(MortalGrid(APP, dies_after=3), ArrayRecord(), num_rounds=1)
+    runs = []
+    for _ in range(2):
+        resumed = histogram(**options, checkpoint_dir=tmp_path, resume=True)
+        with pytest.raises(Killed):
+            resumed.start(MortalGrid(APP, dies_after=0), ArrayRecord(), num_rounds=1)
+        runs.append(resumed.model_.logits(TEST[0]).tobytes())
+
+    assert runs[0] == runs[1]
+
+
+def test_an_upload_is_four_bytes_a_count() -> None:
+    """And less than a kilobyte beside."""
+    strategy = histogram(target_epsilon=1.0, num_cells=30)
+    result = run_local(strategy, APP, NUM_PARTIES)
+
+    sent = result.train_metrics_clientapp[1][keys.NUM_BYTES_SENT]
+    assert sent / NUM_PARTIES <= 30 * 3 * 4 + 1024  # type: ignore[operator]
+
+
+def with_counts(change: Callable[[Array], Array]) -> type[InMemoryGrid]:
+    class Changed(InMemoryGrid):
+        def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
+            replies = super().send_and_receive(messages, **rest)
+            content = replies[0].content
+            if content[keys.META][keys.KIND] == "histogram":
+                counts = change(content.array_records["arrays"]["counts"].numpy())
+                content["arrays"] = ArrayRecord({"counts": FlowerArray(counts)})
+            return replies
+
+    return Changed
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda c: c.astype(np.float64), "counts as int32"),
+        (lambda c: c[:-1], "counts must have shape"),
+        (lambda c: c * 0 - 1, "counts without noise must be at least 0"),
+    ],
+)
+def test_other_counts_cost_their_party_the_round(change: Any, sentence: str) -> None:
+    """Three of four make the model."""
+    strategy = histogram()
+    strategy.start(with_counts(change)(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1)
+
+    (reason,) = strategy.rejected_.values()
+    assert sentence in reason
+
+
+def test_a_liar_changes_little() -> None:
+    """Billions of records of one class do not become the model."""
+
+    def lie(counts: Array) -> Array:
+        flood = np.zeros_like(counts)
+        flood[:, 2] = 2**31 - 1
+        return flood
+
+    strategy = histogram(num_parties=12, min_parties=12, num_cells=12)
+    grid = with_counts(lie)(client_app(load_toy_party), 12)
+    result = strategy.start(grid, ArrayRecord(), num_rounds=1)
+
+    assert result.train_metrics_clientapp[1][keys.NUM_CAPPED] == 1
+    assert accuracy(strategy.model_.predict(TEST[0])) > 0.8
+
+
+def test_a_partys_own_word_counts(tmp_path: Path) -> None:
+    """With a budget it answers at L2 and pays; a trusted server gets nothing from it."""
+
+    def careful(party: Party) -> Party:
+        journal = PartyJournal(
+            tmp_path / str(party.partition_id),
+            fingerprint=data_fingerprint(party.x, party.y),
+            max_epsilon=4.0,
+        )
+        return replace(party, journal=journal, policy=PartyPolicy(max_run_epsilon=4.0))
+
+    def load(context: Any) -> Party:
+        return careful(load_toy_party(context))
+
+    run_local(histogram(**PRIVATE), client_app(load), NUM_PARTIES)
+    trusting = histogram(**PRIVATE, privacy_level="central")
+    with pytest.raises(RunFailed, match="must be protected, by its budget"):
+        run_local(trusting, client_app(load), NUM_PARTIES)
+    with pytest.raises(RunFailed, match="budget does not allow this answer"):
+        run_local(histogram(**PRIVATE), client_app(load), NUM_PARTIES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"privacy_level": "central"}, "target_epsilon must be given with the other settings"),
+        ({"num_cells": 61}, "num_cells must be at most 60"),
+        ({"task": "regression"}, "task must be single-label or multi-label"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    """By their own names."""
+    with pytest.raises(InvalidParameter, match=sentence):
+        run_local(histogram(**changes), APP, NUM_PARTIES)
+
+
+def test_a_party_without_records_says_so() -> None:
+    """It is excluded, and the others make the model."""
+    strategy = histogram()
+    empty = load_with(lambda p: replace(p, x=p.x[:0], y=p.y[:0]), only=2)
+    run_local(strategy, client_app(empty), NUM_PARTIES)
+
+    assert "x must be records to count" in next(iter(strategy.rejected_.values()))
