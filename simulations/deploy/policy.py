@@ -6,6 +6,7 @@ from typing import Final
 from fl_strategies import REGISTRY
 from fl_strategies.core.policy import PartyPolicy
 from fl_strategies.exceptions import require
+from fl_strategies.strategies.fedhistogram.options import LEVELS as HISTOGRAM_LEVELS
 from fl_strategies.strategies.fedkt.options import LEVELS
 from fl_strategies.strategies.fedmd.options import RELEASES
 from fl_strategies.strategies.weights import FLOWER
@@ -31,6 +32,7 @@ FORMS: Final = (
     FLOWER,
     *(f"fedkt {level}" for level in LEVELS),
     *(f"fedmd {release}" for release in RELEASES),
+    *(f"fedhistogram {level}" for level in HISTOGRAM_LEVELS),
 )
 """What a policy may allow by name."""
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from fl_strategies.randomness import derive_rng
 
 Level: TypeAlias = Literal["L2", "central"]
 
+LEVELS: Final = ("L0", *get_args(Level))
 COUNTS: Final = "counts"
 HISTOGRAM: Final = "histogram"
 CELLS: Final = "cells"
