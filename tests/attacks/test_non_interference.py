@@ -120,7 +120,9 @@ NOISY: Mapping[str, Make] = {
         threshold=0.1,
         threshold_sigma=2.0,
     ),
-    "fedhistogram L2": partial(fedhistogram, target_epsilon=1.0, num_cells=3),
+    "fedhistogram L2": partial(
+        fedhistogram, target_epsilon=1.0, num_cells=3, accept_noise=True
+    ),
     "fedmd ldp labels": partial(fedmd, **LDP, noise="gumbel", gamma=0.5),
     "fedmd ldp softmax": partial(fedmd, **LDP, payload="softmax", sigma=1.0),
     "fedmd ldp logits": partial(

@@ -44,6 +44,8 @@ class HistogramPrivacy(Options):
     seeded_noise : bool
         Draw noise from the experiment's seed, for repeatable simulations. Nothing is
         promised then: epsilon is infinite.
+    accept_noise : bool
+        Run although the records of a cell will not stand out from the noise.
     """
 
     owner: ClassVar[str] = "FedHistogram"
@@ -54,6 +56,7 @@ class HistogramPrivacy(Options):
     )
     delta: float = option(DEFAULT_DELTA, "delta of every privacy figure", above=0, below=1)
     seeded_noise: bool = option(False, "repeatable noise, which protects nobody")
+    accept_noise: bool = option(False, "allow noise that drowns the counts")
 
     def __post_init__(self) -> None:
         """Check that the price is named."""

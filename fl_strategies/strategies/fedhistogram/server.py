@@ -25,6 +25,7 @@ from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import MOST_CELLS, GaussianCounts
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
+from fl_strategies.privacy.noise_spec import require_audible
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedhistogram.options import (
     CELLS,
@@ -110,6 +111,8 @@ class FedHistogram(KnowledgeStrategy[IntArray]):
         self._mechanism = self._make_mechanism()
         self._cells: Cells | None = None
         self.state = State(ledger=self._new_ledger())
+        accepted = self.options.privacy is not None and self.options.privacy.accept_noise
+        require_audible("FedHistogram", self._drowned(), accepted=accepted)
 
     def _make_mechanism(self) -> GaussianCounts | None:
         privacy = self.options.privacy
@@ -147,12 +150,21 @@ class FedHistogram(KnowledgeStrategy[IntArray]):
     def _num_cells(self) -> int:
         """Return what was asked for, or what stands out from the noise of all parties."""
         options, num_public = self.options, len(self.public)
-        expected = options.num_records or num_public
-        number = options.num_cells or usual_cells(num_public, expected, self._noise())
+        usual = usual_cells(num_public, self._num_records, self._noise())
+        number = options.num_cells or usual
         most = min(num_public, MOST_CELLS // (2 * self.num_classes))
         rule = f"at most {most}, for so many public rows and classes"
         require(number <= most, "FedHistogram", "num_cells", rule, number)
         return number
+
+    def _drowned(self) -> str:
+        """Return how noise drowns what a cell has on average; nothing if it does not."""
+        records, noise = self._num_records / self._num_cells(), self._noise()
+        return "" if records >= noise else f"{noise:.3g} on {records:.3g} records of a cell"
+
+    @property
+    def _num_records(self) -> int:
+        return self.options.num_records or len(self.public)
 
     def _noise(self, num_parties: int | None = None) -> float:
         """Return the deviation of the noise on a sum of counts."""
