@@ -104,8 +104,8 @@ class GaussianCounts:
     Examples
     --------
     >>> counts = GaussianCounts(scale=0.01, l2_sensitivity=2**0.5, unit="example")
-    >>> np.rint(counts.release(np.array([4, 0, 9])).values)
-    array([4., 0., 9.])
+    >>> np.rint(counts.release(np.array([4, 1, 9])).values)
+    array([4., 1., 9.])
     """
 
     scale: float
