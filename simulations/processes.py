@@ -122,7 +122,7 @@ def send_signal(pid: int, number: int) -> None:
 def _family(started: Sequence[subprocess.Popen[bytes]]) -> set[int]:
     """Return those that live, with all that they have started.
 
-    The number of one that has ended may be a stranger's by now.
+    The number of one that has ended may be another process's by now.
     """
     return _below({process.pid for process in started if process.poll() is None})
 

@@ -99,6 +99,8 @@ def test_columns_of_other_units_are_scaled(factor: float) -> None:
         {"mean": np.zeros(3, np.float32)},
         {"turn": np.zeros((2, 3), np.float32)},
         {"centres": np.zeros((0, 2), np.float32)},
+        {"centres": np.zeros((2**16 + 1, 2), np.float32)},
+        {"centres": np.zeros((), np.float32)},
         {"centres": np.full((6, 2), np.nan, np.float32)},
         {"centres": np.zeros((6, 2), np.int64)},
         {"more": np.zeros(1, np.float32)},

@@ -16,7 +16,6 @@ from scipy.cluster.vq import kmeans2
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.privacy.counts import MOST_CELLS
 
 RECORDS_PER_NOISE: Final = 7.0
 """How many deviations of its noise the records of a cell should be."""
@@ -27,7 +26,9 @@ MOST_TIMES_NORM: Final = 4.0
 """A party's counts are at most so many times those of the median party, by their norm."""
 _FEWEST_LIMITED: Final = 3
 _ROUNDS: Final = 20
-_ROWS_AT_ONCE: Final = 4096
+MOST_RECEIVED: Final = 2**16
+"""Most cells that a party takes from a server, which could otherwise keep it busy for ever."""
+_DISTANCES_AT_ONCE: Final = 2**22
 _NEARLY_CONSTANT: Final = 1e-6
 _NAMES: Final = ("mean", "turn", "centres")
 
@@ -86,8 +87,9 @@ class Cells:
         found = np.empty(len(flat), dtype=np.int64)
         norms = np.square(self.centres).sum(axis=1)
         with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, len(flat), _ROWS_AT_ONCE):
-                part = slice(start, start + _ROWS_AT_ONCE)
+            step = max(1, _DISTANCES_AT_ONCE // self.num_cells)
+            for start in range(0, len(flat), step):
+                part = slice(start, start + step)
                 placed = (flat[part] - self.mean) @ self.turn
                 found[part] = np.argmin(norms - 2 * placed @ self.centres.T, axis=1)
         return found
@@ -101,15 +103,17 @@ class Cells:
         """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
         problem = KnowledgeMismatch(
             f"Server: cells must be {', '.join(_NAMES)} for rows of {num_values} values, at "
-            f"most {MOST_CELLS} and finite, got others."
+            f"most {MOST_RECEIVED} and finite, got others."
         )
         if set(arrays) != set(_NAMES) or any(arrays[name].dtype.kind != "f" for name in _NAMES):
+            raise problem
+        if not (0,) < arrays["centres"].shape[:1] <= (MOST_RECEIVED,):
             raise problem
         mean, turn, centres = (arrays[name].astype(np.float64) for name in _NAMES)
         shaped = mean.shape == (num_values,) and turn.ndim == centres.ndim == 2
         if not shaped or turn.shape != (num_values, *centres.shape[1:]):
             raise problem
-        if not 0 < len(centres) <= MOST_CELLS or not turn.shape[1]:
+        if not turn.shape[1]:
             raise problem
         if not all(np.isfinite(part).all() for part in (mean, turn, centres)):
             raise problem

@@ -1,4 +1,4 @@
-"""Settings in words of JSON, by which a resumed run is compared with the one before."""
+"""Settings as JSON has them, by which a resumed run is compared with the one before."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -9,7 +9,7 @@ from fl_strategies.arrays import content_hash
 
 
 def described(value: object) -> object:
-    """Return a setting in words of JSON; of code, which has none, only that it is there."""
+    """Return a setting as JSON has it; of code, which has none, only that it is there."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

@@ -43,7 +43,7 @@ class Resumable(Protocol):
         """What logs call it."""
 
     def identity(self) -> Mapping[str, object]:
-        """Return, in words of JSON, what must be the same for a run to be resumed."""
+        """Return, as JSON has it, what must be the same for a run to be resumed."""
 
     @property
     def state(self) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fl_strategies.aggregation.cells import (
+    MOST_RECEIVED,
     USUAL_COMPONENTS,
     Cells,
     class_shares,
@@ -152,7 +153,7 @@ class FedHistogram(KnowledgeStrategy[IntArray]):
         options, num_public = self.options, len(self.public)
         usual = usual_cells(num_public, self._num_records, self._noise())
         number = options.num_cells or usual
-        most = min(num_public, MOST_CELLS // (2 * self.num_classes))
+        most = min(num_public, MOST_RECEIVED, MOST_CELLS // (2 * self.num_classes))
         rule = f"at most {most}, for so many public rows and classes"
         require(number <= most, "FedHistogram", "num_cells", rule, number)
         return number
