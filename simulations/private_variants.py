@@ -42,11 +42,11 @@ class Variant:
         """Name of the strategy."""
         return str(self.decided["strategy"])
 
-    def draft(self, budget: float) -> Draft:
-        """Return the entry of a comparison that spends a budget."""
+    def draft(self, budget: float, *, apart: bool = False) -> Draft:
+        """Return what spends a budget; named for it where there are several to tell apart."""
         shares = {key: share * budget for key, share in self.shares.items()}
         return Draft(
-            self.name,
+            f"{self.name} at {budget:g}" if apart else self.name,
             {**self.decided, "target-epsilon": budget},
             {**self.usual, **shares},
             budget=budget,

@@ -1,0 +1,108 @@
+"""The picture of curves: figures against epsilon, with quartiles and references."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from simulations.curve import OWNER
+from simulations.curve_table import REFUSED, Curve, CurveSummary, Spread
+from simulations.figures import DOTS_PER_INCH
+from simulations.libraries import import_library
+from simulations.private_variants import VARIANTS
+
+INCHES: Final = (9.6, 5.0)
+COLOURS: Final = (
+    "#0072b2",
+    "#56b4e9",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#7f5539",
+    "#3a0ca3",
+    "#6a994e",
+    "#9d0208",
+)
+"""Colours that people who see few of them can tell apart; the first ones do best."""
+MARKERS: Final = "osD^vP*X<>"
+REFERENCE_STYLES: Final = ((0, (6, 3)), (0, (6, 2, 1, 2)), (0, (1, 2)))
+REFERENCE_COLOUR: Final = "#555555"
+ROOM: Final = 1.25
+"""By how much the axis of epsilon goes beyond the first and the last budget."""
+
+
+def draw_curves(summary: CurveSummary, target: Path) -> None:
+    """Write the picture (PNG); it needs no display."""
+    # A figure of its own, without pyplot, has Agg's canvas and touches no global setting.
+    library = import_library(OWNER, "matplotlib.figure", "figures")
+    figure = library.Figure(figsize=INCHES, layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    for curve in summary.curves:
+        _draw_curve(axes, summary, curve)
+    for number, (name, spread) in enumerate(summary.references.items()):
+        _draw_reference(axes, summary, number, name, spread)
+    _finish(axes, summary)
+    figure.suptitle(f"{summary.title}: {summary.metric.replace('-', ' ')} against ε")
+    axes.set_title(f"median and quartiles over {summary.runs}", fontsize="small")
+    figure.legend(loc="outside right upper", fontsize="small", frameon=False)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, format="png", dpi=DOTS_PER_INCH)
+
+
+def _draw_curve(axes: Any, summary: CurveSummary, curve: Curve) -> None:
+    budgets = sorted(curve.points)
+    spreads = [curve.points[budget] for budget in budgets]
+    medians, lower, upper = (
+        [summary.factor * getattr(spread, part) for spread in spreads]
+        for part in ("median", "lower", "upper")
+    )
+    look = _look(curve.name)
+    label = _label(summary, curve)
+    axes.plot(budgets, medians, label=label, linewidth=1.8, markersize=5, **look)
+    axes.fill_between(budgets, lower, upper, color=look["color"], alpha=0.15, linewidth=0)
+    # A band of one budget has no width, so every budget has its own line as well.
+    axes.vlines(budgets, lower, upper, color=look["color"], alpha=0.5, linewidth=1.2)
+
+
+def _look(name: str) -> dict[str, str]:
+    """Return colour and marker, the same in every picture."""
+    number = [variant.name for variant in VARIANTS].index(name)
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def _label(summary: CurveSummary, curve: Curve) -> str:
+    """Return the name and, below it, where there is nothing to see."""
+    trusting = "\n(trusted server)" if "except the server" in curve.against else ""
+    if not curve.refused:
+        return curve.name + trusting
+    told = ", ".join(f"{budget:g}" for budget in curve.refused)
+    where = "everywhere" if len(curve.refused) == len(summary.budgets) else f"at {told}"
+    return f"{curve.name}{trusting}\n({REFUSED} {where})"
+
+
+def _draw_reference(
+    axes: Any, summary: CurveSummary, number: int, name: str, spread: Spread
+) -> None:
+    last = number == len(summary.references) - 1
+    style = REFERENCE_STYLES[-1 if last else number % (len(REFERENCE_STYLES) - 1)]
+    axes.axhline(
+        summary.factor * spread.median,
+        label=name,
+        linestyle=style,
+        color=REFERENCE_COLOUR,
+        linewidth=1.3,
+        zorder=1,
+    )
+
+
+def _finish(axes: Any, summary: CurveSummary) -> None:
+    budgets = summary.budgets
+    axes.set_xscale("log")
+    axes.set_xticks(budgets, labels=[f"{budget:g}" for budget in budgets])
+    axes.minorticks_off()
+    axes.set_xlim(budgets[0] / ROOM, budgets[-1] * ROOM)
+    whom = "an example" if summary.unit == "example" else "a whole party"
+    axes.set_xlabel(f"ε that {whom} pays, at δ = {summary.delta:g}")
+    axes.set_ylabel(summary.figure)
+    axes.grid(alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
