@@ -28,6 +28,8 @@ NOT_HERE: Final[Mapping[str, str]] = {
     "central": "python -m simulations compare, which has these baselines",
 }
 """Settings that a curve decides itself, and where the user decides them instead."""
+OF_NOISE: Final = ("accept-noise", "seeded-noise")
+"""Settings that say nothing where there is no noise, and are refused there."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +136,12 @@ def _references(
     given: Given, federation: Federation
 ) -> tuple[tuple[Entry, ...], dict[str, str]]:
     """Return the entries without privacy and, by name, why one of them does not fit."""
+    plain = {k: value for k, value in given.items() if k.split(".")[-1] not in OF_NOISE}
     entries, excluded = [], {}
     for name in REFERENCES:
         draft = Draft(f"{name}, no privacy", {"strategy": name})
         try:
-            entries.append(fit(draft, given, federation))
+            entries.append(fit(draft, plain, federation))
         except StrategyError as error:
             excluded[draft.name] = str(error)
     return tuple(entries), excluded

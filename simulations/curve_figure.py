@@ -1,10 +1,11 @@
 """The picture of curves: figures against epsilon, with quartiles and references."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
 from simulations.curve import OWNER
-from simulations.curve_table import REFUSED, Curve, CurveSummary, Spread
+from simulations.curve_table import MAJORITY, REFUSED, Curve, CurveSummary, Spread
 from simulations.figures import DOTS_PER_INCH
 from simulations.libraries import import_library
 from simulations.private_variants import VARIANTS
@@ -25,9 +26,11 @@ COLOURS: Final = (
 """Colours that people who see few of them can tell apart; the first ones do best."""
 MARKERS: Final = "osD^vP*X<>"
 REFERENCE_STYLES: Final = ((0, (6, 3)), (0, (6, 2, 1, 2)), (0, (1, 2)))
-REFERENCE_COLOUR: Final = "#555555"
+GREY: Final = "#555555"
 ROOM: Final = 1.25
 """By how much the axis of epsilon goes beyond the first and the last budget."""
+ROOM_BELOW: Final = 0.3
+"""How far the picture goes below the majority class, as a share of what is above it."""
 
 
 def draw_curves(summary: CurveSummary, target: Path) -> None:
@@ -41,9 +44,7 @@ def draw_curves(summary: CurveSummary, target: Path) -> None:
     for number, (name, spread) in enumerate(summary.references.items()):
         _draw_reference(axes, summary, number, name, spread)
     _finish(axes, summary)
-    figure.suptitle(f"{summary.title}: {summary.metric.replace('-', ' ')} against ε")
-    axes.set_title(f"median and quartiles over {summary.runs}", fontsize="small")
-    figure.legend(loc="outside right upper", fontsize="small", frameon=False)
+    figure.legend(loc="outside right center", fontsize="small", frameon=False)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, format="png", dpi=DOTS_PER_INCH)
 
@@ -70,13 +71,34 @@ def _look(name: str) -> dict[str, str]:
 
 
 def _label(summary: CurveSummary, curve: Curve) -> str:
-    """Return the name and, below it, where there is nothing to see."""
-    trusting = "\n(trusted server)" if "except the server" in curve.against else ""
-    if not curve.refused:
-        return curve.name + trusting
-    told = ", ".join(f"{budget:g}" for budget in curve.refused)
-    where = "everywhere" if len(curve.refused) == len(summary.budgets) else f"at {told}"
-    return f"{curve.name}{trusting}\n({REFUSED} {where})"
+    """Return the name and, below it, whom it trusts and where there is nothing to see."""
+    floor = lowest_shown(summary)
+    low = [budget for budget, spread in curve.points.items() if spread.median < floor]
+    told = [
+        "trusted server" if "except the server" in curve.against else "",
+        _where(summary, REFUSED, curve.refused),
+        _where(summary, "below this picture", low),
+    ]
+    return "\n".join([curve.name, *(f"({words})" for words in told if words)])
+
+
+def _where(summary: CurveSummary, words: str, budgets: Collection[float]) -> str:
+    """Return at which budgets something is the case; nothing if at none."""
+    if len(budgets) == len(summary.budgets):
+        return f"{words} everywhere" if words == REFUSED else words
+    told = ", ".join(f"{budget:g}" for budget in sorted(budgets))
+    return f"{words} at {told}" if told else ""
+
+
+def lowest_shown(summary: CurveSummary) -> float:
+    """Return the least figure that is drawn.
+
+    What is far below the majority class is worth nothing, and would leave no room for the rest.
+    """
+    curves = [spread for curve in summary.curves for spread in curve.points.values()]
+    best = max(spread.upper for spread in (*curves, *summary.references.values()))
+    majority = summary.references[MAJORITY].median
+    return majority - ROOM_BELOW * (best - majority)
 
 
 def _draw_reference(
@@ -88,7 +110,7 @@ def _draw_reference(
         summary.factor * spread.median,
         label=name,
         linestyle=style,
-        color=REFERENCE_COLOUR,
+        color=GREY,
         linewidth=1.3,
         zorder=1,
     )
@@ -101,8 +123,13 @@ def _finish(axes: Any, summary: CurveSummary) -> None:
     axes.minorticks_off()
     axes.set_xlim(budgets[0] / ROOM, budgets[-1] * ROOM)
     whom = "an example" if summary.unit == "example" else "a whole party"
-    axes.set_xlabel(f"ε that {whom} pays, at δ = {summary.delta:g}")
+    axes.set_xlabel(f"ε that {whom} pays, at δ = {summary.told_delta}")
     axes.set_ylabel(summary.figure)
+    axes.set_ylim(bottom=max(axes.get_ylim()[0], summary.factor * lowest_shown(summary)))
     axes.grid(alpha=0.3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    title = f"{summary.title}: {summary.metric.replace('-', ' ')} against ε"
+    axes.set_title(title, loc="left", pad=24)
+    runs = f"median and quartiles over {summary.runs}"
+    axes.text(0, 1.03, runs, transform=axes.transAxes, fontsize="small", color=GREY)

@@ -95,8 +95,13 @@ class CurveSummary:
     def runs(self) -> str:
         """What medians and quartiles are over."""
         seeds = ", ".join(map(str, self.seeds))
-        draws = f", {self.draws} draws of the noise each" if self.draws > 1 else ""
+        draws = f" with {self.draws} draws of the noise each" if self.draws > 1 else ""
         return f"seed{'s' if len(self.seeds) > 1 else ''} {seeds}{draws}"
+
+    @property
+    def told_delta(self) -> str:
+        """Delta as people write it."""
+        return f"{self.delta:g}".replace("e-0", "e-")
 
     @property
     def factor(self) -> int:
@@ -245,8 +250,8 @@ def _shown(summary: CurveSummary, spread: Spread) -> str:
 def _caption(summary: CurveSummary) -> str:
     commits = ", ".join(summary.commits) or "unknown"
     return (
-        f"{summary.title}, δ {summary.delta:g}: median and quartiles over {summary.runs}; what "
-        f"has no ε ran once a seed. Commit {commits}; {', '.join(summary.dates)}."
+        f"{summary.title}, δ {summary.told_delta}: median and quartiles over {summary.runs}; "
+        f"what has no ε ran once a seed. Commit {commits}; {', '.join(summary.dates)}."
     )
 
 

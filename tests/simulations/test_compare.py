@@ -29,6 +29,7 @@ from simulations.config import Settings
 from simulations.experiment import Federation, load_federation
 from simulations.figures import DOTS_PER_INCH
 from simulations.fitting import Entry
+from tests.pictures import size_of
 
 FAST = {
     "data": "breast-cancer",
@@ -42,13 +43,6 @@ FAST = {
 OPTIONS = [f"--set={key}={value}" for key, value in FAST.items()]
 Y = ("y_train", "y_test")
 TRUSTED = "everybody who sees the final model, except the server, which is trusted"
-
-
-def size_of(picture: Path) -> tuple[int, int]:
-    """Read the size from a PNG file's own header."""
-    content = picture.read_bytes()
-    assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
 
 
 def compare(folder: Path, *options: str) -> int:
