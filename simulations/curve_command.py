@@ -22,6 +22,7 @@ from simulations.curve_figure import draw_curves
 from simulations.curve_section import write_section
 from simulations.curve_table import markdown, summarise_curves, to_json
 from simulations.private_variants import VARIANTS, Unit
+from simulations.report import write_json
 from simulations.reproduce import Runner
 
 TOLD: Final = ("data", "label", "learner", "epsilons", "unit", "strategy", "seeds", "draws")
@@ -87,6 +88,9 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="also put a section with picture, table and command into this file",
     )
+    parser.add_argument(
+        "--summary", type=Path, metavar="OUT", help="also write the table alone as JSON"
+    )
     parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
 
 
@@ -101,6 +105,8 @@ def _curve(run: Runner, options: argparse.Namespace) -> int:
     results.write(to_json(summary))
     picture = options.png or kept.with_suffix(".png")
     draw_curves(summary, picture)
+    if options.summary:
+        write_json(to_json(summary), options.summary)
     if options.markdown:
         write_section(summary, picture, options.markdown)
     sys.stdout.write(f"{markdown(summary)}\n\nresults: {kept}\npicture: {picture}\n")

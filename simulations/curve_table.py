@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -275,6 +275,9 @@ def _refusals(curve: Curve) -> str:
     return f"- {curve.name}, {REFUSED} at {budgets}; at {largest:g}: {curve.refused[largest]}"
 
 
+# For programs.
+
+
 def to_json(summary: CurveSummary) -> Report:
     """Return the table for programs, with every figure."""
     return {
@@ -295,19 +298,49 @@ def to_json(summary: CurveSummary) -> Report:
     }
 
 
-def _json_of(curve: Curve) -> dict[str, Any]:
-    points = [{"epsilon": b, **_quartiles(spread)} for b, spread in curve.points.items()]
+def from_json(content: Report) -> CurveSummary:
+    """Return what `to_json` was given."""
+    return CurveSummary(
+        data=content["data"],
+        unit=content["unit"],
+        metric=content["metric"],
+        num_parties=content["num-parties"],
+        delta=content["delta"],
+        budgets=tuple(content["epsilons"]),
+        seeds=tuple(content["seeds"]),
+        draws=content["draws"],
+        curves=tuple(map(_curve_of, content["curves"])),
+        references={one["name"]: Spread.of(one["figures"]) for one in content["references"]},
+        excluded=content["excluded"],
+        command=content["command"],
+        commits=tuple(content["commits"]),
+        dates=tuple(content["dates"]),
+    )
+
+
+def _json_of(curve: Curve) -> Report:
     return {
         "name": curve.name,
         "strategy": curve.strategy,
         "protected-against": curve.against,
         "note": curve.note,
-        "points": points,
+        "points": [{"epsilon": b, **_quartiles(s)} for b, s in curve.points.items()],
         "refused": [{"epsilon": b, "reason": why} for b, why in curve.refused.items()],
     }
 
 
-def _quartiles(spread: Spread) -> dict[str, Any]:
+def _curve_of(content: Report) -> Curve:
+    return Curve(
+        content["name"],
+        content["strategy"],
+        {one["epsilon"]: Spread.of(one["figures"]) for one in content["points"]},
+        {one["epsilon"]: one["reason"] for one in content["refused"]},
+        content["protected-against"],
+        content["note"],
+    )
+
+
+def _quartiles(spread: Spread) -> Report:
     return {
         "median": spread.median,
         "lower-quartile": spread.lower,

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from fl_strategies import __version__
 from fl_strategies.exceptions import StrategyError
-from fl_strategies.runtime.atomic_files import replace_file
+from fl_strategies.runtime.atomic_files import SHARED, replace_file
 from fl_strategies.wire import keys
 from simulations.baselines import PREFIXES, judge_baselines
 from simulations.config import Settings
@@ -119,7 +119,7 @@ class Results:
         self.kept.parent.mkdir(parents=True, exist_ok=True)
         content = _finite({**summary, "outcomes": self.outcomes})
         text = json.dumps(content, indent=1, allow_nan=False)
-        replace_file(self.kept, f"{text}\n".encode())
+        replace_file(self.kept, f"{text}\n".encode(), SHARED)
 
 
 def _finite(content: Any) -> Any:

@@ -20,6 +20,7 @@ from simulations.curve_table import (
     Curve,
     CurveSummary,
     Spread,
+    from_json,
     markdown,
     summarise_curves,
     to_json,
@@ -99,8 +100,10 @@ def test_real_curves_are_shown_kept_and_not_run_twice(
     again = capsys.readouterr()
     assert (again.out, again.err) == (told.out, "")
 
-    assert curve(tmp_path, "--draws=3") == 0
+    summary, document = tmp_path / "summary.json", tmp_path / "document.md"
+    assert curve(tmp_path, "--draws=3", f"--summary={summary}", f"--markdown={document}") == 0
     assert runs == [private] * 2
+    assert markdown(from_json(read_strictly(summary))) in document.read_text()
 
 
 def test_a_stop_costs_the_run_it_ends(
@@ -301,7 +304,7 @@ def test_parties_and_other_noise_are_other_results() -> None:
     assert len(asked) == 10
 
 
-# The picture and the section, from constructed curves.
+# The picture, the summary and the section, from constructed curves.
 
 
 def constructed(low: float = 0.7, **changes: Any) -> CurveSummary:
@@ -341,6 +344,17 @@ def test_what_is_worthless_leaves_room_for_the_rest() -> None:
     """The picture ends below the majority class, by a share of what is above it."""
     assert lowest_shown(constructed(low=0.2)) == pytest.approx(0.6 - 0.3 * (0.81 - 0.6))
     assert lowest_shown(constructed(low=0.2)) == lowest_shown(constructed(low=0.7))
+
+
+def test_a_summary_in_a_file_is_the_whole_table() -> None:
+    """So a document can be compared with it without the runs."""
+    refused = {"fedhistogram, no privacy": "It does not fit."}
+    summary = constructed(excluded=refused, commits=("c0ffee",), dates=("2026-01-02",))
+
+    again = from_json(json.loads(json.dumps(to_json(summary), allow_nan=False)))
+
+    assert again == summary
+    assert markdown(again) == markdown(summary)
 
 
 def test_a_section_takes_the_place_of_its_older_self(tmp_path: Path) -> None:
