@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulations.curve import OWNER
-from simulations.curve_table import MAJORITY, REFUSED, Curve, CurveSummary, Spread
+from simulations.curve_table import MAJORITY, REFUSED, Curve, CurveSummary
 from simulations.figures import DOTS_PER_INCH
 from simulations.libraries import import_library
 from simulations.private_variants import VARIANTS
@@ -25,7 +25,6 @@ COLOURS: Final = (
 )
 """Colours that people who see few of them can tell apart; the first ones do best."""
 MARKERS: Final = "osD^vP*X<>"
-REFERENCE_STYLES: Final = ((0, (6, 3)), (0, (6, 2, 1, 2)), (0, (1, 2)))
 GREY: Final = "#555555"
 ROOM: Final = 1.25
 """By how much the axis of epsilon goes beyond the first and the last budget."""
@@ -41,8 +40,7 @@ def draw_curves(summary: CurveSummary, target: Path) -> None:
     axes = figure.subplots()
     for curve in summary.curves:
         _draw_curve(axes, summary, curve)
-    for number, (name, spread) in enumerate(summary.references.items()):
-        _draw_reference(axes, summary, number, name, spread)
+    _draw_references(axes, summary)
     _finish(axes, summary)
     figure.legend(loc="outside right center", fontsize="small", frameon=False)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,8 +63,9 @@ def _draw_curve(axes: Any, summary: CurveSummary, curve: Curve) -> None:
 
 
 def _look(name: str) -> dict[str, str]:
-    """Return colour and marker, the same in every picture."""
-    number = [variant.name for variant in VARIANTS].index(name)
+    """Return colour and marker, the same in every picture of a unit."""
+    (own,) = (variant for variant in VARIANTS if variant.name == name)
+    number = [variant for variant in VARIANTS if variant.unit == own.unit].index(own)
     return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
@@ -101,19 +100,18 @@ def lowest_shown(summary: CurveSummary) -> float:
     return majority - ROOM_BELOW * (best - majority)
 
 
-def _draw_reference(
-    axes: Any, summary: CurveSummary, number: int, name: str, spread: Spread
-) -> None:
-    last = number == len(summary.references) - 1
-    style = REFERENCE_STYLES[-1 if last else number % (len(REFERENCE_STYLES) - 1)]
-    axes.axhline(
-        summary.factor * spread.median,
-        label=name,
-        linestyle=style,
-        color=GREY,
-        linewidth=1.3,
-        zorder=1,
-    )
+def _draw_references(axes: Any, summary: CurveSummary) -> None:
+    """Draw what no budget changes, in the colour of its strategy's first curve if any."""
+    for number, (name, spread) in enumerate(summary.references.items()):
+        own = [one.name for one in summary.curves if name.startswith(f"{one.strategy},")]
+        axes.axhline(
+            summary.factor * spread.median,
+            label=name,
+            linestyle=":" if name == MAJORITY else ("--", "-.")[number % 2],
+            color=_look(own[0])["color"] if own else GREY,
+            linewidth=1.4,
+            zorder=1,
+        )
 
 
 def _finish(axes: Any, summary: CurveSummary) -> None:
@@ -131,5 +129,4 @@ def _finish(axes: Any, summary: CurveSummary) -> None:
         axes.spines[side].set_visible(False)
     title = f"{summary.title}: {summary.metric.replace('-', ' ')} against ε"
     axes.set_title(title, loc="left", pad=24)
-    runs = f"median and quartiles over {summary.runs}"
-    axes.text(0, 1.03, runs, transform=axes.transAxes, fontsize="small", color=GREY)
+    axes.text(0, 1.03, summary.runs, transform=axes.transAxes, fontsize="small", color=GREY)

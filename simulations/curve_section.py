@@ -25,7 +25,7 @@ def write_section(summary: CurveSummary, picture: Path, target: Path) -> None:
     """
     begin, end = _marks(summary)
     text = target.read_text(encoding="utf-8") if target.exists() else INTRODUCTION
-    section = "\n".join([begin, make_section(summary, picture, target), end])
+    section = "\n\n".join([begin, make_section(summary, picture, target), end])
     if begin in text:
         before, _, rest = text.partition(begin)
         require(end in rest, OWNER, "markdown", f"a file with {end}", str(target))

@@ -93,10 +93,12 @@ class CurveSummary:
 
     @property
     def runs(self) -> str:
-        """What medians and quartiles are over."""
-        seeds = ", ".join(map(str, self.seeds))
+        """What the figures are of."""
+        if len(self.seeds) * self.draws == 1:
+            return f"one run, seed {self.seeds[0]}"
+        seeds = f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}"
         draws = f" with {self.draws} draws of the noise each" if self.draws > 1 else ""
-        return f"seed{'s' if len(self.seeds) > 1 else ''} {seeds}{draws}"
+        return f"median and quartiles over {seeds}{draws}"
 
     @property
     def told_delta(self) -> str:
@@ -250,7 +252,7 @@ def _shown(summary: CurveSummary, spread: Spread) -> str:
 def _caption(summary: CurveSummary) -> str:
     commits = ", ".join(summary.commits) or "unknown"
     return (
-        f"{summary.title}, δ {summary.told_delta}: median and quartiles over {summary.runs}; "
+        f"{summary.title}, δ {summary.told_delta}: {summary.runs}; "
         f"what has no ε ran once a seed. Commit {commits}; {', '.join(summary.dates)}."
     )
 
@@ -258,7 +260,7 @@ def _caption(summary: CurveSummary) -> str:
 def _notes(summary: CurveSummary) -> list[str]:
     """Return what is said of curves, each sentence once after the names it is about."""
     names: dict[str, list[str]] = {}
-    for curve in summary.curves:
+    for curve in (one for one in summary.curves if one.points):
         against = f"protected against {curve.against}" if curve.against else ""
         for note in filter(None, (against, curve.note)):
             names.setdefault(f"{note}.", []).append(curve.name)
