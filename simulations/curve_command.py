@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -21,6 +21,7 @@ from simulations.curve import OWNER, Curves, find_variants, plan_curves, run_cur
 from simulations.curve_figure import draw_curves
 from simulations.curve_section import write_section
 from simulations.curve_table import markdown, summarise_curves, to_json
+from simulations.fitting import Given
 from simulations.private_variants import VARIANTS, Unit
 from simulations.report import write_json
 from simulations.reproduce import Runner
@@ -95,12 +96,30 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
 
 
 def _curve(run: Runner, options: argparse.Namespace) -> int:
-    curves = _curves(options)
-    kept = options.json or default_path(curves.given, OWNER, options.unit)
+    names = names_of(options.strategy)
+    strategies = dict.fromkeys(v.strategy for v in find_variants(options.unit, names))
+    given = given_of(options, list(strategies))
+    kept = options.json or default_path(given, OWNER, options.unit)
     try:
-        results = run_curves(curves, run, kept, (lambda _: None) if options.quiet else say)
+        _run_and_show(run, _plan(options, given, names), kept, options)
     except KeyboardInterrupt:
         return say_stopped(kept)
+    return 0
+
+
+def _plan(options: argparse.Namespace, given: Given, names: Sequence[str]) -> Curves:
+    return plan_curves(
+        given,
+        unit=options.unit,
+        names=names,
+        budgets=budgets_of(OWNER, "epsilons", options.epsilons),
+        seeds=seeds_of(OWNER, options.seeds),
+        draws=options.draws,
+    )
+
+
+def _run_and_show(run: Runner, curves: Curves, kept: Path, options: argparse.Namespace) -> None:
+    results = run_curves(curves, run, kept, (lambda _: None) if options.quiet else say)
     summary = summarise_curves(curves, results, _command(options))
     results.write(to_json(summary))
     picture = options.png or kept.with_suffix(".png")
@@ -110,20 +129,6 @@ def _curve(run: Runner, options: argparse.Namespace) -> int:
     if options.markdown:
         write_section(summary, picture, options.markdown)
     sys.stdout.write(f"{markdown(summary)}\n\nresults: {kept}\npicture: {picture}\n")
-    return 0
-
-
-def _curves(options: argparse.Namespace) -> Curves:
-    names = names_of(options.strategy)
-    strategies = dict.fromkeys(v.strategy for v in find_variants(options.unit, names))
-    return plan_curves(
-        given_of(options, list(strategies)),
-        unit=options.unit,
-        names=names,
-        budgets=budgets_of(OWNER, "epsilons", options.epsilons),
-        seeds=seeds_of(OWNER, options.seeds),
-        draws=options.draws,
-    )
 
 
 def _command(options: argparse.Namespace) -> str:
