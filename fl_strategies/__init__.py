@@ -36,12 +36,6 @@ from fl_strategies.strategies.codistill import (
     CodistillOptions,
     CodistillParty,
 )
-from fl_strategies.strategies.fedhistogram import (
-    FedHistogram,
-    FedHistogramOptions,
-    FedHistogramParty,
-    HistogramPrivacy,
-)
 from fl_strategies.strategies.fedkd import FedKD, FedKDOptions, FedKDParty
 from fl_strategies.strategies.fedkt import FedKT, FedKTOptions, FedKTParty
 from fl_strategies.strategies.fedmd import (
@@ -51,6 +45,17 @@ from fl_strategies.strategies.fedmd import (
     LocalNoise,
     SampleOnce,
     Unprotected,
+)
+from fl_strategies.strategies.sums import (
+    HISTOGRAM_PARTY,
+    REGRESSION_PARTY,
+    FedHistogram,
+    FedHistogramOptions,
+    FedRegression,
+    FedRegressionOptions,
+    SumOptions,
+    SumParty,
+    SumPrivacy,
 )
 from fl_strategies.strategies.weights import (
     FedAvg,
@@ -77,11 +82,12 @@ REGISTRY = {
     "akd": Algorithm(AKD, CodistillParty()),
     "avgkd": Algorithm(AvgKD, CodistillParty()),
     "ekd": Algorithm(EKD, CodistillParty()),
-    "fedhistogram": Algorithm(FedHistogram, FedHistogramParty()),
+    "fedhistogram": Algorithm(FedHistogram, HISTOGRAM_PARTY),
     "fedavg": Algorithm(FedAvg, WeightsParty()),
     "fedkd": Algorithm(FedKD, FedKDParty()),
     "fedkt": Algorithm(FedKT, FedKTParty()),
     "fedmd": Algorithm(FedMD, FedMDParty()),
+    "fedregression": Algorithm(FedRegression, REGRESSION_PARTY),
     "pkd": Algorithm(PKD, CodistillParty()),
 }
 
@@ -130,7 +136,6 @@ __all__ = [
     "FedAvgOptions",
     "FedHistogram",
     "FedHistogramOptions",
-    "FedHistogramParty",
     "FedKD",
     "FedKDOptions",
     "FedKDParty",
@@ -140,9 +145,10 @@ __all__ = [
     "FedMD",
     "FedMDOptions",
     "FedMDParty",
+    "FedRegression",
+    "FedRegressionOptions",
     "FlowerStrategy",
     "GuidedLearner",
-    "HistogramPrivacy",
     "IncrementalLearner",
     "Knowledge",
     "KnowledgeStrategy",
@@ -160,6 +166,9 @@ __all__ = [
     "SampleOnce",
     "ScorePrivacy",
     "SoftLearner",
+    "SumOptions",
+    "SumParty",
+    "SumPrivacy",
     "Unprotected",
     "VotePrivacy",
     "WeightsOptions",

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from fl_strategies import (
-    FedHistogramOptions,
     FedMDOptions,
     KnowledgeStrategy,
     Learner,
     LocalNoise,
     Party,
     SampleOnce,
+    SumOptions,
     find_algorithm,
 )
 from fl_strategies.arrays import Array, IntArray
@@ -180,7 +180,7 @@ class Federation:
         }
         if isinstance(settings.options, FedMDOptions):
             available |= self._fedmd(settings.options)
-        if isinstance(settings.options, FedHistogramOptions):
+        if isinstance(settings.options, SumOptions):
             # How many records there are is public in every claim.
             expected = settings.options.num_records or sum(map(len, self.rows))
             available["options"] = replace(settings.options, num_records=expected)

@@ -17,20 +17,20 @@ from scipy.stats import kstest
 
 from clients.app import client_app
 from fl_strategies import FedHistogram, Party
-from fl_strategies.aggregation.cells import (
-    Cells,
-    class_shares,
-    count_records,
-    limited,
-    usual_cells,
-)
 from fl_strategies.arrays import Array
 from fl_strategies.core.policy import PartyPolicy
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, RunFailed
-from fl_strategies.privacy.counts import GaussianCounts
+from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.strategies.fedhistogram.options import HistogramPrivacy
+from fl_strategies.strategies.sums.cells import (
+    Cells,
+    class_shares,
+    count_records,
+    usual_cells,
+)
+from fl_strategies.strategies.sums.options import SumPrivacy
+from fl_strategies.strategies.sums.summary import limited
 from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid, run_local
 from tests.kept import Killed, MortalGrid
@@ -48,10 +48,7 @@ APP = client_app(load_toy_party)
 CELLS = Cells.of_rows(PUBLIC, 6, 2, np.random.default_rng(0))
 PRIVATE = {"target_epsilon": 3.0, "num_cells": 4}
 TASKS: tuple[Task, ...] = ("single-label", "multi-label")
-CLAIMED = {
-    task: HistogramPrivacy(target_epsilon=1.0).mechanism(task, 4).l2_sensitivity
-    for task in TASKS
-}
+CLAIMED = {task: CELLS.moved(4, task) for task in TASKS}
 
 
 def histogram(**changes: Any) -> FedHistogram:
@@ -144,7 +141,7 @@ def test_the_bound_is_met() -> None:
 
 def test_noise_has_the_distribution_that_is_charged() -> None:
     """Continuous to the eye, of the scale in the event, without a mean."""
-    mechanism = GaussianCounts(scale=3.7, l2_sensitivity=math.sqrt(2), unit="example")
+    mechanism = GaussianSums(scale=3.7, l2_sensitivity=math.sqrt(2), unit="example")
     counts = np.arange(20_000)
 
     drawn = mechanism.release(counts).values - counts
@@ -157,7 +154,7 @@ def test_noise_has_the_distribution_that_is_charged() -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 0.3, 1.0, 3.0])
 def test_the_price_is_that_of_the_gaussian_mechanism(epsilon: float) -> None:
     """By the closed form of delta(epsilon), which is no part of the accountant."""
-    mechanism = HistogramPrivacy(target_epsilon=epsilon).mechanism("single-label", 10)
+    mechanism = SumPrivacy(target_epsilon=epsilon).mechanism(math.sqrt(2))
     mu = math.sqrt(2) / mechanism.drawn_scale
 
     delta = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
@@ -259,9 +256,9 @@ def with_counts(change: Callable[[Array], Array]) -> type[InMemoryGrid]:
         def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
             replies = super().send_and_receive(messages, **rest)
             content = replies[0].content
-            if content[keys.META][keys.KIND] == "histogram":
-                counts = change(content.array_records["arrays"]["counts"].numpy())
-                content["arrays"] = ArrayRecord({"counts": FlowerArray(counts)})
+            if content[keys.META][keys.KIND] == "sums":
+                counts = change(content.array_records["arrays"]["sums"].numpy())
+                content["arrays"] = ArrayRecord({"sums": FlowerArray(counts)})
             return replies
 
     return Changed
@@ -270,8 +267,8 @@ def with_counts(change: Callable[[Array], Array]) -> type[InMemoryGrid]:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda c: c.astype(np.float64), "counts as int32"),
-        (lambda c: c[:-1], "counts must have shape"),
+        (lambda c: c.astype(np.float64), "sums as int32"),
+        (lambda c: c[:-1], "sums must have shape"),
         (lambda c: c * 0 - 1, "counts without noise must be at least 0"),
     ],
 )
@@ -353,4 +350,4 @@ def test_a_party_without_records_says_so() -> None:
     empty = load_with(lambda p: replace(p, x=p.x[:0], y=p.y[:0]), only=2)
     run_local(strategy, client_app(empty), NUM_PARTIES)
 
-    assert "x must be records to count" in next(iter(strategy.rejected_.values()))
+    assert "x must be records to sum up" in next(iter(strategy.rejected_.values()))

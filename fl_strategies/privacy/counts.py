@@ -1,4 +1,4 @@
-"""Counting records in private."""
+"""Counting and summing up records in private."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from fl_strategies.privacy._numeric import check_positive
 from fl_strategies.privacy.events import GaussianEvent, LaplaceEvent, Unit
 from fl_strategies.privacy.mechanisms import Charges, Release, _charge
 
-MOST_CELLS = 2**20
-"""Most counts of one histogram."""
+MOST_SUMS = 2**20
+"""Most numbers of one release."""
 # Counts, as multiples of the noise's unit, must fit into 63 bits.
 _LARGEST_COUNT = 2**31
 SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-7, 2.0**24
@@ -88,24 +88,24 @@ class LaplaceCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianCounts:
-    """Release a histogram with discrete Gaussian noise on every count.
+class GaussianSums:
+    """Release whole numbers, such as a histogram, with discrete Gaussian noise on each.
 
     Parameters
     ----------
     scale : float
-        Standard deviation asked for; what is drawn is as large or slightly larger, so that a
-        record is a whole number of the noise's units and nothing need be rounded.
+        Standard deviation asked for; what is drawn is as large or slightly larger, so that one
+        is a whole number of the noise's units and nothing need be rounded.
     l2_sensitivity : float
-        The most by which replacing one unit moves the histogram: the root of 2 if a record
-        leaves one cell and enters another.
+        The most by which replacing one unit moves the numbers: the root of 2 if a record
+        leaves one count and enters another.
     unit : "party" or "example"
 
     Examples
     --------
-    >>> counts = GaussianCounts(scale=0.01, l2_sensitivity=2**0.5, unit="example")
-    >>> np.rint(counts.release(np.array([4, 1, 9])).values)
-    array([4., 1., 9.])
+    >>> counts = GaussianSums(scale=0.01, l2_sensitivity=2**0.5, unit="example")
+    >>> np.rint(counts.release(np.array([4, 1, -9])).values)
+    array([ 4.,  1., -9.])
     """
 
     scale: float
@@ -114,39 +114,39 @@ class GaussianCounts:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_positive("GaussianCounts", "l2_sensitivity", self.l2_sensitivity)
+        check_positive("GaussianSums", "l2_sensitivity", self.l2_sensitivity)
         possible, rule = SMALLEST_SCALE <= self.scale <= secure.GRID, "from 2**-7 to 2**24"
-        require(possible, "GaussianCounts", "scale", rule, self.scale)
+        require(possible, "GaussianSums", "scale", rule, self.scale)
 
     @property
-    def _units_per_record(self) -> int:
+    def _units_per_one(self) -> int:
         return int(secure.GRID / self.scale)
 
     @property
     def drawn_scale(self) -> float:
         """Standard deviation of the noise that is drawn."""
-        return secure.GRID / self._units_per_record
+        return secure.GRID / self._units_per_one
 
-    def charges(self, num_cells: int, *, seeded: bool = False) -> Charges:
-        """Return what one histogram costs, whatever its cells are."""
+    def charges(self, num_sums: int, *, seeded: bool = False) -> Charges:
+        """Return what one release costs, whatever its numbers are."""
         event = GaussianEvent(
             unit=self.unit,
             relation="replace-one",
             scale=self.drawn_scale,
             l2_sensitivity=self.l2_sensitivity,
-            num_values=num_cells,
+            num_values=num_sums,
         )
         return (_charge(event, 1, seeded),)
 
-    def release(self, counts: Array, rng: np.random.Generator | None = None) -> Release:
-        """Return noisy counts, also below 0, as float64 of the same shape."""
-        owner, whole = "GaussianCounts", counts.dtype.kind in "iu" and counts.size > 0
-        require_data(whole, owner, "counts", "whole numbers", counts.dtype)
-        few, most = counts.size <= MOST_CELLS, f"at most {MOST_CELLS}"
-        require_data(few, owner, "counts", most, counts.size)
-        inside = bool(counts.min() >= 0 and counts.max() < _LARGEST_COUNT)
-        require_data(inside, owner, "counts", "from 0 to 2**31", "others")
-        noisy = counts.astype(np.int64) * self._units_per_record
-        noisy += secure.discrete_gaussian(counts.size, rng).reshape(counts.shape)
-        charges = self.charges(counts.size, seeded=rng is not None)
-        return Release(noisy / self._units_per_record, charges)
+    def release(self, sums: Array, rng: np.random.Generator | None = None) -> Release:
+        """Return noisy numbers as float64 of the same shape; beyond 2**31 they are cut."""
+        owner, whole = "GaussianSums", sums.dtype.kind in "iu" and sums.size > 0
+        require_data(whole, owner, "sums", "whole numbers", sums.dtype)
+        few, most = sums.size <= MOST_SUMS, f"at most {MOST_SUMS}"
+        require_data(few, owner, "sums", most, sums.size)
+        # Cut, not refused, which would tell of a record; cutting moves no two sums apart.
+        inside = np.clip(sums, -_LARGEST_COUNT, _LARGEST_COUNT).astype(np.int64)
+        noisy = inside * self._units_per_one
+        noisy += secure.discrete_gaussian(sums.size, rng).reshape(sums.shape)
+        charges = self.charges(sums.size, seeded=rng is not None)
+        return Release(noisy / self._units_per_one, charges)

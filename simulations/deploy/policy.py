@@ -6,9 +6,9 @@ from typing import Final
 from fl_strategies import REGISTRY
 from fl_strategies.core.policy import PartyPolicy
 from fl_strategies.exceptions import require
-from fl_strategies.strategies.fedhistogram.options import LEVELS as HISTOGRAM_LEVELS
 from fl_strategies.strategies.fedkt.options import LEVELS
 from fl_strategies.strategies.fedmd.options import RELEASES
+from fl_strategies.strategies.sums.options import LEVELS as SUM_LEVELS
 from fl_strategies.strategies.weights import FLOWER
 from simulations.budget import OWNER
 from simulations.config import Value
@@ -32,7 +32,7 @@ FORMS: Final = (
     FLOWER,
     *(f"fedkt {level}" for level in LEVELS),
     *(f"fedmd {release}" for release in RELEASES),
-    *(f"fedhistogram {level}" for level in HISTOGRAM_LEVELS),
+    *(f"{name} {level}" for name in ("fedhistogram", "fedregression") for level in SUM_LEVELS),
 )
 """What a policy may allow by name."""
 

@@ -21,13 +21,13 @@ from fl_strategies.arrays import Array, IntArray
 from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import RunFailed
 from fl_strategies.privacy import mechanisms, secure
-from fl_strategies.privacy.counts import GaussianCounts, LaplaceCounts
+from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
 from fl_strategies.runtime import _compat
 from fl_strategies.strategies.fedmd import sampling
 from simulations.local import InMemoryGrid
 
 NUM_RECORDS, NUM_CLASSES, WIDTH = 24, 3, 3
-COUNTS = LaplaceCounts, GaussianCounts
+COUNTS = LaplaceCounts, GaussianSums
 SAMPLE = 8
 """Records of a sample of noise-free privacy; here the first ones, so the last is outside."""
 

@@ -6,9 +6,10 @@ are, a record is in exactly one cell, so that replacing it moves a histogram of 
 cell and class by one in two places.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from scipy.cluster.vq import kmeans2
@@ -16,15 +17,13 @@ from scipy.cluster.vq import kmeans2
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.strategies.sums.summary import Summary
 
 RECORDS_PER_NOISE: Final = 7.0
 """How many deviations of its noise the records of a cell should be."""
 USUAL_COMPONENTS: Final = 20
 ROWS_PER_CELL: Final = 5
 FEWEST_CELLS: Final = 2
-MOST_TIMES_NORM: Final = 4.0
-"""A party's counts are at most so many times those of the median party, by their norm."""
-_FEWEST_LIMITED: Final = 3
 _ROUNDS: Final = 20
 MOST_RECEIVED: Final = 2**16
 """Most cells that a party takes from a server, which could otherwise keep it busy for ever."""
@@ -47,8 +46,23 @@ def usual_cells(num_public: int, num_records: int, noise: float) -> int:
     return int(max(FEWEST_CELLS, min(audible, num_public / ROWS_PER_CELL)))
 
 
+def usual_cells_of_parties(num_public: int, num_parties: int, noise: float) -> int:
+    """Return how many cells to make where all parties weigh the same.
+
+    The length of a party's counts is 1, so in each of k cells it has one over the root of k.
+    `noise` is on the sum over parties.
+
+    Examples
+    --------
+    >>> usual_cells_of_parties(num_public=4000, num_parties=500, noise=6.0)
+    141
+    """
+    audible = (num_parties / (RECORDS_PER_NOISE * max(noise, 1e-9))) ** 2
+    return int(max(FEWEST_CELLS, min(audible, num_public / ROWS_PER_CELL)))
+
+
 @dataclass(frozen=True, eq=False)
-class Cells:
+class Cells(Summary):
     """A division of the space of rows.
 
     Parameters
@@ -58,6 +72,9 @@ class Cells:
         Scales and turns centred rows.
     centres : (num_cells, num_components)
     """
+
+    kind: ClassVar[str] = "cells"
+    signed: ClassVar[bool] = False
 
     mean: FloatArray
     turn: FloatArray
@@ -69,7 +86,7 @@ class Cells:
     ) -> "Cells":
         """Divide the space by public rows (n, ...)."""
         flat = rows.reshape(len(rows), -1).astype(np.float64)
-        mean, scales = flat.mean(axis=0), _scales(flat)
+        mean, scales = flat.mean(axis=0), column_scales(flat)
         scaled = (flat - mean) * scales
         _, axes = np.linalg.eigh(scaled.T @ scaled / len(flat))
         turn = scales[:, None] * axes[:, ::-1][:, :num_components]
@@ -93,6 +110,22 @@ class Cells:
                 placed = (flat[part] - self.mean) @ self.turn
                 found[part] = np.argmin(norms - 2 * placed @ self.centres.T, axis=1)
         return found
+
+    def shape(self, num_classes: int, task: Task) -> tuple[int, ...]:
+        """Return cells by classes, or by those without and with each of several labels."""
+        several = task == "multi-label"
+        return (self.num_cells, 2, num_classes) if several else (self.num_cells, num_classes)
+
+    def of_records(self, x: Array, y: Array, num_classes: int, task: Task) -> IntArray:
+        """Return how many records each cell has of each class."""
+        return count_records(self.find(x), y, self.shape(num_classes, task), task)
+
+    def moved(self, num_classes: int, task: Task) -> float:
+        """Return the root of 2: a record leaves one count and enters another.
+
+        With several labels it does so for each of them.
+        """
+        return math.sqrt(2 * (num_classes if task == "multi-label" else 1))
 
     def to_arrays(self) -> dict[str, Array]:
         """Return what parties need, as float32."""
@@ -120,7 +153,7 @@ class Cells:
         return cls(mean, turn, centres)
 
 
-def _scales(rows: FloatArray) -> FloatArray:
+def column_scales(rows: FloatArray) -> FloatArray:
     """Return what columns are multiplied by: 1 if they share a unit, or one over the spread.
 
     They do if most columns span about as much as the widest: pixels, indicators, frequencies.
@@ -148,23 +181,6 @@ def count_records(cells: IntArray, y: Array, shape: tuple[int, ...], task: Task)
     rows, labels = np.nonzero(y >= 0)
     np.add.at(counts, (cells[rows], y[rows, labels].astype(np.int64), labels), 1)
     return counts
-
-
-def limited(counts: Sequence[IntArray]) -> tuple[list[IntArray], int]:
-    """Return histograms none of which outweighs the others, and how many were cut down.
-
-    One whose norm is many times that of the median party is shrunk to it; fewer than three
-    have no middle.
-    """
-    norms = [float(np.linalg.norm(part)) for part in counts]
-    if len(counts) < _FEWEST_LIMITED:
-        return list(counts), 0
-    most = MOST_TIMES_NORM * float(np.median(norms))
-    shrunk = [
-        np.rint(part * (most / norm)).astype(np.int64) if norm > most else part
-        for part, norm in zip(counts, norms, strict=True)
-    ]
-    return shrunk, sum(norm > most for norm in norms)
 
 
 def class_shares(counts: FloatArray, noise: float) -> FloatArray:

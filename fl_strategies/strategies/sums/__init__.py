@@ -1,0 +1,37 @@
+"""FedHistogram and FedRegression: one noisy sum over a party's records; both sides of them.
+
+    server   decides by public rows how records are summed up, and sends this
+    party    sums its records up, adds noise and sends the sums
+    server   adds the sums up, labels every public row by them, trains any model on these
+
+Replacing a record moves a sum by a known distance, so one release has one price, whatever the
+number of public rows. `histogram` counts records by cell and class; `regression` sums up
+features by class.
+"""
+
+from fl_strategies.strategies.sums.cells import Cells
+from fl_strategies.strategies.sums.components import Components
+from fl_strategies.strategies.sums.histogram import FedHistogram
+from fl_strategies.strategies.sums.options import (
+    FedHistogramOptions,
+    FedRegressionOptions,
+    SumOptions,
+    SumPrivacy,
+)
+from fl_strategies.strategies.sums.party import SumParty
+from fl_strategies.strategies.sums.regression import FedRegression
+
+HISTOGRAM_PARTY = SumParty(FedHistogram.name, FedHistogramOptions, Cells)
+REGRESSION_PARTY = SumParty(FedRegression.name, FedRegressionOptions, Components)
+
+__all__ = [
+    "FedHistogram",
+    "FedHistogramOptions",
+    "FedRegression",
+    "FedRegressionOptions",
+    "HISTOGRAM_PARTY",
+    "REGRESSION_PARTY",
+    "SumOptions",
+    "SumParty",
+    "SumPrivacy",
+]

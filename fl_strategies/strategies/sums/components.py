@@ -1,0 +1,232 @@
+"""Principal components of public rows, and the regression that sums of them determine.
+
+Logistic regression learns from labels through one sum alone, that of features times labels:
+the gradient of its likelihood is this sum less what the model itself expects, and for that
+rows without labels are enough. So parties release the sum, once and with noise, and the
+server takes the expectation over public rows. Whoever holds which class, the sum over all
+parties is that of their pooled records.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import expit, logsumexp, softmax
+
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.tasks import Task
+from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.strategies.sums.cells import column_scales
+from fl_strategies.strategies.sums.summary import Summary
+
+LEVELS: Final = 2**8
+"""What a row of length 1 is rounded to, entry by entry."""
+MOST_COMPONENTS: Final = 2**12
+COMPONENTS_BY_NOISE: Final = 0.4
+"""How many components are used, times the noise on one of them as a share of the signal."""
+USUAL_STRENGTH: Final = 0.2
+"""Length of a mean of features times labels, as it was on several sets; see the document."""
+RIDGE: Final = 0.5
+"""Penalty of the regression, as a multiple of the noise on one mean."""
+_LEAST_RIDGE: Final = 1e-6
+_CONSTANT: Final = 0.2
+"""The entry that every row has, for a model's intercept, before rows have length 1."""
+_INSIDE: Final = 0.9
+"""Share of public rows that are not shortened."""
+_ROWS_PER_COMPONENT: Final = 5
+_FEWEST: Final = 2
+_STEPS: Final = 300
+_VALUES_AT_ONCE: Final = 2**22
+# Rounding of a computed length must not leave a row longer than it says.
+_A_LITTLE_MORE: Final = 1 + 2.0**-40
+_LEAST_VARIANCE: Final = 1e-9
+_NAMES: Final = ("mean", "turn")
+
+
+def usual_components(num_public: int, num_values: int, noise: float) -> int:
+    """Return how many components to use, for noise as a share of the signal.
+
+    Examples
+    --------
+    >>> [usual_components(4000, 123, noise) for noise in (0.2, 0.02, 0.002)]
+    [2, 20, 123]
+    """
+    most = min(num_values, num_public // _ROWS_PER_COMPONENT, MOST_COMPONENTS)
+    audible = math.ceil(COMPONENTS_BY_NOISE / max(noise, 1e-9))
+    return max(1, min(most, max(_FEWEST, audible)))
+
+
+@dataclass(frozen=True, eq=False)
+class Components(Summary):
+    """Rows as whole-number features of bounded length, for sums of features times labels.
+
+    Parameters
+    ----------
+    mean : (num_values,)
+    turn : (num_values, num_components)
+        Turns centred rows to components, of which most rows then have length below 1.
+    """
+
+    kind: ClassVar[str] = "components"
+    signed: ClassVar[bool] = True
+
+    mean: FloatArray
+    turn: FloatArray
+
+    @classmethod
+    def of_rows(cls, rows: Array, num_components: int) -> "Components":
+        """Find the components of public rows (n, ...).
+
+        Each is scaled by the root of its deviation: half way between rows as they are,
+        where noise drowns all components but the first, and components of equal spread.
+        """
+        flat = rows.reshape(len(rows), -1).astype(np.float64)
+        mean, scales = flat.mean(axis=0), column_scales(flat)
+        scaled = (flat - mean) * scales
+        variances, axes = np.linalg.eigh(scaled.T @ scaled / len(flat))
+        variances, axes = variances[::-1][:num_components], axes[:, ::-1][:, :num_components]
+        # The sign of an axis is the solver's choice; this one is the same everywhere.
+        axes = axes * np.where(
+            axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])] < 0, -1, 1
+        )
+        turn = scales[:, None] * axes * np.maximum(variances, _LEAST_VARIANCE) ** -0.25
+        lengths = np.linalg.norm((flat - mean) @ turn, axis=1)
+        longest = float(np.quantile(lengths, _INSIDE))
+        return cls(mean, turn / (longest if longest > 0 else 1.0))
+
+    @property
+    def num_features(self) -> int:
+        """Components and the constant."""
+        return int(self.turn.shape[1]) + 1
+
+    def features(self, rows: Array) -> IntArray:
+        """Return the features of rows, (n, num_features), each row at most `longest` long."""
+        flat = rows.reshape(len(rows), -1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            placed = (flat - self.mean) @ self.turn
+            lengths = np.linalg.norm(placed, axis=1, keepdims=True)
+            placed = placed / np.maximum(lengths * _A_LITTLE_MORE, 1.0)
+        # Rows beyond all numbers are taken for the mean; they too have one place.
+        placed = np.where(np.isfinite(placed).all(axis=1, keepdims=True), placed, 0.0)
+        constant = np.full((len(flat), 1), _CONSTANT)
+        scaled = np.hstack([placed, constant]) * (LEVELS / math.hypot(1.0, _CONSTANT))
+        return np.rint(scaled).astype(np.int64)
+
+    @property
+    def longest(self) -> float:
+        """The most that the features of a row are long: rounding moves each by a half."""
+        return LEVELS + math.sqrt(self.num_features) / 2
+
+    def shape(self, num_classes: int, task: Task) -> tuple[int, ...]:
+        """Return features by classes or labels; two classes are one label."""
+        return (self.num_features, 1 if _is_binary(num_classes, task) else num_classes)
+
+    def of_records(self, x: Array, y: Array, num_classes: int, task: Task) -> IntArray:
+        """Return the sum of features times labels, or of the features of each class.
+
+        A label counts 1 or -1, and 0 if nobody knows it.
+        """
+        total = np.zeros(self.shape(num_classes, task), dtype=np.int64)
+        step = max(1, _VALUES_AT_ONCE // self.num_features)
+        for start in range(0, len(x), step):
+            part = slice(start, start + step)
+            total += self.features(x[part]).T @ _codes(y[part], num_classes, task)
+        return total
+
+    def moved(self, num_classes: int, task: Task) -> float:
+        """Return twice the length of what one record adds.
+
+        Features times one label or one class are as long as the features; times several
+        labels, as the root of their number more.
+        """
+        labels = num_classes if task == "multi-label" else 1
+        return 2 * self.longest * math.sqrt(labels)
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return what parties need, as float32."""
+        return {name: getattr(self, name).astype(np.float32) for name in _NAMES}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array], num_values: int) -> "Components":
+        """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
+        problem = KnowledgeMismatch(
+            f"Server: components must be {' and '.join(_NAMES)} for rows of {num_values} "
+            f"values, at most {MOST_COMPONENTS} and finite, got others."
+        )
+        if set(arrays) != set(_NAMES) or any(arrays[name].dtype.kind != "f" for name in _NAMES):
+            raise problem
+        mean, turn = (arrays[name] for name in _NAMES)
+        if mean.shape != (num_values,) or turn.ndim != 2 or len(turn) != num_values:
+            raise problem
+        if not 0 < turn.shape[1] <= MOST_COMPONENTS:
+            raise problem
+        if not (np.isfinite(mean).all() and np.isfinite(turn).all()):
+            raise problem
+        return cls(mean.astype(np.float64), turn.astype(np.float64))
+
+
+def _is_binary(num_classes: int, task: Task) -> bool:
+    return task == "single-label" and num_classes == 2
+
+
+def _codes(y: Array, num_classes: int, task: Task) -> IntArray:
+    """Return what labels count, (n, columns of a sum)."""
+    if task == "multi-label":
+        return np.where(y >= 0, 2 * y.astype(np.int64) - 1, 0)
+    if num_classes == 2:
+        return 2 * y.astype(np.int64)[:, None] - 1
+    return np.eye(num_classes, dtype=np.int64)[y]
+
+
+def fitted_shares(
+    features: IntArray, means: FloatArray, noise: float, num_classes: int, task: Task
+) -> FloatArray:
+    """Return the classes' shares of rows by the regression that fits means of records.
+
+    Parameters
+    ----------
+    features : (n, num_features)
+        Of public rows, whose mean stands for that of all records.
+    means : (num_features, columns)
+        Of features times labels, over records, as multiples of `LEVELS`.
+    noise : float
+        Deviation of the noise on each mean.
+    num_classes : int
+    task : "single-label" or "multi-label"
+    """
+    rows, several = features / LEVELS, task == "multi-label"
+    classes = not several and num_classes > 2
+    scores = rows @ fitted_weights(rows, means, noise, softmax_link=classes)
+    if classes:
+        return np.asarray(softmax(scores, axis=1))
+    positive = expit(2 * scores)
+    return np.asarray(positive if several else np.hstack([1 - positive, positive]))
+
+
+def fitted_weights(
+    rows: FloatArray, means: FloatArray, noise: float, *, softmax_link: bool
+) -> FloatArray:
+    """Return the weights of the regression that expects these means, (num_features, columns).
+
+    The loss is convex, and its gradient what the model expects on the rows less the means,
+    plus a penalty in proportion to the noise.
+    """
+    ridge = max(RIDGE * noise, _LEAST_RIDGE)
+
+    def loss(flat: FloatArray) -> tuple[float, FloatArray]:
+        weights = flat.reshape(means.shape)
+        scores = rows @ weights
+        if softmax_link:
+            normal, expected = logsumexp(scores, axis=1), softmax(scores, axis=1)
+        else:
+            normal, expected = np.logaddexp(scores, -scores).sum(axis=1), np.tanh(scores)
+        value = normal.mean() - np.sum(weights * means) + ridge / 2 * np.sum(weights**2)
+        gradient = rows.T @ expected / len(rows) - means + ridge * weights
+        return float(value), gradient.ravel()
+
+    start, steps = np.zeros(means.size), {"maxiter": _STEPS}
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options=steps)
+    return np.asarray(found.x.reshape(means.shape))

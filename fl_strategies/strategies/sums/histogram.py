@@ -1,0 +1,101 @@
+"""FedHistogram: one noisy histogram of records by public cells and classes.
+
+A record is in one cell and has one class, so one release has one price, whatever the number
+of public rows, classes and cells. The idea of counting records near public rows is that of
+"reverse k nearest neighbours" (arXiv 2207.13253).
+"""
+
+import math
+from typing import ClassVar, Final
+
+import numpy as np
+
+from fl_strategies.arrays import FloatArray
+from fl_strategies.exceptions import require
+from fl_strategies.privacy.counts import MOST_SUMS
+from fl_strategies.randomness import derive_rng
+from fl_strategies.strategies.sums.cells import (
+    MOST_RECEIVED,
+    USUAL_COMPONENTS,
+    Cells,
+    class_shares,
+    usual_cells,
+    usual_cells_of_parties,
+)
+from fl_strategies.strategies.sums.options import FedHistogramOptions
+from fl_strategies.strategies.sums.server import SumStrategy
+from fl_strategies.strategies.sums.summary import DIRECTION
+from fl_strategies.wire.knowledge import Metrics
+
+NUM_CELLS: Final = "num-cells"
+
+
+class FedHistogram(SumStrategy[Cells]):
+    """One round: parties count their records in cells that public rows define.
+
+    Leaves the party
+        One number for each cell and class: how many of its records are there, with noise.
+    Guarantee
+        L2: each record is protected against the server and everybody else, by noise that
+        the party itself adds; central: against everybody but the server, which adds the
+        noise once; L1: each party, against everybody but the server. One release, so one
+        price, for any number of public rows, cells and classes. Not covered: the number of
+        records, held-out rows, settings chosen on private data.
+
+    Parameters
+    ----------
+    **settings
+        See `SumStrategy`; `options` are `FedHistogramOptions`.
+
+    Notes
+    -----
+    Parties' own models are not used. The cells travel, so that all parties count alike; they
+    are made of public rows, and no choice of cells weakens the promise, because a record is
+    in one cell whatever they are.
+    """
+
+    name: ClassVar[str] = "fedhistogram"
+    options_type = FedHistogramOptions
+    options: FedHistogramOptions
+
+    def _summarise(self) -> Cells:
+        width = int(np.prod(self.public.shape[1:]))
+        components = min(self.options.num_components or USUAL_COMPONENTS, width)
+        rng = derive_rng(self.seed, "cells")
+        cells = Cells.of_rows(self.public, self._num_cells(), components, rng)
+        # Everybody counts by what travels, the server too.
+        return Cells.from_arrays(cells.to_arrays(), width)
+
+    def _num_cells(self) -> int:
+        """Return what was asked for, or what stands out from the noise of all parties."""
+        num_public = len(self.public)
+        number = self.options.num_cells or self._usual_cells()
+        most = min(num_public, MOST_RECEIVED, MOST_SUMS // (2 * self.num_classes))
+        rule = f"at most {most}, for so many public rows and classes"
+        require(number <= most, "FedHistogram", "num_cells", rule, number)
+        return number
+
+    def _usual_cells(self) -> int:
+        if self.options.level == "L1":
+            noise = self._planned_noise(math.sqrt(2) * DIRECTION) / DIRECTION
+            return usual_cells_of_parties(len(self.public), self.num_parties, noise)
+        labels = self.num_classes if self.task == "multi-label" else 1
+        noise = self._planned_noise(math.sqrt(2 * labels))
+        return usual_cells(len(self.public), self._num_records, noise)
+
+    def _drowned(self) -> str:
+        """Return how noise drowns what a cell has on average; nothing if it does not."""
+        noise, cells = self._summed(self._mechanism), self._summary.num_cells
+        if self.options.level == "L1":
+            noise, heard = noise / DIRECTION, self.num_parties / math.sqrt(cells)
+            what = "parties"
+        else:
+            heard, what = self._num_records / cells, "records"
+        return "" if heard >= noise else f"{noise:.3g} on {heard:.3g} {what} of a cell"
+
+    def _shares(self, total: FloatArray, noise: float, num_answers: int) -> FloatArray:  # noqa: ARG002
+        """Return the class shares of every public row's cell."""
+        return class_shares(total, noise)[self._summary.find(self.public)]
+
+    def _details(self) -> Metrics:
+        return {NUM_CELLS: self._summary.num_cells}

@@ -1,0 +1,102 @@
+"""What a party says of its records: one vector of whole numbers, and how far a record moves it.
+
+Public rows alone decide how records are summed up. Whatever a server sends as that decision,
+one record moves the vector by no more than `Summary.moved` says, so that noise for this
+distance protects it.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final, Self
+
+import numpy as np
+
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.tasks import Task
+
+DIRECTION: Final = 2**12
+"""Length of the vector of a party where all parties weigh the same."""
+MOST_TIMES_NORM: Final = 4.0
+"""A party's numbers are at most so many times those of the median party, by their norm."""
+_FEWEST_LIMITED: Final = 3
+
+
+class Summary(ABC):
+    """A way to sum records up that public rows define; it travels as arrays."""
+
+    kind: ClassVar[str]
+    """What it is called in messages."""
+    signed: ClassVar[bool]
+    """Whether sums may be below 0."""
+
+    @abstractmethod
+    def shape(self, num_classes: int, task: Task) -> tuple[int, ...]:
+        """Return the shape of a sum."""
+
+    @abstractmethod
+    def of_records(self, x: Array, y: Array, num_classes: int, task: Task) -> IntArray:
+        """Return the sum of some records, as whole numbers."""
+
+    @abstractmethod
+    def moved(self, num_classes: int, task: Task) -> float:
+        """Return the most, in L2 norm, by which replacing one record moves a sum."""
+
+    @abstractmethod
+    def to_arrays(self) -> dict[str, Array]:
+        """Return what parties need, as float32."""
+
+    @classmethod
+    @abstractmethod
+    def from_arrays(cls, arrays: Mapping[str, Array], num_values: int) -> Self:
+        """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
+
+    @property
+    def moved_by_party(self) -> float:
+        """The most by which replacing one party moves the sum of directions.
+
+        Two vectors of length `DIRECTION` are at most twice that apart; without negative
+        entries they are at most at right angles.
+        """
+        return DIRECTION * (2.0 if self.signed else math.sqrt(2))
+
+
+def direction(sums: IntArray) -> IntArray:
+    """Return a vector of length `DIRECTION` or slightly less that points where `sums` does.
+
+    Rounded towards zero, so that its length is never more.
+
+    Examples
+    --------
+    >>> direction(np.array([[3, 0], [0, -4]]))
+    array([[ 2457,     0],
+           [    0, -3276]])
+    """
+    length = float(np.linalg.norm(sums.astype(np.float64)))
+    if length == 0:
+        return np.zeros_like(sums)
+    shortened: IntArray = np.trunc(sums * ((DIRECTION - 0.5) / length)).astype(np.int64)
+    return shortened
+
+
+def is_direction(sums: IntArray) -> bool:
+    """Tell whether a received vector is at most `DIRECTION` long; exactly, by whole numbers."""
+    # Entries beyond it are found first, because their squares may overflow.
+    return bool(np.abs(sums).max() <= DIRECTION) and int(np.square(sums).sum()) <= DIRECTION**2
+
+
+def limited(sums: Sequence[IntArray]) -> tuple[list[IntArray], int]:
+    """Return sums none of which outweighs the others, and how many were cut down.
+
+    One whose norm is many times that of the median party is shrunk to it; fewer than three
+    have no middle.
+    """
+    norms = [float(np.linalg.norm(part)) for part in sums]
+    if len(sums) < _FEWEST_LIMITED:
+        return list(sums), 0
+    most = MOST_TIMES_NORM * float(np.median(norms))
+    shrunk = [
+        np.rint(part * (most / norm)).astype(np.int64) if norm > most else part
+        for part, norm in zip(sums, norms, strict=True)
+    ]
+    return shrunk, sum(norm > most for norm in norms)
