@@ -18,7 +18,7 @@ from simulations.reproduce import Runner
 from simulations.resuming import Experiment, Results, Say, Task, run_missing
 
 OWNER: Final = "curve"
-REFERENCES: Final = ("fedhistogram", "fedkd")
+REFERENCES: Final = ("fedhistogram", "fedregression", "fedkd")
 """Strategies that also run without privacy, to show what it costs."""
 NOT_HERE: Final[Mapping[str, str]] = {
     "strategy": "--strategy",

@@ -54,14 +54,17 @@ class Variant:
         )
 
 
+def _of_level(strategy: str, level: str, unit: Unit) -> Variant:
+    """Return a strategy whose levels say whose noise it is."""
+    return Variant(f"{strategy} {level}", unit, {"strategy": strategy, "privacy-level": level})
+
+
 VARIANTS: Final = (
-    Variant("fedhistogram L2", "example", {"strategy": "fedhistogram", "privacy-level": "L2"}),
-    Variant(
-        "fedhistogram central",
-        "example",
-        {"strategy": "fedhistogram", "privacy-level": "central"},
-    ),
-    Variant("fedkt L2", "example", {"strategy": "fedkt", "privacy-level": "L2"}),
+    _of_level("fedhistogram", "L2", "example"),
+    _of_level("fedhistogram", "central", "example"),
+    _of_level("fedregression", "L2", "example"),
+    _of_level("fedregression", "central", "example"),
+    _of_level("fedkt", "L2", "example"),
     Variant(
         "fedmd ldp",
         "example",
@@ -76,7 +79,9 @@ VARIANTS: Final = (
         {"noise": "gaussian"},
         {"count-epsilon": 0.5},
     ),
-    Variant("fedkt L1", "party", {"strategy": "fedkt", "privacy-level": "L1"}),
+    _of_level("fedhistogram", "L1", "party"),
+    _of_level("fedregression", "L1", "party"),
+    _of_level("fedkt", "L1", "party"),
     Variant(
         "fedkd noise",
         "party",

@@ -12,7 +12,7 @@ from fl_strategies.exceptions import InvalidParameter, NotEnoughParties
 from simulations import __main__ as command
 from simulations.__main__ import main
 from simulations.config import Settings, options_of
-from simulations.curve import plan_curves, run_curves
+from simulations.curve import REFERENCES, plan_curves, run_curves
 from simulations.curve_figure import INCHES, draw_curves, lowest_shown
 from simulations.curve_section import INTRODUCTION, write_section
 from simulations.curve_table import (
@@ -77,8 +77,8 @@ def test_real_curves_are_shown_kept_and_not_run_twice(
 
     told = capsys.readouterr()
     private = ("fedhistogram", 0)
-    assert runs == [private, ("fedkd", 0), *[private] * 4]
-    assert "run 4 of 7: fedhistogram L2 at 1, seed 0, draw 1: " in told.err
+    assert runs == [private, ("fedregression", 0), ("fedkd", 0), *[private] * 4]
+    assert "run 5 of 8: fedhistogram L2 at 1, seed 0, draw 1: " in told.err
     assert "left" in told.err
     assert told.out.startswith("| accuracy (%) | ε 1 | ε 5 | without ε |\n")
     result = read_strictly(tmp_path / "kept.json")
@@ -87,6 +87,7 @@ def test_real_curves_are_shown_kept_and_not_run_twice(
     assert all(len(point["figures"]) == 2 for point in line["points"])
     assert [one["name"] for one in result["references"]] == [
         "fedhistogram, no privacy",
+        "fedregression, no privacy",
         "fedkd, no privacy",
         MAJORITY,
     ]
@@ -116,7 +117,7 @@ def test_a_stop_costs_the_run_it_ends(
     finished = command.run_local
 
     def interrupted(strategy: Any, *arguments: Any, **options: Any) -> Any:
-        if len(runs) == 4:
+        if len(runs) == 5:
             raise KeyboardInterrupt
         return finished(strategy, *arguments, **options)
 
@@ -124,7 +125,7 @@ def test_a_stop_costs_the_run_it_ends(
         patch.setattr(command, "run_local", interrupted)
         assert curve(tmp_path) == 130
     assert "the same command resumes.\n" in capsys.readouterr().err
-    assert len(read_strictly(tmp_path / "kept.json")["outcomes"]) == 5
+    assert len(read_strictly(tmp_path / "kept.json")["outcomes"]) == 6
 
     runs.clear()
     assert curve(tmp_path) == 0
@@ -143,7 +144,7 @@ def test_what_refuses_a_budget_is_shown_and_the_others_run(
     assert "| fedmd ldp | refused | refused |  |" in text
     reason = "FedHistogram: noise must be weaker than what it protects"
     assert f"- fedhistogram L2, refused at 0.001; at 0.001: {reason}" in text
-    assert [name for name, _ in runs] == ["fedhistogram", "fedkd", "fedhistogram"]
+    assert [name for name, _ in runs] == [*REFERENCES, "fedhistogram"]
 
     runs.clear()
     assert curve(tmp_path, *options, "--set=fedhistogram.accept-noise=true") == 0
@@ -241,7 +242,8 @@ def budget_of(settings: Settings) -> float:
 
 def test_quartiles_are_over_seeds_and_draws(tmp_path: Path) -> None:
     """Four figures of two seeds with two draws; the file is JSON for everybody."""
-    figures = iter([0.5, 0.9, 0.1, 0.2, 0.5, 0.9, 0.4, 0.6, 0.3, 0.8, 0.3, 0.8])
+    plain = [0.9] * len(REFERENCES)
+    figures = iter([*plain, 0.1, 0.2, *plain, 0.4, 0.6, 0.3, 0.8, 0.3, 0.8])
 
     summary = two_seeds(tmp_path, lambda s: constructed_report(next(figures), budget_of(s)))
 
@@ -301,7 +303,7 @@ def test_parties_and_other_noise_are_other_results() -> None:
     asked = [task.asked for plan in plans for task in plan.tasks()]
 
     assert all(one not in asked[:number] for number, one in enumerate(asked))
-    assert len(asked) == 10
+    assert len(asked) == 2 * (1 + len(REFERENCES) + 2)
 
 
 # The picture, the summary and the section, from constructed curves.
