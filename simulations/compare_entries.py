@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from fl_strategies import FedKTOptions, SampleOnce, find_algorithm
+from fl_strategies import SampleOnce, find_algorithm
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import StrategyError, require
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
-from fl_strategies.strategies.fedkt.options import MOST_TEACHERS, VOTES_PER_NOISE
 from simulations.config import Settings, Value
 from simulations.experiment import SCORERS, WORD_MODEL, Federation, load_federation
 
@@ -41,7 +40,6 @@ NOT_HERE: Final[Mapping[str, str]] = {
 """Settings that a comparison decides itself, and where the user decides them instead."""
 MOST_DRAWN: Final = 0.1
 """Largest chance, for a record, to be used in the clear by noise-free privacy."""
-LEAST_QUERIES_PER_CLASS: Final = 5
 SERVER_MODEL: Final = "the server's model, because parties keep the figures of theirs at home"
 
 
@@ -222,8 +220,8 @@ def _private_drafts(
     told = f" at {budget:g}" if several else ""
     noisy = {"target-epsilon": budget}
     drafts = [
-        _voting("L1", given, federations[0], budget),
-        _voting("L2", given, federations[0], budget),
+        _voting("L1", budget),
+        _voting("L2", budget),
         Draft(
             "fedmd ldp",
             {"strategy": "fedmd", "release": "ldp", **noisy, **ACCEPTED},
@@ -245,57 +243,17 @@ def _private_drafts(
     return [replace(draft, name=draft.name + told, budget=budget) for draft in drafts]
 
 
-def _voting(level: str, given: Given, federation: Federation, budget: float) -> Draft:
-    """Return FedKT at a level, with as many queries as its noise leaves readable."""
-    decided: Given = {
-        "strategy": "fedkt",
-        "privacy-level": level,
-        "target-epsilon": budget,
-        **ACCEPTED,
-    }
-    draft = Draft(f"fedkt {level}", decided)
-    if "num-queries" in given:
-        return draft
-    try:
-        settings = Settings.from_run_config({**given, **decided})
-        return replace(draft, usual={"num-queries": _queries(settings, federation)})
-    except StrategyError:
-        return draft  # the strategy itself will say what is wrong
-
-
-def _queries(settings: Settings, federation: Federation) -> int:
-    """Halve the queries until a unanimous vote stands out from the noise.
-
-    Nothing here depends on a record: numbers of parties, teachers, classes and public rows.
-    """
-    data, options = federation.dataset, _fedkt(settings)
-    students = settings.num_parties * options.num_splits
-    num_votes = students if options.level == "L1" else options.num_teachers or MOST_TEACHERS
-    least = LEAST_QUERIES_PER_CLASS * data.num_classes
-    num_queries = len(data.x_public)
-    while num_queries >= 2 * least:
-        if VOTES_PER_NOISE * _noise_scale(options, data.num_classes, num_queries) <= num_votes:
-            break
-        num_queries //= 2
-    return num_queries
-
-
-def _fedkt(settings: Settings) -> FedKTOptions:
-    return settings.options  # type: ignore[return-value]
-
-
-def _noise_scale(options: FedKTOptions, num_classes: int, num_queries: int) -> float:
-    privacy = options.privacy
-    if privacy is None:
-        return 0.0
-    if privacy.level == "L2":
-        return options.party_mechanism(privacy, num_classes, num_queries).scale
-    return privacy.mechanism(
-        unit="party",
-        sensitivity=options.num_splits,
-        num_classes=num_classes,
-        num_queries=num_queries,
-    ).scale
+def _voting(level: str, budget: float) -> Draft:
+    """Return FedKT at a level; how many queries its noise leaves readable, it says itself."""
+    return Draft(
+        f"fedkt {level}",
+        {
+            "strategy": "fedkt",
+            "privacy-level": level,
+            "target-epsilon": budget,
+            **ACCEPTED,
+        },
+    )
 
 
 def _sampling(given: Given, federations: Sequence[Federation], budget: float) -> Draft:

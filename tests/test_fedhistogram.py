@@ -22,7 +22,6 @@ from fl_strategies.aggregation.cells import (
     class_shares,
     count_records,
     limited,
-    usual_cells,
 )
 from fl_strategies.arrays import Array
 from fl_strategies.core.policy import PartyPolicy
@@ -30,6 +29,7 @@ from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.privacy.counts import GaussianCounts
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.privacy.planning.rules import usual_cells
 from fl_strategies.strategies.fedhistogram.options import HistogramPrivacy
 from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid, run_local

@@ -17,11 +17,7 @@ from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import KnowledgeMismatch
 
-RECORDS_PER_NOISE: Final = 7.0
-"""How many deviations of its noise the records of a cell should be."""
 USUAL_COMPONENTS: Final = 20
-ROWS_PER_CELL: Final = 5
-FEWEST_CELLS: Final = 2
 MOST_TIMES_NORM: Final = 4.0
 """A party's counts are at most so many times those of the median party, by their norm."""
 _FEWEST_LIMITED: Final = 3
@@ -31,20 +27,6 @@ MOST_RECEIVED: Final = 2**16
 _DISTANCES_AT_ONCE: Final = 2**22
 _NEARLY_CONSTANT: Final = 1e-6
 _NAMES: Final = ("mean", "turn", "centres")
-
-
-def usual_cells(num_public: int, num_records: int, noise: float) -> int:
-    """Return how many cells to make: by records that stand out from noise, and public rows.
-
-    Nothing here depends on a record but their number, which is public.
-
-    Examples
-    --------
-    >>> usual_cells(num_public=4000, num_records=24000, noise=24.0)
-    142
-    """
-    audible = num_records / (RECORDS_PER_NOISE * max(noise, 1.0))
-    return int(max(FEWEST_CELLS, min(audible, num_public / ROWS_PER_CELL)))
 
 
 @dataclass(frozen=True, eq=False)

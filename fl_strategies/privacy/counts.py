@@ -1,6 +1,7 @@
 """Counting records in private."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from fl_strategies.arrays import Array
 from fl_strategies.exceptions import require, require_data
 from fl_strategies.privacy import secure
 from fl_strategies.privacy._numeric import check_positive
+from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import GaussianEvent, LaplaceEvent, Unit
 from fl_strategies.privacy.mechanisms import Charges, Release, _charge
 
@@ -150,3 +152,31 @@ class GaussianCounts:
         noisy += secure.discrete_gaussian(counts.size, rng).reshape(counts.shape)
         charges = self.charges(counts.size, seeded=rng is not None)
         return Release(noisy / self._units_per_record, charges)
+
+
+@lru_cache(maxsize=256)
+def calibrated_counts(
+    target_epsilon: float, delta: float, *, l2_sensitivity: float, unit: Unit
+) -> GaussianCounts:
+    """Return the least noise on a histogram that keeps a promise, whatever its cells are.
+
+    Examples
+    --------
+    >>> counts = calibrated_counts(1.0, 1e-5, l2_sensitivity=2**0.5, unit="example")
+    >>> round(counts.scale, 2)
+    5.28
+    """
+
+    def entries(scale: float) -> Charges:
+        event = GaussianEvent(
+            unit=unit,
+            relation="replace-one",
+            scale=scale,
+            l2_sensitivity=l2_sensitivity,
+            # One release costs the same whatever it has, but its sampling error does not.
+            num_values=MOST_CELLS,
+        )
+        return ((event, 1),)
+
+    scale = calibrate_scale(entries, target_epsilon, delta, least=SMALLEST_SCALE)
+    return GaussianCounts(scale=scale, l2_sensitivity=l2_sensitivity, unit=unit)

@@ -1,7 +1,6 @@
 """What can be set about FedHistogram, and what both sides say to each other."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
@@ -10,10 +9,7 @@ import numpy as np
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import require
 from fl_strategies.options import Options, group, option
-from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.calibration import calibrate_scale
-from fl_strategies.privacy.counts import MOST_CELLS, SMALLEST_SCALE, GaussianCounts
-from fl_strategies.privacy.events import GaussianEvent
+from fl_strategies.privacy.counts import GaussianCounts, calibrated_counts
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.randomness import derive_rng
 
@@ -26,8 +22,6 @@ CELLS: Final = "cells"
 TASK: Final = "task"
 UNPROTECTED: Final = "an exact histogram of records left the party"
 TRUSTED: Final = f"{UNPROTECTED}, to a server that is trusted to add the noise"
-# One release costs the same whatever it has, but calibration asks how many values it has.
-_MANY_CELLS: Final = MOST_CELLS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,20 +64,8 @@ class HistogramPrivacy(Options):
         A record leaves one count and enters another; with several labels, for each of them.
         """
         moved = math.sqrt(2 * (num_classes if task == "multi-label" else 1))
-
-        def entries(scale: float) -> Sequence[Entry]:
-            event = GaussianEvent(
-                unit="example",
-                relation="replace-one",
-                scale=scale,
-                l2_sensitivity=moved,
-                num_values=_MANY_CELLS,
-            )
-            return [(event, 1)]
-
         target = float(self.target_epsilon or 0)
-        scale = calibrate_scale(entries, target, self.delta, least=SMALLEST_SCALE)
-        return GaussianCounts(scale=scale, l2_sensitivity=moved, unit="example")
+        return calibrated_counts(target, self.delta, l2_sensitivity=moved, unit="example")
 
     def rng(self, seed: int, *path: str | int) -> np.random.Generator | None:
         """Return the source of noise: the operating system unless noise is seeded."""

@@ -13,7 +13,6 @@ from fl_strategies.aggregation.cells import (
     Cells,
     class_shares,
     limited,
-    usual_cells,
 )
 from fl_strategies.arrays import Array, FloatArray, IntArray, content_hash
 from fl_strategies.core.inputs import check_factories, public_array
@@ -27,6 +26,10 @@ from fl_strategies.privacy.counts import MOST_CELLS, GaussianCounts
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.privacy.noise_spec import require_audible
+from fl_strategies.privacy.planning.facts import Facts
+from fl_strategies.privacy.planning.planners import Histogram
+from fl_strategies.privacy.planning.remedies import advice
+from fl_strategies.privacy.planning.rules import drowned_cells, usual_cells
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedhistogram.options import (
     CELLS,
@@ -113,7 +116,9 @@ class FedHistogram(KnowledgeStrategy[IntArray]):
         self._cells: Cells | None = None
         self.state = State(ledger=self._new_ledger())
         accepted = self.options.privacy is not None and self.options.privacy.accept_noise
-        require_audible("FedHistogram", self._drowned(), accepted=accepted)
+        require_audible(
+            "FedHistogram", self._drowned(), accepted=accepted, advice_of=self._what_works
+        )
 
     def _make_mechanism(self) -> GaussianCounts | None:
         privacy = self.options.privacy
@@ -160,8 +165,27 @@ class FedHistogram(KnowledgeStrategy[IntArray]):
 
     def _drowned(self) -> str:
         """Return how noise drowns what a cell has on average; nothing if it does not."""
-        records, noise = self._num_records / self._num_cells(), self._noise()
-        return "" if records >= noise else f"{noise:.3g} on {records:.3g} records of a cell"
+        return drowned_cells(self._num_records, self._num_cells(), self._noise())
+
+    def _what_works(self) -> str:
+        """Return what would work instead."""
+        privacy, mechanism = self.options.privacy, self._mechanism
+        if privacy is None or mechanism is None or privacy.target_epsilon is None:
+            return ""
+        facts = Facts(
+            target_epsilon=privacy.target_epsilon,
+            delta=privacy.delta,
+            num_parties=self.num_parties,
+            num_records=max(1, self._num_records // self.num_parties),
+            num_classes=max(2, self.num_classes),
+            num_public=len(self.public),
+        )
+        planner = Histogram(
+            level=privacy.privacy_level,
+            trusts_server=privacy.privacy_level == "central",
+            moved=mechanism.l2_sensitivity,
+        )
+        return advice(planner, facts, "num_cells")
 
     @property
     def _num_records(self) -> int:

@@ -1,0 +1,112 @@
+"""What is known before a federation begins, and what margins are taken for granted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fl_strategies.arrays import FloatArray
+from fl_strategies.exceptions import require
+from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
+from fl_strategies.privacy.chances import chance_kept, chance_of_plurality
+from fl_strategies.privacy.events import UNITS, Noise, Unit
+from fl_strategies.privacy.ledger import DEFAULT_DELTA
+
+DEFAULT_MARGINS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Leads of the leading class over the second, equally likely, as shares of all votes."""
+_OWNER: Final = "plan"
+_MOST_MARGINS: Final = 1_000_000
+_LARGEST_MARGIN: Final = 1000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Public facts about a federation, and what it may spend.
+
+    Parameters
+    ----------
+    target_epsilon, delta : float
+    num_parties : int
+    num_records : int
+        Records of one party.
+    num_classes, num_public : int
+    unit : "party" or "example"
+        Who is to be protected.
+    margins : sequence of float
+        Leads of the leading class over the second, all equally likely, as shares of the votes
+        on a row; for histograms as shares of the records of an average cell, so that
+        a cell with more than others may have a lead above 1. Votes that are not the leading
+        class's are all the second's.
+    """
+
+    target_epsilon: float
+    num_parties: int
+    num_records: int
+    num_classes: int
+    num_public: int
+    unit: Unit = "example"
+    delta: float = DEFAULT_DELTA
+    margins: Sequence[float] = DEFAULT_MARGINS
+
+    def __post_init__(self) -> None:
+        """Check the facts."""
+        check_positive(_OWNER, "target_epsilon", self.target_epsilon)
+        check_delta(_OWNER, self.delta)
+        for name, least in (
+            ("num_parties", 1),
+            ("num_records", 1),
+            ("num_classes", 2),
+            ("num_public", 1),
+        ):
+            check_count(_OWNER, name, getattr(self, name), least=least)
+        require(self.unit in UNITS, _OWNER, "unit", " or ".join(UNITS), self.unit)
+        margins = tuple(float(value) for value in self.margins)
+        some, rule = 0 < len(margins) <= _MOST_MARGINS, "from 1 to a million numbers"
+        require(some, _OWNER, "margins", rule, len(margins))
+        inside = all(0 <= value <= _LARGEST_MARGIN for value in margins)
+        rule = f"from 0 to {_LARGEST_MARGIN:g}"
+        require(inside, _OWNER, "margins", rule, (min(margins), max(margins)))
+        object.__setattr__(self, "margins", margins)
+
+    @property
+    def all_records(self) -> int:
+        """Records of all parties."""
+        return self.num_parties * self.num_records
+
+    def right_labels(self, noise: Noise, scale: float, num_votes: float) -> float:
+        """Return the share of labels that are as they would be without noise.
+
+        Exact for the mechanism on the stated margins of so many votes or records.
+        """
+        margins, counts = np.unique(self.margins, return_counts=True)
+        kept = chance_kept(noise, num_votes * _gaps(margins), scale, self._times)
+        return float(np.average(kept, weights=counts))
+
+    def right_pluralities(self, kept: float) -> float:
+        """Return the same where every party's own vote is kept with a chance."""
+        leading = np.rint((1 + np.minimum(self.margins, 1)) / 2 * self.num_parties)
+        sizes, counts = np.unique(leading.astype(int), return_counts=True)
+        chances = [
+            chance_of_plurality(size, self.num_parties - size, kept, self.num_classes)
+            for size in sizes.tolist()
+        ]
+        return float(np.average(chances, weights=counts))
+
+    @property
+    def _times(self) -> FloatArray:
+        return np.array([1.0, self.num_classes - 2.0])
+
+    def worth(self, num_labels: int, right: float) -> float:
+        """Return how many labels without noise so many noisy ones are worth.
+
+        A label that is right beyond chance in a share s of all cases says as much about a
+        linear model as s squared of a label without noise.
+        """
+        beyond = (right - 1 / self.num_classes) / (1 - 1 / self.num_classes)
+        return num_labels * max(beyond, 0.0) ** 2
+
+
+def _gaps(margins: FloatArray) -> FloatArray:
+    """Return how far the second class and all further ones are behind, per vote."""
+    return np.stack([margins, np.maximum((1 + margins) / 2, margins)], axis=1)
