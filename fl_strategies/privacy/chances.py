@@ -1,11 +1,11 @@
 """How likely noise leaves a label as it would be without noise."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 from scipy.special import ndtr, ndtri
-from scipy.stats import binom
+from scipy.stats import binom, poisson
 
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.privacy.events import Noise
@@ -70,43 +70,47 @@ _DISTRIBUTIONS: Final[
 }
 
 
-def chance_of_plurality(num_leading: int, num_other: int, kept: float, classes: int) -> float:
+def chance_of_plurality(votes: Sequence[int], kept: float, num_classes: int) -> float:
     """Return how likely voters that answer at random still elect the leading class.
 
     Every voter names its own class with chance `kept` and each of the others equally often;
-    ties are broken at random. Exact for two classes; for more, the counts of classes are
-    taken as independent of each other, which they nearly are.
+    ties are broken at random. Exact for two classes. For more, it is as if each voter were
+    loyal or answered blindly, and blind answers came to the classes independently of each
+    other (Poisson), which leaves means and variances of all leads as they are.
 
     Parameters
     ----------
-    num_leading, num_other : int
-        Voters of the leading class, and of the second; nobody is for a third.
+    votes : sequence of int
+        Voters of the leading class, of the second and so on; nobody is for the rest.
     kept : float
-    classes : int
+    num_classes : int
 
     Examples
     --------
-    >>> [round(chance_of_plurality(7, 3, kept, 2), 3) for kept in (0.5, 0.7, 1.0)]
+    >>> [round(chance_of_plurality([7, 3], kept, 2), 3) for kept in (0.5, 0.7, 1.0)]
     [0.5, 0.704, 1.0]
     """
-    moved = (1 - kept) / (classes - 1)
-    leading = _sum_of_binomials(num_leading, kept, num_other, moved)
-    if classes == 2:
-        middle = (num_leading + num_other) / 2
-        votes = np.arange(leading.size)
-        return float(leading[votes > middle].sum() + leading[votes == middle].sum() / 2)
-    second = _sum_of_binomials(num_leading, moved, num_other, kept)
-    rest = binom.pmf(np.arange(leading.size), num_leading + num_other, moved)
-    # Sharing a tie with k others is the integral of s**k, which so many nodes have exactly.
-    nodes, weights = np.polynomial.legendre.leggauss(min(classes, 64) // 2 + 1)
+    first, total, moved = votes[0], sum(votes), (1 - kept) / (num_classes - 1)
+    if num_classes == 2:
+        law = np.convolve(_binomial(first, kept), _binomial(total - first, moved))
+        counts = np.arange(total + 1)
+        return float(law[2 * counts > total].sum() + law[2 * counts == total].sum() / 2)
+    sizes, times = np.unique([*votes[1:], 0], return_counts=True)
+    times[0] += num_classes - len(votes) - 1
+    loyal = max(kept - moved, 0.0)
+    blind = poisson.pmf(np.arange(total + 1), (1 - loyal) * total / num_classes)
+    laws = [np.convolve(_binomial(own, loyal), blind)[: total + 1] for own in sizes.tolist()]
+    leading = np.convolve(_binomial(first, loyal), blind)[: total + 1]
+    # Sharing a tie with k others is the integral of s**k; so many nodes have it exactly.
+    nodes, weights = np.polynomial.legendre.leggauss(min(num_classes, 64) // 2 + 1)
     won = 0.0
     for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
-        behind = [np.cumsum(part) - (1 - node) * part for part in (second, rest)]
-        won += weight * float((leading * behind[0] * behind[1] ** (classes - 2)).sum())
+        behind = np.ones(total + 1)
+        for law, power in zip(laws, times, strict=True):
+            behind *= (np.cumsum(law) - (1 - node) * law) ** power
+        won += weight * float((leading * behind).sum())
     return won
 
 
-def _sum_of_binomials(first: int, chance: float, second: int, other: float) -> FloatArray:
-    one = binom.pmf(np.arange(first + 1), first, chance)
-    two = binom.pmf(np.arange(second + 1), second, other)
-    return np.convolve(one, two)
+def _binomial(number: int, chance: float) -> FloatArray:
+    return np.asarray(binom.pmf(np.arange(number + 1), number, chance))

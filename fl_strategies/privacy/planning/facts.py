@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from fl_strategies.arrays import FloatArray
+from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import require
 from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
 from fl_strategies.privacy.chances import chance_kept, chance_of_plurality
@@ -18,6 +18,9 @@ DEFAULT_MARGINS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
 _OWNER: Final = "plan"
 _MOST_MARGINS: Final = 1_000_000
 _LARGEST_MARGIN: Final = 1000.0
+_BISECTIONS: Final = 50
+# All classes beyond are taken for as near as this one, which few votes ever are for.
+_MOST_RANKS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +39,8 @@ class Facts:
     margins : sequence of float
         Leads of the leading class over the second, all equally likely, as shares of the votes
         on a row; for histograms as shares of the records of an average cell, so that
-        a cell with more than others may have a lead above 1. Votes that are not the leading
-        class's are all the second's.
+        a cell with more than others may have a lead above 1. Of further classes each has
+        the same fraction of the votes of the one before it.
     """
 
     target_epsilon: float
@@ -80,22 +83,19 @@ class Facts:
         Exact for the mechanism on the stated margins of so many votes or records.
         """
         margins, counts = np.unique(self.margins, return_counts=True)
-        kept = chance_kept(noise, num_votes * _gaps(margins), scale, self._times)
+        gaps, times = spread_gaps(margins, self.num_classes)
+        kept = chance_kept(noise, num_votes * gaps, scale, times)
         return float(np.average(kept, weights=counts))
 
     def right_pluralities(self, kept: float) -> float:
         """Return the same where every party's own vote is kept with a chance."""
-        leading = np.rint((1 + np.minimum(self.margins, 1)) / 2 * self.num_parties)
-        sizes, counts = np.unique(leading.astype(int), return_counts=True)
+        margins, counts = np.unique(self.margins, return_counts=True)
+        gaps, _ = spread_gaps(np.minimum(margins, 1), self.num_classes)
         chances = [
-            chance_of_plurality(size, self.num_parties - size, kept, self.num_classes)
-            for size in sizes.tolist()
+            chance_of_plurality(_whole_votes(row, self.num_parties), kept, self.num_classes)
+            for row in gaps
         ]
         return float(np.average(chances, weights=counts))
-
-    @property
-    def _times(self) -> FloatArray:
-        return np.array([1.0, self.num_classes - 2.0])
 
     def worth(self, num_labels: int, right: float) -> float:
         """Return how many labels without noise so many noisy ones are worth.
@@ -107,6 +107,48 @@ class Facts:
         return num_labels * max(beyond, 0.0) ** 2
 
 
-def _gaps(margins: FloatArray) -> FloatArray:
-    """Return how far the second class and all further ones are behind, per vote."""
-    return np.stack([margins, np.maximum((1 + margins) / 2, margins)], axis=1)
+def spread_gaps(margins: Array, num_classes: int) -> tuple[FloatArray, FloatArray]:
+    """Return how far all other classes are behind the first, and how many each gap is for.
+
+    Shares of classes fall by the same factor from each to the next, by the one that gives
+    the second its margin; where the margin is all votes or more, no other class has any.
+
+    Parameters
+    ----------
+    margins : (n,)
+    num_classes : int
+
+    Returns
+    -------
+    gaps : (n, num_gaps)
+    times : (num_gaps,)
+
+    Examples
+    --------
+    >>> gaps, times = spread_gaps(np.array([0.2]), 4)
+    >>> gaps.round(2), times
+    (array([[0.2 , 0.31, 0.38]]), array([1., 1., 1.]))
+    """
+    leads = np.asarray(margins, dtype=np.float64)[:, None]
+    low, high = np.zeros_like(leads), np.ones_like(leads)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        first = 1 / (middle ** np.arange(num_classes)).sum(axis=1, keepdims=True)
+        larger = first * (1 - middle) > leads
+        low, high = np.where(larger, middle, low), np.where(larger, high, middle)
+    ranks = np.arange(1, min(num_classes, _MOST_RANKS))
+    first = 1 / (low ** np.arange(num_classes)).sum(axis=1, keepdims=True)
+    times = np.ones(len(ranks))
+    times[-1] = num_classes - len(ranks)
+    return np.where(leads < 1, first * (1 - low**ranks), leads), times
+
+
+def _whole_votes(gaps: FloatArray, num_votes: int) -> Sequence[int]:
+    """Return whole votes of the first classes, nearest to shares with such gaps."""
+    behind = np.concatenate([[0.0], gaps])
+    shares = np.maximum((1 + behind.sum()) / len(behind) - behind, 0.0)
+    wanted = num_votes * shares / shares.sum()
+    whole = np.floor(wanted).astype(int)
+    nearest = np.argsort(whole - wanted, kind="stable")[: num_votes - int(whole.sum())]
+    whole[nearest] += 1
+    return [int(number) for number in whole]

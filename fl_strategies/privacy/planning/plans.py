@@ -15,7 +15,8 @@ from fl_strategies.privacy.planning.rules import FEWEST_QUERIES_PER_CLASS
 SEVERAL_RUNS: Final = 10
 SPREAD: Final = (
     "margin: lead of the first class over the second as a share of the votes on a row, or of "
-    "the records of an average cell; all other votes are the second class's"
+    "the records of an average cell; of further classes each has the same fraction of the "
+    "votes of the one before it"
 )
 
 

@@ -25,7 +25,7 @@ MOST_TEACHERS: Final = 25
 """Bounds of the number of teachers at L2 unless it is given; 25 is the paper's."""
 
 FEWEST_QUERIES_PER_CLASS: Final = 5
-DECIDED_AT_SERVER: Final = 0.8
+DECIDED_AT_SERVER: Final = 0.9
 """Share of labels that unanimous votes should decide where a model learns from them alone."""
 DECIDED_AT_PARTY: Final = 0.6
 """The same where every party's student learns from its own labels: students average noise."""
@@ -135,7 +135,7 @@ def answer_queries(
 
     def decided(number: int) -> float:
         kept = answer_kept(scale_of(number), num_classes)
-        won, blind = chance_of_plurality(num_parties, 0, kept, num_classes), 1 / num_classes
+        won, blind = chance_of_plurality([num_parties], kept, num_classes), 1 / num_classes
         return (won - blind) / (1 - blind)
 
     return queries_for(decided, DECIDED_AT_SERVER, num_classes, num_public)

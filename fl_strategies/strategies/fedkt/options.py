@@ -77,7 +77,7 @@ class FedKTOptions(Options):
         How many public rows are labelled by noisy votes, on the server at L1 and at each
         party at L2. They are drawn by the seed, and only they train the models that learn
         from noisy labels. Fewer queries cost less epsilon. By default all; with a target
-        epsilon the most for which unanimous votes decide 80 % (L1) or 60 % (L2) of the
+        epsilon the most for which unanimous votes decide 90 % (L1) or 60 % (L2) of the
         labels, but at least five a class: see `privacy.planning.rules.queries_for`.
     exclude_outliers : bool
         Of weighted votes, do not count those of parties that contradict most others: see

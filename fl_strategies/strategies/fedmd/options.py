@@ -143,7 +143,7 @@ class FedMDOptions(Options):
     num_public : int, optional
         Public rows of a round, drawn anew each time; by default all, but at most the
         paper's 5000. With a target epsilon for labels the most for which parties that agree
-        decide 80 % of the consensus, but at least five a class: see
+        decide 90 % of the consensus, but at least five a class: see
         `privacy.planning.rules.queries_for`.
     epochs_initial, epochs_digest, epochs_revisit : int
         The paper's T1, T2 and T3.
