@@ -165,7 +165,11 @@ def _add_plan(commands: Any) -> None:
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        rule = f"must be numbers with commas, got {text!r}"
+        raise argparse.ArgumentTypeError(rule) from None
 
 
 def _add_audit(commands: Any) -> None:

@@ -127,7 +127,7 @@ def spread_gaps(margins: Array, num_classes: int) -> tuple[FloatArray, FloatArra
     --------
     >>> gaps, times = spread_gaps(np.array([0.2]), 4)
     >>> gaps.round(2), times
-    (array([[0.2 , 0.31, 0.38]]), array([1., 1., 1.]))
+    (array([[0.2 , 0.32, 0.38]]), array([1., 1., 1.]))
     """
     leads = np.asarray(margins, dtype=np.float64)[:, None]
     low, high = np.zeros_like(leads), np.ones_like(leads)

@@ -102,14 +102,12 @@ def queries_for(
     >>> queries_for(lambda number: 1 / number**0.5, share=0.1, num_classes=2, num_public=4000)
     100
     """
-    low, high = fewest_queries(num_classes, num_public), num_public + 1
-    if decided(low) < share:
-        return low
+    low = high = fewest_queries(num_classes, num_public)
     # Noise grows with about the root of the number, so quadrupling ends soon.
-    step = 4 * low
-    while step < high and decided(step) >= share:
-        low, step = step, 4 * step
-    high = min(high, step)
+    while decided(high) >= share:
+        if high == num_public:
+            return num_public
+        low, high = high, min(4 * high, num_public)
     while high - low > max(1, low // _COARSE):
         middle = (low + high) // 2
         low, high = (middle, high) if decided(middle) >= share else (low, middle)
