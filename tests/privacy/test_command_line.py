@@ -563,3 +563,11 @@ def test_margins_of_a_plan_are_the_users(capsys: Captured) -> None:
     assert "margins" in refuse(capsys, PLAN, "--margins", "-1,2")
     sentence = refuse(capsys, PLAN, "--margins", "wide")
     assert "--margins: must be numbers with commas, got 'wide'" in sentence
+
+
+def test_the_documented_plan_is_what_the_command_prints(capsys: Captured) -> None:
+    """The example of docs/planner.md is a real run, and stays one."""
+    docs = Path(fl_strategies.__file__).parent.parent / "docs" / "planner.md"
+    main(PLAN.split())
+
+    assert f"```text\n{capsys.readouterr().out}```" in docs.read_text(encoding="utf-8")
