@@ -36,9 +36,6 @@ from fl_strategies.exceptions import KnowledgeMismatch, PrivacyBudgetExceeded, r
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.noise_spec import require_audible
-from fl_strategies.privacy.planning.facts import Facts
-from fl_strategies.privacy.planning.planners import Answers
-from fl_strategies.privacy.planning.remedies import advice
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedmd.gathering import gathering, read_contrast, read_counts
 from fl_strategies.strategies.fedmd.options import FedMDOptions, LocalNoise, SampleOnce
@@ -54,7 +51,7 @@ from fl_strategies.strategies.fedmd.party import (
 )
 from fl_strategies.strategies.fedmd.release import public_rows
 from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, Sample, SampleBook
-from fl_strategies.strategies.fedmd.settings import FedMDSettings, drowned_consensus
+from fl_strategies.strategies.fedmd.settings import FedMDSettings, drowned_consensus, what_works
 from fl_strategies.strategies.fedmd.student import Lesson, teach
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
@@ -244,30 +241,14 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
 
     def _check_noise(self, asked: FedMDOptions, num_rows: int) -> None:
         """Raise if noise would drown the consensus of all parties, unless that is accepted."""
-        release = asked.release
-        if isinstance(release, LocalNoise):
-            said = drowned_consensus(self.settings.noise, self.num_parties)
+        if isinstance(asked.release, LocalNoise):
+            sizes = self.num_parties, self.settings.num_classes, num_rows
             require_audible(
                 "FedMD",
-                said,
-                accepted=release.accept_noise,
-                advice_of=lambda: self._what_works(release, num_rows),
+                drowned_consensus(self.settings.noise, self.num_parties),
+                accepted=asked.release.accept_noise,
+                advice_of=lambda: what_works(asked, *sizes),
             )
-
-    def _what_works(self, release: LocalNoise, num_rows: int) -> str:
-        """Return what would work for a target for labels; nothing for other noise."""
-        target, rounds = release.target_epsilon, release.rounds_planned
-        if target is None or rounds is None or release.noise != "gumbel":
-            return ""
-        facts = Facts(
-            target_epsilon=target,
-            delta=self.options.delta,
-            num_parties=self.num_parties,
-            num_records=1,
-            num_classes=self.settings.num_classes,
-            num_public=num_rows,
-        )
-        return advice(Answers(num_rounds=rounds), facts, "num_public")
 
     def _gather(self) -> None:
         """Make room for the answers of a round."""

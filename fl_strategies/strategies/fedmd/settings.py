@@ -8,7 +8,9 @@ from flwr.app import ConfigRecord
 
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, require
 from fl_strategies.privacy.calibration import calibrate_scale
-from fl_strategies.privacy.planning.planners import answer_scale
+from fl_strategies.privacy.planning.facts import Facts
+from fl_strategies.privacy.planning.planners import Answers, answer_scale
+from fl_strategies.privacy.planning.remedies import advice
 from fl_strategies.privacy.planning.rules import answer_queries, drowned_answers
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedmd.options import (
@@ -277,3 +279,21 @@ def _with_scale(options: FedMDOptions, num_classes: int) -> LocalNoise:
 def drowned_consensus(noise: AnswerNoise | None, num_parties: int) -> str:
     """Say how noise drowns a consensus of so many parties that all agree, or nothing."""
     return "" if noise is None else drowned_answers(noise.scale, noise.bound, num_parties)
+
+
+def what_works(options: FedMDOptions, num_parties: int, num_classes: int, num_rows: int) -> str:
+    """Return what would work for a target for labels; nothing for other noise."""
+    release = options.release
+    if not isinstance(release, LocalNoise) or release.noise != "gumbel":
+        return ""
+    if release.target_epsilon is None:
+        return ""
+    facts = Facts(
+        target_epsilon=release.target_epsilon,
+        delta=options.delta,
+        num_parties=num_parties,
+        num_records=1,  # how many there are does not matter to randomised response
+        num_classes=num_classes,
+        num_public=num_rows,
+    )
+    return advice(Answers(num_rounds=release.rounds_planned or 1), facts, "num_public")
