@@ -571,3 +571,14 @@ def test_the_documented_plan_is_what_the_command_prints(capsys: Captured) -> Non
     main(PLAN.split())
 
     assert f"```text\n{capsys.readouterr().out}```" in docs.read_text(encoding="utf-8")
+
+
+def test_ten_runs_that_promise_nothing_are_told(capsys: Captured) -> None:
+    """Scores at a large epsilon, ten times: no number in JSON, infinity in words."""
+    command = PLAN.replace("--target-epsilon 1", "--target-epsilon 3")
+    costs = {one["strategy"]: one["epsilon_ten_runs"] for one in ask(capsys, command)["plans"]}
+    main(command.split())
+
+    assert costs["fedkd noise"] is None
+    assert costs["fedhistogram L2"] > 3
+    assert " inf " in capsys.readouterr().out

@@ -204,7 +204,8 @@ def _row(plan: Plan) -> str:
     return (
         f"{plan.strategy:20} {f'{plan.noise} {plan.scale:.4g}':>17} "
         f"{f'{plan.num_asked} {plan.asked}':>12} {plan.right:6.1%} {plan.worth:6.0f} "
-        f"{plan.epsilon:6.3f} {_cost(plan.epsilon_ten_runs):>7}  {plan.voters}{trust}{mark}"
+        f"{_cost(plan.epsilon):>6} {_cost(plan.epsilon_ten_runs):>7}  "
+        f"{plan.voters}{trust}{mark}"
     )
 
 
@@ -220,4 +221,10 @@ def _shown(margins: Sequence[float]) -> str:
 
 
 def _plain(plan: Plan) -> dict[str, Any]:
-    return {**asdict(plan), "works": plan.works, "advice": [str(r) for r in plan.remedies]}
+    # JSON has no infinity: where nothing is promised there is no number.
+    costs = {
+        name: cost if math.isfinite(cost := getattr(plan, name)) else None
+        for name in ("epsilon", "epsilon_ten_runs")
+    }
+    advice = [str(remedy) for remedy in plan.remedies]
+    return {**asdict(plan), **costs, "works": plan.works, "advice": advice}
