@@ -19,46 +19,13 @@ from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.strategies.sums.summary import Summary
 
-RECORDS_PER_NOISE: Final = 7.0
-"""How many deviations of its noise the records of a cell should be."""
 USUAL_COMPONENTS: Final = 20
-ROWS_PER_CELL: Final = 5
-FEWEST_CELLS: Final = 2
 _ROUNDS: Final = 20
 MOST_RECEIVED: Final = 2**16
 """Most cells that a party takes from a server, which could otherwise keep it busy for ever."""
 _DISTANCES_AT_ONCE: Final = 2**22
 _NEARLY_CONSTANT: Final = 1e-6
 _NAMES: Final = ("mean", "turn", "centres")
-
-
-def usual_cells(num_public: int, num_records: int, noise: float) -> int:
-    """Return how many cells to make: by records that stand out from noise, and public rows.
-
-    Nothing here depends on a record but their number, which is public.
-
-    Examples
-    --------
-    >>> usual_cells(num_public=4000, num_records=24000, noise=24.0)
-    142
-    """
-    audible = num_records / (RECORDS_PER_NOISE * max(noise, 1.0))
-    return int(max(FEWEST_CELLS, min(audible, num_public / ROWS_PER_CELL)))
-
-
-def usual_cells_of_parties(num_public: int, num_parties: int, noise: float) -> int:
-    """Return how many cells to make where all parties weigh the same.
-
-    The length of a party's counts is 1, so in each of k cells it has one over the root of k.
-    `noise` is on the sum over parties.
-
-    Examples
-    --------
-    >>> usual_cells_of_parties(num_public=4000, num_parties=500, noise=6.0)
-    141
-    """
-    audible = (num_parties / (RECORDS_PER_NOISE * max(noise, 1e-9))) ** 2
-    return int(max(FEWEST_CELLS, min(audible, num_public / ROWS_PER_CELL)))
 
 
 @dataclass(frozen=True, eq=False)

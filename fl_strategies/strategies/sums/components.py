@@ -25,10 +25,6 @@ from fl_strategies.strategies.sums.summary import Summary
 LEVELS: Final = 2**8
 """What a row of length 1 is rounded to, entry by entry."""
 MOST_COMPONENTS: Final = 2**12
-COMPONENTS_BY_NOISE: Final = 0.4
-"""How many components are used, times the noise on one of them as a share of the signal."""
-USUAL_STRENGTH: Final = 0.2
-"""Length of a mean of features times labels, as it was on several sets; see the document."""
 RIDGE: Final = 0.5
 """Penalty of the regression, as a multiple of the noise on one mean."""
 _LEAST_RIDGE: Final = 1e-6
@@ -36,27 +32,12 @@ _CONSTANT: Final = 0.2
 """The entry that every row has, for a model's intercept, before rows have length 1."""
 _INSIDE: Final = 0.9
 """Share of public rows that are not shortened."""
-_ROWS_PER_COMPONENT: Final = 5
-_FEWEST: Final = 2
 _STEPS: Final = 300
 _VALUES_AT_ONCE: Final = 2**22
 # Rounding of a computed length must not leave a row longer than it says.
 _A_LITTLE_MORE: Final = 1 + 2.0**-40
 _LEAST_VARIANCE: Final = 1e-9
 _NAMES: Final = ("mean", "turn")
-
-
-def usual_components(num_public: int, num_values: int, noise: float) -> int:
-    """Return how many components to use, for noise as a share of the signal.
-
-    Examples
-    --------
-    >>> [usual_components(4000, 123, noise) for noise in (0.2, 0.02, 0.002)]
-    [2, 20, 123]
-    """
-    most = min(num_values, num_public // _ROWS_PER_COMPONENT, MOST_COMPONENTS)
-    audible = math.ceil(COMPONENTS_BY_NOISE / max(noise, 1e-9))
-    return max(1, min(most, max(_FEWEST, audible)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,9 @@ from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.noise_spec import require_audible
+from fl_strategies.privacy.planning.draft import Planner
+from fl_strategies.privacy.planning.facts import Facts
+from fl_strategies.privacy.planning.remedies import advice
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.sums.options import SUMS, TASK, UNPROTECTED, SumOptions
 from fl_strategies.strategies.sums.summary import DIRECTION, Summary, is_direction, limited
@@ -65,6 +68,8 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
     reply_kind = SUMS
     last_round = 1
     options: SumOptions
+    open_setting: ClassVar[str]
+    """What decides how detailed the sums are, unless it is left open."""
 
     def __init__(
         self,
@@ -92,7 +97,8 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
         self.state = State(ledger=self._new_ledger())
         privacy = self.options.privacy
         accepted = privacy is not None and privacy.accept_noise
-        require_audible(owner, self._drowned(), accepted=accepted)
+        drowned = self._drowned()
+        require_audible(owner, drowned, accepted=accepted, advice_of=self._what_works)
 
     # What a subclass says
 
@@ -105,8 +111,28 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
         """Return how noise drowns the sums; nothing if it does not."""
 
     @abstractmethod
+    def _planner(self, level: str, num_labels: int) -> Planner:
+        """Return what plans this strategy."""
+
+    @abstractmethod
     def _shares(self, total: FloatArray, noise: float, num_answers: int) -> FloatArray:
         """Return the shares of classes in every public row, (num_public, num_classes)."""
+
+    def _what_works(self) -> str:
+        """Return what would work instead of what is refused."""
+        privacy = self.options.privacy
+        if privacy is None or privacy.target_epsilon is None:
+            return ""
+        labels = self.num_classes if self.task == "multi-label" else 1
+        facts = Facts(
+            target_epsilon=privacy.target_epsilon,
+            delta=privacy.delta,
+            num_parties=self.num_parties,
+            num_records=max(1, self._num_records // self.num_parties),
+            num_classes=max(2, self.num_classes),
+            num_public=len(self.public),
+        )
+        return advice(self._planner(self.options.level, labels), facts, self.open_setting)
 
     # Settings and noise
 
