@@ -98,7 +98,7 @@ def test_answers_of_a_party_keep_the_claim(name: str) -> None:
     result = audit_answers(name)
 
     assert caught_by(result) == set()
-    assert result.lower_bound > 0.1 * result.claimed_epsilon
+    assert result.lower_bound > 0.05 * result.claimed_epsilon
 
 
 def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
