@@ -488,7 +488,7 @@ def test_the_audit_reports_every_mechanism(capsys: Captured) -> None:
 
     assert answer["passed"] is True
     assert answer["runs"] == 1000
-    assert len(answer["results"]) == 11
+    assert len(answer["results"]) == 13
     assert set(answer["results"]["noisy-max-gumbel"]) == {
         "claimed_epsilon",
         "lower_bound",

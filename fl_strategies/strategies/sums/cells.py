@@ -17,13 +17,13 @@ from scipy.cluster.vq import kmeans2
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.strategies.sums.summary import Summary
+from fl_strategies.strategies.sums.summary import Summary, are_float32
 
 USUAL_COMPONENTS: Final = 20
 _ROUNDS: Final = 20
 MOST_RECEIVED: Final = 2**16
 """Most cells that a party takes from a server, which could otherwise keep it busy for ever."""
-_DISTANCES_AT_ONCE: Final = 2**22
+_VALUES_AT_ONCE: Final = 2**22
 _NEARLY_CONSTANT: Final = 1e-6
 _NAMES: Final = ("mean", "turn", "centres")
 
@@ -71,7 +71,7 @@ class Cells(Summary):
         found = np.empty(len(flat), dtype=np.int64)
         norms = np.square(self.centres).sum(axis=1)
         with np.errstate(over="ignore", invalid="ignore"):
-            step = max(1, _DISTANCES_AT_ONCE // self.num_cells)
+            step = max(1, _VALUES_AT_ONCE // max(self.num_cells, flat.shape[1]))
             for start in range(0, len(flat), step):
                 part = slice(start, start + step)
                 placed = (flat[part] - self.mean) @ self.turn
@@ -103,9 +103,9 @@ class Cells(Summary):
         """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
         problem = KnowledgeMismatch(
             f"Server: cells must be {', '.join(_NAMES)} for rows of {num_values} values, at "
-            f"most {MOST_RECEIVED} and finite, got others."
+            f"most {MOST_RECEIVED}, finite and float32, got others."
         )
-        if set(arrays) != set(_NAMES) or any(arrays[name].dtype.kind != "f" for name in _NAMES):
+        if not are_float32(arrays, _NAMES):
             raise problem
         if not (0,) < arrays["centres"].shape[:1] <= (MOST_RECEIVED,):
             raise problem
@@ -113,7 +113,8 @@ class Cells(Summary):
         shaped = mean.shape == (num_values,) and turn.ndim == centres.ndim == 2
         if not shaped or turn.shape != (num_values, *centres.shape[1:]):
             raise problem
-        if not turn.shape[1]:
+        # Rows have no more principal components than values; more would fill a memory.
+        if not 0 < turn.shape[1] <= num_values:
             raise problem
         if not all(np.isfinite(part).all() for part in (mean, turn, centres)):
             raise problem

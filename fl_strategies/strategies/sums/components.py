@@ -20,7 +20,7 @@ from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.strategies.sums.cells import column_scales
-from fl_strategies.strategies.sums.summary import Summary
+from fl_strategies.strategies.sums.summary import Summary, are_float32
 
 LEVELS: Final = 2**8
 """What a row of length 1 is rounded to, entry by entry."""
@@ -111,7 +111,8 @@ class Components(Summary):
         A label counts 1 or -1, and 0 if nobody knows it.
         """
         total = np.zeros(self.shape(num_classes, task), dtype=np.int64)
-        step = max(1, _VALUES_AT_ONCE // self.num_features)
+        widest = max(*total.shape, len(self.mean), num_classes)
+        step = max(1, _VALUES_AT_ONCE // widest)
         for start in range(0, len(x), step):
             part = slice(start, start + step)
             total += self.features(x[part]).T @ _codes(y[part], num_classes, task)
@@ -135,14 +136,14 @@ class Components(Summary):
         """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
         problem = KnowledgeMismatch(
             f"Server: components must be {' and '.join(_NAMES)} for rows of {num_values} "
-            f"values, at most {MOST_COMPONENTS} and finite, got others."
+            f"values, at most {MOST_COMPONENTS}, finite and float32, got others."
         )
-        if set(arrays) != set(_NAMES) or any(arrays[name].dtype.kind != "f" for name in _NAMES):
+        if not are_float32(arrays, _NAMES):
             raise problem
         mean, turn = (arrays[name] for name in _NAMES)
         if mean.shape != (num_values,) or turn.ndim != 2 or len(turn) != num_values:
             raise problem
-        if not 0 < turn.shape[1] <= MOST_COMPONENTS:
+        if not 0 < turn.shape[1] <= min(num_values, MOST_COMPONENTS):
             raise problem
         if not (np.isfinite(mean).all() and np.isfinite(turn).all()):
             raise problem
