@@ -8,7 +8,8 @@ from typing import ClassVar, Final, Literal, TypeAlias
 from fl_strategies.exceptions import require
 from fl_strategies.options import Options, option, variants
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.counts import LaplaceCounts
+from fl_strategies.privacy.bounds import gaussian_mu
+from fl_strategies.privacy.counts import GaussianCounts, LaplaceCounts
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.votes import VoteMechanism, VotePrivacy
@@ -39,6 +40,11 @@ OPEN_VOTES: Final[Sequence[Entry]] = ((NonPrivateEvent(unit="example", reason=UN
 NOBODY: Final = -1
 """Partition id that stands for parties whose answer nobody could read."""
 COUNTED = "class counts protect examples, not parties"
+
+COUNT_PART: Final = 0.1
+"""Part of a target, as the mu of Gaussian noise, that class counts cost unless it is given."""
+USUAL_COUNT_EPSILON: Final = 1.0
+"""What they cost where there is no target."""
 
 # A server cannot make a party train without end.
 MAX_SPLITS = 1_000
@@ -71,8 +77,11 @@ class FedKTOptions(Options):
         Weigh a party's votes by how well its records let it know each class, then match
         `class_share`. The counts are exact, at L0 only, or cost an example `count_epsilon`,
         at L0 and L2. ``"auto"``: counts at L0, none at L1 and L2.
-    count_epsilon : float
-        Part of the target epsilon at L2, if that is given.
+    count_epsilon : float, optional
+        What noisy counts cost by themselves: discrete Laplace noise at L0, where it composes
+        with DP-SGD, and discrete Gaussian noise at L2, within the target epsilon if that is
+        given. By default a tenth of the target there, as the mu of Gaussian noise; 1 without
+        a target.
     class_share : str
         For weighted votes: "auto", "pooled", "none" or numbers with commas, see
         `EvidencePool`; ``"auto"`` is ``"pooled"`` here. Say ``"none"`` if public rows come
@@ -118,8 +127,11 @@ class FedKTOptions(Options):
     )
     corrected: bool = option(True, "votes without the teacher's own class shares")
     vote_weights: VoteWeights = option("auto", "weights of votes")
-    count_epsilon: float = option(
-        1.0, "what noisy counts cost an example", least=1e-6, most=100
+    count_epsilon: float | None = option(
+        None,
+        "what noisy counts cost; 0: a tenth of the target's mu, or 1",
+        least=1e-6,
+        most=100,
     )
     class_share: str = option(
         "auto", "class shares of public rows: auto, pooled, none, or numbers"
@@ -163,8 +175,9 @@ class FedKTOptions(Options):
         if self.weights == "noisy-counts":
             self.count_noise()
             target = self.privacy.target_epsilon if self.privacy else None
-            left = target is None or self.count_epsilon < target
-            require(left, "FedKT", "count_epsilon", "below target_epsilon", self.count_epsilon)
+            epsilon = self.count_epsilon
+            left = target is None or epsilon is None or epsilon < target
+            require(left, "FedKT", "count_epsilon", "below target_epsilon", epsilon)
 
     @property
     def level(self) -> str:
@@ -186,15 +199,28 @@ class FedKTOptions(Options):
         """Whether the noise of parties comes from the seed and protects nobody."""
         return self.party_privacy is not None and self.party_privacy.seeded_noise
 
-    def count_noise(self) -> LaplaceCounts:
+    def count_noise(self) -> LaplaceCounts | GaussianCounts:
         """Return the noise on class counts, of which replacing one record moves two by one."""
-        return LaplaceCounts(epsilon=self.count_epsilon, l1_sensitivity=2.0)
+        privacy, epsilon = self.party_privacy, self.count_epsilon
+        if privacy is None:
+            return LaplaceCounts(epsilon=epsilon or USUAL_COUNT_EPSILON, l1_sensitivity=2.0)
+        if epsilon is None and privacy.target_epsilon is not None:
+            mu = COUNT_PART * gaussian_mu(privacy.target_epsilon, privacy.delta)
+        else:
+            mu = gaussian_mu(epsilon or USUAL_COUNT_EPSILON, privacy.delta)
+        moved = math.sqrt(2)
+        return GaussianCounts(scale=moved / mu, l2_sensitivity=moved, unit="example")
 
-    def count_charges(self, *, seeded: bool) -> Sequence[Entry]:
+    def count_charges(self, num_classes: int, *, seeded: bool) -> Sequence[Entry]:
         """Return what the class counts cost that leave a party, if any do."""
         if self.weights == "counts":
             return [(NonPrivateEvent(unit="example", reason=EXACT_COUNTS), 1)]
-        return () if self.weights == "none" else self.count_noise().charges(seeded=seeded)
+        if self.weights == "none":
+            return ()
+        noise = self.count_noise()
+        if isinstance(noise, LaplaceCounts):
+            return noise.charges(seeded=seeded)
+        return noise.charges(num_classes, seeded=seeded)
 
     def party_mechanism(
         self, privacy: VotePrivacy, num_classes: int, num_queries: int
@@ -203,7 +229,7 @@ class FedKTOptions(Options):
         return privacy.for_examples(
             num_classes,
             self.num_splits * num_queries,
-            besides=self.count_charges(seeded=False),
+            besides=self.count_charges(num_classes, seeded=False),
         )
 
 

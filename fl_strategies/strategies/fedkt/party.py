@@ -194,7 +194,8 @@ class _Work:
         options, seed = FedKTOptions.received(config), read_seed(config)
         splits, teachers = options.num_splits, _num_teachers(party, options)
         training = planned_charges(party, splits, teachers)
-        counting = options.count_charges(seeded=options.party_seeds_noise)
+        seeded = options.party_seeds_noise
+        counting = options.count_charges(party.num_classes, seeded=seeded)
         privacy, mechanism = options.party_privacy, None
         rows, delta = np.arange(len(party.public)), DEFAULT_DELTA
         labelling: Sequence[Entry] = training or OPEN_VOTES

@@ -310,13 +310,13 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         num_labels = self.options.num_splits * self.num_queries
         mechanism, seeded = self._mechanism(privacy), privacy.seeded_noise
         votes = mechanism.charges(num_labels, seeded=seeded)
-        charges = [*votes, *self.options.count_charges(seeded=seeded)]
+        charges = [*votes, *self.options.count_charges(self.num_classes, seeded=seeded)]
         for _ in range(self.run.num_attempts):
             enter(charges)
 
     def _enter_reported(self) -> None:
         """Enter what the parties say their teachers cost, and the counts beside them."""
-        counts = self.options.count_charges(seeded=False)
+        counts = self.options.count_charges(self.num_classes, seeded=False)
         unknown = PartyReply(NOBODY, NOBODY, "", PartyAnswer(None), {})
         for reply in self.replies or [unknown]:
             charges = [*(reply.knowledge.training or OPEN_VOTES), *counts]
