@@ -247,21 +247,23 @@ class Learners:
     noisy_strength : float
     num_components : int
         Principal components that noisy labels are learned from; 0: all columns.
+    exchange : "votes" or "scores"
+        What students of L2 send where nothing is free; chosen on training rows, as the next.
     self_matched : bool
-        Whether parties of L1 estimate the shares of public rows, where nothing is free; the
-        final model then is regularised no more than usual. Chosen on training rows.
+        Whether parties of L1 estimate the shares of public rows where nothing is free.
     """
 
     share: float
     noisy_share: float
     noisy_strength: float
     num_components: int
+    exchange: str
     self_matched: bool
 
 
 LEARNERS = {
-    "adult": Learners(0.25, 0.16, 0.1, 3, self_matched=True),
-    "cod-rna": Learners(0.33, 0.33, 1.0, 0, self_matched=False),
+    "adult": Learners(0.25, 0.16, 0.1, 3, "scores", self_matched=True),
+    "cod-rna": Learners(0.33, 0.33, 1.0, 0, "votes", self_matched=False),
 }
 
 
@@ -301,7 +303,7 @@ def self_matched(settings: Settings) -> bool:
 def learner_of_noise(settings: Settings, public: Array) -> Learner:
     """Return who learns from noisy labels: the final model at L1, a student at L2."""
     chosen, project = LEARNERS[settings.data], projection_of(settings.data, settings.seed)
-    if self_matched(settings):
+    if rule_of(settings) == "paid":
         return Projected(project=project)
     if options_of(settings).corrected:
         return Projected(strength=chosen.noisy_strength, project=project)
@@ -378,6 +380,7 @@ def settings_of(row: Row, seed: int, noise: str, rule: str) -> Settings:
         "privacy-level": row.level,
         "noise": noise,
         "vote-weights": "noisy-counts" if bought else "none",
+        "exchange": LEARNERS[row.data].exchange if bought else "votes",
         "exclude-outliers": False,
         "accept-noise": True,
     }

@@ -119,6 +119,7 @@ NOISY: Mapping[str, Make] = {
         vote_weights="noisy-counts",
         accept_noise=True,
     ),
+    "fedkt L2 scores": partial(fedkt, **L2, vote_weights="noisy-counts", exchange="scores"),
     "fedkt L2 confident": partial(
         fedkt,
         privacy_level="L2",

@@ -14,7 +14,7 @@ from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.votes import VoteMechanism, VotePrivacy
 
-Exchange: TypeAlias = Literal["votes", "models"]
+Exchange: TypeAlias = Literal["votes", "models", "scores"]
 VoteWeights: TypeAlias = Literal["auto", "none", "counts", "noisy-counts"]
 
 LEVELS: Sequence[str] = ("L0", "L1", "L2")
@@ -32,6 +32,8 @@ WEIGHT_RULES: Mapping[str, str] = {
     "L1": "auto or none at L1, where the noise covers a party's votes and not their weight",
     "L2": "auto, none or noisy-counts at L2, where exact counts would be unprotected",
 }
+SCORED: Final = ("L2", "noisy-counts")
+"""Where students may send scores: what they say is protected, and the server weighs it."""
 VOTE_INSTEAD = "Let it vote instead: exchange='votes'."
 
 UNPROTECTED = "the labels of students left the party without noise"
@@ -86,7 +88,9 @@ class FedKTOptions(Options):
         For weighted votes: "auto", "pooled", "none" or numbers with commas, see
         `EvidencePool`; ``"auto"`` is ``"pooled"`` here. Say ``"none"`` if public rows come
         from another domain.
-    exchange : "votes" or "models"
+    exchange : "votes", "models" or "scores"
+        ``"scores"``, with noisy counts at L2: how sure students are of each class, in a byte
+        each, which is as free as their votes are there and says more.
     privacy : VotePrivacy, optional
         The noise on votes and where it is; by default there is none, the paper's L0.
     num_queries : int, optional
@@ -172,6 +176,9 @@ class FedKTOptions(Options):
         shared = self.weights != "none" or self.class_share in ("auto", "none")
         rule = "auto or none unless votes are weighted"
         require(shared, "FedKT", "class_share", rule, self.class_share)
+        scored = self.exchange != "scores" or (self.level, self.weights) == SCORED
+        rule = "votes or models unless noisy counts weigh votes at L2"
+        require(scored, "FedKT", "exchange", rule, self.exchange)
         if self.weights == "noisy-counts":
             self.count_noise()
             target = self.privacy.target_epsilon if self.privacy else None

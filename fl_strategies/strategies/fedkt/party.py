@@ -35,8 +35,10 @@ from fl_strategies.strategies.fedkt.options import (
     VOTE_INSTEAD,
     FedKTOptions,
 )
+from fl_strategies.strategies.fedkt.scores import SCORES
 from fl_strategies.strategies.fedkt.teaching import (
     planned_charges,
+    student_scores,
     teacher_counts,
     teacher_votes,
     train_students,
@@ -63,7 +65,7 @@ class FedKTParty(PartyRole):
         return Request(
             name=f"fedkt {options.level}",
             trainer=party.teacher_fn or party.learner_fn,
-            models=options.exchange != "votes",
+            models=options.exchange == "models",
             protected=options.level == "L2",
             seeded=options.party_seeds_noise,
             fits=fits,
@@ -108,6 +110,9 @@ class FedKTParty(PartyRole):
         labels = np.stack([student.predict(party.public) for student in students])
         if options.exchange == "votes":
             return {"votes": pack_labels(labels, party.num_classes)}, labels
+        if options.exchange == "scores":
+            rng = party.rng(work.seed, "scores")
+            return {"scores": SCORES.to_wire(student_scores(party, students), rng)}, labels
         models = [require_portable(student, VOTE_INSTEAD).to_arrays() for student in students]
         return join_arrays(models), labels
 

@@ -61,7 +61,8 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         into ceil(log2 C) bits each. ``exchange="models"``: the students themselves, as in
         the paper. The server uses students only to label the public rows, so both lead
         to the same final model, to the bit; except that with t = 1, below L2, the teacher
-        votes itself and no student is trained, unless models are asked for. With
+        votes itself and no student is trained, unless models are asked for.
+        ``exchange="scores"``, at L2: the students' mean scores of each class, a byte each. With
         `vote_weights` also how many records of each class the party has.
     Guarantee
         L0: none. Epsilon is reported as infinite; only if all teachers of all parties train
@@ -229,6 +230,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
             worth=self.options.num_splits,
             share=self.class_share if self.options.weights != "none" else None,
             exclude_outliers=self.options.exclude_outliers,
+            scored=self.options.exchange == "scores",
         )
 
     def begin_round(self) -> bool:
