@@ -37,6 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {**L2, "corrected": False},
     "corrected": L2,
     "noisy-counts": {**L2, "vote_weights": "noisy-counts"},
+    "scores": {**L2, "vote_weights": "noisy-counts", "exchange": "scores"},
     "calibrated": {**L2, "vote_weights": "noisy-counts", "gamma": None, "target_epsilon": 3.0},
 }
 

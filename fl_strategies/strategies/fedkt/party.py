@@ -107,12 +107,13 @@ class FedKTParty(PartyRole):
             labels = np.stack([labels for _, labels in sets])
             return {"votes": pack_labels(labels, party.num_classes)}, labels
         students = train_students(party, sets, work.seed)
+        if options.exchange == "scores":
+            scores = student_scores(party, students)
+            packed = SCORES.to_wire(scores, party.rng(work.seed, "scores"))
+            return {"scores": packed}, scores.argmax(axis=1)[None]
         labels = np.stack([student.predict(party.public) for student in students])
         if options.exchange == "votes":
             return {"votes": pack_labels(labels, party.num_classes)}, labels
-        if options.exchange == "scores":
-            rng = party.rng(work.seed, "scores")
-            return {"scores": SCORES.to_wire(student_scores(party, students), rng)}, labels
         models = [require_portable(student, VOTE_INSTEAD).to_arrays() for student in students]
         return join_arrays(models), labels
 
