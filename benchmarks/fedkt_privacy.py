@@ -4,10 +4,12 @@ Run: ``python benchmarks/fedkt_privacy.py [--rule R] [--draws N] [--seeds S ...]
 with FL_STRATEGIES_DATA set. Noise is secret, so figures vary from run to run: each is the
 median over the seeds and several draws of the noise, with the quartiles.
 
-Rules: ``share``, plain votes and a class share that is known publicly, see `ShareMatched`;
-``corrected``, corrected votes of plain logistic regressions, and no share; ``counts``, at L2
-only, the same with votes weighted and shares matched by noisy class counts, whose price is
-in epsilon. The last two use nothing that is not paid for.
+Rules: ``paid`` uses nothing that is not paid for. At L2 votes are corrected, weighted and
+matched to class shares by noisy class counts, bought within the epsilon that the paper's noise
+costs for the votes alone; at L1, where shares cost too much, each party's one model estimates
+those of the public rows by itself where that helps, see `SelfMatched`. ``corrected``: corrected
+votes of plain logistic regressions, nothing bought, the paper's number of teachers. ``share``:
+plain votes and a class share that is known publicly, see `ShareMatched`.
 
 Parties, noise, gamma and number of queries are the paper's. The paper's query percentages
 are shares of public and test rows together, and its L2 rows have 20 parties with 25
@@ -17,14 +19,22 @@ teachers each; see the authors' code. The learners are not the paper's.
 import argparse
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any
 
 import numpy as np
 from flwr.app import Context
+from noisy_learners import (
+    SOLVER_STEPS,
+    Projected,
+    Projection,
+    RememberedTeachers,
+    SelfMatched,
+    ShareMatched,
+)
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 
@@ -35,11 +45,11 @@ from fl_strategies import (
     FedKTOptions,
     Knowledge,
     Learner,
-    LearnerFactory,
     Party,
+    VotePrivacy,
 )
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.protocols import TrainingSet
+from fl_strategies.arrays import Array
+from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.strategies.fedkt.tally import PartyAnswer
 from fl_strategies.wire import keys
 from fl_strategies.wire.replies import PartyReply
@@ -48,13 +58,8 @@ from simulations.experiment import load_federation
 from simulations.local import run_local
 from simulations.report import table
 
-Projection: TypeAlias = Callable[[Array], Array]
-
 SEEDS = (0, 1, 2)
-RULES = ("share", "corrected", "counts")
-COUNT_EPSILON = 0.1
-SOLVER_STEPS = 500
-NUM_STAND_INS = 500
+RULES = ("paid", "corrected", "share")
 
 
 @dataclass(frozen=True)
@@ -81,114 +86,6 @@ ROWS = [
 ]
 
 
-class ShareMatched:
-    """Logistic regression that calls a fixed share of the public rows positive.
-
-    Parties with skewed classes otherwise vote for one class whatever the row, and a model
-    of forty noisy labels learns little but the larger class. Here only the order of rows
-    is learned; where to cut is said by the share, which is public knowledge about the
-    task. A class that a training set lacks is stood in for by public rows. All this uses
-    public rows and the training set only, so it changes no guarantee.
-
-    Parameters
-    ----------
-    public : (num_public, num_features)
-    share : float
-        Share of the public rows that get class 1.
-    strength : float
-        Inverse of the L2 penalty.
-    project : callable, optional
-        What is learned from instead of the columns themselves.
-    """
-
-    num_classes = 2
-
-    def __init__(
-        self,
-        public: Array,
-        *,
-        share: float,
-        strength: float = 1.0,
-        project: Projection | None = None,
-    ) -> None:
-        self._public, self._share, self._projection = public, share, project
-        self._model = LogisticRegression(
-            C=strength, class_weight="balanced", max_iter=SOLVER_STEPS
-        )
-        self._cut = 0.0
-
-    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:  # noqa: ARG002
-        """Learn to order rows, then cut where the share of the public rows says."""
-        present = np.unique(y)
-        if len(present) == 1:
-            stand_ins = self._public[:NUM_STAND_INS]
-            x = np.concatenate([x, stand_ins])
-            y = np.concatenate([y, np.full(len(stand_ins), 1 - present[0])])
-        self._model.fit(self._project(x), y)
-        self._cut = float(np.quantile(self._order(self._public), 1 - self._share))
-        return self
-
-    def predict(self, x: Array) -> IntArray:
-        """Return class 1 above the cut."""
-        return (self._order(x) > self._cut).astype(np.int64)
-
-    def logits(self, x: Array) -> FloatArray:
-        """Return scores whose larger one is the prediction."""
-        above = self._order(x) - self._cut
-        return np.stack([np.zeros_like(above), above], axis=1)
-
-    def _order(self, x: Array) -> FloatArray:
-        scores: FloatArray = self._model.decision_function(self._project(x))
-        return scores
-
-    def _project(self, x: Array) -> Array:
-        return x if self._projection is None else self._projection(x)
-
-
-class Projected:
-    """Logistic regression on what a projection leaves of the rows."""
-
-    num_classes = 2
-
-    def __init__(self, *, strength: float = 1.0, project: Projection | None = None) -> None:
-        model = LogisticRegression(C=strength, max_iter=SOLVER_STEPS)
-        self._learner = SklearnLearner(model, num_classes=2)
-        self._project = project or (lambda x: x)
-
-    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
-        """Learn labels of projected rows."""
-        self._learner.fit(self._project(x), y, rng=rng)
-        return self
-
-    def predict(self, x: Array) -> IntArray:
-        """Return the likelier class."""
-        return self._learner.predict(self._project(x))
-
-    def logits(self, x: Array) -> FloatArray:
-        """Return log-probabilities."""
-        return self._learner.logits(self._project(x))
-
-
-class RememberedTeachers(Projected):
-    """Teachers that are trained once a party; they do not depend on the noise."""
-
-    _memory: ClassVar[dict[tuple[str, int, int], list[Learner]]] = {}
-
-    def __init__(self, make: LearnerFactory, name: tuple[str, int, int]) -> None:
-        super().__init__()
-        self._make, self._name = make, name
-
-    def fit_many(
-        self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
-    ) -> list[Learner]:
-        """Return the teachers of this name, trained when they are first asked for."""
-        if self._name not in self._memory:
-            self._memory[self._name] = [
-                self._make().fit(x, y, rng=rng) for (x, y), rng in zip(sets, rngs, strict=True)
-            ]
-        return self._memory[self._name]
-
-
 @dataclass(frozen=True)
 class Learners:
     """How a data set is learned; chosen on seeds 3 to 9, see docs/privacy.md.
@@ -203,17 +100,23 @@ class Learners:
     noisy_strength : float
     num_components : int
         Principal components that noisy labels are learned from; 0: all columns.
+    exchange : "votes" or "scores"
+        What students of L2 send where nothing is free; chosen on training rows, as the next.
+    self_matched : bool
+        Whether parties of L1 estimate the shares of public rows where nothing is free.
     """
 
     share: float
     noisy_share: float
     noisy_strength: float
     num_components: int
+    exchange: str
+    self_matched: bool
 
 
 LEARNERS = {
-    "adult": Learners(0.25, 0.16, 0.1, 3),
-    "cod-rna": Learners(0.33, 0.33, 1.0, 0),
+    "adult": Learners(0.25, 0.16, 0.1, 3, "scores", self_matched=True),
+    "cod-rna": Learners(0.33, 0.33, 1.0, 0, "votes", self_matched=False),
 }
 
 
@@ -235,9 +138,26 @@ def options_of(settings: Settings) -> FedKTOptions:
     return settings.options
 
 
+def rule_of(settings: Settings) -> str:
+    """Return the rule that settings follow."""
+    options = options_of(settings)
+    alone = options.level == "L1" and options.num_teachers == 1
+    if alone or options.weights == "noisy-counts":
+        return "paid"
+    return "corrected" if options.corrected else "share"
+
+
+def self_matched(settings: Settings) -> bool:
+    """Return whether parties estimate the shares of the public rows."""
+    chosen, level = LEARNERS[settings.data].self_matched, options_of(settings).level
+    return chosen and level == "L1" and rule_of(settings) == "paid"
+
+
 def learner_of_noise(settings: Settings, public: Array) -> Learner:
     """Return who learns from noisy labels: the final model at L1, a student at L2."""
     chosen, project = LEARNERS[settings.data], projection_of(settings.data, settings.seed)
+    if rule_of(settings) == "paid":
+        return Projected(project=project)
     if options_of(settings).corrected:
         return Projected(strength=chosen.noisy_strength, project=project)
     return ShareMatched(
@@ -256,9 +176,11 @@ def load_party(context: Context) -> Party:
     number = int(context.node_config[keys.PARTITION_ID])
     party = load_federation(settings).party(number)
     options = options_of(settings)
-    kind = f"{settings.data} {options.level} {options.corrected}"
+    kind = f"{settings.data} {options.level} {rule_of(settings)}"
 
     def teacher() -> Learner:
+        if self_matched(settings):
+            return SelfMatched(party.public)
         if options.corrected:
             return learner_of_votes()
         return ShareMatched(party.public, share=LEARNERS[settings.data].share)
@@ -290,31 +212,41 @@ def strategy_of(settings: Settings) -> FedKT:
 
 
 def settings_of(row: Row, seed: int, noise: str, rule: str) -> Settings:
-    """Return the paper's noise for Laplace, and for Gumbel half of its epsilon."""
-    weights = "noisy-counts" if rule == "counts" else "none"
+    """Return the paper's noise for Laplace, and for Gumbel half of its epsilon.
+
+    Where something is bought, it is within the epsilon that the paper's noise costs.
+    """
     sizes = (
         {"num-parties": 20, "num-teachers": 25, "min-records": 25} if row.level == "L2" else {}
     )
-    strength = (
-        {"gamma": row.gamma}
-        if noise == "laplace"
-        else {"target-epsilon": row.paper_epsilon / 2}
-    )
+    bought = rule == "paid" and row.level == "L2"
+    target = own_epsilon(row) if noise == "laplace" else row.paper_epsilon / 2
+    by_gamma = noise == "laplace" and not bought
     settings = {
         **preset("paper", "fedkt", row.data),
+        **({"num-teachers": 1} if rule == "paid" else {}),
         **sizes,
-        **strength,
+        **({"gamma": row.gamma} if by_gamma else {"target-epsilon": target}),
         "num-queries": row.num_queries,
         "num-splits": 1,
         "seed": seed,
         "privacy-level": row.level,
         "noise": noise,
-        "corrected": rule != "share",
-        "vote-weights": weights,
-        "count-epsilon": COUNT_EPSILON,
+        "vote-weights": "noisy-counts" if bought else "none",
+        "exchange": LEARNERS[row.data].exchange if bought else "votes",
+        "exclude-outliers": False,
         "accept-noise": True,
     }
-    return Settings.from_run_config(settings)
+    alone = rule == "paid" and row.level == "L1" and LEARNERS[row.data].self_matched
+    return Settings.from_run_config({**settings, "corrected": rule != "share" and not alone})
+
+
+def own_epsilon(row: Row) -> float:
+    """Return what the paper's noise and queries cost by our own accounting."""
+    privacy = VotePrivacy(level="L2", noise="laplace", gamma=row.gamma)
+    ledger = PrivacyLedger("example", delta=privacy.delta)
+    ledger.compose_all(privacy.for_examples(2, row.num_queries).charges(row.num_queries))
+    return ledger.get_epsilon()
 
 
 def run(strategy: FedKT, settings: Settings) -> None:
@@ -392,8 +324,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = []
-    rows = [row for row in ROWS if options.rule != "counts" or row.level == "L2"]
-    for row in rows:
+    for row in ROWS:
         for noise in ("laplace", "gumbel"):
             results.append(measure(row, noise, options.draws, options.seeds, options.rule))
             print(json.dumps(results[-1]), flush=True)

@@ -305,7 +305,10 @@ def test_a_party_refuses_unreasonable_requests(change: dict[str, Any]) -> None:
         ({"num_splits": 0}, "FedKT: num_splits must be from 1 to 1000, got 0"),
         ({"num_teachers": -1}, "FedKT: num_teachers must be from 1 to 100000, got -1"),
         ({"privacy_level": "L7"}, "FedKT: privacy-level must be one of L0, L1, L2, got 'L7'"),
-        ({"exchange": "smoke"}, "FedKT: exchange must be one of votes, models, got 'smoke'"),
+        (
+            {"exchange": "smoke"},
+            "FedKT: exchange must be one of votes, models, scores, got 'smoke'",
+        ),
         ({"num_classes": 1}, "FedKT: num_classes must be at least 2, got 1"),
         ({"public": PUBLIC[:0]}, "FedKT: public must be at least one row, got 0"),
         ({"num_parties": 0}, "FedKT: num_parties must be at least 1, got 0"),

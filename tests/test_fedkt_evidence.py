@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,15 @@ from fl_strategies.aggregation.class_weights import CLASS_COUNTS
 from fl_strategies.aggregation.evidence import VOTE_STRENGTH, corrected_labels, vote_evidence
 from fl_strategies.aggregation.evidence_pool import EvidencePool
 from fl_strategies.core.party_state import PartyState
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
-from fl_strategies.privacy.events import DPSGDEvent
+from fl_strategies.exceptions import (
+    InvalidParameter,
+    KnowledgeMismatch,
+    PrivacyBudgetExceeded,
+)
+from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
+from fl_strategies.privacy.counts import GaussianSums
+from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, NoisyMaxEvent
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.strategies.fedkt.tally import PartyVotes
 from fl_strategies.strategies.fedkt.teaching import teacher_counts, train_teachers
 from fl_strategies.wire import keys
@@ -304,7 +312,7 @@ def test_missing_counts_are_refused() -> None:
         ),
         ({**L1, "class_share": "pooled"}, "class_share must be auto or none unless votes are"),
         ({"class_share": "half"}, "class_share must be one of auto, pooled, none, or 3 num"),
-        ({**COUNTED, "count_epsilon": 0.0}, "epsilon must be"),
+        ({**COUNTED, "count_epsilon": -1.0}, "epsilon must be"),
         (
             {
                 "privacy_level": "L2",
@@ -372,10 +380,13 @@ def test_votes_and_counts_are_charged_together() -> None:
 
     (votes, num_votes), (counts, once) = strategy.ledger_.entries
     assert (votes.sensitivity, num_votes) == (1, 4)  # type: ignore[union-attr]
-    # A blanked record moves the counts by one, a replaced one by two.
-    assert counts.relation == "add-remove-one"
-    assert counts.l1_sensitivity == pytest.approx(1.0)  # type: ignore[union-attr]
-    assert (counts.scale, once) == (2.0, 1)  # type: ignore[union-attr]
+    # A replaced record leaves one count and enters another.
+    assert counts.relation == "replace-one"
+    assert counts.l2_sensitivity == pytest.approx(math.sqrt(2))  # type: ignore[union-attr]
+    # Without a target, the counts alone cost 1.
+    mu = math.sqrt(2) / counts.scale  # type: ignore[union-attr]
+    assert gaussian_epsilon(mu, 1e-5) == pytest.approx(1.0, rel=1e-3)
+    assert once == 1
     assert metrics[keys.EPSILON_EXAMPLE] == strategy.ledger_.get_epsilon() < math.inf
     assert metrics[keys.NUM_RELEASES] == 4 * 5
     assert metrics[keys.EPSILON_PARTY] == math.inf
@@ -393,7 +404,45 @@ def test_a_target_covers_the_counts() -> None:
         scales.append(strategy.ledger_.entries[0][0].scale)  # type: ignore[union-attr]
 
     assert all(1.95 < epsilon <= 2.0 for epsilon in reported_epsilon)  # type: ignore[operator]
-    assert scales[1] > scales[0]
+    assert scales[0] < scales[1] < 1.12 * scales[0]
+
+
+def test_bought_counts_take_a_tenth_of_the_target() -> None:
+    """As the mu of Gaussian noise, by its closed form; what is asked for by name instead."""
+    mus = []
+    for asked in ({}, {"count_epsilon": 0.5}):
+        strategy = toy_fedkt(
+            privacy_level="L2", target_epsilon=2.0, vote_weights="noisy-counts", **asked
+        )
+        noise = strategy.options.count_noise()
+        assert isinstance(noise, GaussianSums)
+        mus.append(noise.l2_sensitivity / noise.scale)
+
+    assert gaussian_epsilon(10 * mus[0], 1e-5) == pytest.approx(2.0)
+    assert gaussian_epsilon(mus[1], 1e-5) == pytest.approx(0.5)
+
+
+def test_bought_counts_are_in_the_partys_journal(tmp_path: Path) -> None:
+    """Beside the votes, before anything leaves, and within its budget or not at all."""
+    asked = {
+        "privacy_level": "L2",
+        "target_epsilon": 2.0,
+        "vote_weights": "noisy-counts",
+        "num_queries": 4,
+    }
+    party = toy_party(0)
+    fingerprint = data_fingerprint(party.x, party.y)
+    journals = [
+        PartyJournal(tmp_path / str(budget), fingerprint=fingerprint, max_epsilon=budget)
+        for budget in (2.0, 1.9)
+    ]
+    train(replace(party, journal=journals[0], run="1"), **asked)
+    ((votes, num_votes), (counts, once)) = journals[0].releases_of("1")[0]
+
+    assert (type(votes), num_votes) == (NoisyMaxEvent, 4)
+    assert (type(counts), once) == (GaussianEvent, 1)
+    with pytest.raises(PrivacyBudgetExceeded):
+        train(replace(party, journal=journals[1], run="1"), **asked)
 
 
 def test_seeded_counts_repeat_and_protect_nobody() -> None:

@@ -12,8 +12,9 @@ from fl_strategies import FedKTParty, Knowledge, Party
 from fl_strategies.aggregation.class_weights import CLASS_COUNTS, class_counts
 from fl_strategies.aggregation.evidence import corrected_labels
 from fl_strategies.core.party_state import PartyState
-from fl_strategies.privacy.counts import LaplaceCounts
+from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
 from fl_strategies.privacy.mechanisms import NoisyMax, Release
+from fl_strategies.privacy.votes import VotePrivacy
 from fl_strategies.strategies.fedkt.options import FedKTOptions
 from fl_strategies.strategies.fedkt.teaching import (
     deal_records,
@@ -36,6 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {**L2, "corrected": False},
     "corrected": L2,
     "noisy-counts": {**L2, "vote_weights": "noisy-counts"},
+    "scores": {**L2, "vote_weights": "noisy-counts", "exchange": "scores"},
     "calibrated": {**L2, "vote_weights": "noisy-counts", "gamma": None, "target_epsilon": 3.0},
 }
 
@@ -126,15 +128,19 @@ def test_one_party_moves_s_votes_on_the_server() -> None:
 
 
 def test_one_record_moves_the_counts_by_what_is_charged() -> None:
-    """Two counts by one each."""
+    """Two counts by one each: 2 in all, and the root of 2 as a vector."""
     party = toy_party(0, num_records=RECORDS)
     first = class_counts(party.y, NUM_CLASSES, party.task)
     moved = [
-        np.abs(class_counts(other.y, NUM_CLASSES, other.task) - first).sum()
-        for other in neighbours(party)
+        class_counts(other.y, NUM_CLASSES, other.task) - first for other in neighbours(party)
     ]
+    laplace = FedKTOptions().count_noise()
+    gaussian = FedKTOptions(privacy=VotePrivacy(level="L2", gamma=1.0)).count_noise()
 
-    assert max(moved) == FedKTOptions().count_noise().l1_sensitivity
+    assert isinstance(laplace, LaplaceCounts)
+    assert isinstance(gaussian, GaussianSums)
+    assert max(np.abs(own).sum() for own in moved) == laplace.l1_sensitivity
+    assert max(np.linalg.norm(own) for own in moved) == pytest.approx(gaussian.l2_sensitivity)
 
 
 def reply(party: Party, **changes: Any) -> tuple[Knowledge, dict[str, float]]:
@@ -161,11 +167,11 @@ def fixed_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     def same_labels(self: NoisyMax, counts: np.ndarray, rng: Any = None) -> Release:  # noqa: ARG001
         return Release(np.arange(len(counts)) % NUM_CLASSES, self.charges(len(counts)))
 
-    def same_counts(self: LaplaceCounts, counts: np.ndarray, rng: Any = None) -> Release:  # noqa: ARG001
-        return Release(np.full(counts.shape, 9.0), self.charges())
+    def same_counts(self: GaussianSums, counts: np.ndarray, rng: Any = None) -> Release:  # noqa: ARG001
+        return Release(np.full(counts.shape, 9.0), self.charges(counts.size))
 
     monkeypatch.setattr(NoisyMax, "release", same_labels)
-    monkeypatch.setattr(LaplaceCounts, "release", same_counts)
+    monkeypatch.setattr(GaussianSums, "release", same_counts)
 
 
 @pytest.mark.usefixtures("fixed_noise")
@@ -182,10 +188,10 @@ def test_nothing_but_noisy_releases_tells_neighbours_apart(variant: str) -> None
 def test_exact_counts_would_tell_neighbours_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: counts that leave without noise are seen."""
 
-    def exact(self: LaplaceCounts, counts: np.ndarray, rng: Any = None) -> Release:  # noqa: ARG001
-        return Release(counts.astype(np.float64), self.charges())
+    def exact(self: GaussianSums, counts: np.ndarray, rng: Any = None) -> Release:  # noqa: ARG001
+        return Release(counts.astype(np.float64), self.charges(counts.size))
 
-    monkeypatch.setattr(LaplaceCounts, "release", exact)
+    monkeypatch.setattr(GaussianSums, "release", exact)
     party = toy_party(0, num_records=RECORDS)
     own = (party.y[0] + 1) % NUM_CLASSES
     pair = party, replaced(party, 0, party.x[0], int(own))

@@ -116,6 +116,15 @@ NOISY: Mapping[str, Make] = {
     "fedkt L2": partial(fedkt, **L2),
     "fedkt L2 laplace": partial(fedkt, **L2, noise="laplace", corrected=False),
     "fedkt L2 counts": partial(fedkt, **L2, vote_weights="noisy-counts"),
+    "fedkt L2 bought counts": partial(
+        fedkt,
+        privacy_level="L2",
+        num_teachers=4,
+        target_epsilon=2.0,
+        vote_weights="noisy-counts",
+        accept_noise=True,
+    ),
+    "fedkt L2 scores": partial(fedkt, **L2, vote_weights="noisy-counts", exchange="scores"),
     "fedkt L2 confident": partial(
         fedkt,
         privacy_level="L2",

@@ -11,7 +11,7 @@ from fl_strategies import FedKTParty, Party
 from fl_strategies.aggregation.class_weights import CLASS_COUNTS
 from fl_strategies.core.party_state import PartyState
 from fl_strategies.privacy._evidence import lower_bounds
-from fl_strategies.privacy.counts import LaplaceCounts
+from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.mechanisms import Release
 from fl_strategies.wire import keys
 from fl_strategies.wire.packing import unpack_labels
@@ -26,7 +26,6 @@ ASKED = {
     "num_teachers": 3,
     "public": POINTS,
     "vote_weights": "noisy-counts",
-    "count_epsilon": 2.0,
 }
 
 
@@ -55,9 +54,12 @@ def party(labels: list[int]) -> Party:
 NEIGHBOURS = party([0] * 20 + [1] * 20), party([1] + [0] * 19 + [1] * 20)
 
 
-def replies(own: Party, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+def replies(
+    own: Party, count_epsilon: float, rng: np.random.Generator
+) -> tuple[np.ndarray, float]:
     """Return what the server sees of many runs: class counts, then labels; and the claim."""
-    asked = ConfigRecord({**toy_fedkt(**ASKED).party_config(), keys.SEED: 0})
+    strategy = toy_fedkt(**ASKED, count_epsilon=count_epsilon)
+    asked = ConfigRecord({**strategy.party_config(), keys.SEED: 0})
     seen = np.empty((RUNS, 3 + NUM_QUERIES))
     for run in range(RUNS):
         moved = replace(own, partition_id=int(rng.integers(2**31)))
@@ -67,10 +69,10 @@ def replies(own: Party, rng: np.random.Generator) -> tuple[np.ndarray, float]:
     return seen, metrics[keys.EPSILON_EXAMPLE]
 
 
-def proved_epsilon() -> tuple[float, float]:
+def proved_epsilon(count_epsilon: float) -> tuple[float, float]:
     """Return what bets on counts, on labels and on both prove, and what is claimed."""
     rng = np.random.default_rng(3)
-    (first, claimed), (second, _) = (replies(own, rng) for own in NEIGHBOURS)
+    (first, claimed), (second, _) = (replies(own, count_epsilon, rng) for own in NEIGHBOURS)
     bets = [lambda s, t=t: s[:, 0] - s[:, 1] >= t for t in range(-12, 13)]
     bets += [lambda s, c=c: s[:, 3] == c for c in range(3)]
     bets += [lambda s, t=t: (s[:, 0] - s[:, 1] >= t) & (s[:, 3] == 0) for t in (-4, 0, 4)]
@@ -81,7 +83,7 @@ def proved_epsilon() -> tuple[float, float]:
 @pytest.mark.slow
 def test_noisy_counts_and_votes_keep_their_promise() -> None:
     """No bet proves more than votes and counts were charged together."""
-    proved, claimed = proved_epsilon()
+    proved, claimed = proved_epsilon(6.0)
 
     assert 0.3 < proved <= claimed
 
@@ -90,10 +92,10 @@ def test_noisy_counts_and_votes_keep_their_promise() -> None:
 def test_exact_counts_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A party that charges for noise on its counts and draws none is found out."""
 
-    def exact(self: LaplaceCounts, counts: np.ndarray, rng: Any = None) -> Release:  # noqa: ARG001
-        return Release(counts.astype(np.float64), self.charges())
+    def exact(self: GaussianSums, counts: np.ndarray, rng: Any = None) -> Release:  # noqa: ARG001
+        return Release(counts.astype(np.float64), self.charges(counts.size))
 
-    monkeypatch.setattr(LaplaceCounts, "release", exact)
-    proved, claimed = proved_epsilon()
+    monkeypatch.setattr(GaussianSums, "release", exact)
+    proved, claimed = proved_epsilon(2.0)
 
     assert proved > 1.2 * claimed

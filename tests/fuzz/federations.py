@@ -93,6 +93,14 @@ VARIANTS: Mapping[str, Variant] = {
     "fedkt-l2-counts": _variant(
         "fedkt", "tree", privacy_level="L2", gamma=0.5, vote_weights="noisy-counts"
     ),
+    "fedkt-l2-scores": _variant(
+        "fedkt",
+        "tree",
+        privacy_level="L2",
+        gamma=0.5,
+        vote_weights="noisy-counts",
+        exchange="scores",
+    ),
     "fedkt-trimmed": _variant("fedkt", "tree", trim_fraction=0.3),
     "fedkt-models": _variant("fedkt", "tree", num_teachers=2, exchange="models"),
     "fedkt-networks": _variant("fedkt", "network", num_teachers=2, exchange="models"),

@@ -158,7 +158,7 @@ def test_a_value_outside_its_rule_is_named(name: str, value: Any, rule: str) -> 
         ("fedkt", "num_teachers", -1, "from 1 to 100000"),
         ("fedkt", "vote_weights", "much", "one of auto, none, counts, noisy-counts"),
         ("fedkt", "privacy_level", "L3", "one of L0, L1, L2"),
-        ("fedkt", "exchange", "weights", "one of votes, models"),
+        ("fedkt", "exchange", "weights", "one of votes, models, scores"),
         ("fedkd", "num_levels", -1, "from 2 to 65536"),
         ("fedkd", "clip", 0.0, "greater than 0 and at most"),
         ("fedkd", "weights", "equal", "one of evidence, noisy-evidence, counts"),

@@ -9,6 +9,7 @@ from fl_strategies.privacy.bounds.curves import (
     pure_laws,
     smallest_delta,
 )
+from fl_strategies.privacy.bounds.gaussian import gaussian_mu
 from fl_strategies.privacy.bounds.gnmax import gnmax_rdp, threshold_rdp
 from fl_strategies.privacy.bounds.losses import loss_of, sampling_error
 from fl_strategies.privacy.bounds.moments import (
@@ -25,6 +26,7 @@ __all__ = [
     "constant",
     "data_dependent_epsilon",
     "default_orders",
+    "gaussian_mu",
     "gnmax_rdp",
     "gumbel_data_dependent_epsilon",
     "loss_of",

@@ -1,5 +1,6 @@
 """What can be set about FedKT, and what both sides say to each other."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias
@@ -7,12 +8,13 @@ from typing import ClassVar, Final, Literal, TypeAlias
 from fl_strategies.exceptions import require
 from fl_strategies.options import Options, option, variants
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.counts import LaplaceCounts
+from fl_strategies.privacy.bounds import gaussian_mu
+from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.votes import VoteMechanism, VotePrivacy
 
-Exchange: TypeAlias = Literal["votes", "models"]
+Exchange: TypeAlias = Literal["votes", "models", "scores"]
 VoteWeights: TypeAlias = Literal["auto", "none", "counts", "noisy-counts"]
 
 LEVELS: Sequence[str] = ("L0", "L1", "L2")
@@ -30,6 +32,8 @@ WEIGHT_RULES: Mapping[str, str] = {
     "L1": "auto or none at L1, where the noise covers a party's votes and not their weight",
     "L2": "auto, none or noisy-counts at L2, where exact counts would be unprotected",
 }
+SCORED: Final = ("L2", "noisy-counts")
+"""Where students may send scores: what they say is protected, and the server weighs it."""
 VOTE_INSTEAD = "Let it vote instead: exchange='votes'."
 
 UNPROTECTED = "the labels of students left the party without noise"
@@ -38,6 +42,11 @@ OPEN_VOTES: Final[Sequence[Entry]] = ((NonPrivateEvent(unit="example", reason=UN
 NOBODY: Final = -1
 """Partition id that stands for parties whose answer nobody could read."""
 COUNTED = "class counts protect examples, not parties"
+
+COUNT_PART: Final = 0.1
+"""Part of a target, as the mu of Gaussian noise, that class counts cost unless it is given."""
+USUAL_COUNT_EPSILON: Final = 1.0
+"""What they cost where there is no target."""
 
 # A server cannot make a party train without end.
 MAX_SPLITS = 1_000
@@ -64,13 +73,18 @@ class FedKTOptions(Options):
         Weigh a party's votes by how well its records let it know each class, then match
         `class_share`. The counts are exact, at L0 only, or cost an example `count_epsilon`,
         at L0 and L2. ``"auto"``: counts at L0, none at L1 and L2.
-    count_epsilon : float
-        Part of the target epsilon at L2, if that is given.
+    count_epsilon : float, optional
+        What noisy counts cost by themselves: discrete Laplace noise at L0, where it composes
+        with DP-SGD, and discrete Gaussian noise at L2, within the target epsilon if that is
+        given. By default a tenth of the target there, as the mu of Gaussian noise; 1 without
+        a target.
     class_share : str
         For weighted votes: "auto", "pooled", "none" or numbers with commas, see
         `EvidencePool`; ``"auto"`` is ``"pooled"`` here. Say ``"none"`` if public rows come
         from another domain.
-    exchange : "votes" or "models"
+    exchange : "votes", "models" or "scores"
+        ``"scores"``, with noisy counts at L2: how sure students are of each class, in a byte
+        each, which is as free as their votes are there and says more.
     privacy : VotePrivacy, optional
         The noise on votes and where it is; by default there is none, the paper's L0.
     num_queries : int, optional
@@ -113,8 +127,11 @@ class FedKTOptions(Options):
     )
     corrected: bool = option(True, "votes without the teacher's own class shares")
     vote_weights: VoteWeights = option("auto", "weights of votes")
-    count_epsilon: float = option(
-        1.0, "what noisy counts cost an example", least=1e-6, most=100
+    count_epsilon: float | None = option(
+        None,
+        "what noisy counts cost; 0: a tenth of the target's mu, or 1",
+        least=1e-6,
+        most=100,
     )
     class_share: str = option(
         "auto", "class shares of public rows: auto, pooled, none, or numbers"
@@ -158,11 +175,15 @@ class FedKTOptions(Options):
         shared = self.weights != "none" or self.class_share in ("auto", "none")
         rule = "auto or none unless votes are weighted"
         require(shared, "FedKT", "class_share", rule, self.class_share)
+        scored = self.exchange != "scores" or (self.level, self.weights) == SCORED
+        rule = "votes or models unless noisy counts weigh votes at L2"
+        require(scored, "FedKT", "exchange", rule, self.exchange)
         if self.weights == "noisy-counts":
             self.count_noise()
             target = self.privacy.target_epsilon if self.privacy else None
-            left = target is None or self.count_epsilon < target
-            require(left, "FedKT", "count_epsilon", "below target_epsilon", self.count_epsilon)
+            epsilon = self.count_epsilon
+            left = target is None or epsilon is None or epsilon < target
+            require(left, "FedKT", "count_epsilon", "below target_epsilon", epsilon)
 
     @property
     def level(self) -> str:
@@ -184,15 +205,28 @@ class FedKTOptions(Options):
         """Whether the noise of parties comes from the seed and protects nobody."""
         return self.party_privacy is not None and self.party_privacy.seeded_noise
 
-    def count_noise(self) -> LaplaceCounts:
+    def count_noise(self) -> LaplaceCounts | GaussianSums:
         """Return the noise on class counts, of which replacing one record moves two by one."""
-        return LaplaceCounts(epsilon=self.count_epsilon, l1_sensitivity=2.0)
+        privacy, epsilon = self.party_privacy, self.count_epsilon
+        if privacy is None:
+            return LaplaceCounts(epsilon=epsilon or USUAL_COUNT_EPSILON, l1_sensitivity=2.0)
+        if epsilon is None and privacy.target_epsilon is not None:
+            mu = COUNT_PART * gaussian_mu(privacy.target_epsilon, privacy.delta)
+        else:
+            mu = gaussian_mu(epsilon or USUAL_COUNT_EPSILON, privacy.delta)
+        moved = math.sqrt(2)
+        return GaussianSums(scale=moved / mu, l2_sensitivity=moved, unit="example")
 
-    def count_charges(self, *, seeded: bool) -> Sequence[Entry]:
+    def count_charges(self, num_classes: int, *, seeded: bool) -> Sequence[Entry]:
         """Return what the class counts cost that leave a party, if any do."""
         if self.weights == "counts":
             return [(NonPrivateEvent(unit="example", reason=EXACT_COUNTS), 1)]
-        return () if self.weights == "none" else self.count_noise().charges(seeded=seeded)
+        if self.weights == "none":
+            return ()
+        noise = self.count_noise()
+        if isinstance(noise, LaplaceCounts):
+            return noise.charges(seeded=seeded)
+        return noise.charges(num_classes, seeded=seeded)
 
     def mechanism(
         self, privacy: VotePrivacy, num_classes: int, num_queries: int
@@ -214,5 +248,5 @@ class FedKTOptions(Options):
         return privacy.for_examples(
             num_classes,
             self.num_splits * num_queries,
-            besides=self.count_charges(seeded=False),
+            besides=self.count_charges(num_classes, seeded=False),
         )

@@ -35,8 +35,10 @@ from fl_strategies.strategies.fedkt.options import (
     VOTE_INSTEAD,
     FedKTOptions,
 )
+from fl_strategies.strategies.fedkt.scores import SCORES
 from fl_strategies.strategies.fedkt.teaching import (
     planned_charges,
+    student_scores,
     teacher_counts,
     teacher_votes,
     train_students,
@@ -63,7 +65,7 @@ class FedKTParty(PartyRole):
         return Request(
             name=f"fedkt {options.level}",
             trainer=party.teacher_fn or party.learner_fn,
-            models=options.exchange != "votes",
+            models=options.exchange == "models",
             protected=options.level == "L2",
             seeded=options.party_seeds_noise,
             fits=fits,
@@ -105,6 +107,10 @@ class FedKTParty(PartyRole):
             labels = np.stack([labels for _, labels in sets])
             return {"votes": pack_labels(labels, party.num_classes)}, labels
         students = train_students(party, sets, work.seed)
+        if options.exchange == "scores":
+            scores = student_scores(party, students)
+            packed = SCORES.to_wire(scores, party.rng(work.seed, "scores"))
+            return {"scores": packed}, scores.argmax(axis=1)[None]
         labels = np.stack([student.predict(party.public) for student in students])
         if options.exchange == "votes":
             return {"votes": pack_labels(labels, party.num_classes)}, labels
@@ -194,7 +200,8 @@ class _Work:
         options, seed = FedKTOptions.received(config), read_seed(config)
         splits, teachers = options.num_splits, _num_teachers(party, options)
         training = planned_charges(party, splits, teachers)
-        counting = options.count_charges(seeded=options.party_seeds_noise)
+        seeded = options.party_seeds_noise
+        counting = options.count_charges(party.num_classes, seeded=seeded)
         privacy, mechanism = options.party_privacy, None
         rows, delta = np.arange(len(party.public)), DEFAULT_DELTA
         labelling: Sequence[Entry] = training or OPEN_VOTES

@@ -11,6 +11,7 @@ from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.protocols import Learner, LearnerFactory, require_portable
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.strategies.fedkt.options import VOTE_INSTEAD
+from fl_strategies.strategies.fedkt.scores import SCORES
 from fl_strategies.strategies.fedkt.tally import PartyVotes
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, part_arrays, party_of, shown
@@ -29,6 +30,8 @@ class VoteReader:
     def read(self, knowledge: Knowledge, *, weighted: bool) -> PartyVotes:
         """Return one party's votes, and its class counts if votes are weighted."""
         counts = self._counts(knowledge) if weighted else None
+        if knowledge.kind == "scores":
+            return self._scored(knowledge, counts)
         labels = consistent_labels(self._labels(knowledge), self.num_classes)
         return PartyVotes(labels, counts, party_of(knowledge))
 
@@ -39,6 +42,12 @@ class VoteReader:
                 f"FedKT: {CLASS_COUNTS} must hold at least one record, got {counts[:8]}."
             )
         return counts
+
+    def _scored(self, knowledge: Knowledge, counts: FloatArray | None) -> PartyVotes:
+        """Return scores, and the likeliest classes as votes."""
+        packed = knowledge.arrays.get("scores", np.empty(0, np.uint8))
+        codes = SCORES.from_wire(packed, (len(self.public), self.num_classes))
+        return PartyVotes(codes.argmax(axis=1), counts, party_of(knowledge), codes)
 
     def _labels(self, knowledge: Knowledge) -> IntArray:
         """Return the labels of one party's students, (num_splits, num_public)."""

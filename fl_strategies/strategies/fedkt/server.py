@@ -72,7 +72,8 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         into ceil(log2 C) bits each. ``exchange="models"``: the students themselves, as in
         the paper. The server uses students only to label the public rows, so both lead
         to the same final model, to the bit; except that with t = 1, below L2, the teacher
-        votes itself and no student is trained, unless models are asked for. With
+        votes itself and no student is trained, unless models are asked for.
+        ``exchange="scores"``, at L2: the students' mean scores of each class, a byte each. With
         `vote_weights` also how many records of each class the party has.
     Guarantee
         L0: none. Epsilon is reported as infinite; only if all teachers of all parties train
@@ -267,6 +268,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
             worth=self.options.num_splits,
             share=self.class_share if self.options.weights != "none" else None,
             exclude_outliers=self.options.exclude_outliers,
+            scored=self.options.exchange == "scores",
         )
 
     def begin_round(self) -> bool:
@@ -348,13 +350,13 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         num_labels = self.options.num_splits * self.num_queries
         mechanism, seeded = self._mechanism(privacy), privacy.seeded_noise
         votes = mechanism.charges(num_labels, seeded=seeded)
-        charges = [*votes, *self.options.count_charges(seeded=seeded)]
+        charges = [*votes, *self.options.count_charges(self.num_classes, seeded=seeded)]
         for _ in range(self.run.num_attempts):
             enter(charges)
 
     def _enter_reported(self) -> None:
         """Enter what the parties say their teachers cost, and the counts beside them."""
-        counts = self.options.count_charges(seeded=False)
+        counts = self.options.count_charges(self.num_classes, seeded=False)
         unknown = PartyReply(NOBODY, NOBODY, "", PartyAnswer(None), {})
         for reply in self.replies or [unknown]:
             charges = [*(reply.knowledge.training or OPEN_VOTES), *counts]

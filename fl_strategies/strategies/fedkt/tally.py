@@ -10,16 +10,21 @@ from fl_strategies.aggregation.evidence_pool import ClassShare, EvidencePool
 from fl_strategies.aggregation.voting import add_votes, plurality
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.privacy.accountant import Entry
+from fl_strategies.strategies.fedkt.scores import SCORES, score_evidence
 from fl_strategies.wire.knowledge import Metrics
 
 
 @dataclass(frozen=True, eq=False)
 class PartyVotes:
-    """One party's votes (num_rows,), -1 for none, its class counts or None, and its id."""
+    """One party's votes (num_rows,), -1 for none, its class counts or None, and its id.
+
+    `scores` are how sure it is of each class (num_rows, num_classes), as they came, if it says.
+    """
 
     labels: Array
     counts: FloatArray | None
     party: int = 0
+    scores: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +51,8 @@ class VoteTally:
         `EvidencePool`. Left out, all votes weigh the same.
     exclude_outliers : bool
         Of weighted votes, those of parties that contradict most others are not counted.
+    scored : bool
+        Of weighted votes, parties say how sure they are of each class.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class VoteTally:
         worth: int,
         share: ClassShare | None = None,
         exclude_outliers: bool = True,
+        scored: bool = False,
     ) -> None:
         self.counts: IntArray = np.zeros(shape, dtype=np.int64)
         self._worth = worth
@@ -62,17 +70,18 @@ class VoteTally:
         if share is not None:
             self._pool = EvidencePool(
                 shape,
-                bound=VOTE_STRENGTH,
+                bound=SCORES.bound if scored else VOTE_STRENGTH,
                 task="single-label",
                 share=share,
-                decode=vote_evidence,
+                decode=score_evidence if scored else vote_evidence,
                 exclude_outliers=exclude_outliers,
             )
 
     def add(self, votes: PartyVotes) -> None:
         """Count one party's votes."""
         if self._pool is not None and votes.counts is not None:
-            self._pool.add(votes.labels, votes.counts, "none", votes.party)
+            said = votes.labels if votes.scores is None else votes.scores
+            self._pool.add(said, votes.counts, "none", votes.party)
         add_votes(self.counts, votes.labels, self._worth)
 
     def winners(self, rng: np.random.Generator) -> tuple[IntArray, IntArray]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.special import log_softmax
 
 from fl_strategies.aggregation.evidence import corrected_labels
 from fl_strategies.aggregation.voting import count_votes
@@ -18,6 +19,7 @@ from fl_strategies.core.training import (
 )
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.accountant import Entry
+from fl_strategies.strategies.fedkt.scores import one_scale
 
 
 def deal_records(
@@ -114,3 +116,9 @@ def train_students(party: Party, sets: Sequence[TrainingSet], seed: int) -> list
         )
     rngs = [party.rng(seed, "student", split) for split in range(len(sets))]
     return fit_ensemble(party.learner_fn, sets, rngs=rngs)
+
+
+def student_scores(party: Party, students: Sequence[Learner]) -> FloatArray:
+    """Return how sure the students are of each class on average, (num_public, num_classes)."""
+    logits = [finite_logits(party.owner, s, party.public, promised=True) for s in students]
+    return one_scale(np.mean([log_softmax(own, axis=1) for own in logits], axis=0))

@@ -9,6 +9,7 @@ number of public rows. `histogram` counts records by cell and class; `regression
 features by class.
 """
 
+from fl_strategies.privacy.planning.sums import Histogram, Regression
 from fl_strategies.strategies.sums.cells import Cells
 from fl_strategies.strategies.sums.components import Components
 from fl_strategies.strategies.sums.histogram import FedHistogram
@@ -21,8 +22,8 @@ from fl_strategies.strategies.sums.options import (
 from fl_strategies.strategies.sums.party import SumParty
 from fl_strategies.strategies.sums.regression import FedRegression
 
-HISTOGRAM_PARTY = SumParty(FedHistogram.name, FedHistogramOptions, Cells)
-REGRESSION_PARTY = SumParty(FedRegression.name, FedRegressionOptions, Components)
+HISTOGRAM_PARTY = SumParty(FedHistogramOptions, Cells, Histogram(level="L2"))
+REGRESSION_PARTY = SumParty(FedRegressionOptions, Components, Regression(level="L2"))
 
 __all__ = [
     "FedHistogram",

@@ -15,6 +15,8 @@ from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import MOST_SUMS, GaussianSums
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.planning.draft import Planner
+from fl_strategies.privacy.planning.facts import Facts
 from fl_strategies.strategies.sums.options import (
     SUMS,
     TASK,
@@ -32,8 +34,11 @@ LARGEST_SUM = 2**31 - 1
 class SumParty(PartyRole):
     """The party's role: sum the own records up as public rows say; no model is trained."""
 
-    def __init__(self, name: str, options: type[SumOptions], summary: type[Summary]) -> None:
-        self._name, self._options, self._summary = name, options, summary
+    def __init__(
+        self, options: type[SumOptions], summary: type[Summary], planner: Planner
+    ) -> None:
+        self._name, _, _ = planner.name.partition(" ")
+        self._options, self._summary, self._planner = options, summary, planner
 
     def request(self, party: Party, config: ConfigRecord) -> Request:
         """Return that sums leave, with the party's own noise or without."""
@@ -46,7 +51,23 @@ class SumParty(PartyRole):
             protected=noisy,
             seeded=noisy and options.privacy is not None and options.privacy.seeded_noise,
             fits=0,
+            drowned=lambda: self._drowned(party, options) if noisy else "",
         )
+
+    def _drowned(self, party: Party, options: SumOptions) -> str:
+        """Say if one party's noise drowns all records that the server has announced."""
+        privacy = options.privacy
+        if privacy is None or privacy.target_epsilon is None:
+            return ""
+        facts = Facts(
+            target_epsilon=privacy.target_epsilon,
+            delta=privacy.delta,
+            num_parties=1,
+            num_records=options.num_records or max(1, len(party.public)),
+            num_classes=max(2, party.num_classes),
+            num_public=max(1, len(party.public)),
+        )
+        return self._planner.problem(facts)
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
