@@ -14,8 +14,9 @@ from sklearn.linear_model import LogisticRegression
 from clients.app import client_app
 from fl_strategies import REGISTRY, FedRegression
 from fl_strategies.arrays import Array
+from fl_strategies.core.policy import PartyPolicy
 from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.privacy.planning.rules import usual_components
 from fl_strategies.strategies.sums.components import (
     LEVELS,
@@ -316,3 +317,17 @@ def test_the_price_does_not_depend_on_the_number_of_components() -> None:
     ]
 
     assert noise[0].drawn_scale < noise[1].drawn_scale < 1.005 * noise[0].drawn_scale
+
+
+@pytest.mark.parametrize("kind", ["fedregression", "fedhistogram"])
+def test_a_partys_policy_refuses_noise_that_drowns_all_announced_records(kind: str) -> None:
+    """Whatever the server accepts for itself, nothing is paid for noise alone."""
+
+    def load(context: Any) -> Any:
+        return replace(load_toy_party(context), policy=PartyPolicy(max_run_epsilon=1.0))
+
+    hopeless = {"target_epsilon": 0.05, "num_records": 20, "accept_noise": True}
+    strategy = REGISTRY[kind].strategy.from_settings(**common_options(NUM_PARTIES), **hopeless)
+
+    with pytest.raises(RunFailed, match="noise must be weaker than what it protects"):
+        run_local(strategy, client_app(load), NUM_PARTIES)
