@@ -22,6 +22,7 @@ from fl_strategies import (
     FedKD,
     FedKT,
     FedMD,
+    FedRegression,
     Party,
 )
 from fl_strategies.core import role, training
@@ -96,6 +97,10 @@ def fedhistogram(learner_fn: LearnerFactory, **options: Any) -> FedHistogram:
     return FedHistogram.from_settings(**COMMON, learner_fn=learner_fn, **options)
 
 
+def fedregression(learner_fn: LearnerFactory, **options: Any) -> FedRegression:
+    return FedRegression.from_settings(**COMMON, learner_fn=learner_fn, **options)
+
+
 def fedavg(learner_fn: LearnerFactory) -> FedAvg:
     return FedAvg(**COMMON, learner_fn=learner_fn)
 
@@ -122,6 +127,9 @@ NOISY: Mapping[str, Make] = {
     ),
     "fedhistogram L2": partial(
         fedhistogram, target_epsilon=1.0, num_cells=3, accept_noise=True
+    ),
+    "fedregression L2": partial(
+        fedregression, target_epsilon=1.0, num_components=2, accept_noise=True
     ),
     "fedmd ldp labels": partial(fedmd, **LDP, noise="gumbel", gamma=0.5),
     "fedmd ldp softmax": partial(fedmd, **LDP, payload="softmax", sigma=1.0),

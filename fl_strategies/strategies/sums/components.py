@@ -197,25 +197,36 @@ def fitted_shares(
     num_classes : int
     task : "single-label" or "multi-label"
     """
-    rows, ridge = features / LEVELS, max(RIDGE * noise, _LEAST_RIDGE)
-    labels = task == "multi-label" or num_classes == 2
+    rows, several = features / LEVELS, task == "multi-label"
+    classes = not several and num_classes > 2
+    scores = rows @ fitted_weights(rows, means, noise, softmax_link=classes)
+    if classes:
+        return np.asarray(softmax(scores, axis=1))
+    positive = expit(2 * scores)
+    return np.asarray(positive if several else np.hstack([1 - positive, positive]))
+
+
+def fitted_weights(
+    rows: FloatArray, means: FloatArray, noise: float, *, softmax_link: bool
+) -> FloatArray:
+    """Return the weights of the regression that expects these means, (num_features, columns).
+
+    The loss is convex, and its gradient what the model expects on the rows less the means,
+    plus a penalty in proportion to the noise.
+    """
+    ridge = max(RIDGE * noise, _LEAST_RIDGE)
 
     def loss(flat: FloatArray) -> tuple[float, FloatArray]:
         weights = flat.reshape(means.shape)
         scores = rows @ weights
-        if labels:
-            normal, expected = np.logaddexp(scores, -scores).sum(axis=1), np.tanh(scores)
-        else:
+        if softmax_link:
             normal, expected = logsumexp(scores, axis=1), softmax(scores, axis=1)
+        else:
+            normal, expected = np.logaddexp(scores, -scores).sum(axis=1), np.tanh(scores)
         value = normal.mean() - np.sum(weights * means) + ridge / 2 * np.sum(weights**2)
         gradient = rows.T @ expected / len(rows) - means + ridge * weights
         return float(value), gradient.ravel()
 
-    start = np.zeros(means.size)
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS})
-    scores = rows @ found.x.reshape(means.shape)
-    if not labels:
-        return np.asarray(softmax(scores, axis=1))
-    positive = expit(2 * scores)
-    several = task == "multi-label"
-    return np.asarray(positive if several else np.hstack([1 - positive, positive]))
+    start, steps = np.zeros(means.size), {"maxiter": _STEPS}
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options=steps)
+    return np.asarray(found.x.reshape(means.shape))

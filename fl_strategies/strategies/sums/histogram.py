@@ -77,18 +77,15 @@ class FedHistogram(SumStrategy[Cells]):
 
     def _usual_cells(self) -> int:
         if self.options.level == "L1":
-            noise = self._noise_of(math.sqrt(2) * DIRECTION) / DIRECTION
+            noise = self._planned_noise(math.sqrt(2) * DIRECTION) / DIRECTION
             return usual_cells_of_parties(len(self.public), self.num_parties, noise)
         labels = self.num_classes if self.task == "multi-label" else 1
-        noise = self._noise_of(math.sqrt(2 * labels))
+        noise = self._planned_noise(math.sqrt(2 * labels))
         return usual_cells(len(self.public), self._num_records, noise)
 
     def _drowned(self) -> str:
         """Return how noise drowns what a cell has on average; nothing if it does not."""
-        mechanism, cells = self._mechanism, self._summary.num_cells
-        if mechanism is None:
-            return ""
-        noise = self._noise_of(mechanism.l2_sensitivity)
+        noise, cells = self._summed(self._mechanism), self._summary.num_cells
         if self.options.level == "L1":
             noise, heard = noise / DIRECTION, self.num_parties / math.sqrt(cells)
             what = "parties"

@@ -63,8 +63,11 @@ class SumPrivacy(Options):
         """Who is protected."""
         return "party" if self.privacy_level == "L1" else "example"
 
-    def mechanism(self, moved: float) -> GaussianSums:
-        """Return the noise for the most by which one unit can move the sums."""
+    def mechanism(self, moved: float, num_sums: int = MOST_SUMS) -> GaussianSums:
+        """Return the noise for the most by which one unit can move so many sums.
+
+        Their number hardly matters: each is drawn with a chance of error of its own.
+        """
 
         def entries(scale: float) -> Sequence[Entry]:
             event = GaussianEvent(
@@ -72,8 +75,7 @@ class SumPrivacy(Options):
                 relation="replace-one",
                 scale=scale,
                 l2_sensitivity=moved,
-                # One release costs the same whatever it has; only imperfect sampling adds up.
-                num_values=MOST_SUMS,
+                num_values=num_sums,
             )
             return [(event, 1)]
 

@@ -59,7 +59,7 @@ class SumParty(PartyRole):
         summary, shape = self._read(party, received)
         own = options.privacy if options.level == "L2" else None
         moved = summary.moved(party.num_classes, party.task)
-        mechanism = None if own is None else own.mechanism(moved)
+        mechanism = None if own is None else own.mechanism(moved, int(np.prod(shape)))
         ledger, reason = self._charge(party, options, mechanism, shape, state)
         sums = summary.of_records(party.x, party.y, party.num_classes, party.task)
         if own is not None and mechanism is not None:

@@ -76,10 +76,10 @@ class FedRegression(SumStrategy[Components]):
     def _noise_share(self) -> float:
         """Return the noise on one sum as a share of what all sums usually are together."""
         if self.options.level == "L1":
-            return self._noise_of(2.0 * DIRECTION) / (DIRECTION * self.num_parties)
+            return self._planned_noise(2.0 * DIRECTION) / (DIRECTION * self.num_parties)
         labels = self.num_classes if self.task == "multi-label" else 1
         usual = USUAL_STRENGTH * LEVELS * self._num_records
-        return self._noise_of(2.0 * LEVELS * labels**0.5) / usual
+        return self._planned_noise(2.0 * LEVELS * labels**0.5) / usual
 
     def _drowned(self) -> str:
         """Return how noise drowns two components; nothing if it does not."""

@@ -125,15 +125,20 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
             return None
         by_record = self._summary.moved(self.num_classes, self.task)
         by_party = self._summary.moved_by_party
-        return privacy.mechanism(by_party if self.options.level == "L1" else by_record)
+        moved = by_party if self.options.level == "L1" else by_record
+        return privacy.mechanism(moved, int(np.prod(self._shape)))
 
-    def _noise_of(self, moved: float, num_answers: int | None = None) -> float:
-        """Return the deviation of the noise on a sum over parties, for what a unit moves."""
+    def _planned_noise(self, moved: float) -> float:
+        """Return the deviation of the noise on a sum over parties, if a unit moves so much."""
         privacy = self.options.privacy
-        if privacy is None:
+        return 0.0 if privacy is None else self._summed(privacy.mechanism(moved))
+
+    def _summed(self, mechanism: GaussianSums | None, num_answers: int | None = None) -> float:
+        """Return the deviation of the noise on a sum over parties."""
+        if mechanism is None:
             return 0.0
         draws = (num_answers or self.num_parties) if self.options.level == "L2" else 1
-        return privacy.mechanism(moved).drawn_scale * math.sqrt(draws)
+        return mechanism.drawn_scale * math.sqrt(draws)
 
     @property
     def _num_records(self) -> int:
@@ -180,8 +185,7 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
         if self.options.level in ("L0", "L2"):
             # Elsewhere a limit that depends on other parties would let a unit move more.
             sums, capped = limited(sums)
-        moved = 0.0 if self._mechanism is None else self._mechanism.l2_sensitivity
-        noise = self._noise_of(moved, len(sums))
+        noise = self._summed(self._mechanism, len(sums))
         shares = self._shares(self._total(sums), noise, len(sums))
         found = {NOISE_SCALE: noise, keys.NUM_CAPPED: capped, **self._details()}
         return self.keep_model(self._learn(shares)), {**found, **self._server_price()}
