@@ -18,6 +18,7 @@ from simulations.config import (
     parse_assignments,
     preset,
 )
+from simulations.curve_command import add_curve
 from simulations.datasets import LOADERS
 from simulations.experiment import load_federation
 from simulations.figures import draw_table
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     repeat.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
     repeat.set_defaults(command=_repeat)
     add_compare(commands, _add_data, _run_once)
+    add_curve(commands, _add_data, _run_once)
     tables = commands.add_parser(
         "table", help="run a table of experiments; what is finished is not run again"
     )

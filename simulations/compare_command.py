@@ -1,25 +1,30 @@
 """The command ``python -m simulations compare``."""
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from fl_strategies import FLOWER_STRATEGIES, REGISTRY
-from fl_strategies.exceptions import InvalidParameter, require
+from fl_strategies import REGISTRY
+from fl_strategies.exceptions import require
+from simulations.arguments import (
+    budgets_of,
+    default_path,
+    given_of,
+    names_of,
+    say,
+    say_stopped,
+    seeds_of,
+)
 from simulations.compare import Comparison, run_comparison
 from simulations.compare_advice import recommend
-from simulations.compare_entries import OWNER, Given, make_plan, shared
+from simulations.compare_entries import OWNER, make_plan
 from simulations.compare_figure import draw_comparison
 from simulations.compare_table import render, summarise_comparison, to_json
-from simulations.config import Settings, parse_assignments
 from simulations.reproduce import Runner
 
-STOPPED: Final = 130
-"""Exit code of a command that Ctrl-C ended, as shells have it."""
 DESCRIPTION: Final = """\
 Run every strategy that fits the data and the models, on the same splits and seeds, beside
 each party alone, pooled data and the majority class. At the end: one table, one picture
@@ -71,12 +76,11 @@ def add_compare(
 
 def _compare(run: Runner, options: argparse.Namespace) -> int:
     comparison = _comparison(options)
-    kept = options.json or _default_path(comparison.given)
+    kept = options.json or default_path(comparison.given, "compare")
     try:
-        results = run_comparison(comparison, run, kept, _say)
+        results = run_comparison(comparison, run, kept, say)
     except KeyboardInterrupt:
-        _say(f"\nStopped. What is finished is in {kept}; the same command resumes.\n")
-        return STOPPED
+        return say_stopped(kept)
     summary = summarise_comparison(comparison, results)
     advice = recommend(summary)
     results.write(to_json(summary, advice))
@@ -88,51 +92,18 @@ def _compare(run: Runner, options: argparse.Namespace) -> int:
 
 
 def _comparison(options: argparse.Namespace) -> Comparison:
-    named = {key: getattr(options, key) for key in ("data", "label", "learner")}
-    strategies = _names(options.strategy) or list(REGISTRY)
-    known = [name for name in strategies if name in {**REGISTRY, **FLOWER_STRATEGIES}]
-    given: Given = {
-        **{key: value for key, value in named.items() if value is not None},
-        **parse_assignments(options.set, *known),
-    }
-    seeds = tuple(
-        int(parse_assignments([f"seed={text}"])["seed"]) for text in options.seeds.split(",")
-    )
+    strategies = names_of(options.strategy) or list(REGISTRY)
+    given, seeds = given_of(options, strategies), seeds_of(OWNER, options.seeds)
     plan = make_plan(
         given,
         strategies=strategies,
         rounds=options.rounds,
         seeds=seeds,
-        budgets=_budgets(options.epsilon),
+        budgets=budgets_of(OWNER, "epsilon", options.epsilon),
     )
     require(bool(plan.entries), OWNER, "strategy", "one that fits", _reasons(plan.excluded))
     return Comparison(given, seeds, plan)
 
 
-def _names(text: str | None) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
-
-
-def _budgets(text: str | None) -> list[float]:
-    try:
-        return sorted({float(number) for number in _names(text)})
-    except ValueError:
-        raise InvalidParameter(
-            f"{OWNER}: epsilon must be numbers with commas between them, got {text!r}."
-        ) from None
-
-
 def _reasons(excluded: Mapping[str, str]) -> str:
     return " ".join(f"{name}: {why}" for name, why in excluded.items())
-
-
-def _default_path(given: Given) -> Path:
-    settings = Settings.from_run_config(shared(given))
-    name = re.sub(r"[^a-z0-9]+", "-", Path(settings.data).name.lower()).strip("-")
-    return Path(settings.output_dir) / f"compare-{name}.json"
-
-
-def _say(text: str) -> None:
-    """Tell the progress where it does not mix with the table."""
-    sys.stderr.write(text)
-    sys.stderr.flush()

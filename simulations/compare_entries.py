@@ -1,36 +1,19 @@
 """What a comparison runs: every strategy that fits the data, and why the others do not."""
 
-import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from fl_strategies import FedKTOptions, SampleOnce, find_algorithm
-from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import StrategyError, require
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
 from fl_strategies.strategies.fedkt.options import MOST_TEACHERS, VOTES_PER_NOISE
-from simulations.config import Settings, Value
-from simulations.experiment import SCORERS, WORD_MODEL, Federation, load_federation
-
-Given: TypeAlias = Mapping[str, Value]
+from simulations.config import Settings, options_of
+from simulations.experiment import Federation, load_federation
+from simulations.fitting import Draft, Entry, Given, fit, refuse_settings, shared
+from simulations.private_variants import VARIANTS, Variant
 
 OWNER: Final = "compare"
-LEARN_SCORES: Final[Mapping[str, str]] = {
-    "random-forest": "forest-scores",
-    "extra-trees": "forest-scores",
-    "decision-tree": "forest-scores",
-    "xgboost": "xgboost-scores",
-    "gradient-boosting": "xgboost-scores",
-    "logistic-regression": "ridge",
-    "svm": "mlp",
-    "k-nearest-neighbours": "mlp",
-    "kernel-ridge": "mlp",
-}
-"""The nearest model that learns from scores and can travel, where a strategy needs one."""
-SCORE_MODELS: Final = " (score models)"
-EVERYWHERE: Final = "everywhere)"
-NETWORK: Final = "mlp"
 NOT_HERE: Final[Mapping[str, str]] = {
     "strategy": "--strategy",
     "seed": "--seeds",
@@ -42,46 +25,6 @@ NOT_HERE: Final[Mapping[str, str]] = {
 MOST_DRAWN: Final = 0.1
 """Largest chance, for a record, to be used in the clear by noise-free privacy."""
 LEAST_QUERIES_PER_CLASS: Final = 5
-SERVER_MODEL: Final = "the server's model, because parties keep the figures of theirs at home"
-
-
-@dataclass(frozen=True)
-class Draft:
-    """An entry before anybody knows whether it fits.
-
-    Parameters
-    ----------
-    name : str
-    decided : mapping
-        Settings that make it what it is; nobody can change them.
-    usual : mapping
-        Settings that suit it, unless the user chose others.
-    budget : float, optional
-        The epsilon that it must keep to.
-    note : str
-        What readers of its figure must know.
-    """
-
-    name: str
-    decided: Given
-    usual: Given = field(default_factory=dict)
-    budget: float | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of a comparison: a strategy with all its settings but the seed.
-
-    An entry may run other models than were asked for; its name or its note says which. A
-    reference needs the same model at every party and is never recommended.
-    """
-
-    name: str
-    settings: Given
-    note: str = ""
-    reference: bool = False
-    budget: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +44,7 @@ def make_plan(
     budgets: Sequence[float] = (),
 ) -> Plan:
     """Find out what fits; settings and data that fit nothing at all raise."""
-    _check_request(given, strategies, seeds, budgets, rounds)
+    _check_request(given, strategies, rounds)
     federations = [
         load_federation(Settings.from_run_config({**shared(given), "seed": seed}))
         for seed in (seeds if budgets else seeds[:1])
@@ -115,103 +58,22 @@ def make_plan(
             continue
         try:
             draft = replace(draft, usual={"num-server-rounds": rounds, **draft.usual})
-            entries.append(_fit(draft, given, federations[0]))
+            entries.append(fit(draft, given, federations[0]))
         except StrategyError as error:
             excluded[draft.name] = str(error)
     return Plan(tuple(entries), excluded)
 
 
-def shared(given: Given) -> Given:
-    """Return the settings that are not about one strategy or another."""
-    return {key: value for key, value in given.items() if key in Settings.settings()}
-
-
-def _check_request(
-    given: Given,
-    strategies: Sequence[str],
-    seeds: Sequence[int],
-    budgets: Sequence[float],
-    rounds: int,
-) -> None:
+def _check_request(given: Given, strategies: Sequence[str], rounds: int) -> None:
     for name in strategies:
         find_algorithm(name)
-    for key in NOT_HERE.keys() & given.keys():
-        require(False, OWNER, f"--set {key}", f"left to {NOT_HERE[key]}", given[key])
-    different = len({*seeds}) == len(seeds) > 0
-    require(different, OWNER, "seeds", "different numbers, at least one", list(seeds))
+    refuse_settings(OWNER, given, NOT_HERE)
     require(rounds >= 1, OWNER, "rounds", "at least 1", rounds)
-    for budget in budgets:
-        require(0 < budget < float("inf"), OWNER, "epsilon", "finite and above 0", budget)
-
-
-def _fit(draft: Draft, given: Given, federation: Federation) -> Entry:
-    """Return the entry with the models that were asked for, or with those nearest to them."""
-    asked = {**draft.usual, **given, **draft.decided, "solo": False, "central": False}
-    reason: StrategyError | None = None
-    for change in _changes(asked):
-        try:
-            return _built(draft, asked, change, federation)
-        except StrategyError as error:
-            reason = error
-    assert reason is not None  # noqa: S101 - the first change is always tried
-    raise reason
-
-
-def _changes(asked: Given) -> Iterator[tuple[str, Given]]:
-    """Yield what may be changed to make a strategy fit, nothing first."""
-    settings = Settings.from_run_config(asked)
-    kind = find_algorithm(settings.strategy).strategy
-    if settings.learner_names:
-        yield "", {}
-    if kind.same_learner:
-        for name in dict.fromkeys([*settings.learner_names, NETWORK, WORD_MODEL]):
-            yield f" ({name} {EVERYWHERE}", {"learner": name, "final-learner": name}
-        return
-    if not settings.learner_names:
-        yield "", {}
-        return
-    final = _learns_scores(settings.final_learner)
-    learners = ",".join(map(_learns_scores, settings.learner_names))
-    yield f" (final {final})", {"final-learner": final}
-    yield SCORE_MODELS, {"learner": learners, "final-learner": final}
-
-
-def _learns_scores(name: str) -> str:
-    return LEARN_SCORES.get(name, name)
-
-
-def _built(
-    draft: Draft, asked: Given, change: tuple[str, Given], federation: Federation
-) -> Entry:
-    """Return the entry if its strategy can be made."""
-    suffix, changed = change
-    settings = Settings.from_run_config({**asked, **changed})
-    _check_task(settings.strategy, federation.dataset.task)
-    fitted = replace(federation, settings=settings)
-    if not settings.learner_names and {*fitted.learner_names} <= {*SCORERS}:
-        suffix = SCORE_MODELS  # the usual models do not fit
-    strategy = fitted.strategy()
-    if strategy.last_round == 1:
-        settings = replace(settings, num_server_rounds=1)
-    models = f"party models {','.join(fitted.learner_names)}" if suffix == SCORE_MODELS else ""
-    return Entry(
-        name=draft.name + suffix,
-        settings={k: v for k, v in settings.to_run_config().items() if k != "seed"},
-        note="; ".join(filter(None, (draft.note, models))),
-        reference=suffix.endswith(EVERYWHERE),
-        budget=draft.budget,
-    )
-
-
-def _check_task(name: str, task: Task) -> None:
-    """Raise for labels of a kind that a strategy cannot even be told of."""
-    told = "task" in inspect.signature(find_algorithm(name).strategy.__init__).parameters
-    require(told or task == "single-label", name, "task", "single-label", task)
 
 
 # Entries that keep to a budget.
 
-ACCEPTED: Final[Given] = {"accept-noise": True}
+ACCEPTED: Final = "accept-noise"
 """A table that compares budgets also shows those that buy nothing."""
 
 
@@ -220,44 +82,20 @@ def _private_drafts(
 ) -> list[Draft]:
     """Return every strategy and level that can promise something, at one budget."""
     told = f" at {budget:g}" if several else ""
-    noisy = {"target-epsilon": budget}
-    drafts = [
-        _voting("L1", given, federations[0], budget),
-        _voting("L2", given, federations[0], budget),
-        Draft(
-            "fedmd ldp",
-            {"strategy": "fedmd", "release": "ldp", **noisy, **ACCEPTED},
-            {"num-server-rounds": 1},
-            note=SERVER_MODEL,
-        ),
-        _sampling(given, federations, budget),
-        Draft(
-            "fedkd noise",
-            {"strategy": "fedkd", "weights": "uniform", **noisy},
-            {"noise": "gaussian"},
-        ),
-        Draft(
-            "fedkd noise, noisy counts",
-            {"strategy": "fedkd", "weights": "noisy-counts", **noisy},
-            {"noise": "gaussian", "count-epsilon": budget / 2},
-        ),
-    ]
+    drafts = [_private(variant, given, federations[0], budget) for variant in VARIANTS]
+    drafts.append(_sampling(given, federations, budget))
     return [replace(draft, name=draft.name + told, budget=budget) for draft in drafts]
 
 
-def _voting(level: str, given: Given, federation: Federation, budget: float) -> Draft:
-    """Return FedKT at a level, with as many queries as its noise leaves readable."""
-    decided: Given = {
-        "strategy": "fedkt",
-        "privacy-level": level,
-        "target-epsilon": budget,
-        **ACCEPTED,
-    }
-    draft = Draft(f"fedkt {level}", decided)
-    if "num-queries" in given:
+def _private(variant: Variant, given: Given, federation: Federation, budget: float) -> Draft:
+    """Return one of them, however loud its noise; FedKT with queries that are readable."""
+    draft = variant.draft(budget)
+    if ACCEPTED in options_of(variant.strategy).settings():
+        draft = replace(draft, decided={**draft.decided, ACCEPTED: True})
+    if variant.strategy != "fedkt" or "num-queries" in given:
         return draft
     try:
-        settings = Settings.from_run_config({**given, **decided})
+        settings = Settings.from_run_config({**given, **draft.decided})
         return replace(draft, usual={"num-queries": _queries(settings, federation)})
     except StrategyError:
         return draft  # the strategy itself will say what is wrong

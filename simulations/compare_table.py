@@ -4,20 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fl_strategies.wire import keys
-from simulations.compare import FURTHER, Comparison, Results
-from simulations.compare_entries import Entry
+from simulations.compare import Comparison
 from simulations.config import Settings
 from simulations.experiment import load_federation
+from simulations.fitting import Entry
 from simulations.report import summarise, table
 from simulations.reproduce import Outcome, find
+from simulations.resuming import FURTHER, PROMISES, Results
 
 PARTY: Final = "party"
 EXAMPLE: Final = "example"
-PROMISES: Final = (
-    (PARTY, keys.EPSILON_PARTY, keys.DELTA_PARTY),
-    (EXAMPLE, keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
-)
 BASELINE_NAMES: Final[Mapping[str, str]] = {
     "majority-": "majority class",
     "solo-": "mean party alone",
@@ -191,7 +187,7 @@ def _rejections(outcomes: Sequence[Outcome]) -> str:
 def _promise(outcomes: Sequence[Outcome]) -> Promise | None:
     """Return the promise at its worst, to parties if that costs no more than to examples."""
     found = []
-    for unit, epsilon, delta in PROMISES:
+    for unit, (epsilon, delta) in PROMISES.items():
         if all(one[epsilon] is not None and one[delta] is not None for one in outcomes):
             worst = max(one[epsilon] for one in outcomes), max(one[delta] for one in outcomes)
             found.append(Promise(unit, *worst, outcomes[0]["against"]))

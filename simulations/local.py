@@ -8,6 +8,7 @@ message, for tests, notebooks and experiments.
 
 import logging
 import multiprocessing
+import signal
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -190,6 +191,9 @@ _adopted: list[ClientApp] = []
 
 
 def _adopt(client_app: ClientApp) -> None:
+    # Ctrl-C reaches every process of a terminal. A worker ends at once and without a word: an
+    # exception in the middle of somebody's library may be lost, and the worker stay behind.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _adopted[:] = [client_app]
 
 

@@ -1,12 +1,15 @@
 """What the documents say about experiments is what their result files hold."""
 # ruff: noqa: RUF001 - rows are named by the letters of the papers
 
+import json
 import re
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
+from simulations.curve_table import from_json
+from simulations.curve_table import markdown as curve_markdown
 from simulations.reproduce import (
     Outcome,
     Row,
@@ -25,6 +28,8 @@ BLOCKS = [
     for path in sorted(DOCS.glob("*.md"))
     for name, text in BLOCK.findall(path.read_text(encoding="utf-8"))
 ]
+
+CURVES = sorted((DOCS / "results").glob("curve_*.json"))
 
 
 def find_row(table: str, name: str) -> tuple[Row, list[Outcome]]:
@@ -65,6 +70,17 @@ def test_tables_show_their_results(document: str, name: str, text: str) -> None:
     """A table in a document is exactly what its result file gives."""
     assert document
     assert text == markdown(Table.load(name), DOCS / "results" / f"{name}.json")
+
+
+@pytest.mark.parametrize("path", CURVES, ids=[path.stem for path in CURVES])
+def test_curves_show_their_results(path: Path) -> None:
+    """A table of curves, its picture and its command are those of its result file."""
+    summary = from_json(json.loads(path.read_text(encoding="utf-8")))
+    text = (DOCS / "privacy_curves.md").read_text(encoding="utf-8")
+
+    assert curve_markdown(summary) in text
+    assert summary.command in text
+    assert f"]({path.stem}.png)" in text
 
 
 def test_fedkd_is_far_above_its_parties() -> None:

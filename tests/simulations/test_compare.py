@@ -14,7 +14,7 @@ from simulations import __main__ as command
 from simulations.__main__ import main
 from simulations.compare import Comparison, run_comparison
 from simulations.compare_advice import recommend
-from simulations.compare_entries import Entry, Plan, make_plan
+from simulations.compare_entries import Plan, make_plan
 from simulations.compare_figure import draw_comparison
 from simulations.compare_table import (
     BASELINE_NAMES,
@@ -28,6 +28,8 @@ from simulations.compare_table import (
 from simulations.config import Settings
 from simulations.experiment import Federation, load_federation
 from simulations.figures import DOTS_PER_INCH
+from simulations.fitting import Entry
+from tests.pictures import size_of
 
 FAST = {
     "data": "breast-cancer",
@@ -41,13 +43,6 @@ FAST = {
 OPTIONS = [f"--set={key}={value}" for key, value in FAST.items()]
 Y = ("y_train", "y_test")
 TRUSTED = "everybody who sees the final model, except the server, which is trusted"
-
-
-def size_of(picture: Path) -> tuple[int, int]:
-    """Read the size from a PNG file's own header."""
-    content = picture.read_bytes()
-    assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
 
 
 def compare(folder: Path, *options: str) -> int:
@@ -94,7 +89,7 @@ def test_a_real_comparison_is_shown_kept_and_not_run_twice(
     assert "Take " in told.out
     models = "random-forest,xgboost,logistic-regression,mlp; pooled extra-trees"
     assert f"Baselines: {models}." in told.out
-    assert "[2/5] fedkt, seed 0: " in told.err
+    assert "run 2 of 5: fedkt, seed 0: " in told.err
     assert "left" in told.err
     assert size_of(tmp_path / "kept.png")[0] > 500
 
@@ -254,8 +249,7 @@ def test_the_users_settings_win_over_usual_ones() -> None:
     given = {**FAST, "num-teachers": 7, "num-queries": 11, "privacy-level": "L0"}
     plan = make_plan(given, strategies=["fedkt"], rounds=2, seeds=(0,), budgets=(1.0,))
 
-    level_two = plan.entries[-1]
-    assert level_two.name == "fedkt L2"
+    (level_two,) = (entry for entry in plan.entries if entry.name == "fedkt L2")
     keys = ("num-teachers", "num-queries", "privacy-level")
     told = [level_two.settings[f"fedkt.{key}"] for key in keys]
     assert told == [7, 11, "L2"]

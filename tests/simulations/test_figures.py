@@ -15,6 +15,7 @@ from simulations import figures
 from simulations.__main__ import main
 from simulations.figures import DOTS_PER_INCH, PANEL_INCHES, draw_table, make_panels
 from simulations.reproduce import Row, Table
+from tests.pictures import size_of
 
 SEEDS = (0, 1, 2)
 TABLE = Table(
@@ -48,13 +49,6 @@ def some_outcomes(gain: float = 0.1) -> list[dict[str, Any]]:
 def write(path: Path, outcomes: list[dict[str, Any]]) -> Path:
     path.write_text(json.dumps({"table": TABLE.name, "outcomes": outcomes}))
     return path
-
-
-def size_of(picture: Path) -> tuple[int, int]:
-    """Read the size from a PNG file's own header."""
-    content = picture.read_bytes()
-    assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
 
 
 def test_rows_become_curves_in_panels() -> None:

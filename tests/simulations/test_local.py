@@ -1,3 +1,9 @@
+import os
+import signal
+import time
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, suppress
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -117,6 +123,21 @@ def test_clients_see_their_configuration() -> None:
 
     assert seen == [({"partition-id": i, "num-partitions": 2}, {"beta": 0.5}) for i in range(2)]
     assert grid.run.run_id != 0
+
+
+def test_ctrl_c_ends_a_worker_whatever_it_is_doing() -> None:
+    """Even code that would catch every exception; such a worker would outlive its run."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:  # noqa: ARG001
+        with suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        return Message(message.content, reply_to=message)
+
+    with closing(InMemoryGrid(app, 2, num_workers=2)) as grid, pytest.raises(BrokenProcessPool):
+        grid.send_and_receive(messages(grid))
 
 
 @pytest.mark.parametrize("options", [{"num_nodes": 0}, {"num_nodes": 2, "num_workers": 0}])

@@ -1,0 +1,57 @@
+"""The curves of docs/privacy_curves.md: five data sets, protecting examples and whole parties.
+
+Run: ``python benchmarks/privacy_curves.py [NAME ...]``, for all names below or for some. What
+is finished is kept in ``runs``, so a stopped benchmark resumes. Each set of curves ends with
+its section of the document, its picture and its results.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from simulations.__main__ import main
+
+DOCS = Path(__file__).parent.parent / "docs"
+KEPT = Path("runs")
+CURVES = {
+    "adult_example": ("--data=adult", "--set=num-parties=20"),
+    "codrna_example": ("--data=cod-rna", "--set=num-parties=20"),
+    "mnist_example": ("--data=mnist", "--set=num-parties=10"),
+    "digits_example": ("--data=digits", "--set=num-parties=10"),
+    "breast-cancer_example": ("--data=breast-cancer", "--set=num-parties=6"),
+    "adult_party": ("--data=adult", "--unit=party", "--set=num-parties=50"),
+    "codrna_party": ("--data=cod-rna", "--unit=party", "--set=num-parties=50"),
+    "mnist_party": ("--data=mnist", "--unit=party", "--set=num-parties=50"),
+    "digits_party": ("--data=digits", "--unit=party", "--set=num-parties=20"),
+    "breast-cancer_party": ("--data=breast-cancer", "--unit=party", "--set=num-parties=10"),
+}
+"""Settings by name."""
+EPSILONS = {"example": "0.1,0.3,1,3", "party": "1,2,4,8"}
+
+
+def draw(name: str) -> int:
+    """Run one set of curves and write all that the document needs of it."""
+    epsilons = EPSILONS[name.rpartition("_")[2]]
+    outputs = {
+        "json": KEPT / f"curve_{name}.json",
+        "summary": DOCS / "results" / f"curve_{name}.json",
+        "png": DOCS / f"curve_{name}.png",
+        "markdown": DOCS / "privacy_curves.md",
+    }
+    paths = [f"--{key}={path}" for key, path in outputs.items()]
+    return main(["curve", *CURVES[name], f"--epsilons={epsilons}", *paths])
+
+
+def run(names: Sequence[str]) -> int:
+    """Run some sets of curves, or all; stop at the first that does not end well."""
+    return next((code for code in map(draw, names or CURVES) if code), 0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CURVES))
+    chosen = parser.parse_args().names
+    if unknown := {*chosen} - {*CURVES}:
+        parser.error(f"NAME must be one of {', '.join(CURVES)}, got {', '.join(unknown)}.")
+    sys.exit(run(chosen))

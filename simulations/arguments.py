@@ -1,0 +1,82 @@
+"""What commands that make many runs read from the command line, and say while they run."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from fl_strategies import FLOWER_STRATEGIES, REGISTRY
+from fl_strategies.exceptions import InvalidParameter, require
+from simulations.config import Settings, parse_assignments
+from simulations.fitting import Given, shared
+
+STOPPED: Final = 130
+"""Exit code of a command that Ctrl-C ended, as shells have it."""
+
+
+def names_of(text: str | None) -> list[str]:
+    """Return what has commas between it, each once.
+
+    Examples
+    --------
+    >>> names_of("fedkt, fedmd ldp,fedkt")
+    ['fedkt', 'fedmd ldp']
+    """
+    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+
+
+def seeds_of(owner: str, text: str) -> tuple[int, ...]:
+    """Return the seeds of an experiment."""
+    seeds = [
+        int(parse_assignments([f"seed={number}"])["seed"])
+        for number in text.split(",")
+        if number.strip()
+    ]
+    different = len({*seeds}) == len(seeds) > 0
+    require(different, owner, "seeds", "different numbers, at least one", seeds)
+    return tuple(seeds)
+
+
+def budgets_of(owner: str, parameter: str, text: str | None) -> list[float]:
+    """Return epsilons, smallest first."""
+    try:
+        budgets = sorted({float(number) for number in names_of(text)})
+    except ValueError:
+        rule = "numbers with commas between them"
+        raise InvalidParameter(f"{owner}: {parameter} must be {rule}, got {text!r}.") from None
+    for budget in budgets:
+        require(0 < budget < float("inf"), owner, parameter, "finite and above 0", budget)
+    return budgets
+
+
+def given_of(options: argparse.Namespace, strategies: Sequence[str]) -> Given:
+    """Return the settings that are given for all runs, by options and by --set."""
+    named = {key: getattr(options, key) for key in ("data", "label", "learner")}
+    known = [name for name in strategies if name in {**REGISTRY, **FLOWER_STRATEGIES}]
+    return {
+        **{key: value for key, value in named.items() if value is not None},
+        **parse_assignments(options.set, *known),
+    }
+
+
+def default_path(given: Given, *words: str) -> Path:
+    """Return where results are kept, named for the data and some words."""
+    settings = Settings.from_run_config(shared(given))
+    name = re.sub(r"[^a-z0-9]+", "-", Path(settings.data).name.lower()).strip("-")
+    first, *others = words
+    return Path(settings.output_dir) / ("-".join([first, name, *others]) + ".json")
+
+
+def say(text: str) -> None:
+    """Tell the progress where it does not mix with the table."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def say_stopped(kept: Path) -> int:
+    """Tell what a stop leaves behind; return the exit code."""
+    rest = f"What is finished is in {kept}" if kept.exists() else "Nothing is finished"
+    say(f"\nStopped. {rest}; the same command resumes.\n")
+    return STOPPED

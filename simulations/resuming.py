@@ -1,0 +1,248 @@
+"""Many runs of one experiment, each kept in a file as soon as it is finished.
+
+A result is kept under all the settings it was made by, so what was stopped resumes, and what
+has other settings runs anew.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from fl_strategies import __version__
+from fl_strategies.exceptions import StrategyError
+from fl_strategies.runtime.atomic_files import SHARED, replace_file
+from fl_strategies.wire import keys
+from simulations.baselines import PREFIXES, judge_baselines
+from simulations.config import Settings
+from simulations.datasets import FILE_SUFFIXES
+from simulations.experiment import load_federation
+from simulations.fitting import Entry, Given, shared
+from simulations.report import Report
+from simulations.reproduce import Outcome, Runner, find, outcome_of, read_outcomes
+
+Say = Callable[[str], None]
+
+BASELINES: Final = "baselines"
+ELSEWHERE: Final = frozenset({"output-dir", "num-workers", "max-wait", "timeout"})
+"""Settings that change no result: one that was made by others is not made again."""
+FURTHER: Final = ("balanced-accuracy", "macro-f1")
+"""Figures that a report may have besides the one of its task."""
+PROMISES: Final[Mapping[str, tuple[str, str]]] = {
+    "party": (keys.EPSILON_PARTY, keys.DELTA_PARTY),
+    "example": (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
+}
+"""Epsilon and delta of a result, by whom they protect."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run that is needed; without an entry it measures the baselines."""
+
+    entry: Entry | None
+    settings: Settings
+    asked: Mapping[str, Any]
+    """All that decides the result, which is kept under it."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.entry.name if self.entry else BASELINES
+
+    @property
+    def told(self) -> str:
+        """What tells it from other runs of the same name."""
+        draw = f", draw {self.asked['draw']}" if "draw" in self.asked else ""
+        return f"seed {self.settings.seed}{draw}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What all runs have in common: the user's settings and the seeds."""
+
+    given: Given
+    seeds: tuple[int, ...]
+
+    def settings(self, entry: Entry | None, seed: int) -> Settings:
+        """Return the settings of one run; without an entry, those of the baselines."""
+        return Settings.from_run_config(
+            {**(entry.settings if entry else shared(self.given))}, seed=seed
+        )
+
+    def asked(self, entry: Entry | None, seed: int, draw: int | None = None) -> dict[str, Any]:
+        """Return all that decides a result; runs with secret noise differ by their draw."""
+        told = self.settings(entry, seed).to_run_config()
+        return {
+            **{key: value for key, value in told.items() if key not in ELSEWHERE},
+            **self._data_mark,
+            "measured": "strategy" if entry else BASELINES,
+            "version": __version__,
+            **({} if draw is None else {"draw": draw}),
+        }
+
+    def task(self, entry: Entry | None, seed: int, draw: int | None = None) -> Task:
+        """Return one run."""
+        return Task(entry, self.settings(entry, seed), self.asked(entry, seed, draw))
+
+    @cached_property
+    def _data_mark(self) -> dict[str, str]:
+        """What tells one content of a user's own file from another."""
+        data = str(self.given.get("data", ""))
+        if not data.endswith(FILE_SUFFIXES):
+            return {}
+        return {"data-sha256": hashlib.sha256(Path(data).read_bytes()).hexdigest()}
+
+
+@dataclass
+class Results:
+    """Everything that a file holds, and what failed in this call."""
+
+    kept: Path
+    outcomes: list[Outcome]
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def add(self, outcome: Outcome) -> None:
+        """Keep one more result, at once and whole."""
+        self.outcomes.append(outcome)
+        self.write({})
+
+    def write(self, summary: Mapping[str, Any]) -> None:
+        """Write all results, and what was made of them, in place of the old file."""
+        self.kept.parent.mkdir(parents=True, exist_ok=True)
+        content = _finite({**summary, "outcomes": self.outcomes})
+        text = json.dumps(content, indent=1, allow_nan=False)
+        replace_file(self.kept, f"{text}\n".encode(), SHARED)
+
+
+def _finite(content: Any) -> Any:
+    """Return None for what is no finite number, which standard JSON has no word for."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    return [*map(_finite, content)] if isinstance(content, list | tuple) else content
+
+
+def run_missing(tasks: Sequence[Task], run: Runner, kept: Path, say: Say) -> Results:
+    """Run what is missing, one after the other, and keep each result at once.
+
+    An entry whose run fails is excluded, with its sentence, and not tried again.
+    """
+    results = Results(kept, read_outcomes(kept))
+    missing = [task for task in tasks if not find(results.outcomes, task.asked)]
+    say(f"{len(tasks)} runs, {len(tasks) - len(missing)} of them finished before.\n")
+    spent: dict[str, list[float]] = {}
+    with _quiet():
+        for number, task in enumerate(missing, start=1):
+            if task.name in results.failed:
+                continue
+            say(f"run {number} of {len(missing)}: {task.name}, {task.told}: ")
+            start = time.perf_counter()
+            say(_perform(task, run, results))
+            spent.setdefault(task.name, []).append(time.perf_counter() - start)
+            rest = [one for one in missing[number:] if one.name not in results.failed]
+            say(f"; {_left(rest, spent)}\n")
+    return results
+
+
+def _perform(task: Task, run: Runner, results: Results) -> str:
+    """Run one task and keep its result; return what to say about it."""
+    if task.entry is None:
+        outcome = {"settings": dict(task.asked), **measure_baselines(task.settings)}
+        results.add(outcome)
+        return _best_known(outcome["figures"])
+    try:
+        outcome = _kept_of(task.asked, run(task.settings), task.settings.num_parties)
+    except StrategyError as error:
+        results.failed[task.name] = str(error)
+        return f"excluded: {error}"
+    results.add(outcome)
+    return f"{100 * outcome['figures']['']:.1f} %"
+
+
+def _best_known(figures: Mapping[str, float | None]) -> str:
+    """Return the baseline that comes closest to what is possible."""
+    pooled = figures["central-"]
+    told = ("majority", figures["majority-"]) if pooled is None else ("pooled", pooled)
+    return f"{told[0]} {100 * (told[1] or 0):.1f} %"
+
+
+def _kept_of(asked: Mapping[str, Any], report: Report, num_parties: int) -> Outcome:
+    """Return what is kept of a strategy's run; bytes are those of a party, in the mean."""
+    told = report["figures"]["federation"]
+    rounds = report["rounds"]
+    promises = {key: _finite(report[key]) for pair in PROMISES.values() for key in pair}
+    return {
+        **outcome_of(asked, report),
+        **promises,
+        "against": report.get("ledger", {}).get("audience", ""),
+        "further": {k: told[k] for k in FURTHER if _is_figure(told.get(k))},
+        "bytes-up": _total(rounds, keys.NUM_BYTES_SENT) / num_parties,
+        "bytes-down": _total(rounds, keys.NUM_BYTES_RECEIVED) / num_parties,
+        "num-rounds": rounds[-1]["round"],
+        "num-rejected": len(report.get("rejected", ())),
+    }
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _total(rounds: Sequence[Report], key: str) -> float:
+    """Add up the bytes of all rounds, those of delivering the result included."""
+    return float(sum(one[part].get(key, 0) for one in rounds for part in ("train", "evaluate")))
+
+
+def measure_baselines(settings: Settings) -> Outcome:
+    """Measure what needs no federation: the majority class, and what the settings ask for.
+
+    These are each party alone and pooled data.
+    """
+    federation = load_federation(settings)
+    baselines, metric = judge_baselines(federation, settings.workers), federation.metric
+    figures = baselines.top_level(metric)
+    return {
+        "metric": metric,
+        "figures": {prefix: figures[f"{prefix}{metric}"] for prefix in PREFIXES.values()},
+        "solo-by-party": baselines.solo,
+    }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep every run's log to itself: what ends a run, or excludes a party, is shown later."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _left(tasks: Sequence[Task], spent: Mapping[str, Sequence[float]]) -> str:
+    """Say how long the rest will take if each takes as long as before, or as the others."""
+    usual = fmean(second for several in spent.values() for second in several)
+    seconds = sum(fmean(spent.get(task.name, [usual])) for task in tasks)
+    return f"about {duration(seconds)} left" if tasks else "all done"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it.
+
+    Examples
+    --------
+    >>> duration(42), duration(300), duration(9000)
+    ('42 s', '5 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
