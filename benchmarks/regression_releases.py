@@ -25,12 +25,11 @@ from scipy.special import expit
 
 from fl_strategies import SumPrivacy
 from fl_strategies.arrays import FloatArray, IntArray
+from fl_strategies.privacy.planning.rules import USUAL_STRENGTH, usual_components
 from fl_strategies.strategies.sums.components import (
     LEVELS,
-    USUAL_STRENGTH,
     Components,
     fitted_weights,
-    usual_components,
 )
 from simulations.config import Settings
 from simulations.experiment import load_federation

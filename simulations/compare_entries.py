@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fl_strategies import FedKTOptions, SampleOnce, find_algorithm
+from fl_strategies import SampleOnce, find_algorithm
 from fl_strategies.exceptions import StrategyError, require
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
-from fl_strategies.strategies.fedkt.options import MOST_TEACHERS, VOTES_PER_NOISE
 from simulations.config import Settings, options_of
 from simulations.experiment import Federation, load_federation
 from simulations.fitting import Draft, Entry, Given, fit, refuse_settings, shared
@@ -82,58 +81,17 @@ def _private_drafts(
 ) -> list[Draft]:
     """Return every strategy and level that can promise something, at one budget."""
     told = f" at {budget:g}" if several else ""
-    drafts = [_private(variant, given, federations[0], budget) for variant in VARIANTS]
+    drafts = [_private(variant, budget) for variant in VARIANTS]
     drafts.append(_sampling(given, federations, budget))
     return [replace(draft, name=draft.name + told, budget=budget) for draft in drafts]
 
 
-def _private(variant: Variant, given: Given, federation: Federation, budget: float) -> Draft:
-    """Return one of them, however loud its noise; FedKT with queries that are readable."""
+def _private(variant: Variant, budget: float) -> Draft:
+    """Return one of them, however loud its noise."""
     draft = variant.draft(budget)
     if ACCEPTED in options_of(variant.strategy).settings():
         draft = replace(draft, decided={**draft.decided, ACCEPTED: True})
-    if variant.strategy != "fedkt" or "num-queries" in given:
-        return draft
-    try:
-        settings = Settings.from_run_config({**given, **draft.decided})
-        return replace(draft, usual={"num-queries": _queries(settings, federation)})
-    except StrategyError:
-        return draft  # the strategy itself will say what is wrong
-
-
-def _queries(settings: Settings, federation: Federation) -> int:
-    """Halve the queries until a unanimous vote stands out from the noise.
-
-    Nothing here depends on a record: numbers of parties, teachers, classes and public rows.
-    """
-    data, options = federation.dataset, _fedkt(settings)
-    students = settings.num_parties * options.num_splits
-    num_votes = students if options.level == "L1" else options.num_teachers or MOST_TEACHERS
-    least = LEAST_QUERIES_PER_CLASS * data.num_classes
-    num_queries = len(data.x_public)
-    while num_queries >= 2 * least:
-        if VOTES_PER_NOISE * _noise_scale(options, data.num_classes, num_queries) <= num_votes:
-            break
-        num_queries //= 2
-    return num_queries
-
-
-def _fedkt(settings: Settings) -> FedKTOptions:
-    return settings.options  # type: ignore[return-value]
-
-
-def _noise_scale(options: FedKTOptions, num_classes: int, num_queries: int) -> float:
-    privacy = options.privacy
-    if privacy is None:
-        return 0.0
-    if privacy.level == "L2":
-        return options.party_mechanism(privacy, num_classes, num_queries).scale
-    return privacy.mechanism(
-        unit="party",
-        sensitivity=options.num_splits,
-        num_classes=num_classes,
-        num_queries=num_queries,
-    ).scale
+    return draft
 
 
 def _sampling(given: Given, federations: Sequence[Federation], budget: float) -> Draft:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
-from fl_strategies import FLOWER_STRATEGIES, REGISTRY, find_algorithm
+from fl_strategies import FLOWER_STRATEGIES, REGISTRY, LocalNoise, find_algorithm
 from fl_strategies.exceptions import InvalidParameter, require
 from fl_strategies.options import Options, Setting, key_of, option, require_setting
 from simulations.datasets import check_dataset_name, check_joint_classes, check_public_name
@@ -152,8 +152,10 @@ got 'num-splits', which fedkt has.
     @property
     def num_rounds(self) -> int:
         """Rounds to run: as many as were asked for, or as are usual."""
+        release = getattr(self.options, "release", None)
+        planned = release.rounds_planned if isinstance(release, LocalNoise) else None
         usual = find_algorithm(self.strategy).strategy.usual_rounds
-        return self.num_server_rounds or usual
+        return self.num_server_rounds or planned or usual
 
     @property
     def longest_run(self) -> float:

@@ -23,11 +23,11 @@ from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.privacy.planning.rules import usual_cells
 from fl_strategies.strategies.sums.cells import (
     Cells,
     class_shares,
     count_records,
-    usual_cells,
 )
 from fl_strategies.strategies.sums.options import SumPrivacy
 from fl_strategies.strategies.sums.summary import limited

@@ -16,11 +16,11 @@ from fl_strategies import REGISTRY, FedRegression
 from fl_strategies.arrays import Array
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
+from fl_strategies.privacy.planning.rules import usual_components
 from fl_strategies.strategies.sums.components import (
     LEVELS,
     Components,
     fitted_shares,
-    usual_components,
 )
 from fl_strategies.strategies.sums.options import SumPrivacy
 from fl_strategies.strategies.sums.summary import DIRECTION, direction, is_direction

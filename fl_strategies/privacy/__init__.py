@@ -29,6 +29,7 @@ from fl_strategies.privacy.mechanisms import (
     Release,
     SubsampleOnce,
 )
+from fl_strategies.privacy.planning import DEFAULT_MARGINS, Plan, Plans, plan
 
 __all__ = [
     # What was done.
@@ -59,4 +60,9 @@ __all__ = [
     "delta_at",
     "calibrate_scale",
     "PrivacyLedger",
+    # What can be had for it.
+    "DEFAULT_MARGINS",
+    "Plan",
+    "Plans",
+    "plan",
 ]

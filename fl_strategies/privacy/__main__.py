@@ -21,8 +21,10 @@ from fl_strategies.privacy._commands import (
     answer_dpsgd,
     answer_epsilon,
     answer_nfdp,
+    answer_plan,
 )
 from fl_strategies.privacy.events import NOISES, UNITS
+from fl_strategies.privacy.planning import DEFAULT_MARGINS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -53,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_epsilon(commands)
     _add_nfdp(commands)
     _add_dpsgd(commands)
+    _add_plan(commands)
     _add_audit(commands)
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -132,6 +135,44 @@ def _add_dpsgd(commands: Any) -> None:
     )
     _add_delta(parser)
     parser.set_defaults(command=answer_dpsgd)
+
+
+def _add_plan(commands: Any) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="what every private strategy can do for an epsilon, and which to take",
+        description="For every private strategy: noise, queries or cells, the expected share "
+        "of labels that are as they would be without noise, and what one run and ten cost.",
+    )
+    parser.add_argument("--target-epsilon", type=float, required=True, metavar="E")
+    _add_count(parser, "--parties", "P", "parties of the federation")
+    _add_count(parser, "--records", "n", "records of one party")
+    _add_count(parser, "--classes", "C", "classes")
+    _add_count(parser, "--public", "N", "public rows")
+    parser.add_argument(
+        "--columns", type=int, metavar="D", help="values of a row, as far as they limit a plan"
+    )
+    parser.add_argument(
+        "--unit", choices=UNITS, default="example", help="who is protected (default: example)"
+    )
+    _add_delta(parser)
+    parser.add_argument(
+        "--margins",
+        type=_numbers,
+        default=DEFAULT_MARGINS,
+        metavar="M,M,...",
+        help="equally likely leads of the first class over the second, as shares of the votes "
+        f"on a row (default: {','.join(map(str, DEFAULT_MARGINS))})",
+    )
+    parser.set_defaults(command=answer_plan)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        rule = f"must be numbers with commas, got {text!r}"
+        raise argparse.ArgumentTypeError(rule) from None
 
 
 def _add_audit(commands: Any) -> None:

@@ -26,6 +26,7 @@ from fl_strategies.privacy.bounds import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.bounds.pld import two_class_laplace_epsilon
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.mechanisms import NoisyMax
+from fl_strategies.privacy.planning import plan
 from fl_strategies.privacy.statement import FEW_PARTIES, LARGE_EPSILON
 from fl_strategies.privacy.votes import data_dependent_figure
 
@@ -235,6 +236,25 @@ def answer_dpsgd(options: argparse.Namespace) -> Answer:
     ]
     warnings = _size_warnings(best.epsilon, options.delta, options.records)
     return _with_warnings(report, lines, warnings)
+
+
+def answer_plan(options: argparse.Namespace) -> Answer:
+    """Say what every private strategy can do; fail if none can work."""
+    plans = plan(
+        target_epsilon=options.target_epsilon,
+        num_parties=options.parties,
+        num_records=options.records,
+        num_classes=options.classes,
+        num_public=options.public,
+        num_columns=options.columns,
+        unit=options.unit,
+        delta=options.delta,
+        margins=options.margins,
+    )
+    units = options.parties if options.unit == "party" else options.records
+    warnings = _size_warnings(options.target_epsilon, options.delta, units)
+    answer = _with_warnings(plans.to_json(), [*plans.lines()], warnings)
+    return answer._replace(code=int(plans.best is None))
 
 
 def answer_audit(options: argparse.Namespace) -> Answer:

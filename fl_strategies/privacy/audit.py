@@ -21,7 +21,7 @@ References
 Jagielski, Ullman, Oprea (2020), Auditing differentially private machine learning.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -45,6 +45,7 @@ from fl_strategies.privacy._evidence import (
 from fl_strategies.privacy._numeric import check_count
 from fl_strategies.privacy.accountant import claim, delta_at
 from fl_strategies.privacy.bounds import nfdp_tight
+from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.mechanisms import (
     UNANSWERED,
     Charges,
@@ -56,10 +57,12 @@ from fl_strategies.privacy.mechanisms import (
 )
 
 Mechanism: TypeAlias = (
-    NoisyMax | ConfidentNoisyMax | LaplaceScores | GaussianScores | SubsampleOnce
+    NoisyMax | ConfidentNoisyMax | LaplaceScores | GaussianScores | GaussianSums | SubsampleOnce
 )
 Neighbours: TypeAlias = tuple[Array, Array]
 Source: TypeAlias = np.random.Generator | None
+Draw: TypeAlias = Callable[[int, int], Array]
+"""Maps an input, 0 or 1, and a number of runs to what these release, (runs, ...)."""
 
 # Small deltas show what is pure about a mechanism, large ones the body of its curve.
 _DELTAS = (*np.geomspace(1e-9, 1e-3, 4), *np.linspace(0.02, 0.98, 49))
@@ -106,12 +109,12 @@ def audit(
 
     Parameters
     ----------
-    mechanism : NoisyMax, ConfidentNoisyMax, LaplaceScores, GaussianScores or SubsampleOnce
+    mechanism : one of `Mechanism`
         A subclass is audited as what it claims to be.
     neighbours : pair of arrays
         Two inputs that differ by one unit of the world to be protected: counts
-        (num_classes,), scores (num_contributors, num_values), or distinct numbers that
-        stand for the records (num_records,).
+        (num_classes,), scores (num_contributors, num_values), sums (num_sums,), or distinct
+        numbers that stand for the records (num_records,).
     runs : int
         At least 1000; a hundred thousand show an error of a tenth.
     rng : Generator, optional
@@ -132,6 +135,8 @@ def audit(
         return _audit_selection(mechanism, neighbours, runs, rng)
     if isinstance(mechanism, LaplaceScores | GaussianScores):
         return _audit_scores(mechanism, neighbours, runs, rng)
+    if isinstance(mechanism, GaussianSums):
+        return _audit_sums(mechanism, neighbours, runs, rng)
     if isinstance(mechanism, SubsampleOnce):
         return _audit_sample(mechanism, neighbours, runs, rng)
     raise InvalidParameter(
@@ -246,27 +251,77 @@ def _clipped_mean(mechanism: LaplaceScores | GaussianScores, scores: Array) -> F
 def _audit_scores(
     mechanism: LaplaceScores | GaussianScores, neighbours: Neighbours, runs: int, rng: Source
 ) -> AuditResult:
-    laplace = isinstance(mechanism, LaplaceScores)
-    noise = stats.laplace if laplace else stats.norm
-    centres = [_clipped_mean(mechanism, scores) for scores in neighbours]
-    apart = np.abs(centres[0] - centres[1]) / mechanism.scale
+    def draw(side: int, size: int) -> Array:
+        return mechanism.release(np.repeat(neighbours[side][:, None], size, axis=1), rng).values
+
+    noise = stats.laplace if isinstance(mechanism, LaplaceScores) else stats.norm
+    centres = [_clipped_mean(mechanism, scores) / mechanism.scale for scores in neighbours]
+    hits, p_value = _attack_numbers(draw, centres, mechanism.scale, noise, runs)
+    return _judge(mechanism.charges(1), hits, p_value, runs)
+
+
+def _audit_sums(
+    mechanism: GaussianSums, neighbours: Neighbours, runs: int, rng: Source
+) -> AuditResult:
+    def draw(side: int, size: int) -> Array:
+        sums = neighbours[side]
+        return mechanism.release(np.broadcast_to(sums, (size, *sums.shape)), rng).values
+
+    return audit_sums(mechanism, neighbours, draw, runs=runs)
+
+
+def audit_sums(
+    mechanism: GaussianSums, neighbours: Neighbours, draw: Draw, *, runs: int
+) -> AuditResult:
+    """Test the claim of a mechanism for sums on releases of whoever uses it.
+
+    Parameters
+    ----------
+    mechanism : GaussianSums
+        Whose charges are paid for each release.
+    neighbours : pair of arrays
+        What the two releases are without noise, by another route than theirs.
+    draw : callable
+        Maps which of the two, 0 or 1, and a number of runs to as many releases.
+    runs : int
+    """
+    check_count("audit_sums", "runs", runs, least=LEAST_RUNS)
+    scale = mechanism.drawn_scale
+    centres = [np.ravel(sums) / scale for sums in neighbours]
+    hits, p_value = _attack_numbers(draw, centres, scale, stats.norm, runs)
+    return _judge(mechanism.charges(centres[0].size), hits, p_value, runs)
+
+
+def _attack_numbers(
+    draw: Draw, centres: Sequence[FloatArray], scale: float, noise: Any, runs: int
+) -> tuple[IntArray, float]:
+    """Return the hits of bets on noisy numbers, and how well these fit.
+
+    `centres` are the numbers without noise, as multiples of its scale.
+    """
+    apart, width = np.abs(centres[0] - centres[1]), centres[0].size
     length = float(np.linalg.norm(apart))
     # Laplace ratios end here; Gaussian ones hardly reach four deviations beyond the mean.
-    span = float(apart.sum()) if laplace else length * (length / 2 + 4)
+    span = float(apart.sum()) if noise is stats.laplace else length * (length / 2 + 4)
     thresholds = symmetric(span, _THRESHOLDS)
     hits = np.zeros((2, thresholds.size), dtype=np.int64)
-    pairs = max(1, mechanism.num_values - 1)
-    tables = np.zeros((2, pairs, CELLS ** min(2, mechanism.num_values)), dtype=np.int64)
-    for side, size in _portions(runs, mechanism.num_values):
-        stack = np.repeat(neighbours[side][:, None], size, axis=1)
-        values = mechanism.release(stack, rng).values
-        gaps = [(values - centre) / mechanism.scale for centre in centres]
+    tables = np.zeros((2, max(1, width - 1), CELLS ** min(2, width)), dtype=np.int64)
+    successive = np.zeros((2, CELLS**2), dtype=np.int64)
+    for side, size in _portions(runs, width):
+        values = draw(side, size).reshape(size, width) / scale
+        gaps = [values - centre for centre in centres]
         ratios = (noise.logpdf(gaps[0]) - noise.logpdf(gaps[1])).sum(axis=1)
         hits[side] += reached(ratios, thresholds)
-        tables[side] += pair_tables(noise.cdf(gaps[side]))
-    flat = tables.reshape(-1, tables.shape[2])
-    even = np.full(flat.shape, 1 / flat.shape[1])
-    return _judge(mechanism.charges(1), hits, fit(flat, even), runs)
+        uniform = noise.cdf(gaps[side])
+        tables[side] += pair_tables(uniform)
+        # Noise that a release shares with the one before it.
+        even = size - size % 2
+        successive[side] += pair_tables(
+            np.stack([uniform[:even:2].ravel(), uniform[1:even:2].ravel()], axis=1)
+        )[0]
+    found = (tables.reshape(-1, tables.shape[2]), successive)
+    fits = [fit(part, np.full(part.shape, 1 / part.shape[1])) for part in found]
+    return hits, corrected(np.array(fits))
 
 
 def _audit_sample(

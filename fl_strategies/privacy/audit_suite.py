@@ -14,6 +14,7 @@ from fl_strategies.privacy.audit import (
     audit,
     audit_queries,
 )
+from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.events import NOISES
 from fl_strategies.privacy.mechanisms import (
     ConfidentNoisyMax,
@@ -74,7 +75,19 @@ def _suite() -> Iterator[tuple[str, Mechanism, Neighbours]]:
     yield "scores-laplace", laplace, scores
     gaussian = GaussianScores(bound=1.0, scale=2.0, num_values=2, unit="party")
     yield "scores-gaussian", gaussian, scores
+    yield from _sums()
     records = np.arange(20), np.r_[20, 1:20]
     yield "sample", SubsampleOnce(records=20, samples=5, replacement=False), records
     drawn = SubsampleOnce(records=20, samples=5, replacement=True)
     yield "sample-with-replacement", drawn, records
+
+
+def _sums() -> Iterator[tuple[str, Mechanism, Neighbours]]:
+    """Yield sums over records of which one is replaced."""
+    # It leaves one count and enters another.
+    histogram = GaussianSums(scale=2.0, l2_sensitivity=2**0.5, unit="example")
+    yield "sums-histogram", histogram, (np.array([6, 3, 0, 2]), np.array([5, 3, 1, 2]))
+    # Features as long as they may be, and their opposite.
+    rest, own = np.array([120, -75, 9]), np.array([36, -48, 0])
+    signed = GaussianSums(scale=100.0, l2_sensitivity=120.0, unit="example")
+    yield "sums-signed", signed, (rest + own, rest - own)

@@ -1,6 +1,7 @@
 """Counting and summing up records in private."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from fl_strategies.arrays import Array
 from fl_strategies.exceptions import require, require_data
 from fl_strategies.privacy import secure
 from fl_strategies.privacy._numeric import check_positive
+from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import GaussianEvent, LaplaceEvent, Unit
 from fl_strategies.privacy.mechanisms import Charges, Release, _charge
 
@@ -150,3 +152,37 @@ class GaussianSums:
         noisy += secure.discrete_gaussian(sums.size, rng).reshape(sums.shape)
         charges = self.charges(sums.size, seeded=rng is not None)
         return Release(noisy / self._units_per_one, charges)
+
+
+@lru_cache(maxsize=256)
+def calibrated_sums(
+    target_epsilon: float,
+    delta: float,
+    *,
+    l2_sensitivity: float,
+    unit: Unit,
+    num_sums: int = MOST_SUMS,
+) -> GaussianSums:
+    """Return the least noise on so many sums that keeps a promise.
+
+    One release costs the same whatever it has; what imperfect sampling adds does not.
+
+    Examples
+    --------
+    >>> counts = calibrated_sums(1.0, 1e-5, l2_sensitivity=2**0.5, unit="example")
+    >>> round(counts.scale, 2)
+    5.28
+    """
+
+    def entries(scale: float) -> Charges:
+        event = GaussianEvent(
+            unit=unit,
+            relation="replace-one",
+            scale=scale,
+            l2_sensitivity=l2_sensitivity,
+            num_values=num_sums,
+        )
+        return ((event, 1),)
+
+    scale = calibrate_scale(entries, target_epsilon, delta, least=SMALLEST_SCALE)
+    return GaussianSums(scale=scale, l2_sensitivity=l2_sensitivity, unit=unit)

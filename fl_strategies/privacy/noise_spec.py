@@ -1,6 +1,7 @@
 """How strong noise is, said once: what votes and scores have in common."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,15 +14,18 @@ from fl_strategies.randomness import derive_rng
 logger = logging.getLogger("flwr.fl_strategies")
 
 
-def require_audible(owner: str, words: str, *, accepted: bool) -> None:
+def require_audible(
+    owner: str, words: str, *, accepted: bool, advice_of: Callable[[], str] = str
+) -> None:
     """Raise if noise drowns what it protects: epsilon would be spent for nothing.
 
-    `words` say how it does, and nothing if it does not. Where the noise is accepted, a
-    warning says the same.
+    `words` say how it does, and nothing if it does not; `advice_of` is asked then what would
+    work. Where the noise is accepted, a warning says the same.
     """
     if not words:
         return
-    advice = "Ask for fewer answers, have more voters, or allow a larger epsilon"
+    usual = "Ask for fewer answers, have more voters, or allow a larger epsilon"
+    advice = advice_of() or usual
     if not accepted:
         raise InvalidParameter(
             f"{owner}: noise must be weaker than what it protects, or accepted "

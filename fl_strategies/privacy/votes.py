@@ -5,15 +5,14 @@ a count by s, and a party of FedKT-L2, where a unit is an example and moves a co
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
-from fl_strategies.arrays import FloatArray, IntArray
+from fl_strategies.arrays import IntArray
 from fl_strategies.exceptions import require
 from fl_strategies.options import option
 from fl_strategies.privacy.accountant import Entry
@@ -26,6 +25,7 @@ from fl_strategies.privacy.bounds import (
     threshold_rdp,
 )
 from fl_strategies.privacy.calibration import calibrate_scale
+from fl_strategies.privacy.chances import chance_kept
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.mechanisms import ConfidentNoisyMax, NoisyMax
 from fl_strategies.privacy.noise_spec import ReleaseSpec
@@ -145,7 +145,6 @@ def _calibrated(
 
 LEAST_DECIDED: Final = 0.5
 """Share of labels that votes must decide; noise that decides more of them drowns the votes."""
-_GRID: Final = (np.arange(4096) + 0.5) / 4096
 
 
 def decided_by_votes(mechanism: VoteMechanism, num_votes: int) -> float:
@@ -165,29 +164,10 @@ def decided_by_votes(mechanism: VoteMechanism, num_votes: int) -> float:
     [0.85, 0.53]
     """
     event = mechanism.event
-    margin, blind = num_votes / event.scale, 1 / event.num_classes
-    # Noise at the middle of equally likely intervals, and its distribution function.
-    noise, below = _DISTRIBUTIONS[event.noise]
-    kept = float(np.mean(below(noise(_GRID) + margin) ** (event.num_classes - 1)))
-    return (kept - blind) / (1 - blind)
-
-
-def _laplace_quantile(chance: FloatArray) -> FloatArray:
-    return np.where(chance < 0.5, np.log(2 * chance), -np.log(2 * (1 - chance)))
-
-
-def _laplace_below(value: FloatArray) -> FloatArray:
-    tail = np.exp(-np.abs(value)) / 2
-    return np.where(value < 0, tail, 1 - tail)
-
-
-_DISTRIBUTIONS: Final[
-    Mapping[str, tuple[Callable[[FloatArray], FloatArray], Callable[[FloatArray], FloatArray]]]
-] = {
-    "gumbel": (lambda chance: -np.log(-np.log(chance)), lambda x: np.exp(-np.exp(-x))),
-    "laplace": (_laplace_quantile, _laplace_below),
-    "gaussian": (ndtri, ndtr),
-}
+    blind = 1 / event.num_classes
+    unanimous, others = np.array([[num_votes]]), np.array([event.num_classes - 1])
+    (kept,) = chance_kept(event.noise, unanimous, event.scale, others)
+    return float((kept - blind) / (1 - blind))
 
 
 def drowned_votes(mechanism: VoteMechanism, num_votes: int) -> str:

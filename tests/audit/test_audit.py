@@ -208,7 +208,7 @@ def test_every_mechanism_passes(results: Mapping[str, AuditResult]) -> None:
     """No attack exceeds its claim, and all outputs have the exact distribution."""
     assert [name for name, result in results.items() if caught_by(result)] == []
     assert all(result.passed for result in results.values())
-    assert len(results) == 11
+    assert len(results) == 13
 
 
 def test_attacks_are_strong(results: Mapping[str, AuditResult]) -> None:

@@ -488,7 +488,7 @@ def test_the_audit_reports_every_mechanism(capsys: Captured) -> None:
 
     assert answer["passed"] is True
     assert answer["runs"] == 1000
-    assert len(answer["results"]) == 11
+    assert len(answer["results"]) == 13
     assert set(answer["results"]["noisy-max-gumbel"]) == {
         "claimed_epsilon",
         "lower_bound",
@@ -527,3 +527,58 @@ def test_it_runs_as_a_module() -> None:
     assert (
         done.stderr == "error: nfdp_theorem: samples must be at most 2, the records, got 3.\n"
     )
+
+
+PLAN = "plan --target-epsilon 1 --parties 8 --records 2000 --classes 2 --public 4000"
+
+
+def test_the_plan_of_a_small_federation(capsys: Captured) -> None:
+    """Every strategy has noise, number, share, costs; the best is named."""
+    answer = ask(capsys, PLAN)
+
+    names = [one["strategy"] for one in answer["plans"]]
+    assert answer["take"] == "fedregression L2"
+    assert names[:3] == ["fedhistogram L2", "fedregression L2", "fedhistogram central"]
+    for one in answer["plans"]:
+        assert 0.5 < one["right"] < 1
+        assert one["epsilon"] <= 1 < one["epsilon_ten_runs"]
+        assert one["works"] or one["advice"]
+
+
+def test_a_plan_without_hope_fails_and_says_what_would_work(capsys: Captured) -> None:
+    """Scripts see an exit code; people see how many parties there would have to be."""
+    code = main([*PLAN.split(), "--unit", "party", "--target-epsilon", "0.5"])
+    captured = capsys.readouterr()
+
+    assert code == 1
+    assert "fedkt L1 cannot work" in captured.out
+    assert "parties; or epsilon of at least" in captured.out
+
+
+def test_margins_of_a_plan_are_the_users(capsys: Captured) -> None:
+    """Larger leads keep more labels, and nonsense is one sentence."""
+    near, far = (ask(capsys, PLAN, "--margins", text)["plans"] for text in ("0.1", "0.6,0.8"))
+
+    assert all(one["right"] < other["right"] for one, other in zip(near, far, strict=True))
+    assert "margins" in refuse(capsys, PLAN, "--margins", "-1,2")
+    sentence = refuse(capsys, PLAN, "--margins", "wide")
+    assert "--margins: must be numbers with commas, got 'wide'" in sentence
+
+
+def test_the_documented_plan_is_what_the_command_prints(capsys: Captured) -> None:
+    """The example of docs/planner.md is a real run, and stays one."""
+    docs = Path(fl_strategies.__file__).parent.parent / "docs" / "planner.md"
+    main(PLAN.split())
+
+    assert f"```text\n{capsys.readouterr().out}```" in docs.read_text(encoding="utf-8")
+
+
+def test_ten_runs_that_promise_nothing_are_told(capsys: Captured) -> None:
+    """Scores at a large epsilon, ten times: no number in JSON, infinity in words."""
+    command = PLAN.replace("--target-epsilon 1", "--target-epsilon 3")
+    costs = {one["strategy"]: one["epsilon_ten_runs"] for one in ask(capsys, command)["plans"]}
+    main(command.split())
+
+    assert costs["fedkd noise"] is None
+    assert costs["fedhistogram L2"] > 3
+    assert " inf " in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """What can be set about FedKT, and what both sides say to each other."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias
@@ -45,12 +44,6 @@ MAX_SPLITS = 1_000
 MAX_TEACHERS = 100_000
 MAX_QUERIES = 2**40
 
-VOTES_PER_NOISE: Final = 4
-"""How many times the scale of its noise a unanimous vote should be."""
-FEWEST_TEACHERS: Final = 5
-MOST_TEACHERS: Final = 25
-"""Bounds of the number of teachers at L2 unless it is given; 25 is the paper's."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedKTOptions(Options):
@@ -61,7 +54,7 @@ class FedKTOptions(Options):
     num_splits, num_teachers : int
         The paper's s and t, there 2 and 5. By default whole-party models, s = t = 1, and at
         L2 as many teachers as make a unanimous vote four times the scale of the noise, from
-        5 to 25. A party with fewer than t records trains fewer teachers.
+        5 to 25; see `privacy.planning.rules`. A party with fewer than t records trains fewer.
     corrected : bool
         Every teacher votes as if its records had equal class shares, among the classes it
         has seen, by its own subset's counts; see `aggregation.evidence`. False: the
@@ -82,8 +75,10 @@ class FedKTOptions(Options):
         The noise on votes and where it is; by default there is none, the paper's L0.
     num_queries : int, optional
         How many public rows are labelled by noisy votes, on the server at L1 and at each
-        party at L2; all by default. They are drawn by the seed, and only they train the
-        models that learn from noisy labels. Fewer queries cost less epsilon.
+        party at L2. They are drawn by the seed, and only they train the models that learn
+        from noisy labels. Fewer queries cost less epsilon. By default all; with a target
+        epsilon the most for which unanimous votes decide 90 % (L1) or 60 % (L2) of the
+        labels, but at least five a class: see `privacy.planning.rules.queries_for`.
     exclude_outliers : bool
         Of weighted votes, do not count those of parties that contradict most others: see
         `aggregation.outliers`.
@@ -133,7 +128,10 @@ class FedKTOptions(Options):
         L2=VotePrivacy,
     )
     num_queries: int | None = option(
-        None, "public rows labelled with noise; 0: all", least=1, most=MAX_QUERIES
+        None,
+        "public rows labelled with noise; 0: all, with target-epsilon the best number",
+        least=1,
+        most=MAX_QUERIES,
     )
     exclude_outliers: bool = option(True, "no weighted votes of parties that contradict most")
     trim_fraction: float = option(
@@ -196,6 +194,19 @@ class FedKTOptions(Options):
             return [(NonPrivateEvent(unit="example", reason=EXACT_COUNTS), 1)]
         return () if self.weights == "none" else self.count_noise().charges(seeded=seeded)
 
+    def mechanism(
+        self, privacy: VotePrivacy, num_classes: int, num_queries: int
+    ) -> VoteMechanism:
+        """Return the server's noise at L1, that of every party at L2."""
+        if privacy.level == "L2":
+            return self.party_mechanism(privacy, num_classes, num_queries)
+        return privacy.mechanism(
+            unit="party",
+            sensitivity=self.num_splits,
+            num_classes=num_classes,
+            num_queries=num_queries,
+        )
+
     def party_mechanism(
         self, privacy: VotePrivacy, num_classes: int, num_queries: int
     ) -> VoteMechanism:
@@ -205,17 +216,3 @@ class FedKTOptions(Options):
             self.num_splits * num_queries,
             besides=self.count_charges(seeded=False),
         )
-
-
-def teachers_for(noise_scale: float) -> int:
-    """Return how many teachers stand out from noise of this scale, within the bounds.
-
-    Nothing here depends on a record.
-
-    Examples
-    --------
-    >>> [teachers_for(scale) for scale in (0.1, 3.2, 100.0)]
-    [5, 13, 25]
-    """
-    enough = math.ceil(VOTES_PER_NOISE * noise_scale)
-    return min(max(enough, FEWEST_TEACHERS), MOST_TEACHERS)

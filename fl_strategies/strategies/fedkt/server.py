@@ -22,8 +22,19 @@ from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.exceptions import PrivacyBudgetExceeded, require
 from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.noise_spec import require_audible
+from fl_strategies.privacy.planning.facts import Facts
+from fl_strategies.privacy.planning.planners import Votes
+from fl_strategies.privacy.planning.remedies import advice
+from fl_strategies.privacy.planning.rules import (
+    DECIDED_AT_PARTY,
+    DECIDED_AT_SERVER,
+    MOST_TEACHERS,
+    teachers_for,
+    vote_queries,
+)
 from fl_strategies.privacy.votes import (
     VoteMechanism,
     VotePrivacy,
@@ -33,11 +44,11 @@ from fl_strategies.privacy.votes import (
 )
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedkt.options import (
+    MAX_TEACHERS,
     NOBODY,
     NUM_TRIMMED,
     OPEN_VOTES,
     FedKTOptions,
-    teachers_for,
 )
 from fl_strategies.strategies.fedkt.reading import VoteReader
 from fl_strategies.strategies.fedkt.tally import PartyAnswer, VoteTally
@@ -177,15 +188,31 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         asked, most = options.num_queries, len(self.public)
         fits, rule = asked is None or asked <= most, f"from 1 to {most}, the public rows"
         require(fits, "FedKT", "num_queries", rule, asked)
-        options = replace(options, num_queries=asked or most, vote_weights=options.weights)
+        queries = asked or self._planned_queries(options)
+        options = replace(options, num_queries=queries, vote_weights=options.weights)
         if options.num_teachers is not None:
             return options
         privacy = options.party_privacy
         teachers = 1
         if privacy is not None:
-            mechanism = options.party_mechanism(privacy, self.num_classes, asked or most)
+            mechanism = options.party_mechanism(privacy, self.num_classes, queries)
             teachers = teachers_for(mechanism.scale)
         return replace(options, num_teachers=teachers)
+
+    def _planned_queries(self, options: FedKTOptions) -> int:
+        """Return all rows, or with a target as many as its noise leaves readable."""
+        privacy, most = options.privacy, len(self.public)
+        if privacy is None or privacy.target_epsilon is None:
+            return most
+        voters, share = self.num_parties * options.num_splits, DECIDED_AT_SERVER
+        if privacy.level == "L2":
+            voters, share = options.num_teachers or MOST_TEACHERS, DECIDED_AT_PARTY
+        return vote_queries(
+            lambda number: options.mechanism(privacy, self.num_classes, number),
+            voters,
+            share,
+            most,
+        )
 
     @property
     def num_queries(self) -> int:
@@ -201,18 +228,29 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         if options.level == "L1":
             votes = self.num_parties * options.num_splits
         said = drowned_votes(self._mechanism(options.privacy), votes)
-        require_audible("FedKT", said, accepted=options.accept_noise)
+        require_audible(
+            "FedKT", said, accepted=options.accept_noise, advice_of=self._what_works
+        )
+
+    def _what_works(self) -> str:
+        """Return what would work instead, for a target; nothing for noise that is given."""
+        privacy = self.options.privacy
+        if privacy is None or privacy.target_epsilon is None:
+            return ""
+        facts = Facts(
+            target_epsilon=privacy.target_epsilon,
+            delta=privacy.delta,
+            num_parties=self.num_parties,
+            # Nobody has announced any; with enough of them there are teachers enough.
+            num_records=MAX_TEACHERS,
+            num_classes=self.num_classes,
+            num_public=len(self.public),
+        )
+        unit: Unit = "party" if privacy.level == "L1" else "example"
+        return advice(Votes(unit=unit), facts, "num_queries and num_teachers")
 
     def _mechanism(self, privacy: VotePrivacy) -> VoteMechanism:
-        """Return the server's noise at L1, that of every party at L2."""
-        if privacy.level == "L2":
-            return self.options.party_mechanism(privacy, self.num_classes, self.num_queries)
-        return privacy.mechanism(
-            unit="party",
-            sensitivity=self.options.num_splits,
-            num_classes=self.num_classes,
-            num_queries=self.num_queries,
-        )
+        return self.options.mechanism(privacy, self.num_classes, self.num_queries)
 
     def party_config(self) -> dict[str, Scalar]:
         """Return s, t, how votes are cast and what identifies the public data."""

@@ -8,9 +8,11 @@ from fl_strategies.exceptions import require
 from fl_strategies.options import Options, option, variants
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.noise_spec import NoiseSpec
+from fl_strategies.privacy.planning.rules import USUAL_ROUNDS
 from fl_strategies.strategies.fedmd.release import AnswerNoiseKind, Payload
 
 Rule: TypeAlias = Literal["mean", "class-weighted", "median", "trimmed-mean", "evidence"]
+AnswerNoiseChoice: TypeAlias = Literal["auto", "gaussian", "laplace", "gumbel"]
 Consensus: TypeAlias = Literal[
     "auto", "mean", "class-weighted", "median", "trimmed-mean", "evidence"
 ]
@@ -57,12 +59,15 @@ class LocalNoise(NoiseSpec):
 
     Parameters
     ----------
-    noise : "gaussian", "laplace" or "gumbel"
-        The last is for labels, and is randomised response.
+    noise : "auto", "gaussian", "laplace" or "gumbel"
+        The last is for labels, and is randomised response. ``"auto"``: Gaussian with `sigma`;
+        otherwise Gumbel noise on labels, and on scores Laplace noise with `gamma`, Gaussian
+        with a target.
     clipping_norm : float, optional
         For logits, which must be clipped, and for nothing else.
     num_rounds_planned : int, optional
-        With `target_epsilon`. Further rounds are possible and cost more than the target.
+        With `target_epsilon`. Further rounds are possible and cost more than the target. If
+        it is omitted, one round is planned, and there are no further ones.
     max_epsilon : float, optional
         The run ends before a round that would exceed it.
     seeded_noise : bool
@@ -74,7 +79,7 @@ class LocalNoise(NoiseSpec):
 
     owner: ClassVar[str] = "FedMD"
 
-    noise: AnswerNoiseKind = option("gaussian", "kind of noise on answers")
+    noise: AnswerNoiseChoice = option("auto", "kind of noise on answers")
     clipping_norm: float | None = option(
         None, "of logits with noise; 0: not given", above=0, most=1e30
     )
@@ -91,6 +96,25 @@ class LocalNoise(NoiseSpec):
         fits = self.num_rounds_planned is None or self.target_epsilon is not None
         rule = "omitted without target_epsilon"
         require(fits, "FedMD", "num_rounds_planned", rule, self.num_rounds_planned)
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether the strength is a standard deviation."""
+        undecided = self.sigma is not None or self.gamma is None
+        return self.noise == "gaussian" or (self.noise == "auto" and undecided)
+
+    def kind_for(self, payload: Payload) -> AnswerNoiseKind:
+        """Return the kind that is meant, for what is sent."""
+        if self.noise != "auto":
+            return self.noise
+        if payload == "argmax" and self.sigma is None:
+            return "gumbel"
+        return "gaussian" if self.is_gaussian else "laplace"
+
+    @property
+    def rounds_planned(self) -> int | None:
+        """Rounds that share the target; None without one."""
+        return None if self.target_epsilon is None else self.num_rounds_planned or USUAL_ROUNDS
 
     def of_scale(self, scale: float) -> "LocalNoise":
         """Return noise that is given by its scale instead of a target; never a smaller one."""
@@ -118,7 +142,9 @@ class FedMDOptions(Options):
         does not compare scores of models that differ in kind.
     num_public : int, optional
         Public rows of a round, drawn anew each time; by default all, but at most the
-        paper's 5000.
+        paper's 5000. With a target epsilon for labels the most for which parties that agree
+        decide 90 % of the consensus, but at least five a class: see
+        `privacy.planning.rules.queries_for`.
     epochs_initial, epochs_digest, epochs_revisit : int
         The paper's T1, T2 and T3.
     consensus : "auto", "evidence", "mean", "class-weighted", "median" or "trimmed-mean"
@@ -152,7 +178,10 @@ class FedMDOptions(Options):
     )
     payload: Payload = option("argmax", "what parties send")
     num_public: int | None = option(
-        None, "public rows of a round; 0: up to 5000", least=1, most=MAX_PUBLIC
+        None,
+        "public rows of a round; 0: up to 5000, with target-epsilon the best number",
+        least=1,
+        most=MAX_PUBLIC,
     )
     epochs_initial: int = option(
         20, "T1: passes before the first answer", least=1, most=MAX_EPOCHS
@@ -179,6 +208,8 @@ class FedMDOptions(Options):
         rule = "mean or class-weighted for labels, whose majority is robust by itself"
         require(fits, "FedMD", "consensus", rule, self.consensus)
         if isinstance(self.release, LocalNoise):
+            decided = replace(self.release, noise=self.release.kind_for(self.payload))
+            object.__setattr__(self, "release", decided)
             counted = self.consensus in ("class-weighted", "evidence")
             rule = "another one for release='ldp', which does not hide class counts"
             require(not counted, "FedMD", "consensus", rule, self.consensus)

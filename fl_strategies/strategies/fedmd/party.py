@@ -32,7 +32,7 @@ from fl_strategies.strategies.fedmd.sampling import (
     sample_records,
     spent_metrics,
 )
-from fl_strategies.strategies.fedmd.settings import FedMDSettings, drowned_answers
+from fl_strategies.strategies.fedmd.settings import FedMDSettings, drowned_consensus
 from fl_strategies.strategies.fedmd.student import Lesson, Student, student_of
 from fl_strategies.wire import keys
 from fl_strategies.wire.config import config_int
@@ -324,7 +324,7 @@ def _request(party: Party, config: ConfigRecord) -> Request:
         seeded=settings.seeded_noise,
         epochs=epochs.pretrain + epochs.initial + epochs.digest + epochs.revisit,
         predictions=settings.num_public,
-        drowned=lambda: drowned_answers(
+        drowned=lambda: drowned_consensus(
             settings.noise, max(asked_number(config, keys.NUM_PARTIES), 1)
         ),
     )

@@ -51,7 +51,7 @@ from fl_strategies.strategies.fedmd.party import (
 )
 from fl_strategies.strategies.fedmd.release import public_rows
 from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, Sample, SampleBook
-from fl_strategies.strategies.fedmd.settings import FedMDSettings, drowned_answers
+from fl_strategies.strategies.fedmd.settings import FedMDSettings, drowned_consensus, what_works
 from fl_strategies.strategies.fedmd.student import Lesson, teach
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
@@ -184,13 +184,14 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
             options or FedMDOptions(),
             num_rows=len(public),
             num_classes=num_classes,
+            num_parties=self.num_parties,
             pretrained=pretrained is not None,
         )
         self.options = self.settings.options
         epochs = self.options.pretrain_epochs
         once = pretrained is None or not epochs
         require(once, "FedMD", "pretrain_epochs", "0 if pretrained is given", epochs)
-        self._check_noise()
+        self._check_noise(options or FedMDOptions(), len(public))
         self.public = public
         self.learner_fn = learner_fn
         self.model_name = learner_name
@@ -238,12 +239,16 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         """Which public rows it is about."""
         return self.state.indices
 
-    def _check_noise(self) -> None:
+    def _check_noise(self, asked: FedMDOptions, num_rows: int) -> None:
         """Raise if noise would drown the consensus of all parties, unless that is accepted."""
-        release = self.options.release
-        if isinstance(release, LocalNoise):
-            said = drowned_answers(self.settings.noise, self.num_parties)
-            require_audible("FedMD", said, accepted=release.accept_noise)
+        if isinstance(asked.release, LocalNoise):
+            sizes = self.num_parties, self.settings.num_classes, num_rows
+            require_audible(
+                "FedMD",
+                drowned_consensus(self.settings.noise, self.num_parties),
+                accepted=asked.release.accept_noise,
+                advice_of=lambda: what_works(asked, *sizes),
+            )
 
     def _gather(self) -> None:
         """Make room for the answers of a round."""

@@ -1,6 +1,5 @@
 """What server and party of FedMD have agreed on, worked out from the options."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Self, TypeAlias
 
@@ -9,6 +8,10 @@ from flwr.app import ConfigRecord
 
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, require
 from fl_strategies.privacy.calibration import calibrate_scale
+from fl_strategies.privacy.planning.facts import Facts
+from fl_strategies.privacy.planning.planners import Answers, answer_scale
+from fl_strategies.privacy.planning.remedies import advice
+from fl_strategies.privacy.planning.rules import answer_queries, drowned_answers
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedmd.options import (
     FedMDOptions,
@@ -49,10 +52,17 @@ class FedMDSettings:
 
     @classmethod
     def settle(
-        cls, options: FedMDOptions, *, num_rows: int, num_classes: int, pretrained: bool
+        cls,
+        options: FedMDOptions,
+        *,
+        num_rows: int,
+        num_classes: int,
+        num_parties: int,
+        pretrained: bool,
     ) -> Self:
         """Return what the server decides where the options leave it open."""
-        asked = options.num_public or min(num_rows, _USUAL_NUM_PUBLIC)
+        usual_rows = _usual_rows(options, num_rows, num_classes, num_parties)
+        asked = options.num_public or usual_rows
         rule = f"from 1 to {num_rows}, the public rows"
         require(1 <= asked <= num_rows, "FedMD", "num_public", rule, asked)
         pretraining = pretrained or options.pretrain_epochs > 0
@@ -209,12 +219,30 @@ class FedMDSettings:
         return derive_rng(seed, "noise", *path) if self.seeded_noise else None
 
 
+def _usual_rows(
+    options: FedMDOptions, num_rows: int, num_classes: int, num_parties: int
+) -> int:
+    """Return all rows, or with a target for labels as many as its noise leaves readable."""
+    most, release = min(num_rows, _USUAL_NUM_PUBLIC), options.release
+    if not isinstance(release, LocalNoise) or release.noise != "gumbel":
+        return most
+    target, rounds = release.target_epsilon, release.rounds_planned
+    if options.num_public is not None or target is None or rounds is None:
+        return most
+    return answer_queries(
+        lambda rows: answer_scale(target, options.delta, num_classes, rows, rounds),
+        num_parties,
+        num_classes,
+        most,
+    )
+
+
 def _noise_of(
     options: FedMDOptions, release: LocalNoise, scale: float, num_classes: int
 ) -> AnswerNoise:
     return AnswerNoise(
         payload=options.payload,
-        noise=release.noise,
+        noise=release.kind_for(options.payload),
         scale=scale,
         num_classes=num_classes,
         clipping_norm=release.clipping_norm or 1.0,
@@ -231,9 +259,10 @@ def _with_scale(options: FedMDOptions, num_classes: int) -> LocalNoise:
     if release.given_scale is not None:
         _noise_of(options, release, release.given_scale, num_classes)
         return release
-    rows, planned = options.num_public or 0, release.num_rounds_planned
-    rule = "at least 1 with target_epsilon"
-    require(planned is not None, "FedMD", "num_rounds_planned", rule, planned)
+    rows, planned = options.num_public or 0, release.rounds_planned
+    if release.num_rounds_planned is None and not release.seeded_noise:
+        limit = release.max_epsilon or release.target_epsilon
+        release = replace(release, max_epsilon=limit)
     least = least_scale(_noise_of(options, release, 1.0, num_classes))
     scale = calibrate_scale(
         lambda scale: _noise_of(options, release, scale, num_classes).charges(
@@ -247,13 +276,24 @@ def _with_scale(options: FedMDOptions, num_classes: int) -> LocalNoise:
     return release.of_scale(scale)
 
 
-def drowned_answers(noise: AnswerNoise | None, num_parties: int) -> str:
-    """Say how noise drowns a consensus of so many parties that all agree, or nothing.
+def drowned_consensus(noise: AnswerNoise | None, num_parties: int) -> str:
+    """Say how noise drowns a consensus of so many parties that all agree, or nothing."""
+    return "" if noise is None else drowned_answers(noise.scale, noise.bound, num_parties)
 
-    Noise of parties is independent, so that of their mean falls with the root of their
-    number; the largest answer is `AnswerNoise.bound`.
-    """
-    if noise is None or noise.scale <= noise.bound * math.sqrt(num_parties):
+
+def what_works(options: FedMDOptions, num_parties: int, num_classes: int, num_rows: int) -> str:
+    """Return what would work for a target for labels; nothing for other noise."""
+    release = options.release
+    if not isinstance(release, LocalNoise) or release.noise != "gumbel":
         return ""
-    what = f"answers up to {noise.bound:g} of {num_parties} parties"
-    return f"scale {noise.scale:.3g} against {what}"
+    if release.target_epsilon is None:
+        return ""
+    facts = Facts(
+        target_epsilon=release.target_epsilon,
+        delta=options.delta,
+        num_parties=num_parties,
+        num_records=1,  # how many there are does not matter to randomised response
+        num_classes=num_classes,
+        num_public=num_rows,
+    )
+    return advice(Answers(num_rounds=release.rounds_planned or 1), facts, "num_public")

@@ -16,51 +16,18 @@ import numpy as np
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.strategies.sums.summary import Summary
+from fl_strategies.strategies.sums.summary import Summary, are_float32
 
-RECORDS_PER_NOISE: Final = 7.0
-"""How many deviations of its noise the records of a cell should be."""
 USUAL_COMPONENTS: Final = 30
-ROWS_PER_CELL: Final = 5
-FEWEST_CELLS: Final = 2
 _ROUNDS: Final = 20
 _STARTS: Final = 5
 _FLATTENED: Final = 0.25
 """Components are divided by this power of their spread, so that the first decide less alone."""
 MOST_RECEIVED: Final = 2**16
 """Most cells that a party takes from a server, which could otherwise keep it busy for ever."""
-_DISTANCES_AT_ONCE: Final = 2**22
+_VALUES_AT_ONCE: Final = 2**22
 _NEARLY_CONSTANT: Final = 1e-6
 _NAMES: Final = ("mean", "turn", "centres")
-
-
-def usual_cells(num_public: int, num_records: int, noise: float) -> int:
-    """Return how many cells to make: by records that stand out from noise, and public rows.
-
-    Nothing here depends on a record but their number, which is public.
-
-    Examples
-    --------
-    >>> usual_cells(num_public=4000, num_records=24000, noise=24.0)
-    142
-    """
-    audible = num_records / (RECORDS_PER_NOISE * max(noise, 1.0))
-    return int(max(FEWEST_CELLS, min(audible, num_public / ROWS_PER_CELL)))
-
-
-def usual_cells_of_parties(num_public: int, num_parties: int, noise: float) -> int:
-    """Return how many cells to make where all parties weigh the same.
-
-    The length of a party's counts is 1, so in each of k cells it has one over the root of k.
-    `noise` is on the sum over parties.
-
-    Examples
-    --------
-    >>> usual_cells_of_parties(num_public=4000, num_parties=500, noise=6.0)
-    141
-    """
-    audible = (num_parties / (RECORDS_PER_NOISE * max(noise, 1e-9))) ** 2
-    return int(max(FEWEST_CELLS, min(audible, num_public / ROWS_PER_CELL)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +75,7 @@ class Cells(Summary):
         flat = rows.reshape(len(rows), -1)
         found = np.empty(len(flat), dtype=np.int64)
         with np.errstate(over="ignore", invalid="ignore"):
-            step = max(1, _DISTANCES_AT_ONCE // self.num_cells)
+            step = max(1, _VALUES_AT_ONCE // max(self.num_cells, flat.shape[1]))
             for start in range(0, len(flat), step):
                 part = slice(start, start + step)
                 placed = (flat[part] - self.mean) @ self.turn
@@ -140,9 +107,9 @@ class Cells(Summary):
         """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
         problem = KnowledgeMismatch(
             f"Server: cells must be {', '.join(_NAMES)} for rows of {num_values} values, at "
-            f"most {MOST_RECEIVED} and finite, got others."
+            f"most {MOST_RECEIVED}, finite and float32, got others."
         )
-        if set(arrays) != set(_NAMES) or any(arrays[name].dtype.kind != "f" for name in _NAMES):
+        if not are_float32(arrays, _NAMES):
             raise problem
         if not (0,) < arrays["centres"].shape[:1] <= (MOST_RECEIVED,):
             raise problem
@@ -150,7 +117,8 @@ class Cells(Summary):
         shaped = mean.shape == (num_values,) and turn.ndim == centres.ndim == 2
         if not shaped or turn.shape != (num_values, *centres.shape[1:]):
             raise problem
-        if not turn.shape[1]:
+        # Rows have no more principal components than values; more would fill a memory.
+        if not 0 < turn.shape[1] <= num_values:
             raise problem
         if not all(np.isfinite(part).all() for part in (mean, turn, centres)):
             raise problem

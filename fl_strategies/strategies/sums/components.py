@@ -20,15 +20,11 @@ from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.strategies.sums.cells import column_scales
-from fl_strategies.strategies.sums.summary import Summary
+from fl_strategies.strategies.sums.summary import Summary, are_float32
 
 LEVELS: Final = 2**8
 """What a row of length 1 is rounded to, entry by entry."""
 MOST_COMPONENTS: Final = 2**12
-COMPONENTS_BY_NOISE: Final = 0.4
-"""How many components are used, times the noise on one of them as a share of the signal."""
-USUAL_STRENGTH: Final = 0.2
-"""Length of a mean of features times labels, as it was on several sets; see the document."""
 RIDGE: Final = 0.5
 """Penalty of the regression, as a multiple of the noise on one mean."""
 _LEAST_RIDGE: Final = 1e-6
@@ -36,27 +32,12 @@ _CONSTANT: Final = 0.2
 """The entry that every row has, for a model's intercept, before rows have length 1."""
 _INSIDE: Final = 0.9
 """Share of public rows that are not shortened."""
-_ROWS_PER_COMPONENT: Final = 5
-_FEWEST: Final = 2
 _STEPS: Final = 300
 _VALUES_AT_ONCE: Final = 2**22
 # Rounding of a computed length must not leave a row longer than it says.
 _A_LITTLE_MORE: Final = 1 + 2.0**-40
 _LEAST_VARIANCE: Final = 1e-9
 _NAMES: Final = ("mean", "turn")
-
-
-def usual_components(num_public: int, num_values: int, noise: float) -> int:
-    """Return how many components to use, for noise as a share of the signal.
-
-    Examples
-    --------
-    >>> [usual_components(4000, 123, noise) for noise in (0.2, 0.02, 0.002)]
-    [2, 20, 123]
-    """
-    most = min(num_values, num_public // _ROWS_PER_COMPONENT, MOST_COMPONENTS)
-    audible = math.ceil(COMPONENTS_BY_NOISE / max(noise, 1e-9))
-    return max(1, min(most, max(_FEWEST, audible)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +111,8 @@ class Components(Summary):
         A label counts 1 or -1, and 0 if nobody knows it.
         """
         total = np.zeros(self.shape(num_classes, task), dtype=np.int64)
-        step = max(1, _VALUES_AT_ONCE // self.num_features)
+        widest = max(*total.shape, len(self.mean), num_classes)
+        step = max(1, _VALUES_AT_ONCE // widest)
         for start in range(0, len(x), step):
             part = slice(start, start + step)
             total += self.features(x[part]).T @ _codes(y[part], num_classes, task)
@@ -154,14 +136,14 @@ class Components(Summary):
         """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
         problem = KnowledgeMismatch(
             f"Server: components must be {' and '.join(_NAMES)} for rows of {num_values} "
-            f"values, at most {MOST_COMPONENTS} and finite, got others."
+            f"values, at most {MOST_COMPONENTS}, finite and float32, got others."
         )
-        if set(arrays) != set(_NAMES) or any(arrays[name].dtype.kind != "f" for name in _NAMES):
+        if not are_float32(arrays, _NAMES):
             raise problem
         mean, turn = (arrays[name] for name in _NAMES)
         if mean.shape != (num_values,) or turn.ndim != 2 or len(turn) != num_values:
             raise problem
-        if not 0 < turn.shape[1] <= MOST_COMPONENTS:
+        if not 0 < turn.shape[1] <= min(num_values, MOST_COMPONENTS):
             raise problem
         if not (np.isfinite(mean).all() and np.isfinite(turn).all()):
             raise problem

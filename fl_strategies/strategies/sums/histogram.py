@@ -13,14 +13,18 @@ import numpy as np
 from fl_strategies.arrays import FloatArray
 from fl_strategies.exceptions import require
 from fl_strategies.privacy.counts import MOST_SUMS
+from fl_strategies.privacy.planning.rules import (
+    drowned_cells,
+    usual_cells,
+    usual_cells_of_parties,
+)
+from fl_strategies.privacy.planning.sums import Histogram
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.sums.cells import (
     MOST_RECEIVED,
     USUAL_COMPONENTS,
     Cells,
     class_shares,
-    usual_cells,
-    usual_cells_of_parties,
 )
 from fl_strategies.strategies.sums.options import FedHistogramOptions
 from fl_strategies.strategies.sums.server import SumStrategy
@@ -57,6 +61,7 @@ class FedHistogram(SumStrategy[Cells]):
     name: ClassVar[str] = "fedhistogram"
     options_type = FedHistogramOptions
     options: FedHistogramOptions
+    open_setting = "num_cells"
 
     def _summarise(self) -> Cells:
         width = int(np.prod(self.public.shape[1:]))
@@ -87,11 +92,13 @@ class FedHistogram(SumStrategy[Cells]):
         """Return how noise drowns what a cell has on average; nothing if it does not."""
         noise, cells = self._summed(self._mechanism), self._summary.num_cells
         if self.options.level == "L1":
-            noise, heard = noise / DIRECTION, self.num_parties / math.sqrt(cells)
-            what = "parties"
-        else:
-            heard, what = self._num_records / cells, "records"
-        return "" if heard >= noise else f"{noise:.3g} on {heard:.3g} {what} of a cell"
+            return drowned_cells(
+                self.num_parties / math.sqrt(cells), noise / DIRECTION, "parties"
+            )
+        return drowned_cells(self._num_records / cells, noise)
+
+    def _planner(self, level: str, num_labels: int) -> Histogram:
+        return Histogram(level=level, num_labels=num_labels)
 
     def _shares(self, total: FloatArray, noise: float, num_answers: int) -> FloatArray:  # noqa: ARG002
         """Return the class shares of every public row's cell."""

@@ -1,6 +1,5 @@
 """What can be set about FedHistogram and FedRegression, and what travels between the sides."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
@@ -8,10 +7,8 @@ import numpy as np
 
 from fl_strategies.exceptions import require
 from fl_strategies.options import Options, group, option
-from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.calibration import calibrate_scale
-from fl_strategies.privacy.counts import MOST_SUMS, SMALLEST_SCALE, GaussianSums
-from fl_strategies.privacy.events import GaussianEvent, Unit
+from fl_strategies.privacy.counts import MOST_SUMS, GaussianSums, calibrated_sums
+from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.randomness import derive_rng
 
@@ -68,20 +65,13 @@ class SumPrivacy(Options):
 
         Their number hardly matters: each is drawn with a chance of error of its own.
         """
-
-        def entries(scale: float) -> Sequence[Entry]:
-            event = GaussianEvent(
-                unit=self.unit,
-                relation="replace-one",
-                scale=scale,
-                l2_sensitivity=moved,
-                num_values=num_sums,
-            )
-            return [(event, 1)]
-
-        target = float(self.target_epsilon or 0)
-        scale = calibrate_scale(entries, target, self.delta, least=SMALLEST_SCALE)
-        return GaussianSums(scale=scale, l2_sensitivity=moved, unit=self.unit)
+        return calibrated_sums(
+            float(self.target_epsilon or 0),
+            self.delta,
+            l2_sensitivity=moved,
+            unit=self.unit,
+            num_sums=num_sums,
+        )
 
     def rng(self, seed: int, *path: str | int) -> np.random.Generator | None:
         """Return the source of noise: the operating system unless noise is seeded."""

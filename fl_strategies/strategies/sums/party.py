@@ -54,6 +54,8 @@ class SumParty(PartyRole):
         """Return what the own records sum up to, with noise if the party is to add it."""
         check_public_data(party, config)
         config_choice(config, TASK, [party.task])
+        classes, rule = party.task != "regression", "single-label or multi-label"
+        require_known(classes, party.owner, "task", rule, party.task)
         require_known(len(party.y) > 0, party.owner, "x", "records to sum up", "none")
         options = self._options.received(config)
         summary, shape = self._read(party, received)

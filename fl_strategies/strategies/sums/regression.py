@@ -7,14 +7,17 @@ import numpy as np
 from fl_strategies.arrays import FloatArray
 from fl_strategies.exceptions import require
 from fl_strategies.privacy.counts import MOST_SUMS
+from fl_strategies.privacy.planning.rules import (
+    USUAL_STRENGTH,
+    drowned_components,
+    usual_components,
+)
+from fl_strategies.privacy.planning.sums import Regression
 from fl_strategies.strategies.sums.components import (
-    COMPONENTS_BY_NOISE,
     LEVELS,
     MOST_COMPONENTS,
-    USUAL_STRENGTH,
     Components,
     fitted_shares,
-    usual_components,
 )
 from fl_strategies.strategies.sums.options import FedRegressionOptions
 from fl_strategies.strategies.sums.server import SumStrategy
@@ -60,12 +63,14 @@ class FedRegression(SumStrategy[Components]):
     name: ClassVar[str] = "fedregression"
     options_type = FedRegressionOptions
     options: FedRegressionOptions
+    open_setting = "num_components"
 
     def _summarise(self) -> Components:
         width = int(np.prod(self.public.shape[1:]))
         number = self.options.num_components
         if number is None:
-            number = usual_components(len(self.public), width, self._noise_share())
+            width_used = min(width, MOST_COMPONENTS)
+            number = usual_components(len(self.public), width_used, self._noise_share())
         most = min(width, MOST_COMPONENTS, MOST_SUMS // self.num_classes - 1)
         rule = f"at most {most}, for so many columns and classes"
         require(number <= most, "FedRegression", "num_components", rule, number)
@@ -83,10 +88,10 @@ class FedRegression(SumStrategy[Components]):
 
     def _drowned(self) -> str:
         """Return how noise drowns two components; nothing if it does not."""
-        share = self._noise_share()
-        if share <= COMPONENTS_BY_NOISE:
-            return ""
-        return f"{share:.0%} of the sums, where {COMPONENTS_BY_NOISE:.0%} is the most"
+        return drowned_components(self._noise_share())
+
+    def _planner(self, level: str, num_labels: int) -> Regression:
+        return Regression(level=level, num_labels=num_labels)
 
     def _shares(self, total: FloatArray, noise: float, num_answers: int) -> FloatArray:
         """Return the classes of public rows by the regression that fits the sums."""

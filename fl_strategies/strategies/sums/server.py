@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord
 
 from fl_strategies.arrays import Array, FloatArray, IntArray, content_hash
 from fl_strategies.core.accounting import AUDIENCES as USUAL_AUDIENCES
+from fl_strategies.core.accounting import privacy_metrics
 from fl_strategies.core.inputs import check_factories, public_array
 from fl_strategies.core.protocols import Learner, LearnerFactory, Link, Recipe, SoftLearner
 from fl_strategies.core.state import State
@@ -21,6 +22,9 @@ from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.noise_spec import require_audible
+from fl_strategies.privacy.planning.draft import Planner
+from fl_strategies.privacy.planning.facts import Facts
+from fl_strategies.privacy.planning.remedies import advice
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.sums.options import SUMS, TASK, UNPROTECTED, SumOptions
 from fl_strategies.strategies.sums.summary import DIRECTION, Summary, is_direction, limited
@@ -31,9 +35,10 @@ S = TypeVar("S", bound=Summary)
 
 NOISE_SCALE: Final = "noise-scale"
 AUDIENCES: Final[Mapping[str, str]] = {**USUAL_AUDIENCES, "central": USUAL_AUDIENCES["L1"]}
+_OF_EXAMPLES: Final = (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE)
 _PRICES: Final[Mapping[str, Sequence[str]]] = {
-    "central": (keys.EPSILON_EXAMPLE,),
-    "L1": (keys.EPSILON_PARTY, keys.EPSILON_EXAMPLE),
+    "central": _OF_EXAMPLES,
+    "L1": (keys.EPSILON_PARTY, keys.DELTA_PARTY, *_OF_EXAMPLES),
 }
 """Which figures the server knows better than the parties."""
 _TOTAL: Final = "total"
@@ -65,6 +70,8 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
     reply_kind = SUMS
     last_round = 1
     options: SumOptions
+    open_setting: ClassVar[str]
+    """What decides how detailed the sums are, unless it is left open."""
 
     def __init__(
         self,
@@ -92,7 +99,8 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
         self.state = State(ledger=self._new_ledger())
         privacy = self.options.privacy
         accepted = privacy is not None and privacy.accept_noise
-        require_audible(owner, self._drowned(), accepted=accepted)
+        drowned = self._drowned()
+        require_audible(owner, drowned, accepted=accepted, advice_of=self._what_works)
 
     # What a subclass says
 
@@ -105,8 +113,28 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
         """Return how noise drowns the sums; nothing if it does not."""
 
     @abstractmethod
+    def _planner(self, level: str, num_labels: int) -> Planner:
+        """Return what plans this strategy."""
+
+    @abstractmethod
     def _shares(self, total: FloatArray, noise: float, num_answers: int) -> FloatArray:
         """Return the shares of classes in every public row, (num_public, num_classes)."""
+
+    def _what_works(self) -> str:
+        """Return what would work instead of what is refused."""
+        privacy = self.options.privacy
+        if privacy is None or privacy.target_epsilon is None:
+            return ""
+        labels = self.num_classes if self.task == "multi-label" else 1
+        facts = Facts(
+            target_epsilon=privacy.target_epsilon,
+            delta=privacy.delta,
+            num_parties=self.num_parties,
+            num_records=max(1, self._num_records // self.num_parties),
+            num_classes=max(2, self.num_classes),
+            num_public=len(self.public),
+        )
+        return advice(self._planner(self.options.level, labels), facts, self.open_setting)
 
     # Settings and noise
 
@@ -180,7 +208,7 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Sum over parties, label the public rows, and train the final model."""
-        self.record_releases()
+        self.ledger_.charge_all(self._charges())
         sums, capped = [reply.knowledge for reply in self.replies], 0
         if self.options.level in ("L0", "L2"):
             # Elsewhere a limit that depends on other parties would let a unit move more.
@@ -196,8 +224,8 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
 
     def _server_price(self) -> Metrics:
         """Return what everybody but the server learns; parties can only tell what it does."""
-        told = _PRICES.get(self.options.level, ())
-        return dict.fromkeys(told, self.ledger_.get_epsilon())
+        found = privacy_metrics(party=self.ledger_, example=self.ledger_)
+        return {key: found[key] for key in _PRICES.get(self.options.level, ())}
 
     def _total(self, sums: Sequence[IntArray]) -> FloatArray:
         """Return the sum over parties; with noise, where the server is to add it."""
@@ -218,12 +246,18 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
         return learner.fit(self.public, labels.astype(np.int64), rng=rng)
 
     def record_releases(self) -> None:
-        """Record one release: every example is in the sums of one party."""
-        self.ledger_.charge_all(self._charges())
+        """Record the sums of a failed round; a trusted server has released nothing."""
+        if self.options.level not in _PRICES:
+            self.ledger_.compose_all(self._charges())
 
     def _charges(self) -> Sequence[Entry]:
+        """Return the price of one release: every example is in the sums of one party.
+
+        Asked again after a resume, a party may have drawn other noise and released twice; a
+        server draws its noise once.
+        """
         privacy, mechanism = self.options.privacy, self._mechanism
         if privacy is None or mechanism is None:
             return [(NonPrivateEvent(unit="example", reason=UNPROTECTED), 1)]
-        seeded = privacy.seeded_noise
-        return mechanism.charges(int(np.prod(self._shape)), seeded=seeded)
+        once = mechanism.charges(int(np.prod(self._shape)), seeded=privacy.seeded_noise)
+        return once * (self.run.num_attempts if self.options.level == "L2" else 1)

@@ -61,6 +61,15 @@ class Summary(ABC):
         return DIRECTION * (2.0 if self.signed else math.sqrt(2))
 
 
+def are_float32(arrays: Mapping[str, Array], names: Sequence[str]) -> bool:
+    """Tell whether received arrays are these and all of float32.
+
+    Products of larger numbers than that overflow, and those of smaller ones take a hundred
+    times as long.
+    """
+    return set(arrays) == set(names) and all(a.dtype == np.float32 for a in arrays.values())
+
+
 def direction(sums: IntArray) -> IntArray:
     """Return a vector of length `DIRECTION` or slightly less that points where `sums` does.
 

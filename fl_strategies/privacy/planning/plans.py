@@ -1,0 +1,238 @@
+"""What every private strategy can do under some facts, and which to take."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from fl_strategies.privacy.events import Noise, Unit
+from fl_strategies.privacy.ledger import DEFAULT_DELTA, cost_of
+from fl_strategies.privacy.planning.draft import Draft, Planner
+from fl_strategies.privacy.planning.facts import DEFAULT_MARGINS, Facts
+from fl_strategies.privacy.planning.planners import PLANNERS
+from fl_strategies.privacy.planning.remedies import Remedy, remedies
+from fl_strategies.privacy.planning.rules import FEWEST_QUERIES_PER_CLASS
+
+SEVERAL_RUNS: Final = 10
+SPREAD: Final = (
+    "margin: lead of the first class over the second as a share of the votes on a row, or of "
+    "the records of an average cell; of further classes each has the same fraction of the "
+    "votes of the one before it"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The best setting of one strategy; see `planners.Draft` for the first of its fields.
+
+    Parameters
+    ----------
+    strategy : str
+    epsilon, epsilon_ten_runs : float
+        What one run costs, and ten runs on the same records.
+    worth : float
+        As how many labels without noise those with noise count; see `Facts.worth`.
+    trusts_server : bool
+        Whether the server, which adds the noise, sees what is protected.
+    problem : str
+        Why this cannot work; empty if it can.
+    remedies : tuple of Remedy
+        What would, each alone.
+    cautions : tuple of str
+    """
+
+    strategy: str
+    noise: Noise
+    scale: float
+    asked: str
+    num_asked: int
+    voters: str
+    right: float
+    settings: str
+    epsilon: float
+    epsilon_ten_runs: float
+    worth: float
+    trusts_server: bool
+    problem: str = ""
+    remedies: tuple[Remedy, ...] = ()
+    cautions: tuple[str, ...] = ()
+
+    @property
+    def works(self) -> bool:
+        """Whether noise leaves anything of what it protects."""
+        return not self.problem
+
+
+@dataclass(frozen=True)
+class Plans:
+    """Plans of all strategies that protect a unit.
+
+    Parameters
+    ----------
+    facts : Facts
+    plans : tuple of Plan
+    """
+
+    facts: Facts
+    plans: tuple[Plan, ...]
+
+    @property
+    def best(self) -> Plan | None:
+        """What to take: the largest worth, if possible without trusting the server."""
+        working = [plan for plan in self.plans if plan.works]
+        return max(working, key=lambda p: (not p.trusts_server, p.worth), default=None)
+
+    def __getitem__(self, strategy: str) -> Plan:
+        """Return the plan of a strategy by its name."""
+        return next(plan for plan in self.plans if plan.strategy == strategy)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain strings and numbers, fit for JSON."""
+        best = self.best
+        return {
+            "facts": {**asdict(self.facts), "records_mean": "records of one party"},
+            "margins_mean": SPREAD,
+            "plans": [_plain(found) for found in self.plans],
+            "take": None if best is None else best.strategy,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield everything in words."""
+        facts = self.facts
+        whom = {"party": "one party", "example": "one record of one party"}[facts.unit]
+        yield (
+            f"epsilon {facts.target_epsilon:g} at delta {facts.delta:g} for {whom}, replaced "
+            f"by another; {facts.num_parties} parties of {facts.num_records} records each, "
+            f"{facts.num_classes} classes, {facts.num_public} public rows"
+        )
+        yield f"{SPREAD}; equally likely: {_shown(facts.margins)}"
+        yield ""
+        yield (
+            f"{'strategy':21} {'noise':>14} {'asked':>14} {'right':>6} {'worth':>6} "
+            f"{'eps':>6} {'10 runs':>7}  voters"
+        )
+        yield from map(_row, self.plans)
+        yield ""
+        yield from self._advice()
+
+    def _advice(self) -> Iterator[str]:
+        best = self.best
+        if best is None:
+            yield "take: nothing, no strategy can work"
+        else:
+            name, _, _ = best.strategy.partition(" ")
+            target = f"target-epsilon={self.facts.target_epsilon:g}"
+            told = "".join(f" --set {item}" for item in [*best.settings.split(), target])
+            yield f"take: {best.strategy} (--strategy {name}{told})"
+        for plan in self.plans:
+            if plan.problem:
+                instead = "; or ".join(map(str, plan.remedies)) or "nothing that was tried"
+                refused = f"{plan.strategy} cannot work: noise of {plan.problem}"
+                yield f"warning: {refused}. What would: {instead}."
+            for caution in plan.cautions:
+                yield f"warning: {plan.strategy}: {caution}"
+
+
+def plan(
+    *,
+    target_epsilon: float,
+    num_parties: int,
+    num_records: int,
+    num_classes: int,
+    num_public: int,
+    num_columns: int | None = None,
+    unit: Unit = "example",
+    delta: float = DEFAULT_DELTA,
+    margins: Sequence[float] = DEFAULT_MARGINS,
+) -> Plans:
+    """Say what every private strategy can do, before anything is spent.
+
+    Parameters are those of `Facts`; `num_records` are the records of one party.
+
+    Examples
+    --------
+    >>> plans = plan(
+    ...     target_epsilon=1.0, num_parties=8, num_records=2000, num_classes=2, num_public=4000
+    ... )
+    >>> plans.best.strategy, plans.best.num_asked
+    ('fedregression L2', 61)
+    """
+    facts = Facts(
+        target_epsilon=target_epsilon,
+        num_parties=num_parties,
+        num_records=num_records,
+        num_classes=num_classes,
+        num_public=num_public,
+        num_columns=num_columns,
+        unit=unit,
+        delta=delta,
+        margins=margins,
+    )
+    return Plans(facts, tuple(plan_of(p, facts) for p in PLANNERS if p.unit == unit))
+
+
+def plan_of(planner: Planner, facts: Facts) -> Plan:
+    """Return what one strategy can do."""
+    draft, problem = planner.draft(facts), planner.problem(facts)
+    return Plan(
+        strategy=planner.name,
+        noise=draft.noise,
+        scale=draft.scale,
+        asked=draft.asked,
+        num_asked=draft.num_asked,
+        voters=draft.voters,
+        right=draft.right,
+        settings=draft.settings,
+        epsilon=cost_of(draft.batches, facts.delta),
+        epsilon_ten_runs=cost_of([*draft.batches] * SEVERAL_RUNS, facts.delta),
+        worth=_worth(facts, draft),
+        trusts_server=planner.trusts_server,
+        problem=problem,
+        remedies=remedies(planner, facts) if problem else (),
+        cautions=() if problem else tuple(_cautions(facts, draft)),
+    )
+
+
+def _worth(facts: Facts, draft: Draft) -> float:
+    usual = facts.worth(draft.num_asked, draft.right)
+    return usual if draft.worth is None else draft.worth
+
+
+def _cautions(facts: Facts, draft: Draft) -> Iterator[str]:
+    worth, classes = _worth(facts, draft), facts.num_classes
+    if draft.num_asked < classes:
+        yield f"{draft.num_asked} {draft.asked} are fewer than the {classes} classes."
+    elif worth < FEWEST_QUERIES_PER_CLASS * classes:
+        yield f"its labels are worth {worth:.2g} without noise, few to learn {classes} classes."
+
+
+def _row(plan: Plan) -> str:
+    mark = "" if plan.works else "  CANNOT WORK"
+    trust = ", server trusted" if plan.trusts_server else ""
+    return (
+        f"{plan.strategy:21} {f'{plan.noise} {plan.scale:.4g}':>14} "
+        f"{f'{plan.num_asked} {plan.asked}':>14} {plan.right:6.1%} {plan.worth:6.0f} "
+        f"{_cost(plan.epsilon):>6} {_cost(plan.epsilon_ten_runs):>7}  "
+        f"{plan.voters}{trust}{mark}"
+    )
+
+
+def _cost(epsilon: float) -> str:
+    return f"{epsilon:.3f}" if math.isfinite(epsilon) else "inf"
+
+
+def _shown(margins: Sequence[float]) -> str:
+    if len(margins) <= 12:
+        return ", ".join(f"{value:g}" for value in margins)
+    mean = sum(margins) / len(margins)
+    return f"{len(margins)} values, {mean:.3g} on average"
+
+
+def _plain(plan: Plan) -> dict[str, Any]:
+    # JSON has no infinity: where nothing is promised there is no number.
+    costs = {
+        name: cost if math.isfinite(cost := getattr(plan, name)) else None
+        for name in ("epsilon", "epsilon_ten_runs")
+    }
+    advice = [str(remedy) for remedy in plan.remedies]
+    return {**asdict(plan), **costs, "works": plan.works, "advice": advice}

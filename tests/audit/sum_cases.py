@@ -1,0 +1,174 @@
+"""Broken mechanisms for sums, and the worst neighbours, whose sums are written down by hand."""
+
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.tasks import Task
+from fl_strategies.privacy._evidence import SIGNIFICANCE
+from fl_strategies.privacy.audit import AuditResult
+from fl_strategies.privacy.counts import GaussianSums
+from fl_strategies.privacy.mechanisms import Release
+from fl_strategies.privacy.secure import discrete_gaussian
+from fl_strategies.strategies.sums import SumPrivacy
+from fl_strategies.strategies.sums.cells import Cells
+from fl_strategies.strategies.sums.components import Components
+from fl_strategies.strategies.sums.summary import Summary
+
+Source = np.random.Generator | None
+EPSILON = 5.0
+
+
+def seeded(seed: int = 5) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def caught_by(result: AuditResult) -> set[str]:
+    """Return which of the two tests failed."""
+    attack = {"attack"} if result.lower_bound > result.claimed_epsilon else set()
+    return attack | ({"fit"} if result.p_value < SIGNIFICANCE else set())
+
+
+def honest(broken: GaussianSums, factor: float = 1.0) -> GaussianSums:
+    """Return the mechanism that a broken one says it is, or with another scale."""
+    values = {field.name: getattr(broken, field.name) for field in fields(GaussianSums)}
+    return GaussianSums(**{**values, "scale": broken.scale * factor})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quiet(GaussianSums):
+    """Draws half the noise that it charges for."""
+
+    def release(self, sums: Array, rng: Source = None) -> Release:
+        return honest(self, 0.5).release(sums, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenthOff(GaussianSums):
+    """Draws nine tenths of the noise that it charges for."""
+
+    def release(self, sums: Array, rng: Source = None) -> Release:
+        return honest(self, 0.9).release(sums, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneDraw(GaussianSums):
+    """Adds the same number to all sums of a release."""
+
+    def release(self, sums: Array, rng: Source = None) -> Release:
+        drawn = self.drawn_scale * discrete_gaussian(len(sums), rng) / 2**24
+        noisy = sums + drawn.reshape(-1, *[1] * (sums.ndim - 1))
+        return Release(noisy, self.charges(sums.size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnBefore(GaussianSums):
+    """Uses the noise of each release for the next one, too."""
+
+    def release(self, sums: Array, rng: Source = None) -> Release:
+        noise = honest(self).release(np.zeros_like(sums[::2]), rng).values
+        return Release(sums + np.repeat(noise, 2, axis=0)[: len(sums)], self.charges(sums.size))
+
+
+BROKEN: dict[Any, set[str]] = {
+    Quiet: {"attack", "fit"},
+    TenthOff: {"fit"},
+    OneDraw: {"fit"},
+    DrawnBefore: {"fit"},
+}
+
+
+class Case(NamedTuple):
+    """Neighbouring records, and what they sum up to."""
+
+    summary: Summary
+    num_classes: int
+    task: Task
+    x: tuple[Array, Array]
+    y: tuple[IntArray, IntArray]
+    exact: tuple[IntArray, IntArray]
+
+
+FAR = 9.0
+"""Beyond the ball of length 1, and within what a party's public rows allow."""
+SIDE, CONSTANT = 251, 50
+"""The features of a row at the edge: 256 times 1 and 0.2, over their length, rounded."""
+CELLS = Cells(np.zeros(2), np.eye(2), np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]]))
+COMPONENTS = Components(np.zeros(2), np.eye(2))
+
+
+def rows(*own: float) -> Array:
+    """Return two records at the origin, and the one that makes the difference."""
+    return np.array([[0.0, 0.0], [0.0, 0.0], own])
+
+
+def outer(features: list[int], code: list[int]) -> IntArray:
+    return np.outer(features, code)
+
+
+CASES = {
+    "histogram": Case(
+        CELLS,
+        3,
+        "single-label",
+        (rows(0, 0), rows(FAR, 0)),
+        (np.array([0, 1, 0]), np.array([0, 1, 2])),
+        (
+            np.array([[2, 1, 0], [0, 0, 0], [0, 0, 0]]),
+            np.array([[1, 1, 0], [0, 0, 1], [0, 0, 0]]),
+        ),
+    ),
+    "histogram of labels": Case(
+        CELLS,
+        2,
+        "multi-label",
+        (rows(0, 0), rows(0, FAR)),
+        (np.array([[0, -1], [1, 1], [1, 0]]), np.array([[0, -1], [1, 1], [0, 1]])),
+        (
+            np.array([[[1, 1], [2, 1]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]]),
+            np.array([[[1, 0], [1, 1]], [[0, 0], [0, 0]], [[1, 0], [0, 1]]]),
+        ),
+    ),
+    "components of a class": Case(
+        COMPONENTS,
+        3,
+        "single-label",
+        (rows(FAR, 0), rows(-FAR, 0)),
+        (np.array([0, 1, 1]), np.array([0, 1, 1])),
+        (
+            np.array([[0, SIDE, 0], [0, 0, 0], [CONSTANT, 2 * CONSTANT, 0]]),
+            np.array([[0, -SIDE, 0], [0, 0, 0], [CONSTANT, 2 * CONSTANT, 0]]),
+        ),
+    ),
+    "components of two classes": Case(
+        COMPONENTS,
+        2,
+        "single-label",
+        (rows(0, FAR), rows(0, FAR)),
+        (np.array([0, 1, 1]), np.array([0, 1, 0])),
+        (outer([0, SIDE, CONSTANT], [1]), outer([0, SIDE, CONSTANT], [-1])),
+    ),
+    "components of labels": Case(
+        COMPONENTS,
+        2,
+        "multi-label",
+        (rows(FAR, 0), rows(FAR, 0)),
+        (np.array([[1, 0], [0, 1], [1, 1]]), np.array([[1, 0], [0, 1], [0, 0]])),
+        (outer([SIDE, 0, CONSTANT], [1, 1]), outer([SIDE, 0, CONSTANT], [-1, -1])),
+    ),
+}
+
+
+@cache
+def calibrated(moved: float, epsilon: float = EPSILON) -> GaussianSums:
+    return SumPrivacy(target_epsilon=epsilon, delta=1e-5).mechanism(moved)
+
+
+def repeat_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let secret noise come from a seed; it is charged as if it were secret."""
+    rng = seeded()
+    monkeypatch.setattr(SumPrivacy, "rng", lambda *_: rng)
