@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
     from clients.multilabel import MultiLabelLearner
     from clients.opacus_learner import DPTorchLearner
+    from clients.random_features import RandomFeaturesLearner
     from clients.sklearn_learner import SklearnLearner
     from clients.soft_trees import XGBoostScores
     from clients.torch_augment import crop_and_flip
@@ -25,6 +26,7 @@ __all__ = [
     "ForestScores",
     "KernelRidgeLearner",
     "MultiLabelLearner",
+    "RandomFeaturesLearner",
     "RidgeLearner",
     "SklearnLearner",
     "TorchLearner",
@@ -40,6 +42,7 @@ _MODULES = {
     "ForestScores": "clients.forest_scores",
     "KernelRidgeLearner": "clients.kernel_learner",
     "MultiLabelLearner": "clients.multilabel",
+    "RandomFeaturesLearner": "clients.random_features",
     "RidgeLearner": "clients.kernel_learner",
     "SklearnLearner": "clients.sklearn_learner",
     "TorchLearner": "clients.torch_learner",

@@ -45,6 +45,8 @@ USUAL = ("random-forest", "xgboost", "logistic-regression", "mlp")
 SCORERS = ("xgboost-scores", "forest-scores", "mlp")
 """The same where models learn from scores or travel."""
 FINAL = ("extra-trees", "xgboost-scores", "mlp")
+FINAL_OF = {"fedhistogram": ("random-features",), "fedregression": ("logistic-regression",)}
+"""Models of a server that learn what a strategy says better than the usual ones."""
 WORD_MODEL = "embedding-bag"
 MAY_CHANGE = frozenset(
     {
@@ -102,7 +104,8 @@ class Federation:
             return self.settings.final_learner
         if self.kind.relays_models:
             return self.learner_names[0]
-        return self._fitting(FINAL, self.kind.final_learner_needs)[0]
+        names = FINAL_OF.get(self.settings.strategy, FINAL)
+        return self._fitting(names, self.kind.final_learner_needs)[0]
 
     def _fitting(self, names: Sequence[str], needs: tuple[type, ...]) -> tuple[str, ...]:
         """Return which of some models suit data and strategy; raise if none does."""

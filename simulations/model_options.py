@@ -17,6 +17,7 @@ class ModelOptions(Options):
     boosting_gamma: float = option(0.0, "least gain of a split in XGBoost", least=0)
     kernel: Literal["linear", "rbf", "polynomial", "laplace"] = option("rbf", "of kernel-ridge")
     ridge: float = option(0.001, "penalty of kernel-ridge and ridge, per row", least=0)
+    num_features: int = option(2000, "cosines of random-features", least=1)
     reveal_rows: bool = option(False, "kernel-ridge models may travel with their training rows")
     epochs: int = option(30, "passes of a network over its data", least=1)
     batch_size: int = option(32, "rows in a step of a network", least=1)

@@ -217,6 +217,16 @@ def _ridge(settings: ModelOptions, problem: Problem) -> Learner:
     )
 
 
+def _random_features(settings: ModelOptions, problem: Problem) -> Learner:
+    from clients.random_features import RandomFeaturesLearner
+
+    return RandomFeaturesLearner(
+        num_classes=problem.num_classes,
+        task=problem.task,
+        num_features=settings.num_features,
+    )
+
+
 # Networks
 
 
@@ -290,6 +300,7 @@ LEARNERS: Final[Mapping[str, Builder]] = MappingProxyType(
         "forest-scores": _forest_scores,
         "kernel-ridge": _kernel_ridge,
         "ridge": _ridge,
+        "random-features": _random_features,
         "mlp": functools.partial(_network, "mlp"),
         "mnist-mlp": functools.partial(_network, "mnist-mlp"),
         "mnist-net": functools.partial(_network, "mnist-net"),

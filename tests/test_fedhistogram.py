@@ -79,6 +79,36 @@ def test_cells_are_nearest_centres_of_scaled_rows() -> None:
     assert len(set(nearest)) == 6
 
 
+def test_components_are_flattened() -> None:
+    """Each is divided by the fourth root of its spread, whatever the columns' common unit."""
+    rng = np.random.default_rng(0)
+    rows = rng.uniform(-1, 1, size=(5000, 3)) * np.array([1.0, 0.8, 0.6])
+
+    turned = (rows - rows.mean(axis=0)) @ Cells.of_rows(rows, 5, 3, rng).turn
+
+    np.testing.assert_allclose(turned.std(axis=0), rows.std(axis=0) ** 0.75, rtol=0.01)
+
+
+def test_cells_are_found_where_rows_are_crowded() -> None:
+    """Each of nine heaps, far apart and of unequal size, is a cell of its own."""
+    rng = np.random.default_rng(0)
+    heaps = np.stack(np.meshgrid([0.0, 5.0, 10.0], [0.0, 5.0, 10.0]), axis=-1).reshape(9, 2)
+    which = np.repeat(np.arange(9), np.arange(10, 100, 10))
+    rows = heaps[which] + rng.normal(size=(len(which), 2)) * 0.3
+
+    found = Cells.of_rows(rows, 9, 2, np.random.default_rng(1)).find(rows)
+
+    assert len({*zip(which.tolist(), found.tolist(), strict=True)}) == 9
+
+
+def test_there_may_be_more_cells_than_different_rows() -> None:
+    """Equal rows are in one cell, and the other cells stay empty."""
+    cells = Cells.of_rows(np.repeat(np.eye(3), 4, axis=0), 7, 3, np.random.default_rng(0))
+
+    assert cells.num_cells == 7
+    assert len({*cells.find(np.eye(3)).tolist()}) == 3
+
+
 @pytest.mark.parametrize("factor", [1.0, 1e6])
 def test_columns_of_other_units_are_scaled(factor: float) -> None:
     """A column in other units, among others that differ, does not decide alone."""

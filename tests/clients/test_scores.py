@@ -11,6 +11,7 @@ from sklearn.tree import DecisionTreeRegressor
 from clients.checks import check_learner
 from clients.forest_scores import ForestScores
 from clients.kernel_learner import Kernel, KernelRidgeLearner, RidgeLearner
+from clients.random_features import RandomFeaturesLearner
 from clients.scores import ScoreLearner, targets_of
 from clients.soft_trees import XGBoostScores
 from clients.tabular import MIN_PROBABILITY
@@ -49,6 +50,7 @@ MAKERS: Mapping[str, Maker] = {
     "polynomial": kernels("polynomial"),
     "laplace": kernels("laplace"),
     "ridge": RidgeLearner,
+    "random-features": lambda **own: RandomFeaturesLearner(num_features=200, **own),
 }
 each_learner = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 # These fit any targets of distinct rows.
@@ -294,7 +296,7 @@ def test_a_link_must_suit_the_task() -> None:
         RidgeLearner(num_classes=3, task="regression").from_arrays(arrays)
 
 
-@pytest.mark.parametrize("name", ["rbf", "polynomial", "ridge", "boosting"])
+@pytest.mark.parametrize("name", ["rbf", "polynomial", "ridge", "random-features", "boosting"])
 def test_huge_received_numbers_stay_finite(name: str) -> None:
     """Numbers that overflow in use give large finite scores, not NaN."""
     make = MAKERS[name]
@@ -302,7 +304,7 @@ def test_huge_received_numbers_stay_finite(name: str) -> None:
     huge = {
         key: np.full_like(array, 1e308) if array.dtype == np.float64 else array
         for key, array in arrays.items()
-        if key not in ("temperature", "kernel", "support-rows")
+        if key not in ("temperature", "kernel", "support-rows", "centre", "scales")
     }
 
     twin = make(num_classes=3).from_arrays({**arrays, **huge})

@@ -53,7 +53,8 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4))
 SHARES: FloatArray = softmax(3 * X[:, :3], axis=1)
 CLASSIFIERS = tuple(LEARNERS)[: tuple(LEARNERS).index("xgboost-scores")]
-FOR_VECTORS = (*CLASSIFIERS, "xgboost-scores", "forest-scores", "kernel-ridge", "ridge", "mlp")
+SCORERS = ("xgboost-scores", "forest-scores", "kernel-ridge", "ridge", "random-features")
+FOR_VECTORS = (*CLASSIFIERS, *SCORERS, "mlp")
 QUICK = Settings.of(num_trees=10, boosting_rounds=10, epochs=5)
 
 

@@ -24,6 +24,7 @@ from clients import (
     ForestScores,
     KernelRidgeLearner,
     MultiLabelLearner,
+    RandomFeaturesLearner,
     RidgeLearner,
     SklearnLearner,
     TorchLearner,
@@ -101,6 +102,7 @@ LEARNERS: Mapping[str, Callable[[], Any]] = {
         ForestScores, RandomForestRegressor(n_estimators=2), num_classes=NUM_CLASSES
     ),
     "ridge": partial(RidgeLearner, num_classes=NUM_CLASSES),
+    "random-features": partial(RandomFeaturesLearner, num_classes=NUM_CLASSES, num_features=5),
     "kernel": partial(KernelRidgeLearner, num_classes=NUM_CLASSES, reveal_rows=True),
     "kernel-polynomial": partial(
         KernelRidgeLearner, num_classes=NUM_CLASSES, reveal_rows=True, kernel="polynomial"

@@ -97,7 +97,7 @@ def test_averaging_takes_as_many_rounds_as_it_is_given(tmp_path: Path) -> None:
         ),
         (
             ["--strategy=akd", "--learner=svm"],
-            "logistic-regression, xgboost, xgboost-scores, forest-scores, ridge, mlp",
+            "xgboost, xgboost-scores, forest-scores, ridge, random-features, mlp",
         ),
         (
             ["--strategy=fedavg", "--learner=mlp", "--set=final-learner=random-forest"],

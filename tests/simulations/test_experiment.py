@@ -63,6 +63,16 @@ def test_the_strategy_takes_the_settings_it_names() -> None:
     assert strategy.model_name == "extra-trees"
 
 
+def test_a_strategy_may_have_a_final_model_of_its_own() -> None:
+    """FedHistogram's is smooth by default; one that is asked for counts."""
+    settings = Settings.of(strategy="fedhistogram", num_parties=2)
+    asked = settings.but(final_learner="mlp")
+
+    names = [load_federation(each).strategy().model_name for each in (settings, asked)]
+
+    assert names == ["random-features", "mlp"]
+
+
 def test_a_node_beyond_the_federation_is_refused() -> None:
     """A sixth node of five finds no data."""
     with pytest.raises(InvalidParameter, match="partition-id must be from 0 to 4, got 5"):

@@ -195,6 +195,7 @@ def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
             "kernel": "laplace",
             "ridge": 0.5,
             "reveal_rows": True,
+            "num_features": 30,
         }
     )
     boosting = options("xgboost-scores", "soft_trees.XGBoostScores", settings)
@@ -215,6 +216,8 @@ def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
         "reveal_rows"
     ]
     assert options("ridge", "kernel_learner.RidgeLearner", settings)["ridge"] == 0.5
+    waves = options("random-features", "random_features.RandomFeaturesLearner", settings)
+    assert waves["num_features"] == 30
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("clients.forest_scores.ForestScores", lambda inner, **_: inner)
         forest: Any = factory("forest-scores", settings)()

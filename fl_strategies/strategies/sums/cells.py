@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
-from scipy.cluster.vq import kmeans2
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.strategies.sums.summary import Summary, are_float32
 
-USUAL_COMPONENTS: Final = 20
+USUAL_COMPONENTS: Final = 30
 _ROUNDS: Final = 20
+_STARTS: Final = 5
+_FLATTENED: Final = 0.25
+"""Components are divided by this power of their spread, so that the first decide less alone."""
 MOST_RECEIVED: Final = 2**16
 """Most cells that a party takes from a server, which could otherwise keep it busy for ever."""
 _VALUES_AT_ONCE: Final = 2**22
@@ -55,10 +57,13 @@ class Cells(Summary):
         flat = rows.reshape(len(rows), -1).astype(np.float64)
         mean, scales = flat.mean(axis=0), column_scales(flat)
         scaled = (flat - mean) * scales
-        _, axes = np.linalg.eigh(scaled.T @ scaled / len(flat))
-        turn = scales[:, None] * axes[:, ::-1][:, :num_components]
-        centres, _ = kmeans2((flat - mean) @ turn, num_cells, _ROUNDS, minit="++", rng=rng)
-        return cls(mean, turn, centres)
+        variances, axes = np.linalg.eigh(scaled.T @ scaled / len(flat))
+        least = _NEARLY_CONSTANT * max(float(variances[-1]), np.finfo(float).tiny)
+        flatter = np.maximum(variances, least) ** (-_FLATTENED / 2)
+        turn = scales[:, None] * (axes * flatter)[:, ::-1][:, :num_components]
+        placed = (flat - mean) @ turn
+        found = [_cluster(placed, num_cells, rng) for _ in range(_STARTS)]
+        return cls(mean, turn, min(found, key=lambda centres: _spread(placed, centres)))
 
     @property
     def num_cells(self) -> int:
@@ -69,13 +74,12 @@ class Cells(Summary):
         """Return the cell of every row, (n,); each row has one, whatever its values."""
         flat = rows.reshape(len(rows), -1)
         found = np.empty(len(flat), dtype=np.int64)
-        norms = np.square(self.centres).sum(axis=1)
         with np.errstate(over="ignore", invalid="ignore"):
             step = max(1, _VALUES_AT_ONCE // max(self.num_cells, flat.shape[1]))
             for start in range(0, len(flat), step):
                 part = slice(start, start + step)
                 placed = (flat[part] - self.mean) @ self.turn
-                found[part] = np.argmin(norms - 2 * placed @ self.centres.T, axis=1)
+                found[part] = np.argmin(_distances(placed, self.centres), axis=1)
         return found
 
     def shape(self, num_classes: int, task: Task) -> tuple[int, ...]:
@@ -119,6 +123,40 @@ class Cells(Summary):
         if not all(np.isfinite(part).all() for part in (mean, turn, centres)):
             raise problem
         return cls(mean, turn, centres)
+
+
+def _cluster(rows: FloatArray, num_cells: int, rng: np.random.Generator) -> FloatArray:
+    """Return centres of k-means, (num_cells, d), from rows that are far from each other."""
+    centres = _far_rows(rows, num_cells, rng)
+    for _ in range(_ROUNDS):
+        nearest = np.argmin(_distances(rows, centres), axis=1)
+        sums, counts = np.zeros_like(centres), np.bincount(nearest, minlength=num_cells)
+        np.add.at(sums, nearest, rows)
+        centres = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], centres)
+    return centres
+
+
+def _far_rows(rows: FloatArray, number: int, rng: np.random.Generator) -> FloatArray:
+    """Draw rows in proportion to their squared distance from those drawn (k-means++)."""
+    chosen = [int(rng.integers(len(rows)))]
+    least = np.full(len(rows), np.inf)
+    for _ in range(number - 1):
+        least = np.minimum(least, np.square(rows - rows[chosen[-1]]).sum(axis=1))
+        total = float(least.sum())
+        shares = least / total if total > 0 else None
+        chosen.append(int(rng.choice(len(rows), p=shares)))
+    return rows[chosen]
+
+
+def _spread(rows: FloatArray, centres: FloatArray) -> float:
+    """Return the sum of squared distances of rows from their centres, but for a constant."""
+    return float(_distances(rows, centres).min(axis=1).sum())
+
+
+def _distances(rows: FloatArray, centres: FloatArray) -> FloatArray:
+    """Return squared distances less those of rows from zero, (n, k)."""
+    distances: FloatArray = np.square(centres).sum(axis=1) - 2 * rows @ centres.T
+    return distances
 
 
 def column_scales(rows: FloatArray) -> FloatArray:

@@ -115,7 +115,7 @@ class FedHistogramOptions(SumOptions):
     ----------
     num_cells, num_components : int, optional
         Into how many cells the space is divided, by how many principal components of the
-        public rows; by default what `usual_cells` says, and twenty.
+        public rows; by default what `usual_cells` says, and thirty.
     """
 
     owner: ClassVar[str] = "FedHistogram"
