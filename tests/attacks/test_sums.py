@@ -87,7 +87,7 @@ def test_other_arrays_are_refused_before_anything_is_paid(
     journal = PartyJournal(tmp_path, fingerprint=data_fingerprint(party.x, party.y))
     sent = {**SENT[kind], "turn": turn}
     if kind == "cells" and turn.ndim == 2:
-        sent["centres"] = np.ones((3, turn.shape[1]), np.float32)
+        sent["centres"] = np.ones((1, 3, turn.shape[1]), np.float32)
 
     with pytest.raises(KnowledgeMismatch, match=f"Server: {kind} must be mean"):
         answer(kind, sent, replace(party, journal=journal))
@@ -116,7 +116,7 @@ def test_few_bytes_cannot_fill_a_partys_memory(kind: str) -> None:
     sent = {
         "mean": np.zeros(width, np.float32),
         "turn": np.ones((width, 1), np.float32),
-        "centres": np.ones((1, 1), np.float32),
+        "centres": np.ones((64, 1, 1), np.float32),
     }
     summary = {"cells": Cells, "components": Components}[kind]
     own = {name: array for name, array in sent.items() if kind == "cells" or name != "centres"}

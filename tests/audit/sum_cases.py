@@ -97,7 +97,7 @@ FAR = 9.0
 """Beyond the ball of length 1, and within what a party's public rows allow."""
 SIDE, CONSTANT = 251, 50
 """The features of a row at the edge: 256 times 1 and 0.2, over their length, rounded."""
-CELLS = Cells(np.zeros(2), np.eye(2), np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]]))
+CELLS = Cells(np.zeros(2), np.eye(2), np.array([[[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]]]))
 COMPONENTS = Components(np.zeros(2), np.eye(2))
 
 
@@ -118,8 +118,8 @@ CASES = {
         (rows(0, 0), rows(FAR, 0)),
         (np.array([0, 1, 0]), np.array([0, 1, 2])),
         (
-            np.array([[2, 1, 0], [0, 0, 0], [0, 0, 0]]),
-            np.array([[1, 1, 0], [0, 0, 1], [0, 0, 0]]),
+            np.array([[[2, 1, 0], [0, 0, 0], [0, 0, 0]]]),
+            np.array([[[1, 1, 0], [0, 0, 1], [0, 0, 0]]]),
         ),
     ),
     "histogram of labels": Case(
@@ -129,8 +129,8 @@ CASES = {
         (rows(0, 0), rows(0, FAR)),
         (np.array([[0, -1], [1, 1], [1, 0]]), np.array([[0, -1], [1, 1], [0, 1]])),
         (
-            np.array([[[1, 1], [2, 1]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]]),
-            np.array([[[1, 0], [1, 1]], [[0, 0], [0, 0]], [[1, 0], [0, 1]]]),
+            np.array([[[[1, 1], [2, 1]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]]]),
+            np.array([[[[1, 0], [1, 1]], [[0, 0], [0, 0]], [[1, 0], [0, 1]]]]),
         ),
     ),
     "components of a class": Case(

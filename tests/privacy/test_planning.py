@@ -300,7 +300,8 @@ def test_fedhistogram_takes_what_the_planner_says() -> None:
     found = toy_plan("fedhistogram L2", target_epsilon=5.0, num_parties=4)
 
     assert strategy._summary.num_cells == found.num_asked
-    assert strategy._summed(strategy._mechanism) == pytest.approx(2 * found.scale, rel=2e-3)
+    noise = strategy._of_one_division(strategy._summed(strategy._mechanism))
+    assert noise == pytest.approx(2 * found.scale, rel=2e-3)
 
 
 @pytest.mark.parametrize("level", ["L1", "L2", "central"])

@@ -1,17 +1,23 @@
 """Cells of the space of rows, made of public rows alone, and what a histogram of them says.
 
 Public rows are centred and scaled by their own columns, turned to their principal components
-and clustered; a cell holds everything that is nearest to one centre. Whatever the centres
-are, a record is in exactly one cell, so that replacing it moves a histogram of records by
-cell and class by one in two places.
+and clustered, several times from different starts; a cell holds everything that is nearest to
+one centre. Whatever the centres are, a record is in exactly one cell of each division, so that
+replacing it moves a histogram of records by cell and class by one in two places of each.
+
+Several divisions cost nothing: noise on counts grows with the root of their number, and falls
+by as much when a row takes the mean of the cells that it is in. But rows at the rim of a cell
+of one division are inside a cell of another.
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
+from scipy.cluster.vq import kmeans2
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
@@ -20,9 +26,9 @@ from fl_strategies.strategies.sums.summary import Summary, are_float32
 
 USUAL_COMPONENTS: Final = 30
 _ROUNDS: Final = 20
-_STARTS: Final = 5
 _FLATTENED: Final = 0.25
 """Components are divided by this power of their spread, so that the first decide less alone."""
+MOST_DIVISIONS: Final = 64
 MOST_RECEIVED: Final = 2**16
 """Most cells that a party takes from a server, which could otherwise keep it busy for ever."""
 _VALUES_AT_ONCE: Final = 2**22
@@ -32,14 +38,14 @@ _NAMES: Final = ("mean", "turn", "centres")
 
 @dataclass(frozen=True, eq=False)
 class Cells(Summary):
-    """A division of the space of rows.
+    """Divisions of the space of rows.
 
     Parameters
     ----------
     mean : (num_values,)
     turn : (num_values, num_components)
         Scales and turns centred rows.
-    centres : (num_cells, num_components)
+    centres : (num_divisions, num_cells, num_components)
     """
 
     kind: ClassVar[str] = "cells"
@@ -51,7 +57,12 @@ class Cells(Summary):
 
     @classmethod
     def of_rows(
-        cls, rows: Array, num_cells: int, num_components: int, rng: np.random.Generator
+        cls,
+        rows: Array,
+        num_cells: int,
+        num_components: int,
+        rng: np.random.Generator,
+        num_divisions: int = 1,
     ) -> "Cells":
         """Divide the space by public rows (n, ...)."""
         flat = rows.reshape(len(rows), -1).astype(np.float64)
@@ -62,41 +73,61 @@ class Cells(Summary):
         flatter = np.maximum(variances, least) ** (-_FLATTENED / 2)
         turn = scales[:, None] * (axes * flatter)[:, ::-1][:, :num_components]
         placed = (flat - mean) @ turn
-        found = [_cluster(placed, num_cells, rng) for _ in range(_STARTS)]
-        return cls(mean, turn, min(found, key=lambda centres: _spread(placed, centres)))
+        return cls(
+            mean,
+            turn,
+            np.stack([_cluster(placed, num_cells, rng) for _ in range(num_divisions)]),
+        )
+
+    @property
+    def num_divisions(self) -> int:
+        """Number of divisions."""
+        return len(self.centres)
 
     @property
     def num_cells(self) -> int:
-        """Number of cells."""
-        return len(self.centres)
+        """Number of cells of each division."""
+        return int(self.centres.shape[1])
 
-    def find(self, rows: Array) -> IntArray:
-        """Return the cell of every row, (n,); each row has one, whatever its values."""
+    def find(self, rows: Array) -> Array:
+        """Return the cell of every row in each division, (num_divisions, n).
+
+        Each row has one, whatever its values.
+        """
         flat = rows.reshape(len(rows), -1)
-        found = np.empty(len(flat), dtype=np.int64)
+        # Two bytes a place are enough for `MOST_RECEIVED` cells, whoever has sent them.
+        found = np.empty((self.num_divisions, len(flat)), dtype=np.uint16)
         with np.errstate(over="ignore", invalid="ignore"):
             step = max(1, _VALUES_AT_ONCE // max(self.num_cells, flat.shape[1]))
             for start in range(0, len(flat), step):
                 part = slice(start, start + step)
                 placed = (flat[part] - self.mean) @ self.turn
-                found[part] = np.argmin(_distances(placed, self.centres), axis=1)
+                for number, centres in enumerate(self.centres):
+                    found[number, part] = np.argmin(_distances(placed, centres), axis=1)
         return found
 
     def shape(self, num_classes: int, task: Task) -> tuple[int, ...]:
         """Return cells by classes, or by those without and with each of several labels."""
-        several = task == "multi-label"
-        return (self.num_cells, 2, num_classes) if several else (self.num_cells, num_classes)
+        classes = (2, num_classes) if task == "multi-label" else (num_classes,)
+        return (self.num_divisions, self.num_cells, *classes)
 
     def of_records(self, x: Array, y: Array, num_classes: int, task: Task) -> IntArray:
         """Return how many records each cell has of each class."""
-        return count_records(self.find(x), y, self.shape(num_classes, task), task)
+        shape = self.shape(num_classes, task)[1:]
+        return np.stack([count_records(cells, y, shape, task) for cells in self.find(x)])
 
     def moved(self, num_classes: int, task: Task) -> float:
-        """Return the root of 2: a record leaves one count and enters another.
+        """Return the root of 2 for each division: a record leaves one count and enters another.
 
         With several labels it does so for each of them.
         """
-        return math.sqrt(2 * (num_classes if task == "multi-label" else 1))
+        labels = num_classes if task == "multi-label" else 1
+        return math.sqrt(2 * labels * self.num_divisions)
+
+    def counts_of(self, rows: Array, totals: FloatArray) -> FloatArray:
+        """Return the mean counts of the cells that rows are in, (n, ...)."""
+        by_division = zip(totals, self.find(rows), strict=True)
+        return np.asarray(sum(total[cells] for total, cells in by_division) / len(totals))
 
     def to_arrays(self) -> dict[str, Array]:
         """Return what parties need, as float32."""
@@ -111,11 +142,13 @@ class Cells(Summary):
         )
         if not are_float32(arrays, _NAMES):
             raise problem
-        if not (0,) < arrays["centres"].shape[:1] <= (MOST_RECEIVED,):
+        centres = arrays["centres"]
+        many = centres.ndim != 3 or len(centres) > MOST_DIVISIONS
+        if many or not 0 < math.prod(centres.shape[:2]) <= MOST_RECEIVED:
             raise problem
         mean, turn, centres = (arrays[name].astype(np.float64) for name in _NAMES)
-        shaped = mean.shape == (num_values,) and turn.ndim == centres.ndim == 2
-        if not shaped or turn.shape != (num_values, *centres.shape[1:]):
+        shaped = mean.shape == (num_values,) and turn.ndim == 2
+        if not shaped or turn.shape != (num_values, *centres.shape[2:]):
             raise problem
         # Rows have no more principal components than values; more would fill a memory.
         if not 0 < turn.shape[1] <= num_values:
@@ -126,31 +159,12 @@ class Cells(Summary):
 
 
 def _cluster(rows: FloatArray, num_cells: int, rng: np.random.Generator) -> FloatArray:
-    """Return centres of k-means, (num_cells, d), from rows that are far from each other."""
-    centres = _far_rows(rows, num_cells, rng)
-    for _ in range(_ROUNDS):
-        nearest = np.argmin(_distances(rows, centres), axis=1)
-        sums, counts = np.zeros_like(centres), np.bincount(nearest, minlength=num_cells)
-        np.add.at(sums, nearest, rows)
-        centres = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], centres)
-    return centres
-
-
-def _far_rows(rows: FloatArray, number: int, rng: np.random.Generator) -> FloatArray:
-    """Draw rows in proportion to their squared distance from those drawn (k-means++)."""
-    chosen = [int(rng.integers(len(rows)))]
-    least = np.full(len(rows), np.inf)
-    for _ in range(number - 1):
-        least = np.minimum(least, np.square(rows - rows[chosen[-1]]).sum(axis=1))
-        total = float(least.sum())
-        shares = least / total if total > 0 else None
-        chosen.append(int(rng.choice(len(rows), p=shares)))
-    return rows[chosen]
-
-
-def _spread(rows: FloatArray, centres: FloatArray) -> float:
-    """Return the sum of squared distances of rows from their centres, but for a constant."""
-    return float(_distances(rows, centres).min(axis=1).sum())
+    """Return centres of k-means, (num_cells, d)."""
+    with warnings.catch_warnings():
+        # Rows that are equal leave cells empty, which harms nobody.
+        warnings.simplefilter("ignore", UserWarning)
+        centres, _ = kmeans2(rows, num_cells, _ROUNDS, minit="points", rng=rng)
+    return np.asarray(centres)
 
 
 def _distances(rows: FloatArray, centres: FloatArray) -> FloatArray:
@@ -171,7 +185,7 @@ def column_scales(rows: FloatArray) -> FloatArray:
     return np.where(varies, 1.0 / np.where(varies, spread, 1.0), 0.0)
 
 
-def count_records(cells: IntArray, y: Array, shape: tuple[int, ...], task: Task) -> IntArray:
+def count_records(cells: Array, y: Array, shape: tuple[int, ...], task: Task) -> IntArray:
     """Return how many records each cell has of each class, or with and without each label.
 
     Parameters

@@ -67,7 +67,8 @@ class FedHistogram(SumStrategy[Cells]):
         width = int(np.prod(self.public.shape[1:]))
         components = min(self.options.num_components or USUAL_COMPONENTS, width)
         rng = derive_rng(self.seed, "cells")
-        cells = Cells.of_rows(self.public, self._num_cells(), components, rng)
+        divisions = self.options.num_divisions
+        cells = Cells.of_rows(self.public, self._num_cells(), components, rng, divisions)
         # Everybody counts by what travels, the server too.
         return Cells.from_arrays(cells.to_arrays(), width)
 
@@ -75,7 +76,8 @@ class FedHistogram(SumStrategy[Cells]):
         """Return what was asked for, or what stands out from the noise of all parties."""
         num_public = len(self.public)
         number = self.options.num_cells or self._usual_cells()
-        most = min(num_public, MOST_RECEIVED, MOST_SUMS // (2 * self.num_classes))
+        most = min(MOST_RECEIVED, MOST_SUMS // (2 * self.num_classes))
+        most = min(num_public, most // self.options.num_divisions)
         rule = f"at most {most}, for so many public rows and classes"
         require(number <= most, "FedHistogram", "num_cells", rule, number)
         return number
@@ -90,7 +92,8 @@ class FedHistogram(SumStrategy[Cells]):
 
     def _drowned(self) -> str:
         """Return how noise drowns what a cell has on average; nothing if it does not."""
-        noise, cells = self._summed(self._mechanism), self._summary.num_cells
+        noise = self._of_one_division(self._summed(self._mechanism))
+        cells = self._summary.num_cells
         if self.options.level == "L1":
             return drowned_cells(
                 self.num_parties / math.sqrt(cells), noise / DIRECTION, "parties"
@@ -101,8 +104,13 @@ class FedHistogram(SumStrategy[Cells]):
         return Histogram(level=level, num_labels=num_labels)
 
     def _shares(self, total: FloatArray, noise: float, num_answers: int) -> FloatArray:  # noqa: ARG002
-        """Return the class shares of every public row's cell."""
-        return class_shares(total, noise)[self._summary.find(self.public)]
+        """Return the class shares of the cells that every public row is in."""
+        counts = self._summary.counts_of(self.public, total)
+        return class_shares(counts, self._of_one_division(noise))
+
+    def _of_one_division(self, noise: float) -> float:
+        """Return the noise on mean counts of all divisions: as if there were one alone."""
+        return noise / math.sqrt(self.options.num_divisions)
 
     def _details(self) -> Metrics:
         return {NUM_CELLS: self._summary.num_cells}

@@ -11,6 +11,7 @@ from fl_strategies.privacy.counts import MOST_SUMS, GaussianSums, calibrated_sum
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.randomness import derive_rng
+from fl_strategies.strategies.sums.cells import MOST_DIVISIONS
 
 Level: TypeAlias = Literal["L1", "L2", "central"]
 
@@ -113,13 +114,18 @@ class FedHistogramOptions(SumOptions):
 
     Parameters
     ----------
+    num_divisions : int
+        How often the space is divided, each time from another start.
     num_cells, num_components : int, optional
-        Into how many cells the space is divided, by how many principal components of the
+        Into how many cells each time, by how many principal components of the
         public rows; by default what `usual_cells` says, and thirty.
     """
 
     owner: ClassVar[str] = "FedHistogram"
 
+    num_divisions: int = option(
+        8, "divisions of the space of rows", least=1, most=MOST_DIVISIONS
+    )
     num_cells: int | None = option(
         None, "cells of the space of rows; 0: as many as stand out from noise", least=2
     )
