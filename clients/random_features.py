@@ -166,7 +166,7 @@ def solve_ridge(x: Array, targets: FloatArray, ridges: Sequence[float]) -> Float
     """
     num_rows, width = x.shape
     wide = width > num_rows
-    values, vectors = eigh(x @ x.T if wide else x.T @ x)
+    values, vectors = eigh(x @ x.T if wide else x.T @ x, driver="evd")
     values = np.maximum(values.astype(np.float64), 0.0)
     along = vectors.T @ (targets if wide else x.T @ targets)
     squares = np.square(along).sum(axis=1)
