@@ -119,6 +119,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "All settings, with their defaults: python -m simulations --help"
     parser.add_argument("--data", help=f"{', '.join(LOADERS)}, FILE.npz or FILE.csv")
     parser.add_argument("--label", metavar="COLUMN", help="label column of FILE.csv")
+    parser.add_argument("--drop", metavar="COLUMNS", help="columns of FILE.csv to leave out")
     parser.add_argument(
         "--learner",
         metavar="NAMES",
@@ -131,7 +132,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _settings(options: argparse.Namespace) -> Settings:
     """Combine the sources of settings: preset, then options, then --set."""
-    named = ("strategy", "data", "label", "learner", "seed")
+    named = ("strategy", "data", "label", "drop", "learner", "seed")
     given = {key: getattr(options, key) for key in named if getattr(options, key) is not None}
     usual = PRESET_STRATEGY if options.preset else None
     given |= parse_assignments(options.set, *filter(None, [given.get("strategy", usual)]))

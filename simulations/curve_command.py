@@ -26,7 +26,17 @@ from simulations.private_variants import VARIANTS, Unit
 from simulations.report import write_json
 from simulations.reproduce import Runner
 
-TOLD: Final = ("data", "label", "learner", "epsilons", "unit", "strategy", "seeds", "draws")
+TOLD: Final = (
+    "data",
+    "label",
+    "drop",
+    "learner",
+    "epsilons",
+    "unit",
+    "strategy",
+    "seeds",
+    "draws",
+)
 """Options that decide figures, in the order in which they are told."""
 DESCRIPTION: Final = """\
 Run every private strategy at every epsilon, over seeds and draws of the noise, beside

@@ -23,7 +23,7 @@ from simulations.control import Control
 from simulations.deploy.app_folder import write_app
 from simulations.deploy.client_app import MODEL_SETTINGS
 from simulations.deploy.credentials import Certificates, make_certificates, make_node_key
-from simulations.deploy.data import ARCHIVE, LABEL, TABLES, write_labelled
+from simulations.deploy.data import ARCHIVE, LABEL, write_labelled
 from simulations.deploy.server_app import RESULT, SIMULATED, result_folder
 from simulations.experiment import load_federation
 from simulations.flower import (
@@ -33,6 +33,7 @@ from simulations.flower import (
     flower_environment,
     free_port,
 )
+from simulations.table_files import TABLES
 
 FORMATS: Final = ("npz", "csv", "parquet")
 _POLL_SECONDS: Final = 0.5

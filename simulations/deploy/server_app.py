@@ -35,6 +35,7 @@ FILE_SETTINGS: Final[Mapping[str, str]] = {
     "test-file": "",
     "classes": "",
     "label": LABEL,
+    "drop": "",
     "members-file": "",
 }
 """What only a deployment has: files on the server, and the class list."""
@@ -43,6 +44,7 @@ SIMULATED: Final = frozenset(
         "data",
         "data-dir",
         "label",
+        "drop",
         "public",
         "train-rows",
         "public-rows",
@@ -112,8 +114,9 @@ def load(run_config: Mapping[str, Value]) -> Federation:
     given = {key: value for key, value in run_config.items() if key not in FILE_SETTINGS}
     # Every party keeps its own journal; the folder here only says that there may be some.
     settings = Settings.from_run_config(given, state_dir="node-config")
-    label = str(files["label"])
-    public = read_public(_file(files, "public-file"), class_list(str(files["classes"])), label)
+    label, drop = str(files["label"]), str(files["drop"])
+    classes = class_list(str(files["classes"]))
+    public = read_public(_file(files, "public-file"), classes, label, drop)
     x_test, y_test = public.x[:0], np.empty(0, np.int64)
     if files["test-file"]:
         x_test, y_test = read_labelled(_file(files, "test-file"), public, label)
