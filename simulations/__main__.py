@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
@@ -25,6 +26,7 @@ from simulations.figures import draw_table
 from simulations.flower import run_with_flower
 from simulations.local import run_local
 from simulations.models import LEARNERS
+from simulations.outputs import require_files, require_folder
 from simulations.report import (
     Report,
     make_report,
@@ -36,6 +38,7 @@ from simulations.report import (
     write_report,
 )
 from simulations.reproduce import Table, markdown, run_table
+from simulations.understood import tell_data
 
 PRESET_STRATEGY = "fedkt"
 """Whose published settings a preset means unless another strategy is named."""
@@ -144,6 +147,9 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _run(options: argparse.Namespace) -> int:
     settings = _settings(options)
+    require_folder("run", "output-dir", Path(settings.output_dir))
+    require_files("run", json=options.json)
+    tell_data(settings)
     report = _run_once(settings)
     print(render(report))
     write_report(report, settings.output_dir)
@@ -198,7 +204,9 @@ def _flower(options: argparse.Namespace) -> int:
 
 def _repeat(options: argparse.Namespace) -> int:
     settings = _settings(options)
+    require_files("repeat", json=options.json)
     seeds = [parse_assignments([f"seed={seed}"])["seed"] for seed in options.seeds.split(",")]
+    tell_data(replace(settings, seed=int(seeds[0])))
     reports = [
         _run_once(Settings.from_run_config({**settings.to_run_config(), "seed": seed}))
         for seed in seeds
@@ -212,6 +220,7 @@ def _repeat(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     experiments = Table.load(options.name)
     kept = options.json or _default_path(options.name, "json")
+    require_files("table", json=kept)
     run_table(experiments, _run_once, kept, lambda line: print(line, flush=True))
     print(markdown(experiments, kept))
     return 0

@@ -319,8 +319,8 @@ def shown(name: str, figure: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a share as people read it."""
-    return "-" if value is None else f"{100 * value:.1f} %"
+    """Return a share as people read it; a dash if nobody knows it."""
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -246,8 +246,8 @@ def _decide(owner: str, pandas: ModuleType, column: Any) -> Column | str:
         return _EMPTY
     comma = decimal_comma(present)
     if comma is not None:
-        plain = [text for text in present if not _is_plain(text)]
-        return _numbers(pandas, column, comma=comma, example=plain[0] if plain else "")
+        repaired = [text for text in present if not _is_plain(text)]
+        return _numbers(pandas, column, comma=comma, example=max(repaired, key=len, default=""))
     form = date_format(pandas, present)
     if form is not None:
         return _dates(pandas, column, form)
@@ -290,8 +290,10 @@ def _categories(name: str, words: Array) -> Categories | str:
     distinct, enough = len(values) - ("" in values), len(words) >= FEWEST_ROWS
     if len(values) == 1 and enough:
         return _CONSTANT
-    if _is_id(name, distinct, present) or (distinct == present and present >= FEWEST_ROWS):
+    if _is_id(name, distinct, present):
         return _ID
+    if distinct == present >= FEWEST_ROWS:
+        return "different in every row"
     if distinct > max(FREE_TEXT, present / 2):
         return "free text"
     kept = np.sort(np.argsort(-counts, kind="stable")[:MAX_CATEGORIES])

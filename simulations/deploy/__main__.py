@@ -12,7 +12,7 @@ from pathlib import Path
 from fl_strategies.exceptions import InvalidData, StrategyError
 from simulations.config import Settings, Value, parse_assignments
 from simulations.deploy.app_folder import write_app
-from simulations.deploy.client_app import build_party
+from simulations.deploy.client_app import build_party, understood
 from simulations.deploy.federation import FORMATS, Deployment, prepare, write_split
 from simulations.report import percent
 
@@ -112,6 +112,8 @@ def _check(options: argparse.Namespace) -> int:
         ) from error
     party = build_party(config, run="check")
     party.learner_fn()
+    for line in understood(config):
+        print(line)
     print(f"{party.owner}: {len(party.y)} records of shape {party.x.shape[1:]}")
     print(f"public rows: {len(party.public)}, classes: {party.num_classes}")
     print(f"learner: {party.learner_name}")

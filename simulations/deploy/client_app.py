@@ -101,6 +101,12 @@ def party_public(config: Mapping[str, Value]) -> PublicData:
     )
 
 
+def understood(node_config: Mapping[str, Value]) -> list[str]:
+    """Say what the public file makes of the columns of a party's tables."""
+    encoder = party_public(checked(node_config)).encoder
+    return encoder.describe() if encoder else []
+
+
 def _received(config: Mapping[str, Value]) -> list[str]:
     """Return which models the party takes beside its own: those that its operator named."""
     return [name.strip() for name in str(config["receives"]).split(",") if name.strip()]

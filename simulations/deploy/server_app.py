@@ -24,6 +24,7 @@ from fl_strategies.wire import keys
 from simulations.config import Settings, Value, describe
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.experiment import Federation
+from simulations.outputs import require_folder
 from simulations.report import write_json
 from simulations.splits import Dataset
 
@@ -83,6 +84,10 @@ def main(grid: Grid, context: Context) -> None:
     """Run the strategy and write what came of it."""
     federation = load(context.run_config)
     settings, strategy = federation.settings, federation.strategy()
+    hint = 'Name another one: output-dir="/absolute/path" in --run-config'
+    require_folder(OWNER, "output-dir", Path(settings.output_dir).expanduser(), hint)
+    for line in federation.dataset.understood:
+        logger.info("%s", line)
     start = time.perf_counter()
     result = strategy.start(
         grid, ArrayRecord(), num_rounds=settings.num_rounds, timeout=settings.timeout
@@ -218,6 +223,7 @@ def _dataset(public: PublicData, x_test: Array, y_test: IntArray) -> Dataset:
         x_test=x_test,
         y_test=y_test,
         classes=public.classes,
+        understood=tuple(public.encoder.describe()) if public.encoder else (),
     )
 
 
