@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -39,7 +39,10 @@ FEW_VALUES: Final = 20
 """A column of more different values, most of them numbers, is not meant as categories."""
 FREE_TEXT: Final = 50
 _LARGEST: Final = 1e30
-_PARTS: Final = ("year", "month", "weekday", "hour")
+_PARTS: Final = MappingProxyType(
+    {"year": "year", "month": "month", "weekday": "day_of_week", "hour": "hour"}
+)
+"""What a date becomes, and what pandas calls it."""
 _ID_NAME = re.compile(
     r"(?i:(?:^|[\W_])(?:id|uuid|guid|index|idx)(?:$|[\W_])|^Unnamed: \d+$)|[a-z](?:Id|ID|UUID)$"
 )
@@ -271,9 +274,10 @@ def _numbers(
     complete = len(present) == len(found)
     if distinct == 1 and complete and enough:
         return _CONSTANT
-    if _is_id(str(column.name), distinct, len(present)) and (present % 1 == 0).all():
+    whole = bool((present % 1 == 0).all())
+    if whole and _is_id(str(column.name), distinct, len(present)):
         return _ID
-    if complete and enough and _counts_rows(found, column.index):
+    if whole and complete and enough and _counts_rows(found, column.index):
         return "numbers the rows"
     return Numbers(
         name=str(column.name),
@@ -367,7 +371,7 @@ def _points(pandas: ModuleType, column: Any, form: str) -> Any:
 
 
 def _part(points: Any, part: str) -> FloatArray:
-    values = getattr(points.dt, part).to_numpy(dtype=np.float64, na_value=np.nan)
+    values = getattr(points.dt, _PARTS[part]).to_numpy(dtype=np.float64, na_value=np.nan)
     return np.asarray(values)
 
 
