@@ -17,7 +17,7 @@ def require_folder(owner: str, parameter: str, folder: Path, hint: str = OUTPUT_
             pass
     except OSError as error:
         raise InvalidParameter(
-            f"{owner}: {parameter} must be a folder that can be written, got {str(folder)!r} "
+            f"{owner}: {parameter} must be writable, got {str(folder)!r} "
             f"({error.strerror}). {hint}."
         ) from error
 
@@ -31,4 +31,5 @@ def require_files(owner: str, **paths: Path | None) -> None:
             raise InvalidParameter(
                 f"{owner}: --{name} must be a file, got the folder {str(path)!r}."
             )
-        require_folder(owner, f"--{name}", path.parent, f"Name another file: --{name} OUT")
+        hint = f"Name another file: --{name} OUT"
+        require_folder(owner, f"the folder of --{name}", path.parent, hint)

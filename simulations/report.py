@@ -250,7 +250,12 @@ def write_json(report: Report, path: Path) -> None:
 
 def log_report(report: Report) -> None:
     """Log a report for people."""
-    for line in render(report).splitlines():
+    log_lines(render(report))
+
+
+def log_lines(text: str) -> None:
+    """Log each line of a text."""
+    for line in text.splitlines():
         logger.info("%s", line)
 
 

@@ -103,8 +103,8 @@ def require_label(owner: str, label: str, columns: Sequence[str]) -> None:
             f"The columns are {listed(columns)}."
         )
     raise InvalidParameter(
-        f"{owner}: label must be one of the columns, got {label!r}, which is missing. "
-        f"{_nearest(label, columns)}The columns are {listed(columns)}."
+        f"{owner}: label (--label, setting label) must be one of the columns, got {label!r}, "
+        f"which is missing. {_nearest(label, columns)}The columns are {listed(columns)}."
     )
 
 

@@ -101,7 +101,7 @@ def test_a_public_table_decides_what_columns_mean(tmp_path: Path) -> None:
         ("kind,age\ndog,1\n", "those of the public file"),
         ("kind,age,town,more\ndog,1,Ulm,2\n", "those of the public file"),
         ("kind,age,town\nbird,1,Ulm\n", "in the class list cat, dog, got 1 others"),
-        ("age,town\n1,Ulm\n", "label must be one of the columns, got 'kind', which is mis"),
+        ("age,town\n1,Ulm\n", "must be one of the columns, got 'kind', which is missing"),
         ("", "a table"),
     ],
 )
