@@ -313,7 +313,7 @@ def test_no_answer_at_all_is_one_clear_sentence() -> None:
             "num_queries must be from 1 to 60, the public rows, got 61",
         ),
         ({**L1, "num_queries": -1}, "num_queries must be from 1 to"),
-        ({**L1, "fraction_query": 0.5}, "a known setting, got 'fraction-query'"),
+        ({**L1, "fraction_query": 0.5}, "a known one, got 'fraction_query'"),
     ],
 )
 def test_wrong_use_is_refused_in_one_sentence(change: dict[str, Any], sentence: str) -> None:

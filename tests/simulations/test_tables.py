@@ -1,6 +1,7 @@
 """Tables as people have them: holes, ids, dates and numbers in disguise."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pandas as pd
 import pytest
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter
-from simulations.config import Settings
+from simulations import understood as understood_module
+from simulations.config import Settings, Value
 from simulations.datasets import load_dataset
+from simulations.deploy.client_app import build_party, understood
 from simulations.deploy.data import read_labelled, read_public
 from simulations.experiment import load_federation
 from simulations.splits import Dataset
@@ -359,3 +362,35 @@ def test_what_was_understood_is_told(tmp_path: Path) -> None:
         "  classes: n 50.0 %, y 50.0 %",
         "  rows: 120 private in 3 parties of 40, 20 public, 20 test",
     ]
+
+
+def test_a_party_asks_what_its_tables_become(tmp_path: Path) -> None:
+    """By its node-config alone, and with public facts alone."""
+    (tmp_path / "public.csv").write_text("age,town\n20,Ulm\n40,Bonn\n")
+    (tmp_path / "mine.csv").write_text("age,town,label\n77,Kiel,n\n")
+    config: dict[str, Value] = {
+        "partition-id": 0,
+        "data-file": str(tmp_path / "mine.csv"),
+        "public-file": str(tmp_path / "public.csv"),
+        "classes": "n,y",
+        "learner": "random-forest",
+        "drop": "town",
+    }
+
+    assert understood(config) == [
+        "2 columns beside the label become 1 numbers, as 2 public rows say",
+        "numbers (1): age",
+        "left out (1): town (asked for)",
+    ]
+    assert build_party(config, run="1").x.shape == (1, 1)
+
+
+def test_the_page_about_own_data_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its Python prints what the page says."""
+    page = Path(understood_module.__file__).parent.parent / "docs" / "own_data.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+    exec(compile(example, str(page), "exec"), {})  # noqa: S102 - our own page
+
+    (comment,) = re.findall(r"print\(.*# (.*)", example)
+    assert capsys.readouterr().out.strip() == comment
