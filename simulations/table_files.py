@@ -45,13 +45,13 @@ def read_table(path: Path, label: str, as_text: Collection[str] = ()) -> Any:
     try:
         if path.name.endswith(PARQUET):
             return pandas.read_parquet(path).rename(columns=str)
-        header = _header(path)
+        header, encoding = _header(path)
         names = pandas.read_csv(io.StringIO(header), sep=_separator(header), nrows=0).columns
-        # A byte that is no UTF-8 must not make a party fail because of one record.
+        # A byte that means nothing must not make a party fail because of one record.
         return pandas.read_csv(
             path,
             sep=_separator(header),
-            encoding="utf-8-sig",
+            encoding=encoding,
             encoding_errors="replace",
             skipinitialspace=True,
             low_memory=False,
@@ -63,10 +63,14 @@ def read_table(path: Path, label: str, as_text: Collection[str] = ()) -> Any:
         raise InvalidData(f"{path.name}: the file must be a table, got {error}.") from error
 
 
-def _header(path: Path) -> str:
-    opened = _OPEN.get(path.suffix, open)(path, "rb")
-    with opened as file:
-        return str(file.readline(_LONGEST_HEADER).decode("utf-8-sig", errors="replace"))
+def _header(path: Path) -> tuple[str, str]:
+    """Return the first line, and the encoding that it shows: UTF-8 or that of Windows."""
+    with _OPEN.get(path.suffix, open)(path, "rb") as file:
+        line: bytes = file.readline(_LONGEST_HEADER)
+    try:
+        return line.decode("utf-8-sig"), "utf-8-sig"
+    except UnicodeDecodeError:
+        return line.decode("cp1252", errors="replace"), "cp1252"
 
 
 def _separator(header: str) -> str:

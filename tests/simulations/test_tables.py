@@ -254,6 +254,16 @@ def test_an_ugly_file_is_understood(tmp_path: Path) -> None:
     )
 
 
+def test_the_header_shows_the_encoding(tmp_path: Path) -> None:
+    """Files of older spreadsheets keep their letters."""
+    path = tmp_path / "t.csv"
+    path.write_text(UGLY.replace("age", "größe"), encoding="cp1252")
+
+    data = load_dataset(str(path), rng=np.random.RandomState(0), label="class")
+
+    assert "größe" in data.understood[1]
+
+
 def test_simulation_and_deployment_read_a_table_alike(tmp_path: Path) -> None:
     """The public rows of one are the public file of the other, bit for bit."""
     data = load(UGLY, tmp_path)
