@@ -32,6 +32,25 @@ def to_array(owner: str, name: str, value: Any) -> Array:
         ) from error
 
 
+def to_rows(owner: str, name: str, value: Any) -> Array:
+    """Return rows as an array; truth values become numbers, and texts in a frame are named."""
+    array = to_array(owner, name, value)
+    if array.dtype.kind in "OUST" and hasattr(value, "columns"):
+        wrong = [repr(str(c)) for c in value.columns if not _is_numeric(value[c])]
+        raise InvalidData(
+            f"{owner}: {name} must be an array of numbers, got text or gaps in the columns "
+            f"{', '.join(wrong[:10])}. Make numbers of them, alike at all parties: "
+            "docs/own_data.md shows how."
+        )
+    return array.astype(np.float32) if array.dtype.kind == "b" else array
+
+
+def _is_numeric(column: Any) -> bool:
+    array = np.asarray(column)
+    plain = np.array(array.tolist()) if array.dtype == object else array
+    return plain.dtype.kind in "biuf"
+
+
 def content_hash(array: Array) -> str:
     """Return a fingerprint of an array's type, shape and values.
 

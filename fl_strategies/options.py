@@ -10,7 +10,6 @@ kebab-case keys: ``release = "nfdp"``, ``num-samples = 300``. Constructors, the 
 parties, run configurations, the command line and the documents all go by these definitions.
 """
 
-import difflib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -28,6 +27,7 @@ from typing import (
 )
 
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, require
+from fl_strategies.naming import nearest, require_argument
 
 Scalar: TypeAlias = str | int | float | bool
 
@@ -133,6 +133,12 @@ class Options:
     """Whether errors name settings by their keys instead of their Python names."""
     variant_field: ClassVar[str] = ""
     """For a kind that has several names among variants: the field that tells its own."""
+
+    def __new__(cls, *_: object, **given: object) -> Self:
+        """Refuse a misspelt option by the name that was probably meant."""
+        for name in given:
+            require_argument(cls._owner(), name, _names(cls), _inner(cls, name))
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check type and rule of every setting."""
@@ -256,14 +262,27 @@ def require_setting(owner: str, key: str, known: Collection[str]) -> None:
     """Raise `InvalidParameter`, with the nearest name, unless a key is known."""
     if key in known:
         return
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"Did you mean {close[0]!r}?" if close else f"Known are {', '.join(known)}."
+    hint = nearest(key, known)
     raise InvalidParameter(f"{owner}: key must be a known setting, got {key!r}. {hint}")
 
 
 def key_of(name: str) -> str:
     """Return the kebab-case key of a snake_case name."""
     return name.replace("_", "-")
+
+
+def _names(kind: type[Options]) -> list[str]:
+    return [item.name for item in fields(kind)]
+
+
+def _inner(kind: type[Options], name: str) -> str:
+    """Say of which inner options a name is one; nothing if of none."""
+    for item in fields(kind):
+        inner = [*item.metadata.get("variants", {}).values(), item.metadata.get("group")]
+        for other in filter(None, inner):
+            if name in _names(other):
+                return f"Write {item.name}={other.__name__}({name}=...)."
+    return ""
 
 
 def _build_variant(

@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
@@ -25,6 +26,7 @@ from simulations.figures import draw_table
 from simulations.flower import run_with_flower
 from simulations.local import run_local
 from simulations.models import LEARNERS
+from simulations.outputs import require_files, require_folder
 from simulations.report import (
     Report,
     make_report,
@@ -36,6 +38,7 @@ from simulations.report import (
     write_report,
 )
 from simulations.reproduce import Table, markdown, run_table
+from simulations.understood import tell_data
 
 PRESET_STRATEGY = "fedkt"
 """Whose published settings a preset means unless another strategy is named."""
@@ -119,6 +122,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "All settings, with their defaults: python -m simulations --help"
     parser.add_argument("--data", help=f"{', '.join(LOADERS)}, FILE.npz or FILE.csv")
     parser.add_argument("--label", metavar="COLUMN", help="label column of FILE.csv")
+    parser.add_argument("--drop", metavar="COLUMNS", help="columns of FILE.csv to leave out")
     parser.add_argument(
         "--learner",
         metavar="NAMES",
@@ -131,7 +135,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _settings(options: argparse.Namespace) -> Settings:
     """Combine the sources of settings: preset, then options, then --set."""
-    named = ("strategy", "data", "label", "learner", "seed")
+    named = ("strategy", "data", "label", "drop", "learner", "seed")
     given = {key: getattr(options, key) for key in named if getattr(options, key) is not None}
     usual = PRESET_STRATEGY if options.preset else None
     given |= parse_assignments(options.set, *filter(None, [given.get("strategy", usual)]))
@@ -143,6 +147,9 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _run(options: argparse.Namespace) -> int:
     settings = _settings(options)
+    require_folder("run", "output-dir", Path(settings.output_dir))
+    require_files("run", json=options.json)
+    tell_data(settings)
     report = _run_once(settings)
     print(render(report))
     write_report(report, settings.output_dir)
@@ -197,7 +204,9 @@ def _flower(options: argparse.Namespace) -> int:
 
 def _repeat(options: argparse.Namespace) -> int:
     settings = _settings(options)
+    require_files("repeat", json=options.json)
     seeds = [parse_assignments([f"seed={seed}"])["seed"] for seed in options.seeds.split(",")]
+    tell_data(replace(settings, seed=int(seeds[0])))
     reports = [
         _run_once(Settings.from_run_config({**settings.to_run_config(), "seed": seed}))
         for seed in seeds
@@ -211,6 +220,7 @@ def _repeat(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     experiments = Table.load(options.name)
     kept = options.json or _default_path(options.name, "json")
+    require_files("table", json=kept)
     run_table(experiments, _run_once, kept, lambda line: print(line, flush=True))
     print(markdown(experiments, kept))
     return 0

@@ -53,7 +53,7 @@ def budgets_of(owner: str, parameter: str, text: str | None) -> list[float]:
 
 def given_of(options: argparse.Namespace, strategies: Sequence[str]) -> Given:
     """Return the settings that are given for all runs, by options and by --set."""
-    named = {key: getattr(options, key) for key in ("data", "label", "learner")}
+    named = {key: getattr(options, key) for key in ("data", "label", "drop", "learner")}
     known = [name for name in strategies if name in {**REGISTRY, **FLOWER_STRATEGIES}]
     return {
         **{key: value for key, value in named.items() if value is not None},

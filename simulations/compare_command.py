@@ -23,7 +23,11 @@ from simulations.compare_advice import recommend
 from simulations.compare_entries import OWNER, make_plan
 from simulations.compare_figure import draw_comparison
 from simulations.compare_table import render, summarise_comparison, to_json
+from simulations.config import Settings
+from simulations.fitting import shared
+from simulations.outputs import require_files
 from simulations.reproduce import Runner
+from simulations.understood import tell_data
 
 DESCRIPTION: Final = """\
 Run every strategy that fits the data and the models, on the same splits and seeds, beside
@@ -77,7 +81,9 @@ def add_compare(
 def _compare(run: Runner, options: argparse.Namespace) -> int:
     comparison = _comparison(options)
     kept = options.json or default_path(comparison.given, "compare")
+    require_files(OWNER, json=kept, png=options.png)
     try:
+        tell_data(Settings.from_run_config(shared(comparison.given), seed=comparison.seeds[0]))
         results = run_comparison(comparison, run, kept, say)
     except KeyboardInterrupt:
         return say_stopped(kept)

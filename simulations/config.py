@@ -53,6 +53,7 @@ got 'num-splits', which fedkt has.
     data: str = option("digits", "a data set by its name, FILE.npz or FILE.csv")
     data_dir: str = option("", "folder with data files; empty: $FL_STRATEGIES_DATA")
     label: str = option("", "label column of FILE.csv")
+    drop: str = option("", "columns of FILE.csv to leave out, comma-separated")
     public: str = option("", "image set that gives the public rows; empty: the data's own")
     joint_classes: bool = option(False, "public images of another set keep their classes")
     train_rows: int = option(0, "most private rows of all parties; 0: all", least=0)

@@ -17,16 +17,29 @@ from simulations.arguments import (
     say_stopped,
     seeds_of,
 )
+from simulations.config import Settings
 from simulations.curve import OWNER, Curves, find_variants, plan_curves, run_curves
 from simulations.curve_figure import draw_curves
 from simulations.curve_section import write_section
 from simulations.curve_table import markdown, summarise_curves, to_json
-from simulations.fitting import Given
+from simulations.fitting import Given, shared
+from simulations.outputs import require_files
 from simulations.private_variants import VARIANTS, Unit
 from simulations.report import write_json
 from simulations.reproduce import Runner
+from simulations.understood import tell_data
 
-TOLD: Final = ("data", "label", "learner", "epsilons", "unit", "strategy", "seeds", "draws")
+TOLD: Final = (
+    "data",
+    "label",
+    "drop",
+    "learner",
+    "epsilons",
+    "unit",
+    "strategy",
+    "seeds",
+    "draws",
+)
 """Options that decide figures, in the order in which they are told."""
 DESCRIPTION: Final = """\
 Run every private strategy at every epsilon, over seeds and draws of the noise, beside
@@ -100,6 +113,8 @@ def _curve(run: Runner, options: argparse.Namespace) -> int:
     strategies = dict.fromkeys(v.strategy for v in find_variants(options.unit, names))
     given = given_of(options, list(strategies))
     kept = options.json or default_path(given, OWNER, options.unit)
+    more = {name: getattr(options, name) for name in ("png", "markdown", "summary")}
+    require_files(OWNER, json=kept, **more)
     try:
         _run_and_show(run, _plan(options, given, names), kept, options)
     except KeyboardInterrupt:
@@ -119,6 +134,9 @@ def _plan(options: argparse.Namespace, given: Given, names: Sequence[str]) -> Cu
 
 
 def _run_and_show(run: Runner, curves: Curves, kept: Path, options: argparse.Namespace) -> None:
+    if not options.quiet:
+        first = curves.seeds[0]
+        tell_data(Settings.from_run_config(shared(curves.given), seed=first))
     results = run_curves(curves, run, kept, (lambda _: None) if options.quiet else say)
     summary = summarise_curves(curves, results, _command(options))
     results.write(to_json(summary))

@@ -7,7 +7,7 @@ that no privacy analysis of a strategy accounts for.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -21,13 +21,11 @@ from simulations.files import (
     DATA_VARIABLE,
     cache_folder,
     class_indices,
-    encode_columns,
     flat_rows,
     image_scale,
     local_file,
     picture_rows,
     public_scale,
-    read_csv,
     read_npz,
     unreachable,
 )
@@ -43,6 +41,9 @@ from simulations.splits import (
     halves,
     split_rows,
 )
+from simulations.table_columns import TableEncoder
+from simulations.table_files import TABLES, dropped, read_table, require_label
+from simulations.table_labels import label_classes
 from simulations.texts import TEXT_SETS, load_texts
 
 __all__ = [
@@ -58,7 +59,7 @@ Loader: TypeAlias = Callable[[str, Request], Dataset]
 
 DIGITS: Final = tuple("0123456789")
 SPLIT_KEYS: Final = ("x_train", "y_train", "x_test", "y_test")
-FILE_SUFFIXES: Final = (".npz", ".csv", ".csv.gz", ".csv.xz")
+FILE_SUFFIXES: Final = (".npz", *TABLES)
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def load_dataset(
     rng: np.random.RandomState,
     data_dir: str = "",
     label: str = "",
+    drop: str = "",
     public: str = "",
     joint_classes: bool = False,
     num_train: int = 0,
@@ -104,7 +106,7 @@ def load_dataset(
         the FedKT paper), one of `IMAGE_SETS` (see `simulations.image_sets`) or of `TEXT_SETS`
         (see `simulations.texts`), or a file: `FILE.npz` with x_train, y_train, x_test,
         y_test and, if half of x_test is not to become public, x_public; or `FILE.csv`, also
-        .csv.gz and .csv.xz (75 %, 12.5 %, 12.5 %).
+        .csv.gz, .csv.xz and .parquet (75 %, 12.5 %, 12.5 %).
     rng : RandomState
         Decides the split. Numpy promises that this generator, unlike its newer one, gives
         the same numbers in every release, so a seed names a split for ever.
@@ -113,7 +115,9 @@ def load_dataset(
         `FL_STRATEGIES_DATA` if empty. `adult`, `cod-rna` and `mnist` are downloaded if they
         are not there.
     label : str
-        Column of a CSV file that holds the class.
+        Column of a table that holds the class.
+    drop : str
+        Columns of a table to leave out, with commas between them.
     public : str
         Image set whose training images become the public rows of another image set, cut and
         coloured to fit. All held-out rows of the set itself are then test rows.
@@ -154,7 +158,7 @@ def load_dataset(
         raise InvalidParameter(f"load_dataset: data must be a file that exists, got {name!r}.")
     if name.endswith(".npz"):
         return _load_npz(Path(name), request)
-    return _load_csv(Path(name), request, label)
+    return _load_table(Path(name), request, label, drop)
 
 
 def check_dataset_name(owner: str, name: str) -> None:
@@ -312,10 +316,16 @@ def _require_same_length(owner: str, name: str, x: Array, y: Array) -> None:
     require_data(matched, owner, name.replace("x", "y", 1), rule, f"shape {y.shape}")
 
 
-def _load_csv(path: Path, request: Request, label: str) -> Dataset:
-    frame, classes, y = read_csv(path, label)
+def _load_table(path: Path, request: Request, label: str, drop: str) -> Dataset:
+    table = read_table(path, label)
+    columns = [str(name) for name in table.columns]
+    require_label(path.name, label, columns)
+    left_out = dropped(path.name, drop, columns, label)
+    classes, y = label_classes(path.name, label, table.pop(label))
     rows = request.limit(split_rows(len(y), PAPER_TRAIN_SHARE, request.rng))
-    return _from_table(path.name, encode_columns(path.name, frame, rows[1]), y, classes, rows)
+    encoder = TableEncoder.learn(path.name, table.iloc[rows[1]], left_out)
+    data = _dataset(path.name, encoder.encode(path.name, table), y, classes, rows)
+    return replace(data, understood=tuple(encoder.describe()))
 
 
 LOADERS: Final[Mapping[str, Loader]] = MappingProxyType(

@@ -328,6 +328,7 @@ def load_federation(settings: Settings) -> Federation:
         rng=rng,
         data_dir=settings.data_dir,
         label=settings.label,
+        drop=settings.drop,
         public=settings.public,
         joint_classes=settings.joint_classes,
         num_train=settings.train_rows,

@@ -1,8 +1,7 @@
-"""Tables and images from files, as plain arrays.
+"""Archives of rows and images, as plain arrays, and the scale that public rows define.
 
 Archives are opened without pickle, so an untrusted file can hold numbers and text and
-nothing that runs. What a column means is decided by the public rows alone (see
-`simulations.datasets`).
+nothing that runs.
 """
 
 import os
@@ -10,17 +9,15 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.party import check_rows
 from fl_strategies.exceptions import InvalidData, InvalidParameter, require_data
-from simulations.libraries import import_library
 
 DATA_VARIABLE: Final = "FL_STRATEGIES_DATA"
-MAX_CATEGORIES: Final = 256
 COLOUR_CHANNELS: Final = (1, 3)
 
 
@@ -162,66 +159,3 @@ def image_scale(public: FloatArray) -> Callable[[FloatArray], FloatArray]:
     mean = np.float32(public.mean(dtype=np.float64))
     deviation = np.float32(public.std(dtype=np.float64)) or np.float32(1)
     return lambda x: ((x - mean) / deviation).astype(np.float32)
-
-
-def read_csv(path: Path, label: str) -> tuple[Any, tuple[str, ...], IntArray]:
-    """Return a CSV file as a frame without its label column, class names and labels."""
-    pandas = import_library(path.name, "pandas", "simulation")
-    try:
-        frame = pandas.read_csv(path, skipinitialspace=True)
-    except (OSError, ValueError, EOFError) as error:
-        raise InvalidData(f"{path.name}: the file must be a CSV table, got {error}.") from error
-    if label not in frame.columns:
-        raise InvalidParameter(
-            f"{path.name}: label must be one of the columns "
-            f"{', '.join(map(str, frame.columns[:20]))}, got {label!r}."
-        )
-    values = frame.pop(label)
-    _require_complete(path.name, label, int(values.isna().sum()))
-    is_number = pandas.api.types.is_numeric_dtype(values)
-    plain = values.to_numpy() if is_number else values.astype(str).to_numpy(dtype=np.str_)
-    classes, (y,) = class_indices(path.name, (f"column {label!r}", plain))
-    return frame, classes, y
-
-
-def encode_columns(owner: str, frame: Any, public: IntArray) -> FloatArray:
-    """Return a frame as numbers, column after column in the order of the file.
-
-    A column of numbers stays one column. Any other becomes one column of zeros and ones per
-    category of the public rows, in sorted order; a category that no public row has is all
-    zeros, and a missing one counts as a category.
-    """
-    types = import_library(owner, "pandas", "simulation").api.types
-    encoded: list[FloatArray] = []
-    for name in frame.columns:
-        column = frame[name]
-        if types.is_numeric_dtype(column):
-            encoded.append(_numbers(owner, name, column))
-        else:
-            encoded.append(_one_hot(owner, name, column, public))
-    require_data(bool(encoded), owner, "the table", "a label and other columns", "one column")
-    return np.concatenate(encoded, axis=1)
-
-
-def _numbers(owner: str, name: str, column: Any) -> FloatArray:
-    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-    _require_complete(owner, name, int((~np.isfinite(values)).sum()))
-    return np.asarray(values).reshape(-1, 1)
-
-
-def _require_complete(owner: str, column: str, num_missing: int) -> None:
-    if num_missing:
-        raise InvalidData(
-            f"{owner}: column {column!r} must be complete, got {num_missing} missing or "
-            "infinite values. Fill or drop these rows first."
-        )
-
-
-def _one_hot(owner: str, name: str, column: Any, public: IntArray) -> FloatArray:
-    values = column.astype(object).where(column.notna(), "").astype(str).to_numpy(np.str_)
-    categories = np.unique(values[public])
-    few = len(categories) <= MAX_CATEGORIES
-    rule = f"numeric or of at most {MAX_CATEGORIES} categories"
-    require_data(few, owner, f"column {name!r}", rule, len(categories))
-    encoded: FloatArray = (values[:, None] == categories).astype(np.float64)
-    return encoded

@@ -250,7 +250,12 @@ def write_json(report: Report, path: Path) -> None:
 
 def log_report(report: Report) -> None:
     """Log a report for people."""
-    for line in render(report).splitlines():
+    log_lines(render(report))
+
+
+def log_lines(text: str) -> None:
+    """Log each line of a text."""
+    for line in text.splitlines():
         logger.info("%s", line)
 
 
@@ -319,8 +324,8 @@ def shown(name: str, figure: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a share as people read it."""
-    return "-" if value is None else f"{100 * value:.1f} %"
+    """Return a share as people read it; a dash if nobody knows it."""
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -47,6 +47,8 @@ class Dataset:
         How many classes, the last of the list, no private row has.
     groups : (num_train,) int64, optional
         Who or what a private row comes from, such as its writer; see `partition`.
+    understood : tuple of str
+        What was made of the columns of a table, in words.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Dataset:
     y_public: IntArray | None = None
     groups: IntArray | None = None
     num_public_classes: int = 0
+    understood: tuple[str, ...] = ()
 
     @property
     def row_shape(self) -> tuple[int, ...]:

@@ -210,7 +210,7 @@ def test_l2_tells_the_server_nothing_about_raw_votes() -> None:
     result = run_local(strategy, APP, 4)
 
     assert math.isnan(result.train_metrics_clientapp[1][keys.VOTE_AGREEMENT])
-    assert math.isnan(result.evaluate_metrics_clientapp[1][keys.ACCURACY])
+    assert keys.ACCURACY not in result.evaluate_metrics_clientapp[1]
 
 
 def test_a_party_with_a_journal_keeps_its_accuracy_whatever_the_server_says(
@@ -313,7 +313,7 @@ def test_no_answer_at_all_is_one_clear_sentence() -> None:
             "num_queries must be from 1 to 60, the public rows, got 61",
         ),
         ({**L1, "num_queries": -1}, "num_queries must be from 1 to"),
-        ({**L1, "fraction_query": 0.5}, "a known setting, got 'fraction-query'"),
+        ({**L1, "fraction_query": 0.5}, "a known one, got 'fraction_query'"),
     ],
 )
 def test_wrong_use_is_refused_in_one_sentence(change: dict[str, Any], sentence: str) -> None:

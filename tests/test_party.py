@@ -28,7 +28,7 @@ def with_value(array: np.ndarray, position: Any, value: float) -> np.ndarray:
         ({"x": PARTY.x[:, 0]}, "x must be an array of rows"),
         ({"x": PARTY.x[:, :1]}, r"x must be rows of shape \(2,\) like the public data"),
         ({"y": PARTY.y[:-1]}, "y must be 40 labels, one a row, got 39"),
-        ({"y": PARTY.y.astype(float)}, "y must be a flat array of class indices"),
+        ({"y": PARTY.y + 0.5}, "y must be a flat array of class indices"),
         ({"y": with_value(PARTY.y, 0, 3)}, r"y must be between 0 and 2, .* got \[3\]"),
         ({"y": with_value(PARTY.y, 0, -1)}, "y must be between 0 and 2"),
         ({"y_test": None}, "x_test and y_test must be given together"),

@@ -40,6 +40,7 @@ from tests.toys import (
 PARTY = toy_party(3)
 SECRET = 4.321987654
 ARRAYS = ("x", "y", "public", "public_y", "x_test", "y_test")
+NO_TEST: dict[str, Any] = {"x_test": None, "y_test": None, "public_y": None}
 
 
 def test_a_log_shows_no_record(caplog: pytest.LogCaptureFixture) -> None:
@@ -118,6 +119,87 @@ def test_what_holds_no_numbers_is_a_sentence(x: Any, sentence: str) -> None:
     """Texts are not taken for numbers, and gaps not for values."""
     with pytest.raises(InvalidData, match=f"Party 3: {sentence}"):
         replace(PARTY, x=x, y=[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("y", "classes"),
+    [
+        (["ill", "fit", "odd"], ["fit", "ill", "odd"]),
+        (np.array(["ill", "fit", "odd"]), ("fit", "ill", "odd")),
+        (np.array([b"ill", b"fit", b"odd"]), ["fit", "ill", "odd"]),
+        (pd.Series(["ill", "fit", "odd"], dtype="category"), ["fit", "ill", "odd"]),
+        (pd.DataFrame({"label": ["ill", "fit", "odd"]}), ["fit", "ill", "odd"]),
+        ([1, 0, 2], ["fit", "ill", "odd"]),
+        ([7, 3, 9], ["3", "7", "9"]),
+        (torch.tensor([7.0, 3.0, 9.0]), [3, 7, 9]),
+        (np.array([1.0, 0.0, 2.0]), None),
+    ],
+)
+def test_labels_of_any_type_become_class_indices(y: Any, classes: Any) -> None:
+    """By the class list, which alone decides whether a number is a name or an index."""
+    party = replace(PARTY, x=PARTY.x[:3], y=y, classes=classes, num_classes=3, **NO_TEST)
+
+    assert party.y.tolist() == [1, 0, 2]
+    assert replace(party, run="again").y.tolist() == [1, 0, 2]
+
+
+def test_truth_values_are_labels() -> None:
+    """False comes first, with or without a class list."""
+    for classes in (None, ["healthy", "ill"], ["False", "True"]):
+        party = replace(PARTY, y=PARTY.y[:40] > 0, num_classes=2, classes=classes, **NO_TEST)
+        assert party.y.tolist() == (PARTY.y > 0).astype(int).tolist()
+
+
+def test_the_class_list_counts_the_classes() -> None:
+    """`num_classes` may be omitted, and must not contradict the list."""
+    options: dict[str, Any] = {"x": [[1.0]], "y": ["b"], "learner_fn": CentroidLearner}
+
+    assert Party(**options, classes=["a", "b"]).num_classes == 2
+    with pytest.raises(InvalidParameter, match="num_classes must be omitted, or 2 like cl"):
+        Party(**options, classes=["a", "b"], num_classes=3)
+    with pytest.raises(InvalidParameter, match="classes must be different names"):
+        Party(**options, classes=["a", "a"])
+
+
+def test_labels_that_are_not_in_the_list_are_counted_and_not_quoted() -> None:
+    """The sentence shows the list and no label; without a list it says what to write."""
+    with pytest.raises(InvalidData, match="among the classes a, b, got 2 others") as caught:
+        replace(PARTY, x=PARTY.x[:3], y=["a", "secret", "?"], classes=["a", "b"], num_classes=2)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(InvalidData, match=r"got text without a list. Write classes=\["):
+        replace(PARTY, x=PARTY.x[:1], y=["secret"])
+
+
+def test_columns_of_frames_are_found_by_the_public_names() -> None:
+    """Another order is no mistake; another column is."""
+    public = pd.DataFrame(PARTY.public, columns=["age", "weight"])
+    x = pd.DataFrame(PARTY.x, columns=["age", "weight"])
+
+    party = replace(PARTY, public=public, x=x[["weight", "age"]])
+
+    np.testing.assert_array_equal(party.x, PARTY.x)
+    with pytest.raises(InvalidData, match=r"columns of x must be those of public, .*'height'"):
+        replace(PARTY, public=public, x=x.rename(columns={"weight": "height"}))
+
+
+def test_a_frame_of_texts_names_its_columns() -> None:
+    """The sentence says where they are and what to read."""
+    x = pd.DataFrame({"age": [1, 2], "town": ["Ulm", "Bonn"]})
+    with pytest.raises(InvalidData, match=r"in the columns 'town'\. .* docs/own_data.md"):
+        replace(PARTY, x=x, y=[0, 1])
+
+
+def test_a_frame_of_truth_values_is_numbers() -> None:
+    """A table of marks needs no conversion by hand."""
+    party = replace(PARTY, x=pd.DataFrame([[True, False]]), y=[0])
+
+    assert party.x.tolist() == [[1.0, 0.0]]
+
+
+def test_a_misspelt_argument_suggests_the_right_one() -> None:
+    """As the command line does for settings."""
+    with pytest.raises(InvalidParameter, match=r"'num_clases'. Did you mean 'num_classes'\?"):
+        Party(x=[[1.0]], y=[0], num_clases=2, learner_fn=CentroidLearner)  # type: ignore[call-arg]
 
 
 def test_conversion_needs_neither_library() -> None:

@@ -123,3 +123,20 @@ def aggregate_metrics(parties: Sequence[Mapping[str, float]]) -> dict[str, float
         )
         for name in names
     }
+
+
+def without_unknown(
+    metrics: Mapping[str, float | list[float]],
+) -> dict[str, float | list[float]]:
+    """Return metrics without those that nobody knows.
+
+    Examples
+    --------
+    >>> without_unknown({"accuracy": math.nan, "accuracy-by-party": [0.5, math.nan]})
+    {'accuracy-by-party': [0.5, nan]}
+    """
+    return {
+        name: value
+        for name, value in metrics.items()
+        if not all(map(math.isnan, value if isinstance(value, list) else [value]))
+    }

@@ -2,7 +2,7 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -13,6 +13,7 @@ from fl_strategies.core.federation import FederationOptions
 from fl_strategies.core.members import Known
 from fl_strategies.core.state import State
 from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.naming import nearest_name, require_argument
 from fl_strategies.options import Options, key_of
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.wire.replies import PartyReply
@@ -72,13 +73,40 @@ class Contract(ABC, Generic[T]):
         `FedKT.from_settings(..., privacy_level="L1", gamma=0.1)` is short for
         `FedKT(..., options=FedKTOptions(privacy=VotePrivacy(level="L1", gamma=0.1)))`.
         """
-        own = {*inspect.signature(cls.__init__).parameters, *FederationOptions.__annotations__}
+        own = cls.arguments()
+        for name in given:
+            require_argument(cls.__name__, name, [*own, *cls.setting_names()])
         flat = {key_of(name): value for name, value in given.items() if name not in own}
         options = cls.options_type.from_config(cls.options_type.completed(flat))
         rest: dict[str, Any] = {name: value for name, value in given.items() if name in own}
         if "options" in own:  # a strategy need not have any
             rest["options"] = options
         return cls(**rest)
+
+    @classmethod
+    def arguments(cls) -> list[str]:
+        """Return what the constructor takes."""
+        own = inspect.signature(cls.__init__).parameters.values()
+        named = [argument.name for argument in own if argument.kind is argument.KEYWORD_ONLY]
+        return list(dict.fromkeys([*named, *FederationOptions.__annotations__]))
+
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """Return what `from_settings` takes besides."""
+        return [key.replace("-", "_") for key in cls.options_type.settings()]
+
+    @classmethod
+    def require_arguments(cls, given: Iterable[str]) -> None:
+        """Raise `InvalidParameter`, saying what to write, for an argument nobody knows."""
+        own, settings = cls.arguments(), cls.setting_names()
+        for name in given:
+            meant = nearest_name(name, [*own, *settings])
+            said = "" if meant == name else f"Did you mean {meant!r}? "
+            hint = (
+                f"{said}Write options={cls.options_type.__name__}(...), "
+                f"or {cls.__name__}.from_settings({meant}=...)."
+            )
+            require_argument(cls.__name__, name, own, hint if meant in settings else "")
 
     @abstractmethod
     def party_config(self) -> dict[str, Scalar]:

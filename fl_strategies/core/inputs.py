@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from fl_strategies.arrays import Array, to_array
+from fl_strategies.arrays import Array, to_rows
 from fl_strategies.core.party import check_rows
 from fl_strategies.core.protocols import LearnerFactory, check_made
 
 
 def public_array(owner: str, public: object) -> Array:
     """Return public rows as an array of finite numbers, from a list, frame or tensor too."""
-    rows = to_array(owner, "public", public)
+    rows = to_rows(owner, "public", public)
     check_rows(owner, "public", rows)
     return rows
 

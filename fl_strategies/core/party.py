@@ -2,17 +2,19 @@
 
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fl_strategies.arrays import Array, to_array
+from fl_strategies.arrays import Array, to_array, to_rows
+from fl_strategies.core.labels import class_numbers
 from fl_strategies.core.policy import SIMULATED, PartyPolicy
 from fl_strategies.core.protocols import LearnerFactory, check_factory, check_made
 from fl_strategies.core.tasks import Task, check_targets, check_task
 from fl_strategies.exceptions import InvalidData, require, require_data
+from fl_strategies.naming import require_argument
 from fl_strategies.randomness import derive_rng
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ logger = logging.getLogger("flwr.fl_strategies")
 _TIMES_PUBLIC = 10.0
 # Within float32, with room for sums.
 _LARGEST_VALUE = 1e30
+_ROWS = ("public", "x", "x_test")
+_LABELS = ("y", "public_y", "y_test")
 _ARRAYS = ("x", "y", "public", "public_y", "x_test", "y_test")
 
 
@@ -62,7 +66,8 @@ def public_bound(public: Array) -> float:
 class Party:
     """Private data, public data and the models of one member.
 
-    Lists, pandas frames and torch tensors become arrays; `repr` shows shapes, never a record.
+    Lists, pandas frames and torch tensors become arrays; columns of frames are found by the
+    names of the public ones. `repr` shows shapes, never a record.
 
     Parameters
     ----------
@@ -76,6 +81,9 @@ class Party:
     num_classes : int
         Length of the federation's class list, also when this party lacks some classes. In
         multi-label learning the number of labels, in regression that of targets.
+    classes : sequence of str, optional
+        The class list itself, in the one order that all of the federation use. Labels may
+        then be names, of any type; `num_classes` may be omitted.
     task : "single-label", "multi-label" or "regression"
     public_y : optional
         Labels of the public rows, where these have some and the strategy may use them.
@@ -113,7 +121,7 @@ class Party:
 
     x: Array
     y: Array
-    num_classes: int
+    num_classes: int = 0
     learner_fn: LearnerFactory
     public: Array = field(default_factory=lambda: np.empty(0))
     task: Task = "single-label"
@@ -130,21 +138,35 @@ class Party:
     tell_verdict: bool = False
     value_bound: float | None = None
     policy: PartyPolicy = SIMULATED
+    # Not kept: labels are class indices from then on, also in copies of the party.
+    classes: InitVar[Sequence[object] | None] = None
+
+    def __new__(cls, *_: object, **given: object) -> Self:
+        """Refuse a misspelt argument by the name that was probably meant."""
+        for name in given:
+            known = [*(item.name for item in fields(cls)), "classes"]
+            require_argument(cls.__name__, name, known)
+        return super().__new__(cls)
 
     @property
     def owner(self) -> str:
         """How the party is called in errors."""
         return f"Party {self.partition_id}"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, classes: Sequence[object] | None) -> None:
         """Check what could otherwise surface as a wrong model."""
         owner = self.owner
+        if classes is not None:
+            same = self.num_classes in (0, len(classes))
+            rule = f"omitted, or {len(classes)} like classes"
+            require(same, owner, "num_classes", rule, self.num_classes)
+            object.__setattr__(self, "num_classes", len(classes))
         require(self.partition_id >= 0, owner, "partition_id", "at least 0", self.partition_id)
         compared = self.compare_at_home or not self.tell_verdict
         require(compared, owner, "tell_verdict", "false without compare_at_home", True)
         check_task(owner, self.task, self.num_classes)
         self._check_factories()
-        self._convert()
+        self._convert(classes)
         self._check(owner, "x", self.x, self.y)
         check_rows(owner, "public", self.public)
         if self.public_y is not None:
@@ -179,11 +201,19 @@ class Party:
             if (factory := getattr(self, name)) is not None:
                 check_made(self.owner, name, factory, self.num_classes)
 
-    def _convert(self) -> None:
+    def _convert(self, classes: Sequence[object] | None) -> None:
         """Turn whatever was given into arrays; no public rows have the shape of records."""
-        for name in _ARRAYS:
+        columns = getattr(self.public, "columns", None)
+        for name in _ROWS:
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, to_array(self.owner, name, value))
+                value = _by_name(self.owner, name, value, columns)
+                object.__setattr__(self, name, to_rows(self.owner, name, value))
+        for name in _LABELS:
+            if (value := getattr(self, name)) is not None:
+                y = to_array(self.owner, name, value)
+                if self.task == "single-label":
+                    y = class_numbers(self.owner, name, y, classes)
+                object.__setattr__(self, name, y)
         if self.public is None or self.public.shape == (0,):
             none = np.empty((0, *self.x.shape[1:]), dtype=self.x.dtype)
             object.__setattr__(self, "public", none)
@@ -217,3 +247,13 @@ class Party:
     def rng(self, seed: int, purpose: str, *path: int) -> np.random.Generator:
         """Return one named stream of this party's randomness; never for private noise."""
         return derive_rng(seed, "party", self.partition_id, purpose, *path)
+
+
+def _by_name(owner: str, name: str, rows: Any, columns: Any) -> Any:
+    """Return a frame with its columns in the order of the public one."""
+    if columns is None or not hasattr(rows, "columns"):
+        return rows
+    others = sorted({*map(str, columns)} ^ {*map(str, rows.columns)})
+    rule = "those of public"
+    require_data(not others, owner, f"columns of {name}", rule, f"others: {others[:10]}")
+    return rows[list(columns)]

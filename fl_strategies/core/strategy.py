@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fl_strategies.aggregation.metrics import aggregate_metrics
+from fl_strategies.aggregation.metrics import aggregate_metrics, without_unknown
 from fl_strategies.core.collecting import Collector
 from fl_strategies.core.federation import FederationOptions as FederationOptions
 from fl_strategies.core.federation import check_federation, expected_parties, sample
@@ -102,6 +102,7 @@ class KnowledgeStrategy(Outcome[T], Strategy):
 
     def __init__(self, **federation: Unpack[FederationOptions]) -> None:
         owner = type(self).__name__
+        self.require_arguments(federation)
         self.num_parties = expected_parties(owner, federation)
         self.min_parties = federation.get("min_parties", min(2, self.num_parties))
         self.max_wait = federation.get("max_wait", 120.0)
@@ -275,6 +276,12 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         }
         if not self.central:
             totals |= figures_by_party(accepted)
+        totals = without_unknown(totals)
+        if not totals.get(keys.NUM_EXAMPLES):
+            logger.info(
+                "No party tells how good the model is: one without held-out rows (x_test) "
+                "cannot, and one with a journal, a policy or a promise of privacy does not."
+            )
         self.state.history["evaluate"][self.round_] = totals
         return MetricRecord({**totals})
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from fl_strategies.exceptions import InvalidData, StrategyError
 from simulations.config import Settings, Value, parse_assignments
 from simulations.deploy.app_folder import write_app
-from simulations.deploy.client_app import build_party
+from simulations.deploy.client_app import build_party, understood
 from simulations.deploy.federation import FORMATS, Deployment, prepare, write_split
 from simulations.report import percent
 
@@ -67,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parties", type=int, default=3, help="default: 3")
     parser.add_argument("--data", default="digits", help="default: digits")
+    parser.add_argument("--label", default="", metavar="COLUMN", help="label column of a table")
+    parser.add_argument("--drop", default="", metavar="COLUMNS", help="columns to leave out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--formats", default=",".join(FORMATS), help="of parties' files, taken in turn"
@@ -84,6 +86,8 @@ def _settings(options: argparse.Namespace) -> Settings:
     given: dict[str, Value] = {
         "num-parties": options.parties,
         "data": options.data,
+        "label": options.label,
+        "drop": options.drop,
         "seed": options.seed,
     }
     if hasattr(options, "strategy"):
@@ -108,6 +112,8 @@ def _check(options: argparse.Namespace) -> int:
         ) from error
     party = build_party(config, run="check")
     party.learner_fn()
+    for line in understood(config):
+        print(line)
     print(f"{party.owner}: {len(party.y)} records of shape {party.x.shape[1:]}")
     print(f"public rows: {len(party.public)}, classes: {party.num_classes}")
     print(f"learner: {party.learner_name}")

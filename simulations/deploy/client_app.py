@@ -40,6 +40,7 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     "test-file": "",
     "classes": "",
     "label": LABEL,
+    "drop": "",
     "learner": "",
     "teacher": "",
     "receives": "extra-trees",
@@ -61,9 +62,7 @@ def load_party(context: Context) -> Party:
 def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
     """Return the party that a node-config describes."""
     config = checked(node_config)
-    public = read_public(
-        _file(config, "public-file"), class_list(str(config["classes"])), str(config["label"])
-    )
+    public = party_public(config)
     x, y = read_labelled(_file(config, "data-file"), public, str(config["label"]))
     held_out: tuple[Array | None, Array | None] = (None, None)
     if config["test-file"]:
@@ -90,6 +89,22 @@ def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
         tell_verdict=bool(config["tell-verdict"]),
         policy=policy_of(config, limited=MAX_RUN_EPSILON in node_config),
     )
+
+
+def party_public(config: Mapping[str, Value]) -> PublicData:
+    """Read the public file that a node-config names."""
+    return read_public(
+        _file(config, "public-file"),
+        class_list(str(config["classes"])),
+        str(config["label"]),
+        str(config["drop"]),
+    )
+
+
+def understood(node_config: Mapping[str, Value]) -> list[str]:
+    """Say what the public file makes of the columns of a party's tables."""
+    encoder = party_public(checked(node_config)).encoder
+    return encoder.describe() if encoder else []
 
 
 def _received(config: Mapping[str, Value]) -> list[str]:

@@ -2,14 +2,14 @@
 
 What a file means is decided by the public file alone, which everybody holds. If it is an
 archive (``.npz``), its rows are taken as they are, and so are all others. If it is a table
-(``.csv``, ``.parquet``), columns are found by their names, turned into numbers by the
-categories of the public rows and scaled by their mean and deviation.
+(``.csv``, ``.parquet``), columns are found by their names and become numbers as its rows say
+(see `simulations.table_columns`), in simulations and deployments alike.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -18,11 +18,19 @@ from fl_strategies.arrays import Array, IntArray
 from fl_strategies.core.party import check_rows
 from fl_strategies.exceptions import InvalidData, require, require_data
 from fl_strategies.runtime.atomic_files import PRIVATE
-from simulations.files import encode_columns, public_scale, read_npz
-from simulations.libraries import import_library
+from simulations.files import read_npz
+from simulations.table_columns import TableEncoder
+from simulations.table_files import (
+    TABLES,
+    dropped,
+    import_pandas,
+    names_in,
+    read_table,
+    require_label,
+)
+from simulations.table_labels import label_texts
 
 ARCHIVE: Final = ".npz"
-TABLES: Final = (".csv", ".csv.gz", ".csv.xz", ".parquet")
 LABEL: Final = "label"
 """Name of the label column unless another one is given."""
 
@@ -38,14 +46,17 @@ class PublicData:
         Class indices, if the file has labels.
     classes : tuple of str
         Names of the classes, sorted.
-    table : data frame, optional
-        The rows before they became numbers, where the file is a table.
+    encoder : TableEncoder, optional
+        How a table becomes numbers, where the file is one.
+    drop : str
+        Columns that nobody uses, with commas between them.
     """
 
     x: Array
     y: IntArray | None
     classes: tuple[str, ...]
-    table: Any = None
+    encoder: TableEncoder | None = None
+    drop: str = ""
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -70,21 +81,24 @@ def class_list(text: str) -> tuple[str, ...]:
     return tuple(sorted(names, key=int if whole else None))
 
 
-def read_public(path: Path, classes: tuple[str, ...], label: str = LABEL) -> PublicData:
-    """Read the public file; its labels are optional."""
+def read_public(
+    path: Path, classes: tuple[str, ...], label: str = LABEL, drop: str = ""
+) -> PublicData:
+    """Read the public file; its labels are optional, and so are columns in `drop`."""
     if _is_archive(path):
         arrays = read_npz(path, "x", optional=("y",))
         check_rows(path.name, "x", arrays["x"])
         y = class_indices(path.name, arrays["y"], classes) if "y" in arrays else None
-        return PublicData(x=_with_rows(path, arrays["x"]), y=y, classes=classes)
-    table = _read_table(path)
-    labels = table.pop(label) if label in table.columns else None
-    numbers = encode_columns(path.name, table, np.arange(len(table)))
+        return PublicData(x=_with_rows(path, arrays["x"]), y=y, classes=classes, drop=drop)
+    table = _with_rows(path, read_table(path, label))
+    labels = label_texts(table.pop(label)) if label in table.columns else None
+    encoder = TableEncoder.learn(path.name, table, names_in(drop))
     return PublicData(
-        x=_with_rows(path, public_scale(numbers)(numbers)),
-        y=None if labels is None else class_indices(path.name, labels.to_numpy(), classes),
+        x=encoder.encode(path.name, table),
+        y=None if labels is None else class_indices(path.name, labels, classes),
         classes=classes,
-        table=table,
+        encoder=encoder,
+        drop=drop,
     )
 
 
@@ -94,13 +108,11 @@ def read_labelled(path: Path, public: PublicData, label: str = LABEL) -> tuple[A
         arrays = read_npz(path, "x", "y")
         x, labels = arrays["x"], arrays["y"]
         rule = "an archive or a table like the public file"
-        require_data(public.table is None, path.name, "the file", rule, "an archive")
+        require_data(public.encoder is None, path.name, "the file", rule, "an archive")
     else:
-        table = _read_table(path)
-        rule = f"{label!r}, or named by the setting label"
-        found = f"columns {', '.join(map(str, table.columns[:20]))}"
-        require_data(label in table.columns, path.name, "the label column", rule, found)
-        labels = table.pop(label).to_numpy()
+        table = read_table(path, label, public.encoder.text_columns if public.encoder else ())
+        require_label(path.name, label, [str(name) for name in table.columns])
+        labels = label_texts(table.pop(label))
         x = _numbers(path.name, table, public)
     check_rows(path.name, "x", x)
     same = x.dtype == public.x.dtype
@@ -120,10 +132,12 @@ def class_indices(owner: str, labels: Array, classes: tuple[str, ...]) -> IntArr
     """
     labels = np.asarray(labels)
     require_data(labels.ndim == 1, owner, "labels", "one a row", f"shape {labels.shape}")
-    if labels.dtype.kind == "f" and (labels == np.round(labels)).all():
-        labels = labels.astype(np.int64)
     positions = {name: position for position, name in enumerate(classes)}
-    indices = np.array([positions.get(str(name), -1) for name in labels], dtype=np.int64)
+    plain = labels.astype(np.str_) if labels.dtype.kind == "S" else labels
+    found = {
+        label: positions.get(_class_name(label, positions), -1) for label in {*plain.tolist()}
+    }
+    indices = np.array([found[label] for label in plain.tolist()], dtype=np.int64)
     num_unknown = int((indices < 0).sum())
     rule = f"in the class list {', '.join(classes[:20])}"
     require_data(not num_unknown, owner, "labels", rule, f"{num_unknown} others")
@@ -143,7 +157,7 @@ def write_labelled(
         arrays = {"x": x} if names is None else {"x": x, "y": names}
         np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
         return
-    pandas = _import_pandas(path)
+    pandas = import_pandas(path)
     flat = x.reshape(len(x), -1)
     frame = pandas.DataFrame(flat, columns=[f"x{i}" for i in range(flat.shape[1])])
     if names is not None:
@@ -161,44 +175,33 @@ def _is_archive(path: Path) -> bool:
     return path.name.endswith(ARCHIVE)
 
 
-def _with_rows(path: Path, x: Array) -> Array:
+def _class_name(label: object, known: Mapping[str, int]) -> str:
+    """Return how the class list writes a label: as a whole number, or in other letters."""
+    name = str(label).strip()
+    if name not in known and name.endswith(".0"):
+        name = name.removesuffix(".0")
+    same = [other for other in known if other.lower() == name.lower()]
+    return same[0] if name not in known and len(same) == 1 else name
+
+
+def _with_rows(path: Path, x: Any) -> Any:
     require_data(len(x) > 0, path.name, "the file", "of at least one row", "none")
     return x
 
 
-def _import_pandas(path: Path) -> ModuleType:
-    """Import pandas, and make sure of what it needs for this kind of file."""
-    if path.name.endswith(".parquet"):
-        import_library(path.name, "pyarrow", "simulation")
-    return import_library(path.name, "pandas", "simulation")
-
-
-def _read_table(path: Path) -> Any:
-    pandas = _import_pandas(path)
-    try:
-        if path.name.endswith(".parquet"):
-            return pandas.read_parquet(path)
-        return pandas.read_csv(path, skipinitialspace=True)
-    except (OSError, ValueError, EOFError) as error:
-        raise InvalidData(f"{path.name}: the file must be a table, got {error}.") from error
-
-
 def _numbers(owner: str, table: Any, public: PublicData) -> Array:
-    if public.table is None:
-        return _plain_numbers(owner, table, public)
-    names = list(public.table.columns)
-    lacking = sorted(set(map(str, names)) ^ set(map(str, table.columns)))
-    require_data(not lacking, owner, "columns", "those of the public file", lacking[:10])
-    pandas = import_library(owner, "pandas", "simulation")
-    is_number = pandas.api.types.is_numeric_dtype
-    for name in names:
-        alike = is_number(table[name]) == is_number(public.table[name])
-        rule = "numbers or text as in the public file"
-        require_data(alike, owner, f"column {name!r}", rule, table[name].dtype)
-    rows = np.arange(len(public.table))
-    both = pandas.concat([public.table, table[names]], ignore_index=True)
-    numbers = encode_columns(owner, both, rows)
-    return public_scale(numbers[rows])(numbers[len(rows) :])
+    names = [str(name) for name in table.columns]
+    known = [column.name for column in public.encoder.columns] if public.encoder else []
+    unused = [*(public.encoder.left_out if public.encoder else ())]
+    left_out = dropped(owner, public.drop, [*names, *known, *unused])
+    used = table.drop(columns=[name for name in left_out if name in names])
+    if public.encoder is None:
+        return _plain_numbers(owner, used, public)
+    given = {*map(str, used.columns)} - {*unused}
+    others = sorted({*known} ^ given)
+    rule = "those of the public file; the setting drop leaves some out"
+    require_data(not others, owner, "columns", rule, f"others: {', '.join(others[:10])}")
+    return public.encoder.encode(owner, used)
 
 
 def _plain_numbers(owner: str, table: Any, public: PublicData) -> Array:

@@ -23,7 +23,7 @@ from simulations.control import Control
 from simulations.deploy.app_folder import write_app
 from simulations.deploy.client_app import MODEL_SETTINGS
 from simulations.deploy.credentials import Certificates, make_certificates, make_node_key
-from simulations.deploy.data import ARCHIVE, LABEL, TABLES, write_labelled
+from simulations.deploy.data import ARCHIVE, LABEL, write_labelled
 from simulations.deploy.server_app import RESULT, SIMULATED, result_folder
 from simulations.experiment import load_federation
 from simulations.flower import (
@@ -33,6 +33,8 @@ from simulations.flower import (
     flower_environment,
     free_port,
 )
+from simulations.outputs import require_folder
+from simulations.table_files import TABLES
 
 FORMATS: Final = ("npz", "csv", "parquet")
 _POLL_SECONDS: Final = 0.5
@@ -60,7 +62,7 @@ def write_split(
     data = federation.dataset
     single = data.task == "single-label"
     require(single, "split", "data", "of single-label records", settings.data)
-    folder.mkdir(parents=True, exist_ok=True)
+    require_folder("split", "folder", folder, "Name another one")
     paths = []
     for number, rows in enumerate(federation.rows):
         path = folder / f"party-{number}.{formats[number % len(formats)]}"
@@ -146,6 +148,7 @@ def prepare(
     """
     folder = folder.resolve()
     require(not (folder / "server").exists(), "prepare", "folder", "a new one", str(folder))
+    require_folder("prepare", "folder", folder, "Name another one: --work FOLDER")
     server = folder / "server"
     certificates = make_certificates(server)
     split = write_split(settings, folder / "data", formats)

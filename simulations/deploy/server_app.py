@@ -24,6 +24,7 @@ from fl_strategies.wire import keys
 from simulations.config import Settings, Value, describe
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.experiment import Federation
+from simulations.outputs import require_folder
 from simulations.report import write_json
 from simulations.splits import Dataset
 
@@ -35,6 +36,7 @@ FILE_SETTINGS: Final[Mapping[str, str]] = {
     "test-file": "",
     "classes": "",
     "label": LABEL,
+    "drop": "",
     "members-file": "",
 }
 """What only a deployment has: files on the server, and the class list."""
@@ -43,6 +45,7 @@ SIMULATED: Final = frozenset(
         "data",
         "data-dir",
         "label",
+        "drop",
         "public",
         "train-rows",
         "public-rows",
@@ -81,6 +84,10 @@ def main(grid: Grid, context: Context) -> None:
     """Run the strategy and write what came of it."""
     federation = load(context.run_config)
     settings, strategy = federation.settings, federation.strategy()
+    hint = 'Name another one: output-dir="/absolute/path" in --run-config'
+    require_folder(OWNER, "output-dir", Path(settings.output_dir).expanduser(), hint)
+    for line in federation.dataset.understood:
+        logger.info("%s", line)
     start = time.perf_counter()
     result = strategy.start(
         grid, ArrayRecord(), num_rounds=settings.num_rounds, timeout=settings.timeout
@@ -112,8 +119,9 @@ def load(run_config: Mapping[str, Value]) -> Federation:
     given = {key: value for key, value in run_config.items() if key not in FILE_SETTINGS}
     # Every party keeps its own journal; the folder here only says that there may be some.
     settings = Settings.from_run_config(given, state_dir="node-config")
-    label = str(files["label"])
-    public = read_public(_file(files, "public-file"), class_list(str(files["classes"])), label)
+    label, drop = str(files["label"]), str(files["drop"])
+    classes = class_list(str(files["classes"]))
+    public = read_public(_file(files, "public-file"), classes, label, drop)
     x_test, y_test = public.x[:0], np.empty(0, np.int64)
     if files["test-file"]:
         x_test, y_test = read_labelled(_file(files, "test-file"), public, label)
@@ -215,6 +223,7 @@ def _dataset(public: PublicData, x_test: Array, y_test: IntArray) -> Dataset:
         x_test=x_test,
         y_test=y_test,
         classes=public.classes,
+        understood=tuple(public.encoder.describe()) if public.encoder else (),
     )
 
 

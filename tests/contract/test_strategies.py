@@ -425,8 +425,10 @@ def test_more_rounds_than_needed_change_nothing(name: str) -> None:
     assert list(result.train_metrics_clientapp) == [1]
 
 
-def test_party_without_test_rows_still_receives(name: str) -> None:
-    """Held-out rows are optional; accuracy is then not a number."""
+def test_party_without_test_rows_still_receives(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Held-out rows are optional; there is then no accuracy, and the log says why."""
     app = client_app(
         lambda context: replace(
             toy_party(int(context.node_config["partition-id"])), x_test=None, y_test=None
@@ -435,4 +437,7 @@ def test_party_without_test_rows_still_receives(name: str) -> None:
 
     result = run(build(name), app)
 
-    assert math.isnan(result.evaluate_metrics_clientapp[1][keys.ACCURACY])
+    told = result.evaluate_metrics_clientapp[1]
+    assert not {keys.ACCURACY, f"{keys.ACCURACY}-by-party"} & {*told}
+    assert "No party tells how good the model is" in caplog.text
+    assert "'accuracy': nan" not in caplog.text

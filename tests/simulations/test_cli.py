@@ -156,17 +156,53 @@ def test_a_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "patients.csv" in capsys.readouterr().out
 
 
-def test_nan_in_a_file_is_one_clear_sentence(
+def test_a_file_with_gaps_and_ids_is_told_and_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Missing numbers are named with their column."""
+    """What was understood comes before the training, and --drop leaves a column out."""
     path = tmp_path / "holes.csv"
-    path.write_text("a,b,label\n" + "1,2,x\n3,,y\n" * 20)
+    path.write_text("id,a,b,c,label\n" + "".join(_ugly_row(row) for row in range(240)))
+    options = [*FAST, f"--set=output-dir={tmp_path}", "--label=label", "--drop=c"]
 
-    code = main(["run", "--data", str(path), "--label", "label"])
+    code = main(["run", "--data", str(path), *options])
 
-    assert code == 1
-    assert "column 'b' must be complete, got 20 missing" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert code == 0
+    assert "numbers (2): a, b (missing ones marked)" in told.err
+    assert "left out (2): id (an id), c (asked for)" in told.err
+    assert "classes: x 50.0 %, y 50.0 %" in told.err
+    assert "fedkt on" in told.out or "fedkd on" in told.out
+
+
+def _ugly_row(row: int) -> str:
+    return f"{row},{row % 7},{row % 5 or ''},z{row % 4},{'xy'[row % 2]}\n"
+
+
+@pytest.mark.parametrize("command", ["run", "repeat", "compare", "curve"])
+def test_results_that_cannot_be_written_are_found_before_training(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One sentence that says what to do, and nothing was trained."""
+    monkeypatch.setattr(
+        "simulations.__main__.run_local", lambda *_, **__: pytest.fail("trained")
+    )
+    file = tmp_path / "file"
+    file.touch()
+
+    assert main([command, "--json", str(file / "out.json")]) == 1
+    told = capsys.readouterr().err
+    assert f"{command}: the folder of --json must be writable" in told
+    assert "Name another file: --json OUT." in told
+    assert main([command, "--json", str(tmp_path)]) == 1
+    assert f"{command}: --json must be a file, got the folder" in capsys.readouterr().err
+    if command == "run":
+        assert main([command, f"--set=output-dir={file}"]) == 1
+        told = capsys.readouterr().err
+        assert "output-dir must be writable" in told
+        assert "Name another one: --set output-dir=FOLDER." in told
 
 
 def test_a_missing_label_names_the_columns(
@@ -177,7 +213,9 @@ def test_a_missing_label_names_the_columns(
     path.write_text("a,b\n1,x\n")
 
     assert main(["run", "--data", str(path)]) == 1
-    assert "label must be one of the columns a, b, got ''" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "label must be given (--label COLUMN on the command line)" in told
+    assert "The columns are a, b." in told
 
 
 def test_a_preset_can_be_overridden(

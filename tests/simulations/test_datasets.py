@@ -223,7 +223,7 @@ def test_joint_classes_need_another_set(name: str) -> None:
     assert Settings.of(data="emnist-letters", public="mnist", joint_classes=True).joint_classes
 
 
-@pytest.mark.parametrize("name", ["imagenet", "", "rows.parquet", "Digits"])
+@pytest.mark.parametrize("name", ["imagenet", "", "rows.feather", "Digits"])
 def test_an_unknown_name_lists_the_known(name: str) -> None:
     """The answer names all data sets and the file endings."""
     with pytest.raises(

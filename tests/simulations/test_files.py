@@ -256,49 +256,41 @@ def test_a_compressed_csv_is_the_same_table(
     assert np.array_equal(*columns)
 
 
-@pytest.mark.parametrize("label", ["", "Label", "income"])
-def test_a_label_column_that_is_not_there_lists_the_columns(tmp_path: Path, label: str) -> None:
-    """The answer repeats what was asked for and what there is."""
+@pytest.mark.parametrize(
+    ("label", "answer"),
+    [
+        ("", r"label must be given \(--label COLUMN on the command line\), got none. "),
+        ("Label", "got 'Label', which is missing. Did you mean 'label'\\? "),
+        ("colr", "got 'colr', which is missing. Did you mean 'colour'\\? "),
+        ("income", "got 'income', which is missing. "),
+    ],
+)
+def test_a_label_column_that_is_not_there_lists_the_columns(
+    tmp_path: Path, label: str, answer: str
+) -> None:
+    """The answer repeats what was asked for, what is near to it and what there is."""
     path = write_text(tmp_path / "t.csv", table())
-    with pytest.raises(
-        InvalidParameter,
-        match=rf"label must be one of the columns age, colour, is_member, label, got '{label}'",
-    ):
+    told = f"{answer}The columns are age, colour, is_member, label."
+    with pytest.raises(InvalidParameter, match=told):
         load_dataset(path, rng=np.random.RandomState(0), label=label)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            table() + ",red,True,n\n,red,True,y\n",
-            "column 'age' must be complete, got 2 missing",
-        ),
-        (table() + "inf,red,True,n\n", "column 'age' must be complete, got 1 missing"),
         (table() + "30,red,True,\n", "column 'label' must be complete, got 1 missing"),
         ("label\n" + "a\nb\n" * 10, "the table must be a label and other columns"),
         ("x,label\n" + "1,a\n" * 20, "labels must be of at least 2 classes, got 1"),
-        ("x,label\n" + "1,0.5\n2,1\n" * 20, "column 'label' must be class labels"),
+        ("x,label\n" + "1,0.5\n2,1\n" * 20, "2 different numbers, not all of them whole"),
         ("x,label\n1,a\n2,b\n", "at least 8 rows, got 2"),
-        ("", "the file must be a CSV table"),
-        ('a,label\n"1,2\n', "the file must be a CSV table"),
+        ("", "the file must be a table"),
+        ('a,label\n"1,2\n', "the file must be a table"),
     ],
 )
 def test_a_wrong_csv_is_described(tmp_path: Path, text: str, message: str) -> None:
     """Missing values, lone columns and broken tables each give one sentence."""
     path = write_text(tmp_path / "t.csv", text)
     with pytest.raises(InvalidData, match=message):
-        load_dataset(path, rng=np.random.RandomState(0), label="label")
-
-
-def test_free_text_is_refused_before_it_fills_the_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A column with a value of its own in every row is no category."""
-    monkeypatch.setattr("simulations.files.MAX_CATEGORIES", 9)
-    lines = [f"name{row},{row % 2}" for row in range(100)]
-    path = write_text(tmp_path / "t.csv", "\n".join(["name,label", *lines]))
-    with pytest.raises(InvalidData, match="'name' must be numeric or of at most 9 categories"):
         load_dataset(path, rng=np.random.RandomState(0), label="label")
 
 

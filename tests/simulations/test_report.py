@@ -161,3 +161,9 @@ def test_a_statement_that_cannot_be_computed_says_so() -> None:
     found = reports._privacy_statement(strategy)  # type: ignore[arg-type]
 
     assert found.startswith("Guarantee: none, because it cannot be computed here.")
+
+
+def test_a_figure_that_nobody_knows_is_a_dash() -> None:
+    """It is never shown as a number that is none."""
+    assert percent(float("nan")) == percent(None) == "-"
+    assert percent(0.5) == "50.0 %"

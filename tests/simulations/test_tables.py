@@ -1,0 +1,406 @@
+"""Tables as people have them: holes, ids, dates and numbers in disguise."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fl_strategies.exceptions import InvalidData, InvalidParameter
+from simulations import understood as understood_module
+from simulations.config import Settings, Value
+from simulations.datasets import load_dataset
+from simulations.deploy.client_app import build_party, understood
+from simulations.deploy.data import read_labelled, read_public
+from simulations.experiment import load_federation
+from simulations.splits import Dataset
+from simulations.table_columns import TableEncoder
+from simulations.understood import describe_data
+
+COLOURS = ("blue", "green", "red")
+
+
+def public_frame(**columns: Any) -> pd.DataFrame:
+    """Return twenty rows with a column of numbers and one of words."""
+    rows = np.arange(20)
+    plain = {"age": 20.0 + rows % 7, "colour": [COLOURS[row % 3] for row in rows]}
+    return pd.DataFrame({**plain, **columns})
+
+
+def learn(frame: pd.DataFrame, *drop: str) -> TableEncoder:
+    return TableEncoder.learn("t.csv", frame, drop)
+
+
+def private(**cells: Any) -> pd.DataFrame:
+    return pd.DataFrame({name: [cell] for name, cell in {**ROW, **cells}.items()})
+
+
+ROW: dict[str, Any] = {"age": 23.0, "colour": "red"}
+
+
+# Missing values
+
+
+def test_missing_numbers_become_the_public_median_with_a_mark() -> None:
+    """The mark is there if public rows have gaps, and says which rows had one."""
+    frame = public_frame(weight=[np.nan, 60.0, 70.0, 90.0] * 5)
+    encoder = learn(frame)
+
+    x = encoder.encode("t.csv", frame)
+
+    weights, marks = x[:, 4], x[:, 5]
+    assert encoder.width == 1 + 2 + 3
+    assert marks.tolist() == [1.0, 0.0, 0.0, 0.0] * 5
+    assert len({*weights[[0, 2]].tolist()}) == 1
+    assert "weight (missing ones marked)" in encoder.describe()[1]
+
+
+def test_a_gap_that_only_private_rows_have_is_filled_without_a_mark() -> None:
+    """No error and no column tells that a record has one."""
+    encoder = learn(public_frame())
+
+    x = encoder.encode("mine.csv", private(age=np.nan))
+
+    assert x.shape == (1, 4)
+    assert x[0, 0] == encoder.encode("mine.csv", private(age=23.0))[0, 0]
+
+
+@pytest.mark.parametrize("cell", ["old", "1e400", np.inf, "", "?", None])
+def test_no_private_cell_is_an_error(cell: object, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever stands there counts as missing; the party's own log counts it, unquoted."""
+    encoder = learn(public_frame())
+
+    with caplog.at_level(logging.WARNING):
+        x = encoder.encode("mine.csv", private(age=cell))
+
+    assert np.isfinite(x).all()
+    assert x[0, 0] == encoder.encode("mine.csv", private(age=23.0))[0, 0]
+    told = cell not in ("", "?", None)
+    assert ("1 values of column 'age' are not what" in caplog.text) == told
+    assert "old" not in caplog.text
+
+
+def test_a_huge_private_number_stays_finite() -> None:
+    """It overflows neither in the scale nor in float32."""
+    encoder = learn(public_frame())
+
+    assert encoder.encode("mine.csv", private(age=1e308))[0, 0] == np.float32(1e30)
+
+
+def test_a_category_that_public_rows_lack_is_another_one() -> None:
+    """All zeros, whatever the word is."""
+    encoder = learn(public_frame())
+    other, missing = (
+        encoder.encode("mine.csv", private(colour=word))[0, 1:] for word in ("violet", None)
+    )
+
+    assert not other.any()
+    assert not missing.any()
+
+
+# Numbers in disguise
+
+
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["$1,234.50", "$99.00"], [1234.5, 99.0]),
+        (["1.234,50 €", "99,00 €"], [1234.5, 99.0]),
+        (["1,234", "12"], [1234.0, 12.0]),
+        (["3,14", "0,125"], [3.14, 0.125]),
+        (["12 %", "5%"], [0.12, 0.05]),
+        (["12 000", "1'000"], [12000.0, 1000.0]),
+        (["-1.5e3", "+2"], [-1500.0, 2.0]),
+        (["TRUE", "false"], [1.0, 0.0]),
+    ],
+)
+def test_texts_that_are_numbers_are_read_as_such(cells: list[str], values: list[float]) -> None:
+    """Currencies, percent signs, separators of thousands and decimal commas are no words."""
+    frame = public_frame(value=cells * 10)
+    x = learn(frame).encode("t.csv", frame)[:2, 4]
+
+    assert x.shape == (2,)
+    wanted = (
+        values if {*values} == {0.0, 1.0} else [1, -1] if values[0] > values[1] else [-1, 1]
+    )
+    assert x.tolist() == pytest.approx(wanted)
+
+
+def test_a_private_cell_may_write_numbers_in_the_other_way() -> None:
+    """If it cannot be meant in the public one."""
+    encoder = learn(public_frame(value=["1.5", "2.5"] * 10))
+    x = encoder.encode("mine.csv", private(value="2,5"))
+
+    assert x[0, 4] == pytest.approx(1.0)
+
+
+def test_numbers_with_words_in_between_are_refused_with_a_public_value() -> None:
+    """The sentence quotes what is wrong, and says how to go on."""
+    cells = [*map(str, range(100, 124)), "about 40"]
+    frame = pd.DataFrame({"age": cells, "weight": np.arange(25.0) % 4})
+
+    with pytest.raises(InvalidData, match=r"'age' must be numbers.*'about 40'.*--drop age"):
+        learn(frame)
+    assert learn(frame, "age").width == 1
+
+
+# Columns of no use
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "why"),
+    [
+        ("patient_id", [f"P{row:03d}" for row in range(20)], "an id"),
+        ("CustomerID", [*range(500, 510), *range(500, 510)][::-1], None),
+        ("CustomerID", [7 * row % 101 for row in range(20)], "an id"),
+        ("Unnamed: 0", list(range(20)), "an id"),
+        ("row", list(range(1000, 1020)), "numbers the rows"),
+        ("name", [f"Doe {row}" for row in range(20)], "different in every row"),
+        ("site", ["Main"] * 20, "always the same"),
+        ("level", [4.0] * 20, "always the same"),
+        ("notes", [None] * 20, "empty"),
+        ("paid", [7 * row % 101 for row in range(20)], None),
+        ("grade", [f"g{row % 10}" for row in range(20)], None),
+    ],
+)
+def test_columns_of_no_use_are_left_out_with_a_note(
+    name: str, cells: list[Any], why: str | None
+) -> None:
+    """Ids, counters, constants and empty columns; names alone do not make an id."""
+    encoder = learn(public_frame(**{name: cells}))
+
+    assert encoder.left_out == ({} if why is None else {name: why})
+    if why:
+        assert f"left out (1): {name} ({why})" in encoder.describe()
+
+
+def test_a_few_public_rows_make_no_id() -> None:
+    """That two towns differ is an accident."""
+    frame = pd.DataFrame({"town": ["Ulm", "Bonn"], "age": [20, 40]})
+
+    assert learn(frame).width == 3
+
+
+def test_rare_words_beyond_the_limit_count_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most frequent categories stay, so that a column cannot fill the memory."""
+    monkeypatch.setattr("simulations.table_columns.MAX_CATEGORIES", 2)
+    words = ["a"] * 8 + ["b"] * 2 + ["c"] * 9 + ["d"]
+    encoder = learn(public_frame(word=words))
+
+    assert encoder.describe()[2].endswith("word (2 of 4)")
+    assert encoder.encode("t", private(word="b"))[0, -2:].tolist() == [0, 0]
+    assert encoder.encode("t", private(word="c"))[0, -2:].tolist() == [0, 1]
+
+
+def test_nothing_of_use_is_a_sentence() -> None:
+    """It says what became of each column."""
+    with pytest.raises(InvalidData, match=r"other columns of use, got site \(always the same"):
+        learn(pd.DataFrame({"site": ["Main"] * 20}))
+
+
+# Dates
+
+
+@pytest.mark.parametrize(
+    "form", ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%Y-%m-%dT%H:%M:%SZ", "%d %b %Y"]
+)
+def test_dates_become_numbers(form: str) -> None:
+    """Year, month and weekday, as far as they vary; a broken one counts as missing."""
+    days = pd.date_range("2023-11-05", periods=20, freq="17D")
+    encoder = learn(public_frame(seen=days.strftime(form)))
+
+    assert encoder.width == 4 + 3
+    assert "seen (" in encoder.describe()[2]
+    assert "year, month, weekday)" in encoder.describe()[2]
+    x = encoder.encode("t", private(seen=days[3].strftime(form)))
+    own = encoder.encode("t", private(seen="yesterday"))
+    assert np.isfinite(own).all()
+    typed = learn(public_frame(seen=days)).encode("t", private(seen=days[3]))
+    assert x.tolist() == typed.tolist()
+
+
+# Files
+
+
+UGLY = "id;seen;age;income;town;class\n" + "".join(
+    f"{row};2024-0{1 + row % 9}-11;{'' if row % 5 == 0 else 20 + row % 9};"
+    f"1.{row % 900 + 100},50;{('Ulm', 'Bonn', '?')[row % 3]};{'ny'[row % 2]}\n"
+    for row in range(160)
+)
+
+
+def load(text: str, tmp_path: Path, **options: Any) -> Dataset:
+    path = tmp_path / "ugly.csv"
+    path.write_text(text, encoding="utf-8-sig")
+    return load_dataset(
+        str(path), rng=np.random.RandomState(0), **{"label": "class", **options}
+    )
+
+
+def test_an_ugly_file_is_understood(tmp_path: Path) -> None:
+    """Semicolons, decimal commas, a byte order mark, gaps, ids and dates need no repair."""
+    data = load(UGLY, tmp_path)
+
+    assert data.classes == ("n", "y")
+    assert data.understood[0].startswith("5 columns beside the label become 8 numbers")
+    assert data.understood[1].startswith("numbers (2): age (missing ones marked), income (dec")
+    assert data.understood[2:] == (
+        "dates (1): seen (month, weekday)",
+        "categories (1): town (3)",
+        "left out (1): id (an id)",
+    )
+
+
+def test_the_header_shows_the_encoding(tmp_path: Path) -> None:
+    """Files of older spreadsheets keep their letters."""
+    path = tmp_path / "t.csv"
+    path.write_text(UGLY.replace("age", "größe"), encoding="cp1252")
+
+    data = load_dataset(str(path), rng=np.random.RandomState(0), label="class")
+
+    assert "größe" in data.understood[1]
+
+
+def test_simulation_and_deployment_read_a_table_alike(tmp_path: Path) -> None:
+    """The public rows of one are the public file of the other, bit for bit."""
+    data = load(UGLY, tmp_path)
+    frame = pd.read_csv(tmp_path / "ugly.csv", sep=";", dtype=str, keep_default_na=False)
+    order = np.random.RandomState(0).permutation(160)
+    frame.iloc[order[:20]].to_csv(tmp_path / "public.csv", sep=";", index=False)
+    frame.iloc[order[40:]].to_csv(tmp_path / "mine.csv.gz", index=False)
+
+    public = read_public(tmp_path / "public.csv", ("n", "y"), "class")
+    x, y = read_labelled(tmp_path / "mine.csv.gz", public, "class")
+
+    assert public.x.tobytes() == data.x_public.tobytes()
+    assert x.tobytes() == data.x_train.tobytes()
+    assert y.tolist() == data.y_train.tolist()
+
+
+def test_no_private_cell_changes_another_row(tmp_path: Path) -> None:
+    """Types, categories, scales and widths are those of public rows alone."""
+    data = load(UGLY, tmp_path)
+    lines = UGLY.splitlines()
+    row = int(np.random.RandomState(0).permutation(160)[40])  # the first private one
+    lines[1 + row] = f"abc;never;old;lots;Kiel;{'ny'[row % 2]}"
+    changed = load("\n".join(lines), tmp_path)
+
+    assert changed.understood == data.understood
+    assert changed.x_public.tobytes() == data.x_public.tobytes()
+    assert changed.x_train[1:].tobytes() == data.x_train[1:].tobytes()
+    assert changed.x_train[0].tobytes() != data.x_train[0].tobytes()
+
+
+def test_columns_can_be_left_out(tmp_path: Path) -> None:
+    """By their names; one that is not there, or the label, is a sentence."""
+    data = load(UGLY, tmp_path, drop="town, seen")
+
+    assert data.num_features == 3
+    assert "town (asked for)" in data.understood[-1]
+    with pytest.raises(
+        InvalidParameter, match=r"'twon', which is missing. Did you mean 'town'"
+    ):
+        load(UGLY, tmp_path, drop="twon")
+    with pytest.raises(InvalidParameter, match="drop must be other columns than the label"):
+        load(UGLY, tmp_path, drop="class")
+
+
+def test_a_party_may_leave_out_a_column_of_its_own(tmp_path: Path) -> None:
+    """One that the public file lacks is refused otherwise."""
+    (tmp_path / "public.csv").write_text("age,town\n20,Ulm\n40,Bonn\n")
+    (tmp_path / "mine.csv").write_text("age,chart,town,label\n20,x,Ulm,n\n")
+
+    with pytest.raises(InvalidData, match="setting drop leaves some out, got others: chart"):
+        read_labelled(tmp_path / "mine.csv", read_public(tmp_path / "public.csv", ("n", "y")))
+    public = read_public(tmp_path / "public.csv", ("n", "y"), drop="chart")
+    assert read_labelled(tmp_path / "mine.csv", public)[0].tolist() == [[-1, 0, 1]]
+
+
+def test_words_that_look_like_numbers_stay_words(tmp_path: Path) -> None:
+    """A private file of which all codes are digits is read as the public one was."""
+    (tmp_path / "public.csv").write_text("code,age\n01,1\n2,2\nA,4\n")
+    (tmp_path / "mine.csv").write_text("age,code,label\n1,01,NA\n2,,b\n2,2,b\n")
+    public = read_public(tmp_path / "public.csv", ("NA", "b"))
+
+    x, y = read_labelled(tmp_path / "mine.csv", public)
+
+    assert x[:, :3].tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
+    assert y.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (range(160), r"'class' with 160 different numbers. Regression .* pandas.qcut\("),
+        (np.arange(160) / 7, "different numbers, not all of them whole"),
+        ([f"c{row}" for row in range(160)], "'class' with 160 different texts in 160 rows"),
+    ],
+)
+def test_a_label_that_is_no_class_is_questioned(
+    tmp_path: Path, labels: Any, message: str
+) -> None:
+    """Numbers to predict and ids are no classes; the sentence says what to do."""
+    lines = [f"{row % 7},{label}" for row, label in enumerate(labels)]
+    with pytest.raises(InvalidData, match=message):
+        load("\n".join(["x,class", *lines]), tmp_path)
+
+
+def test_a_parquet_file_is_a_table_too(tmp_path: Path) -> None:
+    """With types of its own instead of texts."""
+    path = tmp_path / "t.parquet"
+    frame = public_frame(seen=pd.date_range("2024-01-01", periods=20), ok=[True, False] * 10)
+    pd.concat([frame] * 4, ignore_index=True).assign(kind=["a", "b"] * 40).to_parquet(path)
+
+    data = load_dataset(str(path), rng=np.random.RandomState(0), label="kind")
+
+    assert data.understood[1] == "numbers (2): age, ok"
+
+
+def test_what_was_understood_is_told(tmp_path: Path) -> None:
+    """Columns by kind, classes with their shares, and rows of the parties."""
+    path = tmp_path / "ugly.csv"
+    path.write_text(UGLY)
+    settings = Settings.of(data=str(path), label="class", num_parties=3, partition="iid")
+
+    told = describe_data(load_federation(settings)).splitlines()
+
+    assert told[0] == "ugly.csv"
+    assert told[-2:] == [
+        "  classes: n 50.0 %, y 50.0 %",
+        "  rows: 120 private in 3 parties of 40, 20 public, 20 test",
+    ]
+
+
+def test_a_party_asks_what_its_tables_become(tmp_path: Path) -> None:
+    """By its node-config alone, and with public facts alone."""
+    (tmp_path / "public.csv").write_text("age,town\n20,Ulm\n40,Bonn\n")
+    (tmp_path / "mine.csv").write_text("age,town,label\n77,Kiel,n\n")
+    config: dict[str, Value] = {
+        "partition-id": 0,
+        "data-file": str(tmp_path / "mine.csv"),
+        "public-file": str(tmp_path / "public.csv"),
+        "classes": "n,y",
+        "learner": "random-forest",
+        "drop": "town",
+    }
+
+    assert understood(config) == [
+        "2 columns beside the label become 1 numbers, as 2 public rows say",
+        "numbers (1): age",
+        "left out (1): town (asked for)",
+    ]
+    assert build_party(config, run="1").x.shape == (1, 1)
+
+
+def test_the_page_about_own_data_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its Python prints what the page says."""
+    page = Path(understood_module.__file__).parent.parent / "docs" / "own_data.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+    exec(compile(example, str(page), "exec"), {})  # noqa: S102 - our own page
+
+    (comment,) = re.findall(r"print\(.*# (.*)", example)
+    assert capsys.readouterr().out.strip() == comment
