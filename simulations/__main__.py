@@ -32,10 +32,10 @@ from simulations.report import (
     render,
     summarise,
     table,
-    write_json,
     write_report,
 )
 from simulations.reproduce import Table, markdown, run_table
+from simulations.strict_json import write_json
 
 PRESET_STRATEGY = "fedkt"
 """Whose published settings a preset means unless another strategy is named."""

@@ -23,7 +23,7 @@ from simulations.curve_section import write_section
 from simulations.curve_table import markdown, summarise_curves, to_json
 from simulations.fitting import Given
 from simulations.private_variants import VARIANTS, Unit
-from simulations.report import write_json
+from simulations.strict_json import write_json
 from simulations.reproduce import Runner
 
 TOLD: Final = ("data", "label", "learner", "epsilons", "unit", "strategy", "seeds", "draws")

@@ -25,6 +25,7 @@ from simulations.config import Settings, Value
 from simulations.control import Control, RunStatus
 from simulations.processes import Processes, terminable, uninterrupted
 from simulations.report import Report
+from simulations.strict_json import read_json
 
 APP_FOLDER = Path(__file__).resolve().parent.parent
 CONNECTION = "here"
@@ -241,5 +242,4 @@ def run_and_read(
             f"flwr run: the run must be finished:completed with a result, got {status}. "
             "The log above says why."
         )
-    report: Report = json.loads(new[-1].read_text(encoding="utf-8"))
-    return report
+    return read_json("flwr run", new[-1])

@@ -1,6 +1,5 @@
 """What a run reports: one JSON object, and the same as a table for people."""
 
-import json
 import logging
 import math
 import subprocess
@@ -18,7 +17,6 @@ from fl_strategies.aggregation.class_weights import class_counts
 from fl_strategies.arrays import IntArray
 from fl_strategies.core.tasks import figure_names
 from fl_strategies.exceptions import MissingExtra, StrategyError
-from fl_strategies.runtime.atomic_files import SHARED, replace_file
 from fl_strategies.wire import keys
 from simulations.baselines import (
     BEST_PARTY,
@@ -30,6 +28,7 @@ from simulations.baselines import (
     judge_baselines,
 )
 from simulations.experiment import Federation
+from simulations.strict_json import write_json
 from simulations.verdict import CONSTANTS, find_warnings, own_models, verdict
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -69,8 +68,8 @@ def make_report(
 
     Raises `NotFitted`, with the reason, if the run has no model. ``seconds`` and
     ``cpu-seconds`` cover the federated run, not the loading of data or the comparisons.
-    Epsilon is ``Infinity``, as Python's `json` writes it, where nothing is promised. The
-    comparisons use `num_workers` processes.
+    Epsilon is infinite where nothing is promised. The comparisons use `num_workers`
+    processes.
     """
     rounds = _rounds(result)
     train, evaluate = rounds[-1]["train"], rounds[-1]["evaluate"]
@@ -240,12 +239,6 @@ def write_report(report: Report, output_dir: str) -> Path:
     write_json(report, path)
     logger.info("The result is in %s", path)
     return path
-
-
-def write_json(report: Report, path: Path) -> None:
-    """Write a report for programs, all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(report, indent=2) + "\n").encode(), SHARED)
 
 
 def log_report(report: Report) -> None:

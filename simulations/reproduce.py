@@ -16,7 +16,8 @@ from typing import Any, Self, TypeAlias
 from fl_strategies.exceptions import InvalidParameter, require
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value
-from simulations.report import Report, summarise, write_json
+from simulations.report import Report, summarise
+from simulations.strict_json import write_json
 
 Runner: TypeAlias = Callable[[Settings], Report]
 Outcome: TypeAlias = dict[str, Any]

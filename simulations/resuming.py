@@ -28,6 +28,7 @@ from simulations.experiment import load_federation
 from simulations.fitting import Entry, Given, shared
 from simulations.report import Report
 from simulations.reproduce import Outcome, Runner, find, outcome_of, read_outcomes
+from simulations.strict_json import finite
 
 Say = Callable[[str], None]
 
@@ -117,18 +118,9 @@ class Results:
     def write(self, summary: Mapping[str, Any]) -> None:
         """Write all results, and what was made of them, in place of the old file."""
         self.kept.parent.mkdir(parents=True, exist_ok=True)
-        content = _finite({**summary, "outcomes": self.outcomes})
+        content = finite({**summary, "outcomes": self.outcomes})
         text = json.dumps(content, indent=1, allow_nan=False)
         replace_file(self.kept, f"{text}\n".encode(), SHARED)
-
-
-def _finite(content: Any) -> Any:
-    """Return None for what is no finite number, which standard JSON has no word for."""
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
-    return [*map(_finite, content)] if isinstance(content, list | tuple) else content
 
 
 def run_missing(tasks: Sequence[Task], run: Runner, kept: Path, say: Say) -> Results:
@@ -179,7 +171,7 @@ def _kept_of(asked: Mapping[str, Any], report: Report, num_parties: int) -> Outc
     """Return what is kept of a strategy's run; bytes are those of a party, in the mean."""
     told = report["figures"]["federation"]
     rounds = report["rounds"]
-    promises = {key: _finite(report[key]) for pair in PROMISES.values() for key in pair}
+    promises = {key: finite(report[key]) for pair in PROMISES.values() for key in pair}
     return {
         **outcome_of(asked, report),
         **promises,

@@ -238,8 +238,7 @@ class Deployment(SuperLink):
         path = result_folder(str(self.prepared.results), run_id) / RESULT
         if not path.is_file():
             raise FlowerRunFailed(f"flwr run: run {run_id} must have a result, got none.")
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {"run-id": run_id, "folder": str(path.parent), **report}
+        return {"run-id": run_id, "folder": str(path.parent), **read_json("deploy", path)}
 
     def start_member(self, number: int) -> None:
         """Start a party's SuperNode; it has its folder, its key and so its identity."""

@@ -24,8 +24,8 @@ from fl_strategies.wire import keys
 from simulations.config import Settings, Value, describe
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.experiment import Federation
-from simulations.report import write_json
 from simulations.splits import Dataset
+from simulations.strict_json import write_json
 
 logger = logging.getLogger("flwr.fl_strategies")
 
