@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
     from clients.multilabel import MultiLabelLearner
     from clients.opacus_learner import DPTorchLearner
-    from clients.sklearn_learner import SklearnLearner
     from clients.saved_model import ModelCard, load_model, save_model
+    from clients.sklearn_learner import SklearnLearner
     from clients.soft_trees import XGBoostScores
     from clients.torch_augment import crop_and_flip
     from clients.torch_learner import TorchLearner

@@ -52,7 +52,9 @@ def read_arrays(owner: str, path: Path) -> dict[str, Array]:
         raise
     except Exception as error:  # a hostile archive may fail in any way
         kind = type(error).__name__
-        raise InvalidData(f"{owner}: {path} must be an archive of arrays, got {kind}.") from error
+        raise InvalidData(
+            f"{owner}: {path} must be an archive of arrays, got {kind}."
+        ) from error
 
 
 def _check_members(owner: str, members: list[zipfile.ZipInfo], size: int) -> None:

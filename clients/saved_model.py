@@ -156,7 +156,7 @@ def _check_content(content: Any) -> None:
     for key, kind in _KEYS.items():
         fits = type(content[key]) is kind
         require_data(fits, OWNER, key, f"of type {kind.__name__}", f"{content[key]!r:.80}")
-    require_data(content["format"] == FORMAT, OWNER, "format", FORMAT, content["format"])
+    require_data(content["format"] == FORMAT, OWNER, "format", f"{FORMAT}", content["format"])
     sides = content["row-shape"]
     whole = all(type(side) is int and side >= 1 for side in sides)
     fits = bool(sides) and whole and math.prod(sides) <= MAX_WIDTH

@@ -23,8 +23,8 @@ from simulations.curve_section import write_section
 from simulations.curve_table import markdown, summarise_curves, to_json
 from simulations.fitting import Given
 from simulations.private_variants import VARIANTS, Unit
-from simulations.strict_json import write_json
 from simulations.reproduce import Runner
+from simulations.strict_json import write_json
 
 TOLD: Final = ("data", "label", "learner", "epsilons", "unit", "strategy", "seeds", "draws")
 """Options that decide figures, in the order in which they are told."""

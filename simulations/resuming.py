@@ -9,8 +9,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +25,7 @@ from simulations.config import Settings
 from simulations.datasets import FILE_SUFFIXES
 from simulations.experiment import load_federation
 from simulations.fitting import Entry, Given, shared
+from simulations.progress import log_level
 from simulations.report import Report
 from simulations.reproduce import Outcome, Runner, find, outcome_of, read_outcomes
 from simulations.strict_json import finite
@@ -132,7 +132,8 @@ def run_missing(tasks: Sequence[Task], run: Runner, kept: Path, say: Say) -> Res
     missing = [task for task in tasks if not find(results.outcomes, task.asked)]
     say(f"{len(tasks)} runs, {len(tasks) - len(missing)} of them finished before.\n")
     spent: dict[str, list[float]] = {}
-    with _quiet():
+    # What ends a run, or excludes a party, is shown later.
+    with log_level(logging.CRITICAL):
         for number, task in enumerate(missing, start=1):
             if task.name in results.failed:
                 continue
@@ -206,18 +207,6 @@ def measure_baselines(settings: Settings) -> Outcome:
         "figures": {prefix: figures[f"{prefix}{metric}"] for prefix in PREFIXES.values()},
         "solo-by-party": baselines.solo,
     }
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep every run's log to itself: what ends a run, or excludes a party, is shown later."""
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _left(tasks: Sequence[Task], spent: Mapping[str, Sequence[float]]) -> str:

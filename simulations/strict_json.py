@@ -49,7 +49,9 @@ def unflagged(content: Any) -> Any:
     if isinstance(content, Mapping):
         told = {key: unflagged(v) for key, v in content.items() if not _is_flag(key, content)}
         return {
-            key: math.inf if content.get(f"{key}{UNBOUNDED}") is True and value is None else value
+            key: math.inf
+            if content.get(f"{key}{UNBOUNDED}") is True and value is None
+            else value
             for key, value in told.items()
         }
     return [*map(unflagged, content)] if isinstance(content, list) else content

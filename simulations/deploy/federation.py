@@ -33,6 +33,7 @@ from simulations.flower import (
     flower_environment,
     free_port,
 )
+from simulations.strict_json import read_json
 
 FORMATS: Final = ("npz", "csv", "parquet")
 _POLL_SECONDS: Final = 0.5

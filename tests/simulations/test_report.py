@@ -12,8 +12,9 @@ from simulations.client_app import app
 from simulations.config import Settings
 from simulations.experiment import load_federation
 from simulations.local import run_local
-from simulations.report import make_report, percent, render, summarise, table, write_report
-from simulations.strict_json import flagged, read_json, unflagged
+from simulations.report import make_report, percent, render, summarise, table
+from simulations.run_folder import write_report
+from simulations.strict_json import read_json
 
 SETTINGS = Settings.of(num_parties=3, num_trees=5, learner="random-forest,logistic-regression")
 

@@ -1,0 +1,117 @@
+"""What a run leaves behind: a folder with its model, its result and a page to look at.
+
+======================  ============================================================
+``result.json``         everything that was measured, as standard JSON
+``report.html``         the same for people: one file without script or network
+``privacy.txt``         what is promised to whom, in plain words
+``model/``              the final model, which `clients.load_model` reads
+======================  ============================================================
+"""
+
+import tempfile
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from clients.saved_model import FOLDER, ModelCard, load_model, save_model
+from fl_strategies import KnowledgeStrategy, Learner
+from fl_strategies.core.protocols import require_portable
+from fl_strategies.exceptions import InvalidParameter, StrategyError
+from fl_strategies.runtime.atomic_files import SHARED, replace_file
+from simulations.experiment import Federation
+from simulations.model_options import ModelOptions
+from simulations.report import Report
+from simulations.report_page import page
+from simulations.strict_json import write_json
+
+RESULT: Final = "result.json"
+PAGE: Final = "report.html"
+PRIVACY: Final = "privacy.txt"
+ROWS_TO_COMPARE: Final = 20
+
+
+def require_writable(output_dir: str | Path, key: str = "output-dir") -> None:
+    """Raise `InvalidParameter` unless files can be written into a folder, which is made."""
+    folder = Path(output_dir).resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise InvalidParameter(
+            f"Settings: {key} must be a folder that can be written to, got {str(folder)!r} "
+            f"({error.strerror})."
+        ) from error
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run."""
+
+    path: Path
+
+    @classmethod
+    def new(cls, output_dir: str | Path) -> "RunFolder":
+        """Return a folder of its own for a run that has ended, named for the time."""
+        stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S-%f")
+        path = Path(output_dir).resolve() / stamp
+        path.mkdir(parents=True)
+        return cls(path)
+
+    def keep_model(self, federation: Federation, strategy: KnowledgeStrategy[Any]) -> Report:
+        """Write the final model; return what a report says of it, or why there is none."""
+        try:
+            model = strategy.model_
+            size = sum(array.nbytes for array in require_portable(model).to_arrays().values())
+            return {**self._saved(federation, model), "num-bytes": size}
+        except StrategyError as error:
+            return {"missing": str(error)}
+
+    def _saved(self, federation: Federation, model: Learner) -> Report:
+        """Write a model under the first name by which it is read as what it is."""
+        names = dict.fromkeys([federation.final_learner, *federation.learner_names])
+        rows = federation.dataset.x_public[:ROWS_TO_COMPARE]
+        scores, refused = model.logits(rows), "no learner of the run reads it"
+        for name in names:
+            files = save_model(model, self.path / FOLDER, card_of(federation, name))
+            try:
+                read = load_model(self.path / FOLDER).logits(rows)
+            except StrategyError as error:
+                refused = str(error)
+                continue
+            if np.array_equal(read, scores):
+                return {"learner": name, "files": [f"{FOLDER}/{file}" for file in files]}
+        for file in (self.path / FOLDER).iterdir():
+            file.unlink()
+        (self.path / FOLDER).rmdir()
+        return {"missing": refused}
+
+    def write(self, report: Report) -> Path:
+        """Write a report for programs, for people and for a data protection officer."""
+        self.write_privacy(str(report["privacy-statement"]))
+        replace_file(self.path / PAGE, page(report).encode(), SHARED)
+        write_json(report, self.path / RESULT)
+        return self.path / RESULT
+
+    def write_privacy(self, statement: str) -> None:
+        """Write what is promised."""
+        replace_file(self.path / PRIVACY, f"{statement}\n".encode(), SHARED)
+
+
+def write_report(report: Report, output_dir: str | Path) -> Path:
+    """Write a report into a folder of its own and return the path of its JSON."""
+    return RunFolder.new(output_dir).write(report)
+
+
+def card_of(federation: Federation, name: str) -> ModelCard:
+    """Return what must be known of a federation to read its model."""
+    data, settings = federation.dataset, federation.settings.for_final_learner().to_config()
+    return ModelCard(
+        learner=name,
+        row_shape=data.row_shape,
+        classes=data.classes,
+        task=data.task,
+        settings={key: settings[key] for key in ModelOptions.settings()},
+    )
