@@ -16,7 +16,16 @@ from simulations.strict_json import read_json
 
 OWNER: Final = "report"
 COMPARISON: Final = "comparison.html"
-NEEDED: Final = ("strategy", "seed", "rounds", "parties", "settings", "privacy-statement")
+NEEDED: Final = (
+    "strategy",
+    "seed",
+    "seconds",
+    "rounds",
+    "parties",
+    "settings",
+    "ledger",
+    "privacy-statement",
+)
 
 
 def add_report(commands: Any) -> None:

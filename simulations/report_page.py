@@ -160,7 +160,8 @@ def _parties(report: Report) -> Html | None:
     metric = report.get("metric")
     parties = report["parties"]
     if metric is None or not any(f"solo-{metric}" in party for party in parties):
-        return None
+        told = [[party[keys.PARTITION_ID], party[keys.LEARNER]] for party in parties]
+        return card("Parties", grid(["party", "model"], told)) if told else None
     together, whole = own_models(report), federation_figure(report)
     found = []
     for party in parties:

@@ -4,6 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
+from fl_strategies.privacy.events import NonPrivateEvent, PrivacyEvent
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.statement import chance_in_clear, describe_releases
 from fl_strategies.wire import keys
 from simulations.report_html import Html, card, element, grid, joined
 
@@ -14,11 +17,17 @@ PROMISES: Final = (
     ("example", keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
     ("party", keys.EPSILON_PARTY, keys.DELTA_PARTY),
 )
-HIDDEN: Final = frozenset({"schema", "type", "unit"})
+CHANGES: Final = {
+    "replace-one": "another in its place",
+    "add-remove-one": "none in its place",
+}
 
 
 def promised(report: Report) -> tuple[str, str]:
     """Return the strongest promise in a few words: a large line and a small one."""
+    clear = chance_in_clear(PrivacyLedger.from_state_dict(report["ledger"]).entries)
+    if clear > 0:
+        return f"{100 * clear:.3g} %", "chance that a record is used in the clear"
     last = report["rounds"][-1]["train"] if report["rounds"] else {}
     for unit, epsilon, delta in PROMISES:
         value = report.get(epsilon, last.get(epsilon))
@@ -52,31 +61,28 @@ def _several(sentences: list[str]) -> Html:
     return element("ul", *(element("li", sentence) for sentence in sentences))
 
 
-def _ledger(ledger: Report) -> Html:
-    entries = ledger.get("entries") or []
+def _ledger(state: Report) -> Html:
+    entries = state.get("entries") or []
     if not entries:
         return element("p", "Nothing was released.", class_="soft")
+    ledger = PrivacyLedger.from_state_dict(state)
     rows = [
         [
-            entry["event"]["type"].replace("-", " "),
-            NOUNS.get(entry["event"]["unit"], entry["event"]["unit"]),
-            entry["count"],
-            ", ".join(
-                f"{key.replace('_', ' ')} {_plain(value)}"
-                for key, value in entry["event"].items()
-                if key not in HIDDEN
-            ),
+            describe_releases([(event, 1)]).removeprefix("1 x ").rstrip("."),
+            NOUNS[event.unit],
+            f"{count:,}",
+            CHANGES[event.relation],
+            "known to whoever has the seed" if event.seeded else _drawn(event),
         ]
-        for entry in entries
+        for event, count in ledger.entries
     ]
-    table = grid(["release", "about", "times", "details"], rows, (2,))
-    limit = ledger.get("max_epsilon")
+    limit = ledger.max_epsilon
     budget = "no budget was set" if limit is None else f"the budget was epsilon {limit:g}"
-    note = f"Against {ledger['audience']}; delta {ledger['delta']:g}; {budget}."
+    note = f"Against {ledger.audience}. Delta {ledger.delta:.3g}; {budget}."
+    table = grid(["release", "about", "times", "compared with", "noise"], rows, (2,))
     return joined([element("p", note, class_="soft"), table])
 
 
-def _plain(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _drawn(event: PrivacyEvent) -> str:
+    """Return whether anything random hides a release."""
+    return "none" if isinstance(event, NonPrivateEvent) else "secret"

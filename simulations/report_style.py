@@ -52,7 +52,7 @@ p { margin: .4rem 0; overflow-wrap: anywhere; }
 .chart .axis { stroke: var(--line); stroke-width: 1; }
 .chart .curve { fill: none; stroke: var(--own); stroke-width: 2; stroke-linejoin: round; }
 .chart .level { stroke: var(--other); stroke-width: 1.5; stroke-dasharray: 4 3; }
-.dumbbell { width: 9rem; height: 14px; display: block; min-width: 7rem; }
+.dumbbell { width: 9rem; height: 14px; display: block; min-width: 7rem; margin-top: .25rem; }
 .dumbbell line { stroke: var(--other); stroke-width: 2; }
 .scroll { overflow-x: auto; }
 .scroll:focus-visible { outline: 2px solid var(--own); outline-offset: 2px; }
@@ -79,6 +79,8 @@ a { color: var(--own); }
   .tile { padding: .7rem .8rem; } .tile b { font-size: 1.2rem; }
   .bar { grid-template-columns: 1fr auto; padding: .3rem 0; }
   .bar svg { grid-column: 1 / -1; grid-row: 2; height: 10px; }
+  table { font-size: .86rem; } th, td { padding-right: .6rem; }
+  .dumbbell { display: none; }
   dl { grid-template-columns: 1fr; gap: .1rem; } dd { margin-bottom: .6rem; }
 }
 @media print {

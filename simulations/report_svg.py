@@ -30,10 +30,14 @@ class Bar(NamedTuple):
 def bars(lines: Sequence[Bar], most: float | None = None) -> Html:
     """Return bars one below the other; the longest, or `most`, has the full width."""
     whole = most or max((line.value for line in lines), default=0.0) or 1.0
-    return joined(_bar(line, max(0.0, min(1.0, line.value / whole))) for line in lines)
+    stands_out = sum(line.is_own for line in lines) == 1
+    return joined(
+        _bar(line, max(0.0, min(1.0, line.value / whole)), bold=line.is_own and stands_out)
+        for line in lines
+    )
 
 
-def _bar(line: Bar, share: float) -> Html:
+def _bar(line: Bar, share: float, *, bold: bool) -> Html:
     width = f"{100 * share:.2f}%"
     kind = "own" if line.is_own else "other"
     drawn = element(
@@ -44,7 +48,7 @@ def _bar(line: Bar, share: float) -> Html:
     )
     return element(
         "div",
-        element("span", element("b", line.name) if line.is_own else line.name),
+        element("span", element("b", line.name) if bold else line.name),
         drawn,
         element("span", line.shown, class_="number"),
         class_="bar",

@@ -24,7 +24,7 @@ from simulations.deploy.app_folder import write_app
 from simulations.deploy.client_app import MODEL_SETTINGS
 from simulations.deploy.credentials import Certificates, make_certificates, make_node_key
 from simulations.deploy.data import ARCHIVE, LABEL, TABLES, write_labelled
-from simulations.deploy.server_app import RESULT, SIMULATED, result_folder
+from simulations.deploy.server_app import SIMULATED, result_folder
 from simulations.experiment import load_federation
 from simulations.flower import (
     CONNECTION,
@@ -33,6 +33,7 @@ from simulations.flower import (
     flower_environment,
     free_port,
 )
+from simulations.run_folder import RESULT
 from simulations.strict_json import read_json
 
 FORMATS: Final = ("npz", "csv", "parquet")
