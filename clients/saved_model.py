@@ -199,8 +199,12 @@ def _check_size(learner: Learner, arrays: Mapping[str, Array]) -> None:
     if make is None:
         return
     torch = import_module("torch")
-    with torch.device("meta"):
-        needed = sum(each.numel() for each in make().state_dict().values())
+    try:
+        with torch.device("meta"):
+            needed = sum(each.numel() for each in make().state_dict().values())
+    except (RuntimeError, TypeError) as error:  # such as an image smaller than a kernel
+        reason = str(error).partition("\n")[0]
+        raise InvalidData(f"{OWNER}: the network must be possible, got: {reason}.") from error
     there = sum(array.size for array in arrays.values())
     require_data(needed == there, OWNER, "the arrays", f"{needed} numbers", there)
 

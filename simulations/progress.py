@@ -151,3 +151,16 @@ def no_louder_than(level: int) -> Iterator[None]:
     """Keep what is less important out of the log, unless it is kept out already."""
     with log_level(max(level, logging.getLogger(FLOWER).getEffectiveLevel())):
         yield
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it.
+
+    Examples
+    --------
+    >>> duration(42), duration(300), duration(9000)
+    ('42 s', '5 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -25,7 +25,7 @@ from simulations.config import Settings
 from simulations.datasets import FILE_SUFFIXES
 from simulations.experiment import load_federation
 from simulations.fitting import Entry, Given, shared
-from simulations.progress import log_level
+from simulations.progress import duration, log_level
 from simulations.report import Report
 from simulations.reproduce import Outcome, Runner, find, outcome_of, read_outcomes
 from simulations.strict_json import finite
@@ -214,16 +214,3 @@ def _left(tasks: Sequence[Task], spent: Mapping[str, Sequence[float]]) -> str:
     usual = fmean(second for several in spent.values() for second in several)
     seconds = sum(fmean(spent.get(task.name, [usual])) for task in tasks)
     return f"about {duration(seconds)} left" if tasks else "all done"
-
-
-def duration(seconds: float) -> str:
-    """Return a time as people say it.
-
-    Examples
-    --------
-    >>> duration(42), duration(300), duration(9000)
-    ('42 s', '5 min', '2.5 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
