@@ -30,6 +30,7 @@ from simulations.run_folder import PAGE, RunFolder, require_writable
 from simulations.running import Finished, run_federation, run_once
 from simulations.strict_json import write_json
 
+NOTHING = "Nothing is finished"
 PRESET_STRATEGY = "fedkt"
 """Whose published settings a preset means unless another strategy is named."""
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        say("\nStopped. Nothing is finished.\n")
+        say(f"\nStopped. {NOTHING}.\n")
         return STOPPED
 
 
@@ -151,7 +152,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         require_writable(options.json.parent, "json")
     with watching(settings.num_rounds, quiet=quiet, verbose=verbose) as watch:
-        finished = run_federation(settings, watch, verbose=verbose, output=True)
+        try:
+            finished = run_federation(settings, watch, verbose=verbose, output=True)
+        except KeyboardInterrupt:
+            return _say_unfinished(settings)
         folder = RunFolder.new(settings.output_dir)
         report, stopped = _compared(finished, folder)
     folder.write(report)
@@ -162,6 +166,14 @@ def _run(options: argparse.Namespace) -> int:
         say("\nStopped while models were trained to compare with; the rest is kept.\n")
     print(f"report: {folder.path / PAGE}")
     return STOPPED if stopped else 0
+
+
+def _say_unfinished(settings: Settings) -> int:
+    """Tell what a stop in the middle of a federation leaves behind; return the exit code."""
+    kept = settings.checkpoint_dir
+    rest = f"What has arrived is in {kept}; --set resume=true resumes" if kept else NOTHING
+    say(f"\nStopped. {rest}.\n")
+    return STOPPED
 
 
 def _compared(finished: Finished, folder: RunFolder) -> tuple[Report, bool]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from fl_strategies.exceptions import InvalidData, require, require_data
+from fl_strategies.exceptions import InvalidData, StrategyError, require, require_data
 from fl_strategies.runtime.atomic_files import SHARED, replace_file
 from simulations.report import Report
 from simulations.report_compare import comparison_page
@@ -53,7 +53,14 @@ def _report(options: argparse.Namespace) -> int:
     usual = first / PAGE if len(files) == 1 else first.parent / COMPARISON
     target = options.html or usual
     require_writable(target.resolve().parent, "html")
-    replace_file(target, _made(files, reports).encode(), SHARED)
+    try:
+        made = _made(files, reports)
+    except StrategyError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise InvalidData(f"{OWNER}: runs must be results of runs, got {got:.200}.") from error
+    replace_file(target, made.encode(), SHARED)
     sys.stdout.write(f"report: {target}\n")
     return 0
 

@@ -243,13 +243,15 @@ def test_runs_are_compared_by_what_differs(
 
 
 def test_what_is_no_run_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    one_round: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A missing folder, another file, and the same run twice."""
+    """A missing folder, another file, a broken one, and the same run twice."""
     write_json({"outcomes": []}, tmp_path / "other.json")
+    write_json({**one_round, "rounds": [7], "parties": [None]}, tmp_path / "broken.json")
     for runs, sentence in (
         ([tmp_path / "none"], "must be a result of a run"),
         ([tmp_path / "other.json"], "must be the result of a run, with strategy"),
+        ([tmp_path / "broken.json"], "report: runs must be results of runs, got TypeError"),
         ([tmp_path, tmp_path], "report: runs must be different"),
     ):
         assert main(["report", *map(str, runs)]) == 1

@@ -177,6 +177,12 @@ def test_ctrl_c_while_training_is_one_sentence(
     assert capsys.readouterr().err.endswith("\nStopped. Nothing is finished.\n")
     assert list(tmp_path.iterdir()) == []
 
+    kept = f"--set=checkpoint-dir={tmp_path}/kept"
+    assert main(["run", *FAST, f"--set=output-dir={tmp_path}", kept]) == 130
+    assert (
+        f"What has arrived is in {tmp_path}/kept; --set resume=true" in capsys.readouterr().err
+    )
+
 
 def test_ctrl_c_between_repeated_runs_keeps_those_that_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -262,6 +268,15 @@ def test_a_terminal_has_bars(
     assert isinstance(watch, progress.Bars)
     assert "first [bold]line[/bold]" in said
     assert "2 of 2 parties have trained" in said
+
+
+def test_a_terminal_without_rich_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower brings it today; nothing here needs it."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+
+    with watching(1) as watch:
+        assert isinstance(watch, Lines)
 
 
 def test_the_log_is_as_loud_afterwards_as_before() -> None:
