@@ -6,7 +6,7 @@ from typing import Final
 from fl_strategies.wire import keys
 from simulations.compare_table import size
 from simulations.report import Report, shown
-from simulations.report_html import Html, card, document, element, grid
+from simulations.report_html import Html, card, document, element, grid, setting
 from simulations.report_page import bytes_of, federation_figure, headline, num_rounds
 from simulations.report_privacy import promised
 from simulations.report_style import STYLE
@@ -116,7 +116,7 @@ def _differences(runs: Mapping[str, Report], labels: Mapping[str, str]) -> Html:
         for key in known
         if key not in NOT_TOLD and len({str(settings.get(key, "-")) for settings in told}) > 1
     ]
-    rows = [[key, *(settings.get(key, "-") for settings in told)] for key in differing]
+    rows = [[key, *(setting(one.get(key, "-")) for one in told)] for key in differing]
     table = grid(["setting", *(labels[name] for name in runs)], rows)
     same = element("p", "All settings are the same.", class_="soft")
     return card("Settings in which they differ", table if rows else same)

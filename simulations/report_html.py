@@ -51,6 +51,19 @@ def joined(parts: Iterable[object]) -> Html:
     return Html("".join(text(part) for part in parts if part is not None))
 
 
+def setting(value: object) -> str:
+    """Return a setting as the command line takes it.
+
+    Examples
+    --------
+    >>> setting(True), setting(0.5), setting("")
+    ('true', '0.5', '-')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if value != "" else "-"
+
+
 def card(title: str, *content: object, note: str = "") -> Html:
     """Return a section of a page."""
     explained = element("p", note, class_="note") if note else None

@@ -13,7 +13,7 @@ from fl_strategies.wire import keys
 from simulations.baselines import BEST_PARTY, MAJORITY, MEAN_PARTY, POOLED
 from simulations.compare_table import size
 from simulations.report import shown
-from simulations.report_html import Html, card, document, element, grid, text
+from simulations.report_html import Html, card, document, element, grid, setting, text
 from simulations.report_privacy import privacy_section, promised
 from simulations.report_style import STYLE
 from simulations.report_svg import Bar, bars, curve, dumbbell
@@ -311,7 +311,7 @@ def _settings(report: Report) -> Html:
     versions = [[name, version] for name, version in report.get("versions", {}).items()]
     if report.get("commit"):
         versions.append(["commit", report["commit"]])
-    rows = [[key, value] for key, value in report["settings"].items()]
+    rows = [[key, setting(value)] for key, value in report["settings"].items()]
     return card(
         "Settings and versions",
         grid(["package", "version"], versions),

@@ -79,7 +79,8 @@ a { color: var(--own); }
   .tile { padding: .7rem .8rem; } .tile b { font-size: 1.2rem; }
   .bar { grid-template-columns: 1fr auto; padding: .3rem 0; }
   .bar svg { grid-column: 1 / -1; grid-row: 2; height: 10px; }
-  table { font-size: .86rem; } th, td { padding-right: .6rem; }
+  table { font-size: .82rem; } th, td { padding-right: .4rem; }
+  th { font-size: .76rem; } .chart text { font-size: 17px; }
   .dumbbell { display: none; }
   dl { grid-template-columns: 1fr; gap: .1rem; } dd { margin-bottom: .6rem; }
 }

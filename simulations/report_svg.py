@@ -8,7 +8,7 @@ from simulations.report_html import Html, element, joined
 
 WIDTH: Final = 560
 HEIGHT: Final = 210
-LEFT: Final = 46
+LEFT: Final = 58
 RIGHT: Final = 12
 TOP: Final = 14
 BOTTOM: Final = 30
