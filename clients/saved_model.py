@@ -10,14 +10,15 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeAlias, get_args
 
 from clients.array_files import read_arrays, write_arrays
 from clients.budget import MAX_WIDTH
 from fl_strategies import __version__
+from fl_strategies.aggregation.ensembles import MAX_MEMBERS, MeanEnsemble, SignedEnsemble
 from fl_strategies.arrays import Array
 from fl_strategies.core.protocols import Learner, LearnerFactory, require_portable
 from fl_strategies.core.tasks import Task
@@ -29,6 +30,8 @@ FORMAT: Final = 1
 FOLDER: Final = "model"
 DESCRIPTION: Final = "model.json"
 ARRAYS: Final = "arrays.npz"
+MEAN: Final = "mean-of-members"
+SIGNED: Final = "signed-sum-of-members"
 XGBOOST: Final = "xgboost.json"
 TORCH: Final = "state_dict.pt"
 MOST_DESCRIPTION_BYTES: Final = 2**20
@@ -43,6 +46,9 @@ _KEYS: Final = {
     "task": str,
     "version": str,
 }
+
+
+Committee: TypeAlias = MeanEnsemble | SignedEnsemble
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +95,32 @@ def save_model(model: Learner, folder: str | Path, card: ModelCard) -> list[str]
     Raises `UnsupportedLearner` if the model has no array form.
     """
     folder, arrays = Path(folder), require_portable(model).to_arrays()
-    folder.mkdir(parents=True, exist_ok=True)
+    _write_card(folder, card)
     write_arrays(arrays, folder / ARRAYS)
-    text = json.dumps(card.to_json(), indent=2, allow_nan=False)
-    replace_file(folder / DESCRIPTION, f"{text}\n".encode(), SHARED)
     native = _native_files(model, arrays)
     for name, content in native.items():
         replace_file(folder / name, content, SHARED)
     return [DESCRIPTION, ARRAYS, *native]
+
+
+def save_committee(model: Committee, folder: str | Path, card: ModelCard) -> list[str]:
+    """Write how a mean or a signed sum combines its members, which are saved each by itself."""
+    signs = {"signs": list(model.signs)} if isinstance(model, SignedEnsemble) else {}
+    told = {"members": len(model.members), **signs}
+    name = SIGNED if isinstance(model, SignedEnsemble) else MEAN
+    _write_card(Path(folder), replace(card, learner=name, settings=told))
+    return [DESCRIPTION]
+
+
+def member_folder(folder: str | Path, number: int) -> Path:
+    """Return where a member of a committee is saved."""
+    return Path(folder) / f"member-{number}"
+
+
+def _write_card(folder: Path, card: ModelCard) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(card.to_json(), indent=2, allow_nan=False)
+    replace_file(folder / DESCRIPTION, f"{text}\n".encode(), SHARED)
 
 
 def load_model(path: str | Path, learner_fn: LearnerFactory | None = None) -> Learner:
@@ -120,7 +144,36 @@ def load_model(path: str | Path, learner_fn: LearnerFactory | None = None) -> Le
     folder = Path(path)
     if not (folder / DESCRIPTION).is_file():
         folder = folder / FOLDER
-    card, arrays = read_card(folder), read_arrays(OWNER, folder / ARRAYS)
+    card = read_card(folder)
+    if card.learner in (MEAN, SIGNED):
+        return _load_committee(folder, card, learner_fn)
+    return _load_learner(folder, card, learner_fn)
+
+
+def _load_committee(
+    folder: Path, card: ModelCard, learner_fn: LearnerFactory | None
+) -> Learner:
+    count, signs = card.settings.get("members"), card.settings.get("signs")
+    fits = type(count) is int and 1 <= count <= MAX_MEMBERS
+    require_data(fits, OWNER, "members", f"from 1 to {MAX_MEMBERS}", f"{count!r:.80}")
+    folders = [member_folder(folder, number) for number in range(int(count or 0))]
+    # A member is a learner: committees of committees could go on without end.
+    members = [_load_learner(one, read_card(one), learner_fn) for one in folders]
+    num_classes = len(card.classes)
+    same = all(member.num_classes == num_classes for member in members)
+    require_data(same, OWNER, "members", f"of {num_classes} classes", "others")
+    if card.learner == MEAN:
+        return MeanEnsemble(members, num_classes=num_classes, task=card.task)
+    plain = isinstance(signs, list) and all(type(sign) is int for sign in signs)
+    require_data(plain, OWNER, "signs", "1 and -1", f"{signs!r:.80}")
+    names = [one.name for one in folders]
+    return SignedEnsemble(
+        members, signs or [], names, num_classes=num_classes, task=card.task, model_fns={}
+    )
+
+
+def _load_learner(folder: Path, card: ModelCard, learner_fn: LearnerFactory | None) -> Learner:
+    arrays = read_arrays(OWNER, folder / ARRAYS)
     learner = _named(card)() if learner_fn is None else learner_fn()
     fits, rule = learner.num_classes == len(card.classes), f"of {len(card.classes)} classes"
     require_data(fits, OWNER, "the learner", rule, learner.num_classes)

@@ -8,7 +8,9 @@
 ======================  ============================================================
 """
 
+import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,10 +18,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from clients.saved_model import FOLDER, ModelCard, load_model, save_model
+from clients.saved_model import (
+    FOLDER,
+    Committee,
+    ModelCard,
+    load_model,
+    member_folder,
+    save_committee,
+    save_model,
+)
 from fl_strategies import KnowledgeStrategy, Learner
+from fl_strategies.aggregation.ensembles import MeanEnsemble, SignedEnsemble
 from fl_strategies.core.protocols import require_portable
-from fl_strategies.exceptions import InvalidParameter, StrategyError
+from fl_strategies.exceptions import InvalidParameter, StrategyError, UnsupportedLearner
 from fl_strategies.runtime.atomic_files import SHARED, replace_file
 from simulations.experiment import Federation
 from simulations.model_options import ModelOptions
@@ -64,29 +75,43 @@ class RunFolder:
         """Write the final model; return what a report says of it, or why there is none."""
         try:
             model = strategy.model_
-            size = sum(array.nbytes for array in require_portable(model).to_arrays().values())
-            return {**self._saved(federation, model), "num-bytes": size}
+            if isinstance(model, MeanEnsemble | SignedEnsemble):
+                return self._saved_committee(federation, model)
+            return self._saved(federation, model, self.path / FOLDER)
         except StrategyError as error:
+            shutil.rmtree(self.path / FOLDER, ignore_errors=True)
             return {"missing": str(error)}
 
-    def _saved(self, federation: Federation, model: Learner) -> Report:
+    def _saved_committee(self, federation: Federation, model: Committee) -> Report:
+        """Write every member under its own name, and how they are combined."""
+        told = []
+        for number, member in enumerate(model.members):
+            folder = member_folder(self.path / FOLDER, number)
+            told.append(self._saved(federation, member, folder))
+        names = ", ".join(dict.fromkeys(one["learner"] for one in told))
+        card = card_of(federation, federation.final_learner)
+        files = save_committee(model, self.path / FOLDER, card)
+        folders = f"{FOLDER}/member-0 to member-{len(told) - 1}"
+        return {
+            "learner": f"{len(told)} models together ({names})",
+            "files": [*(f"{FOLDER}/{file}" for file in files), folders],
+            "num-bytes": sum(one["num-bytes"] for one in told),
+        }
+
+    def _saved(self, federation: Federation, model: Learner, folder: Path) -> Report:
         """Write a model under the first name by which it is read as what it is."""
         names = dict.fromkeys([federation.final_learner, *federation.learner_names])
         rows = federation.dataset.x_public[:ROWS_TO_COMPARE]
-        scores, refused = model.logits(rows), "no learner of the run reads it"
+        size = sum(array.nbytes for array in require_portable(model).to_arrays().values())
+        scores = model.logits(rows)
         for name in names:
-            files = save_model(model, self.path / FOLDER, card_of(federation, name))
-            try:
-                read = load_model(self.path / FOLDER).logits(rows)
-            except StrategyError as error:
-                refused = str(error)
-                continue
-            if np.array_equal(read, scores):
-                return {"learner": name, "files": [f"{FOLDER}/{file}" for file in files]}
-        for file in (self.path / FOLDER).iterdir():
-            file.unlink()
-        (self.path / FOLDER).rmdir()
-        return {"missing": refused}
+            files = save_model(model, folder, card_of(federation, name))
+            with suppress(StrategyError):
+                if np.array_equal(load_model(folder).logits(rows), scores):
+                    told = [(folder / file).relative_to(self.path).as_posix() for file in files]
+                    return {"learner": name, "files": told, "num-bytes": size}
+        known = ", ".join(names)
+        raise UnsupportedLearner(f"load_model: the model must be one of {known}, got another.")
 
     def write(self, report: Report) -> Path:
         """Write a report for programs, for people and for a data protection officer."""

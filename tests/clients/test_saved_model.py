@@ -20,6 +20,8 @@ from torch import nn
 
 from clients import ModelCard, SklearnLearner, TorchLearner, load_model, save_model
 from clients.array_files import read_arrays, write_arrays
+from clients.saved_model import member_folder, save_committee
+from fl_strategies.aggregation.ensembles import MeanEnsemble
 from fl_strategies.arrays import Array
 from fl_strategies.exceptions import InvalidData, StrategyError, UnsupportedLearner
 from simulations.model_options import ModelOptions
@@ -272,3 +274,60 @@ def test_a_pipeline_of_ones_own_is_read(tmp_path: Path) -> None:
     save_model(model, tmp_path, card("mine"))
 
     assert np.array_equal(load_model(tmp_path, make).logits(X), model.logits(X))
+
+
+def committee(folder: Path, **settings: Any) -> None:
+    """Write a mean of two trees; settings replace those of its description."""
+    members = [saved(member_folder(folder, number)) for number in range(2)]
+    save_committee(MeanEnsemble(members, num_classes=3, task="single-label"), folder, card())
+    path = folder / "model.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, **settings}))
+
+
+def test_a_mean_is_read_with_all_its_members(tmp_path: Path) -> None:
+    """Two equal members say what each of them says."""
+    committee(tmp_path)
+
+    assert np.array_equal(
+        load_model(tmp_path).predict(X), load_model(tmp_path / "member-0").predict(X)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"settings": {}}, "members must be from 1 to"),
+        ({"settings": {"members": 10**9}}, "members must be from 1 to"),
+        ({"settings": {"members": 3}}, "path must be a folder with model.json"),
+        ({"classes": ["a", "b"]}, "members must be of 2 classes"),
+        (
+            {"learner": "signed-sum-of-members", "settings": {"members": 2, "signs": "++"}},
+            "signs must be 1 and -1",
+        ),
+        (
+            {"learner": "signed-sum-of-members", "settings": {"members": 2, "signs": [1, 5]}},
+            "signs must be 1 and -1",
+        ),
+    ],
+)
+def test_a_committee_that_is_none_is_refused(
+    change: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    """One sentence says what is wrong with it."""
+    committee(tmp_path, **change)
+
+    with pytest.raises(StrategyError) as error:
+        load_model(tmp_path)
+
+    assert sentence in str(error.value)
+
+
+def test_a_member_is_no_committee(tmp_path: Path) -> None:
+    """A folder that contains itself by a link would never be read to its end."""
+    committee(tmp_path)
+    member = tmp_path / "member-1"
+    (member / "model.json").write_text((tmp_path / "model.json").read_text())
+
+    with pytest.raises(InvalidData, match="must name a learner"):
+        load_model(tmp_path)
