@@ -217,6 +217,7 @@ def test_leads_over_every_class_may_be_stated() -> None:
     kept = (drawn.argmax(axis=2) == 0).mean()
 
     assert facts.right_labels("gaussian", 10.0, 1.0) == pytest.approx(kept, abs=0.005)
+    assert with_knob(Answers(), facts, "num_classes", 2)[1].margins == ((10.0,), (1.0,))
     with pytest.raises(InvalidParameter, match="one number for every class but the first"):
         Facts(**{**FACTS, "margins": [[0.1, 0.2]]})
 
