@@ -1,0 +1,81 @@
+"""The pages: their examples run, their links lead somewhere, and they build as a site."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *PAGES]
+FENCED = re.compile(r"```.*?```", re.DOTALL)
+EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+PROMISED = re.compile(r"^print\(.*\)  # (.+)$", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+FOREIGN = re.compile(r"<(?:script|img|link|iframe)[^>]+(?:src|href)=\"?(?:https?:)?//[^>]+>")
+# Their examples need a run or a deployment, or have a test of their own.
+ELSEWHERE = {"deployment", "own_data", "reliability", "report"}
+WITH_EXAMPLES = [
+    page
+    for page in PAGES
+    if page.stem not in ELSEWHERE and EXAMPLE.search(page.read_text("utf-8"))
+]
+MOST_WORDS = 750
+LAST_LINE_BEFORE_CODE = 36
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.stem)
+def test_the_examples_of_a_page_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One after another, and print what stands behind them."""
+    example = "\n".join(EXAMPLE.findall(page.read_text("utf-8")))
+
+    exec(compile(example, page.name, "exec"), {"__name__": page.stem})  # noqa: S102 - our text
+
+    printed = capsys.readouterr().out.splitlines()
+    promised = PROMISED.findall(example)
+    assert [line for line in printed if line in promised] == promised
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files(document: Path) -> None:
+    """From the folder of the document, as on GitHub."""
+    links = LINK.findall(FENCED.sub("", document.read_text("utf-8")))
+
+    local = [link for link in links if "://" not in link]
+    assert not [link for link in local if not (document.parent / link).exists()]
+
+
+def test_the_readme_is_short() -> None:
+    """In words beside code, and in lines before the first code."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+
+    assert len(FENCED.sub("", readme).split()) <= MOST_WORDS
+    assert readme[: readme.index("```")].count("\n") <= LAST_LINE_BEFORE_CODE
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_needs_no_other_machine(tmp_path: Path) -> None:
+    """Without a warning, and without letters, scripts or pictures from elsewhere."""
+    if find_spec("material") is None or find_spec("mkdocstrings") is None:
+        pytest.skip("The site needs the dependency group docs: `make docs` installs it.")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+
+    built = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert built.returncode == 0, built.stderr
+    pages = {page.name: page.read_text("utf-8") for page in tmp_path.glob("*.html")}
+    assert {f"{page.stem}.html" for page in PAGES} <= set(pages)
+    assert not FOREIGN.findall("".join(pages.values()))
+    assert 'id="fl_strategies.FedKD"' in pages["api.html"]
