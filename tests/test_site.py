@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import clients
+import fl_strategies
+import fl_strategies.options
+import fl_strategies.privacy
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
@@ -50,6 +55,15 @@ def test_links_lead_to_files(document: Path) -> None:
     assert not [link for link in local if not (document.parent / link).exists()]
 
 
+def test_all_that_is_public_is_on_its_page() -> None:
+    """Each name of each `__all__` once, and nothing else."""
+    listed = re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text("utf-8"), re.MULTILINE)
+
+    public = (fl_strategies, clients, fl_strategies.privacy, fl_strategies.options)
+    names = [f"{module.__name__}.{name}" for module in public for name in module.__all__]
+    assert sorted(listed) == sorted(set(names) - {"fl_strategies.__version__"})
+
+
 def test_the_readme_is_short() -> None:
     """In words beside code, and in lines before the first code."""
     readme = (ROOT / "README.md").read_text("utf-8")
@@ -78,4 +92,3 @@ def test_the_site_builds_and_needs_no_other_machine(tmp_path: Path) -> None:
     pages = {page.name: page.read_text("utf-8") for page in tmp_path.glob("*.html")}
     assert {f"{page.stem}.html" for page in PAGES} <= set(pages)
     assert not FOREIGN.findall("".join(pages.values()))
-    assert 'id="fl_strategies.FedKD"' in pages["api.html"]
