@@ -92,3 +92,4 @@ def test_the_site_builds_and_needs_no_other_machine(tmp_path: Path) -> None:
     pages = {page.name: page.read_text("utf-8") for page in tmp_path.glob("*.html")}
     assert {f"{page.stem}.html" for page in PAGES} <= set(pages)
     assert not FOREIGN.findall("".join(pages.values()))
+    assert not [name for name, text in pages.items() if "```" in text], "fences left as text"
