@@ -2,5 +2,5 @@
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Take the mark of examples that tests leave out from fences, which the site cannot read."""
+    """Remove the mark of examples that tests leave out: the site reads no such fences."""
     return markdown.replace("```python notest", "```python")

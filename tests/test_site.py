@@ -61,7 +61,10 @@ def test_all_that_is_public_is_on_its_page() -> None:
 
     public = (fl_strategies, clients, fl_strategies.privacy, fl_strategies.options)
     names = [f"{module.__name__}.{name}" for module in public for name in module.__all__]
-    assert sorted(listed) == sorted(set(names) - {"fl_strategies.__version__"})
+    names.remove("fl_strategies.__version__")
+    # `privacy.bounds` is also a folder, which the site would show.
+    shown = [name.replace("accountant.bounds", "bounds") for name in listed]
+    assert sorted(shown) == sorted(names)
 
 
 def test_the_readme_is_short() -> None:
