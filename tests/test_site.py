@@ -21,7 +21,8 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *PAGES]
 FENCED = re.compile(r"```.*?```", re.DOTALL)
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PROMISED = re.compile(r"^print\(.*\)  # (.+)$", re.MULTILINE)
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FOREIGN = re.compile(r"<(?:script|img|link|iframe)[^>]+(?:src|href)=\"?(?:https?:)?//[^>]+>")
 # Their examples need a run or a deployment, or have a test of their own.
 ELSEWHERE = {"deployment", "own_data", "reliability", "report"}
@@ -46,13 +47,25 @@ def test_the_examples_of_a_page_run(page: Path, capsys: pytest.CaptureFixture[st
     assert [line for line in printed if line in promised] == promised
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_to_files(document: Path) -> None:
-    """From the folder of the document, as on GitHub."""
-    links = LINK.findall(FENCED.sub("", document.read_text("utf-8")))
+def prose(document: Path) -> str:
+    """Return a document without its code."""
+    return FENCED.sub("", document.read_text("utf-8"))
 
-    local = [link for link in links if "://" not in link]
-    assert not [link for link in local if not (document.parent / link).exists()]
+
+def anchors(document: Path) -> set[str]:
+    """Return what GitHub and the site call the headings of a document."""
+    named = (re.sub(r"[^\w\s-]", "", heading) for heading in HEADING.findall(prose(document)))
+    return {re.sub(r"\s", "-", name.strip().lower()) for name in named}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings(document: Path) -> None:
+    """From the folder of the document, as on GitHub."""
+    links = LINK.findall(prose(document))
+    local = [(document.parent / file, part) for file, part in links if "://" not in file]
+
+    assert not [file for file, _ in local if not file.exists()]
+    assert not [(file, part) for file, part in local if part and part not in anchors(file)]
 
 
 def test_all_that_is_public_is_on_its_page() -> None:
@@ -71,7 +84,7 @@ def test_the_readme_is_short() -> None:
     """In words beside code, and in lines before the first code."""
     readme = (ROOT / "README.md").read_text("utf-8")
 
-    assert len(FENCED.sub("", readme).split()) <= MOST_WORDS
+    assert len(prose(ROOT / "README.md").split()) <= MOST_WORDS
     assert readme[: readme.index("```")].count("\n") <= LAST_LINE_BEFORE_CODE
 
 
