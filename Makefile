@@ -9,7 +9,7 @@ USUAL := not paper and not deployment and not faults and not slow
 PARTIES := tests/attacks tests/clients tests/fuzz tests/simulations
 PROCESSES := tests/flower tests/faults
 
-.PHONY: install run test test-logic test-parties test-processes lint test-slow test-deployment test-faults deploy-demo fuzz kills audit licences paper clean
+.PHONY: install run test test-logic test-parties test-processes lint test-slow test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean
 
 install: $(INSTALLED)
 
@@ -53,6 +53,12 @@ test-faults: install
 deploy-demo: install
 	$(PYTHON) -m simulations.deploy demo
 
+# The pages as a site, in build/site; a warning, such as a broken link, is an error. Only pip needs
+# the network.
+docs: install
+	$(PYTHON) -m pip install --quiet --constraint constraints.txt --group docs
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
 lint: install
 	$(PYTHON) -m ruff check $(SOURCES)
 	$(PYTHON) -m ruff format --check $(SOURCES)
@@ -79,7 +85,7 @@ audit: install
 licences: install
 	$(PYTHON) -m tests.licences
 
-# The published and promised figures; needs FL_STRATEGIES_DATA (see README) and about an hour.
+# The published and promised figures; needs FL_STRATEGIES_DATA (see docs/getting_started.md) and about an hour.
 paper: install
 	$(PYTHON) -m pytest -m paper
 

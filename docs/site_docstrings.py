@@ -1,0 +1,22 @@
+"""Docstrings as the site shows them."""
+
+import re
+from typing import Any
+
+import griffe
+
+PROMISE = re.compile(r"^(Leaves the party|Guarantee)\n((?: {4}.*(?:\n|$))+)", re.MULTILINE)
+
+
+def _paragraph(found: re.Match[str]) -> str:
+    lines = [line.strip() for line in found[2].splitlines()]
+    return f"\n**{found[1]}.** " + "\n".join(lines) + "\n"
+
+
+class Promises(griffe.Extension):
+    """What leaves a party and what is guaranteed: a paragraph each."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rewrite the docstring of one class or function."""
+        if obj.docstring:
+            obj.docstring.value = PROMISE.sub(_paragraph, obj.docstring.value)
