@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clients.app import client_app
     from clients.checks import check_learner
+    from clients.dealt_data import party_loader
     from clients.forest_scores import ForestScores
     from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
     from clients.multilabel import MultiLabelLearner
@@ -35,6 +36,7 @@ __all__ = [
     "check_learner",
     "client_app",
     "crop_and_flip",
+    "party_loader",
 ]
 
 _MODULES = {
@@ -51,6 +53,7 @@ _MODULES = {
     "check_learner": "clients.checks",
     "client_app": "clients.app",
     "crop_and_flip": "clients.torch_augment",
+    "party_loader": "clients.dealt_data",
 }
 
 
