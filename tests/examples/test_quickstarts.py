@@ -58,6 +58,16 @@ def test_ten_lines_a_side_are_enough(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUICKSTARTS)
+def test_the_page_tells_the_size_of_the_change(name: str) -> None:
+    """The table of the README is what a comparison of the folders gives."""
+    page = (folder_of(name, "before").parent / "README.md").read_text()
+
+    for file in ("client_app.py", "server_app.py", "task.py"):
+        written = written_lines(name, f"{name}example/{file}")
+        assert f"| `{file}` | {written} | " in page
+
+
+@pytest.mark.parametrize("name", QUICKSTARTS)
 def test_the_federation_is_as_good_with_knowledge(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
