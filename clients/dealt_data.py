@@ -7,7 +7,7 @@ import numpy as np
 from flwr.app import Context
 
 from fl_strategies import Party
-from fl_strategies.exceptions import InvalidData, require
+from fl_strategies.exceptions import InvalidData, require, require_data
 from fl_strategies.wire import keys
 
 LoadData: TypeAlias = Callable[[int, int], Sequence[Any]]
@@ -60,6 +60,9 @@ x=(6, 1) float64, y=(6,) int64, public=(0, 1) float64, x_test=(2, 1) float64, y_
 def _four_arrays(loaded: Sequence[Any]) -> Sequence[Any]:
     """Return arrays in the order of `train_test_split`."""
     if len(loaded) == 4:
+        y_comes_second = np.ndim(loaded[1]) < np.ndim(loaded[0])
+        rule, got = "x_train, x_test, y_train and y_test in this order", "labels as the second"
+        require_data(not y_comes_second, _OWNER, "what load_data returns", rule, got)
         return loaded
     if len(loaded) != 2:
         raise InvalidData(

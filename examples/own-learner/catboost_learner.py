@@ -6,7 +6,6 @@ how it is fitted and what it finds probable.
 
 import catboost
 import numpy as np
-
 from clients.tabular import TabularLearner
 
 

@@ -1,14 +1,14 @@
 """A party with LightGBM, one with CatBoost and one with a forest, in one process."""
 
 import numpy as np
-from catboost_learner import CatBoostLearner
-from lightgbm_learner import LightGBMLearner
-from sklearn.datasets import load_digits
-from sklearn.ensemble import ExtraTreesClassifier
-
 from clients import SklearnLearner, client_app
 from fl_strategies import FedKD, Party
 from simulations.local import run_local
+from sklearn.datasets import load_digits
+from sklearn.ensemble import ExtraTreesClassifier
+
+from catboost_learner import CatBoostLearner
+from lightgbm_learner import LightGBMLearner
 
 NUM_CLASSES = 10
 x, y = load_digits(return_X_y=True)

@@ -4,7 +4,6 @@ from typing import Self
 
 import lightgbm
 import numpy as np
-
 from fl_strategies.exceptions import NotFitted
 
 TINY = 1e-7

@@ -40,7 +40,7 @@ def read_project(folder: Path) -> dict[str, Any]:
 
 
 def load_app(folder: Path) -> FlowerApp:
-    """Import an app; its modules are forgotten afterwards, so that another may have the name."""
+    """Import an app; then forget its modules, so that another app may have their names."""
     app = read_project(folder)["tool"]["flwr"]["app"]
     names = app["components"]
     package = names["serverapp"].partition(".")[0]
@@ -52,7 +52,7 @@ def load_app(folder: Path) -> FlowerApp:
         sys.path.remove(str(folder))
         for name in [name for name in sys.modules if name.partition(".")[0] == package]:
             del sys.modules[name]
-    return FlowerApp(server, client, _flat(app["config"]), task)
+    return FlowerApp(server, client, flat(app["config"]), task)
 
 
 def _component(address: str) -> Any:
@@ -60,10 +60,10 @@ def _component(address: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return settings as Flower hands them to an app, sections joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         inner = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+        flat |= flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
     return flat

@@ -1,4 +1,4 @@
-"""Learners of other libraries: our part with a stand-in for the library, all of it with its own."""
+"""Learners of other libraries: with the library itself, or with a stand-in for it."""
 
 import importlib
 import sys

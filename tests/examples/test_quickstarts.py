@@ -1,4 +1,4 @@
-"""Flower's quickstarts before and after: both run, and little has to be written between them."""
+"""Flower's quickstarts before and after: both run, and the change is small."""
 
 import difflib
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simulations.flower import SuperLink
 from tests.examples.flower_apps import ROOT, FlowerApp, load_app
 
 NUM_NODES = 5
@@ -86,3 +87,19 @@ def test_the_quickstart_itself_runs(
     run_in(tmp_path, name, "before", monkeypatch)
 
     assert list(tmp_path.glob("final_model.*"))
+
+
+@pytest.mark.deployment
+@pytest.mark.flower
+@pytest.mark.parametrize("name", QUICKSTARTS)
+def test_flower_runs_the_changed_quickstart(name: str) -> None:
+    """`flwr run` on Flower's simulation engine ends well."""
+    with SuperLink(simulation=True) as superlink:
+        status = superlink.run_app(
+            {"num-server-rounds": 1},
+            num_supernodes=NUM_NODES,
+            app=folder_of(name, "after"),
+            timeout=300,
+        )
+
+    assert status.completed, status

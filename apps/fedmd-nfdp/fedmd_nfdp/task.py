@@ -11,7 +11,7 @@ NUM_PIXELS = 64
 
 
 def load_split(split: str):
-    """Return images and labels: "train" is dealt to the nodes, "public" everybody's, "test" the server's."""
+    """Return images and labels of "train", which is dealt out, of "public" or of "test"."""
     x, y = load_digits(return_X_y=True)
     rows = np.random.default_rng(1).permutation(len(y))
     parts = {"test": rows[:300], "public": rows[300:600], "train": rows[600:]}

@@ -12,7 +12,7 @@ NUM_RECORDS = 269
 
 
 def load_split(split: str):
-    """Return rows and labels: "train" is dealt to the nodes, "public" everybody's, "test" the server's."""
+    """Return rows and labels of "train", which is dealt out, of "public" or of "test"."""
     x, y = load_breast_cancer(return_X_y=True)
     rows = np.random.default_rng(1).permutation(len(y))
     parts = {"test": rows[:150], "public": rows[150:300], "train": rows[300:]}

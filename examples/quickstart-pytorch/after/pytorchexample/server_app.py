@@ -1,9 +1,9 @@
 """The side of the server."""
 
 import torch
+from fl_strategies import FedKD
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from fl_strategies import FedKD
 from torch.utils.data import DataLoader, Subset
 
 from pytorchexample.task import Net, get_model, load_split, test

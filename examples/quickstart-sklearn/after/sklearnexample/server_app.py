@@ -1,9 +1,9 @@
 """The side of the server."""
 
 import numpy as np
+from fl_strategies import FedKD
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from fl_strategies import FedKD
 
 from sklearnexample.task import get_model, load_split
 

@@ -9,7 +9,9 @@ from sklearn.model_selection import train_test_split
 def load_split(split: str):
     """Return images and labels: "train" is dealt to the nodes, "test" is nobody's."""
     x, y = load_digits(return_X_y=True)
-    x_train, x_test, y_train, y_test = train_test_split(x / 16, y, test_size=300, random_state=1)
+    x_train, x_test, y_train, y_test = train_test_split(
+        x / 16, y, test_size=300, random_state=1
+    )
     return (x_train, y_train) if split == "train" else (x_test, y_test)
 
 
