@@ -62,8 +62,8 @@ def _component(address: str) -> Any:
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return settings as Flower hands them to an app, sections joined by dots."""
-    flat: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in config.items():
         inner = isinstance(value, dict)
-        flat |= flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
-    return flat
+        settings |= flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+    return settings
