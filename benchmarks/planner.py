@@ -3,25 +3,25 @@
 Run: ``python benchmarks/planner.py [--seeds S ...] [--draws N] [--data D ...] [--json OUT]``
 with FL_STRATEGIES_DATA set for Adult.
 
-A federation is simulated up to the release: FedHistogram-L2's counts of the records of all
-parties, FedKT-L2's votes of all teachers. Margins are read off these, the planner plans with
-them, and then noise is drawn several times and labels are compared with those without noise.
+A federation is simulated up to the release: FedHistogram-L2's counts and FedRegression-L2's
+sums of the records of all parties, FedKT-L2's votes of all teachers. Leads are read off these,
+the planner plans with them, and then noise is drawn several times and labels are compared with
+those without noise.
 The same with the planner's default margins shows how far these are off. Margins of private
 records are private themselves: nobody but a simulation can state them like this.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fl_strategies.aggregation.cells import count_records
 
-from fl_strategies import FedHistogram, FedKT
+from fl_strategies import FedHistogram, FedKT, FedRegression
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.privacy import DEFAULT_MARGINS, Plan, plan
 from fl_strategies.privacy.votes import choose_queries
@@ -30,6 +30,7 @@ from fl_strategies.strategies.fedkt.teaching import (
     teacher_votes,
     train_teachers,
 )
+from fl_strategies.strategies.sums.server import SumStrategy
 from simulations.config import Settings
 from simulations.experiment import Federation, load_federation
 from simulations.report import table
@@ -63,9 +64,9 @@ def settings_of(strategy: str, data: str, epsilon: float, seed: int, **more: Any
 
 
 def leads(counts: Array) -> FloatArray:
-    """Return by how much the largest count of every row leads the second."""
-    largest = np.sort(counts, axis=1).astype(np.float64)
-    return np.asarray(largest[:, -1] - largest[:, -2])
+    """Return by how much the largest count of every row leads each other class."""
+    largest = np.sort(counts, axis=1)[:, ::-1].astype(np.float64)
+    return np.asarray(largest[:, :1] - largest[:, 1:])
 
 
 def both_plans(
@@ -80,6 +81,7 @@ def both_plans(
             num_records=sum(sizes) // len(sizes),
             num_classes=federation.dataset.num_classes,
             num_public=len(federation.dataset.x_public),
+            num_columns=federation.dataset.num_features,
             margins=given,
         )[name]
         for given in (margins.tolist(), DEFAULT_MARGINS)
@@ -89,28 +91,51 @@ def both_plans(
 
 def histogram(data: str, epsilon: float, seed: int, draws: int) -> Measured:
     """Compare labels of public rows by noisy and by exact counts of their cells."""
-    federation = load_federation(settings_of("fedhistogram", data, epsilon, seed))
-    strategy = federation.strategy()
-    if not isinstance(strategy, FedHistogram) or strategy._mechanism is None:
+    federation, strategy, parties, noisy = sums("fedhistogram", data, epsilon, seed)
+    if not isinstance(strategy, FedHistogram):
         raise TypeError("the settings of this benchmark are FedHistogram's")
-    strategy.begin_round()
-    shape, mechanism, cells = strategy._shape, strategy._mechanism, strategy._cells
-    train = federation.dataset
-    assert cells is not None  # noqa: S101 - made by begin_round
-    parties = [
-        count_records(cells.find(train.x_train[rows]), train.y_train[rows], shape, train.task)
-        for rows in federation.rows
-    ]
-    cell_of_rows, exact = strategy._cell_of_rows(), np.sum(parties, axis=0)
-    usual = exact.sum() / len(exact)
-    margins = leads(exact)[cell_of_rows] / usual
-    same = []
-    for _ in range(draws):
-        noisy = np.sum([mechanism.release(counts).values for counts in parties], axis=0)
-        kept = noisy.argmax(axis=1) == exact.argmax(axis=1)
-        same.append(kept[cell_of_rows].mean())
+    cells, public = strategy._summary, strategy.public
+    exact = cells.counts_of(public, np.sum(parties, axis=0))
+    margins = leads(exact) / (sum(map(len, federation.rows)) / cells.num_cells)
+    drawn = (cells.counts_of(public, noisy()).argmax(axis=1) for _ in range(draws))
+    same = [(labels == exact.argmax(axis=1)).mean() for labels in drawn]
     found = both_plans("fedhistogram L2", federation, epsilon, margins)
     return Measured(*found, float(np.mean(same)))
+
+
+def regression(data: str, epsilon: float, seed: int, draws: int) -> Measured:
+    """Compare labels of public rows by the regressions of noisy and of exact sums."""
+    federation, strategy, parties, noisy = sums("fedregression", data, epsilon, seed)
+    if not isinstance(strategy, FedRegression):
+        raise TypeError("the settings of this benchmark are FedRegression's")
+    noise = strategy._summed(strategy._mechanism)
+    exact = strategy._shares(np.sum(parties, axis=0), noise, len(parties))
+    drawn = (strategy._shares(noisy(), noise, len(parties)).argmax(1) for _ in range(draws))
+    same = [(labels == exact.argmax(axis=1)).mean() for labels in drawn]
+    found = both_plans("fedregression L2", federation, epsilon, leads(exact))
+    return Measured(*found, float(np.mean(same)))
+
+
+def sums(
+    name: str, data: str, epsilon: float, seed: int
+) -> tuple[Federation, Any, list[IntArray], Callable[[], FloatArray]]:
+    """Return a federation, its strategy, exact sums of parties, and a draw of their total."""
+    federation = load_federation(settings_of(name, data, epsilon, seed))
+    strategy, train = federation.strategy(), federation.dataset
+    if not isinstance(strategy, SumStrategy) or strategy._mechanism is None:
+        raise TypeError("the settings of this benchmark are those of noisy sums")
+    summary, mechanism = strategy._summary, strategy._mechanism
+    parties = [
+        summary.of_records(
+            train.x_train[rows], train.y_train[rows], train.num_classes, train.task
+        )
+        for rows in federation.rows
+    ]
+
+    def noisy() -> FloatArray:
+        return np.asarray(np.sum([mechanism.release(own).values for own in parties], axis=0))
+
+    return federation, strategy, parties, noisy
 
 
 @lru_cache
@@ -153,7 +178,7 @@ def measurements(
 ) -> Iterator[dict[str, Any]]:
     """Yield one row for every set, strategy and epsilon: means over the seeds."""
     for data in names:
-        for measure in (histogram, votes):
+        for measure in (histogram, regression, votes):
             for epsilon in EPSILONS[data]:
                 runs = [measure(data, epsilon, seed, draws) for seed in seeds]
                 found = [run.found for run in runs]

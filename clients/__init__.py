@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clients.multilabel import MultiLabelLearner
     from clients.opacus_learner import DPTorchLearner
     from clients.random_features import RandomFeaturesLearner
+    from clients.saved_model import ModelCard, load_model, save_model
     from clients.sklearn_learner import SklearnLearner
     from clients.soft_trees import XGBoostScores
     from clients.torch_augment import crop_and_flip
@@ -26,6 +27,7 @@ __all__ = [
     "DPTorchLearner",
     "ForestScores",
     "KernelRidgeLearner",
+    "ModelCard",
     "MultiLabelLearner",
     "RandomFeaturesLearner",
     "RidgeLearner",
@@ -36,13 +38,16 @@ __all__ = [
     "check_learner",
     "client_app",
     "crop_and_flip",
+    "load_model",
     "party_loader",
+    "save_model",
 ]
 
 _MODULES = {
     "DPTorchLearner": "clients.opacus_learner",
     "ForestScores": "clients.forest_scores",
     "KernelRidgeLearner": "clients.kernel_learner",
+    "ModelCard": "clients.saved_model",
     "MultiLabelLearner": "clients.multilabel",
     "RandomFeaturesLearner": "clients.random_features",
     "RidgeLearner": "clients.kernel_learner",
@@ -53,7 +58,9 @@ _MODULES = {
     "check_learner": "clients.checks",
     "client_app": "clients.app",
     "crop_and_flip": "clients.torch_augment",
+    "load_model": "clients.saved_model",
     "party_loader": "clients.dealt_data",
+    "save_model": "clients.saved_model",
 }
 
 

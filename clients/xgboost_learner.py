@@ -66,6 +66,12 @@ class XGBoostLearner(TabularLearner):
         self._model: xgboost.Booster | _ReceivedBooster
 
     @property
+    def booster(self) -> "xgboost.Booster | None":
+        """XGBoost's own model of the classes present; None if it was not trained here."""
+        model = getattr(self, "_model", None)
+        return model if isinstance(model, xgboost.Booster) else None
+
+    @property
     def _takes_weights(self) -> bool:
         return True
 

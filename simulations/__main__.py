@@ -2,14 +2,13 @@
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
 from fl_strategies.exceptions import StrategyError
-from simulations.client_app import app
+from simulations.arguments import STOPPED, say, say_stopped
 from simulations.compare_command import add_compare
 from simulations.config import (
     PRESETS,
@@ -21,25 +20,20 @@ from simulations.config import (
 )
 from simulations.curve_command import add_curve
 from simulations.datasets import LOADERS
-from simulations.experiment import load_federation
 from simulations.figures import draw_table
 from simulations.flower import run_with_flower
-from simulations.local import run_local
 from simulations.models import LEARNERS
 from simulations.outputs import require_files, require_folder
-from simulations.report import (
-    Report,
-    make_report,
-    percent,
-    render,
-    summarise,
-    table,
-    write_json,
-    write_report,
-)
+from simulations.progress import watching
+from simulations.report import Report, percent, render, summarise, table
+from simulations.report_command import add_report
 from simulations.reproduce import Table, markdown, run_table
+from simulations.run_folder import PAGE, RunFolder
+from simulations.running import Finished, run_federation, run_once
+from simulations.strict_json import write_json
 from simulations.understood import tell_data
 
+NOTHING = "Nothing is finished"
 PRESET_STRATEGY = "fedkt"
 """Whose published settings a preset means unless another strategy is named."""
 
@@ -52,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StrategyError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        say(f"\nStopped. {NOTHING}.\n")
+        return STOPPED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,11 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run one federation in this process, without Ray")
     _add_settings(run)
     run.add_argument("--json", type=Path, metavar="OUT", help="also write the result here")
+    _add_loudness(run)
     run.set_defaults(command=_run)
     flower = commands.add_parser(
         "flower", help="run one federation with `flwr run` on Flower's simulation engine"
     )
     _add_settings(flower)
+    _add_loudness(flower)
     flower.set_defaults(command=_flower)
     repeat = commands.add_parser(
         "repeat", help="run a federation once a seed; show means beside the published figure"
@@ -78,8 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     repeat.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
     repeat.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
     repeat.set_defaults(command=_repeat)
-    add_compare(commands, _add_data, _run_once)
-    add_curve(commands, _add_data, _run_once)
+    add_compare(commands, _add_data, run_once)
+    add_curve(commands, _add_data, run_once)
+    add_report(commands)
     tables = commands.add_parser(
         "table", help="run a table of experiments; what is finished is not run again"
     )
@@ -100,6 +100,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     figure.set_defaults(command=_figure)
     return parser
+
+
+def _add_loudness(parser: argparse.ArgumentParser) -> None:
+    loudness = parser.add_mutually_exclusive_group()
+    loudness.add_argument("--quiet", action="store_true", help="print the result only")
+    loudness.add_argument("--verbose", action="store_true", help="show Flower's log")
 
 
 def _list_settings() -> str:
@@ -146,59 +152,52 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def _run(options: argparse.Namespace) -> int:
-    settings = _settings(options)
-    require_folder("run", "output-dir", Path(settings.output_dir))
+    settings, quiet, verbose = _settings(options), options.quiet, options.verbose
     require_files("run", json=options.json)
-    tell_data(settings)
-    report = _run_once(settings)
+    if not quiet:
+        tell_data(settings)
+    with watching(settings.num_rounds, quiet=quiet, verbose=verbose) as watch:
+        try:
+            finished = run_federation(settings, watch, verbose=verbose, output=True)
+        except KeyboardInterrupt:
+            return _say_unfinished(settings)
+        folder = RunFolder.new(settings.output_dir)
+        report, stopped = _compared(finished, folder)
+    folder.write(report)
     print(render(report))
-    write_report(report, settings.output_dir)
     if options.json:
         write_json(report, options.json)
-    return 0
+    if stopped:
+        say("\nStopped while models were trained to compare with; the rest is kept.\n")
+    print(f"report: {folder.path / PAGE}")
+    return STOPPED if stopped else 0
 
 
-def _run_once(settings: Settings) -> Report:
-    federation = load_federation(settings)
-    strategy = federation.strategy()
-    start, cpu_start = time.perf_counter(), _cpu_seconds()
-    result = run_local(
-        strategy,
-        app,
-        settings.num_parties,
-        num_rounds=settings.num_rounds,
-        run_config=settings.to_run_config(),
-        num_workers=settings.workers,
-    )
-    seconds, cpu_seconds = time.perf_counter() - start, _cpu_seconds() - cpu_start
-    return make_report(
-        federation,
-        strategy,
-        result,
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
-        num_workers=settings.workers,
-    )
+def _say_unfinished(settings: Settings) -> int:
+    """Tell what a stop in the middle of a federation leaves behind; return the exit code."""
+    kept = settings.checkpoint_dir
+    rest = f"What has arrived is in {kept}; --set resume=true resumes" if kept else NOTHING
+    say(f"\nStopped. {rest}.\n")
+    return STOPPED
 
 
-def _cpu_seconds() -> float:
-    """Return the processor time of this process and of its finished workers.
-
-    On Windows, which has no `resource`, that of this process alone.
-    """
+def _compared(finished: Finished, folder: RunFolder) -> tuple[Report, bool]:
+    """Return the report of a run, and whether the comparisons were stopped."""
+    model = folder.keep_model(finished.federation, finished.strategy)
     try:
-        import resource
-    except ImportError:
-        return time.process_time()
-    usages = [
-        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    ]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+        return finished.report(model), False
+    except KeyboardInterrupt:
+        return finished.alone().report(model), True
 
 
 def _flower(options: argparse.Namespace) -> int:
-    report = run_with_flower(_settings(options))
+    settings = _settings(options)
+    require_folder("flower", "output-dir", Path(settings.output_dir))
+    if not options.quiet and not options.verbose:
+        say(f"{settings.strategy} on {settings.data}, by Flower's simulation engine ...\n")
+    report, folder = run_with_flower(settings, show_log=options.verbose)
     print(render(report))
+    print(f"report: {folder / PAGE}")
     return 0
 
 
@@ -207,21 +206,30 @@ def _repeat(options: argparse.Namespace) -> int:
     require_files("repeat", json=options.json)
     seeds = [parse_assignments([f"seed={seed}"])["seed"] for seed in options.seeds.split(",")]
     tell_data(replace(settings, seed=int(seeds[0])))
-    reports = [
-        _run_once(Settings.from_run_config({**settings.to_run_config(), "seed": seed}))
-        for seed in seeds
-    ]
+    reports: list[Report] = []
+    try:
+        for number, seed in enumerate(seeds, start=1):
+            say(f"run {number} of {len(seeds)}: seed {seed}\n")
+            told = {**settings.to_run_config(), "seed": seed}
+            reports.append(run_once(Settings.from_run_config(told)))
+    except KeyboardInterrupt:
+        say(f"\nStopped. Finished: {len(reports)} of {len(seeds)} runs.\n")
+        if not reports:
+            return STOPPED
     print(table(["", "mean", "deviation", "published"], _compare(reports, options.preset)))
     if options.json:
         write_json({"runs": reports}, options.json)
-    return 0
+    return 0 if len(reports) == len(seeds) else STOPPED
 
 
 def _table(options: argparse.Namespace) -> int:
     experiments = Table.load(options.name)
     kept = options.json or _default_path(options.name, "json")
     require_files("table", json=kept)
-    run_table(experiments, _run_once, kept, lambda line: print(line, flush=True))
+    try:
+        run_table(experiments, run_once, kept, lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        return say_stopped(kept)
     print(markdown(experiments, kept))
     return 0
 

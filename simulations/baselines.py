@@ -1,10 +1,10 @@
 """What a run is compared with: a constant answer, each party alone, and pooled data."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,8 @@ PREFIXES: Final[Mapping[str, str]] = {
     MAJORITY: "majority-",
 }
 """How the figure of each baseline is called at the top of a report."""
+Counted: TypeAlias = Callable[[int, int], None]
+"""Is told how many parties of all are trained."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,15 @@ class Baselines:
         }
 
 
-def judge_baselines(federation: Federation, num_workers: int = 1) -> Baselines:
+def judge_baselines(
+    federation: Federation, num_workers: int = 1, counted: Counted | None = None
+) -> Baselines:
     """Train and judge what the settings ask for."""
     settings = federation.settings
     judged: dict[str, Judgement] = {}
     solo: list[float] = []
     if settings.solo:
-        judged, solo = _judge_parties(federation, num_workers)
+        judged, solo = _judge_parties(federation, num_workers, counted)
     if settings.central:
         judged[POOLED] = federation.judge_pooled()
     return Baselines({**judged, MAJORITY: federation.judge_majority()}, solo)
@@ -79,7 +83,7 @@ def existing(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def _judge_parties(
-    federation: Federation, num_workers: int
+    federation: Federation, num_workers: int, counted: Counted | None
 ) -> tuple[dict[str, Judgement], list[float]]:
     """Judge one party after the other; only the sum and the best are kept by row."""
     metric, figures = federation.metric, []
@@ -87,6 +91,8 @@ def _judge_parties(
     best, total = Judgement({metric: -math.inf * sign}, np.zeros(0)), np.zeros(1)
     for judged in federation.judge_parties(num_workers):
         figures.append(judged.figures)
+        if counted is not None:
+            counted(len(figures), federation.settings.num_parties)
         total = total + judged.shares
         if sign * judged.figures[metric] > sign * best.figures[metric]:
             best = judged

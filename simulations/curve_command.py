@@ -25,8 +25,8 @@ from simulations.curve_table import markdown, summarise_curves, to_json
 from simulations.fitting import Given, shared
 from simulations.outputs import require_files
 from simulations.private_variants import VARIANTS, Unit
-from simulations.report import write_json
 from simulations.reproduce import Runner
+from simulations.strict_json import write_json
 from simulations.understood import tell_data
 
 TOLD: Final = (

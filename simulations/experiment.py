@@ -3,6 +3,7 @@
 import inspect
 import logging
 import multiprocessing
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -308,7 +309,13 @@ class Federation:
             yield from map(self.judge_party, numbers)
             return
         fork = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(num_workers, mp_context=fork) as workers:
+        # Ctrl-C reaches every process of a terminal: a worker ends without a word.
+        with ProcessPoolExecutor(
+            num_workers,
+            mp_context=fork,
+            initializer=signal.signal,
+            initargs=(signal.SIGINT, signal.SIG_DFL),
+        ) as workers:
             yield from workers.map(_judge_party, repeat(self.settings), numbers)
 
     def judge_pooled(self) -> Judgement:

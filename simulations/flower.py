@@ -25,6 +25,7 @@ from simulations.config import Settings, Value
 from simulations.control import Control, RunStatus
 from simulations.processes import Processes, terminable, uninterrupted
 from simulations.report import Report
+from simulations.strict_json import read_json
 
 APP_FOLDER = Path(__file__).resolve().parent.parent
 CONNECTION = "here"
@@ -84,10 +85,17 @@ class SuperLink:
         num_supernodes: int | None = None,
         timeout: float = 3600.0,
         app: Path = APP_FOLDER,
+        show_log: bool = True,
     ) -> RunStatus:
-        """Submit an app, by default this checkout's, show its log and wait for its end."""
+        """Submit an app, by default this checkout's, and wait for its end.
+
+        Without `show_log`, its log is shown if it does not end well.
+        """
         run_id = self._submit(app, run_config, num_supernodes=num_supernodes)
-        return self.wait_for_run(run_id, timeout, show_log=True)
+        status = self.wait_for_run(run_id, timeout, show_log=show_log)
+        if not show_log and not status.completed:
+            sys.stderr.write(self.control.log(run_id))
+        return status
 
     def wait_for_run(self, run_id: str, timeout: float, *, show_log: bool = False) -> RunStatus:
         """Wait until a run has ended, for at most `timeout` seconds, and return how."""
@@ -210,13 +218,15 @@ def to_toml(run_config: Mapping[str, Value]) -> str:
     return " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
 
 
-def run_with_flower(settings: Settings) -> Report:
-    """Run the app with `flwr run` on Flower's simulation engine and return its report."""
+def run_with_flower(settings: Settings, *, show_log: bool = True) -> tuple[Report, Path]:
+    """Run the app with `flwr run` on Flower's simulation engine; return report and folder."""
     found = (APP_FOLDER / "pyproject.toml").exists()
     rule = "a checkout with pyproject.toml"
     require(found, "flower", "the app folder", rule, str(APP_FOLDER))
     with SuperLink(simulation=True) as superlink:
-        return run_and_read(superlink, settings, num_supernodes=settings.num_parties)
+        return run_and_read(
+            superlink, settings, num_supernodes=settings.num_parties, show_log=show_log
+        )
 
 
 def _absolute(settings: Settings) -> dict[str, Value]:
@@ -226,14 +236,21 @@ def _absolute(settings: Settings) -> dict[str, Value]:
 
 
 def run_and_read(
-    superlink: SuperLink, settings: Settings, *, num_supernodes: int | None = None
-) -> Report:
-    """Run the app and read the report that its server wrote."""
+    superlink: SuperLink,
+    settings: Settings,
+    *,
+    num_supernodes: int | None = None,
+    show_log: bool = True,
+) -> tuple[Report, Path]:
+    """Run the app; return the report that its server wrote, and the folder."""
     output = Path(settings.output_dir).resolve()
     before = set(output.glob("*/result.json"))
     config = {**settings.to_run_config(), "output-dir": str(output), **_absolute(settings)}
     status = superlink.run_app(
-        config, num_supernodes=num_supernodes, timeout=settings.longest_run
+        config,
+        num_supernodes=num_supernodes,
+        timeout=settings.longest_run,
+        show_log=show_log,
     )
     new = sorted(set(output.glob("*/result.json")) - before)
     if not status.completed or not new:
@@ -241,5 +258,4 @@ def run_and_read(
             f"flwr run: the run must be finished:completed with a result, got {status}. "
             "The log above says why."
         )
-    report: Report = json.loads(new[-1].read_text(encoding="utf-8"))
-    return report
+    return read_json("flwr run", new[-1]), new[-1].parent

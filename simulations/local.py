@@ -11,7 +11,7 @@ import multiprocessing
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
@@ -23,6 +23,7 @@ from clients.flower_messages import CLIENT_APP_RAISED_EXCEPTION
 from fl_strategies.exceptions import require
 from fl_strategies.runtime import _compat
 from fl_strategies.wire import keys
+from simulations.progress import Watch, no_louder_than
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -73,6 +74,8 @@ class InMemoryGrid(Grid):
         What clients find in ``context.run_config``.
     num_workers : int (default: 1)
         Processes that serve nodes, until `close` ends them. Results do not depend on it.
+    watch : Watch, optional
+        Is told of every answer, and how long the parties took.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class InMemoryGrid(Grid):
         *,
         run_config: Mapping[str, str | int | float | bool] | None = None,
         num_workers: int = 1,
+        watch: Watch | None = None,
     ) -> None:
         require(num_nodes >= 1, "InMemoryGrid", "num_nodes", "at least 1", num_nodes)
         require(num_workers >= 1, "InMemoryGrid", "num_workers", "at least 1", num_workers)
@@ -101,6 +105,7 @@ class InMemoryGrid(Grid):
         }
         self._replies: dict[str, Message] = {}
         self._pool: ProcessPoolExecutor | None = None
+        self._watch = watch or Watch()
 
     @property
     def run(self) -> "_compat.Run":
@@ -130,8 +135,9 @@ class InMemoryGrid(Grid):
         """Run the clients; replies wait until they are pulled."""
         sent = list(messages)
         ids = [_compat.assign_message_id(message) for message in sent]
-        for reply in self._deliver(sent):
-            self._replies[reply.metadata.reply_to_message_id] = reply
+        with self._watch.phase(sent[0].metadata.message_type if sent else "train"):
+            for reply in self._deliver(sent):
+                self._replies[reply.metadata.reply_to_message_id] = reply
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -150,6 +156,7 @@ class InMemoryGrid(Grid):
     def _deliver(self, messages: list[Message]) -> Iterator[Message]:
         nodes = [self._nodes[message.metadata.dst_node_id] for message in messages]
         requests = [_compat.message_to_bytes(message) for message in messages]
+        kind, number = _work_of(messages[0]) if messages else ("", 0)
         step = max(1, len(messages) // _PROGRESS_STEPS)
         workers = self._workers()
         answers = (
@@ -161,6 +168,7 @@ class InMemoryGrid(Grid):
         )
         for count, (node, reply) in enumerate(answers, start=1):
             self._nodes[node.node_id] = node
+            self._watch.answered(kind, count, len(messages), number)
             if count % step == 0 or count == len(messages):
                 logger.info("%s of %s parties have answered.", count, len(messages))
             yield _compat.message_from_bytes(reply)
@@ -201,6 +209,13 @@ def _answer(node: _Node, request: bytes) -> tuple[_Node, bytes]:
     return node.answer(_adopted[0], request)
 
 
+def _work_of(message: Message) -> tuple[str, int]:
+    """Return what a message asks for, and the round if it says so."""
+    config = message.content.config_records.get(keys.CONFIG)
+    number = config.get(keys.SERVER_ROUND, 0) if config else 0
+    return message.metadata.message_type, number if isinstance(number, int) else 0
+
+
 def run_local(
     strategy: Strategy,
     client_app: ClientApp,
@@ -209,11 +224,19 @@ def run_local(
     num_rounds: int = 1,
     run_config: Mapping[str, str | int | float | bool] | None = None,
     num_workers: int = 1,
+    watch: Watch | None = None,
+    verbose: bool = False,
 ) -> Result:
     """Run a strategy against a client app without Ray and return Flower's result.
 
-    Parameters are those of `InMemoryGrid`; `num_rounds` goes to the strategy.
+    Parameters are those of `InMemoryGrid`; `num_rounds` goes to the strategy. Without
+    `verbose` the log has warnings only.
     """
-    grid = InMemoryGrid(client_app, num_nodes, run_config=run_config, num_workers=num_workers)
-    with closing(grid):
+    grid = InMemoryGrid(
+        client_app, num_nodes, run_config=run_config, num_workers=num_workers, watch=watch
+    )
+    with ExitStack() as stack:
+        if not verbose:
+            stack.enter_context(no_louder_than(logging.WARNING))
+        stack.enter_context(closing(grid))
         return strategy.start(grid, ArrayRecord(), num_rounds=num_rounds)

@@ -323,6 +323,21 @@ def check_learner_name(owner: str, parameter: str, name: str) -> None:
         )
 
 
+def named_learner(
+    name: str,
+    *,
+    settings: Mapping[str, object],
+    row_shape: tuple[int, ...],
+    num_classes: int,
+    task: Task,
+) -> LearnerFactory:
+    """Return the factory of a learner as a saved model describes it."""
+    options = ModelOptions.from_config(settings)
+    return learner_factory(
+        name, row_shape=row_shape, num_classes=num_classes, settings=options, task=task
+    )
+
+
 def learner_factory(
     name: str,
     *,

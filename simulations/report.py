@@ -1,11 +1,11 @@
 """What a run reports: one JSON object, and the same as a table for people."""
 
-import json
 import logging
 import math
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from statistics import fmean, stdev
@@ -18,7 +18,6 @@ from fl_strategies.aggregation.class_weights import class_counts
 from fl_strategies.arrays import IntArray
 from fl_strategies.core.tasks import figure_names
 from fl_strategies.exceptions import MissingExtra, StrategyError
-from fl_strategies.runtime.atomic_files import SHARED, replace_file
 from fl_strategies.wire import keys
 from simulations.baselines import (
     BEST_PARTY,
@@ -30,6 +29,7 @@ from simulations.baselines import (
     judge_baselines,
 )
 from simulations.experiment import Federation
+from simulations.progress import ALONE, EVALUATE, TRAIN, Watch
 from simulations.verdict import CONSTANTS, find_warnings, own_models, verdict
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -64,18 +64,22 @@ def make_report(
     seconds: float,
     cpu_seconds: float | None = None,
     num_workers: int = 1,
+    watch: Watch | None = None,
+    model: Report | None = None,
 ) -> Report:
     """Describe a finished run.
 
     Raises `NotFitted`, with the reason, if the run has no model. ``seconds`` and
     ``cpu-seconds`` cover the federated run, not the loading of data or the comparisons.
-    Epsilon is ``Infinity``, as Python's `json` writes it, where nothing is promised. The
-    comparisons use `num_workers` processes.
+    Epsilon is infinite where nothing is promised. The comparisons use `num_workers`
+    processes. `watch` has the time of each part; `model` says what was saved.
     """
     rounds = _rounds(result)
     train, evaluate = rounds[-1]["train"], rounds[-1]["evaluate"]
     settings = federation.settings
-    baselines = judge_baselines(federation, num_workers)
+    watch = watch or Watch()
+    with watch.phase("comparison"):
+        baselines = judge_baselines(federation, num_workers, partial(watch.answered, ALONE))
     report = {
         "strategy": settings.strategy,
         "data": settings.data,
@@ -89,6 +93,8 @@ def make_report(
         keys.NUM_BYTES_RECEIVED: _total(rounds, keys.NUM_BYTES_RECEIVED),
         "seconds": seconds,
         "cpu-seconds": cpu_seconds,
+        "phases": _phases(watch.seconds),
+        "model": model,
         "metrics": {"train": train, "evaluate": evaluate},
         "rounds": rounds,
         "parties": _describe_parties(federation, strategy, baselines.solo),
@@ -99,6 +105,28 @@ def make_report(
         "commit": _commit(),
     }
     return _with_verdict(report)
+
+
+def _phases(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the time of each part, as far as it was measured.
+
+    What is neither loading nor the parties' time is the server's: it combines answers and
+    trains the final model.
+    """
+    known = {key: seconds[key] for key in ("loading", "comparison") if key in seconds}
+    if "federation" not in seconds:
+        return known
+    parties = {
+        "training": seconds.get(TRAIN, 0.0),
+        "evaluation": seconds.get(EVALUATE, 0.0),
+    }
+    if not any(parties.values()):
+        return {**known, "federation": seconds["federation"]}
+    return {
+        **known,
+        **parties,
+        "aggregation": max(0.0, seconds["federation"] - sum(parties.values())),
+    }
 
 
 def _models(federation: Federation) -> Report:
@@ -232,22 +260,6 @@ def _commit() -> str | None:
         return None
 
 
-def write_report(report: Report, output_dir: str) -> Path:
-    """Write ``<output-dir>/<timestamp>/result.json`` and return its path."""
-    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S-%f")
-    path = Path(output_dir).resolve() / stamp / "result.json"
-    path.parent.mkdir(parents=True)
-    write_json(report, path)
-    logger.info("The result is in %s", path)
-    return path
-
-
-def write_json(report: Report, path: Path) -> None:
-    """Write a report for programs, all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(report, indent=2) + "\n").encode(), SHARED)
-
-
 def log_report(report: Report) -> None:
     """Log a report for people."""
     log_lines(render(report))
@@ -286,6 +298,7 @@ def render(report: Report) -> str:
         f"seconds: {report['seconds']:.1f}",
     ]
     lines += [f"excluded: node {node}: {why}" for node, why in report["rejected"].items()]
+    lines += [f"warning: {sentence}" for sentence in report.get("warnings", [])]
     return "\n".join([*lines, f"verdict: {report['verdict']}"])
 
 

@@ -6,6 +6,7 @@ in a file of their own as they come, so a stopped table resumes where it was.
 """
 
 import json
+import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from typing import Any, Self, TypeAlias
 from fl_strategies.exceptions import InvalidParameter, require
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value
-from simulations.report import Report, summarise, write_json
+from simulations.progress import duration
+from simulations.report import Report, summarise
+from simulations.strict_json import write_json
 
 Runner: TypeAlias = Callable[[Settings], Report]
 Outcome: TypeAlias = dict[str, Any]
@@ -102,16 +105,22 @@ class Table:
 
 def run_table(table: Table, run: Runner, kept: Path, report: Callable[[str], None]) -> None:
     """Run what is missing, row by row and seed by seed, and keep each result at once."""
-    outcomes = read_outcomes(kept)
-    for row in table.rows:
-        for seed in table.seeds:
-            asked = {**row.settings, "seed": seed}
-            if find(outcomes, asked):
-                continue
-            outcome = outcome_of(asked, run(Settings.from_run_config(asked)))
-            outcomes = [*outcomes, outcome]
-            write_json({"table": table.name, "outcomes": outcomes}, kept)
-            report(f"{row.name}, seed {seed}: {100 * outcome['figures']['']:.1f}")
+    outcomes, start = read_outcomes(kept), time.perf_counter()
+    wanted = [
+        (row, {**row.settings, "seed": seed}) for row in table.rows for seed in table.seeds
+    ]
+    missing = [(row, asked) for row, asked in wanted if not find(outcomes, asked)]
+    for number, (row, asked) in enumerate(missing, start=1):
+        if find(outcomes, asked):  # two rows may have the same settings
+            continue
+        outcome = outcome_of(asked, run(Settings.from_run_config(asked)))
+        outcomes = [*outcomes, outcome]
+        write_json({"table": table.name, "outcomes": outcomes}, kept)
+        each = (time.perf_counter() - start) / number
+        left = f"about {duration(each * (len(missing) - number))} left"
+        figure = f"{100 * outcome['figures']['']:.1f}"
+        where = f"run {number} of {len(missing)}"
+        report(f"{where}: {row.name}, seed {asked['seed']}: {figure}; {left}")
 
 
 def read_outcomes(kept: Path) -> list[Outcome]:

@@ -9,8 +9,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +25,10 @@ from simulations.config import Settings
 from simulations.datasets import FILE_SUFFIXES
 from simulations.experiment import load_federation
 from simulations.fitting import Entry, Given, shared
+from simulations.progress import duration, log_level
 from simulations.report import Report
 from simulations.reproduce import Outcome, Runner, find, outcome_of, read_outcomes
+from simulations.strict_json import finite
 
 Say = Callable[[str], None]
 
@@ -117,18 +118,9 @@ class Results:
     def write(self, summary: Mapping[str, Any]) -> None:
         """Write all results, and what was made of them, in place of the old file."""
         self.kept.parent.mkdir(parents=True, exist_ok=True)
-        content = _finite({**summary, "outcomes": self.outcomes})
+        content = finite({**summary, "outcomes": self.outcomes})
         text = json.dumps(content, indent=1, allow_nan=False)
         replace_file(self.kept, f"{text}\n".encode(), SHARED)
-
-
-def _finite(content: Any) -> Any:
-    """Return None for what is no finite number, which standard JSON has no word for."""
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
-    return [*map(_finite, content)] if isinstance(content, list | tuple) else content
 
 
 def run_missing(tasks: Sequence[Task], run: Runner, kept: Path, say: Say) -> Results:
@@ -140,7 +132,8 @@ def run_missing(tasks: Sequence[Task], run: Runner, kept: Path, say: Say) -> Res
     missing = [task for task in tasks if not find(results.outcomes, task.asked)]
     say(f"{len(tasks)} runs, {len(tasks) - len(missing)} of them finished before.\n")
     spent: dict[str, list[float]] = {}
-    with _quiet():
+    # What ends a run, or excludes a party, is shown later.
+    with log_level(logging.CRITICAL):
         for number, task in enumerate(missing, start=1):
             if task.name in results.failed:
                 continue
@@ -179,7 +172,7 @@ def _kept_of(asked: Mapping[str, Any], report: Report, num_parties: int) -> Outc
     """Return what is kept of a strategy's run; bytes are those of a party, in the mean."""
     told = report["figures"]["federation"]
     rounds = report["rounds"]
-    promises = {key: _finite(report[key]) for pair in PROMISES.values() for key in pair}
+    promises = {key: finite(report[key]) for pair in PROMISES.values() for key in pair}
     return {
         **outcome_of(asked, report),
         **promises,
@@ -216,33 +209,8 @@ def measure_baselines(settings: Settings) -> Outcome:
     }
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep every run's log to itself: what ends a run, or excludes a party, is shown later."""
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def _left(tasks: Sequence[Task], spent: Mapping[str, Sequence[float]]) -> str:
     """Say how long the rest will take if each takes as long as before, or as the others."""
     usual = fmean(second for several in spent.values() for second in several)
     seconds = sum(fmean(spent.get(task.name, [usual])) for task in tasks)
     return f"about {duration(seconds)} left" if tasks else "all done"
-
-
-def duration(seconds: float) -> str:
-    """Return a time as people say it.
-
-    Examples
-    --------
-    >>> duration(42), duration(300), duration(9000)
-    ('42 s', '5 min', '2.5 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

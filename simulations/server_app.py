@@ -1,6 +1,6 @@
 """The server component of the Flower app."""
 
-import time
+import logging
 from pathlib import Path
 
 from flwr.app import ArrayRecord, Context
@@ -10,8 +10,12 @@ from simulations.config import Settings
 from simulations.datasets import LOADERS
 from simulations.experiment import load_federation
 from simulations.outputs import require_folder
-from simulations.report import log_lines, log_report, make_report, write_report
+from simulations.progress import Watch
+from simulations.report import log_lines, log_report, make_report
+from simulations.run_folder import RunFolder
 from simulations.understood import describe_data
+
+logger = logging.getLogger("flwr.fl_strategies")
 
 _HINT = 'Name another one: --run-config output-dir="FOLDER"'
 
@@ -21,16 +25,19 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the strategy, then report and save what came of it."""
-    settings = Settings.from_run_config(context.run_config)
+    settings, watch = Settings.from_run_config(context.run_config), Watch()
     require_folder("run-config", "output-dir", Path(settings.output_dir), _HINT)
-    federation = load_federation(settings)
+    with watch.phase("loading"):
+        federation = load_federation(settings)
+        strategy = federation.strategy()
     if settings.data not in LOADERS:
         log_lines(describe_data(federation))
-    strategy = federation.strategy()
-    start = time.perf_counter()
-    result = strategy.start(
-        grid, ArrayRecord(), num_rounds=settings.num_rounds, timeout=settings.timeout
-    )
-    report = make_report(federation, strategy, result, seconds=time.perf_counter() - start)
+    with watch.phase("federation"):
+        result = strategy.start(
+            grid, ArrayRecord(), num_rounds=settings.num_rounds, timeout=settings.timeout
+        )
+    folder = RunFolder.new(settings.output_dir)
+    saved, spent = folder.keep_model(federation, strategy), watch.seconds["federation"]
+    report = make_report(federation, strategy, result, seconds=spent, watch=watch, model=saved)
     log_report(report)
-    write_report(report, settings.output_dir)
+    logger.info("The result is in %s", folder.write(report))

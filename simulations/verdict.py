@@ -110,7 +110,7 @@ def own_models(report: Report) -> dict[int, float]:
     numbers = map(int, evaluate.get(keys.PARTITION_IDS, []))
     figures = evaluate.get(f"{report['metric']}-by-party", [])
     pairs = zip(numbers, figures, strict=False)
-    return {number: figure for number, figure in pairs if not math.isnan(figure)}
+    return {number: f for number, f in pairs if f is not None and not math.isnan(f)}
 
 
 def gap_to(report: Report, name: str) -> Gap | None:

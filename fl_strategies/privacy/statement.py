@@ -7,6 +7,7 @@ from typing import Protocol
 
 from fl_strategies.privacy import accountant
 from fl_strategies.privacy.accountant import Claim, Entry
+from fl_strategies.privacy.bounds.nfdp import nfdp_tight
 from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,
@@ -76,6 +77,7 @@ def statement_of(ledger: Account) -> str:
     """Return who is protected against whom, by which numbers, and what is not covered."""
     claim = ledger.claim()
     lines = [
+        *(f"In short: {sentence}" for sentence in _in_short(ledger.entries)),
         f"Protected: {_PROTECTED[ledger.unit]}",
         f"Against: {ledger.audience}.",
         f"Guarantee: {_guarantee(ledger, claim)}",
@@ -84,6 +86,33 @@ def statement_of(ledger: Account) -> str:
         *(f"Warning: {sentence}" for sentence in _warnings(ledger, claim)),
     ]
     return "\n".join(lines)
+
+
+def chance_in_clear(entries: Iterable[Entry]) -> float:
+    """Return the chance that a record is in a sample that is used without noise.
+
+    Examples
+    --------
+    >>> chance_in_clear([(SubsampleEvent(records=100, samples=30, replacement=False), 1)])
+    0.3
+    """
+    samples = [(event, count) for event, count in entries if isinstance(event, SubsampleEvent)]
+    if len(samples) == 1:
+        return _chance(*samples[0])
+    return 1 - math.prod(1 - _chance(event, count) for event, count in samples)
+
+
+def _chance(event: SubsampleEvent, count: int) -> float:
+    drawn = nfdp_tight(event.records, event.samples, replacement=event.replacement, runs=count)
+    return drawn.delta
+
+
+def _in_short(entries: Sequence[Entry]) -> Iterable[str]:
+    """Lead with what delta means where it is not small: a sample hides nobody who is in it."""
+    chance = chance_in_clear(entries)
+    if chance > 0:
+        percent = math.ceil(1000 * chance - 1e-6) / 10
+        yield f"a record is used in the clear with chance {percent:g} %."
 
 
 def _guarantee(ledger: Account, claim: Claim) -> str:

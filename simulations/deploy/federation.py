@@ -24,7 +24,7 @@ from simulations.deploy.app_folder import write_app
 from simulations.deploy.client_app import MODEL_SETTINGS
 from simulations.deploy.credentials import Certificates, make_certificates, make_node_key
 from simulations.deploy.data import ARCHIVE, LABEL, write_labelled
-from simulations.deploy.server_app import RESULT, SIMULATED, result_folder
+from simulations.deploy.server_app import SIMULATED, result_folder
 from simulations.experiment import load_federation
 from simulations.flower import (
     CONNECTION,
@@ -34,6 +34,8 @@ from simulations.flower import (
     free_port,
 )
 from simulations.outputs import require_folder
+from simulations.run_folder import RESULT
+from simulations.strict_json import read_json
 from simulations.table_files import TABLES
 
 FORMATS: Final = ("npz", "csv", "parquet")
@@ -241,8 +243,7 @@ class Deployment(SuperLink):
         path = result_folder(str(self.prepared.results), run_id) / RESULT
         if not path.is_file():
             raise FlowerRunFailed(f"flwr run: run {run_id} must have a result, got none.")
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {"run-id": run_id, "folder": str(path.parent), **report}
+        return {"run-id": run_id, "folder": str(path.parent), **read_json("deploy", path)}
 
     def start_member(self, number: int) -> None:
         """Start a party's SuperNode; it has its folder, its key and so its identity."""

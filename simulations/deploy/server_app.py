@@ -1,7 +1,6 @@
 """The server's side of a deployed federation: a public file, a strategy and a result."""
 
 import hashlib
-import io
 import json
 import logging
 import time
@@ -19,14 +18,14 @@ from flwr.serverapp.strategy import Result
 from fl_strategies import KnowledgeStrategy, Learner, PortableLearner
 from fl_strategies.arrays import Array, IntArray, content_hash
 from fl_strategies.exceptions import InvalidData, UnsupportedLearner, require, require_data
-from fl_strategies.runtime.atomic_files import SHARED, replace_file
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value, describe
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.experiment import Federation
 from simulations.outputs import require_folder
-from simulations.report import write_json
+from simulations.run_folder import RunFolder
 from simulations.splits import Dataset
+from simulations.strict_json import flagged
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -64,8 +63,6 @@ SIMULATED: Final = frozenset(
     }
 )
 """Settings by which a simulation deals data, which here are the parties' own affair."""
-RESULT: Final = "result.json"
-MODEL: Final = "model.npz"
 
 app = ServerApp()
 
@@ -84,8 +81,9 @@ def main(grid: Grid, context: Context) -> None:
     """Run the strategy and write what came of it."""
     federation = load(context.run_config)
     settings, strategy = federation.settings, federation.strategy()
+    folder = RunFolder(result_folder(settings.output_dir, context.run_id))
     hint = 'Name another one: output-dir="/absolute/path" in --run-config'
-    require_folder(OWNER, "output-dir", Path(settings.output_dir).expanduser(), hint)
+    require_folder(OWNER, "output-dir", folder.path, hint)
     for line in federation.dataset.understood:
         logger.info("%s", line)
     start = time.perf_counter()
@@ -93,11 +91,10 @@ def main(grid: Grid, context: Context) -> None:
         grid, ArrayRecord(), num_rounds=settings.num_rounds, timeout=settings.timeout
     )
     report = make_report(federation, strategy, result, seconds=time.perf_counter() - start)
-    folder = result_folder(settings.output_dir, context.run_id)
-    write_json(report, folder / RESULT)
-    write_model(strategy.model_, folder / MODEL)
-    logger.info("result: %s", json.dumps(report))
-    logger.info("The result is in %s", folder)
+    report["model"] = folder.keep_model(federation, strategy)
+    folder.write(report)
+    logger.info("result: %s", json.dumps(flagged(report), allow_nan=False))
+    logger.info("The result is in %s", folder.path)
 
 
 def run_settings() -> dict[str, Value]:
@@ -158,6 +155,7 @@ def make_report(
     return {
         "strategy": settings.strategy,
         "seed": settings.seed,
+        "metric": federation.metric,
         federation.metric: _quality(federation, model),
         "model-sha256": model_hash(model),
         "ledger": strategy.ledger_.state_dict(),
@@ -176,18 +174,10 @@ def make_report(
         ],
         "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
         "seconds": seconds,
+        "verdict": "each party compares the model with its own at home",
         "settings": {k: v for k, v in settings.to_report().items() if k not in SIMULATED},
         "versions": {name: metadata.version(name) for name in ("fl-strategies", "flwr")},
     }
-
-
-def write_model(model: Learner, path: Path) -> None:
-    """Write the arrays of a model; one without an array form has no file."""
-    arrays = _arrays(model)
-    if arrays is not None:
-        file = io.BytesIO()
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        replace_file(path, file.getvalue(), SHARED)
 
 
 def model_hash(model: Learner) -> str | None:

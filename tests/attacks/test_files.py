@@ -20,7 +20,7 @@ from fl_strategies.exceptions import CheckpointUnavailable, InvalidData, NotEnou
 from simulations.config import Settings
 from simulations.deploy.federation import prepare
 from simulations.flower import SuperLink
-from simulations.report import write_json
+from simulations.strict_json import write_json
 from tests.disks import full_disk
 from tests.kept import Killed, MortalGrid, bits, build, journal_app, start
 from tests.toys import load_toy_party

@@ -160,7 +160,9 @@ def journal(member: Member) -> list[dict[str, Any]]:
 def same_model(report: dict[str, Any], strategy: KnowledgeStrategy[Any]) -> bool:
     """Return whether a run's model has the bits of one that was made in this process."""
     expected = strategy.model_.to_arrays()  # type: ignore[attr-defined]
-    with np.load(Path(report["folder"]) / "model.npz", allow_pickle=False) as written:
+    with np.load(
+        Path(report["folder"]) / "model" / "arrays.npz", allow_pickle=False
+    ) as written:
         return set(written) == set(expected) and all(
             written[name].tobytes() == array.tobytes() for name, array in expected.items()
         )

@@ -1,16 +1,25 @@
 """The simulated federation as a Flower app that writes its models, to compare their bits."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from clients import client_app
+from clients.array_files import write_arrays
 from fl_strategies import Learner, Party
+from fl_strategies.core.protocols import require_portable
+from fl_strategies.exceptions import UnsupportedLearner
 from simulations.client_app import load_party
 from simulations.config import Settings
-from simulations.deploy.server_app import write_model
 from simulations.experiment import load_federation
+
+
+def write_model(model: Learner, path: Path) -> None:
+    """Write the arrays of a model; one without an array form has no file."""
+    with suppress(UnsupportedLearner):
+        write_arrays(require_portable(model).to_arrays(), path)
 
 
 def save(model: Learner, party: Party, context: Context) -> None:

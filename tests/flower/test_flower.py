@@ -61,7 +61,7 @@ def test_the_simulation_engine_gives_the_same_result(
     tmp_path: Path, expected: dict[str, Any]
 ) -> None:
     """`flwr run` on Ray ends in the numbers of the in-process runner, and leaves nothing."""
-    report = run_with_flower(settings(tmp_path))
+    report, _ = run_with_flower(settings(tmp_path))
 
     same_outcome(report, expected)
     assert running("flower-superlink", str(tmp_path)) == []
@@ -74,7 +74,7 @@ def test_supernodes_give_the_same_result(tmp_path: Path, expected: dict[str, Any
         port = superlink.port
         for i in range(NUM_PARTIES):
             superlink.start_supernode({"partition-id": i, "num-partitions": NUM_PARTIES})
-        report = run_and_read(superlink, settings(tmp_path))
+        report, _ = run_and_read(superlink, settings(tmp_path))
 
     same_outcome(report, expected)
     assert running(str(port)) == []

@@ -118,6 +118,9 @@ def deployed(deployment: Deployment, settings: Settings) -> Path:
     assert report["rejected"] == {}
     assert len(report["rounds"]) == settings.num_rounds
     folder = Path(report["folder"])
+    arrays = folder / "model" / "arrays.npz"
+    if arrays.exists():
+        shutil.copy(arrays, folder / "model.npz")
     for number, member in enumerate(deployment.prepared.members):
         kept = member.state / f"model-{report['run-id']}.npz"
         if kept.exists():

@@ -472,8 +472,22 @@ def test_every_event_can_be_described() -> None:
 
     assert "training by DP-SGD (30 steps, noise multiplier 2" in text
     assert "secret sample of 5 of 1000 records" in text
+    assert text.startswith("In short: a record is used in the clear with chance 0.5 %.")
+    assert "In short" not in party
     assert "test of agreement" in party
     assert party.count("vector (") == 2
+
+
+def test_a_sample_leads_with_the_chance_to_be_in_it() -> None:
+    """The largest number of a statement without noise is its delta, so it comes first."""
+    once = SubsampleEvent(records=100, samples=30, replacement=False)
+    again = SubsampleEvent(records=10, samples=1, replacement=True)
+
+    lead = filled("example", (once, 1), delta=0.5).statement().splitlines()[0]
+    both = filled("example", (once, 1), (again, 2), delta=0.5).statement().splitlines()[0]
+
+    assert lead == "In short: a record is used in the clear with chance 30 %."
+    assert both == "In short: a record is used in the clear with chance 43.3 %."  # 1 - .7 x .81
 
 
 def test_a_mechanism_pays_before_it_looks() -> None:

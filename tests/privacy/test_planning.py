@@ -206,6 +206,22 @@ def test_remedies_are_the_nearest_values_that_work(planner: Any, facts: Any) -> 
         assert less.problem(other), remedy
 
 
+def test_leads_over_every_class_may_be_stated() -> None:
+    """Then nothing is assumed: noisy counts keep their leader as often as foretold."""
+    rng = np.random.default_rng(0)
+    counts = np.array([[50.0, 40.0, 5.0, 0.0], [30.0, 29.0, 28.0, 0.0]])
+    ordered = -np.sort(-counts, axis=1)
+    facts = Facts(**{**FACTS, "margins": (ordered[:, :1] - ordered[:, 1:]).tolist()})
+
+    drawn = counts[:, None] + rng.normal(size=(2, DRAWS, 4)) * 10.0
+    kept = (drawn.argmax(axis=2) == 0).mean()
+
+    assert facts.right_labels("gaussian", 10.0, 1.0) == pytest.approx(kept, abs=0.005)
+    assert with_knob(Answers(), facts, "num_classes", 2)[1].margins == ((10.0,), (1.0,))
+    with pytest.raises(InvalidParameter, match="one number for every class but the first"):
+        Facts(**{**FACTS, "margins": [[0.1, 0.2]]})
+
+
 def test_the_best_plan_trusts_the_server_only_if_it_must() -> None:
     """A trusted server's plan has more worth and is taken only where no other works."""
     found = plans()
@@ -234,7 +250,7 @@ def test_the_output_states_its_assumptions_and_what_would_work() -> None:
     [
         ({"target_epsilon": 0.0}, "plan: target_epsilon must be"),
         ({"num_classes": 1}, "plan: num_classes must be"),
-        ({"margins": ()}, "plan: margins must be from 1 to a million numbers, got 0"),
+        ({"margins": ()}, "plan: margins must be from 1 to a million, got 0"),
         ({"margins": (0.5, -0.1)}, "plan: margins must be from 0 to 1000"),
         ({"margins": (math.nan,)}, "plan: margins must be from 0 to 1000"),
         ({"unit": "village"}, "plan: unit must be party or example"),

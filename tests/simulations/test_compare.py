@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fl_strategies.exceptions import InvalidParameter, NotEnoughParties
-from simulations import __main__ as command
+from simulations import running
 from simulations.__main__ import main
 from simulations.compare import Comparison, run_comparison
 from simulations.compare_advice import recommend
@@ -54,7 +54,7 @@ def compare(folder: Path, *options: str) -> int:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Count what the real runner is asked for: strategies, and baselines."""
     asked: list[str] = []
-    local, solo = command.run_local, Federation.judge_parties
+    local, solo = running.run_local, Federation.judge_parties
 
     def count_run(strategy: Any, *arguments: Any, **options: Any) -> Any:
         asked.append(strategy.name)
@@ -64,7 +64,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append("baselines")
         return solo(federation, num_workers)
 
-    monkeypatch.setattr(command, "run_local", count_run)
+    monkeypatch.setattr(running, "run_local", count_run)
     monkeypatch.setattr(Federation, "judge_parties", count_solo)
     return asked
 
@@ -140,7 +140,7 @@ def test_a_stopped_comparison_keeps_what_is_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ctrl-C in the middle of the last run costs this run alone."""
-    finished = command.run_local
+    finished = running.run_local
 
     def interrupted(strategy: Any, *arguments: Any, **options: Any) -> Any:
         if strategy.name == "fedkd":
@@ -148,7 +148,7 @@ def test_a_stopped_comparison_keeps_what_is_finished(
         return finished(strategy, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(command, "run_local", interrupted)
+        patch.setattr(running, "run_local", interrupted)
         assert compare(tmp_path, "--strategy=fedkt,fedkd") == 130
     assert "the same command resumes" in capsys.readouterr().err
     assert runs == ["baselines", "fedkt"]

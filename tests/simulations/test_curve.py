@@ -10,6 +10,7 @@ import pytest
 
 from fl_strategies.exceptions import InvalidParameter, NotEnoughParties
 from simulations import __main__ as command
+from simulations import running
 from simulations.__main__ import main
 from simulations.config import Settings, options_of
 from simulations.curve import REFERENCES, plan_curves, run_curves
@@ -59,13 +60,13 @@ def read_strictly(path: Path) -> Any:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Record what the real runner is asked for."""
     asked: list[tuple[str, int]] = []
-    local = command.run_local
+    local = running.run_local
 
     def count(strategy: Any, *arguments: Any, **options: Any) -> Any:
         asked.append((strategy.name, strategy.seed))
         return local(strategy, *arguments, **options)
 
-    monkeypatch.setattr(command, "run_local", count)
+    monkeypatch.setattr(running, "run_local", count)
     return asked
 
 
@@ -114,7 +115,7 @@ def test_a_stop_costs_the_run_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is one sentence, and the same command resumes."""
-    finished = command.run_local
+    finished = running.run_local
 
     def interrupted(strategy: Any, *arguments: Any, **options: Any) -> Any:
         if len(runs) == 5:
@@ -122,7 +123,7 @@ def test_a_stop_costs_the_run_it_ends(
         return finished(strategy, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(command, "run_local", interrupted)
+        patch.setattr(running, "run_local", interrupted)
         assert curve(tmp_path) == 130
     assert "the same command resumes.\n" in capsys.readouterr().err
     assert len(read_strictly(tmp_path / "kept.json")["outcomes"]) == 6
@@ -167,7 +168,7 @@ def test_every_variant_protects_its_unit(variant: Variant, tmp_path: Path) -> No
         draws=1,
     )
     curves = replace(plan, references=())
-    results = run_curves(curves, command._run_once, tmp_path / "kept.json", lambda _: None)
+    results = run_curves(curves, command.run_once, tmp_path / "kept.json", lambda _: None)
 
     assert results.failed == {}
     (line,) = summarise_curves(curves, results).curves

@@ -12,7 +12,9 @@ from simulations.client_app import app
 from simulations.config import Settings
 from simulations.experiment import load_federation
 from simulations.local import run_local
-from simulations.report import make_report, percent, render, summarise, table, write_report
+from simulations.report import make_report, percent, render, summarise, table
+from simulations.run_folder import write_report
+from simulations.strict_json import read_json
 
 SETTINGS = Settings.of(num_parties=3, num_trees=5, learner="random-forest,logistic-regression")
 
@@ -52,11 +54,14 @@ def test_the_report_has_what_readers_need(report: dict[str, Any]) -> None:
 
 
 def test_the_report_survives_json(report: dict[str, Any], tmp_path: Path) -> None:
-    """What is written is what was measured, infinities included."""
+    """What is written is what was measured, infinities included, in standard JSON."""
     path = write_report(report, str(tmp_path))
 
     assert path.name == "result.json"
-    assert json.loads(path.read_text()) == report
+    plain = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert plain["epsilon-party"] is None
+    assert plain["epsilon-party-unbounded"] is True
+    assert read_json("test", path) == report
 
 
 def test_two_reports_do_not_overwrite_each_other(

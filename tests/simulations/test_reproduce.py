@@ -65,7 +65,10 @@ def test_every_row_runs_once_a_seed(tmp_path: Path) -> None:
 
     asked = [(settings.num_parties, settings.seed) for settings in runs.asked]
     assert asked == [(2, 0), (2, 1), (3, 0), (3, 1)]
-    assert lines[0] == "two parties, seed 0: 70.0"
+    assert lines[0] == "run 1 of 4: two parties, seed 0: 70.0; about 0 s left"
+    assert [line.partition(":")[0] for line in lines] == [f"run {n} of 4" for n in range(1, 5)]
+    plain = json.loads((tmp_path / "kept.json").read_text(), parse_constant=pytest.fail)
+    assert plain["outcomes"][0]["epsilon-party-unbounded"] is True
 
 
 def test_a_stopped_table_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from fl_strategies.privacy._numeric import check_count, check_delta, check_posit
 from fl_strategies.privacy.chances import chance_kept, chance_of_plurality
 from fl_strategies.privacy.events import UNITS, Noise, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
+
+Margins: TypeAlias = Sequence[float] | Sequence[Sequence[float]]
 
 DEFAULT_MARGINS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Leads of the leading class over the second, equally likely, as shares of all votes."""
@@ -42,7 +44,8 @@ class Facts:
         Leads of the leading class over the second, all equally likely, as shares of the votes
         on a row; for histograms as shares of the records of an average cell, so that
         a cell with more than others may have a lead above 1. Of further classes each has
-        the same fraction of the votes of the one before it.
+        the same fraction of the votes of the one before it. Or, instead of a number, the
+        leads over every other class.
     """
 
     target_epsilon: float
@@ -53,7 +56,7 @@ class Facts:
     unit: Unit = "example"
     num_columns: int | None = None
     delta: float = DEFAULT_DELTA
-    margins: Sequence[float] = DEFAULT_MARGINS
+    margins: Margins = DEFAULT_MARGINS
 
     def __post_init__(self) -> None:
         """Check the facts."""
@@ -69,13 +72,27 @@ class Facts:
         if self.num_columns is not None:
             check_count(_OWNER, "num_columns", self.num_columns, least=1)
         require(self.unit in UNITS, _OWNER, "unit", " or ".join(UNITS), self.unit)
-        margins = tuple(float(value) for value in self.margins)
-        some, rule = 0 < len(margins) <= _MOST_MARGINS, "from 1 to a million numbers"
-        require(some, _OWNER, "margins", rule, len(margins))
-        inside = all(0 <= value <= _LARGEST_MARGIN for value in margins)
+        object.__setattr__(self, "margins", self._checked_margins())
+
+    def _checked_margins(self) -> Margins:
+        some, rule = 0 < len(self.margins) <= _MOST_MARGINS, "from 1 to a million"
+        require(some, _OWNER, "margins", rule, len(self.margins))
+        leads = np.asarray(self.margins, dtype=np.float64)
+        shaped = leads.ndim == 1 or leads.shape[1:] == (self.num_classes - 1,)
+        rule = "numbers, or one number for every class but the first"
+        require(shaped, _OWNER, "margins", rule, leads.shape)
+        inside = bool(((leads >= 0) & (leads <= _LARGEST_MARGIN)).all())
         rule = f"from 0 to {_LARGEST_MARGIN:g}"
-        require(inside, _OWNER, "margins", rule, (min(margins), max(margins)))
-        object.__setattr__(self, "margins", margins)
+        require(inside, _OWNER, "margins", rule, (leads.min(), leads.max()))
+        kept = leads.tolist()
+        return tuple(kept) if leads.ndim == 1 else tuple(map(tuple, kept))
+
+    def _gaps(self) -> tuple[FloatArray, FloatArray, Array]:
+        """Return different leads over other classes, how many each is for, and how often."""
+        leads, counts = np.unique(np.asarray(self.margins), axis=0, return_counts=True)
+        if leads.ndim == 1:
+            return (*spread_gaps(leads, self.num_classes), counts)
+        return leads, np.ones(leads.shape[1]), counts
 
     @property
     def all_records(self) -> int:
@@ -87,15 +104,14 @@ class Facts:
 
         Exact for the mechanism on the stated margins of so many votes or records.
         """
-        margins, counts = np.unique(self.margins, return_counts=True)
-        gaps, times = spread_gaps(margins, self.num_classes)
+        gaps, times, counts = self._gaps()
         kept = chance_kept(noise, num_votes * gaps, scale, times)
         return float(np.average(kept, weights=counts))
 
     def right_pluralities(self, kept: float) -> float:
         """Return the same where every party's own vote is kept with a chance."""
-        margins, counts = np.unique(self.margins, return_counts=True)
-        gaps, _ = spread_gaps(np.minimum(margins, 1), self.num_classes)
+        gaps, _, counts = self._gaps()
+        gaps = np.minimum(gaps, 1)
         chances = [
             chance_of_plurality(_whole_votes(row, self.num_parties), kept, self.num_classes)
             for row in gaps

@@ -243,4 +243,10 @@ def with_knob(planner: Planner, facts: Facts, knob: str, value: float) -> tuple[
         records = max(facts.num_records, int(value))
         return replace(planner, most_teachers=int(value)), replace(facts, num_records=records)
     kept = {item.name: getattr(facts, item.name) for item in fields(facts)}
+    if knob == "num_classes":
+        # Of stated leads over every class, those of the classes that are left.
+        kept["margins"] = [
+            lead if isinstance(lead, float) else lead[: int(value) - 1]
+            for lead in facts.margins
+        ]
     return planner, Facts(**{**kept, knob: value})

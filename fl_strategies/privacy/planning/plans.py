@@ -1,14 +1,16 @@
 """What every private strategy can do under some facts, and which to take."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
+
+import numpy as np
 
 from fl_strategies.privacy.events import Noise, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, cost_of
 from fl_strategies.privacy.planning.draft import Draft, Planner
-from fl_strategies.privacy.planning.facts import DEFAULT_MARGINS, Facts
+from fl_strategies.privacy.planning.facts import DEFAULT_MARGINS, Facts, Margins
 from fl_strategies.privacy.planning.planners import PLANNERS
 from fl_strategies.privacy.planning.remedies import Remedy, remedies
 from fl_strategies.privacy.planning.rules import FEWEST_QUERIES_PER_CLASS
@@ -143,7 +145,7 @@ def plan(
     num_columns: int | None = None,
     unit: Unit = "example",
     delta: float = DEFAULT_DELTA,
-    margins: Sequence[float] = DEFAULT_MARGINS,
+    margins: Margins = DEFAULT_MARGINS,
 ) -> Plans:
     """Say what every private strategy can do, before anything is spent.
 
@@ -221,11 +223,11 @@ def _cost(epsilon: float) -> str:
     return f"{epsilon:.3f}" if math.isfinite(epsilon) else "inf"
 
 
-def _shown(margins: Sequence[float]) -> str:
-    if len(margins) <= 12:
-        return ", ".join(f"{value:g}" for value in margins)
-    mean = sum(margins) / len(margins)
-    return f"{len(margins)} values, {mean:.3g} on average"
+def _shown(margins: Margins) -> str:
+    leads = np.asarray(margins)
+    if leads.ndim == 1 and len(leads) <= 12:
+        return ", ".join(f"{value:g}" for value in leads)
+    return f"{len(leads)} values, {leads.mean():.3g} on average"
 
 
 def _plain(plan: Plan) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""Results as standard JSON, which has no word for infinity.
+
+A number that is not finite becomes null. Where it was infinite, such as an epsilon that
+promises nothing, a flag beside it says so: ``"epsilon-party": null`` and
+``"epsilon-party-unbounded": true``.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from fl_strategies.exceptions import InvalidData
+from fl_strategies.runtime.atomic_files import SHARED, replace_file
+
+UNBOUNDED: Final = "-unbounded"
+
+
+def finite(content: Any) -> Any:
+    """Return None for what is no finite number, and everything else as it is."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {key: finite(value) for key, value in content.items()}
+    return [*map(finite, content)] if isinstance(content, list | tuple) else content
+
+
+def flagged(content: Any) -> Any:
+    """Return content with a flag beside every infinite number, which becomes None.
+
+    Examples
+    --------
+    >>> flagged({"epsilon": math.inf, "accuracy": math.nan, "seed": 0})
+    {'epsilon': None, 'epsilon-unbounded': True, 'accuracy': None, 'seed': 0}
+    """
+    if isinstance(content, Mapping):
+        told: dict[str, Any] = {}
+        for key, value in content.items():
+            told[key] = flagged(value)
+            if isinstance(value, float) and math.isinf(value):
+                told[f"{key}{UNBOUNDED}"] = True
+        return told
+    return [*map(flagged, content)] if isinstance(content, list | tuple) else finite(content)
+
+
+def unflagged(content: Any) -> Any:
+    """Undo `flagged`; what was not a number stays None."""
+    if isinstance(content, Mapping):
+        told = {key: unflagged(v) for key, v in content.items() if not _is_flag(key, content)}
+        return {
+            key: math.inf
+            if content.get(f"{key}{UNBOUNDED}") is True and value is None
+            else value
+            for key, value in told.items()
+        }
+    return [*map(unflagged, content)] if isinstance(content, list) else content
+
+
+def _is_flag(key: str, content: Mapping[str, Any]) -> bool:
+    return key.endswith(UNBOUNDED) and key.removesuffix(UNBOUNDED) in content
+
+
+def write_json(content: Mapping[str, Any], path: Path) -> None:
+    """Write results for programs, all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(flagged(content), indent=2, allow_nan=False)
+    replace_file(path, f"{text}\n".encode(), SHARED)
+
+
+def read_json(owner: str, path: Path) -> dict[str, Any]:
+    """Read what `write_json` wrote, infinities included."""
+    try:
+        content = unflagged(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = f"{path} must be a result of a run, got: {error}."
+        raise InvalidData(f"{owner}: {reason}") from error
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise InvalidData(f"{owner}: {path} must be an object of JSON, got {kind}.")
+    return content

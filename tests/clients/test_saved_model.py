@@ -1,0 +1,333 @@
+"""Models as folders: what is read is what was written, and nothing else is believed."""
+
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xgboost
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from sklearn.tree import DecisionTreeClassifier
+from torch import nn
+
+from clients import ModelCard, SklearnLearner, TorchLearner, load_model, save_model
+from clients.array_files import read_arrays, write_arrays
+from clients.saved_model import member_folder, save_committee
+from fl_strategies.aggregation.ensembles import MeanEnsemble
+from fl_strategies.arrays import Array
+from fl_strategies.exceptions import InvalidData, StrategyError, UnsupportedLearner
+from simulations.model_options import ModelOptions
+from simulations.models import learner_factory
+
+SMALL = ModelOptions(num_trees=3, boosting_rounds=3, epochs=1, reveal_rows=True)
+X = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
+Y = np.arange(24) % 3
+NAMES = (
+    "decision-tree",
+    "extra-trees",
+    "logistic-regression",
+    "xgboost",
+    "xgboost-scores",
+    "forest-scores",
+    "kernel-ridge",
+    "ridge",
+    "mlp",
+)
+
+
+def card(name: str = "decision-tree", **changes: Any) -> ModelCard:
+    told = {"row_shape": (6,), "classes": ("a", "b", "c"), "settings": SMALL.to_config()}
+    return ModelCard(learner=name, **{**told, **changes})
+
+
+def saved(folder: Path, name: str = "decision-tree") -> Any:
+    """Write a fitted model and return it."""
+    make = learner_factory(name, row_shape=(6,), num_classes=3, settings=SMALL)
+    model = make().fit(X, Y, rng=np.random.default_rng(1))
+    save_model(model, folder, card(name))
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_read_by_one_call(name: str, tmp_path: Path) -> None:
+    """Scores are the same to the bit, whatever the learner, in the run's folder too."""
+    model = saved(tmp_path / "model", name)
+
+    assert np.array_equal(load_model(tmp_path).logits(X), model.logits(X))
+    assert np.array_equal(load_model(tmp_path / "model").predict(X), model.predict(X))
+
+
+def test_several_labels_are_read_too(tmp_path: Path) -> None:
+    """The task is part of what a model is."""
+    labels = np.random.default_rng(1).integers(0, 2, size=(24, 3))
+    make = learner_factory(
+        "decision-tree", row_shape=(6,), num_classes=3, settings=SMALL, task="multi-label"
+    )
+    model = make().fit(X, labels, rng=np.random.default_rng(1))
+    save_model(model, tmp_path, card(task="multi-label"))
+
+    assert np.array_equal(load_model(tmp_path).predict(X), model.predict(X))
+
+
+def test_xgboost_reads_its_own_file(tmp_path: Path) -> None:
+    """Whoever has XGBoost alone can use the model."""
+    model = saved(tmp_path, "xgboost")
+    booster = xgboost.Booster()
+    booster.load_model(tmp_path / "xgboost.json")
+
+    found = booster.inplace_predict(X)
+
+    assert np.array_equal(found.argmax(axis=1), model.predict(X))
+
+
+def test_torch_reads_its_own_file_without_unpickling(tmp_path: Path) -> None:
+    """The state dict fits the module, and `weights_only` is enough."""
+    model = saved(tmp_path, "mlp")
+
+    state = torch.load(tmp_path / "state_dict.pt", weights_only=True)
+
+    for name, array in model.to_arrays().items():
+        assert np.array_equal(np.asarray(state[name]), array)
+
+
+def test_a_network_of_ones_own_needs_its_factory(tmp_path: Path) -> None:
+    """A name that the catalogue does not have is refused, unless the factory is given."""
+
+    def make() -> TorchLearner:
+        return TorchLearner(lambda: nn.Linear(6, 3), num_classes=3, epochs=1)
+
+    model = make().fit(X, Y, rng=np.random.default_rng(0))
+    save_model(model, tmp_path, card("mine"))
+
+    assert np.array_equal(load_model(tmp_path, make).logits(X), model.logits(X))
+    with pytest.raises(InvalidData, match=r"model\.json must name a learner\. .* got 'mine'"):
+        load_model(tmp_path)
+
+
+def test_a_model_without_an_array_form_is_not_written(tmp_path: Path) -> None:
+    """Nothing is left of the attempt."""
+    model = SklearnLearner(SVC(), num_classes=3).fit(X, Y, rng=np.random.default_rng(0))
+
+    with pytest.raises(UnsupportedLearner):
+        save_model(model, tmp_path / "model", card("svm"))
+
+    assert not (tmp_path / "model").exists()
+
+
+def test_equal_models_are_equal_files(tmp_path: Path) -> None:
+    """No date and no order of writing is in them."""
+    for name in ("a", "b"):
+        saved(tmp_path / name)
+
+    first, second = ((tmp_path / n / "arrays.npz").read_bytes() for n in ("a", "b"))
+    assert first == second
+
+
+def test_numpy_reads_the_arrays(tmp_path: Path) -> None:
+    """The archive is an ordinary one, numbers without sides included."""
+    arrays = {
+        "step-0/mean": np.arange(3.0),
+        "count": np.array(7),
+        "file": np.eye(2, dtype=bool),
+    }
+    write_arrays(arrays, tmp_path / "a.npz")
+
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as found:
+        assert {name: found[name].tolist() for name in found} == {
+            name: array.tolist() for name, array in arrays.items()
+        }
+    assert read_arrays("test", tmp_path / "a.npz")["count"].shape == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"format": 2}, "format must be 1, got 2"),
+        ({"learner": "../models"}, "must name a learner"),
+        ({"learner": 3}, "learner must be of type str, got 3"),
+        ({"settings": {"num-trees": "many"}}, "must name a learner"),
+        ({"row-shape": []}, "row-shape must be whole numbers"),
+        ({"row-shape": [2**21]}, "row-shape must be whole numbers"),
+        ({"row-shape": [True]}, "row-shape must be whole numbers"),
+        ({"classes": ["a", 2, "c"]}, "classes must be names"),
+        ({"classes": ["a", "b"]}, "SklearnLearner"),
+        ({"task": "anything"}, "task must be one of single-label"),
+        ({"code": "import os"}, "model.json must be an object with format"),
+    ],
+)
+def test_a_description_that_is_not_one_is_refused(
+    change: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    """One sentence says what is wrong with it."""
+    saved(tmp_path)
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+
+    with pytest.raises(StrategyError) as error:
+        load_model(tmp_path)
+
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"format": NaN}', "[" * 100_000])
+def test_a_description_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
+    """Broken, endless and foreign JSON end in a sentence too."""
+    saved(tmp_path)
+    (tmp_path / "model.json").write_text(text)
+
+    with pytest.raises(InvalidData, match=r"load_model: model\.json must be"):
+        load_model(tmp_path)
+
+
+def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
+    """The sentence names what was looked for."""
+    with pytest.raises(InvalidData, match=r"path must be a folder with model\.json"):
+        load_model(tmp_path)
+
+
+def archive(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as written:
+        for name, content in members.items():
+            written.writestr(f"{name}.npy", content)
+    return file.getvalue()
+
+
+def array_bytes(array: Array) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+class Bomb:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.path,)
+
+
+def compressed(_: Path) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, x=np.zeros(10**6))
+    return file.getvalue()
+
+
+def claimed(_: Path) -> bytes:
+    header = array_bytes(np.zeros(4)).replace(b"(4,)", b"(9,)")
+    return archive(x=header)
+
+
+HOSTILE: dict[str, Callable[[Path], bytes]] = {
+    "nothing": lambda _: b"",
+    "no archive": lambda _: b"PK\x03\x04 and so on",
+    "a pickle": lambda path: pickle.dumps(Bomb(path)),
+    "objects": lambda path: archive(x=array_bytes(np.array([Bomb(path)], dtype=object))),
+    "compressed": compressed,
+    "more than there is": claimed,
+    "words": lambda _: archive(x=array_bytes(np.array(["a", "b"]))),
+    "another array": lambda _: archive(x=array_bytes(np.zeros(4))),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_arrays_are_refused(kind: str, tmp_path: Path) -> None:
+    """One sentence, no memory, and nothing is executed."""
+    saved(tmp_path)
+    (tmp_path / "arrays.npz").write_bytes(HOSTILE[kind](tmp_path / "mark"))
+
+    with pytest.raises(StrategyError) as error:
+        load_model(tmp_path)
+
+    assert "must be" in str(error.value)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_network_larger_than_its_arrays_is_not_built(tmp_path: Path) -> None:
+    """A million inputs would take 400 MB before a learner compares shapes."""
+    saved(tmp_path, "mlp")
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "row-shape": [2**20]}))
+
+    with pytest.raises(InvalidData, match=r"the arrays must be 104\d+ numbers"):
+        load_model(tmp_path)
+
+
+def test_a_pipeline_of_ones_own_is_read(tmp_path: Path) -> None:
+    """Own scikit-learn models travel with their factory."""
+
+    def make() -> SklearnLearner:
+        steps = make_pipeline(StandardScaler(), DecisionTreeClassifier())
+        return SklearnLearner(steps, num_classes=3)
+
+    model = make().fit(X, Y, rng=np.random.default_rng(0))
+    save_model(model, tmp_path, card("mine"))
+
+    assert np.array_equal(load_model(tmp_path, make).logits(X), model.logits(X))
+
+
+def committee(folder: Path, **settings: Any) -> None:
+    """Write a mean of two trees; settings replace those of its description."""
+    members = [saved(member_folder(folder, number)) for number in range(2)]
+    save_committee(MeanEnsemble(members, num_classes=3, task="single-label"), folder, card())
+    path = folder / "model.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, **settings}))
+
+
+def test_a_mean_is_read_with_all_its_members(tmp_path: Path) -> None:
+    """Two equal members say what each of them says."""
+    committee(tmp_path)
+
+    assert np.array_equal(
+        load_model(tmp_path).predict(X), load_model(tmp_path / "member-0").predict(X)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"settings": {}}, "members must be from 1 to"),
+        ({"settings": {"members": 10**9}}, "members must be from 1 to"),
+        ({"settings": {"members": 3}}, "path must be a folder with model.json"),
+        ({"classes": ["a", "b"]}, "members must be of 2 classes"),
+        (
+            {"learner": "signed-sum-of-members", "settings": {"members": 2, "signs": "++"}},
+            "signs must be 1 and -1",
+        ),
+        (
+            {"learner": "signed-sum-of-members", "settings": {"members": 2, "signs": [1, 5]}},
+            "signs must be 1 and -1",
+        ),
+    ],
+)
+def test_a_committee_that_is_none_is_refused(
+    change: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    """One sentence says what is wrong with it."""
+    committee(tmp_path, **change)
+
+    with pytest.raises(StrategyError) as error:
+        load_model(tmp_path)
+
+    assert sentence in str(error.value)
+
+
+def test_a_member_is_no_committee(tmp_path: Path) -> None:
+    """A folder that contains itself by a link would never be read to its end."""
+    committee(tmp_path)
+    member = tmp_path / "member-1"
+    (member / "model.json").write_text((tmp_path / "model.json").read_text())
+
+    with pytest.raises(InvalidData, match="must name a learner"):
+        load_model(tmp_path)
