@@ -1,6 +1,5 @@
 """The side of the server."""
 
-import numpy as np
 from fl_strategies import FedKT
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -20,4 +19,4 @@ def main(grid: Grid, context: Context) -> None:
 
     strategy.start(grid, initial_arrays=ArrayRecord(), num_rounds=num_rounds)
 
-    np.savez("final_model.npz", **strategy.model_.to_arrays())
+    strategy.model_.booster.save_model("final_model.json")
