@@ -3,13 +3,13 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 AUDIT := .venv-audit
-SOURCES := fl_strategies clients simulations tests benchmarks
+SOURCES := fl_strategies clients simulations tests benchmarks examples apps
 USUAL := not paper and not deployment and not faults and not slow
 
 PARTIES := tests/attacks tests/clients tests/fuzz tests/simulations
 PROCESSES := tests/flower tests/faults
 
-.PHONY: install run test test-logic test-parties test-processes lint test-slow test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean
+.PHONY: install run test test-logic test-parties test-processes lint test-slow test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples
 
 install: $(INSTALLED)
 
@@ -84,6 +84,10 @@ audit: install
 
 licences: install
 	$(PYTHON) -m tests.licences
+
+# All examples and apps, also by `flwr build` and `flwr run`; about five minutes.
+examples: install
+	$(PYTHON) -m pytest tests/examples
 
 # The published and promised figures; needs FL_STRATEGIES_DATA (see docs/getting_started.md) and about an hour.
 paper: install

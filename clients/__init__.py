@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clients.app import client_app
     from clients.checks import check_learner
+    from clients.dealt_data import party_loader
     from clients.forest_scores import ForestScores
     from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
     from clients.multilabel import MultiLabelLearner
@@ -38,6 +39,7 @@ __all__ = [
     "client_app",
     "crop_and_flip",
     "load_model",
+    "party_loader",
     "save_model",
 ]
 
@@ -57,6 +59,7 @@ _MODULES = {
     "client_app": "clients.app",
     "crop_and_flip": "clients.torch_augment",
     "load_model": "clients.saved_model",
+    "party_loader": "clients.dealt_data",
     "save_model": "clients.saved_model",
 }
 

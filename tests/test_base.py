@@ -309,3 +309,21 @@ def test_whole_numbers_among_figures_end_no_run(told: int, read: float) -> None:
     assert isinstance(figures, list)
     assert figures[1] == pytest.approx(read, nan_ok=True)
     assert all(isinstance(figure, float) and 0 <= figure <= 1 for figure in figures[2:])
+
+
+def test_a_users_evaluation_gets_arrays_that_make_the_model() -> None:
+    """It is not called before there is a model, where loading arrays would end the run."""
+    seen = {}
+
+    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
+        named = {name: array.numpy() for name, array in arrays.items()}
+        model = CentroidLearner().from_arrays(named)
+        seen[number] = model.predict(PUBLIC).tolist()
+        return MetricRecord({"rows": len(PUBLIC)})
+
+    strategy = toy_fedkt(num_parties=2)
+    grid = InMemoryGrid(client_app(load_toy_party), 2)
+    result = strategy.start(grid, ArrayRecord(), num_rounds=1, evaluate_fn=evaluate)
+
+    assert seen == {1: strategy.model_.predict(PUBLIC).tolist()}
+    assert sorted(result.evaluate_metrics_serverapp) == [1]

@@ -28,7 +28,7 @@ from fl_strategies.exceptions import (
     require,
 )
 from fl_strategies.runtime.connections import wait_for_parties
-from fl_strategies.runtime.runs import EvaluateFn, KeptRun, Run
+from fl_strategies.runtime.runs import EvaluateFn, KeptRun, Run, once_there_is_a_model
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,
@@ -157,6 +157,8 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         """Run some rounds; see Flower's `Strategy.start`. Raise `RunFailed` without a result.
 
         `initial_arrays` are for strategies that continue from a model; others refuse any.
+        `evaluate_fn` gets the arrays of the final model by the names that `to_arrays` gives
+        them, for a network those of its state; before there are any it is not called.
         With a checkpoint `num_rounds` counts from the beginning of the run, and rounds that
         are over are not repeated.
         """
@@ -169,7 +171,8 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         )
         if initial_arrays:
             self.warm_start(decode_arrays(initial_arrays, self.max_reply_bytes))
-        result = self.run.execute(self, begin, grid, num_rounds, evaluate_fn)
+        judged = evaluate_fn and once_there_is_a_model(evaluate_fn)
+        result = self.run.execute(self, begin, grid, num_rounds, judged)
         self.require_result()
         return result
 

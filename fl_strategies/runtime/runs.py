@@ -196,6 +196,18 @@ def _whole(result: Result, done: int, history: Mapping[str, Mapping[int, Any]]) 
     return result
 
 
+def once_there_is_a_model(evaluate: EvaluateFn) -> EvaluateFn:
+    """Spare a user's function Flower's round 0 where no model was there to begin with.
+
+    Whoever loads arrays into a model would fail there, and end the run.
+    """
+
+    def careful(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        return evaluate(number, arrays) if number or arrays else None
+
+    return careful
+
+
 def _counted_from(done: int, evaluate: EvaluateFn) -> EvaluateFn:
     """Let rounds be counted from the beginning of a resumed run; round 0 is over."""
 

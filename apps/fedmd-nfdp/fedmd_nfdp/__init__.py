@@ -1,0 +1,1 @@
+"""FedMD in which each party uses a small secret sample of its records."""

@@ -1,0 +1,1 @@
+"""A classifier from one noisy histogram of each party, with differential privacy."""

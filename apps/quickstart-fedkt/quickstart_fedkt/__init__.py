@@ -1,0 +1,1 @@
+"""One round of federated learning between different models, by FedKT."""

@@ -1,0 +1,8 @@
+"""The side of a node."""
+
+from clients import client_app, party_loader
+
+from xgboostexample.task import get_model, load_data, load_split
+
+public, _ = load_split("test")
+app = client_app(party_loader(load_data, public=public, num_classes=2, learner_fn=get_model))
