@@ -96,6 +96,7 @@ def plan_curves(
     budgets: Sequence[float],
     seeds: Sequence[int],
     draws: int,
+    compared: Sequence[str] = REFERENCES,
 ) -> Curves:
     """Find out what runs; a variant that refuses a budget is kept with its reason.
 
@@ -110,6 +111,8 @@ def plan_curves(
         Epsilons.
     seeds : sequence of int
     draws : int
+    compared : sequence of str
+        Which of `REFERENCES` also run without privacy.
     """
     refuse_settings(OWNER, given, NOT_HERE)
     require(draws >= 1, OWNER, "draws", "at least 1", draws)
@@ -121,7 +124,10 @@ def plan_curves(
     points = [
         _point(variant, budget, whole, federation) for variant in variants for budget in budgets
     ]
-    references, excluded = _references(whole, federation)
+    for name in compared:
+        rule = f"one of {', '.join(REFERENCES)}"
+        require(name in REFERENCES, OWNER, "references", rule, name)
+    references, excluded = _references(whole, federation, compared)
     return Curves(whole, tuple(seeds), unit, draws, tuple(points), references, excluded)
 
 
@@ -133,12 +139,12 @@ def _point(variant: Variant, budget: float, given: Given, federation: Federation
 
 
 def _references(
-    given: Given, federation: Federation
+    given: Given, federation: Federation, compared: Sequence[str]
 ) -> tuple[tuple[Entry, ...], dict[str, str]]:
     """Return the entries without privacy and, by name, why one of them does not fit."""
     plain = {k: value for k, value in given.items() if k.split(".")[-1] not in OF_NOISE}
     entries, excluded = [], {}
-    for name in REFERENCES:
+    for name in compared:
         draft = Draft(f"{name}, no privacy", {"strategy": name})
         try:
             entries.append(fit(draft, plain, federation))

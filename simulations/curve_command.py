@@ -18,7 +18,7 @@ from simulations.arguments import (
     seeds_of,
 )
 from simulations.config import Settings
-from simulations.curve import OWNER, Curves, find_variants, plan_curves, run_curves
+from simulations.curve import OWNER, REFERENCES, Curves, find_variants, plan_curves, run_curves
 from simulations.curve_figure import draw_curves
 from simulations.curve_section import write_section
 from simulations.curve_table import markdown, summarise_curves, to_json
@@ -39,6 +39,7 @@ TOLD: Final = (
     "strategy",
     "seeds",
     "draws",
+    "references",
 )
 """Options that decide figures, in the order in which they are told."""
 DESCRIPTION: Final = """\
@@ -81,6 +82,11 @@ def add_curve(
         default=3,
         metavar="N",
         help="runs of every seed and epsilon, each with new noise (default: 3)",
+    )
+    parser.add_argument(
+        "--references",
+        metavar="NAMES",
+        help=f"without privacy, of {', '.join(REFERENCES)} (default: all)",
     )
     _add_outputs(parser)
     parser.set_defaults(command=partial(_curve, run))
@@ -130,6 +136,7 @@ def _plan(options: argparse.Namespace, given: Given, names: Sequence[str]) -> Cu
         budgets=budgets_of(OWNER, "epsilons", options.epsilons),
         seeds=seeds_of(OWNER, options.seeds),
         draws=options.draws,
+        compared=names_of(options.references) or REFERENCES,
     )
 
 
