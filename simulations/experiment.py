@@ -89,6 +89,9 @@ class Federation:
         """Models of the parties, taken in turn: those asked for, or some that fit."""
         if self.settings.learner_names:
             return self.settings.learner_names
+        if not self.kind.parties_train and not self.settings.solo:
+            # Nothing is trained at a party, nor to compare: no other library need be loaded.
+            return (self.final_learner,)
         if self.kind.same_learner:
             return (
                 self.settings.final_learner

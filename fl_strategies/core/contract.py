@@ -50,6 +50,8 @@ class Contract(ABC, Generic[T]):
     """Whether all parties and the server need the same kind of model."""
     relays_models: ClassVar[bool] = False
     """Whether parties' models travel, so that the server must be able to rebuild them."""
+    parties_train: ClassVar[bool] = True
+    """Whether parties train models of their own."""
     party_learner_needs: ClassVar[tuple[type, ...]] = ()
     """Protocols beyond `Learner` that the parties' models must have."""
     final_learner_needs: ClassVar[tuple[type, ...]] = ()

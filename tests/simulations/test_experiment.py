@@ -73,6 +73,15 @@ def test_a_strategy_may_have_a_final_model_of_its_own() -> None:
     assert names == ["random-features", "mlp"]
 
 
+def test_parties_that_train_nothing_need_no_other_model() -> None:
+    """Unless each is to be trained alone, to compare."""
+    settings = Settings.of(strategy="fedregression", num_parties=2)
+    names = [load_federation(settings.but(solo=solo)).learner_names for solo in (False, True)]
+
+    assert names[0] == ("logistic-regression",)
+    assert len(names[1]) > 1
+
+
 def test_a_node_beyond_the_federation_is_refused() -> None:
     """A sixth node of five finds no data."""
     with pytest.raises(InvalidParameter, match="partition-id must be from 0 to 4, got 5"):

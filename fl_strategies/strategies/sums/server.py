@@ -69,6 +69,7 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
     options_type: ClassVar[type[SumOptions]] = SumOptions
     reply_kind = SUMS
     last_round = 1
+    parties_train = False
     options: SumOptions
     open_setting: ClassVar[str]
     """What decides how detailed the sums are, unless it is left open."""
