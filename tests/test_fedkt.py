@@ -327,7 +327,7 @@ def test_a_party_refuses_unreasonable_requests(change: dict[str, Any]) -> None:
         ({"max_reply_bytes": 0}, "FedKT: max_reply_bytes must be positive, got 0"),
         (
             {"fraction_trian": 1.0},
-            "FedKT: key must be a known setting, got 'fraction-trian'",
+            "FedKT: the argument must be a known one, got 'fraction_trian'",
         ),
     ],
 )
@@ -340,7 +340,7 @@ def test_bad_parameters_are_named(change: dict[str, Any], sentence: str) -> None
 def test_a_misspelt_setting_is_answered_with_the_right_one() -> None:
     """The nearest name is suggested."""
     with pytest.raises(
-        InvalidParameter, match=r"got 'num-spilts'. Did you mean 'num-splits'\?"
+        InvalidParameter, match=r"got 'num_spilts'. Did you mean 'num_splits'\?"
     ):
         toy_fedkt(num_spilts=2)
 

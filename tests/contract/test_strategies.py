@@ -435,7 +435,7 @@ def test_party_without_test_rows_still_receives(
         )
     )
 
-    result = run(build(name), app)
+    result = run(build(name), app, verbose=True)
 
     told = result.evaluate_metrics_clientapp[1]
     assert not {keys.ACCURACY, f"{keys.ACCURACY}-by-party"} & {*told}
