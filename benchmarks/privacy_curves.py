@@ -17,6 +17,7 @@ KEPT = Path("runs")
 FAST = "--references=fedhistogram,fedregression"
 SUMS = "--strategy=fedhistogram,fedregression"
 CELLS = "--strategy=fedhistogram L2"
+LINES = "--strategy=fedregression L1"
 VOTES = "--strategy=fedhistogram,fedregression,fedkt,fedmd"
 CURVES = {
     "adult_example": ("--data=adult", VOTES, "--set=num-parties=20", "0.1,0.3,1,3"),
@@ -24,7 +25,7 @@ CURVES = {
     "mnist_example": ("--data=mnist", CELLS, FAST, "--set=num-parties=10", "0.1,0.5,1,2"),
     "digits_example": ("--data=digits", "--set=num-parties=10", "0.3,1,2,4"),
     "breast-cancer_example": ("--data=breast-cancer", "--set=num-parties=6", "0.3,1,3,8"),
-    "adult_party": ("--data=adult", SUMS, FAST, "--set=num-parties=50", "0.935,1.381,3,8"),
+    "adult_party": ("--data=adult", LINES, FAST, "--set=num-parties=50", "0.935,1.381,3,8"),
     "codrna_party": ("--data=cod-rna", SUMS, FAST, "--set=num-parties=50", "1,2.059,3.664,8"),
     "mnist_party": ("--data=mnist", SUMS, FAST, "--set=num-parties=50", "1,2,4,8"),
     "digits_party": ("--data=digits", "--set=num-parties=20", "1,2,4,8"),
