@@ -3,7 +3,7 @@
 ``model.json`` has the learner's name and settings, the shape of a row, the class list and the
 task; ``arrays.npz`` what was learned. Nothing in either is code, and nothing is unpickled:
 `load_model` makes the learner anew by its name and gives it the arrays, which it checks as
-those of a stranger.
+those of untrusted files.
 """
 
 import io

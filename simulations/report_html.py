@@ -1,6 +1,6 @@
 """HTML from values: everything is escaped unless it was made here.
 
-Names of parties, reasons for exclusions and columns of data files come from strangers, so
+Names of parties, reasons for exclusions and columns of data files are untrusted, so
 there is no way to put text into a page except through `element`.
 """
 

@@ -1,7 +1,7 @@
 """A report as one page of HTML: the verdict first, and then what it rests on.
 
 Everything comes from a report and nothing else, so that the page of an old result can be
-made again. A part that a report says nothing about is left out.
+made again. A part that a report says nothing about is omitted.
 """
 
 import math
