@@ -88,6 +88,9 @@ got 'num-splits', which fedkt has.
     output_dir: str = option("runs", "folder that gets one folder of results a run")
     solo: bool = option(True, "also train each party alone, to compare")
     central: bool = option(True, "also train on the pooled data, to compare")
+    central_learner: str = option("", "model of the pooled data; empty: the final one")
+    pate: bool = option(False, "also train PATE on the pooled data, to compare")
+    public_only: bool = option(False, "also train on labelled public rows alone, to compare")
     num_workers: int = option(0, "processes of the in-process runner; 0: one a core", least=0)
     options: Options = field(default_factory=Options)
     """What is set about the strategy."""
@@ -121,7 +124,11 @@ got 'num-splits', which fedkt has.
         _ = self.party_shares
         for name in self.learner_names:
             check_learner_name(OWNER, "learner", name)
-        for key, name in (("teacher", self.teacher), ("final-learner", self.final_learner)):
+        for key, name in (
+            ("teacher", self.teacher),
+            ("final-learner", self.final_learner),
+            ("central-learner", self.central_learner),
+        ):
             if name:
                 check_learner_name(OWNER, key, name)
 

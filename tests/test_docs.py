@@ -15,11 +15,11 @@ from simulations.reproduce import (
     Row,
     Table,
     figure_of,
-    markdown,
     outcomes_of,
     read_outcomes,
     rounds_of,
 )
+from simulations.reproduce_text import markdown
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"<!-- table (\w+) -->\n\n(.*?)\n\n<!-- end -->", re.DOTALL)

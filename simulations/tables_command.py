@@ -1,0 +1,145 @@
+"""The commands ``python -m simulations table``, ``tables`` and ``figure``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fl_strategies.exceptions import MissingExtra
+from simulations.arguments import say, say_stopped, seeds_of
+from simulations.config import Settings
+from simulations.figures import draw_table
+from simulations.outputs import require_files
+from simulations.report import table as aligned
+from simulations.reproduce import (
+    ALL_CPU,
+    PAPER,
+    QUICK,
+    Runner,
+    Table,
+    outcomes_of,
+    read_outcomes,
+    run_table,
+    table_names,
+)
+from simulations.reproduce_text import markdown, write_table
+from simulations.rows_figure import draw_rows
+
+SCALES = (QUICK, PAPER)
+
+
+def add_tables(commands: Any, run: Runner) -> None:
+    """Add the commands; `run` makes one run and returns its report."""
+    one = commands.add_parser(
+        "table", help="run a table of experiments; what is finished is not run again"
+    )
+    one.add_argument("name", help="file in simulations/tables, such as fedkd_cifar10")
+    one.add_argument("--scale", choices=SCALES, default=QUICK, help="(default: quick)")
+    one.add_argument("--seeds", help="comma-separated (default: the table's own)")
+    one.add_argument(
+        "--json", type=Path, metavar="OUT", help="results so far (default: runs/<name>.json)"
+    )
+    one.set_defaults(command=lambda options: _table(options, run))
+    every = commands.add_parser("tables", help="list all tables, with their expected minutes")
+    every.add_argument(
+        "--results", type=Path, default=Path("docs/results"), help="(default: docs/results)"
+    )
+    every.set_defaults(command=_tables)
+    figure = commands.add_parser(
+        "figure", help="draw how good a table's federations are after each round"
+    )
+    figure.add_argument("name", help="file in simulations/tables, such as fedmd_letters")
+    figure.add_argument(
+        "--json", type=Path, metavar="RESULTS", help="results (default: runs/<name>.json)"
+    )
+    figure.add_argument(
+        "--png", type=Path, metavar="OUT", help="picture (default: runs/<name>.png)"
+    )
+    figure.set_defaults(command=_figure)
+
+
+def _table(options: argparse.Namespace, run: Runner) -> int:
+    experiments = Table.load(options.name, options.scale)
+    if options.seeds:
+        experiments = experiments.but(seeds=seeds_of("table", options.seeds))
+    kept = options.json or _default_path(options.name, "json")
+    require_files("table", json=kept)
+    try:
+        run_table(experiments, run, kept, _tell)
+    except KeyboardInterrupt:
+        return say_stopped(kept)
+    _tell(markdown(experiments, kept))
+    _write(experiments, kept)
+    return 0
+
+
+def _write(experiments: Table, kept: Path) -> None:
+    """Write text, summary and picture beside the results; the picture needs an extra."""
+    scale = "" if experiments.scale == QUICK else f"_{experiments.scale}"
+    base = kept.with_name(f"{kept.stem}{scale}")
+    text, summary = base.with_suffix(".md"), base.with_name(f"{base.name}_summary.json")
+    write_table(experiments, kept, text, summary)
+    picture = base.with_name(f"{base.name}_rows.png")
+    try:
+        draw_rows(experiments, kept, picture)
+    except MissingExtra as error:
+        say(f"No picture: {error}\n")
+        return
+    _tell(f"files: {text}, {summary}, {picture}")
+
+
+def _tables(options: argparse.Namespace) -> int:
+    header = ["table", "scale", "rows", "seeds", "CPU minutes"]
+    found = table_list(options.results)
+    lines = aligned(header, [line[:-1] for line in found]).splitlines()
+    for line, source in zip(lines, ["source", *(line[-1] for line in found)], strict=True):
+        _tell(f"{line}  {source}")
+    return 0
+
+
+def table_list(results: Path) -> list[list[str]]:
+    """Return a line for every table and scale."""
+    tables = [
+        Table.load(name, scale) for name in table_names() for scale in Table.load(name).scales
+    ]
+    return [
+        [
+            table.name,
+            table.scale,
+            str(len(table.rows)),
+            str(len(table.seeds)),
+            _minutes(table, results / f"{table.name}.json"),
+            table.source,
+        ]
+        for table in tables
+    ]
+
+
+def _minutes(table: Table, kept: Path) -> str:
+    """Return how long it takes: as measured, if all of it was, or as its file says."""
+    outcomes = read_outcomes(kept)
+    found = [outcomes_of(table, row, outcomes) for row in table.rows]
+    whole: Sequence[Any] = [one for several in found for one in several]
+    seconds = [one.get(ALL_CPU) or one.get("cpu-seconds") for one in whole]
+    complete = len(whole) == len(table.rows) * len(table.seeds) and None not in seconds
+    if complete:
+        return f"{sum(seconds) / 60:.0f}"
+    return "?" if table.minutes is None else f"{table.minutes:g}"
+
+
+def _figure(options: argparse.Namespace) -> int:
+    experiments = Table.load(options.name)
+    target = options.png or _default_path(options.name, "png")
+    draw_table(experiments, options.json or _default_path(options.name, "json"), target)
+    _tell(f"figure: {target}")
+    return 0
+
+
+def _default_path(name: str, ending: str) -> Path:
+    return Path(Settings().output_dir) / f"{name}.{ending}"
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
