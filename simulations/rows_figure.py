@@ -14,8 +14,6 @@ WIDTH_INCHES: Final = 9.0
 ROW_INCHES: Final = 0.32
 FRAME_INCHES: Final = 1.9
 DOTS_PER_INCH: Final = 150
-STEP: Final = 0.18
-"""Distance between the figures of a row, of which rows are 1 apart."""
 COLOURS: Final = {
     prefix: f"C{number}"
     for number, prefix in enumerate(["", "solo-", "central-", "pate-", "public-only-"])
@@ -35,26 +33,23 @@ def _draw(table: Table, lines: Sequence[Line]) -> Any:
     # A figure of its own, without pyplot, has Agg's canvas and touches no global setting.
     library = import_library(OWNER, "matplotlib.figure", "figures")
     columns = [p for p in COLOURS if any(p in line.cells for line in lines)]
-    size = (WIDTH_INCHES, FRAME_INCHES + ROW_INCHES * len(lines) * max(1, len(columns) * 0.6))
+    size = (WIDTH_INCHES, FRAME_INCHES + ROW_INCHES * len(lines))
     figure = library.Figure(figsize=size, layout="constrained")
     figure.suptitle(table.title, wrap=True, fontsize="medium")
     axes = figure.subplots()
-    for number, prefix in enumerate(columns):
-        _draw_column(axes, lines, prefix, STEP * (number - (len(columns) - 1) / 2))
+    for prefix in columns:
+        _draw_column(axes, lines, prefix)
     axes.set_yticks(range(len(lines)), [line.row.name for line in lines], fontsize="small")
-    axes.invert_yaxis()
+    axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.set_xlabel("filled: measured, mean and deviation over seeds; hollow: the paper's")
-    axes.grid(axis="x", alpha=0.3)
-    axes.margins(y=0.5 / len(lines))
+    axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=len(columns), fontsize="small")
     return figure
 
 
-def _draw_column(axes: Any, lines: Sequence[Line], prefix: str, shift: float) -> None:
+def _draw_column(axes: Any, lines: Sequence[Line], prefix: str) -> None:
     colour = COLOURS[prefix]
-    measured = [
-        (n + shift, line.cells[prefix]) for n, line in enumerate(lines) if prefix in line.cells
-    ]
+    measured = [(n, line.cells[prefix]) for n, line in enumerate(lines) if prefix in line.cells]
     axes.errorbar(
         [cell.mean for _, cell in measured],
         [place for place, _ in measured],
