@@ -25,8 +25,10 @@ from simulations.reproduce import (
 )
 from simulations.reproduce_text import markdown, write_table
 from simulations.rows_figure import draw_rows
+from simulations.toy_scale import TOY, toy
 
-SCALES = (QUICK, PAPER)
+SCALES = (QUICK, PAPER, TOY)
+STAND_INS = "stand_ins"
 
 
 def add_tables(commands: Any, run: Runner) -> None:
@@ -35,7 +37,12 @@ def add_tables(commands: Any, run: Runner) -> None:
         "table", help="run a table of experiments; what is finished is not run again"
     )
     one.add_argument("name", help="file in simulations/tables, such as fedkd_cifar10")
-    one.add_argument("--scale", choices=SCALES, default=QUICK, help="(default: quick)")
+    one.add_argument(
+        "--scale",
+        choices=SCALES,
+        default=QUICK,
+        help="the paper's size, one for a laptop, or seconds of random data (default: quick)",
+    )
     one.add_argument("--seeds", help="comma-separated (default: the table's own)")
     one.add_argument(
         "--json", type=Path, metavar="OUT", help="results so far (default: runs/<name>.json)"
@@ -60,10 +67,12 @@ def add_tables(commands: Any, run: Runner) -> None:
 
 
 def _table(options: argparse.Namespace, run: Runner) -> int:
-    experiments = Table.load(options.name, options.scale)
+    experiments = _load(options.name, options.scale)
     if options.seeds:
         experiments = experiments.but(seeds=seeds_of("table", options.seeds))
-    kept = options.json or _default_path(options.name, "json")
+    # Figures of random data must not be taken for others.
+    word = f"_{TOY}" if options.scale == TOY else ""
+    kept = options.json or _default_path(f"{options.name}{word}", "json")
     require_files("table", json=kept)
     try:
         run_table(experiments, run, kept, _tell)
@@ -74,9 +83,15 @@ def _table(options: argparse.Namespace, run: Runner) -> int:
     return 0
 
 
+def _load(name: str, scale: str) -> Table:
+    if scale != TOY:
+        return Table.load(name, scale)
+    return toy(Table.load(name), Path(Settings().output_dir) / STAND_INS)
+
+
 def _write(experiments: Table, kept: Path) -> None:
     """Write text, summary and picture beside the results; the picture needs an extra."""
-    scale = "" if experiments.scale == QUICK else f"_{experiments.scale}"
+    scale = "" if experiments.scale in (QUICK, TOY) else f"_{experiments.scale}"
     base = kept.with_name(f"{kept.stem}{scale}")
     text, summary = base.with_suffix(".md"), base.with_name(f"{base.name}_summary.json")
     write_table(experiments, kept, text, summary)
