@@ -143,10 +143,12 @@ class Table:
 
 
 def table_names() -> list[str]:
-    """Return the names of all tables of this package."""
+    """Return the names of all tables of this package whose rows are runs."""
     folder = resources.files("simulations") / "tables"
     return sorted(
-        item.name.removesuffix(".toml") for item in folder.iterdir() if "_" in item.name
+        item.name.removesuffix(".toml")
+        for item in folder.iterdir()
+        if "_" in item.name and "[[rows]]" in item.read_text(encoding="utf-8")
     )
 
 

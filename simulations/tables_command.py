@@ -8,6 +8,7 @@ from typing import Any
 
 from fl_strategies.exceptions import MissingExtra
 from simulations.arguments import say, say_stopped, seeds_of
+from simulations.calculated import calculate, calculation_names
 from simulations.config import Settings
 from simulations.figures import draw_table
 from simulations.outputs import require_files
@@ -67,6 +68,8 @@ def add_tables(commands: Any, run: Runner) -> None:
 
 
 def _table(options: argparse.Namespace, run: Runner) -> int:
+    if options.name in calculation_names():
+        return _calculate(options.name)
     experiments = _load(options.name, options.scale)
     if options.seeds:
         experiments = experiments.but(seeds=seeds_of("table", options.seeds))
@@ -80,6 +83,16 @@ def _table(options: argparse.Namespace, run: Runner) -> int:
         return say_stopped(kept)
     _tell(markdown(experiments, kept))
     _write(experiments, kept)
+    return 0
+
+
+def _calculate(name: str) -> int:
+    """Show a table that needs no run."""
+    found, text = calculate(name), _default_path(name, "md")
+    require_files("table", text=text)
+    text.write_text(found.markdown() + "\n", encoding="utf-8")
+    _tell(found.markdown())
+    found.draw(text.with_suffix(".png"))
     return 0
 
 
@@ -114,11 +127,15 @@ def _tables(options: argparse.Namespace) -> int:
 
 
 def table_list(results: Path) -> list[list[str]]:
-    """Return a line for every table and scale."""
+    """Return a line for every table and scale; those that are computed come first."""
     tables = [
         Table.load(name, scale) for name in table_names() for scale in Table.load(name).scales
     ]
-    return [
+    computed = [
+        [one.name, "-", str(len(one.rows)), "-", "0", one.source]
+        for one in map(calculate, calculation_names())
+    ]
+    return computed + [
         [
             table.name,
             table.scale,
