@@ -145,7 +145,8 @@ def _caption(table: Table, outcomes: Sequence[Outcome]) -> str:
     shown = [one for row in table.rows for one in outcomes_of(table, row, outcomes)]
     commits = ", ".join(sorted({str(one["commit"])[:10] for one in shown})) or NOT_MEASURED
     dates = ", ".join(sorted({str(one["date"])[:10] for one in shown})) or NOT_MEASURED
-    seeds = ", ".join(map(str, table.seeds))
+    found = {one["settings"]["seed"] for one in shown}
+    seeds = ", ".join(str(seed) for seed in table.seeds if seed in found or not found)
     return (
         f"{table.title} Paper: {table.source}. Seeds {seeds}; commit {commits}; {dates}; "
         f"`{table.command}`."

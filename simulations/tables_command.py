@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,14 @@ from simulations.figures import draw_table
 from simulations.outputs import require_files
 from simulations.report import table as aligned
 from simulations.reproduce import (
-    ALL_CPU,
     PAPER,
     QUICK,
     Runner,
     Table,
-    outcomes_of,
-    read_outcomes,
     run_table,
-    table_names,
 )
 from simulations.reproduce_text import markdown, write_table
+from simulations.reproduction import all_tables, facts, write_page
 from simulations.rows_figure import draw_rows
 from simulations.toy_scale import TOY, toy
 
@@ -52,6 +48,12 @@ def add_tables(commands: Any, run: Runner) -> None:
     every = commands.add_parser("tables", help="list all tables, with their expected minutes")
     every.add_argument(
         "--results", type=Path, default=Path("docs/results"), help="(default: docs/results)"
+    )
+    every.add_argument(
+        "--write",
+        type=Path,
+        metavar="PAGE",
+        help="make this page anew from the results beside it",
     )
     every.set_defaults(command=_tables)
     figure = commands.add_parser(
@@ -118,46 +120,17 @@ def _write(experiments: Table, kept: Path) -> None:
 
 
 def _tables(options: argparse.Namespace) -> int:
-    header = ["table", "scale", "rows", "seeds", "CPU minutes"]
-    found = table_list(options.results)
-    lines = aligned(header, [line[:-1] for line in found]).splitlines()
-    for line, source in zip(lines, ["source", *(line[-1] for line in found)], strict=True):
+    if options.write:
+        write_page(options.write)
+        _tell(f"page: {options.write}")
+        return 0
+    header = ["table", "scale", "rows", "seeds", "CPU minutes", "measured"]
+    found = all_tables()
+    cells = [[one.name, *facts(one, options.results)] for one in found]
+    sources = ["source", *(one.source for one in found)]
+    for line, source in zip(aligned(header, cells).splitlines(), sources, strict=True):
         _tell(f"{line}  {source}")
     return 0
-
-
-def table_list(results: Path) -> list[list[str]]:
-    """Return a line for every table and scale; those that are computed come first."""
-    tables = [
-        Table.load(name, scale) for name in table_names() for scale in Table.load(name).scales
-    ]
-    computed = [
-        [one.name, "-", str(len(one.rows)), "-", "0", one.source]
-        for one in map(calculate, calculation_names())
-    ]
-    return computed + [
-        [
-            table.name,
-            table.scale,
-            str(len(table.rows)),
-            str(len(table.seeds)),
-            _minutes(table, results / f"{table.name}.json"),
-            table.source,
-        ]
-        for table in tables
-    ]
-
-
-def _minutes(table: Table, kept: Path) -> str:
-    """Return how long it takes: as measured, if all of it was, or as its file says."""
-    outcomes = read_outcomes(kept)
-    found = [outcomes_of(table, row, outcomes) for row in table.rows]
-    whole: Sequence[Any] = [one for several in found for one in several]
-    seconds = [one.get(ALL_CPU) or one.get("cpu-seconds") for one in whole]
-    complete = len(whole) == len(table.rows) * len(table.seeds) and None not in seconds
-    if complete:
-        return f"{sum(seconds) / 60:.0f}"
-    return "?" if table.minutes is None else f"{table.minutes:g}"
 
 
 def _figure(options: argparse.Namespace) -> int:

@@ -256,5 +256,5 @@ def test_the_command_line_runs_and_writes_everything(
         "toy_table_paper_rows.png",
     }
     assert "Seeds 4, 5" in Path("runs/toy_table_paper.md").read_text()
-    assert "toy_table  quick     2      2            3  nowhere" in text
-    assert "toy_table  paper     2      1            ?  nowhere" in text
+    assert "toy_table  quick     2      2            3   not yet  nowhere" in text
+    assert "toy_table  paper     2      1            ?   not yet  nowhere" in text
