@@ -34,11 +34,11 @@ GROUPS: Final[Mapping[str, str]] = {
 """Papers by the first word of a table's name, in the order of the page."""
 OTHERS: Final = "Others"
 ELSEWHERE: Final = """\
-- [Table 2 of FedKT](privacy.md#table-2-of-the-paper-and-the-same-for-less): with a class share \
-that is known publicly, settings by accuracy on test rows of seeds 3 to 9, among about 470 \
-combinations; it is the fourth configuration on the seeds reported, 0 to 2.
-- [FedHistogram](fedhistogram.md): the number of divisions, by validation rows, after figures of \
-seeds 200 to 204 with one division had been seen.
+- [Table 2 of FedKT](privacy.md#table-2-of-the-paper-and-the-same-for-less): with a class \
+share that is known publicly, settings by accuracy on test rows of seeds 3 to 9, among about \
+470 combinations; it is the fourth configuration on the seeds reported, 0 to 2.
+- [FedHistogram](fedhistogram.md): the number of divisions, by validation rows, after figures \
+of seeds 200 to 204 with one division had been seen.
 - [Robustness](robustness.md): the rule of trimming, after eight others had been tried on test \
 rows of seeds 0 to 2; it is reported on other seeds."""
 """The same about figures that are in no table of this page."""
