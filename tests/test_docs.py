@@ -25,7 +25,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"<!-- table (\w+) -->\n\n(.*?)\n\n<!-- end -->", re.DOTALL)
 BLOCKS = [
     (path.name, name, text)
-    for path in sorted(DOCS.glob("*.md"))
+    for path in sorted((DOCS / "results").glob("*.md"))
     for name, text in BLOCK.findall(path.read_text(encoding="utf-8"))
 ]
 
