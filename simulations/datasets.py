@@ -78,6 +78,7 @@ class LibsvmFile:
     classes: tuple[str, str]
 
 
+LIBSVM: Final = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets"
 ADULT: Final = LibsvmFile("a9a.npz", "a9a", 32_561, 123, 7_841, ("<=50K", ">50K"))
 COD_RNA: Final = LibsvmFile("cod_rna.npz", "codrna", 59_535, 8, 19_845, ("-1", "1"))
 LIBSVM_FILES: Final[Mapping[str, LibsvmFile]] = {"adult": ADULT, "cod-rna": COD_RNA}
@@ -112,8 +113,8 @@ def load_dataset(
         the same numbers in every release, so a seed names a split for ever.
     data_dir : str
         Folder with the data files, such as `a9a.npz`; the environment variable
-        `FL_STRATEGIES_DATA` if empty. `adult`, `cod-rna` and `mnist` are downloaded if they
-        are not there.
+        `FL_STRATEGIES_DATA` if empty. What is not there is downloaded, where its owners
+        offer it to everybody: see `simulations.downloads`.
     label : str
         Column of a table that holds the class.
     drop : str
@@ -246,7 +247,7 @@ def _fetch_libsvm(name: str, source: LibsvmFile) -> tuple[Array, IntArray]:
             source.openml, version=1, as_frame=False, data_home=str(cache_folder())
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise unreachable(name, source.file, "x_train, y_train") from error
+        raise unreachable(name, source.file, "x_train, y_train", LIBSVM) from error
     x = data.data[: source.num_rows]
     x = np.asarray(x.toarray() if hasattr(x, "toarray") else x, dtype=np.float32)
     y = (data.target[: source.num_rows].astype(np.float64) > 0).astype(np.int64)
