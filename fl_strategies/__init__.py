@@ -65,6 +65,12 @@ from fl_strategies.strategies.weights import (
     WeightsParty,
     flower_strategy,
 )
+from fl_strategies.trackers import (
+    MLflowTracker,
+    TensorBoardTracker,
+    Tracker,
+    WandbTracker,
+)
 from fl_strategies.wire.knowledge import Knowledge
 
 __version__ = "0.1.0"
@@ -155,6 +161,7 @@ __all__ = [
     "Learner",
     "LearnerFactory",
     "LocalNoise",
+    "MLflowTracker",
     "Objective",
     "PKD",
     "Party",
@@ -169,8 +176,11 @@ __all__ = [
     "SumOptions",
     "SumParty",
     "SumPrivacy",
+    "TensorBoardTracker",
+    "Tracker",
     "Unprotected",
     "VotePrivacy",
+    "WandbTracker",
     "WeightsOptions",
     "WeightsParty",
     "__version__",
