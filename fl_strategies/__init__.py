@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.serverapp import strategy
 
+from fl_strategies.core.epsilon_file import write_epsilon_csv
 from fl_strategies.core.party import Party
 from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.protocols import (
@@ -186,4 +187,5 @@ __all__ = [
     "__version__",
     "find_algorithm",
     "flower_strategy",
+    "write_epsilon_csv",
 ]

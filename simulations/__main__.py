@@ -184,6 +184,7 @@ def _say_unfinished(settings: Settings) -> int:
 def _compared(finished: Finished, folder: RunFolder) -> tuple[Report, bool]:
     """Return the report of a run, and whether the comparisons were stopped."""
     model = folder.keep_model(finished.federation, finished.strategy)
+    folder.write_epsilon(finished.strategy)
     try:
         return finished.report(model), False
     except KeyboardInterrupt:

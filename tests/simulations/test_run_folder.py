@@ -55,6 +55,7 @@ def test_a_run_leaves_its_model_result_page_and_statement(
     accuracy = float((load_model(kept).predict(data.x_test) == data.y_test).mean())
 
     assert {path.name for path in kept.iterdir()} == {
+        "epsilon.csv",
         "model",
         "privacy.txt",
         "report.html",
