@@ -43,8 +43,8 @@ test-processes: install
 test-slow: install
 	$(PYTHON) -m pytest -m slow
 
-# TensorBoard, MLflow and W&B for real; a few minutes, and only pip needs the network. They have an environment of
-# their own on top of the usual one, because they bring some thirty packages.
+# TensorBoard, MLflow and W&B for real; a few minutes. Only pip needs the network. They have an
+# environment of their own on top of the usual one, because they bring some thirty packages.
 test-trackers: install
 	python3 -m venv $(TRACKERS)
 	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
