@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.serverapp import strategy
 
+from fl_strategies.core.epsilon_file import write_epsilon_csv
 from fl_strategies.core.party import Party
 from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.protocols import (
@@ -64,6 +65,12 @@ from fl_strategies.strategies.weights import (
     WeightsOptions,
     WeightsParty,
     flower_strategy,
+)
+from fl_strategies.trackers import (
+    MLflowTracker,
+    TensorBoardTracker,
+    Tracker,
+    WandbTracker,
 )
 from fl_strategies.wire.knowledge import Knowledge
 
@@ -155,6 +162,7 @@ __all__ = [
     "Learner",
     "LearnerFactory",
     "LocalNoise",
+    "MLflowTracker",
     "Objective",
     "PKD",
     "Party",
@@ -169,11 +177,15 @@ __all__ = [
     "SumOptions",
     "SumParty",
     "SumPrivacy",
+    "TensorBoardTracker",
+    "Tracker",
     "Unprotected",
     "VotePrivacy",
+    "WandbTracker",
     "WeightsOptions",
     "WeightsParty",
     "__version__",
     "find_algorithm",
     "flower_strategy",
+    "write_epsilon_csv",
 ]

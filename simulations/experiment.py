@@ -24,6 +24,7 @@ from fl_strategies import (
     find_algorithm,
 )
 from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.callbacks import OnRound
 from fl_strategies.core.protocols import (
     ContinuingLearner,
     LearnerFactory,
@@ -171,7 +172,7 @@ class Federation:
             catalogue=self.catalogue(),
         )
 
-    def strategy(self) -> KnowledgeStrategy[Any]:
+    def strategy(self, on_round: Sequence[OnRound] = ()) -> KnowledgeStrategy[Any]:
         """Return the strategy; of what there is, it takes what its constructor names."""
         settings, kind = self.settings, self.kind
         self._check_learners(kind)
@@ -202,6 +203,7 @@ class Federation:
             checkpoint_dir=settings.checkpoint_dir or None,
             resume=settings.resume,
             members=self.members,
+            on_round=on_round,
             **{name: value for name, value in available.items() if name in own},
         )
         told = settings.to_run_config().items()

@@ -1,6 +1,7 @@
 """One federation from its settings to its report, with the time of each part."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy
+from fl_strategies.core.callbacks import OnRound
 from simulations.client_app import app
 from simulations.config import Settings
 from simulations.experiment import Federation, load_federation
@@ -52,14 +54,19 @@ def run_once(settings: Settings) -> Report:
 
 
 def run_federation(
-    settings: Settings, watch: Watch, *, verbose: bool = False, output: bool = False
+    settings: Settings,
+    watch: Watch,
+    *,
+    verbose: bool = False,
+    output: bool = False,
+    on_round: Sequence[OnRound] = (),
 ) -> Finished:
     """Run a federation in this process; with `output`, if its result can be written."""
     if output:
         require_folder("run", "output-dir", Path(settings.output_dir))
     with watch.phase("loading"):
         federation = load_federation(settings)
-        strategy = federation.strategy()
+        strategy = federation.strategy(on_round)
     watch.say(_opening(federation))
     cpu_start = _cpu_seconds()
     with watch.phase("federation"):
