@@ -53,7 +53,7 @@ got 'num-splits', which fedkt has.
     data: str = option("digits", "a data set by its name, FILE.npz or FILE.csv")
     data_dir: str = option("", "folder with data files; empty: $FL_STRATEGIES_DATA")
     label: str = option("", "label column of FILE.csv")
-    drop: str = option("", "columns of FILE.csv to leave out, comma-separated")
+    drop: str = option("", "columns of FILE.csv to drop, comma-separated")
     public: str = option("", "image set that gives the public rows; empty: the data's own")
     joint_classes: bool = option(False, "public images of another set keep their classes")
     train_rows: int = option(0, "most private rows of all parties; 0: all", least=0)
@@ -157,6 +157,12 @@ got 'num-splits', which fedkt has.
         planned = release.rounds_planned if isinstance(release, LocalNoise) else None
         usual = find_algorithm(self.strategy).strategy.usual_rounds
         return self.num_server_rounds or planned or usual
+
+    @property
+    def public_labels(self) -> bool:
+        """Whether anybody learns from labels of public rows."""
+        asked = ("public_labels", "pretrain_epochs")
+        return any(bool(getattr(self.options, name, False)) for name in asked)
 
     @property
     def longest_run(self) -> float:

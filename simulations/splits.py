@@ -99,6 +99,8 @@ class Request:
         Name of another data set that gives the public rows; empty: none.
     joint_classes : bool
         Whether these public rows keep their classes, listed after the data's own.
+    public_labels : bool
+        Whether public rows without a label are of no use.
     num_train, num_public, num_test : int
         The most rows of each kind; 0: all there are.
     """
@@ -107,6 +109,7 @@ class Request:
     data_dir: str = ""
     public: str = ""
     joint_classes: bool = False
+    public_labels: bool = False
     num_train: int = 0
     num_public: int = 0
     num_test: int = 0
