@@ -8,11 +8,11 @@ distance protects it.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final, NamedTuple, Self
 
 import numpy as np
 
-from fl_strategies.arrays import Array, IntArray
+from fl_strategies.arrays import Array, FloatArray, IntArray, column_scales
 from fl_strategies.core.tasks import Task
 
 DIRECTION: Final = 2**12
@@ -61,13 +61,43 @@ class Summary(ABC):
         return DIRECTION * (2.0 if self.signed else math.sqrt(2))
 
 
-def are_float32(arrays: Mapping[str, Array], names: Sequence[str]) -> bool:
-    """Tell whether received arrays are these and all of float32.
+class Axes(NamedTuple):
+    """Public rows less their mean, and the principal axes of them, largest first."""
 
-    Products of larger numbers than that overflow, and those of smaller ones take a hundred
-    times as long.
+    centred: FloatArray
+    """Rows (n, num_values) as they are otherwise."""
+    mean: FloatArray
+    scales: FloatArray
+    """What columns are multiplied by before axes are found."""
+    variances: FloatArray
+    axes: FloatArray
+    """One a column, (num_values, num_values)."""
+
+
+def principal_axes(rows: Array) -> Axes:
+    """Find the principal axes of public rows (n, ...)."""
+    flat = rows.reshape(len(rows), -1).astype(np.float64)
+    mean, scales = flat.mean(axis=0), column_scales(flat)
+    centred = flat - mean
+    scaled = centred * scales
+    variances, axes = np.linalg.eigh(scaled.T @ scaled / len(flat))
+    return Axes(centred, mean, scales, variances[::-1], axes[:, ::-1])
+
+
+def are_turn(arrays: Mapping[str, Array], names: Sequence[str], num_values: int) -> bool:
+    """Tell whether received arrays are these, finite, and a mean and a turn of rows first.
+
+    Products of numbers beyond float32 overflow, and those of smaller ones take a hundred
+    times as long. Rows have no more principal components than values; more would fill a
+    memory.
     """
-    return set(arrays) == set(names) and all(a.dtype == np.float32 for a in arrays.values())
+    if set(arrays) != set(names) or any(a.dtype != np.float32 for a in arrays.values()):
+        return False
+    mean, turn = (arrays[name] for name in names[:2])
+    if mean.shape != (num_values,) or turn.ndim != 2 or len(turn) != num_values:
+        return False
+    finite = all(bool(np.isfinite(array).all()) for array in arrays.values())
+    return finite and 0 < turn.shape[1] <= num_values
 
 
 def direction(sums: IntArray) -> IntArray:
