@@ -258,6 +258,7 @@ def test_a_terminal_has_bars(
 
     with watching(1) as watch:
         watch.say("first [bold]line[/bold]")
+        watch.stepped("party 1 of 2: 3 of 5 epochs")
         for count in (1, 2):
             watch.answered(progress.TRAIN, count, 2, 1)
 
