@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from scipy.linalg import eigh
 
-from clients.scores import ScoreLearner
+from clients.scores import ScoreLearner, plain_rows
 from clients.tabular import require_array, require_names
 from fl_strategies.arrays import Array, FloatArray, column_scales
 from fl_strategies.core.tasks import Task
@@ -87,7 +87,7 @@ class RandomFeaturesLearner(ScoreLearner):
 
     @one_blas_thread()
     def _regress(self, x: Array, targets: FloatArray, rng: np.random.Generator) -> None:
-        rows = np.array(x, dtype=np.float64, order="C")
+        rows = plain_rows(x)
         self._centre, self._scales = rows.mean(axis=0), column_scales(rows)
         self._scales = self._scales / _usual_distance(rows * self._scales, rng)
         shape = (rows.shape[1], self._num_features)

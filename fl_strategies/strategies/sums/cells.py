@@ -21,8 +21,7 @@ from scipy.cluster.vq import kmeans2
 
 from fl_strategies.arrays import NEARLY_CONSTANT, Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.strategies.sums.summary import Summary, are_turn, principal_axes
+from fl_strategies.strategies.sums.summary import Summary, principal_axes
 from fl_strategies.threads import one_blas_thread
 
 USUAL_COMPONENTS: Final = 30
@@ -33,7 +32,6 @@ MOST_DIVISIONS: Final = 64
 MOST_RECEIVED: Final = 2**16
 """Most cells that a party takes from a server, which could otherwise keep it busy for ever."""
 _VALUES_AT_ONCE: Final = 2**22
-_NAMES: Final = ("mean", "turn", "centres")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +48,8 @@ class Cells(Summary):
 
     kind: ClassVar[str] = "cells"
     signed: ClassVar[bool] = False
+    names: ClassVar[tuple[str, ...]] = ("mean", "turn", "centres")
+    most: ClassVar[int] = MOST_RECEIVED
 
     mean: FloatArray
     turn: FloatArray
@@ -128,26 +128,13 @@ class Cells(Summary):
         by_division = zip(totals, self.find(rows), strict=True)
         return np.asarray(sum(total[cells] for total, cells in by_division) / len(totals))
 
-    def to_arrays(self) -> dict[str, Array]:
-        """Return what parties need, as float32."""
-        return {name: getattr(self, name).astype(np.float32) for name in _NAMES}
-
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array], num_values: int) -> "Cells":
-        """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
-        problem = KnowledgeMismatch(
-            f"Server: cells must be {', '.join(_NAMES)} for rows of {num_values} values, at "
-            f"most {MOST_RECEIVED}, finite and float32, got others."
-        )
-        if not are_turn(arrays, _NAMES, num_values):
-            raise problem
+    def _fits(cls, arrays: Mapping[str, Array]) -> bool:
         centres = arrays["centres"]
-        fitting = centres.ndim == 3 and centres.shape[2:] == arrays["turn"].shape[1:]
-        if not fitting or len(centres) > MOST_DIVISIONS:
-            raise problem
-        if not 0 < math.prod(centres.shape[:2]) <= MOST_RECEIVED:
-            raise problem
-        return cls(*(arrays[name].astype(np.float64) for name in _NAMES))
+        if centres.ndim != 3 or centres.shape[2:] != arrays["turn"].shape[1:]:
+            return False
+        num_divisions, num_cells, _ = centres.shape
+        return num_divisions <= MOST_DIVISIONS and 0 < num_divisions * num_cells <= cls.most
 
 
 def _cluster(rows: FloatArray, num_cells: int, rng: np.random.Generator) -> FloatArray:

@@ -18,8 +18,7 @@ from scipy.special import expit, logsumexp, softmax
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.strategies.sums.summary import Summary, are_turn, principal_axes
+from fl_strategies.strategies.sums.summary import Summary, principal_axes
 from fl_strategies.threads import one_blas_thread
 
 LEVELS: Final = 2**8
@@ -37,7 +36,6 @@ _VALUES_AT_ONCE: Final = 2**22
 # Rounding of a computed length must not leave a row longer than it says.
 _A_LITTLE_MORE: Final = 1 + 2.0**-40
 _LEAST_VARIANCE: Final = 1e-9
-_NAMES: Final = ("mean", "turn")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +51,8 @@ class Components(Summary):
 
     kind: ClassVar[str] = "components"
     signed: ClassVar[bool] = True
+    names: ClassVar[tuple[str, ...]] = ("mean", "turn")
+    most: ClassVar[int] = MOST_COMPONENTS
 
     mean: FloatArray
     turn: FloatArray
@@ -129,22 +129,9 @@ class Components(Summary):
         labels = num_classes if task == "multi-label" else 1
         return 2 * self.longest * math.sqrt(labels)
 
-    def to_arrays(self) -> dict[str, Array]:
-        """Return what parties need, as float32."""
-        return {name: getattr(self, name).astype(np.float32) for name in _NAMES}
-
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array], num_values: int) -> "Components":
-        """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
-        problem = KnowledgeMismatch(
-            f"Server: components must be {' and '.join(_NAMES)} for rows of {num_values} "
-            f"values, at most {MOST_COMPONENTS}, finite and float32, got others."
-        )
-        if not are_turn(arrays, _NAMES, num_values):
-            raise problem
-        if arrays["turn"].shape[1] > MOST_COMPONENTS:
-            raise problem
-        return cls(*(arrays[name].astype(np.float64) for name in _NAMES))
+    def _fits(cls, arrays: Mapping[str, Array]) -> bool:
+        return bool(arrays["turn"].shape[1] <= cls.most)
 
 
 def _is_binary(num_classes: int, task: Task) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fl_strategies.arrays import Array, FloatArray, IntArray, column_scales
 from fl_strategies.core.tasks import Task
+from fl_strategies.exceptions import KnowledgeMismatch
 
 DIRECTION: Final = 2**12
 """Length of the vector of a party where all parties weigh the same."""
@@ -29,6 +30,10 @@ class Summary(ABC):
     """What it is called in messages."""
     signed: ClassVar[bool]
     """Whether sums may be below 0."""
+    names: ClassVar[tuple[str, ...]]
+    """Arrays that it travels as and is made of: a mean and a turn of rows first."""
+    most: ClassVar[int]
+    """Most cells or components that a party takes from a server."""
 
     @abstractmethod
     def shape(self, num_classes: int, task: Task) -> tuple[int, ...]:
@@ -42,14 +47,24 @@ class Summary(ABC):
     def moved(self, num_classes: int, task: Task) -> float:
         """Return the most, in L2 norm, by which replacing one record moves a sum."""
 
-    @abstractmethod
-    def to_arrays(self) -> dict[str, Array]:
-        """Return what parties need, as float32."""
-
     @classmethod
     @abstractmethod
+    def _fits(cls, arrays: Mapping[str, Array]) -> bool:
+        """Tell whether received arrays with a sound mean and turn are of this kind."""
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return what parties need, as float32."""
+        return {name: getattr(self, name).astype(np.float32) for name in self.names}
+
+    @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], num_values: int) -> Self:
         """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
+        if not (_are_turn(arrays, cls.names, num_values) and cls._fits(arrays)):
+            raise KnowledgeMismatch(
+                f"Server: {cls.kind} must be {', '.join(cls.names)} for rows of {num_values} "
+                f"values, at most {cls.most}, finite and float32, got others."
+            )
+        return cls(*(arrays[name].astype(np.float64) for name in cls.names))
 
     @property
     def moved_by_party(self) -> float:
@@ -84,7 +99,7 @@ def principal_axes(rows: Array) -> Axes:
     return Axes(centred, mean, scales, variances[::-1], axes[:, ::-1])
 
 
-def are_turn(arrays: Mapping[str, Array], names: Sequence[str], num_values: int) -> bool:
+def _are_turn(arrays: Mapping[str, Array], names: Sequence[str], num_values: int) -> bool:
     """Tell whether received arrays are these, finite, and a mean and a turn of rows first.
 
     Products of numbers beyond float32 overflow, and those of smaller ones take a hundred
