@@ -1,5 +1,6 @@
 """Parties of a project that deals its rows out by a function, as Flower's quickstarts do."""
 
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -11,6 +12,7 @@ from fl_strategies import Party
 from fl_strategies.arrays import Array, to_array
 from fl_strategies.core.labels import is_missing
 from fl_strategies.exceptions import InvalidData, require, require_data
+from fl_strategies.naming import require_argument
 from fl_strategies.wire import keys
 
 LoadData: TypeAlias = Callable[[int, int], Sequence[Any]]
@@ -51,6 +53,9 @@ def party_loader(load_data: LoadData, **party: Any) -> Callable[[Context], Party
     Party(partition_id=3, learner_name='learner', task='single-label', num_classes=2, \
 x=(6, 1) float64, y=(6,) int64, public=(0, 1) float64, x_test=(2, 1) float64, y_test=(2,) int64)
     """
+    known = [*inspect.signature(Party.__init__).parameters]
+    for name in party:
+        require_argument(_OWNER, name, known)
 
     def load_party(context: Context) -> Party:
         node = context.node_config

@@ -345,7 +345,7 @@ def _load_table(path: Path, request: Request, label: str, drop: str) -> Dataset:
 def _rows_of_table(y: IntArray, request: Request) -> Rows:
     """Split the rows that have a label; the others are public, unless labels are needed."""
     labelled = np.flatnonzero(y != UNLABELLED)
-    parts = split_rows(len(labelled), PAPER_TRAIN_SHARE, request.rng)
+    parts = split_rows(len(labelled), PAPER_TRAIN_SHARE, request.rng, "rows with a label")
     train, public, test = (labelled[part] for part in parts)
     if not request.public_labels:
         public = np.concatenate([public, np.flatnonzero(y == UNLABELLED)])

@@ -137,13 +137,16 @@ class Request:
         return np.asarray(self.rng.permutation(rows)[:limit])
 
 
-def split_rows(num_rows: int, train_share: float, rng: np.random.RandomState) -> Rows:
+def split_rows(
+    num_rows: int, train_share: float, rng: np.random.RandomState, what: str = "the data"
+) -> Rows:
     """Return the row numbers of train, public and test.
 
     Held-out rows come first from the permutation, and their first half is public: for
-    the same seed these are the very rows that FedKT's authors train and test on.
+    the same seed these are the very rows that FedKT's authors train and test on. `what`
+    names the rows where they are too few.
     """
-    require_data(num_rows >= 8, "load_dataset", "the data", "at least 8 rows", num_rows)
+    require_data(num_rows >= 8, "load_dataset", what, "at least 8 rows", num_rows)
     order, held_out = rng.permutation(num_rows), math.ceil((1 - train_share) * num_rows)
     return order[held_out:], order[: held_out // 2], order[held_out // 2 : held_out]
 

@@ -73,6 +73,14 @@ def test_rows_arrive_in_every_form(loaded: Any) -> None:
         assert np.array_equal(getattr(party, name), expected), name
 
 
+def test_a_misspelt_argument_is_refused_at_once() -> None:
+    """Not only when the first party is made."""
+    with pytest.raises(
+        InvalidParameter, match=r"got 'learner_fun'\. Did you mean 'learner_fn'"
+    ):
+        party_loader(lambda *_: FOUR, learner_fun=CentroidLearner)
+
+
 @pytest.mark.parametrize(
     ("x", "y", "party"),
     [

@@ -96,6 +96,15 @@ def test_quiet_prints_the_result_only(
     assert "verdict: " in told
 
 
+def test_one_party_is_warned(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It has nobody to learn from, whatever the figures say."""
+    run(tmp_path, "--set=num-parties=1")
+
+    said = capfd.readouterr().err
+    assert ": one party with " in said
+    assert "warning: one party has nobody to learn from; num-parties is 1" in said
+
+
 def test_verbose_shows_the_log_of_flower(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -426,7 +426,9 @@ def test_a_word_for_nothing_is_a_gap_among_numbers_alone(
 
 
 def test_a_label_column_without_a_value_is_a_sentence(tmp_path: Path) -> None:
-    """It is no column of classes."""
+    """It is no column of classes, and with few values it is one of too few rows."""
+    with pytest.raises(InvalidData, match="rows with a label must be at least 8 rows, got 5"):
+        load(with_gaps(range(155)), tmp_path)
     with pytest.raises(InvalidData, match="got 'class' without a single value"):
         load(with_gaps(range(160)), tmp_path)
 

@@ -134,7 +134,8 @@ class Cells(Summary):
         if centres.ndim != 3 or centres.shape[2:] != arrays["turn"].shape[1:]:
             return False
         num_divisions, num_cells, _ = centres.shape
-        return num_divisions <= MOST_DIVISIONS and 0 < num_divisions * num_cells <= cls.most
+        few = num_divisions <= MOST_DIVISIONS
+        return bool(few and 0 < num_divisions * num_cells <= cls.most)
 
 
 def _cluster(rows: FloatArray, num_cells: int, rng: np.random.Generator) -> FloatArray:
