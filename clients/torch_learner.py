@@ -46,6 +46,7 @@ from fl_strategies.core.party import check_rows
 from fl_strategies.core.protocols import Objective, Recipe, TrainingSet
 from fl_strategies.core.tasks import Task, check_targets
 from fl_strategies.exceptions import InvalidData, MissingExtra, NotFitted, require, require_data
+from fl_strategies.progress import counted
 
 try:
     import torch
@@ -313,7 +314,7 @@ class TorchLearner:
         self, members: Sequence[tuple[Self, Array, Array, np.random.Generator]]
     ) -> None:
         if len(members) == 1 or not self._stackable(members[0][1][:2]):
-            for twin, x, y, rng in members:
+            for twin, x, y, rng in counted(members, "models"):
                 twin.fit(x, y, rng=rng)
             return
         modules = []

@@ -130,7 +130,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "All settings, with their defaults: python -m simulations --help"
     parser.add_argument("--data", help=f"{', '.join(LOADERS)}, FILE.npz or FILE.csv")
     parser.add_argument("--label", metavar="COLUMN", help="label column of FILE.csv")
-    parser.add_argument("--drop", metavar="COLUMNS", help="columns of FILE.csv to leave out")
+    parser.add_argument("--drop", metavar="COLUMNS", help="columns of FILE.csv to drop")
     parser.add_argument(
         "--learner",
         metavar="NAMES",

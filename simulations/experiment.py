@@ -343,6 +343,7 @@ def load_federation(settings: Settings) -> Federation:
         drop=settings.drop,
         public=settings.public,
         joint_classes=settings.joint_classes,
+        public_labels=settings.public_labels,
         num_train=settings.train_rows,
         num_public=settings.public_rows,
         num_test=settings.test_rows,

@@ -68,6 +68,8 @@ def run_federation(
         federation = load_federation(settings)
         strategy = federation.strategy(on_round)
     watch.say(_opening(federation))
+    if settings.num_parties == 1:
+        watch.say("warning: one party has nobody to learn from; num-parties is 1")
     cpu_start = _cpu_seconds()
     with watch.phase("federation"):
         result = run_local(
@@ -86,8 +88,9 @@ def run_federation(
 def _opening(federation: Federation) -> str:
     settings, data = federation.settings, federation.dataset
     rounds = f"{settings.num_rounds} rounds" if settings.num_rounds > 1 else "one round"
+    parties = "one party" if settings.num_parties == 1 else f"{settings.num_parties} parties"
     return (
-        f"{settings.strategy} on {settings.data}: {settings.num_parties} parties with "
+        f"{settings.strategy} on {settings.data}: {parties} with "
         f"{sum(map(len, federation.rows))} records, {len(data.x_public)} public rows, {rounds}"
     )
 

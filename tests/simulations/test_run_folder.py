@@ -97,6 +97,15 @@ def test_quiet_prints_the_result_only(
     assert "verdict: " in told
 
 
+def test_one_party_is_warned(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It has nobody to learn from, whatever the figures say."""
+    run(tmp_path, "--set=num-parties=1")
+
+    said = capfd.readouterr().err
+    assert ": one party with " in said
+    assert "warning: one party has nobody to learn from; num-parties is 1" in said
+
+
 def test_verbose_shows_the_log_of_flower(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -291,6 +300,7 @@ def test_a_terminal_has_bars(
 
     with watching(1) as watch:
         watch.say("first [bold]line[/bold]")
+        watch.stepped("party 1 of 2: 3 of 5 epochs")
         for count in (1, 2):
             watch.answered(progress.TRAIN, count, 2, 1)
 
