@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args
 
@@ -34,6 +35,7 @@ MEAN: Final = "mean-of-members"
 SIGNED: Final = "signed-sum-of-members"
 XGBOOST: Final = "xgboost.json"
 TORCH: Final = "state_dict.pt"
+SKOPS: Final = "model.skops"
 MOST_DESCRIPTION_BYTES: Final = 2**20
 # Learners by name belong to a package above this one, which may be missing.
 CATALOGUE: Final = "simulations.models"
@@ -267,6 +269,11 @@ def _native_files(model: Learner, arrays: Mapping[str, Array]) -> dict[str, byte
     booster = getattr(model, "booster", None)
     if booster is not None:
         return {XGBOOST: bytes(booster.save_raw("json"))}
+    estimator = getattr(model, "fitted_estimator", None)
+    if estimator is not None:
+        # For others' use: skops asks its reader which types to trust, `load_model` trusts none.
+        is_installed = find_spec("skops") is not None
+        return {SKOPS: import_module("skops.io").dumps(estimator)} if is_installed else {}
     if not hasattr(model, "module_fn"):
         return {}
     torch, file = import_module("torch"), io.BytesIO()
