@@ -9,6 +9,7 @@ those of untrusted files.
 import io
 import json
 import math
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -271,11 +272,15 @@ def _native_files(model: Learner, arrays: Mapping[str, Array]) -> dict[str, byte
         return {XGBOOST: bytes(booster.save_raw("json"))}
     estimator = getattr(model, "fitted_estimator", None)
     if estimator is not None:
-        # For others' use: skops asks its reader which types to trust, `load_model` trusts none.
-        is_installed = find_spec("skops") is not None
-        return {SKOPS: import_module("skops.io").dumps(estimator)} if is_installed else {}
+        return _skops_file(estimator) if find_spec("skops") is not None else {}
     if not hasattr(model, "module_fn"):
         return {}
     torch, file = import_module("torch"), io.BytesIO()
     torch.save({name: torch.tensor(array) for name, array in arrays.items()}, file)
     return {TORCH: file.getvalue()}
+
+
+def _skops_file(estimator: Any) -> dict[str, bytes]:
+    """Return a file for other programs, never read here: its readers say what they trust."""
+    dumps = import_module("skops.io").dumps
+    return {SKOPS: dumps(estimator, compression=zipfile.ZIP_DEFLATED)}
