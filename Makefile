@@ -5,12 +5,12 @@ INSTALLED := $(VENV)/.installed
 AUDIT := .venv-audit
 TRACKERS := .venv-trackers
 SOURCES := fl_strategies clients simulations tests benchmarks examples apps
-USUAL := not paper and not deployment and not faults and not slow and not trackers
+USUAL := not paper and not deployment and not faults and not slow and not trackers and not wheel
 
 PARTIES := tests/attacks tests/clients tests/fuzz tests/simulations
 PROCESSES := tests/flower tests/faults
 
-.PHONY: install run test test-logic test-parties test-processes lint test-slow test-trackers test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples
+.PHONY: install run test test-logic test-parties test-processes lint test-slow test-trackers test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples wheel-check notebooks
 
 install: $(INSTALLED)
 
@@ -99,6 +99,16 @@ licences: install
 # All examples and apps, also by `flwr build` and `flwr run`; about five minutes.
 examples: install
 	$(PYTHON) -m pytest tests/examples
+
+# The notebooks anew, with their outputs, in place; about two minutes.
+notebooks: install
+	$(PYTHON) -m pip install --quiet --constraint constraints.txt --group notebooks
+	$(PYTHON) -m tests.notebooks
+	$(PYTHON) -m pytest tests/examples/test_notebooks.py tests/clients/test_saved_model.py
+
+# The package as users get it, in empty environments; needs the network and a few minutes.
+wheel-check: install
+	$(PYTHON) -m pytest -v -m wheel tests/test_wheel.py
 
 # The published and promised figures; needs FL_STRATEGIES_DATA (see docs/getting_started.md) and about an hour.
 paper: install

@@ -32,7 +32,7 @@ from fl_strategies.core.protocols import (
     can_travel,
 )
 from fl_strategies.core.tasks import METRICS, Judgement, judge, judge_constant, quality
-from fl_strategies.exceptions import StrategyError, require
+from fl_strategies.exceptions import MissingExtra, StrategyError, require
 from fl_strategies.randomness import derive_rng
 from simulations.config import Settings
 from simulations.datasets import Dataset, load_dataset
@@ -99,7 +99,8 @@ class Federation:
                 or self._fitting(SCORERS, self.kind.party_learner_needs)[0],
             )
         needs = self.kind.party_learner_needs
-        usual = all(_has(self.factory(name), needs) for name in USUAL)
+        # A library that is not installed takes its model away, and no other.
+        usual = all(_has(self.factory(name), needs, if_missing=True) for name in USUAL)
         return self._fitting(USUAL if usual else SCORERS, needs)
 
     @cached_property
@@ -364,9 +365,12 @@ def load_federation(settings: Settings) -> Federation:
     return Federation(settings, data, rows)
 
 
-def _has(factory: LearnerFactory, needs: tuple[type, ...]) -> bool:
+def _has(factory: LearnerFactory, needs: tuple[type, ...], *, if_missing: bool = False) -> bool:
+    """Tell whether a learner has what is needed; `if_missing`: where it is not installed."""
     try:
         learner = factory()
+    except MissingExtra:
+        return if_missing
     except StrategyError:
         return False
     return _meets(learner, needs)
