@@ -51,7 +51,7 @@ test-trackers: install
 		> "$$($(TRACKERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/usual.pth"
 	$(TRACKERS)/bin/python -m pip install --quiet --constraint constraints.txt \
 		--editable ".[tensorboard,mlflow,wandb]"
-	$(TRACKERS)/bin/python -m pytest -m trackers tests/test_trackers.py tests/test_licences.py
+	$(TRACKERS)/bin/python -m pytest tests/test_trackers.py tests/test_licences.py
 
 # All strategies on SuperLink and SuperNodes with TLS and node keys, and on Ray; several minutes.
 test-deployment: install
