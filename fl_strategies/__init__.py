@@ -46,6 +46,7 @@ from fl_strategies.strategies.fedmd import (
     SampleOnce,
     Unprotected,
 )
+from fl_strategies.strategies.pfnm import PFNM, PFNMOptions, PFNMParty
 from fl_strategies.strategies.sums import (
     HISTOGRAM_PARTY,
     REGRESSION_PARTY,
@@ -88,6 +89,7 @@ REGISTRY = {
     "fedkt": Algorithm(FedKT, FedKTParty()),
     "fedmd": Algorithm(FedMD, FedMDParty()),
     "fedregression": Algorithm(FedRegression, REGRESSION_PARTY),
+    "pfnm": Algorithm(PFNM, PFNMParty()),
     "pkd": Algorithm(PKD, CodistillParty()),
 }
 
@@ -156,6 +158,9 @@ __all__ = [
     "LearnerFactory",
     "LocalNoise",
     "Objective",
+    "PFNM",
+    "PFNMOptions",
+    "PFNMParty",
     "PKD",
     "Party",
     "PartyRole",

@@ -225,6 +225,27 @@ class GuidedLearner(ContinuingLearner, Protocol):
         """Learn as every `partial_fit`, and minimise the objective beside the loss."""
 
 
+DenseLayer: TypeAlias = tuple[FloatArray, FloatArray]
+"""Weights (outputs, inputs) and biases (outputs,)."""
+
+
+@runtime_checkable
+class DenseLearner(PortableLearner, Protocol):
+    """A perceptron, whose hidden layers can get another number of units."""
+
+    def to_layers(self) -> list[DenseLayer]:
+        """Return the layers from inputs to logits; raise `UnsupportedLearner` for others."""
+
+    def from_layers(self, layers: Sequence[DenseLayer]) -> Self:
+        """Return a fitted twin of these layers, with as many hidden units as they have."""
+
+    def sized_for(self, arrays: Mapping[str, Array]) -> Self:
+        """Return an unfitted twin with as many hidden units as arrays of its kind have.
+
+        Nothing else is checked; what is of another kind gives a twin of the usual size.
+        """
+
+
 LearnerFactory: TypeAlias = Callable[[], Learner]
 
 
