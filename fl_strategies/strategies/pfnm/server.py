@@ -59,7 +59,7 @@ class PFNMOptions(WeightsOptions):
     restrain: bool = option(True, "believe no party any number of records")
     sigma: float = option(1.0, "variance of neurons around their unit", above=0)
     sigma0: float = option(10.0, "variance of units", above=0)
-    gamma: float = option(1.0, "the larger, the more units are new", above=0)
+    gamma: float = option(50.0, "the larger, the more units are new", above=0)
     num_sweeps: int = option(5, "how often parties are matched anew", least=0, most=1000)
     common_start: bool = option(False, "parties train from the same random weights")
 
