@@ -37,6 +37,15 @@ class DenseModules(ABC):
     def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
         """Return a fitted twin."""
 
+    @abstractmethod
+    def _fitted(self) -> nn.Module:
+        """Return the module."""
+
+    def head(self) -> DenseLayer:
+        """Return weights (num_classes, num_features) and biases of the last dense layer."""
+        layer = head_of(self._fitted())
+        return layer.weight.detach().cpu().numpy(), layer.bias.detach().cpu().numpy()
+
     def to_layers(self) -> list[DenseLayer]:
         """Return weights (outputs, inputs) and biases of every layer, from inputs to logits."""
         layers = as_layers(self.to_arrays())
@@ -63,6 +72,16 @@ class DenseModules(ABC):
             widths = [len(bias) for _, bias in layers[:-1]]
             twin.module_fn = functools.partial(with_hidden_units, self.module_fn, widths)
         return twin
+
+
+def head_of(module: nn.Module) -> nn.Linear:
+    """Return the last dense layer of a module, which must be what gives its logits."""
+    dense = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    if not dense or dense[-1].bias is None:
+        raise UnsupportedLearner(
+            "TorchLearner: the module must end in an nn.Linear with biases, got another."
+        )
+    return dense[-1]
 
 
 def as_layers(arrays: Mapping[str, Array]) -> list[DenseLayer] | None:

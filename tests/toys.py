@@ -97,6 +97,10 @@ class CentroidLearner:
         centroids = self.to_arrays()["centroids"]
         return [(2 * centroids, -(centroids**2).sum(axis=1))]
 
+    def head(self) -> DenseLayer:
+        """Return the one layer: rows are the features."""
+        return self.to_layers()[0]
+
     def from_layers(self, layers: Sequence[DenseLayer]) -> "CentroidLearner":
         ((weight, _),) = layers
         return self.from_arrays({"centroids": weight / 2})

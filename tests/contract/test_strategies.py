@@ -44,8 +44,11 @@ from tests.toys import (
 NUM_PARTIES = 4
 APP = client_app(load_toy_party)
 OPTIMIZERS = ("flower:FedAdagrad", "flower:FedAdam", "flower:FedYogi")
-TOY_SETTINGS: dict[str, dict[str, object]] = {n: {"eta": 0.5} for n in OPTIMIZERS}
-"""Centroids are three apart, weights of networks much less."""
+TOY_SETTINGS: dict[str, dict[str, object]] = {
+    **{name: {"eta": 0.5} for name in OPTIMIZERS},
+    "fedgen": {"generator_steps": 5},
+}
+"""Centroids are three apart, weights of networks much less; and toys need no good features."""
 
 pytestmark = pytest.mark.parametrize("name", sorted({**REGISTRY, **FLOWER_STRATEGIES}))
 

@@ -1,12 +1,14 @@
 """The party's role where weights travel: in our averages and in Flower's own strategies."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Final
 
 import numpy as np
 from flwr.app import ConfigRecord
 
+from fl_strategies.arrays import Array
 from fl_strategies.core.accounting import (
     ledger_of,
     ledger_to_text,
@@ -80,7 +82,7 @@ class WeightsParty(PartyRole):
         purpose = f"{config[keys.STRATEGY]!s}, round {server_round}"
         ledger = spend(party, charges, purpose, DEFAULT_DELTA, state)
         if received is not None:
-            learner = learner.from_arrays(received.arrays)
+            learner = learner.from_arrays(self.weights_of(received))
         rng = self.rng(party, received, config)
         guided = {} if objective is None else {"objective": objective}
 
@@ -99,6 +101,10 @@ class WeightsParty(PartyRole):
             keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),
         }
         return Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
+
+    def weights_of(self, received: Knowledge) -> Mapping[str, Array]:
+        """Return the model among what came."""
+        return received.arrays
 
     def objective(
         self,
