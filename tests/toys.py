@@ -190,6 +190,10 @@ def common_options(num_parties: int = 4, seed: int = 0) -> dict[str, object]:
     }
 
 
+SHORT: dict[str, dict[str, object]] = {"fedgen": {"generator_steps": 5}}
+"""Settings of strategies whose usual ones take long; toys need no good features."""
+
+
 def toy_fedkt(**changes: object) -> FedKT:
     """Return FedKT with few voters, whose noise is accepted however strong it is."""
     options = {**common_options(), "accept_noise": True}

@@ -32,6 +32,7 @@ from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
+    SHORT,
     TEST,
     accuracy,
     common_options,
@@ -46,9 +47,9 @@ APP = client_app(load_toy_party)
 OPTIMIZERS = ("flower:FedAdagrad", "flower:FedAdam", "flower:FedYogi")
 TOY_SETTINGS: dict[str, dict[str, object]] = {
     **{name: {"eta": 0.5} for name in OPTIMIZERS},
-    "fedgen": {"generator_steps": 5},
+    **SHORT,
 }
-"""Centroids are three apart, weights of networks much less; and toys need no good features."""
+"""Centroids are three apart, weights of networks much less."""
 
 pytestmark = pytest.mark.parametrize("name", sorted({**REGISTRY, **FLOWER_STRATEGIES}))
 
