@@ -22,7 +22,12 @@ from clients.budget import MAX_WIDTH
 from fl_strategies import __version__
 from fl_strategies.aggregation.ensembles import MAX_MEMBERS, MeanEnsemble, SignedEnsemble
 from fl_strategies.arrays import Array
-from fl_strategies.core.protocols import Learner, LearnerFactory, require_portable
+from fl_strategies.core.protocols import (
+    DenseLearner,
+    Learner,
+    LearnerFactory,
+    require_portable,
+)
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import InvalidData, StrategyError, require_data
 from fl_strategies.runtime.atomic_files import SHARED, replace_file
@@ -180,6 +185,8 @@ def _load_learner(folder: Path, card: ModelCard, learner_fn: LearnerFactory | No
     learner = _named(card)() if learner_fn is None else learner_fn()
     fits, rule = learner.num_classes == len(card.classes), f"of {len(card.classes)} classes"
     require_data(fits, OWNER, "the learner", rule, learner.num_classes)
+    if isinstance(learner, DenseLearner):
+        learner = learner.sized_for(arrays)
     _check_size(learner, arrays)
     return require_portable(learner).from_arrays(arrays)
 

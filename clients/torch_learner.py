@@ -18,6 +18,7 @@ from typing import Final, Self, TypeAlias, get_args
 
 import numpy as np
 
+from clients.torch_dense import DenseModules
 from clients.torch_devices import CPU, DeviceName, find_device
 from clients.torch_objective import ObjectiveGradient
 from clients.torch_training import (
@@ -61,7 +62,7 @@ SQUARED_SCORES: Final = Recipe()
 
 
 @dataclass(eq=False)
-class TorchLearner:
+class TorchLearner(DenseModules):
     """A model made of any PyTorch module.
 
     Parameters
@@ -140,8 +141,7 @@ class TorchLearner:
         for name, kind in choices:
             options, given = get_args(kind), getattr(self, name)
             require(given in options, OWNER, name, f"one of {', '.join(options)}", given)
-        least_classes = 2 if self.task == "single-label" else 1
-        check_count("num_classes", self.num_classes, least_classes)
+        check_count("num_classes", self.num_classes, 2 if self.task == "single-label" else 1)
         check_count("epochs", self.epochs)
         check_count("batch_size", self.batch_size)
         rate, decay, last = self.learning_rate, self.weight_decay, self.final_learning_rate

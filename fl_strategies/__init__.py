@@ -37,6 +37,7 @@ from fl_strategies.strategies.codistill import (
     CodistillOptions,
     CodistillParty,
 )
+from fl_strategies.strategies.fedgen import FedGen, FedGenOptions, FedGenParty
 from fl_strategies.strategies.fedkd import FedKD, FedKDOptions, FedKDParty
 from fl_strategies.strategies.fedkt import FedKT, FedKTOptions, FedKTParty
 from fl_strategies.strategies.fedmd import (
@@ -47,6 +48,7 @@ from fl_strategies.strategies.fedmd import (
     SampleOnce,
     Unprotected,
 )
+from fl_strategies.strategies.pfnm import PFNM, PFNMOptions, PFNMParty
 from fl_strategies.strategies.sums import (
     HISTOGRAM_PARTY,
     REGRESSION_PARTY,
@@ -91,10 +93,12 @@ REGISTRY = {
     "ekd": Algorithm(EKD, CodistillParty()),
     "fedhistogram": Algorithm(FedHistogram, HISTOGRAM_PARTY),
     "fedavg": Algorithm(FedAvg, WeightsParty()),
+    "fedgen": Algorithm(FedGen, FedGenParty()),
     "fedkd": Algorithm(FedKD, FedKDParty()),
     "fedkt": Algorithm(FedKT, FedKTParty()),
     "fedmd": Algorithm(FedMD, FedMDParty()),
     "fedregression": Algorithm(FedRegression, REGRESSION_PARTY),
+    "pfnm": Algorithm(PFNM, PFNMParty()),
     "pkd": Algorithm(PKD, CodistillParty()),
 }
 
@@ -141,6 +145,9 @@ __all__ = [
     "FLOWER_STRATEGIES",
     "FedAvg",
     "FedAvgOptions",
+    "FedGen",
+    "FedGenOptions",
+    "FedGenParty",
     "FedHistogram",
     "FedHistogramOptions",
     "FedKD",
@@ -164,6 +171,9 @@ __all__ = [
     "LocalNoise",
     "MLflowTracker",
     "Objective",
+    "PFNM",
+    "PFNMOptions",
+    "PFNMParty",
     "PKD",
     "Party",
     "PartyRole",

@@ -32,6 +32,7 @@ from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
+    SHORT,
     TEST,
     accuracy,
     common_options,
@@ -44,7 +45,10 @@ from tests.toys import (
 NUM_PARTIES = 4
 APP = client_app(load_toy_party)
 OPTIMIZERS = ("flower:FedAdagrad", "flower:FedAdam", "flower:FedYogi")
-TOY_SETTINGS: dict[str, dict[str, object]] = {n: {"eta": 0.5} for n in OPTIMIZERS}
+TOY_SETTINGS: dict[str, dict[str, object]] = {
+    **{name: {"eta": 0.5} for name in OPTIMIZERS},
+    **SHORT,
+}
 """Centroids are three apart, weights of networks much less."""
 
 pytestmark = pytest.mark.parametrize("name", sorted({**REGISTRY, **FLOWER_STRATEGIES}))

@@ -1,11 +1,14 @@
 """The party's role where weights travel: in our averages and in Flower's own strategies."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final
 
+import numpy as np
 from flwr.app import ConfigRecord
 
+from fl_strategies.arrays import Array
 from fl_strategies.core.accounting import (
     ledger_of,
     ledger_to_text,
@@ -52,6 +55,9 @@ class WeightsParty(PartyRole):
     package, names neither task nor learner; it is answered with this party's own.
     """
 
+    also_leaves: ClassVar[tuple[Entry, ...]] = ()
+    """What a subclass sends besides weights, which training cannot protect."""
+
     def request(self, party: Party, config: ConfigRecord) -> Request:
         """Return that weights leave after so many passes."""
         named = str(config[keys.STRATEGY]).partition(":")[0]
@@ -67,19 +73,17 @@ class WeightsParty(PartyRole):
         require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
         epochs = WeightsOptions.received(config).local_epochs
         server_round = read_round(config)
-        objective = _read_objective(config)
+        objective = self.objective(party, received, config)
         learner = require_averaged(owner, party.learner_fn())
         if objective is not None:
             learner = require_guided(owner, learner)
         plan = plan_of(learner, len(party.y), epochs=epochs)
-        charges = plan or UNPROTECTED
+        charges = (*(plan or UNPROTECTED), *self.also_leaves)
         purpose = f"{config[keys.STRATEGY]!s}, round {server_round}"
         ledger = spend(party, charges, purpose, DEFAULT_DELTA, state)
-        if received is None:
-            rng = derive_rng(read_seed(config), "weights", "initial")
-        else:
-            learner = learner.from_arrays(received.arrays)
-            rng = party.rng(read_seed(config), "weights", server_round)
+        if received is not None:
+            learner = learner.from_arrays(self.weights_of(received))
+        rng = self.rng(party, received, config)
         guided = {} if objective is None else {"objective": objective}
 
         def train() -> ContinuingLearner:
@@ -89,7 +93,7 @@ class WeightsParty(PartyRole):
             return model
 
         stand_in = functools.partial(_public_model, party)
-        model = trained(train, stand_in, promised=bool(plan))
+        model = trained(train, stand_in, promised=bool(plan) and not self.also_leaves)
         metrics = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=ledger)
         metrics[keys.LOCAL_FIGURE] = measure(party, model, state)[METRICS[party.task]]
         meta: dict[str, Scalar] = {
@@ -97,6 +101,31 @@ class WeightsParty(PartyRole):
             keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),
         }
         return Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
+
+    def weights_of(self, received: Knowledge) -> Mapping[str, Array]:
+        """Return the model among what came."""
+        return received.arrays
+
+    def objective(
+        self,
+        party: Party,  # noqa: ARG002 - for roles with an objective of their own
+        received: Knowledge | None,  # noqa: ARG002
+        config: ConfigRecord,
+    ) -> Objective | None:
+        """Return FedProx's term, which pulls towards the weights that training starts from."""
+        if PROXIMAL_MU not in config:
+            return None
+        mu = config_float(config, PROXIMAL_MU, minimum=0.0, maximum=MOST_MU)
+        return Objective(mu=mu) if mu > 0 else None
+
+    def rng(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord
+    ) -> np.random.Generator:
+        """Return what training draws from; without a model all parties draw the same one."""
+        seed = read_seed(config)
+        if received is None:
+            return derive_rng(seed, "weights", "initial")
+        return party.rng(seed, "weights", read_round(config))
 
 
 def _check_problem(party: Party, config: ConfigRecord) -> None:
@@ -112,14 +141,6 @@ def _check_problem(party: Party, config: ConfigRecord) -> None:
             f"({party.learner_name!r}), got {str(asked)[:80]!r}. Averages need one kind of "
             f"model at all parties and on the server."
         )
-
-
-def _read_objective(config: ConfigRecord) -> Objective | None:
-    """Return FedProx's term, which pulls towards the weights that training starts from."""
-    if PROXIMAL_MU not in config:
-        return None
-    mu = config_float(config, PROXIMAL_MU, minimum=0.0, maximum=MOST_MU)
-    return Objective(mu=mu) if mu > 0 else None
 
 
 def _public_model(party: Party) -> ContinuingLearner:

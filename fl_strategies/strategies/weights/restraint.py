@@ -14,6 +14,8 @@ from fl_strategies.wire.knowledge import shown
 
 MOST_TIMES_DISTANCE: Final = 2.0
 """Weights are at most so many times as far from the middle as those of the median party."""
+MAX_RECORDS: Final = 2**40
+"""Most that a party may claim."""
 _FEWEST_RESTRAINED: Final = 3
 
 Layout: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]

@@ -50,6 +50,7 @@ from fl_strategies.strategies.weights.options import (
 )
 from fl_strategies.strategies.weights.party import require_averaged
 from fl_strategies.strategies.weights.restraint import (
+    MAX_RECORDS,
     Layout,
     LocalWeights,
     as_layout,
@@ -67,7 +68,6 @@ from fl_strategies.wire.knowledge import (
 from fl_strategies.wire.replies import PartyReply
 
 AUDIENCE: Final = "the server, the other parties and everybody who sees a model"
-MAX_RECORDS: Final = 2**40
 # Beyond it squares overflow, and no honest network has such weights.
 LARGEST_WEIGHT: Final = 1e30
 # Means of larger whole numbers would not fit into their type again.
@@ -145,7 +145,8 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
     usual_rounds: ClassVar[int] = 10
     same_learner: ClassVar[bool] = True
     relays_models: ClassVar[bool] = True
-    party_learner_needs = final_learner_needs = (ContinuingLearner,)
+    party_learner_needs: ClassVar[tuple[type, ...]] = (ContinuingLearner,)
+    final_learner_needs: ClassVar[tuple[type, ...]] = (ContinuingLearner,)
     state_type = WeightsState
     reply_kind = WEIGHTS
 
