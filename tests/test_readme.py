@@ -1,3 +1,4 @@
+import logging
 import re
 import tomllib
 from pathlib import Path
@@ -10,13 +11,19 @@ CODE = re.compile(r"```.*?```", re.DOTALL)
 LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)]*)\)")
 
 
-def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """The example does what its comments say."""
+def test_the_python_example_runs(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The example does what its comments say, and nobody is warned of anything."""
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
     (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     promised = re.findall(r"# ([\d.]+)$", example, flags=re.MULTILINE)
 
     exec(compile(example, "README.md", "exec"), {})  # noqa: S102 - our own text
 
+    logger.removeHandler(caplog.handler)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
     accuracy, sent = capsys.readouterr().out.split()
     assert [f"{float(accuracy):.2f}", sent] == promised
 
