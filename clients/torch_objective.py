@@ -1,5 +1,8 @@
 """The gradient of an `Objective`, for modules whose loss alone is not all that counts."""
 
+import copy
+from typing import Any, TypeVar
+
 from clients.torch_training import check_state, state_of
 from fl_strategies.core.protocols import Objective
 from fl_strategies.exceptions import MissingExtra
@@ -9,6 +12,19 @@ try:
     from torch import Tensor, nn
 except ImportError as error:
     raise MissingExtra("TorchLearner", "torch", "torch") from error
+
+
+L = TypeVar("L", bound=Any)
+
+
+def stepping(learner: L, objective: Objective | None) -> L:
+    """Return the learner, or if the objective has a step size a twin that takes such steps."""
+    if objective is None or objective.step_size is None:
+        return learner
+    twin = copy.copy(learner)
+    twin.optimizer, twin.momentum, twin.schedule = "sgd", 0.0, "constant"
+    twin.learning_rate = objective.step_size
+    return twin
 
 
 class ObjectiveGradient:

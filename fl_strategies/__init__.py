@@ -46,6 +46,7 @@ from fl_strategies.strategies.fedmd import (
     SampleOnce,
     Unprotected,
 )
+from fl_strategies.strategies.scaffold import Scaffold, ScaffoldOptions, ScaffoldParty
 from fl_strategies.strategies.sums import (
     HISTOGRAM_PARTY,
     REGRESSION_PARTY,
@@ -89,6 +90,7 @@ REGISTRY = {
     "fedmd": Algorithm(FedMD, FedMDParty()),
     "fedregression": Algorithm(FedRegression, REGRESSION_PARTY),
     "pkd": Algorithm(PKD, CodistillParty()),
+    "scaffold": Algorithm(Scaffold, ScaffoldParty()),
 }
 
 FLOWER_STRATEGIES = {
@@ -164,6 +166,9 @@ __all__ = [
     "REGISTRY",
     "Recipe",
     "SampleOnce",
+    "Scaffold",
+    "ScaffoldOptions",
+    "ScaffoldParty",
     "ScorePrivacy",
     "SoftLearner",
     "SumOptions",

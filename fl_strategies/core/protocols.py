@@ -75,8 +75,8 @@ class Objective:
 
     Here w are the weights that learn, by the names that `to_arrays` gives them. FedProx is
     a `mu` without more; SCAFFOLD a `correction`, the server's control variate less the
-    party's own. Neither may hold anything private that has not been paid for, because a
-    learner that trains privately takes them as they are.
+    party's own, with a `step_size`. None may hold anything private that has not been paid
+    for, because a learner that trains privately takes them as they are.
 
     Parameters
     ----------
@@ -86,16 +86,22 @@ class Objective:
         Centre of the proximal term; the weights at the start of the call if omitted.
     correction : mapping of name to array, optional
         Added to the gradient of every step.
+    step_size : float, optional
+        Take steps of plain gradient descent, of this size, in place of those of the
+        learner's own optimizer; its batches and penalties stay.
     """
 
     mu: float = 0.0
     anchor: Mapping[str, Array] | None = field(default=None, repr=False)
     correction: Mapping[str, Array] | None = field(default=None, repr=False)
+    step_size: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the strength; only the learner knows its weights."""
+        """Check strength and step; only the learner knows its weights."""
         rule = "finite and at least 0"
         require(0 <= self.mu < math.inf, "Objective", "mu", rule, self.mu)
+        moves = self.step_size is None or 0 < self.step_size < math.inf
+        require(moves, "Objective", "step_size", "finite and above 0", self.step_size)
 
 
 def link_scores(scores: FloatArray, recipe: Recipe) -> FloatArray:
