@@ -36,6 +36,7 @@ from fl_strategies.strategies.codistill import (
     CodistillOptions,
     CodistillParty,
 )
+from fl_strategies.strategies.feddf import FedDF, FedDFOptions, FedDFParty
 from fl_strategies.strategies.fedkd import FedKD, FedKDOptions, FedKDParty
 from fl_strategies.strategies.fedkt import FedKT, FedKTOptions, FedKTParty
 from fl_strategies.strategies.fedmd import (
@@ -85,6 +86,7 @@ REGISTRY = {
     "ekd": Algorithm(EKD, CodistillParty()),
     "fedhistogram": Algorithm(FedHistogram, HISTOGRAM_PARTY),
     "fedavg": Algorithm(FedAvg, WeightsParty()),
+    "feddf": Algorithm(FedDF, FedDFParty()),
     "fedkd": Algorithm(FedKD, FedKDParty()),
     "fedkt": Algorithm(FedKT, FedKTParty()),
     "fedmd": Algorithm(FedMD, FedMDParty()),
@@ -136,6 +138,9 @@ __all__ = [
     "FLOWER_STRATEGIES",
     "FedAvg",
     "FedAvgOptions",
+    "FedDF",
+    "FedDFOptions",
+    "FedDFParty",
     "FedHistogram",
     "FedHistogramOptions",
     "FedKD",
