@@ -396,6 +396,21 @@ def test_a_single_loud_model_of_its_kind_is_heard_as_others_are() -> None:
     assert strategy.state.history["train"][1][keys.NUM_CAPPED] == 1
 
 
+def test_a_model_that_fails_on_a_later_row_is_not_heard() -> None:
+    """Its party is not found out by the rows that all models are tried on."""
+    public = np.concatenate([PUBLIC, np.full((1, 2), 1e30)])
+    strategy = feddf(public=public, restrain=False)
+
+    said, quieter = strategy._targets([overflowing(), linear().initialised()])
+    assert np.isfinite(said).all()
+    assert quieter == 1
+
+
+def overflowing() -> Any:
+    arrays = linear().initialised().to_arrays()
+    return linear().from_arrays({**arrays, "weight": np.full((3, 2), 1e10, np.float32)})
+
+
 def test_learners_and_rows_that_do_not_fit_are_sentences() -> None:
     """When the strategy is built."""
 

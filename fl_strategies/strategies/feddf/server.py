@@ -17,9 +17,10 @@ from fl_strategies.core.protocols import (
     StartingLearner,
     link_scores,
 )
-from fl_strategies.core.strategy import FederationOptions
+from fl_strategies.core.strategy import FederationOptions, logger
 from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import KnowledgeMismatch, require
+from fl_strategies.core.training import require_finite
+from fl_strategies.exceptions import KnowledgeMismatch, require, require_known
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.codistill.model_exchange import join_models
 from fl_strategies.strategies.feddf.options import SERVER_PUBLIC, FedDFOptions
@@ -237,7 +238,7 @@ class FedDF(FlowerStrategy):
     def _targets(self, members: Sequence[Learner]) -> tuple[FloatArray, int]:
         """Return what the ensemble says about public rows, and how many were too loud."""
         recipe = self.options.recipe(self.task)
-        scores = [_scores(member, self.public) for member in members]
+        scores = self._all_scores(members)
         if self.task == "single-label":  # the softmax does not see this shift
             scores = [each - each.mean(axis=1, keepdims=True) for each in scores]
         heard = np.ones(len(scores))
@@ -245,11 +246,22 @@ class FedDF(FlowerStrategy):
             loud = np.array([max(loudness(each), 1e-12) for each in scores])
             heard = believed_loudness(loud) / loud
         scores = [part * each for part, each in zip(heard, scores, strict=True)]
-        quieter = int((heard < 1).sum())
+        quieter = int((heard < 1).sum()) + len(members) - len(scores)
         if self.options.ensemble == "probabilities":
             linked = [link_scores(each, recipe) for each in scores]
             return np.asarray(sum(linked) / len(linked)), quieter
         return link_scores(np.asarray(sum(scores) / len(scores)), recipe), quieter
+
+    def _all_scores(self, members: Sequence[Learner]) -> list[FloatArray]:
+        """Return what models say about public rows; one that fails on some is not heard."""
+        scores = []
+        for member in members:
+            try:
+                scores.append(_scores(member, self.public))
+            except KnowledgeMismatch as error:
+                logger.warning("FedDF does not hear a model: %s", error)
+        require_known(bool(scores), "FedDF", "a model", "able to score the public rows", "none")
+        return scores
 
     def _compares(self, num_members: int) -> bool:
         classes = self.task != "regression"
@@ -259,12 +271,14 @@ class FedDF(FlowerStrategy):
         self, name: str, arrays: Mapping[str, Array], targets: FloatArray
     ) -> StartingLearner:
         """Return the average of a kind after the distillation."""
-        return self._twin(name, arrays).distill(
+        student = self._twin(name, arrays).distill(
             self.public,
             targets,
             rng=derive_rng(self.seed, "feddf", name, self.round_),
             recipe=self.options.recipe(self.task),
         )
+        require_finite(student)
+        return student
 
 
 def _model(name: str, learner: StartingLearner) -> Knowledge:
