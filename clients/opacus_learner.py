@@ -23,7 +23,7 @@ from clients.dp_sgd import (
 )
 from clients.opacus_checks import OWNER, check_layers, check_module
 from clients.torch_learner import SQUARED_SCORES, TorchLearner
-from clients.torch_objective import ObjectiveGradient
+from clients.torch_objective import ObjectiveGradient, stepping
 from clients.torch_training import (
     RECORD_LOSSES,
     BatchLoss,
@@ -264,7 +264,8 @@ class DPTorchLearner(TorchLearner):
             self._evaluate(module, x[:1])
             check_module(module.train(), x.shape[1:])
             source = None if self.secure else rng
-            self._train_privately(module, x, targets, loss, event, source, objective)
+            trainer = stepping(self, objective)
+            trainer._train_privately(module, x, targets, loss, event, source, objective)
         self._events = _with_event(self._events, event)
         return self._keep(module, x.shape[1:], event.steps)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from clients.torch_dense import DenseModules
 from clients.torch_devices import CPU, DeviceName, find_device
-from clients.torch_objective import ObjectiveGradient
+from clients.torch_objective import ObjectiveGradient, stepping
 from clients.torch_training import (
     OWNER,
     TASK_LOSSES,
@@ -354,7 +354,8 @@ class TorchLearner(DenseModules):
             module = self._new_module() if module is None else module
             self._evaluate(module, x[:1])  # names a misfit before training starts
             own = None if objective is None else ObjectiveGradient(objective, module)
-            steps = self._train(module.train(), [(x, targets)], loss, epochs, [rng], own)
+            trainer, sets = stepping(self, objective), [(x, targets)]
+            steps = trainer._train(module.train(), sets, loss, epochs, [rng], own)
         return self._keep(module, x.shape[1:], steps)
 
     def _train(

@@ -1,5 +1,8 @@
 """The gradient of an `Objective`, for modules whose loss alone is not all that counts."""
 
+import copy
+from typing import Any, TypeVar
+
 import numpy as np
 
 from clients.torch_dense import head_of
@@ -13,6 +16,19 @@ try:
     from torch.nn.functional import cross_entropy, linear
 except ImportError as error:
     raise MissingExtra("TorchLearner", "torch", "torch") from error
+
+
+L = TypeVar("L", bound=Any)
+
+
+def stepping(learner: L, objective: Objective | None) -> L:
+    """Return the learner, or if the objective has a step size a twin that takes such steps."""
+    if objective is None or objective.step_size is None:
+        return learner
+    twin = copy.copy(learner)
+    twin.optimizer, twin.momentum, twin.schedule = "sgd", 0.0, "constant"
+    twin.learning_rate = objective.step_size
+    return twin
 
 
 class ObjectiveGradient:

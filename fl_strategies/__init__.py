@@ -37,6 +37,7 @@ from fl_strategies.strategies.codistill import (
     CodistillOptions,
     CodistillParty,
 )
+from fl_strategies.strategies.feddf import FedDF, FedDFOptions, FedDFParty
 from fl_strategies.strategies.fedgen import FedGen, FedGenOptions, FedGenParty
 from fl_strategies.strategies.fedkd import FedKD, FedKDOptions, FedKDParty
 from fl_strategies.strategies.fedkt import FedKT, FedKTOptions, FedKTParty
@@ -49,6 +50,7 @@ from fl_strategies.strategies.fedmd import (
     Unprotected,
 )
 from fl_strategies.strategies.pfnm import PFNM, PFNMOptions, PFNMParty
+from fl_strategies.strategies.scaffold import Scaffold, ScaffoldOptions, ScaffoldParty
 from fl_strategies.strategies.sums import (
     HISTOGRAM_PARTY,
     REGRESSION_PARTY,
@@ -93,6 +95,7 @@ REGISTRY = {
     "ekd": Algorithm(EKD, CodistillParty()),
     "fedhistogram": Algorithm(FedHistogram, HISTOGRAM_PARTY),
     "fedavg": Algorithm(FedAvg, WeightsParty()),
+    "feddf": Algorithm(FedDF, FedDFParty()),
     "fedgen": Algorithm(FedGen, FedGenParty()),
     "fedkd": Algorithm(FedKD, FedKDParty()),
     "fedkt": Algorithm(FedKT, FedKTParty()),
@@ -100,6 +103,7 @@ REGISTRY = {
     "fedregression": Algorithm(FedRegression, REGRESSION_PARTY),
     "pfnm": Algorithm(PFNM, PFNMParty()),
     "pkd": Algorithm(PKD, CodistillParty()),
+    "scaffold": Algorithm(Scaffold, ScaffoldParty()),
 }
 
 FLOWER_STRATEGIES = {
@@ -145,6 +149,9 @@ __all__ = [
     "FLOWER_STRATEGIES",
     "FedAvg",
     "FedAvgOptions",
+    "FedDF",
+    "FedDFOptions",
+    "FedDFParty",
     "FedGen",
     "FedGenOptions",
     "FedGenParty",
@@ -182,6 +189,9 @@ __all__ = [
     "REGISTRY",
     "Recipe",
     "SampleOnce",
+    "Scaffold",
+    "ScaffoldOptions",
+    "ScaffoldParty",
     "ScorePrivacy",
     "SoftLearner",
     "SumOptions",

@@ -85,6 +85,9 @@ class CentroidLearner:
         if objective is not None:
             held = (self.centroids + objective.mu * before) / (1 + objective.mu)
             self.centroids = np.where(np.isfinite(before), held, self.centroids)
+            if objective.correction is not None:
+                step = objective.step_size or 1.0
+                self.centroids = self.centroids - step * objective.correction["centroids"]
         return self
 
     def initialised(self, *, rng: np.random.Generator) -> "CentroidLearner":

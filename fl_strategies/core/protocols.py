@@ -76,8 +76,8 @@ class Objective:
 
     Here w are the weights that learn, by the names that `to_arrays` gives them. FedProx is
     a `mu` without more; SCAFFOLD a `correction`, the server's control variate less the
-    party's own. Neither may hold anything private that has not been paid for, because a
-    learner that trains privately takes them as they are.
+    party's own, with a `step_size`. None may hold anything private that has not been paid
+    for, because a learner that trains privately takes them as they are.
 
     Parameters
     ----------
@@ -91,6 +91,9 @@ class Objective:
         What the last layer is to recognise as these classes, besides the records; FedGen's.
     strength : float (default: 0)
         Weight of their mean cross-entropy.
+    step_size : float, optional
+        Take steps of plain gradient descent, of this size, in place of those of the
+        learner's own optimizer; its batches and penalties stay.
     """
 
     mu: float = 0.0
@@ -99,6 +102,7 @@ class Objective:
     features: FloatArray | None = field(default=None, repr=False)
     labels: IntArray | None = field(default=None, repr=False)
     strength: float = 0.0
+    step_size: float | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers; only the learner knows its weights."""
@@ -108,6 +112,8 @@ class Objective:
         require(finite, "Objective", "strength", rule, self.strength)
         both = (self.features is None) == (self.labels is None)
         require(both, "Objective", "labels", "given with features", self.labels)
+        moves = self.step_size is None or 0 < self.step_size < math.inf
+        require(moves, "Objective", "step_size", "finite and above 0", self.step_size)
 
 
 def link_scores(scores: FloatArray, recipe: Recipe) -> FloatArray:

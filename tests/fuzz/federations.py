@@ -131,6 +131,8 @@ VARIANTS: Mapping[str, Variant] = {
     "fedavg": _variant("fedavg", "network", rounds=2),
     "fedgen": _variant("fedgen", "network", rounds=2, generator_steps=3),
     "pfnm": _variant("pfnm", "network", local_epochs=2),
+    "feddf": _variant("feddf", "network", rounds=2, distill_epochs=1),
+    "scaffold": _variant("scaffold", "network", rounds=2),
 }
 
 

@@ -23,6 +23,7 @@ from fl_strategies.core.protocols import (
     ContinuingLearner,
     Learner,
     Objective,
+    StartingLearner,
     plan_of,
     require_guided,
 )
@@ -68,12 +69,24 @@ class WeightsParty(PartyRole):
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, Metrics]:
         """Return the weights after training, and how many records they have seen."""
+        objective = self.objective(party, received, config)
+        _, knowledge, metrics = self.learn(party, received, config, state, objective)
+        return knowledge, metrics
+
+    def learn(
+        self,
+        party: Party,
+        received: Knowledge | None,
+        config: ConfigRecord,
+        state: PartyState,
+        objective: Objective | None,
+    ) -> tuple[ContinuingLearner, Knowledge, Metrics]:
+        """Return the model after training, paid for before, and what of it may leave."""
         owner = party.owner
         _check_problem(party, config)
         require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
         epochs = WeightsOptions.received(config).local_epochs
         server_round = read_round(config)
-        objective = self.objective(party, received, config)
         learner = require_averaged(owner, party.learner_fn())
         if objective is not None:
             learner = require_guided(owner, learner)
@@ -100,7 +113,7 @@ class WeightsParty(PartyRole):
             keys.NUM_EXAMPLES: len(party.y),
             keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),
         }
-        return Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
+        return model, Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
 
     def weights_of(self, received: Knowledge) -> Mapping[str, Array]:
         """Return the model among what came."""
@@ -154,5 +167,16 @@ def require_averaged(owner: str, learner: Learner) -> ContinuingLearner:
             f"{owner}: the learner must keep learning (distill, partial_fit) and travel "
             f"(to_arrays, from_arrays) for its weights to be averaged, got "
             f"{type(learner).__name__}. Use a network, or another strategy."
+        )
+    return learner
+
+
+def require_starting(owner: str, learner: Learner) -> StartingLearner:
+    """Return the learner if the server can draw its first weights; say so if it cannot."""
+    if not isinstance(learner, StartingLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must have initialised, partial_fit, distill, to_arrays and "
+            f"from_arrays, so that the server can draw its first weights, got "
+            f"{type(learner).__name__}. TorchLearner has them."
         )
     return learner
