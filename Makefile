@@ -3,13 +3,14 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 AUDIT := .venv-audit
+TRACKERS := .venv-trackers
 SOURCES := fl_strategies clients simulations tests benchmarks examples apps
-USUAL := not paper and not deployment and not faults and not slow
+USUAL := not paper and not deployment and not faults and not slow and not trackers and not wheel
 
 PARTIES := tests/attacks tests/clients tests/fuzz tests/simulations
 PROCESSES := tests/flower tests/faults
 
-.PHONY: install run test test-logic test-parties test-processes lint test-slow test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples
+.PHONY: install run test test-logic test-parties test-processes lint test-slow test-trackers test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples wheel-check notebooks
 
 install: $(INSTALLED)
 
@@ -41,6 +42,16 @@ test-processes: install
 # Liars in whole federations, and audits by many draws; a few minutes.
 test-slow: install
 	$(PYTHON) -m pytest -m slow
+
+# TensorBoard, MLflow and W&B for real; a few minutes. Only pip needs the network. They have an
+# environment of their own on top of the usual one, because they bring some thirty packages.
+test-trackers: install
+	python3 -m venv $(TRACKERS)
+	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> "$$($(TRACKERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/usual.pth"
+	$(TRACKERS)/bin/python -m pip install --quiet --constraint constraints.txt \
+		--editable ".[tensorboard,mlflow,wandb]"
+	$(TRACKERS)/bin/python -m pytest tests/test_trackers.py tests/test_licences.py
 
 # All strategies on SuperLink and SuperNodes with TLS and node keys, and on Ray; several minutes.
 test-deployment: install
@@ -89,9 +100,19 @@ licences: install
 examples: install
 	$(PYTHON) -m pytest tests/examples
 
+# The notebooks anew, with their outputs, in place; about two minutes.
+notebooks: install
+	$(PYTHON) -m pip install --quiet --constraint constraints.txt --group notebooks
+	$(PYTHON) -m tests.notebooks
+	$(PYTHON) -m pytest tests/examples/test_notebooks.py tests/clients/test_saved_model.py
+
+# The package as users get it, in empty environments; needs the network and a few minutes.
+wheel-check: install
+	$(PYTHON) -m pytest -v -m wheel tests/test_wheel.py
+
 # The published and promised figures; needs FL_STRATEGIES_DATA (see docs/getting_started.md) and about an hour.
 paper: install
 	$(PYTHON) -m pytest -m paper
 
 clean:
-	rm -rf $(VENV) $(AUDIT) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(AUDIT) $(TRACKERS) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -88,7 +88,7 @@ ROWS = [
 
 @dataclass(frozen=True)
 class Learners:
-    """How a data set is learned; chosen on seeds 3 to 9, see docs/privacy.md.
+    """How a data set is learned; chosen on seeds 3 to 9, see docs/results/fedkt.md.
 
     Parameters
     ----------

@@ -1,5 +1,7 @@
 """Parties of a project that deals its rows out by a function, as Flower's quickstarts do."""
 
+import inspect
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -7,10 +9,15 @@ import numpy as np
 from flwr.app import Context
 
 from fl_strategies import Party
+from fl_strategies.arrays import Array, to_array
+from fl_strategies.core.labels import is_missing
 from fl_strategies.exceptions import InvalidData, require, require_data
+from fl_strategies.naming import require_argument
 from fl_strategies.wire import keys
 
 LoadData: TypeAlias = Callable[[int, int], Sequence[Any]]
+
+logger = logging.getLogger("flwr.fl_strategies")
 
 _OWNER = "party_loader"
 
@@ -24,6 +31,7 @@ def party_loader(load_data: LoadData, **party: Any) -> Callable[[Context], Party
         Takes Flower's partition id and the number of partitions. Returns four arrays in the
         order of scikit-learn's `train_test_split`, x_train, x_test, y_train and y_test; or
         two sets, to train on and to test on: pairs (x, y), or data sets or loaders of torch.
+        Rows without a label are dropped, and counted in the party's own log alone.
     **party
         All else that a `Party` takes, such as `public`, `num_classes` and `learner_fn`.
 
@@ -45,6 +53,9 @@ def party_loader(load_data: LoadData, **party: Any) -> Callable[[Context], Party
     Party(partition_id=3, learner_name='learner', task='single-label', num_classes=2, \
 x=(6, 1) float64, y=(6,) int64, public=(0, 1) float64, x_test=(2, 1) float64, y_test=(2,) int64)
     """
+    known = [*inspect.signature(Party.__init__).parameters]
+    for name in party:
+        require_argument(_OWNER, name, known)
 
     def load_party(context: Context) -> Party:
         node = context.node_config
@@ -52,6 +63,9 @@ x=(6, 1) float64, y=(6,) int64, public=(0, 1) float64, x_test=(2, 1) float64, y_
             require(key in node, _OWNER, "node_config", f"with {key!r}", sorted(node))
         number, count = int(node[keys.PARTITION_ID]), int(node[keys.NUM_PARTITIONS])
         x, x_test, y, y_test = _four_arrays(load_data(number, count))
+        classes = party.get("classes") or ()
+        x, y = _labelled("y_train", x, y, classes)
+        x_test, y_test = _labelled("y_test", x_test, y_test, classes)
         return Party(x=x, y=y, x_test=x_test, y_test=y_test, partition_id=number, **party)
 
     return load_party
@@ -86,3 +100,20 @@ def _rows_and_labels(given: Any) -> tuple[Any, Any]:
     items = [rows[i] for i in range(len(rows))]
     pairs = [tuple(item.values()) if isinstance(item, dict) else item for item in items]
     return np.stack([np.asarray(x) for x, _ in pairs]), np.asarray([int(y) for _, y in pairs])
+
+
+def _labelled(name: str, x: Any, y: Any, classes: Sequence[object]) -> tuple[Any, Any]:
+    """Return the rows that have a label, and their labels; all as they are if all have one."""
+    labels = to_array(_OWNER, name, y)
+    missing = is_missing(labels, classes)
+    if not missing.any() or len(x) != len(labels):
+        return x, y
+    logger.warning("%d rows without a label in %s are dropped.", missing.sum(), name)
+    return _rows_at(x, ~missing), np.array(labels[~missing].tolist())
+
+
+def _rows_at(x: Any, kept: Array) -> Any:
+    """Return some rows of an array, a list, a tensor or a frame."""
+    if isinstance(x, list | tuple):
+        return [row for row, keep in zip(x, kept, strict=True) if keep]
+    return x.loc[kept] if hasattr(x, "loc") else x[np.flatnonzero(kept)]

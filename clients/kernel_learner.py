@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, eigh, lstsq
 from scipy.spatial.distance import cdist
 
-from clients.scores import ScoreLearner
+from clients.scores import ScoreLearner, plain_rows
 from clients.tabular import require_array, require_names
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.core.tasks import Task
@@ -96,7 +96,7 @@ class KernelRidgeLearner(ScoreLearner):
         self._dual: FloatArray
 
     def _regress(self, x: Array, targets: FloatArray, _rng: np.random.Generator) -> None:
-        rows = _plain(x)
+        rows = plain_rows(x)
         with np.errstate(over="ignore"):
             gram = self._similarities(rows, rows)
         finite = bool(np.isfinite(gram).all())
@@ -104,7 +104,7 @@ class KernelRidgeLearner(ScoreLearner):
         self._rows, self._dual = rows, solve_shifted(gram, self._ridge * len(rows), targets)
 
     def _outputs(self, x: Array) -> FloatArray:
-        rows, step = _plain(x), max(1, _PAIRS_AT_ONCE // len(self._rows))
+        rows, step = plain_rows(x), max(1, _PAIRS_AT_ONCE // len(self._rows))
         parts = [
             self._similarities(rows[start : start + step], self._rows) @ self._dual
             for start in range(0, len(rows), step)
@@ -206,7 +206,7 @@ class RidgeLearner(ScoreLearner):
         self._intercepts: FloatArray
 
     def _regress(self, x: Array, targets: FloatArray, _rng: np.random.Generator) -> None:
-        rows = _plain(x)
+        rows = plain_rows(x)
         centre, level = np.zeros(rows.shape[1]), np.zeros(targets.shape[1])
         if self._has_intercept:
             centre, level = rows.mean(axis=0), targets.mean(axis=0)
@@ -214,7 +214,7 @@ class RidgeLearner(ScoreLearner):
         self._intercepts = level - centre @ self._coefficients
 
     def _outputs(self, x: Array) -> FloatArray:
-        scores: FloatArray = _plain(x) @ self._coefficients + self._intercepts
+        scores: FloatArray = plain_rows(x) @ self._coefficients + self._intercepts
         return scores
 
     def _to_arrays(self) -> dict[str, Array]:
@@ -228,14 +228,6 @@ class RidgeLearner(ScoreLearner):
         require_names(owner, arrays, {"coefficients", "intercepts"})
         self._coefficients = require_array(owner, arrays, "coefficients", np.float64, shape)
         self._intercepts = require_array(owner, arrays, "intercepts", np.float64, shape[1:])
-
-
-def _plain(matrix: Array) -> FloatArray:
-    """Return a copy in float64 and C order.
-
-    The memory order decides in which order products are summed, hence the last bit.
-    """
-    return np.array(matrix, dtype=np.float64, order="C")
 
 
 def _check_ridge(owner: str, ridge: float) -> None:
@@ -257,11 +249,11 @@ def solve_shifted(gram: FloatArray, shift: float, targets: FloatArray) -> FloatA
     if shift > len(gram) * _SINGULAR * np.trace(gram):
         shifted = gram.copy()
         np.fill_diagonal(shifted, gram.diagonal() + shift)
-        return _plain(cho_solve(cho_factor(shifted, lower=True), targets))
+        return plain_rows(cho_solve(cho_factor(shifted, lower=True), targets))
     values, vectors = eigh(gram)
     kept = values > len(gram) * _SINGULAR * max(values[-1], 0.0)
     inverse = np.where(kept, 1.0 / np.where(kept, values + shift, 1.0), 0.0)
-    return _plain(vectors @ (inverse[:, np.newaxis] * (vectors.T @ targets)))
+    return plain_rows(vectors @ (inverse[:, np.newaxis] * (vectors.T @ targets)))
 
 
 def _solve_linear(x: FloatArray, ridge: float, targets: FloatArray) -> FloatArray:
@@ -273,9 +265,9 @@ def _solve_linear(x: FloatArray, ridge: float, targets: FloatArray) -> FloatArra
     num_rows, width = x.shape
     shift = ridge * num_rows
     if width > num_rows:
-        return _plain(x.T @ solve_shifted(x @ x.T, shift, targets))
+        return plain_rows(x.T @ solve_shifted(x @ x.T, shift, targets))
     if shift > 0:
         x = np.concatenate([x, math.sqrt(shift) * np.eye(width)])
         targets = np.concatenate([targets, np.zeros((width, targets.shape[1]))])
     cutoff = num_rows * _SINGULAR
-    return _plain(lstsq(x, targets, cond=cutoff, lapack_driver="gelsy")[0])
+    return plain_rows(lstsq(x, targets, cond=cutoff, lapack_driver="gelsy")[0])

@@ -23,7 +23,7 @@ from clients.dp_sgd import (
 )
 from clients.opacus_checks import OWNER, check_layers, check_module
 from clients.torch_learner import SQUARED_SCORES, TorchLearner
-from clients.torch_objective import ObjectiveGradient
+from clients.torch_objective import ObjectiveGradient, stepping
 from clients.torch_training import (
     RECORD_LOSSES,
     BatchLoss,
@@ -37,6 +37,7 @@ from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.core.protocols import Objective, Recipe, TrainingSet
 from fl_strategies.exceptions import InvalidParameter, MissingExtra, require
 from fl_strategies.privacy.events import DPSGDEvent
+from fl_strategies.progress import counted
 
 try:
     import torch
@@ -177,7 +178,7 @@ class DPTorchLearner(TorchLearner):
         rule = f"{len(sets)} generators, one a training set"
         require(len(rngs) == len(sets), OWNER, "rngs", rule, len(rngs))
         twins = [copy.copy(self)._forget() for _ in sets]
-        members = zip(twins, sets, rngs, strict=True)
+        members = counted(list(zip(twins, sets, rngs, strict=True)), "models")
         return [twin.fit(x, y, rng=rng) for twin, (x, y), rng in members]
 
     def distill(
@@ -263,7 +264,8 @@ class DPTorchLearner(TorchLearner):
             self._evaluate(module, x[:1])
             check_module(module.train(), x.shape[1:])
             source = None if self.secure else rng
-            self._train_privately(module, x, targets, loss, event, source, objective)
+            trainer = stepping(self, objective)
+            trainer._train_privately(module, x, targets, loss, event, source, objective)
         self._events = _with_event(self._events, event)
         return self._keep(module, x.shape[1:], event.steps)
 
@@ -296,7 +298,8 @@ class DPTorchLearner(TorchLearner):
         if own is not None:  # after the noise, so that no record has a part in it
             optimizer.attach_step_hook(lambda _: own.add())
         rows, wanted = torch.from_numpy(as_float32("x", [x])), torch.from_numpy(targets)
-        for _ in self._steps(descent, event.steps):
+        steps = counted(range(event.steps), "private steps")
+        for _ in zip(steps, self._steps(descent, event.steps), strict=True):
             drawn = drawn_rows(event, source)
             batch = rows[drawn].to(self._device), wanted[drawn].to(self._device)
             noisy_step(model, optimizer, loss, *batch)

@@ -7,12 +7,12 @@ from typing import Final
 import numpy as np
 from scipy.linalg import eigh
 
-from clients.scores import ScoreLearner
+from clients.scores import ScoreLearner, plain_rows
 from clients.tabular import require_array, require_names
-from fl_strategies.arrays import Array, FloatArray
+from fl_strategies.arrays import Array, FloatArray, column_scales
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import require
-from fl_strategies.strategies.sums.cells import column_scales
+from fl_strategies.threads import one_blas_thread
 
 USUAL_FEATURES: Final = 2000
 RIDGES: Final = tuple(10.0 ** (step / 2) for step in range(-10, 1))
@@ -85,8 +85,9 @@ class RandomFeaturesLearner(ScoreLearner):
         self._coefficients: FloatArray
         self._intercepts: FloatArray
 
+    @one_blas_thread()
     def _regress(self, x: Array, targets: FloatArray, rng: np.random.Generator) -> None:
-        rows = np.array(x, dtype=np.float64, order="C")
+        rows = plain_rows(x)
         self._centre, self._scales = rows.mean(axis=0), column_scales(rows)
         self._scales = self._scales / _usual_distance(rows * self._scales, rng)
         shape = (rows.shape[1], self._num_features)
@@ -108,6 +109,7 @@ class RandomFeaturesLearner(ScoreLearner):
         waves *= np.float32(math.sqrt(2 / self._num_features))
         return waves
 
+    @one_blas_thread()
     def _outputs(self, x: Array) -> FloatArray:
         step = max(1, _VALUES_AT_ONCE // self._num_features)
         weights = self._coefficients

@@ -9,9 +9,11 @@ those of untrusted files.
 import io
 import json
 import math
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args
 
@@ -20,7 +22,12 @@ from clients.budget import MAX_WIDTH
 from fl_strategies import __version__
 from fl_strategies.aggregation.ensembles import MAX_MEMBERS, MeanEnsemble, SignedEnsemble
 from fl_strategies.arrays import Array
-from fl_strategies.core.protocols import Learner, LearnerFactory, require_portable
+from fl_strategies.core.protocols import (
+    DenseLearner,
+    Learner,
+    LearnerFactory,
+    require_portable,
+)
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import InvalidData, StrategyError, require_data
 from fl_strategies.runtime.atomic_files import SHARED, replace_file
@@ -34,6 +41,7 @@ MEAN: Final = "mean-of-members"
 SIGNED: Final = "signed-sum-of-members"
 XGBOOST: Final = "xgboost.json"
 TORCH: Final = "state_dict.pt"
+SKOPS: Final = "model.skops"
 MOST_DESCRIPTION_BYTES: Final = 2**20
 # Learners by name belong to a package above this one, which may be missing.
 CATALOGUE: Final = "simulations.models"
@@ -177,6 +185,8 @@ def _load_learner(folder: Path, card: ModelCard, learner_fn: LearnerFactory | No
     learner = _named(card)() if learner_fn is None else learner_fn()
     fits, rule = learner.num_classes == len(card.classes), f"of {len(card.classes)} classes"
     require_data(fits, OWNER, "the learner", rule, learner.num_classes)
+    if isinstance(learner, DenseLearner):
+        learner = learner.sized_for(arrays)
     _check_size(learner, arrays)
     return require_portable(learner).from_arrays(arrays)
 
@@ -267,8 +277,17 @@ def _native_files(model: Learner, arrays: Mapping[str, Array]) -> dict[str, byte
     booster = getattr(model, "booster", None)
     if booster is not None:
         return {XGBOOST: bytes(booster.save_raw("json"))}
+    estimator = getattr(model, "fitted_estimator", None)
+    if estimator is not None:
+        return _skops_file(estimator) if find_spec("skops") is not None else {}
     if not hasattr(model, "module_fn"):
         return {}
     torch, file = import_module("torch"), io.BytesIO()
     torch.save({name: torch.tensor(array) for name, array in arrays.items()}, file)
     return {TORCH: file.getvalue()}
+
+
+def _skops_file(estimator: Any) -> dict[str, bytes]:
+    """Return a file for other programs, never read here: its readers say what they trust."""
+    dumps = import_module("skops.io").dumps
+    return {SKOPS: dumps(estimator, compression=zipfile.ZIP_DEFLATED)}

@@ -239,3 +239,11 @@ def targets_of(y: Array, num_classes: int, task: Task) -> FloatArray:
     positives = np.where(known, y, 0).sum(axis=0)
     means = np.where(counts > 0, positives / np.maximum(counts, 1), 0.5)
     return np.where(known, y, means)
+
+
+def plain_rows(matrix: Array) -> FloatArray:
+    """Return a copy in float64 and C order.
+
+    The memory order decides in which order products are summed, hence the last bit.
+    """
+    return np.array(matrix, dtype=np.float64, order="C")

@@ -163,6 +163,12 @@ class SklearnLearner(TabularLearner):
             ) from error
 
     @property
+    def fitted_estimator(self) -> Any:
+        """scikit-learn's own model of the classes present; None if it was not trained here."""
+        is_constant = self._classes is None or len(self._classes) == 1
+        return None if is_constant or self._is_received else self._model
+
+    @property
     def travels(self) -> bool:
         """Whether models of this estimator have an array form."""
         return _travels(self._template)

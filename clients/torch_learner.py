@@ -18,8 +18,9 @@ from typing import Final, Self, TypeAlias, get_args
 
 import numpy as np
 
+from clients.torch_dense import DenseModules
 from clients.torch_devices import CPU, DeviceName, find_device
-from clients.torch_objective import ObjectiveGradient
+from clients.torch_objective import ObjectiveGradient, stepping
 from clients.torch_training import (
     OWNER,
     TASK_LOSSES,
@@ -46,6 +47,7 @@ from fl_strategies.core.party import check_rows
 from fl_strategies.core.protocols import Objective, Recipe, TrainingSet
 from fl_strategies.core.tasks import Task, check_targets
 from fl_strategies.exceptions import InvalidData, MissingExtra, NotFitted, require, require_data
+from fl_strategies.progress import counted
 
 try:
     import torch
@@ -60,7 +62,7 @@ SQUARED_SCORES: Final = Recipe()
 
 
 @dataclass(eq=False)
-class TorchLearner:
+class TorchLearner(DenseModules):
     """A model made of any PyTorch module.
 
     Parameters
@@ -139,8 +141,7 @@ class TorchLearner:
         for name, kind in choices:
             options, given = get_args(kind), getattr(self, name)
             require(given in options, OWNER, name, f"one of {', '.join(options)}", given)
-        least_classes = 2 if self.task == "single-label" else 1
-        check_count("num_classes", self.num_classes, least_classes)
+        check_count("num_classes", self.num_classes, 2 if self.task == "single-label" else 1)
         check_count("epochs", self.epochs)
         check_count("batch_size", self.batch_size)
         rate, decay, last = self.learning_rate, self.weight_decay, self.final_learning_rate
@@ -313,7 +314,7 @@ class TorchLearner:
         self, members: Sequence[tuple[Self, Array, Array, np.random.Generator]]
     ) -> None:
         if len(members) == 1 or not self._stackable(members[0][1][:2]):
-            for twin, x, y, rng in members:
+            for twin, x, y, rng in counted(members, "models"):
                 twin.fit(x, y, rng=rng)
             return
         modules = []
@@ -353,7 +354,8 @@ class TorchLearner:
             module = self._new_module() if module is None else module
             self._evaluate(module, x[:1])  # names a misfit before training starts
             own = None if objective is None else ObjectiveGradient(objective, module)
-            steps = self._train(module.train(), [(x, targets)], loss, epochs, [rng], own)
+            trainer, sets = stepping(self, objective), [(x, targets)]
+            steps = trainer._train(module.train(), sets, loss, epochs, [rng], own)
         return self._keep(module, x.shape[1:], steps)
 
     def _train(

@@ -1,14 +1,34 @@
 """The gradient of an `Objective`, for modules whose loss alone is not all that counts."""
 
-from clients.torch_training import check_state, state_of
+import copy
+from typing import Any, TypeVar
+
+import numpy as np
+
+from clients.torch_dense import head_of
+from clients.torch_training import OWNER, check_state, state_of
 from fl_strategies.core.protocols import Objective
-from fl_strategies.exceptions import MissingExtra
+from fl_strategies.exceptions import MissingExtra, require_known
 
 try:
     import torch
     from torch import Tensor, nn
+    from torch.nn.functional import cross_entropy, linear
 except ImportError as error:
     raise MissingExtra("TorchLearner", "torch", "torch") from error
+
+
+L = TypeVar("L", bound=Any)
+
+
+def stepping(learner: L, objective: Objective | None) -> L:
+    """Return the learner, or if the objective has a step size a twin that takes such steps."""
+    if objective is None or objective.step_size is None:
+        return learner
+    twin = copy.copy(learner)
+    twin.optimizer, twin.momentum, twin.schedule = "sgd", 0.0, "constant"
+    twin.learning_rate = objective.step_size
+    return twin
 
 
 class ObjectiveGradient:
@@ -18,7 +38,8 @@ class ObjectiveGradient:
     ----------
     objective : Objective
         Its arrays are checked against the weights that learn; others of the module's state,
-        such as the buffers in `to_arrays`, may be among them and have no effect.
+        such as the buffers in `to_arrays`, may be among them and have no effect. Features
+        are what the last dense layer takes.
     module : Module
         With the weights that the call starts from.
     """
@@ -40,6 +61,7 @@ class ObjectiveGradient:
                 check_state(given, {name: state[name] for name in learning}, kind)
                 for tensor, name in zip(tensors, learning, strict=True):
                     tensor.copy_(torch.tensor(given[name]))
+        self._features = None if objective.features is None else _Features(objective, module)
 
     @torch.no_grad()
     def add(self) -> None:
@@ -48,3 +70,31 @@ class ObjectiveGradient:
         for weight, anchor, correction in terms:
             own: Tensor = self._mu * (weight - anchor) + correction
             weight.grad = own if weight.grad is None else weight.grad + own
+        if self._features is not None:
+            self._features.add()
+
+
+class _Features:
+    """The cross-entropy of what the last layer makes of given features."""
+
+    def __init__(self, objective: Objective, module: nn.Module) -> None:
+        head = head_of(module)
+        self._head = [p for p in (head.weight, head.bias) if p.requires_grad]
+        self._layer, self._strength = head, objective.strength
+        features = np.asarray(objective.features, dtype=np.float32)
+        rule = f"of shape (n, {head.in_features})"
+        fits = features.ndim == 2 and features.shape[1] == head.in_features
+        require_known(fits, OWNER, "features", rule, features.shape)
+        device = head.weight.device
+        self._features = torch.from_numpy(features).to(device)
+        self._labels = torch.from_numpy(np.asarray(objective.labels, np.int64)).to(device)
+
+    @torch.enable_grad()
+    def add(self) -> None:
+        # Not by the layer itself: hooks of others, such as Opacus', would count these rows.
+        scores = linear(self._features, self._layer.weight, self._layer.bias)
+        loss = self._strength * cross_entropy(scores, self._labels)
+        for weight, slope in zip(
+            self._head, torch.autograd.grad(loss, self._head), strict=True
+        ):
+            weight.grad = slope if weight.grad is None else weight.grad + slope

@@ -21,6 +21,7 @@ from fl_strategies.exceptions import (
     require_data,
     require_known,
 )
+from fl_strategies.progress import counted
 
 try:
     import torch
@@ -243,7 +244,7 @@ class TrainingData:
         stops = [*range(batch_size, last_start + 1, batch_size), longest]
         weights = self._weights(batch_size, last_start)
         order = np.zeros((len(rngs), longest), dtype=np.int64)
-        for _ in range(epochs):
+        for _ in counted(range(epochs), "epochs"):
             for mine, size, rng in zip(order, self._sizes[:, 0], rngs, strict=True):
                 mine[:size] = rng.permutation(size)
             at_row = torch.from_numpy(order + self._first_rows)

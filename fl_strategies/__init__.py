@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.serverapp import strategy
 
+from fl_strategies.core.epsilon_file import write_epsilon_csv
 from fl_strategies.core.party import Party
 from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.protocols import (
@@ -36,6 +37,8 @@ from fl_strategies.strategies.codistill import (
     CodistillOptions,
     CodistillParty,
 )
+from fl_strategies.strategies.feddf import FedDF, FedDFOptions, FedDFParty
+from fl_strategies.strategies.fedgen import FedGen, FedGenOptions, FedGenParty
 from fl_strategies.strategies.fedkd import FedKD, FedKDOptions, FedKDParty
 from fl_strategies.strategies.fedkt import FedKT, FedKTOptions, FedKTParty
 from fl_strategies.strategies.fedmd import (
@@ -46,6 +49,8 @@ from fl_strategies.strategies.fedmd import (
     SampleOnce,
     Unprotected,
 )
+from fl_strategies.strategies.pfnm import PFNM, PFNMOptions, PFNMParty
+from fl_strategies.strategies.scaffold import Scaffold, ScaffoldOptions, ScaffoldParty
 from fl_strategies.strategies.sums import (
     HISTOGRAM_PARTY,
     REGRESSION_PARTY,
@@ -64,6 +69,12 @@ from fl_strategies.strategies.weights import (
     WeightsOptions,
     WeightsParty,
     flower_strategy,
+)
+from fl_strategies.trackers import (
+    MLflowTracker,
+    TensorBoardTracker,
+    Tracker,
+    WandbTracker,
 )
 from fl_strategies.wire.knowledge import Knowledge
 
@@ -84,11 +95,15 @@ REGISTRY = {
     "ekd": Algorithm(EKD, CodistillParty()),
     "fedhistogram": Algorithm(FedHistogram, HISTOGRAM_PARTY),
     "fedavg": Algorithm(FedAvg, WeightsParty()),
+    "feddf": Algorithm(FedDF, FedDFParty()),
+    "fedgen": Algorithm(FedGen, FedGenParty()),
     "fedkd": Algorithm(FedKD, FedKDParty()),
     "fedkt": Algorithm(FedKT, FedKTParty()),
     "fedmd": Algorithm(FedMD, FedMDParty()),
     "fedregression": Algorithm(FedRegression, REGRESSION_PARTY),
+    "pfnm": Algorithm(PFNM, PFNMParty()),
     "pkd": Algorithm(PKD, CodistillParty()),
+    "scaffold": Algorithm(Scaffold, ScaffoldParty()),
 }
 
 FLOWER_STRATEGIES = {
@@ -134,6 +149,12 @@ __all__ = [
     "FLOWER_STRATEGIES",
     "FedAvg",
     "FedAvgOptions",
+    "FedDF",
+    "FedDFOptions",
+    "FedDFParty",
+    "FedGen",
+    "FedGenOptions",
+    "FedGenParty",
     "FedHistogram",
     "FedHistogramOptions",
     "FedKD",
@@ -155,7 +176,11 @@ __all__ = [
     "Learner",
     "LearnerFactory",
     "LocalNoise",
+    "MLflowTracker",
     "Objective",
+    "PFNM",
+    "PFNMOptions",
+    "PFNMParty",
     "PKD",
     "Party",
     "PartyRole",
@@ -164,16 +189,23 @@ __all__ = [
     "REGISTRY",
     "Recipe",
     "SampleOnce",
+    "Scaffold",
+    "ScaffoldOptions",
+    "ScaffoldParty",
     "ScorePrivacy",
     "SoftLearner",
     "SumOptions",
     "SumParty",
     "SumPrivacy",
+    "TensorBoardTracker",
+    "Tracker",
     "Unprotected",
     "VotePrivacy",
+    "WandbTracker",
     "WeightsOptions",
     "WeightsParty",
     "__version__",
     "find_algorithm",
     "flower_strategy",
+    "write_epsilon_csv",
 ]

@@ -1,7 +1,7 @@
 """Names for arrays, what becomes one, and what identifies their content."""
 
 import hashlib
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,9 @@ from fl_strategies.exceptions import InvalidData
 Array: TypeAlias = NDArray[Any]
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
 IntArray: TypeAlias = NDArray[np.int64]
+
+NEARLY_CONSTANT: Final = 1e-6
+"""What varies by less than this share of itself does not vary."""
 
 
 def to_array(owner: str, name: str, value: Any) -> Array:
@@ -49,6 +52,23 @@ def _is_numeric(column: Any) -> bool:
     array = np.asarray(column)
     plain = np.array(array.tolist()) if array.dtype == object else array
     return plain.dtype.kind in "biuf"
+
+
+def column_scales(rows: FloatArray) -> FloatArray:
+    """Return what columns are multiplied by: 1 if they share a unit, or one over the spread.
+
+    They do if most columns span about as much as the widest: pixels, indicators, frequencies.
+
+    Examples
+    --------
+    >>> column_scales(np.array([[0.0, 100.0, 7.0], [2.0, 900.0, 7.0]]))
+    array([1.    , 0.0025, 0.    ])
+    """
+    spans, spread = np.ptp(rows, axis=0), rows.std(axis=0)
+    if np.median(spans) >= spans.max(initial=0.0) / 2:
+        return np.ones(rows.shape[1])
+    varies = spread > NEARLY_CONSTANT * np.abs(rows).max(axis=0, initial=0.0)
+    return np.where(varies, 1.0 / np.where(varies, spread, 1.0), 0.0)
 
 
 def content_hash(array: Array) -> str:

@@ -30,6 +30,7 @@ from simulations.run_folder import PAGE, RunFolder
 from simulations.running import Finished, run_federation, run_once
 from simulations.strict_json import write_json
 from simulations.tables_command import add_tables
+from simulations.tracking import Tracking, add_tracking
 from simulations.understood import tell_data
 
 NOTHING = "Nothing is finished"
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run one federation in this process, without Ray")
     _add_settings(run)
     run.add_argument("--json", type=Path, metavar="OUT", help="also write the result here")
+    add_tracking(run)
     _add_loudness(run)
     run.set_defaults(command=_run)
     flower = commands.add_parser(
@@ -109,7 +111,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "All settings, with their defaults: python -m simulations --help"
     parser.add_argument("--data", help=f"{', '.join(LOADERS)}, FILE.npz or FILE.csv")
     parser.add_argument("--label", metavar="COLUMN", help="label column of FILE.csv")
-    parser.add_argument("--drop", metavar="COLUMNS", help="columns of FILE.csv to leave out")
+    parser.add_argument("--drop", metavar="COLUMNS", help="columns of FILE.csv to drop")
     parser.add_argument(
         "--learner",
         metavar="NAMES",
@@ -137,19 +139,28 @@ def _run(options: argparse.Namespace) -> int:
     require_files("run", json=options.json)
     if not quiet:
         tell_data(settings)
-    with watching(settings.num_rounds, quiet=quiet, verbose=verbose) as watch:
+    with (
+        watching(settings.num_rounds, quiet=quiet, verbose=verbose) as watch,
+        Tracking(options.track, settings) as tracked,
+    ):
         try:
-            finished = run_federation(settings, watch, verbose=verbose, output=True)
+            finished = run_federation(
+                settings, watch, verbose=verbose, output=True, on_round=tracked.trackers
+            )
         except KeyboardInterrupt:
+            tracked.fail()
             return _say_unfinished(settings)
         folder = RunFolder.new(settings.output_dir)
         report, stopped = _compared(finished, folder)
+        tracked.tell_result(finished.strategy.round_, report)
     folder.write(report)
     print(render(report))
     if options.json:
         write_json(report, options.json)
     if stopped:
         say("\nStopped while models were trained to compare with; the rest is kept.\n")
+    for hint in tracked.hints:
+        print(f"tracked: {hint}")
     print(f"report: {folder.path / PAGE}")
     return STOPPED if stopped else 0
 
@@ -165,6 +176,7 @@ def _say_unfinished(settings: Settings) -> int:
 def _compared(finished: Finished, folder: RunFolder) -> tuple[Report, bool]:
     """Return the report of a run, and whether the comparisons were stopped."""
     model = folder.keep_model(finished.federation, finished.strategy)
+    folder.write_epsilon(finished.strategy)
     try:
         return finished.report(model), False
     except KeyboardInterrupt:

@@ -3,17 +3,47 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
 from fl_strategies.exceptions import InvalidParameter, require
 from simulations.config import Settings, parse_assignments
 from simulations.fitting import Given, shared
 
+AddData: TypeAlias = Callable[[argparse.ArgumentParser], None]
+"""Adds the options that choose data and models."""
+
 STOPPED: Final = 130
 """Exit code of a command that Ctrl-C ended, as shells have it."""
+
+
+def add_command(
+    commands: Any, add_data: AddData, name: str, help_line: str, description: str
+) -> argparse.ArgumentParser:
+    """Add a command that makes many runs on some data; return its parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help_line,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_data(parser)
+    return parser
+
+
+def add_results(parser: argparse.ArgumentParser, usual: str) -> None:
+    """Add where results and a picture of them go; `usual` names the default file."""
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="OUT",
+        help=f"results so far, and the table (default: runs/{usual}.json)",
+    )
+    parser.add_argument(
+        "--png", type=Path, metavar="OUT", help="picture (default: as --json, ending in .png)"
+    )
 
 
 def names_of(text: str | None) -> list[str]:

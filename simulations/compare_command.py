@@ -2,14 +2,16 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from fl_strategies import REGISTRY
 from fl_strategies.exceptions import require
 from simulations.arguments import (
+    AddData,
+    add_command,
+    add_results,
     budgets_of,
     default_path,
     given_of,
@@ -37,17 +39,10 @@ Where a strategy needs other models than were asked for, the nearest ones take t
 and the table says so. What is finished is kept: the same command resumes after a stop."""
 
 
-def add_compare(
-    commands: Any, add_data: Callable[[argparse.ArgumentParser], None], run: Runner
-) -> None:
+def add_compare(commands: Any, add_data: AddData, run: Runner) -> None:
     """Add the command; `run` makes one run and returns its report."""
-    parser = commands.add_parser(
-        "compare",
-        help="run all strategies that fit the data; say which to take",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_data(parser)
+    summary = "run all strategies that fit the data; say which to take"
+    parser = add_command(commands, add_data, "compare", summary, DESCRIPTION)
     parser.add_argument(
         "--strategy",
         metavar="NAMES",
@@ -66,15 +61,7 @@ def add_compare(
         help="rounds of strategies that have more than one (default: 5)",
     )
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="OUT",
-        help="results so far, and the table (default: runs/compare-<data>.json)",
-    )
-    parser.add_argument(
-        "--png", type=Path, metavar="OUT", help="picture (default: as --json, ending in .png)"
-    )
+    add_results(parser, "compare-<data>")
     parser.set_defaults(command=partial(_compare, run))
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY, LocalNoise, find_algorithm
 from fl_strategies.exceptions import InvalidParameter, require
+from fl_strategies.naming import nearest_name
 from fl_strategies.options import Options, Setting, key_of, option, require_setting
 from simulations.datasets import check_dataset_name, check_joint_classes, check_public_name
 from simulations.model_options import ModelOptions
@@ -53,7 +54,7 @@ got 'num-splits', which fedkt has.
     data: str = option("digits", "a data set by its name, FILE.npz or FILE.csv")
     data_dir: str = option("", "folder with data files; empty: $FL_STRATEGIES_DATA")
     label: str = option("", "label column of FILE.csv")
-    drop: str = option("", "columns of FILE.csv to leave out, comma-separated")
+    drop: str = option("", "columns of FILE.csv to drop, comma-separated")
     public: str = option("", "image set that gives the public rows; empty: the data's own")
     joint_classes: bool = option(False, "public images of another set keep their classes")
     train_rows: int = option(0, "most private rows of all parties; 0: all", least=0)
@@ -164,6 +165,14 @@ got 'num-splits', which fedkt has.
         planned = release.rounds_planned if isinstance(release, LocalNoise) else None
         usual = find_algorithm(self.strategy).strategy.usual_rounds
         return self.num_server_rounds or planned or usual
+
+    @property
+    def public_labels(self) -> bool:
+        """Whether anybody learns from labels of public rows."""
+        asked = ("public_labels", "pretrain_epochs")
+        return self.public_only or any(
+            bool(getattr(self.options, name, False)) for name in asked
+        )
 
     @property
     def longest_run(self) -> float:
@@ -293,13 +302,23 @@ def _require_known(strategy: str, key: str) -> None:
     """Raise for a setting that a run of this strategy does not have."""
     if "." in key or key in known_settings(strategy):
         return
-    others = [n for n in all_sections().values() if key in options_of(n).settings()]
-    if others:
+    owners: dict[str, list[str]] = {}
+    for name in all_sections().values():
+        for setting in options_of(name).settings():
+            owners.setdefault(setting, []).append(name)
+    if others := owners.get(key):
         raise InvalidParameter(
             f"{OWNER}: key must be a setting of {strategy}, got {key!r}, which "
             f"{', '.join(others)} {'has' if len(others) == 1 else 'have'}."
         )
-    require_setting(OWNER, key, known_settings(strategy))
+    known = known_settings(strategy)
+    near = nearest_name(key, [*known, *owners])
+    if near and near not in known:
+        raise InvalidParameter(
+            f"{OWNER}: key must be a known setting, got {key!r}. "
+            f"Did you mean {near!r}, a setting of {', '.join(owners[near])}?"
+        )
+    require_setting(OWNER, key, known)
 
 
 def describe() -> Iterator[tuple[str, Value, str]]:

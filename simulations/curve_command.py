@@ -3,12 +3,15 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
 
 from simulations.arguments import (
+    AddData,
+    add_command,
+    add_results,
     budgets_of,
     default_path,
     given_of,
@@ -50,17 +53,10 @@ with its reason. What is finished is kept: the same command resumes after a stop
 draws, seeds or epsilons add to what is there."""
 
 
-def add_curve(
-    commands: Any, add_data: Callable[[argparse.ArgumentParser], None], run: Runner
-) -> None:
+def add_curve(commands: Any, add_data: AddData, run: Runner) -> None:
     """Add the command; `run` makes one run and returns its report."""
-    parser = commands.add_parser(
-        "curve",
-        help="accuracy against epsilon for all private strategies",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_data(parser)
+    summary = "accuracy against epsilon for all private strategies"
+    parser = add_command(commands, add_data, OWNER, summary, DESCRIPTION)
     parser.add_argument(
         "--epsilons", default="0.1,0.3,1,3", help="comma-separated (default: 0.1,0.3,1,3)"
     )
@@ -93,15 +89,7 @@ def add_curve(
 
 
 def _add_outputs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="OUT",
-        help="results so far, and the table (default: runs/curve-<data>-<unit>.json)",
-    )
-    parser.add_argument(
-        "--png", type=Path, metavar="OUT", help="picture (default: as --json, ending in .png)"
-    )
+    add_results(parser, "curve-<data>-<unit>")
     parser.add_argument(
         "--markdown",
         type=Path,

@@ -13,8 +13,8 @@ INTRODUCTION: Final = """\
 # Accuracy against epsilon
 
 What every private strategy reaches at a budget, beside strategies without privacy and the
-answer that is always the larger class. The sections between marks are written by the commands
-in them, with `--markdown`; what is outside stays as it is.
+answer that is always the larger class. Each section is written by the command in it, with
+`--markdown`.
 """
 
 

@@ -43,7 +43,7 @@ from simulations.splits import (
 )
 from simulations.table_columns import TableEncoder
 from simulations.table_files import TABLES, dropped, read_table, require_label
-from simulations.table_labels import label_classes
+from simulations.table_labels import UNLABELLED, label_classes
 from simulations.texts import TEXT_SETS, load_texts
 
 __all__ = [
@@ -78,6 +78,7 @@ class LibsvmFile:
     classes: tuple[str, str]
 
 
+LIBSVM: Final = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets"
 ADULT: Final = LibsvmFile("a9a.npz", "a9a", 32_561, 123, 7_841, ("<=50K", ">50K"))
 COD_RNA: Final = LibsvmFile("cod_rna.npz", "codrna", 59_535, 8, 19_845, ("-1", "1"))
 LIBSVM_FILES: Final[Mapping[str, LibsvmFile]] = {"adult": ADULT, "cod-rna": COD_RNA}
@@ -92,6 +93,7 @@ def load_dataset(
     drop: str = "",
     public: str = "",
     joint_classes: bool = False,
+    public_labels: bool = False,
     num_train: int = 0,
     num_public: int = 0,
     num_test: int = 0,
@@ -112,18 +114,21 @@ def load_dataset(
         the same numbers in every release, so a seed names a split for ever.
     data_dir : str
         Folder with the data files, such as `a9a.npz`; the environment variable
-        `FL_STRATEGIES_DATA` if empty. `adult`, `cod-rna` and `mnist` are downloaded if they
-        are not there.
+        `FL_STRATEGIES_DATA` if empty. What is not there is downloaded, where its owners
+        offer it to everybody: see `simulations.downloads`.
     label : str
         Column of a table that holds the class.
     drop : str
-        Columns of a table to leave out, with commas between them.
+        Columns of a table to drop, with commas between them.
     public : str
         Image set whose training images become the public rows of another image set, cut and
         coloured to fit. All held-out rows of the set itself are then test rows.
     joint_classes : bool (default: False)
         With `public`: its rows keep their labels, in one list of classes in which those of
         the data set come first. So parties can train on labelled public rows, as in FedMD.
+    public_labels : bool (default: False)
+        Whether public rows must have labels. If not, rows of a table without a label become
+        public ones, and `y_public` is None where there are some; otherwise they are dropped.
     num_train, num_public, num_test : int
         The most rows of each kind, taken at random; 0: all there are.
 
@@ -148,6 +153,7 @@ def load_dataset(
         data_dir=data_dir,
         public=public,
         joint_classes=joint_classes,
+        public_labels=public_labels,
         num_train=num_train,
         num_public=num_public,
         num_test=num_test,
@@ -246,7 +252,7 @@ def _fetch_libsvm(name: str, source: LibsvmFile) -> tuple[Array, IntArray]:
             source.openml, version=1, as_frame=False, data_home=str(cache_folder())
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise unreachable(name, source.file, "x_train, y_train") from error
+        raise unreachable(name, source.file, "x_train, y_train", LIBSVM) from error
     x = data.data[: source.num_rows]
     x = np.asarray(x.toarray() if hasattr(x, "toarray") else x, dtype=np.float32)
     y = (data.target[: source.num_rows].astype(np.float64) > 0).astype(np.int64)
@@ -320,12 +326,31 @@ def _load_table(path: Path, request: Request, label: str, drop: str) -> Dataset:
     table = read_table(path, label)
     columns = [str(name) for name in table.columns]
     require_label(path.name, label, columns)
-    left_out = dropped(path.name, drop, columns, label)
+    unused = dropped(path.name, drop, columns, label)
     classes, y = label_classes(path.name, label, table.pop(label))
-    rows = request.limit(split_rows(len(y), PAPER_TRAIN_SHARE, request.rng))
-    encoder = TableEncoder.learn(path.name, table.iloc[rows[1]], left_out)
+    rows = request.limit(_rows_of_table(y, request))
+    encoder = TableEncoder.learn(path.name, table.iloc[rows[1]], unused)
     data = _dataset(path.name, encoder.encode(path.name, table), y, classes, rows)
-    return replace(data, understood=tuple(encoder.describe()))
+    missing, public = (int((part == UNLABELLED).sum()) for part in (y, y[rows[1]]))
+    used = f"{public} are public rows, {missing - public} are dropped"
+    return replace(
+        data,
+        y_public=None if public else data.y_public,
+        understood=(
+            *encoder.describe(),
+            *([f"without a label ({missing}): {used}"] if missing else []),
+        ),
+    )
+
+
+def _rows_of_table(y: IntArray, request: Request) -> Rows:
+    """Split the rows that have a label; the others are public, unless labels are needed."""
+    labelled = np.flatnonzero(y != UNLABELLED)
+    parts = split_rows(len(labelled), PAPER_TRAIN_SHARE, request.rng, "rows with a label")
+    train, public, test = (labelled[part] for part in parts)
+    if not request.public_labels:
+        public = np.concatenate([public, np.flatnonzero(y == UNLABELLED)])
+    return train, public, test
 
 
 LOADERS: Final[Mapping[str, Loader]] = MappingProxyType(

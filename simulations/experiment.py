@@ -24,6 +24,7 @@ from fl_strategies import (
     find_algorithm,
 )
 from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.callbacks import OnRound
 from fl_strategies.core.protocols import (
     ContinuingLearner,
     LearnerFactory,
@@ -31,7 +32,7 @@ from fl_strategies.core.protocols import (
     can_travel,
 )
 from fl_strategies.core.tasks import METRICS, Judgement, judge, judge_constant, quality
-from fl_strategies.exceptions import StrategyError, require
+from fl_strategies.exceptions import MissingExtra, StrategyError, require
 from fl_strategies.randomness import derive_rng
 from simulations.config import Settings
 from simulations.datasets import Dataset, load_dataset
@@ -101,7 +102,8 @@ class Federation:
                 or self._fitting(SCORERS, self.kind.party_learner_needs)[0],
             )
         needs = self.kind.party_learner_needs
-        usual = all(_has(self.factory(name), needs) for name in USUAL)
+        # A library that is not installed takes its model away, and no other.
+        usual = all(_has(self.factory(name), needs, if_missing=True) for name in USUAL)
         return self._fitting(USUAL if usual else SCORERS, needs)
 
     @cached_property
@@ -174,7 +176,7 @@ class Federation:
             catalogue=self.catalogue(),
         )
 
-    def strategy(self) -> KnowledgeStrategy[Any]:
+    def strategy(self, on_round: Sequence[OnRound] = ()) -> KnowledgeStrategy[Any]:
         """Return the strategy; of what there is, it takes what its constructor names."""
         settings, kind = self.settings, self.kind
         self._check_learners(kind)
@@ -205,6 +207,7 @@ class Federation:
             checkpoint_dir=settings.checkpoint_dir or None,
             resume=settings.resume,
             members=self.members,
+            on_round=on_round,
             **{name: value for name, value in available.items() if name in own},
         )
         told = settings.to_run_config().items()
@@ -345,6 +348,7 @@ def load_federation(settings: Settings) -> Federation:
         drop=settings.drop,
         public=settings.public,
         joint_classes=settings.joint_classes,
+        public_labels=settings.public_labels,
         num_train=settings.train_rows,
         num_public=settings.public_rows,
         num_test=settings.test_rows,
@@ -365,9 +369,12 @@ def load_federation(settings: Settings) -> Federation:
     return Federation(settings, data, rows)
 
 
-def _has(factory: LearnerFactory, needs: tuple[type, ...]) -> bool:
+def _has(factory: LearnerFactory, needs: tuple[type, ...], *, if_missing: bool = False) -> bool:
+    """Tell whether a learner has what is needed; `if_missing`: where it is not installed."""
     try:
         learner = factory()
+    except MissingExtra:
+        return if_missing
     except StrategyError:
         return False
     return _meets(learner, needs)

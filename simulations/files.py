@@ -40,7 +40,9 @@ def cache_folder() -> Path:
     return folder
 
 
-def unreachable(name: str, file: str, content: str, origin: str = "") -> InvalidData:
+def unreachable(
+    name: str, file: str, content: str, origin: str, *, offered: bool = True
+) -> InvalidData:
     """Return the error for data that are nowhere to be found.
 
     Parameters
@@ -48,17 +50,19 @@ def unreachable(name: str, file: str, content: str, origin: str = "") -> Invalid
     name, file, content : str
         The data set, its file and what the file must hold.
     origin : str
-        Where people get data that are not downloaded for them; empty: they are.
+        Where the data come from.
+    offered : bool
+        Whether they are downloaded where there is a network.
     """
     rule = (
-        "in a local folder, got none"
-        if origin
-        else "in a local folder or downloadable, got neither"
+        "in a local folder or downloadable, got neither"
+        if offered
+        else "in a local folder, got none"
     )
-    hint = f" The data come from {origin}." if origin else ""
     return InvalidData(
         f"load_dataset: {name} must be {rule}. "
-        f"Set data-dir or {DATA_VARIABLE} to a folder that holds {file} with {content}.{hint}"
+        f"Set data-dir or {DATA_VARIABLE} to a folder that holds {file} with {content}. "
+        f"The data come from {origin}."
     )
 
 

@@ -25,6 +25,7 @@ DIGITS: Final = tuple("0123456789")
 FEDMD_CLASSES: Final = (0, 2, 20, 63, 71, 82)
 NUM_SUPERCLASSES: Final = 6
 MNIST_SCALE: Final = ((0.1307,), (0.3081,))
+FASHION_SCALE: Final = ((0.2860,), (0.3530,))
 LETTERS_SCALE: Final = ((0.1722,), (0.3309,))
 CIFAR10_SCALE: Final = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 CIFAR100_SCALE: Final = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
@@ -87,8 +88,9 @@ class ImageSet:
     file: str
     scale: tuple[tuple[float, ...], tuple[float, ...]]
     read: Callable[[str, Arrays], ImagePool]
+    origin: str
     keys: tuple[str, ...] = SPLIT_KEYS
-    origin: str = ""
+    optional: tuple[str, ...] = ()
 
 
 def _images(owner: str, name: str, x: Array) -> Array:
@@ -182,6 +184,9 @@ def _only(
 
 
 def _svhn_pool(owner: str, arrays: Arrays) -> ImagePool:
+    """Read the whole set, or test images alone, which are then split at random."""
+    if "x_train" in arrays:
+        return _split_pool(owner, arrays)
     x = _images(owner, "x_test", arrays["x_test"])
     y = _labels(owner, "y_test", arrays["y_test"], len(x), DIGITS, "single-label")
     return ImagePool(x=x, y=y, classes=DIGITS)
@@ -219,7 +224,19 @@ def _cifar100(read: Callable[[str, Arrays], ImagePool]) -> ImageSet:
 
 IMAGE_SETS: Final[Mapping[str, ImageSet]] = MappingProxyType(
     {
-        "mnist": ImageSet(file="mnist.npz", scale=MNIST_SCALE, read=_split_pool),
+        "mnist": ImageSet(
+            file="mnist.npz",
+            scale=MNIST_SCALE,
+            read=_split_pool,
+            origin="https://yann.lecun.com/exdb/mnist",
+        ),
+        "fashion-mnist": ImageSet(
+            file="fashion_mnist.npz",
+            scale=FASHION_SCALE,
+            read=_split_pool,
+            keys=(*SPLIT_KEYS, "classes"),
+            origin="https://github.com/zalandoresearch/fashion-mnist",
+        ),
         "emnist-letters": ImageSet(
             file="emnist_letters_af.npz",
             scale=LETTERS_SCALE,
@@ -242,6 +259,7 @@ IMAGE_SETS: Final[Mapping[str, ImageSet]] = MappingProxyType(
             scale=SVHN_SCALE,
             read=_svhn_pool,
             keys=("x_test", "y_test"),
+            optional=("x_train", "y_train"),
             origin="http://ufldl.stanford.edu/housenumbers",
         ),
         "chars74k": ImageSet(

@@ -10,9 +10,9 @@ import numpy as np
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import require
-from simulations.files import cache_folder, local_file, read_npz, unreachable
-from simulations.image_sets import IMAGE_SETS, SPLIT_KEYS, ImagePool
-from simulations.libraries import import_torchvision
+from simulations.downloads import FETCH_ERRORS, SOURCES, fetch_images
+from simulations.files import local_file, read_npz, unreachable
+from simulations.image_sets import IMAGE_SETS, ImagePool
 from simulations.splits import Dataset, Request
 
 LUMA: Final = np.array([0.299, 0.587, 0.114])
@@ -69,14 +69,21 @@ def join_classes(own: ImagePool, public: ImagePool) -> tuple[tuple[str, ...], In
 
 
 def read_images(name: str, data_dir: str) -> ImagePool:
-    """Return all images of a named set, or say where its file comes from."""
+    """Return all images of a named set, from a local file or else from their public source."""
     source = IMAGE_SETS[name]
     local = local_file(source.file, data_dir)
     if local:
-        return source.read(source.file, read_npz(local, *source.keys))
-    if name == "mnist":
-        return source.read(source.file, _fetch_mnist())
-    raise unreachable(name, source.file, ", ".join(source.keys), source.origin)
+        arrays = read_npz(local, *source.keys, optional=source.optional)
+        return source.read(source.file, arrays)
+    offered, keys = source.file in SOURCES, ", ".join(source.keys)
+    lost = unreachable(name, source.file, keys, source.origin, offered=offered)
+    if not offered:
+        raise lost
+    try:
+        arrays = fetch_images(name, source.file)
+    except FETCH_ERRORS as error:
+        raise lost from error
+    return source.read(source.file, arrays)
 
 
 def normalise(
@@ -124,16 +131,3 @@ def fit_images(images: Array, shape: tuple[int, ...]) -> Array:
             border[axis] = (-surplus // 2, -surplus - -surplus // 2)
             images = np.pad(images, border)
     return images
-
-
-def _fetch_mnist() -> dict[str, Array]:
-    """Download MNIST through torchvision."""
-    mnist = import_torchvision("mnist").datasets.MNIST
-    arrays: dict[str, Array] = {}
-    for part in ("train", "test"):
-        try:
-            images = mnist(str(cache_folder()), train=part == "train", download=True)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise unreachable("mnist", "mnist.npz", ", ".join(SPLIT_KEYS)) from error
-        arrays[f"x_{part}"], arrays[f"y_{part}"] = images.data.numpy(), images.targets.numpy()
-    return arrays

@@ -5,23 +5,7 @@ import importlib
 import sys
 from types import ModuleType
 
-from fl_strategies.exceptions import MissingExtra
-
-
-def import_library(owner: str, module: str, extra: str) -> ModuleType:
-    """Import an optional library, or name the extra that would bring it.
-
-    Examples
-    --------
-    >>> import_library("adult", "no_such_library", "sklearn")
-    Traceback (most recent call last):
-    fl_strategies.exceptions.MissingExtra: adult: the package 'no_such_library' must be \
-installed, got none. Run: pip install "fl-strategies[sklearn]"
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtra(owner, module.partition(".")[0], extra) from error
+from fl_strategies.extras import import_library as import_library
 
 
 def import_torchvision(owner: str) -> ModuleType:

@@ -10,9 +10,10 @@ import logging
 import multiprocessing
 import signal
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from multiprocessing.queues import SimpleQueue
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -23,7 +24,7 @@ from clients.flower_messages import CLIENT_APP_RAISED_EXCEPTION
 from fl_strategies.exceptions import require
 from fl_strategies.runtime import _compat
 from fl_strategies.wire import keys
-from simulations.progress import Watch, no_louder_than
+from simulations.progress import SECONDS_BETWEEN_RELAYS, Relay, Watch, no_louder_than
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -106,6 +107,7 @@ class InMemoryGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._pool: ProcessPoolExecutor | None = None
         self._watch = watch or Watch()
+        self._heard: SimpleQueue[str] | None = None
 
     @property
     def run(self) -> "_compat.Run":
@@ -160,11 +162,9 @@ class InMemoryGrid(Grid):
         step = max(1, len(messages) // _PROGRESS_STEPS)
         workers = self._workers()
         answers = (
-            workers.map(_answer, nodes, requests)
+            self._answers_of(workers, nodes, requests, number)
             if workers
-            else map(
-                lambda node, request: node.answer(self.client_app, request), nodes, requests
-            )
+            else self._answers(nodes, requests, number)
         )
         for count, (node, reply) in enumerate(answers, start=1):
             self._nodes[node.node_id] = node
@@ -173,6 +173,38 @@ class InMemoryGrid(Grid):
                 logger.info("%s of %s parties have answered.", count, len(messages))
             yield _compat.message_from_bytes(reply)
 
+    def _answers(
+        self, nodes: list[_Node], requests: list[bytes], number: int
+    ) -> Iterator[tuple[_Node, bytes]]:
+        """Yield what each node answers; whoever watches hears of the work inside it."""
+        for place, (node, request) in enumerate(zip(nodes, requests, strict=True), start=1):
+            with self._watch.party(place, len(nodes), number):
+                answer = node.answer(self.client_app, request)
+            yield answer
+
+    def _answers_of(
+        self,
+        workers: ProcessPoolExecutor,
+        nodes: list[_Node],
+        requests: list[bytes],
+        number: int,
+    ) -> Iterator[tuple[_Node, bytes]]:
+        """Yield the same from other processes, in the same order."""
+        asked = enumerate(zip(nodes, requests, strict=True), start=1)
+        futures = [
+            workers.submit(_answer, node, request, (place, len(nodes), number))
+            for place, (node, request) in asked
+        ]
+        try:
+            for future in futures:
+                while not wait([future], timeout=SECONDS_BETWEEN_RELAYS).done:
+                    while self._heard and not self._heard.empty():
+                        self._watch.stepped(self._heard.get())
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
     def _workers(self) -> ProcessPoolExecutor | None:
         """Return the worker processes, which live as long as the grid.
 
@@ -180,33 +212,38 @@ class InMemoryGrid(Grid):
         the client app, which need not be importable or picklable.
         """
         if self.num_workers > 1 and self._pool is None:
+            fork = multiprocessing.get_context("fork")
+            self._heard = fork.SimpleQueue()
             self._pool = ProcessPoolExecutor(
                 self.num_workers,
-                mp_context=multiprocessing.get_context("fork"),
+                mp_context=fork,
                 initializer=_adopt,
-                initargs=(self.client_app,),
+                initargs=(self.client_app, Relay(self._watch.num_rounds, self._heard.put)),
             )
         return self._pool
 
     def close(self) -> None:
         """End the worker processes; a later message starts new ones."""
-        if self._pool is not None:
+        if self._pool is not None and self._heard is not None:
             self._pool.shutdown()
-            self._pool = None
+            self._heard.close()
+            self._pool, self._heard = None, None
 
 
-_adopted: list[ClientApp] = []
+_adopted: list[tuple[ClientApp, Watch]] = []
 
 
-def _adopt(client_app: ClientApp) -> None:
+def _adopt(client_app: ClientApp, watch: Watch) -> None:
     # Ctrl-C reaches every process of a terminal. A worker ends at once and without a word: an
     # exception in the middle of somebody's library may be lost, and the worker stay behind.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _adopted[:] = [client_app]
+    _adopted[:] = [(client_app, watch)]
 
 
-def _answer(node: _Node, request: bytes) -> tuple[_Node, bytes]:
-    return node.answer(_adopted[0], request)
+def _answer(node: _Node, request: bytes, place: tuple[int, int, int]) -> tuple[_Node, bytes]:
+    client_app, watch = _adopted[0]
+    with watch.party(*place):
+        return node.answer(client_app, request)
 
 
 def _work_of(message: Message) -> tuple[str, int]:

@@ -6,9 +6,11 @@ Flower's own log has some seventy lines for one round; it is shown to whoever as
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
+
+from fl_strategies.progress import listening
 
 FLOWER: Final = "flwr"
 TRAIN: Final = "train"
@@ -20,6 +22,8 @@ WORDS: Final = {
     ALONE: "parties trained alone, to compare",
 }
 SECONDS_BETWEEN_LINES: Final = 2.0
+SECONDS_BETWEEN_STEPS: Final = 10.0
+SECONDS_BETWEEN_RELAYS: Final = 1.0
 
 
 class Watch:
@@ -42,6 +46,27 @@ class Watch:
         """Tell how many parties are done with one kind of work in a round."""
 
     @contextmanager
+    def party(self, place: int, total: int, number: int = 0) -> Iterator[None]:
+        """Hear of teachers and epochs while one of so many parties works in a round."""
+        words = f"{self._round(number)}party {place} of {total}"
+        steps: dict[str, str] = {}
+
+        def step(kind: str, count: int, planned: int) -> None:
+            kinds = [*steps, kind]
+            for inner in kinds[kinds.index(kind) : -1]:
+                del steps[inner]
+            if count < planned and planned > 1:
+                steps[kind] = f"{count} of {planned} {kind}"
+            if steps:
+                self.stepped(f"{words}: {', '.join(steps.values())}")
+
+        with listening(step):
+            yield
+
+    def stepped(self, words: str) -> None:
+        """Tell how far the work inside a party is."""
+
+    @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time of a block."""
         start = time.perf_counter()
@@ -53,13 +78,30 @@ class Watch:
 
     def counted(self, kind: str, count: int, total: int, number: int) -> str:
         """Return the line about some answers."""
+        return f"{self._round(number)}{count} of {total} {WORDS.get(kind, kind)}"
+
+    def _round(self, number: int) -> str:
         several = self.num_rounds > 1 and number
-        first = f"round {number} of {self.num_rounds}: " if several else ""
-        return f"{first}{count} of {total} {WORDS.get(kind, kind)}"
+        return f"round {number} of {self.num_rounds}: " if several else ""
+
+
+class Relay(Watch):
+    """Hands on, once a second at most, how far the work inside a party is."""
+
+    def __init__(self, num_rounds: int, hand_on: Callable[[str], None]) -> None:
+        super().__init__(num_rounds)
+        self._hand_on = hand_on
+        self._last = time.monotonic()
+
+    def stepped(self, words: str) -> None:
+        """Hand the words on, unless others have just gone."""
+        if time.monotonic() - self._last >= SECONDS_BETWEEN_RELAYS:
+            self._hand_on(words)
+            self._last = time.monotonic()
 
 
 class Lines(Watch):
-    """Says a line at the end of each piece of work, and every other second if it is long."""
+    """Says a line at the end of each piece of work, and now and then if it is long."""
 
     def __init__(self, num_rounds: int = 1, stream: TextIO | None = None) -> None:
         super().__init__(num_rounds)
@@ -78,6 +120,11 @@ class Lines(Watch):
         ends = count == total and number in (0, 1, self.num_rounds)
         if waited or ends:
             self.say(self.counted(kind, count, total, number))
+
+    def stepped(self, words: str) -> None:
+        """Write a line if there was none for a while."""
+        if time.monotonic() - self._last >= SECONDS_BETWEEN_STEPS:
+            self.say(words)
 
 
 class Bars(Watch):
@@ -104,6 +151,12 @@ class Bars(Watch):
             self._task = None
             if number in (0, 1, self.num_rounds):
                 self.say(words)
+
+    def stepped(self, words: str) -> None:
+        """Show the words beside the bar, which there is from the first party on."""
+        if self._task is None:
+            self._task = self._bars.add_task(words, total=None)
+        self._bars.update(self._task, description=words)
 
 
 @contextmanager

@@ -34,22 +34,22 @@ GROUPS: Final[Mapping[str, str]] = {
 """Papers by the first word of a table's name, in the order of the page."""
 OTHERS: Final = "Others"
 ELSEWHERE: Final = """\
-- [Table 2 of FedKT](privacy.md#table-2-of-the-paper-and-the-same-for-less): with a class \
-share that is known publicly, settings by accuracy on test rows of seeds 3 to 9, among about \
-470 combinations; it is the fourth configuration on the seeds reported, 0 to 2.
-- [FedHistogram](fedhistogram.md): the number of divisions, by validation rows, after figures \
-of seeds 200 to 204 with one division had been seen.
-- [Robustness](robustness.md): the rule of trimming, after eight others had been tried on test \
-rows of seeds 0 to 2; it is reported on other seeds."""
+- [Table 2 of FedKT](results/fedkt.md#table-2-of-the-paper-and-the-same-for-less): with a \
+class share that is known publicly, settings by accuracy on test rows of seeds 3 to 9, among \
+about 470 combinations; it is the fourth configuration on the seeds reported, 0 to 2.
+- [FedHistogram](results/fedhistogram.md): the number of divisions, by validation rows, \
+after figures of seeds 200 to 204 with one division had been seen.
+- [Robustness](results/robustness.md): the rule of trimming, after eight others had been \
+tried on test rows of seeds 0 to 2; it is reported on other seeds."""
 """The same about figures that are in no table of this page."""
 UNKNOWN: Final = "?"
 
 
 def write_page(page: Path) -> None:
-    """Make a page anew, and the tables between marks in the pages beside it."""
+    """Make a page anew, and the tables between marks in the pages beside and below it."""
     results = page.parent / "results"
     page.write_text(page_text(page.read_text(encoding="utf-8"), results), encoding="utf-8")
-    for other in sorted(page.parent.glob("*.md")):
+    for other in sorted(page.parent.rglob("*.md")):
         text = other.read_text(encoding="utf-8")
         fresh = BLOCK.sub(lambda found: _block(found, results), text)
         if fresh != text:

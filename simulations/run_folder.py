@@ -4,6 +4,7 @@
 ``result.json``         everything that was measured, as standard JSON
 ``report.html``         the same for people: one file without script or network
 ``privacy.txt``         what is promised to whom, in plain words
+``epsilon.csv``         what each party's releases cost, round by round
 ``model/``              the final model, which `clients.load_model` reads
 ======================  ============================================================
 """
@@ -26,7 +27,7 @@ from clients.saved_model import (
     save_committee,
     save_model,
 )
-from fl_strategies import KnowledgeStrategy, Learner
+from fl_strategies import KnowledgeStrategy, Learner, write_epsilon_csv
 from fl_strategies.aggregation.ensembles import MeanEnsemble, SignedEnsemble
 from fl_strategies.core.protocols import require_portable
 from fl_strategies.exceptions import StrategyError, UnsupportedLearner
@@ -40,6 +41,7 @@ from simulations.strict_json import write_json
 RESULT: Final = "result.json"
 PAGE: Final = "report.html"
 PRIVACY: Final = "privacy.txt"
+EPSILON: Final = "epsilon.csv"
 ROWS_TO_COMPARE: Final = 20
 
 
@@ -105,6 +107,10 @@ class RunFolder:
         replace_file(self.path / PAGE, page(report).encode(), SHARED)
         write_json(report, self.path / RESULT)
         return self.path / RESULT
+
+    def write_epsilon(self, strategy: KnowledgeStrategy[Any]) -> None:
+        """Write what each party's releases have cost, round by round."""
+        write_epsilon_csv(strategy, self.path / EPSILON)
 
     def write_privacy(self, statement: str) -> None:
         """Write what is promised."""

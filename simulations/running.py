@@ -1,5 +1,6 @@
 """One federation from its settings to its report, with the time of each part."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy
+from fl_strategies.core.callbacks import OnRound
 from simulations.client_app import app
 from simulations.config import Settings
 from simulations.cpu_time import cpu_seconds
@@ -54,15 +56,22 @@ def run_once(settings: Settings) -> Report:
 
 
 def run_federation(
-    settings: Settings, watch: Watch, *, verbose: bool = False, output: bool = False
+    settings: Settings,
+    watch: Watch,
+    *,
+    verbose: bool = False,
+    output: bool = False,
+    on_round: Sequence[OnRound] = (),
 ) -> Finished:
     """Run a federation in this process; with `output`, if its result can be written."""
     if output:
         require_folder("run", "output-dir", Path(settings.output_dir))
     with watch.phase("loading"):
         federation = load_federation(settings)
-        strategy = federation.strategy()
+        strategy = federation.strategy(on_round)
     watch.say(_opening(federation))
+    if settings.num_parties == 1:
+        watch.say("warning: one party has nobody to learn from; num-parties is 1")
     cpu_start = cpu_seconds()
     with watch.phase("federation"):
         result = run_local(
@@ -81,7 +90,8 @@ def run_federation(
 def _opening(federation: Federation) -> str:
     settings, data = federation.settings, federation.dataset
     rounds = f"{settings.num_rounds} rounds" if settings.num_rounds > 1 else "one round"
+    parties = "one party" if settings.num_parties == 1 else f"{settings.num_parties} parties"
     return (
-        f"{settings.strategy} on {settings.data}: {settings.num_parties} parties with "
+        f"{settings.strategy} on {settings.data}: {parties} with "
         f"{sum(map(len, federation.rows))} records, {len(data.x_public)} public rows, {rounds}"
     )

@@ -38,6 +38,7 @@ def main(grid: Grid, context: Context) -> None:
         )
     folder = RunFolder.new(settings.output_dir)
     saved, spent = folder.keep_model(federation, strategy), watch.seconds["federation"]
+    folder.write_epsilon(strategy)
     report = make_report(federation, strategy, result, seconds=spent, watch=watch, model=saved)
     log_report(report)
     logger.info("The result is in %s", folder.write(report))

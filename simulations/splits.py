@@ -99,6 +99,8 @@ class Request:
         Name of another data set that gives the public rows; empty: none.
     joint_classes : bool
         Whether these public rows keep their classes, listed after the data's own.
+    public_labels : bool
+        Whether public rows without a label are of no use.
     num_train, num_public, num_test : int
         The most rows of each kind; 0: all there are.
     """
@@ -107,6 +109,7 @@ class Request:
     data_dir: str = ""
     public: str = ""
     joint_classes: bool = False
+    public_labels: bool = False
     num_train: int = 0
     num_public: int = 0
     num_test: int = 0
@@ -134,13 +137,16 @@ class Request:
         return np.asarray(self.rng.permutation(rows)[:limit])
 
 
-def split_rows(num_rows: int, train_share: float, rng: np.random.RandomState) -> Rows:
+def split_rows(
+    num_rows: int, train_share: float, rng: np.random.RandomState, what: str = "the data"
+) -> Rows:
     """Return the row numbers of train, public and test.
 
     Held-out rows come first from the permutation, and their first half is public: for
-    the same seed these are the very rows that FedKT's authors train and test on.
+    the same seed these are the very rows that FedKT's authors train and test on. `what`
+    names the rows where they are too few.
     """
-    require_data(num_rows >= 8, "load_dataset", "the data", "at least 8 rows", num_rows)
+    require_data(num_rows >= 8, "load_dataset", what, "at least 8 rows", num_rows)
     order, held_out = rng.permutation(num_rows), math.ceil((1 - train_share) * num_rows)
     return order[held_out:], order[: held_out // 2], order[held_out // 2 : held_out]
 

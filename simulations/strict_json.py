@@ -9,12 +9,11 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from fl_strategies.exceptions import InvalidData
 from fl_strategies.runtime.atomic_files import SHARED, replace_file
-
-UNBOUNDED: Final = "-unbounded"
+from fl_strategies.wire.keys import UNBOUNDED
 
 
 def finite(content: Any) -> Any:

@@ -146,7 +146,7 @@ class TableEncoder:
     """How a table becomes numbers, as its public rows say; see `learn`."""
 
     columns: tuple[Column, ...]
-    left_out: Mapping[str, str]
+    dropped: Mapping[str, str]
     """Columns of no use, and why."""
     num_public: int
     scale: Callable[[FloatArray], FloatArray]
@@ -162,24 +162,24 @@ class TableEncoder:
         public : data frame
             Public rows, without a label; its index tells the row of the file.
         drop : collection of str
-            Columns to leave out.
+            Columns to drop.
         """
         pandas = import_library(owner, "pandas", "simulation")
         columns: list[Column] = []
-        left_out: dict[str, str] = {}
+        dropped: dict[str, str] = {}
         for name in public.columns:
             found = "asked for" if name in drop else _decide(owner, pandas, public[name])
             if isinstance(found, str):
-                left_out[str(name)] = found
+                dropped[str(name)] = found
             else:
                 columns.append(found)
-        told = [f"{name} ({why})" for name, why in left_out.items()] or ["one column"]
+        told = [f"{name} ({why})" for name, why in dropped.items()] or ["one column"]
         rule = "a label and other columns of use"
         require_data(bool(columns), owner, "the table", rule, listed(told))
         encoded = _encode(owner, pandas, columns, public)
         return cls(
             columns=tuple(columns),
-            left_out=left_out,
+            dropped=dropped,
             num_public=len(public),
             scale=public_scale(encoded),
         )
@@ -203,15 +203,15 @@ class TableEncoder:
 
     def describe(self) -> list[str]:
         """Say what was understood, a line for each kind of column; public facts only."""
-        total = len(self.columns) + len(self.left_out)
+        total = len(self.columns) + len(self.dropped)
         said = f"as {self.num_public} public rows say"
         lines = [f"{total} columns beside the label become {self.width} numbers, {said}"]
         for kind, title in KINDS:
             named = [str(column) for column in self.columns if isinstance(column, kind)]
             lines += [f"{title} ({len(named)}): {listed(named)}"] if named else []
-        if self.left_out:
-            named = [f"{name} ({why})" for name, why in self.left_out.items()]
-            lines.append(f"left out ({len(named)}): {listed(named)}")
+        if self.dropped:
+            named = [f"{name} ({why})" for name, why in self.dropped.items()]
+            lines.append(f"dropped ({len(named)}): {listed(named)}")
         return lines
 
 
@@ -337,7 +337,7 @@ def _refuse_mixture(owner: str, name: str, present: list[str]) -> None:
     if len(present) > FEW_VALUES and len(others) < len(present) / 2:
         raise InvalidData(
             f"{owner}: column {name!r} must be numbers, as most of its public values are, or "
-            f"text, got {others[0][:40]!r}. Repair such values, or leave the column out "
+            f"text, got {others[0][:40]!r}. Repair such values, or drop the column "
             f"(--drop {name}, setting drop)."
         )
 

@@ -118,7 +118,7 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 def dropped(owner: str, drop: str, columns: Sequence[str], label: str = "") -> tuple[str, ...]:
-    """Return the columns that a list with commas leaves out; raise for one that is missing.
+    """Return the columns that a list with commas names to drop; raise for one that is missing.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The label column of a table: its classes, or why it has none."""
+"""The label column of a table: its classes and gaps, or why it has none."""
 
 from typing import Any, Final
 
@@ -7,21 +7,27 @@ import numpy as np
 from fl_strategies.arrays import Array, IntArray
 from fl_strategies.exceptions import InvalidData, require_data
 from simulations.files import class_indices
+from simulations.table_cells import MISSING
 
+UNLABELLED: Final = -1
+"""Stands for a class where a row has no label."""
 MOST_NUMBERS: Final = 100
 """Different numbers that can still be classes."""
 FEW_TEXTS: Final = 20
 
 
 def label_classes(owner: str, label: str, column: Any) -> tuple[tuple[str, ...], IntArray]:
-    """Return sorted class names and class indices; question what looks like no classes."""
-    words = label_texts(column)
-    num_missing = int((words == "").sum())
-    if num_missing:
-        raise InvalidData(
-            f"{owner}: label column {label!r} must be complete, got {num_missing} missing "
-            "values. Fill or delete these rows first."
-        )
+    """Return sorted class names and class indices; question what looks like no classes.
+
+    A row without a label has `UNLABELLED` instead of an index. Empty labels are missing and,
+    among numbers, words such as NA; among texts, NA may be a class.
+    """
+    every = label_texts(column)
+    labelled = ~_missing(every)
+    words = every[labelled]
+    rule = f"a column of classes, got {label!r} without a single value"
+    if not len(words):
+        raise InvalidData(f"{owner}: label must be {rule}.")
     numbers = _numbers(words)
     if numbers is not None:
         _require_classes(owner, label, numbers)
@@ -31,7 +37,9 @@ def label_classes(owner: str, label: str, column: Any) -> tuple[tuple[str, ...],
         found = f"{label!r} with {distinct} different texts in {len(words)} rows"
         require_data(distinct <= few, owner, "label", rule, found)
     found_labels = words.astype(np.str_) if numbers is None else numbers
-    classes, (y,) = class_indices(owner, (f"column {label!r}", found_labels))
+    classes, (found_classes,) = class_indices(owner, (f"column {label!r}", found_labels))
+    y = np.full(len(every), UNLABELLED, dtype=np.int64)
+    y[labelled] = found_classes
     return classes, y
 
 
@@ -39,6 +47,12 @@ def label_texts(column: Any) -> Array:
     """Return labels as texts without spaces around them; empty where there is none."""
     plain = column.astype(object).where(column.notna(), "").astype(str).str.strip()
     return np.array(plain.tolist(), dtype=object)
+
+
+def _missing(words: Array) -> Array:
+    absent = np.array([word in MISSING for word in words], dtype=bool)
+    among_numbers = _numbers(words[~absent]) is not None
+    return absent if among_numbers else np.asarray(words == "")
 
 
 def _numbers(words: Array) -> Array | None:

@@ -158,7 +158,7 @@ def _read(name: str, source: TextSet, data_dir: str) -> tuple[list[str], IntArra
     if not local:
         splits = f"{source.train} and {source.test}"
         content = f"the columns split ({splits}), label and text"
-        raise unreachable(name, source.file, content, source.origin)
+        raise unreachable(name, source.file, content, source.origin, offered=False)
     table = _read_columns(local)
     train, test = (
         [(text, label) for split, label, text in table if split == wanted]

@@ -56,4 +56,5 @@ def _rows_of_parties(rows: Sequence[IntArray]) -> str:
     sizes = [len(own) for own in rows]
     few, many = min(sizes), max(sizes)
     each = str(few) if few == many else f"{few} to {many}"
-    return f"{sum(sizes)} private in {len(sizes)} parties of {each}"
+    parties = "one party" if len(sizes) == 1 else f"{len(sizes)} parties of {each}"
+    return f"{sum(sizes)} private in {parties}"

@@ -16,7 +16,7 @@ from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.runtime._compat import assign_message_id
 from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid
-from tests.toys import TEST, common_options, load_toy_party
+from tests.toys import SHORT, TEST, common_options, load_toy_party
 
 NUM_PARTIES = 3
 NUM_ROUNDS = 3
@@ -72,7 +72,12 @@ def journal_app(folder: Path, **limits: Any) -> ClientApp:
 
 
 def build(name: str, folder: Path | None = None, **changes: Any) -> KnowledgeStrategy[Any]:
-    options = {**common_options(NUM_PARTIES), "checkpoint_dir": folder, **changes}
+    options = {
+        **common_options(NUM_PARTIES),
+        **SHORT.get(name, {}),
+        "checkpoint_dir": folder,
+        **changes,
+    }
     return REGISTRY[name].strategy.from_settings(**options)
 
 

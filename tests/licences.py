@@ -37,6 +37,21 @@ def direct_dependencies() -> dict[str, list[str]]:
     return dict(sorted(found.items()))
 
 
+def is_installed(package: str) -> bool:
+    """Tell whether the package itself can be asked; not all extras are in every environment."""
+    try:
+        metadata.metadata(SAME_PROJECT.get(package, package))
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def listed_licences() -> dict[str, str]:
+    """Return per package the licence that the page states now."""
+    rows = [line.split("|") for line in PAGE.read_text("utf-8").splitlines() if "|" in line]
+    return {cells[1].strip(): cells[3].strip() for cells in rows[2:]}
+
+
 def licence_of(package: str) -> str:
     """Return the licence in the package's words: an expression, a class, or its first line."""
     about = metadata.metadata(SAME_PROJECT.get(package, package))
@@ -56,9 +71,11 @@ def _first_line(text: str) -> str:
 
 
 def page() -> str:
-    """Return the whole document."""
+    """Return the whole document; a package that is not installed keeps its line."""
+    listed = listed_licences()
     rows = [
-        f"| {package} | {', '.join(parts)} | {licence_of(package)} |"
+        f"| {package} | {', '.join(parts)} | "
+        f"{licence_of(package) if is_installed(package) else listed[package]} |"
         for package, parts in direct_dependencies().items()
     ]
     return HEAD + "\n".join(rows) + "\n"

@@ -24,7 +24,7 @@ from simulations.reproduction import BLOCK, all_tables, page_text, write_page
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCKS = [
     (path.name, name, text)
-    for path in sorted(DOCS.glob("*.md"))
+    for path in sorted((DOCS / "results").glob("*.md"))
     for _, name, text, _ in BLOCK.findall(path.read_text(encoding="utf-8"))
 ]
 

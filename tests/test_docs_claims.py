@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED = re.compile(r"\btest_[a-z0-9_]+\b(?!\.py)")
 DEFINED = re.compile(r"^def (test_[a-z0-9_]+)", re.MULTILINE)
 FILES = re.compile(r"\btests/[a-z_/]+\.py\b")
@@ -18,7 +18,7 @@ def defined() -> set[str]:
     return {name for file in files for name in DEFINED.findall(file.read_text("utf-8"))}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_test_that_is_named_exists(document: Path) -> None:
     """By its name, and by its file."""
     text = document.read_text("utf-8")

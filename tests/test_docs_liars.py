@@ -1,4 +1,4 @@
-"""The tables of liars in docs/robustness.md show their results, which are as promised."""
+"""The tables of liars in docs/results show their results, which are as promised."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"<!-- liars ([^>]+) -->\n\n(.*?)\n\n<!-- end liars -->", re.DOTALL)
-BLOCKS = BLOCK.findall((ROOT / "docs" / "robustness.md").read_text(encoding="utf-8"))
+BLOCKS = BLOCK.findall((ROOT / "docs/results/robustness.md").read_text("utf-8"))
 
 
 def benchmark() -> ModuleType:

@@ -127,7 +127,7 @@ def test_components_have_the_same_signs_on_every_machine() -> None:
 def test_a_party_reads_components_as_untrusted(change: dict[str, Array]) -> None:
     """One sentence for whatever is not as it was written."""
     arrays = Components.of_rows(PUBLIC, 2).to_arrays()
-    with pytest.raises(KnowledgeMismatch, match="components must be mean and turn"):
+    with pytest.raises(KnowledgeMismatch, match="components must be mean, turn"):
         Components.from_arrays({**arrays, **change}, 2)
 
 

@@ -17,7 +17,7 @@ from fl_strategies import REGISTRY
 from fl_strategies.core.members import settle
 from fl_strategies.wire.replies import PartyReply
 from simulations.local import InMemoryGrid
-from tests.toys import common_options, load_toy_party
+from tests.toys import SHORT, common_options, load_toy_party
 
 APP = client_app(load_toy_party)
 FEW, MANY = 6, 24
@@ -27,6 +27,7 @@ NUM_ROUNDS = {"avgkd": 1, "pkd": 1}
 """From round 2 on these send every agent the models of all others."""
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {} for name in REGISTRY},
+    **SHORT,
     "ekd": {"evaluate": False},  # delivers all models to all agents
     "fedmd-nfdp": {"release": "nfdp", "num_samples": 20},
 }

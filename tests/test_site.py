@@ -16,7 +16,7 @@ import fl_strategies.privacy
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *PAGES]
 FENCED = re.compile(r"```.*?```", re.DOTALL)
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -47,6 +47,19 @@ def test_the_examples_of_a_page_run(page: Path, capsys: pytest.CaptureFixture[st
     assert [line for line in printed if line in promised] == promised
 
 
+def test_the_odds_of_an_attacker_are_what_the_example_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Row by row, in the table of docs/reading_epsilon.md."""
+    page = (DOCS / "reading_epsilon.md").read_text("utf-8")
+
+    exec(compile("\n".join(EXAMPLE.findall(page)), "reading_epsilon.md", "exec"), {})  # noqa: S102
+
+    printed = capsys.readouterr().out
+    assert printed in page
+    assert printed.count("\n") == 6
+
+
 def prose(document: Path) -> str:
     """Return a document without its code."""
     return FENCED.sub("", document.read_text("utf-8"))
@@ -58,7 +71,7 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"\s", "-", name.strip().lower()) for name in named}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(document: Path) -> None:
     """From the folder of the document, as on GitHub."""
     links = LINK.findall(prose(document))
@@ -105,7 +118,8 @@ def test_the_site_builds_and_needs_no_other_machine(tmp_path: Path) -> None:
     )
 
     assert built.returncode == 0, built.stderr
-    pages = {page.name: page.read_text("utf-8") for page in tmp_path.glob("*.html")}
-    assert {f"{page.stem}.html" for page in PAGES} <= set(pages)
+    built_pages = tmp_path.rglob("*.html")
+    pages = {page.relative_to(tmp_path): page.read_text("utf-8") for page in built_pages}
+    assert {page.relative_to(DOCS).with_suffix(".html") for page in PAGES} <= set(pages)
     assert not FOREIGN.findall("".join(pages.values()))
     assert not [name for name, text in pages.items() if "```" in text], "fences left as text"

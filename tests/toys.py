@@ -10,7 +10,7 @@ from scipy.special import softmax
 
 from fl_strategies import FedKD, FedKT, Knowledge, KnowledgeStrategy, Party
 from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.protocols import Objective, Recipe
+from fl_strategies.core.protocols import DenseLayer, Objective, Recipe
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.events import PrivacyEvent
 from fl_strategies.randomness import derive_rng
@@ -85,12 +85,31 @@ class CentroidLearner:
         if objective is not None:
             held = (self.centroids + objective.mu * before) / (1 + objective.mu)
             self.centroids = np.where(np.isfinite(before), held, self.centroids)
+            if objective.correction is not None:
+                step = objective.step_size or 1.0
+                self.centroids = self.centroids - step * objective.correction["centroids"]
         return self
 
     def initialised(self, *, rng: np.random.Generator) -> "CentroidLearner":
         twin = CentroidLearner()
         twin.centroids = rng.normal(scale=0.1, size=(NUM_CLASSES, 2))
         return twin
+
+    def to_layers(self) -> list[DenseLayer]:
+        """Return the one layer that tells the nearest centroid, but for what all share."""
+        centroids = self.to_arrays()["centroids"]
+        return [(2 * centroids, -(centroids**2).sum(axis=1))]
+
+    def head(self) -> DenseLayer:
+        """Return the one layer: rows are the features."""
+        return self.to_layers()[0]
+
+    def from_layers(self, layers: Sequence[DenseLayer]) -> "CentroidLearner":
+        ((weight, _),) = layers
+        return self.from_arrays({"centroids": weight / 2})
+
+    def sized_for(self, arrays: Mapping[str, Array]) -> Self:  # noqa: ARG002 - of one size
+        return self
 
     def logits(self, x: Array) -> FloatArray:
         distances = ((x[:, None, :] - self.centroids[None]) ** 2).sum(axis=2)
@@ -172,6 +191,10 @@ def common_options(num_parties: int = 4, seed: int = 0) -> dict[str, object]:
         "seed": seed,
         "max_wait": 0.0,
     }
+
+
+SHORT: dict[str, dict[str, object]] = {"fedgen": {"generator_steps": 5}}
+"""Settings of strategies whose usual ones take long; toys need no good features."""
 
 
 def toy_fedkt(**changes: object) -> FedKT:

@@ -27,7 +27,7 @@ _ROWS_PER_RECORD: Final = 2
 _FEWEST_ROWS: Final = 100
 _NUM_FOLDS: Final = 2
 # Flexible models exaggerate on rows they have not seen. How it was chosen:
-# docs/consensus.md.
+# docs/results/consensus.md.
 _TRUST: Final = 0.7
 _LARGEST: Final = 5.0
 

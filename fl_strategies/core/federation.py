@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from fl_strategies.core.callbacks import OnRound
 from fl_strategies.exceptions import require
 from fl_strategies.randomness import derive_rng
 
@@ -23,6 +24,7 @@ class FederationOptions(TypedDict, total=False):
     members: Mapping[int, int] | None
     checkpoint_dir: str | Path | None
     resume: bool
+    on_round: OnRound | Sequence[OnRound] | None
 
 
 DEFAULT_PARTIES = 2

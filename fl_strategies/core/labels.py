@@ -8,6 +8,27 @@ from fl_strategies.arrays import Array
 from fl_strategies.exceptions import InvalidData, require, require_data
 
 _TEXT = "OUST"
+_NOTHING = frozenset({"", "nan", "None", "NaT", "<NA>"})
+
+
+def is_missing(y: Array, classes: Sequence[object] = ()) -> Array:
+    """Return which labels are missing, (n,) of truth values.
+
+    Missing are NaN, None and empty texts, also as pandas and numpy write them, unless the
+    class list has such a name.
+
+    Examples
+    --------
+    >>> is_missing(np.array(["ill", None, " "], dtype=object))
+    array([False,  True,  True])
+    """
+    if y.dtype.kind == "f":
+        return np.asarray(np.isnan(y.reshape(len(y), -1)).all(axis=1))
+    if y.dtype.kind not in _TEXT or y.ndim != 1:
+        return np.zeros(len(y), dtype=bool)
+    words = y.astype(np.str_) if y.dtype.kind == "S" else y
+    nothing = _NOTHING - {str(name) for name in classes}
+    return np.array([str(label).strip() in nothing for label in words.tolist()], dtype=bool)
 
 
 def class_numbers(owner: str, name: str, y: Array, classes: Sequence[object] | None) -> Array:
@@ -30,6 +51,8 @@ def class_numbers(owner: str, name: str, y: Array, classes: Sequence[object] | N
     array([1, 0])
     """
     flat = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
+    gaps = int(is_missing(flat, classes or ()).sum()) if flat.ndim == 1 else 0
+    require_data(not gaps, owner, name, "complete", f"{gaps} rows without a label")
     if flat.dtype.kind == "f" and (np.isfinite(flat) & (flat == np.round(flat))).all():
         flat = flat.astype(np.int64)
     if classes is not None:

@@ -45,6 +45,8 @@ class Request:
         Chance that a record is in that sample, where there is one.
     seeded : bool
         Whether that noise comes from the experiment's seed, which others know.
+    tells_counts : bool
+        Whether exact numbers of records leave as well, which private training is not about.
     epochs, fits, predictions : int
         Passes over data, models to be trained, and rows to be predicted by them.
     drowned : callable
@@ -57,6 +59,7 @@ class Request:
     protected: bool = False
     sample_delta: float = 0.0
     seeded: bool = False
+    tells_counts: bool = False
     epochs: int = 0
     fits: int = 1
     predictions: int = 0
@@ -202,7 +205,8 @@ def _unwanted_release(policy: PartyPolicy, request: Request, budgeted: bool) -> 
         rule = "answers about public rows, by its policy (allow-models)"
         yield "what leaves", rule, f"models of {request.shown}"
     may_be_open = policy.allow_unprotected and not budgeted
-    if not (may_be_open or request.protected or _trains_privately(request.trainer)):
+    trained = not request.tells_counts and _trains_privately(request.trainer)
+    if not (may_be_open or request.protected or trained):
         rule = "protected, by its " + ("budget" if budgeted else "policy (allow-unprotected)")
         got = f"{request.shown}, by which it would leave the party without noise"
         yield "what leaves", rule, got

@@ -71,12 +71,13 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Objective:
-    """What a learner minimises besides its loss: ``mu/2 |w - anchor|^2 + <correction, w>``.
+    """What a learner minimises besides its loss: ``mu/2 |w - anchor|^2 + <correction, w>``,
+    and the cross-entropy of what its last layer makes of given features.
 
     Here w are the weights that learn, by the names that `to_arrays` gives them. FedProx is
     a `mu` without more; SCAFFOLD a `correction`, the server's control variate less the
-    party's own. Neither may hold anything private that has not been paid for, because a
-    learner that trains privately takes them as they are.
+    party's own, with a `step_size`. None may hold anything private that has not been paid
+    for, because a learner that trains privately takes them as they are.
 
     Parameters
     ----------
@@ -86,16 +87,33 @@ class Objective:
         Centre of the proximal term; the weights at the start of the call if omitted.
     correction : mapping of name to array, optional
         Added to the gradient of every step.
+    features, labels : (n, num_features), (n,), optional
+        What the last layer is to recognise as these classes, besides the records; FedGen's.
+    strength : float (default: 0)
+        Weight of their mean cross-entropy.
+    step_size : float, optional
+        Take steps of plain gradient descent, of this size, in place of those of the
+        learner's own optimizer; its batches and penalties stay.
     """
 
     mu: float = 0.0
     anchor: Mapping[str, Array] | None = field(default=None, repr=False)
     correction: Mapping[str, Array] | None = field(default=None, repr=False)
+    features: FloatArray | None = field(default=None, repr=False)
+    labels: IntArray | None = field(default=None, repr=False)
+    strength: float = 0.0
+    step_size: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the strength; only the learner knows its weights."""
+        """Check the numbers; only the learner knows its weights."""
         rule = "finite and at least 0"
         require(0 <= self.mu < math.inf, "Objective", "mu", rule, self.mu)
+        finite = 0 <= self.strength < math.inf
+        require(finite, "Objective", "strength", rule, self.strength)
+        both = (self.features is None) == (self.labels is None)
+        require(both, "Objective", "labels", "given with features", self.labels)
+        moves = self.step_size is None or 0 < self.step_size < math.inf
+        require(moves, "Objective", "step_size", "finite and above 0", self.step_size)
 
 
 def link_scores(scores: FloatArray, recipe: Recipe) -> FloatArray:
@@ -225,6 +243,35 @@ class GuidedLearner(ContinuingLearner, Protocol):
         """Learn as every `partial_fit`, and minimise the objective beside the loss."""
 
 
+DenseLayer: TypeAlias = tuple[FloatArray, FloatArray]
+"""Weights (outputs, inputs) and biases (outputs,)."""
+
+
+@runtime_checkable
+class DenseLearner(PortableLearner, Protocol):
+    """A perceptron, whose hidden layers can get another number of units."""
+
+    def to_layers(self) -> list[DenseLayer]:
+        """Return the layers from inputs to logits; raise `UnsupportedLearner` for others."""
+
+    def from_layers(self, layers: Sequence[DenseLayer]) -> Self:
+        """Return a fitted twin of these layers, with as many hidden units as they have."""
+
+    def sized_for(self, arrays: Mapping[str, Array]) -> Self:
+        """Return an unfitted twin with as many hidden units as arrays of its kind have.
+
+        Nothing else is checked; what is of another kind gives a twin of the usual size.
+        """
+
+
+@runtime_checkable
+class HeadedLearner(GuidedLearner, Protocol):
+    """A learner whose logits are a dense layer of features that it learns."""
+
+    def head(self) -> DenseLayer:
+        """Return that layer; raise `UnsupportedLearner` if there is none with biases."""
+
+
 LearnerFactory: TypeAlias = Callable[[], Learner]
 
 
@@ -303,6 +350,16 @@ def require_guided(owner: str, learner: Learner) -> GuidedLearner:
         raise UnsupportedLearner(
             f"{owner}: the learner must take an objective (partial_fit, steps_taken, "
             f"to_arrays and from_arrays), got {type(learner).__name__}. TorchLearner does."
+        )
+    return learner
+
+
+def require_headed(owner: str, learner: Learner) -> HeadedLearner:
+    """Return the learner if it tells its last layer; say what to do if it does not."""
+    if not isinstance(learner, HeadedLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must tell its last layer (head) and take an objective, got "
+            f"{type(learner).__name__}. TorchLearner does."
         )
     return learner
 

@@ -100,6 +100,11 @@ def check_public_data(party: Party, config: ConfigRecord) -> None:
 
 def receive_model(party: Party, received: Knowledge) -> Learner:
     """Rebuild a model that travelled as arrays, with code that the party chose itself."""
+    return receiver_of(party, received).from_arrays(received.arrays)
+
+
+def receiver_of(party: Party, received: Knowledge) -> PortableLearner:
+    """Return the party's own learner of the name that accompanies a model."""
     name = str(received.meta.get(keys.LEARNER))
     factories = {party.learner_name: party.learner_fn, **party.catalogue}
     if name not in factories:
@@ -114,4 +119,4 @@ def receive_model(party: Party, received: Knowledge) -> Learner:
             f"{party.owner}: the learner {name!r} must have from_arrays to "
             f"receive a model, got {type(twin).__name__}."
         )
-    return twin.from_arrays(received.arrays)
+    return twin

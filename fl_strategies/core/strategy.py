@@ -9,13 +9,14 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fl_strategies.aggregation.metrics import aggregate_metrics, without_unknown
+from fl_strategies.core.callbacks import Callbacks, followed_by
 from fl_strategies.core.collecting import Collector
 from fl_strategies.core.federation import FederationOptions as FederationOptions
 from fl_strategies.core.federation import check_federation, expected_parties, sample
@@ -39,7 +40,6 @@ from fl_strategies.wire.knowledge import (
 from fl_strategies.wire.replies import (
     EVALUATION,
     PartyReply,
-    PartyReport,
     cut_short,
     figures_by_party,
 )
@@ -87,6 +87,10 @@ class KnowledgeStrategy(Outcome[T], Strategy):
     resume : bool (default: False)
         Resume the run in `checkpoint_dir`, if there is one. Parties are not asked again
         for what has arrived, and the result is the same to the bit.
+    on_round : callable or list of callables, optional
+        Called as `on_round(number, metrics)` after each round, with the round's figures by
+        names such as ``"train/epsilon-example"``; see docs/tracking.md. An exception in it is
+        logged once and ends nothing. The last round may come again after a resume.
 
     Attributes
     ----------
@@ -119,6 +123,8 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         self._kept: list[PartyReply[T]] = []
         self._sent: list[Message] = []
         self._refused = 0
+        self._callbacks = Callbacks(owner, federation.get("on_round"))
+        self._judged_later = False
 
     def _make_run(self, folder: str | Path | None, resume: bool | None) -> Run:
         given, owner = bool(folder) or not resume, type(self).__name__
@@ -172,6 +178,8 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         if initial_arrays:
             self.warm_start(decode_arrays(initial_arrays, self.max_reply_bytes))
         judged = evaluate_fn and once_there_is_a_model(evaluate_fn)
+        self._judged_later = judged is not None
+        judged = judged and followed_by(judged, self._end_round)
         result = self.run.execute(self, begin, grid, num_rounds, judged)
         self.require_result()
         return result
@@ -191,6 +199,7 @@ class KnowledgeStrategy(Outcome[T], Strategy):
     ) -> list[Message]:
         """Ask the parties of this round, once the expected ones are there."""
         refuse_wrapper(self)
+        self._callbacks.begin(self.round_)
         self._sent = []
         if self.last_round is not None and server_round > self.last_round:
             logger.info("%s has ended; nothing is sent.", self.name)
@@ -269,6 +278,14 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         replies: Iterable[Message],
     ) -> MetricRecord | None:
         """Combine what the parties measured on their own held-out rows."""
+        totals = self._evaluated(replies)
+        if not self._judged_later:
+            self._end_round()
+        return None if totals is None else MetricRecord({**totals})
+
+    def _evaluated(
+        self, replies: Iterable[Message]
+    ) -> Mapping[str, float | list[float]] | None:
         accepted = self._collect(replies, EVALUATION, lambda _: None, lambda _: None)
         self._sent = []
         self.confirm_delivery(accepted)
@@ -286,7 +303,12 @@ class KnowledgeStrategy(Outcome[T], Strategy):
                 "cannot, and one with a journal, a policy or a promise of privacy does not."
             )
         self.state.history["evaluate"][self.round_] = totals
-        return MetricRecord({**totals})
+        return totals
+
+    def _end_round(self, judged: Mapping[str, Any] | None = None) -> None:
+        """Tell the user's functions what this round came to."""
+        history = {phase: of.get(self.round_) for phase, of in self.state.history.items()}
+        self._callbacks.end(self.round_, len(self.rejected_), **history, server=judged)
 
     # Messages.
 
@@ -347,11 +369,7 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         self._kept = [reply for reply in self._kept if reply.node_id not in unfit]
         fit = [reply for reply in accepted if reply.node_id not in unfit]
         settled = settle(self.members, fit)
-        for party in settled:
-            report = self.parties_.setdefault(
-                party.partition_id, PartyReport(party.learner_name, {}, {})
-            )
-            (report.evaluate if kind == EVALUATION else report.train).update(party.metrics)
+        self.state.note(settled, evaluated=kind == EVALUATION)
         return settled
 
     def _reject(self, node_id: int, reason: str) -> None:

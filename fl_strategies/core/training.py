@@ -104,7 +104,9 @@ def fit_on_records(
         return [trained(fit, stand_in, promised=True) for fit in fits]
 
     return trained(
-        lambda: fit_ensemble(learner_fn, sets, rngs=rngs()), fit_each, promised=promised
+        lambda: fit_ensemble(learner_fn, sets, rngs=rngs(), kind="teachers"),
+        fit_each,
+        promised=promised,
     )
 
 

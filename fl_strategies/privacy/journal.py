@@ -265,7 +265,7 @@ class PartyJournal:
         limit, spent = self.max_epsilon, 0.0 if self.max_epsilon is None else self.epsilon()
         if limit is not None and spent >= limit:
             raise PrivacyBudgetExceeded(
-                f"{_OWNER}: epsilon must be below {limit:g}, the budget at delta "
+                f"{_OWNER}: epsilon must be below {limit:g}, the max-epsilon at delta "
                 f"{self.delta:g}, for anything to be released, got {spent:.6g}."
             )
 
@@ -323,8 +323,9 @@ class PartyJournal:
         if known and not self.changing:
             raise InvalidData(
                 f"{_OWNER}: the private data must be those of {self.path.name}, got others. "
-                f"If they are the same set after a change, open it with changing=True, so "
-                f"that both compose; if not, give them a name of their own."
+                f"If they are the same set after a change, open it with changing=True "
+                f"(data-changes = true in a node-config), so that both compose; if not, give "
+                f"them a name of their own (another state-dir)."
             )
         for other in sorted(self.folder.glob(f"*.{self.unit}.jsonl*")):
             own = other.name.startswith(self.path.name)
@@ -373,8 +374,9 @@ class PartyJournal:
                 yield
         except OSError as error:
             raise JournalUnavailable(
-                f"{_OWNER}: {self.path.name} must be on a disk that can be read and written, "
-                f"got: {error.strerror or type(error).__name__}. Nothing left the party."
+                f"{_OWNER}: {self.path.name} must be in a folder (state-dir) that can be read "
+                f"and written, got: {error.strerror or type(error).__name__}. Nothing left the "
+                f"party."
             ) from error
 
 

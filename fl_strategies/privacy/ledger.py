@@ -182,7 +182,7 @@ class PrivacyLedger:
         if math.isinf(after.epsilon):
             advice = "choose a release with noise, or another strategy"
         raise PrivacyBudgetExceeded(
-            f"{_OWNER}: epsilon must be at most {self.max_epsilon:g}, the budget at "
+            f"{_OWNER}: epsilon must be at most {self.max_epsilon:g}, the max-epsilon at "
             f"delta {self.delta:g}, got {after.epsilon:.6g} with this release{hint}. "
             f"{outcome}; {advice}."
         )

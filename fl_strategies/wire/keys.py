@@ -55,3 +55,7 @@ NUM_OUTLIERS: Final = "num-outliers"
 """Parties that are not counted because they contradict most others."""
 NUM_CAPPED: Final = "num-capped"
 """Parties that count for less than they claim, or speak less loudly than they did."""
+
+# Files.
+UNBOUNDED: Final = "-unbounded"
+"""Ending of a flag that stands beside a figure that is infinite, and therefore not written."""

@@ -68,7 +68,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parties", type=int, default=3, help="default: 3")
     parser.add_argument("--data", default="digits", help="default: digits")
     parser.add_argument("--label", default="", metavar="COLUMN", help="label column of a table")
-    parser.add_argument("--drop", default="", metavar="COLUMNS", help="columns to leave out")
+    parser.add_argument("--drop", default="", metavar="COLUMNS", help="columns to drop")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--formats", default=",".join(FORMATS), help="of parties' files, taken in turn"

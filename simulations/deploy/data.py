@@ -6,6 +6,7 @@ archive (``.npz``), its rows are taken as they are, and so are all others. If it
 (see `simulations.table_columns`), in simulations and deployments alike.
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,16 +20,20 @@ from fl_strategies.core.party import check_rows
 from fl_strategies.exceptions import InvalidData, require, require_data
 from fl_strategies.runtime.atomic_files import PRIVATE
 from simulations.files import read_npz
+from simulations.table_cells import MISSING
 from simulations.table_columns import TableEncoder
 from simulations.table_files import (
     TABLES,
     dropped,
     import_pandas,
+    listed,
     names_in,
     read_table,
     require_label,
 )
-from simulations.table_labels import label_texts
+from simulations.table_labels import UNLABELLED, label_texts
+
+logger = logging.getLogger("flwr.fl_strategies")
 
 ARCHIVE: Final = ".npz"
 LABEL: Final = "label"
@@ -43,7 +48,7 @@ class PublicData:
     ----------
     x : (num_rows, ...)
     y : (num_rows,), optional
-        Class indices, if the file has labels.
+        Class indices, if all rows of the file have labels.
     classes : tuple of str
         Names of the classes, sorted.
     encoder : TableEncoder, optional
@@ -88,14 +93,14 @@ def read_public(
     if _is_archive(path):
         arrays = read_npz(path, "x", optional=("y",))
         check_rows(path.name, "x", arrays["x"])
-        y = class_indices(path.name, arrays["y"], classes) if "y" in arrays else None
+        y = _public_labels(path.name, arrays.get("y"), classes)
         return PublicData(x=_with_rows(path, arrays["x"]), y=y, classes=classes, drop=drop)
     table = _with_rows(path, read_table(path, label))
     labels = label_texts(table.pop(label)) if label in table.columns else None
     encoder = TableEncoder.learn(path.name, table, names_in(drop))
     return PublicData(
         x=encoder.encode(path.name, table),
-        y=None if labels is None else class_indices(path.name, labels, classes),
+        y=_public_labels(path.name, labels, classes),
         classes=classes,
         encoder=encoder,
         drop=drop,
@@ -103,7 +108,11 @@ def read_public(
 
 
 def read_labelled(path: Path, public: PublicData, label: str = LABEL) -> tuple[Array, IntArray]:
-    """Return the rows of a file, in the form of the public ones, and their class indices."""
+    """Return the rows of a file, in the form of the public ones, and their class indices.
+
+    Rows without a label are dropped. How many they are stands in the reader's own log and
+    nowhere else.
+    """
     if _is_archive(path):
         arrays = read_npz(path, "x", "y")
         x, labels = arrays["x"], arrays["y"]
@@ -119,29 +128,51 @@ def read_labelled(path: Path, public: PublicData, label: str = LABEL) -> tuple[A
     require_data(same, path.name, "x", f"of {public.x.dtype} like public rows", x.dtype)
     y = class_indices(path.name, labels, public.classes)
     require_data(len(x) == len(y), path.name, "labels", f"{len(x)}, one a row", len(y))
-    return x, y
+    labelled = y != UNLABELLED
+    if labelled.all():
+        return x, y
+    logger.warning("%s: %d rows without a label are dropped.", path.name, (~labelled).sum())
+    return x[labelled], y[labelled]
+
+
+def _public_labels(
+    owner: str, labels: Array | None, classes: tuple[str, ...]
+) -> IntArray | None:
+    """Return class indices of public rows, or None unless all rows have labels."""
+    if labels is None:
+        return None
+    y = class_indices(owner, labels, classes)
+    missing = int((y == UNLABELLED).sum())
+    if not missing:
+        return y
+    logger.info("%s: %d rows have no label, so no label of them is used.", owner, missing)
+    return None
 
 
 def class_indices(owner: str, labels: Array, classes: tuple[str, ...]) -> IntArray:
     """Return the position of every label, a whole number or a text, in the class list.
 
+    A label is missing, and has `UNLABELLED` instead, if it is empty, or a word such as NA
+    that the class list has not.
+
     Examples
     --------
     >>> class_indices("pets.csv", np.array(["dog", "cat"]), ("cat", "dog"))
     array([1, 0])
+    >>> class_indices("pets.csv", np.array(["dog", ""]), ("cat", "dog"))
+    array([ 1, -1])
     """
     labels = np.asarray(labels)
     require_data(labels.ndim == 1, owner, "labels", "one a row", f"shape {labels.shape}")
     positions = {name: position for position, name in enumerate(classes)}
     plain = labels.astype(np.str_) if labels.dtype.kind == "S" else labels
-    found = {
-        label: positions.get(_class_name(label, positions), -1) for label in {*plain.tolist()}
-    }
-    indices = np.array([found[label] for label in plain.tolist()], dtype=np.int64)
-    num_unknown = int((indices < 0).sum())
+    known = {**dict.fromkeys(MISSING, UNLABELLED), **positions}
+    words = [str(label).strip() for label in plain.tolist()]
+    found = {word: known.get(_class_name(word, positions)) for word in {*words}}
+    num_unknown = sum(found[word] is None for word in words)
     rule = f"in the class list {', '.join(classes[:20])}"
     require_data(not num_unknown, owner, "labels", rule, f"{num_unknown} others")
-    return indices
+    return np.array([found[word] for word in words], dtype=np.int64)
 
 
 def write_labelled(
@@ -175,9 +206,8 @@ def _is_archive(path: Path) -> bool:
     return path.name.endswith(ARCHIVE)
 
 
-def _class_name(label: object, known: Mapping[str, int]) -> str:
+def _class_name(name: str, known: Mapping[str, int]) -> str:
     """Return how the class list writes a label: as a whole number, or in other letters."""
-    name = str(label).strip()
     if name not in known and name.endswith(".0"):
         name = name.removesuffix(".0")
     same = [other for other in known if other.lower() == name.lower()]
@@ -192,16 +222,22 @@ def _with_rows(path: Path, x: Any) -> Any:
 def _numbers(owner: str, table: Any, public: PublicData) -> Array:
     names = [str(name) for name in table.columns]
     known = [column.name for column in public.encoder.columns] if public.encoder else []
-    unused = [*(public.encoder.left_out if public.encoder else ())]
-    left_out = dropped(owner, public.drop, [*names, *known, *unused])
-    used = table.drop(columns=[name for name in left_out if name in names])
+    unused = [*(public.encoder.dropped if public.encoder else ())]
+    ignored = dropped(owner, public.drop, [*names, *known, *unused])
+    used = table.drop(columns=[name for name in ignored if name in names])
     if public.encoder is None:
         return _plain_numbers(owner, used, public)
-    given = {*map(str, used.columns)} - {*unused}
-    others = sorted({*known} ^ given)
-    rule = "those of the public file; the setting drop leaves some out"
-    require_data(not others, owner, "columns", rule, f"others: {', '.join(others[:10])}")
+    _require_columns(owner, {*known}, {*map(str, used.columns)} - {*unused})
     return public.encoder.encode(owner, used)
+
+
+def _require_columns(owner: str, known: set[str], given: set[str]) -> None:
+    """Raise unless a table has the columns of the public one; say which it lacks."""
+    missing, more = sorted(known - given), sorted(given - known)
+    found = [f"without {listed(missing)}"] if missing else []
+    found += [f"with {listed(more)} (the setting drop names columns to ignore)"] if more else []
+    rule = "those of the public file"
+    require_data(not found, owner, "the columns", rule, f"a table {' and '.join(found)}")
 
 
 def _plain_numbers(owner: str, table: Any, public: PublicData) -> Array:

@@ -92,6 +92,7 @@ def main(grid: Grid, context: Context) -> None:
     )
     report = make_report(federation, strategy, result, seconds=time.perf_counter() - start)
     report["model"] = folder.keep_model(federation, strategy)
+    folder.write_epsilon(strategy)
     folder.write(report)
     logger.info("result: %s", json.dumps(flagged(report), allow_nan=False))
     logger.info("The result is in %s", folder.path)

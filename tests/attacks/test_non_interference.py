@@ -110,6 +110,10 @@ def avgkd(learner_fn: LearnerFactory) -> KnowledgeStrategy[Any]:
     return REGISTRY["avgkd"].strategy(**options, learner_fn=learner_fn)
 
 
+def registered(name: str, learner_fn: LearnerFactory) -> KnowledgeStrategy[Any]:
+    return REGISTRY[name].strategy(**COMMON, learner_fn=learner_fn)
+
+
 Make = Callable[..., KnowledgeStrategy[Any]]
 LDP = {"release": "ldp", "accept_noise": True}
 NOISY: Mapping[str, Make] = {
@@ -156,6 +160,8 @@ TRAINED_PRIVATELY: Mapping[str, Make] = {
     "fedmd": partial(fedmd),
     "fedmd mean": partial(fedmd, payload="softmax", consensus="mean"),
     "fedavg": fedavg,
+    "feddf": partial(registered, "feddf"),
+    "scaffold": partial(registered, "scaffold"),
     "avgkd": avgkd,
 }
 """Learners of DP-SGD; the noise is in the training."""

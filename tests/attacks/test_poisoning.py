@@ -1,7 +1,7 @@
 """Parties of ten that lie, against every strategy as it is by default.
 
 The federations are those of `benchmarks/liars.py`, which measures the table of
-docs/robustness.md, with quicker models.
+docs/results/robustness.md, with quicker models.
 """
 
 import importlib.util

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -70,6 +71,40 @@ def test_rows_arrive_in_every_form(loaded: Any) -> None:
     assert party.partition_id == 1
     for name, expected in zip(("x", "x_test", "y", "y_test"), FOUR, strict=True):
         assert np.array_equal(getattr(party, name), expected), name
+
+
+def test_a_misspelt_argument_is_refused_at_once() -> None:
+    """Not only when the first party is made."""
+    with pytest.raises(
+        InvalidParameter, match=r"got 'learner_fun'\. Did you mean 'learner_fn'"
+    ):
+        party_loader(lambda *_: FOUR, learner_fun=CentroidLearner)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "party"),
+    [
+        (X, np.array([0, np.nan, 2, 0, 1, 2, np.nan, 1]), {}),
+        (X.tolist(), [0, None, 2, 0, 1, 2, None, 1], {}),
+        (pd.DataFrame(X), pd.Series([*"a-cabc-b"]), {"classes": [*"abc"]}),
+        (torch.tensor(X), [*"a", "", *"cabc", " ", "b"], {"classes": [*"abc"]}),
+    ],
+    ids=["array", "list", "frame", "tensor"],
+)
+def test_rows_without_a_label_are_dropped(
+    x: Any, y: Any, party: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others stay in their order; the number of those dropped is in the log alone."""
+    if isinstance(y, pd.Series):
+        y = y.replace("-", None).astype("category")
+
+    made = load((x, x, y, y), num_classes=0 if party else NUM_CLASSES, **party)
+
+    kept = [0, 2, 3, 4, 5, 7]
+    assert np.array_equal(made.x, X[kept])
+    assert np.array_equal(made.y, Y[kept])
+    assert np.array_equal(made.y_test, Y[kept])
+    assert "2 rows without a label in y_train are dropped." in caplog.text
 
 
 def test_the_function_gets_flowers_numbers() -> None:

@@ -98,6 +98,52 @@ def test_torch_reads_its_own_file_without_unpickling(tmp_path: Path) -> None:
         assert np.array_equal(np.asarray(state[name]), array)
 
 
+@pytest.mark.parametrize("name", ["extra-trees", "logistic-regression"])
+def test_skops_reads_its_own_file(name: str, tmp_path: Path) -> None:
+    """Whoever has scikit-learn and skops can use the model; trees are trusted by name."""
+    skops = pytest.importorskip("skops.io", reason="The extra skops is not installed.")
+    model = saved(tmp_path, name)
+    untrusted = skops.get_untrusted_types(file=tmp_path / "model.skops")
+
+    estimator = skops.load(tmp_path / "model.skops", trusted=untrusted)
+
+    assert untrusted == ["sklearn.tree._tree.Tree"] * (name == "extra-trees")
+    assert np.array_equal(estimator.predict(X), model.predict(X))
+
+
+def test_without_skops_there_is_no_such_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model itself is written all the same."""
+    monkeypatch.setattr("clients.saved_model.find_spec", lambda _: None)
+    model = saved(tmp_path)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["arrays.npz", "model.json"]
+    assert np.array_equal(load_model(tmp_path).predict(X), model.predict(X))
+
+
+def test_what_skops_would_read_decides_nothing(tmp_path: Path) -> None:
+    """A hostile file beside the arrays is not opened."""
+    model = saved(tmp_path)
+    (tmp_path / "model.skops").write_bytes(pickle.dumps(Bomb(tmp_path / "mark")))
+
+    assert np.array_equal(load_model(tmp_path).predict(X), model.predict(X))
+    assert not (tmp_path / "mark").exists()
+
+
+def test_only_a_model_that_was_trained_here_is_scikit_learns() -> None:
+    """One that arrived as arrays, or knows a single class, has no native form."""
+    learner = SklearnLearner(DecisionTreeClassifier(), num_classes=3)
+    assert learner.fitted_estimator is None
+    learner.fit(X, Y, rng=np.random.default_rng(0))
+    assert isinstance(learner.fitted_estimator, DecisionTreeClassifier)
+
+    received = SklearnLearner(DecisionTreeClassifier(), num_classes=3)
+    assert received.from_arrays(learner.to_arrays()).fitted_estimator is None
+    learner.fit(X, np.zeros_like(Y), rng=np.random.default_rng(0))
+    assert learner.fitted_estimator is None
+
+
 def test_a_network_of_ones_own_needs_its_factory(tmp_path: Path) -> None:
     """A name that the catalogue does not have is refused, unless the factory is given."""
 

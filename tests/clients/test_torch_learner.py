@@ -33,6 +33,7 @@ from fl_strategies.exceptions import (
     MissingExtra,
     NotFitted,
 )
+from fl_strategies.progress import listening
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X: Array = (DIGITS / 16).astype(np.float32)
@@ -422,6 +423,17 @@ def test_distill_starts_from_what_was_learned() -> None:
     model.learning_rate = 1e-9
     model.distill(X[:300], np.zeros((300, 10)), rng=generator(1))
     np.testing.assert_allclose(model.logits(X), before, atol=1e-4)
+
+
+def test_epochs_are_counted_for_whoever_listens() -> None:
+    """Also those of stacked twins, which are trained at once."""
+    heard: list[tuple[str, int, int]] = []
+    made, sets = learner(epochs=2), [(X[:64], Y[:64]), (X[64:128], Y[64:128])]
+    with listening(lambda *told: heard.append(told)):
+        made.fit(*sets[0], rng=generator())
+        made.fit_many(sets, rngs=generators(2))
+
+    assert heard == 2 * [("epochs", count, 2) for count in (0, 1, 2)]
 
 
 def test_logits_are_float32_of_every_class() -> None:

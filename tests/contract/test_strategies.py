@@ -32,6 +32,7 @@ from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
+    SHORT,
     TEST,
     accuracy,
     common_options,
@@ -44,7 +45,10 @@ from tests.toys import (
 NUM_PARTIES = 4
 APP = client_app(load_toy_party)
 OPTIMIZERS = ("flower:FedAdagrad", "flower:FedAdam", "flower:FedYogi")
-TOY_SETTINGS: dict[str, dict[str, object]] = {n: {"eta": 0.5} for n in OPTIMIZERS}
+TOY_SETTINGS: dict[str, dict[str, object]] = {
+    **{name: {"eta": 0.5} for name in OPTIMIZERS},
+    **SHORT,
+}
 """Centroids are three apart, weights of networks much less."""
 
 pytestmark = pytest.mark.parametrize("name", sorted({**REGISTRY, **FLOWER_STRATEGIES}))
@@ -441,3 +445,28 @@ def test_party_without_test_rows_still_receives(
     assert not {keys.ACCURACY, f"{keys.ACCURACY}-by-party"} & {*told}
     assert "No party tells how good the model is" in caplog.text
     assert "'accuracy': nan" not in caplog.text
+
+
+def flat(record: MetricRecord) -> list[float]:
+    """Return all figures of a record that are known."""
+    lists = (value if isinstance(value, list) else [value] for value in record.values())
+    return [float(one) for values in lists for one in values if not math.isnan(one)]
+
+
+def test_callbacks_are_called_once_a_round(name: str) -> None:
+    """With the metrics that the round has anyway, its time, and nothing else."""
+    told: list[tuple[int, dict[str, float]]] = []
+    strategy = build(name, on_round=lambda *round_: told.append(round_))
+
+    result = run(strategy, num_rounds=2)
+
+    train, evaluate = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
+    assert [number for number, _ in told] == list(train) == list(evaluate)
+    assert len(told) == (strategy.last_round or 2)
+    for number, metrics in told:
+        known = {*flat(train[number]), *flat(evaluate[number]), 0, metrics["seconds"]}
+        assert {*metrics.values()} <= known
+        assert metrics["train/epsilon-example"] == math.inf
+        assert metrics["train/num-bytes-sent"] == train[number][keys.NUM_BYTES_SENT]
+        assert 0 < metrics["evaluate/accuracy"] <= 1
+        assert metrics["num-rejected"] == 0 < metrics["seconds"]

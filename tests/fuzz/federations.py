@@ -129,6 +129,10 @@ VARIANTS: Mapping[str, Variant] = {
     "ekd": _variant("ekd", rounds=3),
     "pkd": _variant("pkd", rounds=2),
     "fedavg": _variant("fedavg", "network", rounds=2),
+    "fedgen": _variant("fedgen", "network", rounds=2, generator_steps=3),
+    "pfnm": _variant("pfnm", "network", local_epochs=2),
+    "feddf": _variant("feddf", "network", rounds=2, distill_epochs=1),
+    "scaffold": _variant("scaffold", "network", rounds=2),
 }
 
 

@@ -169,7 +169,7 @@ def test_a_file_with_gaps_and_ids_is_told_and_run(
     told = capsys.readouterr()
     assert code == 0
     assert "numbers (2): a, b (missing ones marked)" in told.err
-    assert "left out (2): id (an id), c (asked for)" in told.err
+    assert "dropped (2): id (an id), c (asked for)" in told.err
     assert "classes: x 50.0 %, y 50.0 %" in told.err
     assert "fedkt on" in told.out or "fedkd on" in told.out
 

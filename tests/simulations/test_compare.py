@@ -30,41 +30,29 @@ from simulations.experiment import Federation, load_federation
 from simulations.figures import DOTS_PER_INCH
 from simulations.fitting import Entry
 from tests.pictures import size_of
+from tests.simulations import commands
 
-FAST = {
-    "data": "breast-cancer",
-    "num-parties": 3,
-    "num-trees": 5,
-    "boosting-rounds": 3,
-    "epochs": 2,
-    "fedmd.epochs-initial": 2,
-    "num-workers": 1,
-}
-OPTIONS = [f"--set={key}={value}" for key, value in FAST.items()]
+FAST = {**commands.FAST, "fedmd.epochs-initial": 2}
 Y = ("y_train", "y_test")
 TRUSTED = "everybody who sees the final model, except the server, which is trusted"
 
 
 def compare(folder: Path, *options: str) -> int:
     kept = folder / "kept.json"
-    return main(["compare", *OPTIONS, "--seeds=0", "--rounds=2", f"--json={kept}", *options])
+    usual = [*commands.assigned(FAST), "--seeds=0", "--rounds=2"]
+    return main(["compare", *usual, f"--json={kept}", *options])
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Count what the real runner is asked for: strategies, and baselines."""
-    asked: list[str] = []
-    local, solo = running.run_local, Federation.judge_parties
-
-    def count_run(strategy: Any, *arguments: Any, **options: Any) -> Any:
-        asked.append(strategy.name)
-        return local(strategy, *arguments, **options)
+    asked = commands.record_runs(monkeypatch)
+    solo = Federation.judge_parties
 
     def count_solo(federation: Federation, num_workers: int = 1) -> Any:
         asked.append("baselines")
         return solo(federation, num_workers)
 
-    monkeypatch.setattr(running, "run_local", count_run)
     monkeypatch.setattr(Federation, "judge_parties", count_solo)
     return asked
 

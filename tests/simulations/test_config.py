@@ -185,6 +185,10 @@ def test_a_value_outside_a_strategys_rule_is_named(
         ),
         ({"strategy": "fedavg", "release": "nfdp"}, "a setting of fedavg, got 'release'"),
         ({"strategy": "avgkd", "delta-x": 1}, "got 'delta-x'. Did you mean 'delta'?"),
+        (
+            {"strategy": "fedkd", "num-techers": 1},
+            "got 'num-techers'. Did you mean 'num-teachers', a setting of fedkt?",
+        ),
         ({"fedmd.releas": "nfdp"}, "got 'releas'. Did you mean 'release'?"),
         ({"fedxy.release": "nfdp"}, "got 'fedxy'."),
     ],

@@ -30,23 +30,15 @@ from simulations.figures import DOTS_PER_INCH
 from simulations.private_variants import VARIANTS, Variant
 from simulations.resuming import PROMISES
 from tests.pictures import size_of
+from tests.simulations.commands import FAST, assigned, record_runs
 
-FAST = {
-    "data": "breast-cancer",
-    "num-parties": 3,
-    "num-trees": 5,
-    "boosting-rounds": 3,
-    "epochs": 2,
-    "num-workers": 1,
-}
-OPTIONS = [f"--set={key}={value}" for key, value in FAST.items()]
 HISTOGRAM = "--strategy=fedhistogram L2"
 
 
 def curve(folder: Path, *options: str) -> int:
     kept = folder / "kept.json"
     usual = ["--seeds=0", "--draws=2", "--epsilons=1,5", HISTOGRAM]
-    return main(["curve", *OPTIONS, *usual, f"--json={kept}", *options])
+    return main(["curve", *assigned(FAST), *usual, f"--json={kept}", *options])
 
 
 def read_strictly(path: Path) -> Any:
@@ -57,28 +49,20 @@ def read_strictly(path: Path) -> Any:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record what the real runner is asked for."""
-    asked: list[tuple[str, int]] = []
-    local = running.run_local
-
-    def count(strategy: Any, *arguments: Any, **options: Any) -> Any:
-        asked.append((strategy.name, strategy.seed))
-        return local(strategy, *arguments, **options)
-
-    monkeypatch.setattr(running, "run_local", count)
-    return asked
+    return record_runs(monkeypatch)
 
 
 def test_real_curves_are_shown_kept_and_not_run_twice(
-    tmp_path: Path, runs: list[tuple[str, int]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """References once a seed, budgets once a draw; more draws add to what is there."""
     assert curve(tmp_path) == 0
 
     told = capsys.readouterr()
-    private = ("fedhistogram", 0)
-    assert runs == [private, ("fedregression", 0), ("fedkd", 0), *[private] * 4]
+    private = "fedhistogram"
+    assert runs == [private, "fedregression", "fedkd", *[private] * 4]
     assert "run 5 of 8: fedhistogram L2 at 1, seed 0, draw 1: " in told.err
     assert "left" in told.err
     assert told.out.startswith("| accuracy (%) | ε 1 | ε 5 | without ε |\n")
@@ -110,7 +94,7 @@ def test_real_curves_are_shown_kept_and_not_run_twice(
 
 def test_a_stop_costs_the_run_it_ends(
     tmp_path: Path,
-    runs: list[tuple[str, int]],
+    runs: list[str],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,11 +114,11 @@ def test_a_stop_costs_the_run_it_ends(
 
     runs.clear()
     assert curve(tmp_path) == 0
-    assert runs == [("fedhistogram", 0)] * 2
+    assert runs == ["fedhistogram"] * 2
 
 
 def test_what_refuses_a_budget_is_shown_and_the_others_run(
-    tmp_path: Path, runs: list[tuple[str, int]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With its reason below the table; noise that is accepted leaves references as they are."""
     options = ["--strategy=fedhistogram L2,fedmd", "--draws=1", "--epsilons=0.001,5"]
@@ -145,11 +129,11 @@ def test_what_refuses_a_budget_is_shown_and_the_others_run(
     assert "| fedmd ldp | refused | refused |  |" in text
     reason = "FedHistogram: noise must be weaker than what it protects"
     assert f"- fedhistogram L2, refused at 0.001; at 0.001: {reason}" in text
-    assert [name for name, _ in runs] == [*REFERENCES, "fedhistogram"]
+    assert runs == [*REFERENCES, "fedhistogram"]
 
     runs.clear()
     assert curve(tmp_path, *options, "--set=fedhistogram.accept-noise=true") == 0
-    assert [name for name, _ in runs] == ["fedhistogram"] * 2
+    assert runs == ["fedhistogram"] * 2
     assert "fedhistogram L2, refused" not in capsys.readouterr().out
 
 

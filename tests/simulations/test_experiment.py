@@ -1,3 +1,4 @@
+import sys
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,17 @@ def test_parties_cycle_through_the_learners() -> None:
     names = [federation.party(i).learner_name for i in range(5)]
 
     assert names == ["random-forest", "decision-tree"] * 2 + ["random-forest"]
+
+
+def test_a_missing_library_takes_only_its_own_model_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where XGBoost is not installed, parties have the other usual models."""
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+
+    names = load_federation(Settings.of(data="breast-cancer")).learner_names
+
+    assert names == ("random-forest", "logistic-regression", "mlp")
 
 
 def test_everybody_holds_the_same_public_and_test_rows() -> None:

@@ -1,3 +1,4 @@
+import io
 import os
 import signal
 import time
@@ -11,7 +12,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.progress import counted
+from simulations import local, progress
 from simulations.local import InMemoryGrid, run_local
+from simulations.progress import Watch
 
 
 def counting_app(fail_on: int | None = None) -> ClientApp:
@@ -158,3 +162,88 @@ def test_run_local_passes_rounds_on() -> None:
         2,
         3,
     ]
+
+
+def slow_app() -> ClientApp:
+    """Return a client with two teachers of two epochs, each of which takes a while."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, _: Context) -> Message:
+        for _teacher in counted(range(2), "teachers"):
+            for _epoch in counted(range(2), "epochs"):
+                time.sleep(0.02)
+        return Message(message.content, reply_to=message)
+
+    return app
+
+
+class Heard(Watch):
+    """Keeps what it is told of the work inside parties."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+
+    def stepped(self, words: str) -> None:
+        self.words.append(words)
+
+
+def test_teachers_and_epochs_of_a_party_are_heard_of() -> None:
+    """What is inside of something else stands behind it, and is gone when it is done."""
+    watch = Heard()
+    grid = InMemoryGrid(slow_app(), 2, watch=watch)
+    grid.send_and_receive(messages(grid)[:1])
+
+    assert watch.words == [
+        "party 1 of 1: 0 of 2 teachers",
+        "party 1 of 1: 0 of 2 teachers, 0 of 2 epochs",
+        "party 1 of 1: 0 of 2 teachers, 1 of 2 epochs",
+        "party 1 of 1: 0 of 2 teachers",
+        "party 1 of 1: 1 of 2 teachers",
+        "party 1 of 1: 1 of 2 teachers, 0 of 2 epochs",
+        "party 1 of 1: 1 of 2 teachers, 1 of 2 epochs",
+        "party 1 of 1: 1 of 2 teachers",
+    ]
+
+
+def test_other_processes_are_heard_of_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what each of them hands on."""
+    for module in (local, progress):
+        monkeypatch.setattr(module, "SECONDS_BETWEEN_RELAYS", 0.001)
+    watch = Heard()
+    with closing(InMemoryGrid(slow_app(), 2, num_workers=2, watch=watch)) as grid:
+        replies = grid.send_and_receive(messages(grid))
+
+    assert len(replies) == 2
+    assert {words.partition(":")[0] for words in watch.words} == {
+        "party 1 of 2",
+        "party 2 of 2",
+    }
+
+
+def test_a_long_training_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many epochs there are meanwhile."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    watch = progress.Lines(stream=stream)
+    with watch.party(3, 20):
+        for _ in counted(range(100), "epochs"):
+            now[0] += 0.3
+
+    assert stream.getvalue().splitlines() == [
+        "party 3 of 20: 34 of 100 epochs",
+        "party 3 of 20: 68 of 100 epochs",
+    ]
+
+
+def test_nothing_is_told_unless_somebody_listens(capfd: pytest.CaptureFixture[str]) -> None:
+    """Learners in other programs count in silence, also after a watch has ended."""
+    watch = Heard()
+    with watch.party(1, 1):
+        pass
+    assert list(counted(range(3), "epochs")) == [0, 1, 2]
+
+    assert watch.words == []
+    assert capfd.readouterr() == ("", "")

@@ -13,6 +13,7 @@ from simulations.config import Settings
 from simulations.published import Published
 from simulations.reproduce import Row, Table, read_outcomes, rounds_of, run_table, table_names
 from simulations.reproduce_text import markdown, summary_of
+from simulations.running import run_once
 
 PUBLISHED = Published.read({"federation": 81.0, "alone": 20.0, "note": "larger"})
 TABLE = Table(
@@ -223,6 +224,22 @@ def test_rows_have_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     assert [row.panel for row in table.rows] == ["left", ""]
     assert [row.settings for row in table.rows] == [{"num-parties": 2}] * 2
+
+
+AVERAGES = ("flower:FedProx", "flower:FedAvgM", "scaffold", "feddf")
+
+
+def test_averages_of_weights_are_rows_by_their_names(tmp_path: Path) -> None:
+    """A strategy's name is all that a row needs; each ends with a figure of its own."""
+    common = {"num-parties": 3, "train-rows": 150, "test-rows": 200, "num-server-rounds": 2}
+    quick = {**common, "solo": False, "central": False, "epochs": 2, "num-workers": 1}
+    rows = [Row(name, {**quick, "strategy": name}) for name in AVERAGES]
+    kept = tmp_path / "kept.json"
+
+    run_table(replace(TABLE, rows=tuple(rows), seeds=(0,)), run_once, kept, lambda _: None)
+
+    figures = [outcome["figures"][""] for outcome in read_outcomes(kept)]
+    assert len({*figures}) == len(AVERAGES)
 
 
 def test_an_unknown_table_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,7 @@ def test_a_run_leaves_its_model_result_page_and_statement(
     accuracy = float((load_model(kept).predict(data.x_test) == data.y_test).mean())
 
     assert {path.name for path in kept.iterdir()} == {
+        "epsilon.csv",
         "model",
         "privacy.txt",
         "report.html",
@@ -96,6 +97,15 @@ def test_quiet_prints_the_result_only(
     assert "verdict: " in told
 
 
+def test_one_party_is_warned(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It has nobody to learn from, whatever the figures say."""
+    run(tmp_path, "--set=num-parties=1")
+
+    said = capfd.readouterr().err
+    assert ": one party with " in said
+    assert "warning: one party has nobody to learn from; num-parties is 1" in said
+
+
 def test_verbose_shows_the_log_of_flower(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,6 +132,38 @@ def test_a_folder_that_cannot_be_written_ends_before_training(
 
     assert code == 1
     assert "run: output-dir must be writable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("track", "sentence"),
+    [
+        ("tensorboard", 'pip install "fl-strategies[tensorboard]"'),
+        ("mlflow=http://localhost:1", 'pip install "fl-strategies[mlflow]"'),
+        ("wandb", 'pip install "fl-strategies[wandb]"'),
+        ("tensorbord", "got 'tensorbord'. Did you mean 'tensorboard'?"),
+        ("wandb={tmp}/file/runs", "run: the folder of --track must be writable"),
+    ],
+)
+def test_a_tracker_that_is_not_there_ends_before_training(
+    track: str,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sentence says what to install, or what to write."""
+    (tmp_path / "file").write_text("")
+    for name in ("tensorboard", "mlflow", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(
+        "simulations.running.run_local", lambda *_, **__: pytest.fail("trained")
+    )
+
+    told = track.format(tmp=tmp_path)
+    code = main(["run", *FAST, f"--set=output-dir={tmp_path}", f"--track={told}"])
+
+    assert code == 1
+    assert sentence in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_travel_is_explained(tmp_path: Path) -> None:
@@ -258,6 +300,7 @@ def test_a_terminal_has_bars(
 
     with watching(1) as watch:
         watch.say("first [bold]line[/bold]")
+        watch.stepped("party 1 of 2: 3 of 5 epochs")
         for count in (1, 2):
             watch.answered(progress.TRAIN, count, 2, 1)
 

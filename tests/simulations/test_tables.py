@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -166,15 +167,15 @@ def test_numbers_with_words_in_between_are_refused_with_a_public_value() -> None
         ("grade", [f"g{row % 10}" for row in range(20)], None),
     ],
 )
-def test_columns_of_no_use_are_left_out_with_a_note(
+def test_columns_of_no_use_are_dropped_with_a_note(
     name: str, cells: list[Any], why: str | None
 ) -> None:
     """Ids, counters, constants and empty columns; names alone do not make an id."""
     encoder = learn(public_frame(**{name: cells}))
 
-    assert encoder.left_out == ({} if why is None else {name: why})
+    assert encoder.dropped == ({} if why is None else {name: why})
     if why:
-        assert f"left out (1): {name} ({why})" in encoder.describe()
+        assert f"dropped (1): {name} ({why})" in encoder.describe()
 
 
 def test_a_few_public_rows_make_no_id() -> None:
@@ -250,7 +251,7 @@ def test_an_ugly_file_is_understood(tmp_path: Path) -> None:
     assert data.understood[2:] == (
         "dates (1): seen (month, weekday)",
         "categories (1): town (3)",
-        "left out (1): id (an id)",
+        "dropped (1): id (an id)",
     )
 
 
@@ -294,7 +295,7 @@ def test_no_private_cell_changes_another_row(tmp_path: Path) -> None:
     assert changed.x_train[0].tobytes() != data.x_train[0].tobytes()
 
 
-def test_columns_can_be_left_out(tmp_path: Path) -> None:
+def test_columns_can_be_dropped(tmp_path: Path) -> None:
     """By their names; one that is not there, or the label, is a sentence."""
     data = load(UGLY, tmp_path, drop="town, seen")
 
@@ -308,12 +309,12 @@ def test_columns_can_be_left_out(tmp_path: Path) -> None:
         load(UGLY, tmp_path, drop="class")
 
 
-def test_a_party_may_leave_out_a_column_of_its_own(tmp_path: Path) -> None:
+def test_a_party_may_drop_a_column_of_its_own(tmp_path: Path) -> None:
     """One that the public file lacks is refused otherwise."""
     (tmp_path / "public.csv").write_text("age,town\n20,Ulm\n40,Bonn\n")
     (tmp_path / "mine.csv").write_text("age,chart,town,label\n20,x,Ulm,n\n")
 
-    with pytest.raises(InvalidData, match="setting drop leaves some out, got others: chart"):
+    with pytest.raises(InvalidData, match=r"got a table with chart \(the setting drop names"):
         read_labelled(tmp_path / "mine.csv", read_public(tmp_path / "public.csv", ("n", "y")))
     public = read_public(tmp_path / "public.csv", ("n", "y"), drop="chart")
     assert read_labelled(tmp_path / "mine.csv", public)[0].tolist() == [[-1, 0, 1]]
@@ -346,6 +347,118 @@ def test_a_label_that_is_no_class_is_questioned(
     lines = [f"{row % 7},{label}" for row, label in enumerate(labels)]
     with pytest.raises(InvalidData, match=message):
         load("\n".join(["x,class", *lines]), tmp_path)
+
+
+# Rows without a label
+
+
+def with_gaps(rows: Collection[int], gap: str = "") -> str:
+    header, *lines = UGLY.splitlines()
+    cut = [f"{line[:-1]}{gap}" if n in rows else line for n, line in enumerate(lines)]
+    return "\n".join([header, *cut])
+
+
+def test_rows_without_a_label_are_public(tmp_path: Path) -> None:
+    """They join the public rows of the others, which have no labels then, and are counted."""
+    data = load(with_gaps(range(60)), tmp_path)
+
+    assert [len(data.x_train), len(data.x_public), len(data.x_test)] == [75, 12 + 60, 13]
+    assert data.y_public is None
+    assert data.classes == ("n", "y")
+    assert data.understood[-1] == "without a label (60): 60 are public rows, 0 are dropped"
+    assert "as 72 public rows say" in data.understood[0]
+    assert [len(y) for y in (data.y_train, data.y_test)] == [75, 13]
+
+
+def test_rows_without_a_label_are_dropped_where_public_labels_are_needed(
+    tmp_path: Path,
+) -> None:
+    """All that is left is what a file without these rows would give."""
+    shorter = "\n".join(line for line in with_gaps(range(60)).splitlines() if line[-1] != ";")
+    expected = load(shorter, tmp_path)
+    data = load(with_gaps(range(60)), tmp_path, public_labels=True)
+
+    assert data.understood[-1] == "without a label (60): 0 are public rows, 60 are dropped"
+    for name in ("x_train", "y_train", "y_public", "x_test"):
+        assert np.array_equal(getattr(data, name), getattr(expected, name)), name
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ({"strategy": "fedkd"}, False),
+        ({"strategy": "fedkd", "public_labels": True}, True),
+        ({"strategy": "fedmd", "pretrain_epochs": 2}, True),
+        ({"strategy": "fedkt"}, False),
+    ],
+)
+def test_settings_say_whether_labels_of_public_rows_are_needed(
+    settings: dict[str, Any], needed: bool
+) -> None:
+    """Those of the strategy that learn from them."""
+    assert Settings.of(**settings).public_labels is needed
+
+
+def test_the_number_of_public_rows_limits_those_without_a_label(tmp_path: Path) -> None:
+    """The rest is dropped and counted."""
+    data = load(with_gaps(range(60)), tmp_path, num_public=10)
+
+    assert len(data.x_public) == 10
+    kept = int(data.understood[-1].partition(": ")[2].split()[0])
+    assert 0 < kept <= 10
+    assert data.understood[-1].endswith(f"{kept} are public rows, {60 - kept} are dropped")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "gaps"),
+    [("01", ("0", "1"), 40), ("ny", ("NA", "n", "y"), 0)],
+    ids=["numbers", "texts"],
+)
+def test_a_word_for_nothing_is_a_gap_among_numbers_alone(
+    tmp_path: Path, labels: str, classes: tuple[str, ...], gaps: int
+) -> None:
+    """Among texts, NA may be the name of a class."""
+    lines = [f"{n % 7},{labels[n % 2] if n % 4 else 'NA'}" for n in range(160)]
+    data = load("\n".join(["x,class", *lines]), tmp_path)
+
+    assert data.classes == classes
+    assert len(data.x_public) == (15 + 40 if gaps else 20)
+
+
+def test_a_label_column_without_a_value_is_a_sentence(tmp_path: Path) -> None:
+    """It is no column of classes, and with few values it is one of too few rows."""
+    with pytest.raises(InvalidData, match="rows with a label must be at least 8 rows, got 5"):
+        load(with_gaps(range(155)), tmp_path)
+    with pytest.raises(InvalidData, match="got 'class' without a single value"):
+        load(with_gaps(range(160)), tmp_path)
+
+
+@pytest.mark.parametrize("gap", ["", "NA"])
+def test_a_party_drops_rows_without_a_label(
+    tmp_path: Path, gap: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own log counts them; the party is the one that a file without them makes."""
+    (tmp_path / "public.csv").write_text("age,town\n20,Ulm\n40,Bonn\n")
+    (tmp_path / "mine.csv").write_text(f"age,town,label\n77,Ulm,n\n20,Bonn,{gap}\n30,Ulm,y\n")
+    public = read_public(tmp_path / "public.csv", ("n", "y"))
+
+    x, y = read_labelled(tmp_path / "mine.csv", public)
+
+    assert y.tolist() == [0, 1]
+    assert x[:, 2].tolist() == [1, 1]
+    assert "mine.csv: 1 rows without a label are dropped." in caplog.text
+
+
+def test_public_labels_with_gaps_are_not_used(tmp_path: Path) -> None:
+    """The rows are public all the same; a label beyond the class list is still refused."""
+    path = tmp_path / "public.csv"
+    path.write_text("age,label\n20,n\n40,\n")
+    assert read_public(path, ("n", "y")).y is None
+    assert len(read_public(path, ("n", "y")).x) == 2
+
+    path.write_text("age,label\n20,n\n40,maybe\n")
+    with pytest.raises(InvalidData, match="in the class list n, y, got 1 others"):
+        read_public(path, ("n", "y"))
 
 
 def test_a_parquet_file_is_a_table_too(tmp_path: Path) -> None:
@@ -390,7 +503,7 @@ def test_a_party_asks_what_its_tables_become(tmp_path: Path) -> None:
     assert understood(config) == [
         "2 columns beside the label become 1 numbers, as 2 public rows say",
         "numbers (1): age",
-        "left out (1): town (asked for)",
+        "dropped (1): town (asked for)",
     ]
     assert build_party(config, run="1").x.shape == (1, 1)
 

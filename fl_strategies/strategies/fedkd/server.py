@@ -65,7 +65,7 @@ from fl_strategies.wire.replies import PartyReply
 
 SHARPNESS: Final = 3.0
 """The mean of many careful answers is too careful: a consensus that is right on nine rows of
-ten gives them seven tenths. How it was chosen: docs/consensus.md."""
+ten gives them seven tenths. How it was chosen: docs/results/consensus.md."""
 
 
 @dataclass(kw_only=True)

@@ -121,7 +121,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
     parties do the same is not found either. Of equals, the higher partition ids leave. At
     L0 and L2 trimming is free: votes are unprotected, or protected before they come. At L1
     it is refused: there one party's votes would decide whether another's are counted, and
-    noise for one party's votes would not cover that. Measurements: docs/robustness.md.
+    noise for one party's votes would not cover that. Measurements: docs/results/robustness.md.
 
     Corrected votes cost no more than plain ones. L2: a record is in one subset of each
     partition, so it moves the model and the counts of one teacher, and by them its one vote

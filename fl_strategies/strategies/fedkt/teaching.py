@@ -115,7 +115,7 @@ def train_students(party: Party, sets: Sequence[TrainingSet], seed: int) -> list
             f"none for some. Lower the threshold or ask more queries."
         )
     rngs = [party.rng(seed, "student", split) for split in range(len(sets))]
-    return fit_ensemble(party.learner_fn, sets, rngs=rngs)
+    return fit_ensemble(party.learner_fn, sets, rngs=rngs, kind="students")
 
 
 def student_scores(party: Party, students: Sequence[Learner]) -> FloatArray:

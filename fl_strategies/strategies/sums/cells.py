@@ -19,10 +19,10 @@ from typing import ClassVar, Final
 import numpy as np
 from scipy.cluster.vq import kmeans2
 
-from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.arrays import NEARLY_CONSTANT, Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.strategies.sums.summary import Summary, are_float32
+from fl_strategies.strategies.sums.summary import Summary, principal_axes
+from fl_strategies.threads import one_blas_thread
 
 USUAL_COMPONENTS: Final = 30
 _ROUNDS: Final = 20
@@ -32,8 +32,6 @@ MOST_DIVISIONS: Final = 64
 MOST_RECEIVED: Final = 2**16
 """Most cells that a party takes from a server, which could otherwise keep it busy for ever."""
 _VALUES_AT_ONCE: Final = 2**22
-_NEARLY_CONSTANT: Final = 1e-6
-_NAMES: Final = ("mean", "turn", "centres")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +48,15 @@ class Cells(Summary):
 
     kind: ClassVar[str] = "cells"
     signed: ClassVar[bool] = False
+    names: ClassVar[tuple[str, ...]] = ("mean", "turn", "centres")
+    most: ClassVar[int] = MOST_RECEIVED
 
     mean: FloatArray
     turn: FloatArray
     centres: FloatArray
 
     @classmethod
+    @one_blas_thread()
     def of_rows(
         cls,
         rows: Array,
@@ -65,14 +66,11 @@ class Cells(Summary):
         num_divisions: int = 1,
     ) -> "Cells":
         """Divide the space by public rows (n, ...)."""
-        flat = rows.reshape(len(rows), -1).astype(np.float64)
-        mean, scales = flat.mean(axis=0), column_scales(flat)
-        scaled = (flat - mean) * scales
-        variances, axes = np.linalg.eigh(scaled.T @ scaled / len(flat))
-        least = _NEARLY_CONSTANT * max(float(variances[-1]), np.finfo(float).tiny)
+        centred, mean, scales, variances, axes = principal_axes(rows)
+        least = NEARLY_CONSTANT * max(float(variances[0]), np.finfo(float).tiny)
         flatter = np.maximum(variances, least) ** (-_FLATTENED / 2)
-        turn = scales[:, None] * (axes * flatter)[:, ::-1][:, :num_components]
-        placed = (flat - mean) @ turn
+        turn = scales[:, None] * (axes * flatter)[:, :num_components]
+        placed = centred @ turn
         return cls(
             mean,
             turn,
@@ -89,6 +87,7 @@ class Cells(Summary):
         """Number of cells of each division."""
         return int(self.centres.shape[1])
 
+    @one_blas_thread()
     def find(self, rows: Array) -> Array:
         """Return the cell of every row in each division, (num_divisions, n).
 
@@ -129,33 +128,14 @@ class Cells(Summary):
         by_division = zip(totals, self.find(rows), strict=True)
         return np.asarray(sum(total[cells] for total, cells in by_division) / len(totals))
 
-    def to_arrays(self) -> dict[str, Array]:
-        """Return what parties need, as float32."""
-        return {name: getattr(self, name).astype(np.float32) for name in _NAMES}
-
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array], num_values: int) -> "Cells":
-        """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
-        problem = KnowledgeMismatch(
-            f"Server: cells must be {', '.join(_NAMES)} for rows of {num_values} values, at "
-            f"most {MOST_RECEIVED}, finite and float32, got others."
-        )
-        if not are_float32(arrays, _NAMES):
-            raise problem
+    def _fits(cls, arrays: Mapping[str, Array]) -> bool:
         centres = arrays["centres"]
-        many = centres.ndim != 3 or len(centres) > MOST_DIVISIONS
-        if many or not 0 < math.prod(centres.shape[:2]) <= MOST_RECEIVED:
-            raise problem
-        mean, turn, centres = (arrays[name].astype(np.float64) for name in _NAMES)
-        shaped = mean.shape == (num_values,) and turn.ndim == 2
-        if not shaped or turn.shape != (num_values, *centres.shape[2:]):
-            raise problem
-        # Rows have no more principal components than values; more would fill a memory.
-        if not 0 < turn.shape[1] <= num_values:
-            raise problem
-        if not all(np.isfinite(part).all() for part in (mean, turn, centres)):
-            raise problem
-        return cls(mean, turn, centres)
+        if centres.ndim != 3 or centres.shape[2:] != arrays["turn"].shape[1:]:
+            return False
+        num_divisions, num_cells, _ = centres.shape
+        few = num_divisions <= MOST_DIVISIONS
+        return bool(few and 0 < num_divisions * num_cells <= cls.most)
 
 
 def _cluster(rows: FloatArray, num_cells: int, rng: np.random.Generator) -> FloatArray:
@@ -171,18 +151,6 @@ def _distances(rows: FloatArray, centres: FloatArray) -> FloatArray:
     """Return squared distances less those of rows from zero, (n, k)."""
     distances: FloatArray = np.square(centres).sum(axis=1) - 2 * rows @ centres.T
     return distances
-
-
-def column_scales(rows: FloatArray) -> FloatArray:
-    """Return what columns are multiplied by: 1 if they share a unit, or one over the spread.
-
-    They do if most columns span about as much as the widest: pixels, indicators, frequencies.
-    """
-    spans, spread = np.ptp(rows, axis=0), rows.std(axis=0)
-    if np.median(spans) >= spans.max(initial=0.0) / 2:
-        return np.ones(rows.shape[1])
-    varies = spread > _NEARLY_CONSTANT * np.abs(rows).max(axis=0, initial=0.0)
-    return np.where(varies, 1.0 / np.where(varies, spread, 1.0), 0.0)
 
 
 def count_records(cells: Array, y: Array, shape: tuple[int, ...], task: Task) -> IntArray:

@@ -18,9 +18,8 @@ from scipy.special import expit, logsumexp, softmax
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.strategies.sums.cells import column_scales
-from fl_strategies.strategies.sums.summary import Summary, are_float32
+from fl_strategies.strategies.sums.summary import Summary, principal_axes
+from fl_strategies.threads import one_blas_thread
 
 LEVELS: Final = 2**8
 """What a row of length 1 is rounded to, entry by entry."""
@@ -37,7 +36,6 @@ _VALUES_AT_ONCE: Final = 2**22
 # Rounding of a computed length must not leave a row longer than it says.
 _A_LITTLE_MORE: Final = 1 + 2.0**-40
 _LEAST_VARIANCE: Final = 1e-9
-_NAMES: Final = ("mean", "turn")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,28 +51,28 @@ class Components(Summary):
 
     kind: ClassVar[str] = "components"
     signed: ClassVar[bool] = True
+    names: ClassVar[tuple[str, ...]] = ("mean", "turn")
+    most: ClassVar[int] = MOST_COMPONENTS
 
     mean: FloatArray
     turn: FloatArray
 
     @classmethod
+    @one_blas_thread()
     def of_rows(cls, rows: Array, num_components: int) -> "Components":
         """Find the components of public rows (n, ...).
 
         Each is scaled by the root of its deviation: half way between rows as they are,
         where noise drowns all components but the first, and components of equal spread.
         """
-        flat = rows.reshape(len(rows), -1).astype(np.float64)
-        mean, scales = flat.mean(axis=0), column_scales(flat)
-        scaled = (flat - mean) * scales
-        variances, axes = np.linalg.eigh(scaled.T @ scaled / len(flat))
-        variances, axes = variances[::-1][:num_components], axes[:, ::-1][:, :num_components]
+        centred, mean, scales, variances, axes = principal_axes(rows)
+        variances, axes = variances[:num_components], axes[:, :num_components]
         # The sign of an axis is the solver's choice; this one is the same everywhere.
         axes = axes * np.where(
             axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])] < 0, -1, 1
         )
         turn = scales[:, None] * axes * np.maximum(variances, _LEAST_VARIANCE) ** -0.25
-        lengths = np.linalg.norm((flat - mean) @ turn, axis=1)
+        lengths = np.linalg.norm(centred @ turn, axis=1)
         longest = float(np.quantile(lengths, _INSIDE))
         return cls(mean, turn / (longest if longest > 0 else 1.0))
 
@@ -83,6 +81,7 @@ class Components(Summary):
         """Components and the constant."""
         return int(self.turn.shape[1]) + 1
 
+    @one_blas_thread()
     def features(self, rows: Array) -> IntArray:
         """Return the features of rows, (n, num_features), each row at most `longest` long."""
         flat = rows.reshape(len(rows), -1)
@@ -105,6 +104,7 @@ class Components(Summary):
         """Return features by classes or labels; two classes are one label."""
         return (self.num_features, 1 if _is_binary(num_classes, task) else num_classes)
 
+    @one_blas_thread()
     def of_records(self, x: Array, y: Array, num_classes: int, task: Task) -> IntArray:
         """Return the sum of features times labels, or of the features of each class.
 
@@ -129,27 +129,9 @@ class Components(Summary):
         labels = num_classes if task == "multi-label" else 1
         return 2 * self.longest * math.sqrt(labels)
 
-    def to_arrays(self) -> dict[str, Array]:
-        """Return what parties need, as float32."""
-        return {name: getattr(self, name).astype(np.float32) for name in _NAMES}
-
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array], num_values: int) -> "Components":
-        """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
-        problem = KnowledgeMismatch(
-            f"Server: components must be {' and '.join(_NAMES)} for rows of {num_values} "
-            f"values, at most {MOST_COMPONENTS}, finite and float32, got others."
-        )
-        if not are_float32(arrays, _NAMES):
-            raise problem
-        mean, turn = (arrays[name] for name in _NAMES)
-        if mean.shape != (num_values,) or turn.ndim != 2 or len(turn) != num_values:
-            raise problem
-        if not 0 < turn.shape[1] <= min(num_values, MOST_COMPONENTS):
-            raise problem
-        if not (np.isfinite(mean).all() and np.isfinite(turn).all()):
-            raise problem
-        return cls(mean.astype(np.float64), turn.astype(np.float64))
+    def _fits(cls, arrays: Mapping[str, Array]) -> bool:
+        return bool(arrays["turn"].shape[1] <= cls.most)
 
 
 def _is_binary(num_classes: int, task: Task) -> bool:
@@ -190,6 +172,7 @@ def fitted_shares(
     return np.asarray(positive if several else np.hstack([1 - positive, positive]))
 
 
+@one_blas_thread()
 def fitted_weights(
     rows: FloatArray, means: FloatArray, noise: float, *, softmax_link: bool
 ) -> FloatArray:

@@ -130,7 +130,7 @@ class FedHistogramOptions(SumOptions):
         None, "cells of the space of rows; 0: as many as stand out from noise", least=2
     )
     num_components: int | None = option(
-        None, "principal components of public rows; 0: 20 at most", least=1
+        None, "principal components of public rows; 0: 30 at most", least=1
     )
 
 

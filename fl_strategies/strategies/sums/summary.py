@@ -8,12 +8,13 @@ distance protects it.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final, NamedTuple, Self
 
 import numpy as np
 
-from fl_strategies.arrays import Array, IntArray
+from fl_strategies.arrays import Array, FloatArray, IntArray, column_scales
 from fl_strategies.core.tasks import Task
+from fl_strategies.exceptions import KnowledgeMismatch
 
 DIRECTION: Final = 2**12
 """Length of the vector of a party where all parties weigh the same."""
@@ -29,6 +30,10 @@ class Summary(ABC):
     """What it is called in messages."""
     signed: ClassVar[bool]
     """Whether sums may be below 0."""
+    names: ClassVar[tuple[str, ...]]
+    """Arrays that it travels as and is made of: a mean and a turn of rows first."""
+    most: ClassVar[int]
+    """Most cells or components that a party takes from a server."""
 
     @abstractmethod
     def shape(self, num_classes: int, task: Task) -> tuple[int, ...]:
@@ -42,14 +47,24 @@ class Summary(ABC):
     def moved(self, num_classes: int, task: Task) -> float:
         """Return the most, in L2 norm, by which replacing one record moves a sum."""
 
-    @abstractmethod
-    def to_arrays(self) -> dict[str, Array]:
-        """Return what parties need, as float32."""
-
     @classmethod
     @abstractmethod
+    def _fits(cls, arrays: Mapping[str, Array]) -> bool:
+        """Tell whether received arrays with a sound mean and turn are of this kind."""
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return what parties need, as float32."""
+        return {name: getattr(self, name).astype(np.float32) for name in self.names}
+
+    @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], num_values: int) -> Self:
         """Read what a server sent; raise `KnowledgeMismatch` for anything else."""
+        if not (_are_turn(arrays, cls.names, num_values) and cls._fits(arrays)):
+            raise KnowledgeMismatch(
+                f"Server: {cls.kind} must be {', '.join(cls.names)} for rows of {num_values} "
+                f"values, at most {cls.most}, finite and float32, got others."
+            )
+        return cls(*(arrays[name].astype(np.float64) for name in cls.names))
 
     @property
     def moved_by_party(self) -> float:
@@ -61,13 +76,43 @@ class Summary(ABC):
         return DIRECTION * (2.0 if self.signed else math.sqrt(2))
 
 
-def are_float32(arrays: Mapping[str, Array], names: Sequence[str]) -> bool:
-    """Tell whether received arrays are these and all of float32.
+class Axes(NamedTuple):
+    """Public rows less their mean, and the principal axes of them, largest first."""
 
-    Products of larger numbers than that overflow, and those of smaller ones take a hundred
-    times as long.
+    centred: FloatArray
+    """Rows (n, num_values) as they are otherwise."""
+    mean: FloatArray
+    scales: FloatArray
+    """What columns are multiplied by before axes are found."""
+    variances: FloatArray
+    axes: FloatArray
+    """One a column, (num_values, num_values)."""
+
+
+def principal_axes(rows: Array) -> Axes:
+    """Find the principal axes of public rows (n, ...)."""
+    flat = rows.reshape(len(rows), -1).astype(np.float64)
+    mean, scales = flat.mean(axis=0), column_scales(flat)
+    centred = flat - mean
+    scaled = centred * scales
+    variances, axes = np.linalg.eigh(scaled.T @ scaled / len(flat))
+    return Axes(centred, mean, scales, variances[::-1], axes[:, ::-1])
+
+
+def _are_turn(arrays: Mapping[str, Array], names: Sequence[str], num_values: int) -> bool:
+    """Tell whether received arrays are these, finite, and a mean and a turn of rows first.
+
+    Products of numbers beyond float32 overflow, and those of smaller ones take a hundred
+    times as long. Rows have no more principal components than values; more would fill a
+    memory.
     """
-    return set(arrays) == set(names) and all(a.dtype == np.float32 for a in arrays.values())
+    if set(arrays) != set(names) or any(a.dtype != np.float32 for a in arrays.values()):
+        return False
+    mean, turn = (arrays[name] for name in names[:2])
+    if mean.shape != (num_values,) or turn.ndim != 2 or len(turn) != num_values:
+        return False
+    finite = all(bool(np.isfinite(array).all()) for array in arrays.values())
+    return finite and 0 < turn.shape[1] <= num_values
 
 
 def direction(sums: IntArray) -> IntArray:

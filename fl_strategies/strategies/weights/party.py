@@ -1,11 +1,14 @@
 """The party's role where weights travel: in our averages and in Flower's own strategies."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final
 
+import numpy as np
 from flwr.app import ConfigRecord
 
+from fl_strategies.arrays import Array
 from fl_strategies.core.accounting import (
     ledger_of,
     ledger_to_text,
@@ -20,6 +23,7 @@ from fl_strategies.core.protocols import (
     ContinuingLearner,
     Learner,
     Objective,
+    StartingLearner,
     plan_of,
     require_guided,
 )
@@ -52,6 +56,9 @@ class WeightsParty(PartyRole):
     package, names neither task nor learner; it is answered with this party's own.
     """
 
+    also_leaves: ClassVar[tuple[Entry, ...]] = ()
+    """What a subclass sends besides weights, which training cannot protect."""
+
     def request(self, party: Party, config: ConfigRecord) -> Request:
         """Return that weights leave after so many passes."""
         named = str(config[keys.STRATEGY]).partition(":")[0]
@@ -62,24 +69,34 @@ class WeightsParty(PartyRole):
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, Metrics]:
         """Return the weights after training, and how many records they have seen."""
+        objective = self.objective(party, received, config)
+        _, knowledge, metrics = self.learn(party, received, config, state, objective)
+        return knowledge, metrics
+
+    def learn(
+        self,
+        party: Party,
+        received: Knowledge | None,
+        config: ConfigRecord,
+        state: PartyState,
+        objective: Objective | None,
+    ) -> tuple[ContinuingLearner, Knowledge, Metrics]:
+        """Return the model after training, paid for before, and what of it may leave."""
         owner = party.owner
         _check_problem(party, config)
         require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
         epochs = WeightsOptions.received(config).local_epochs
         server_round = read_round(config)
-        objective = _read_objective(config)
         learner = require_averaged(owner, party.learner_fn())
         if objective is not None:
             learner = require_guided(owner, learner)
         plan = plan_of(learner, len(party.y), epochs=epochs)
-        charges = plan or UNPROTECTED
+        charges = (*(plan or UNPROTECTED), *self.also_leaves)
         purpose = f"{config[keys.STRATEGY]!s}, round {server_round}"
         ledger = spend(party, charges, purpose, DEFAULT_DELTA, state)
-        if received is None:
-            rng = derive_rng(read_seed(config), "weights", "initial")
-        else:
-            learner = learner.from_arrays(received.arrays)
-            rng = party.rng(read_seed(config), "weights", server_round)
+        if received is not None:
+            learner = learner.from_arrays(self.weights_of(received))
+        rng = self.rng(party, received, config)
         guided = {} if objective is None else {"objective": objective}
 
         def train() -> ContinuingLearner:
@@ -89,14 +106,39 @@ class WeightsParty(PartyRole):
             return model
 
         stand_in = functools.partial(_public_model, party)
-        model = trained(train, stand_in, promised=bool(plan))
+        model = trained(train, stand_in, promised=bool(plan) and not self.also_leaves)
         metrics = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=ledger)
         metrics[keys.LOCAL_FIGURE] = measure(party, model, state)[METRICS[party.task]]
         meta: dict[str, Scalar] = {
             keys.NUM_EXAMPLES: len(party.y),
             keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),
         }
-        return Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
+        return model, Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
+
+    def weights_of(self, received: Knowledge) -> Mapping[str, Array]:
+        """Return the model among what came."""
+        return received.arrays
+
+    def objective(
+        self,
+        party: Party,  # noqa: ARG002 - for roles with an objective of their own
+        received: Knowledge | None,  # noqa: ARG002
+        config: ConfigRecord,
+    ) -> Objective | None:
+        """Return FedProx's term, which pulls towards the weights that training starts from."""
+        if PROXIMAL_MU not in config:
+            return None
+        mu = config_float(config, PROXIMAL_MU, minimum=0.0, maximum=MOST_MU)
+        return Objective(mu=mu) if mu > 0 else None
+
+    def rng(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord
+    ) -> np.random.Generator:
+        """Return what training draws from; without a model all parties draw the same one."""
+        seed = read_seed(config)
+        if received is None:
+            return derive_rng(seed, "weights", "initial")
+        return party.rng(seed, "weights", read_round(config))
 
 
 def _check_problem(party: Party, config: ConfigRecord) -> None:
@@ -114,14 +156,6 @@ def _check_problem(party: Party, config: ConfigRecord) -> None:
         )
 
 
-def _read_objective(config: ConfigRecord) -> Objective | None:
-    """Return FedProx's term, which pulls towards the weights that training starts from."""
-    if PROXIMAL_MU not in config:
-        return None
-    mu = config_float(config, PROXIMAL_MU, minimum=0.0, maximum=MOST_MU)
-    return Objective(mu=mu) if mu > 0 else None
-
-
 def _public_model(party: Party) -> ContinuingLearner:
     return require_averaged(party.owner, public_model(party, party.learner_fn))
 
@@ -133,5 +167,16 @@ def require_averaged(owner: str, learner: Learner) -> ContinuingLearner:
             f"{owner}: the learner must keep learning (distill, partial_fit) and travel "
             f"(to_arrays, from_arrays) for its weights to be averaged, got "
             f"{type(learner).__name__}. Use a network, or another strategy."
+        )
+    return learner
+
+
+def require_starting(owner: str, learner: Learner) -> StartingLearner:
+    """Return the learner if the server can draw its first weights; say so if it cannot."""
+    if not isinstance(learner, StartingLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must have initialised, partial_fit, distill, to_arrays and "
+            f"from_arrays, so that the server can draw its first weights, got "
+            f"{type(learner).__name__}. TorchLearner has them."
         )
     return learner

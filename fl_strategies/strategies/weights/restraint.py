@@ -2,18 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
 from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.arrays import Array
-from fl_strategies.exceptions import require_known
+from fl_strategies.core.reported_ledgers import read_charges
+from fl_strategies.exceptions import KnowledgeMismatch, require_known
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.wire.knowledge import shown
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import Knowledge, shown
 
 MOST_TIMES_DISTANCE: Final = 2.0
 """Weights are at most so many times as far from the middle as those of the median party."""
+MAX_RECORDS: Final = 2**40
+"""Most that a party may claim."""
+# Beyond it squares overflow, and no honest network has such weights.
+LARGEST_WEIGHT: Final = 1e30
+# Means of larger whole numbers would not fit into their type again.
+LARGEST_COUNT: Final = 2**53
 _FEWEST_RESTRAINED: Final = 3
 
 Layout: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -56,7 +64,35 @@ class LocalWeights:
         return layout_of(self.arrays)
 
 
-def restrained(weights: Sequence[LocalWeights]) -> tuple[list[LocalWeights], int]:
+W = TypeVar("W", bound=LocalWeights)
+
+
+def read_weights(knowledge: Knowledge) -> LocalWeights:
+    """Return what a party sent; raise `KnowledgeMismatch` for what cannot be averaged."""
+    num_records = knowledge.meta.get(keys.NUM_EXAMPLES)
+    if type(num_records) is not int or not 1 <= num_records <= MAX_RECORDS:
+        raise KnowledgeMismatch(
+            f"Reply: {keys.NUM_EXAMPLES} must be a whole number from 1 to {MAX_RECORDS}, "
+            f"got {num_records!r}."
+        )
+    check_sizes(knowledge.arrays)
+    charges = read_charges(knowledge.meta.get(keys.PRIVACY_EVENTS))
+    return LocalWeights(knowledge.arrays, num_records, charges)
+
+
+def check_sizes(arrays: Mapping[str, Array]) -> None:
+    """Raise `KnowledgeMismatch` for numbers that are not finite, or beyond all reason."""
+    for name, array in arrays.items():
+        most = LARGEST_WEIGHT if array.dtype.kind == "f" else LARGEST_COUNT
+        # NaN compares as false, so it is refused as well.
+        if not ((array <= most) & (array >= -most)).all():
+            raise KnowledgeMismatch(
+                f"Reply: array {name[:80]!r} must be finite and at most {most:g} in "
+                f"magnitude, got others."
+            )
+
+
+def restrained(weights: Sequence[W]) -> tuple[list[W], int]:
     """Return weights that one party cannot pull wherever it likes, and how many were changed.
 
     Weights that are much farther from the middle, the median of each number, than those of

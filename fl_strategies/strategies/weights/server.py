@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, Final, Unpack
+from typing import Any, ClassVar, Final, TypeVar, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -15,6 +15,7 @@ from fl_strategies.arrays import Array, content_hash
 from fl_strategies.core.inputs import check_factories, public_array
 from fl_strategies.core.protocols import (
     ContinuingLearner,
+    Learner,
     LearnerFactory,
     StartingLearner,
 )
@@ -22,7 +23,6 @@ from fl_strategies.core.reported_ledgers import (
     Reported,
     enter_reported,
     most_expensive,
-    read_charges,
 )
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
@@ -54,6 +54,7 @@ from fl_strategies.strategies.weights.restraint import (
     LocalWeights,
     as_layout,
     layout_of,
+    read_weights,
     restrained,
 )
 from fl_strategies.wire import keys
@@ -67,12 +68,9 @@ from fl_strategies.wire.knowledge import (
 from fl_strategies.wire.replies import PartyReply
 
 AUDIENCE: Final = "the server, the other parties and everybody who sees a model"
-MAX_RECORDS: Final = 2**40
-# Beyond it squares overflow, and no honest network has such weights.
-LARGEST_WEIGHT: Final = 1e30
-# Means of larger whole numbers would not fit into their type again.
-LARGEST_COUNT: Final = 2**53
 _WITHOUT_LIMIT: Final = 2**62
+
+W = TypeVar("W", bound=LocalWeights)
 
 
 @dataclass(kw_only=True)
@@ -145,7 +143,8 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
     usual_rounds: ClassVar[int] = 10
     same_learner: ClassVar[bool] = True
     relays_models: ClassVar[bool] = True
-    party_learner_needs = final_learner_needs = (ContinuingLearner,)
+    party_learner_needs: ClassVar[tuple[type, ...]] = (ContinuingLearner,)
+    final_learner_needs: ClassVar[tuple[type, ...]] = (ContinuingLearner,)
     state_type = WeightsState
     reply_kind = WEIGHTS
 
@@ -165,7 +164,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         owner = type(self).__name__
         check_task(owner, task, num_classes)
         check_factories(owner, learner_fn, num_classes)
-        learner, rule = require_averaged(owner, learner_fn()), f"of {num_classes} classes"
+        learner, rule = self.require_learner(learner_fn()), f"of {num_classes} classes"
         same = learner.num_classes == num_classes
         require(same, owner, "learner_fn", rule, learner.num_classes)
         rows = None if public is None else public_array(owner, public)
@@ -175,11 +174,15 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         self.learner_fn = learner_fn
         self.model_name = learner_name
         self.initial_hash = ""
-        self.state: WeightsState = WeightsState(ledger=self._new_ledger())
+        self.state: WeightsState = self.state_type(ledger=self._new_ledger())
         self._flower = flower or make_flower(self.flower_type, self.options)
         check_inner(owner, self._flower, is_kept=self.run.is_kept)
         self.flower_settings = {"class": type(self._flower).__name__, **remember(self._flower)}
         self._asked: dict[str, Scalar] = {}
+
+    def require_learner(self, learner: Learner) -> ContinuingLearner:
+        """Return the learner if this strategy can use it; say what to do if it cannot."""
+        return require_averaged(type(self).__name__, learner)
 
     def _new_ledger(self) -> PrivacyLedger:
         return PrivacyLedger(
@@ -240,26 +243,12 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
 
     def check(self, knowledge: Knowledge) -> LocalWeights:
         """Check one party's weights by the server's own learner."""
-        num_records = knowledge.meta.get(keys.NUM_EXAMPLES)
-        if type(num_records) is not int or not 1 <= num_records <= MAX_RECORDS:
-            raise KnowledgeMismatch(
-                f"Reply: {keys.NUM_EXAMPLES} must be a whole number from 1 to {MAX_RECORDS}, "
-                f"got {num_records!r}."
-            )
-        for name, array in knowledge.arrays.items():
-            most = LARGEST_WEIGHT if array.dtype.kind == "f" else LARGEST_COUNT
-            # NaN compares as false, so it is refused as well.
-            if not ((array <= most) & (array >= -most)).all():
-                raise KnowledgeMismatch(
-                    f"Reply: array {name[:80]!r} must be finite and at most {most:g} in "
-                    f"magnitude, got others."
-                )
-        self._rebuild(knowledge.arrays)
-        charges = read_charges(knowledge.meta.get(keys.PRIVACY_EVENTS))
-        return LocalWeights(knowledge.arrays, num_records, charges)
+        weights = read_weights(knowledge)
+        self._rebuild(weights.arrays)
+        return weights
 
     def _rebuild(self, arrays: Mapping[str, Array]) -> ContinuingLearner:
-        return require_averaged(type(self).__name__, self.learner_fn()).from_arrays(arrays)
+        return self.require_learner(self.learner_fn()).from_arrays(arrays)
 
     def exclude(self, replies: Sequence[PartyReply[LocalWeights]]) -> Mapping[int, str]:
         """Return nodes whose weights cannot be averaged with the others'."""
@@ -279,14 +268,11 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         """Let Flower's class make the next model."""
         self.record_releases()
         replies = self.replies
-        weights, changed = [reply.knowledge for reply in replies], 0
-        if self.options.restrain:
-            weights, changed = restrained(weights)
-        if changed:
-            logger.warning("%s counts the weights of %s parties for less.", self.name, changed)
+        weights, changed = self._restrained([reply.knowledge for reply in replies])
         capped: Metrics = {keys.NUM_CAPPED: changed}
+        model_before = self._present_model() or weights[0].arrays
         try:
-            arrays = self._aggregate([reply.node_id for reply in replies], weights)
+            arrays = self._aggregate([r.node_id for r in replies], weights, model_before)
             model = self._rebuild(arrays)
         except Exception as error:  # Flower's class, and a user's own, may raise anything
             self.fail(f"{type(self._flower).__name__} made no model of the weights: {error}")
@@ -294,10 +280,22 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         self.state.flower = remember(self._flower)
         return self.keep_model(model), capped
 
+    def _restrained(self, weights: Sequence[W]) -> tuple[list[W], int]:
+        """Return weights as far as they count, and of how many parties they were changed."""
+        if not self.options.restrain:
+            return list(weights), 0
+        counted, changed = restrained(weights)
+        if changed:
+            logger.warning("%s counts the weights of %s parties for less.", self.name, changed)
+        return counted, changed
+
     def _aggregate(
-        self, nodes: Sequence[int], weights: Sequence[LocalWeights]
+        self,
+        nodes: Sequence[int],
+        weights: Sequence[LocalWeights],
+        model: Mapping[str, Array],
     ) -> dict[str, Array]:
-        model = self._present_model() or weights[0].arrays
+        """Return what Flower's class makes of weights that have a model's layout."""
         requests = {message.metadata.dst_node_id: message for message in self._sent}
         replies = [
             self._as_flower_has_it(requests[node], part, model)

@@ -1,0 +1,114 @@
+"""PyTorch modules as perceptrons: their layers, and twins with other numbers of units."""
+
+import copy
+import functools
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
+
+import numpy as np
+
+from clients.torch_training import isolated
+from fl_strategies.arrays import Array
+from fl_strategies.core.protocols import DenseLayer
+from fl_strategies.exceptions import MissingExtra, UnsupportedLearner
+
+try:
+    from torch import nn
+except ImportError as error:
+    raise MissingExtra("TorchLearner", "torch", "torch") from error
+
+
+class DenseModules(ABC):
+    """What learners of modules can do if theirs has dense layers and nothing else that learns.
+
+    The layers must be used in the order in which the module names them, with the same
+    activation for all units between them.
+    """
+
+    module_fn: Callable[[], nn.Module]
+
+    @abstractmethod
+    def to_arrays(self) -> dict[str, Array]:
+        """Return what was learned."""
+
+    @abstractmethod
+    def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        """Return a fitted twin."""
+
+    @abstractmethod
+    def _fitted(self) -> nn.Module:
+        """Return the module."""
+
+    def head(self) -> DenseLayer:
+        """Return weights (num_classes, num_features) and biases of the last dense layer."""
+        layer = head_of(self._fitted())
+        return layer.weight.detach().cpu().numpy(), layer.bias.detach().cpu().numpy()
+
+    def to_layers(self) -> list[DenseLayer]:
+        """Return weights (outputs, inputs) and biases of every layer, from inputs to logits."""
+        layers = as_layers(self.to_arrays())
+        if layers is None:
+            raise UnsupportedLearner(
+                "TorchLearner: the module must have dense layers with biases and nothing else "
+                "that learns, got others. Use an nn.Sequential of nn.Linear and activations."
+            )
+        return layers
+
+    def from_layers(self, layers: Sequence[DenseLayer]) -> Self:
+        """Return a fitted twin of these layers, with as many hidden units as they have."""
+        names = _new_names(self.module_fn)
+        flat = [np.asarray(array, dtype=np.float32) for layer in layers for array in layer]
+        arrays = dict(zip(names, flat, strict=True))
+        return self.sized_for(arrays).from_arrays(arrays)
+
+    def sized_for(self, arrays: Mapping[str, Array]) -> Self:
+        """Return an unfitted twin with as many hidden units as arrays of its kind have."""
+        names = _new_names(self.module_fn)
+        layers = as_layers({name: arrays[name] for name in names if name in arrays})
+        twin = copy.copy(self)
+        if layers is not None and len(arrays) == len(names) == 2 * len(layers):
+            widths = [len(bias) for _, bias in layers[:-1]]
+            twin.module_fn = functools.partial(with_hidden_units, self.module_fn, widths)
+        return twin
+
+
+def head_of(module: nn.Module) -> nn.Linear:
+    """Return the last dense layer of a module, which must be what gives its logits."""
+    dense = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    if not dense or dense[-1].bias is None:
+        raise UnsupportedLearner(
+            "TorchLearner: the module must end in an nn.Linear with biases, got another."
+        )
+    return dense[-1]
+
+
+def as_layers(arrays: Mapping[str, Array]) -> list[DenseLayer] | None:
+    """Return a module's arrays as layers of which each takes what the last one gives."""
+    values = list(arrays.values())
+    layers = list(zip(values[::2], values[1::2], strict=False))
+    dense = all(w.ndim == 2 and b.shape == w.shape[:1] for w, b in layers)
+    chained = dense and all(
+        weight.shape[1] == len(bias) for (_, bias), (weight, _) in itertools.pairwise(layers)
+    )
+    return layers if chained and layers and len(values) % 2 == 0 else None
+
+
+def with_hidden_units(module_fn: Callable[[], nn.Module], widths: Sequence[int]) -> nn.Module:
+    """Return a module whose hidden dense layers have so many units, with new weights."""
+    module = module_fn()
+    dense = [(n, part) for n, part in module.named_modules() if isinstance(part, nn.Linear)]
+    if not widths or len(dense) != len(widths) + 1:  # nothing hidden, or of another kind
+        return module
+    inputs = [dense[0][1].in_features, *widths]
+    outputs = [*widths, dense[-1][1].out_features]
+    for (name, _), num_inputs, num_outputs in zip(dense, inputs, outputs, strict=True):
+        parent, _, own = name.rpartition(".")
+        setattr(module.get_submodule(parent), own, nn.Linear(num_inputs, num_outputs))
+    return module
+
+
+def _new_names(module_fn: Callable[[], nn.Module]) -> list[str]:
+    with isolated():
+        return list(module_fn().state_dict())

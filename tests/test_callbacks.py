@@ -1,0 +1,221 @@
+"""Functions that a user gives to a strategy, and what they are told."""
+
+import logging
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord, Message, MetricRecord
+
+from clients.app import client_app
+from fl_strategies import FedKT
+from fl_strategies.exceptions import InvalidParameter, MissingExtra, RunFailed
+from fl_strategies.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker
+from fl_strategies.wire import keys
+from simulations.local import InMemoryGrid, run_local
+from tests.kept import NUM_PARTIES, Killed, MortalGrid, build, start
+from tests.toys import load_toy_party, load_with, toy_fedkd, toy_fedkt, without_records
+
+APP = client_app(load_toy_party)
+Told = list[tuple[int, dict[str, float]]]
+
+
+def failing(number: int, _: dict[str, float]) -> None:
+    raise RuntimeError(f"the disk is full in round {number}")
+
+
+def test_a_failing_callback_is_named_once_and_ends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The others are called all the same, in every round."""
+    told: Told = []
+    strategy = build("fedmd", on_round=[failing, lambda *round_: told.append(round_)])
+
+    run_local(strategy, APP, 4, num_rounds=3)
+
+    warnings = [line for line in caplog.messages if "on_round" in line]
+    assert len(warnings) == 1
+    assert "function failing failed in round 1 (RuntimeError: the disk is full" in warnings[0]
+    assert [number for number, _ in told] == [1, 2, 3]
+
+
+def test_callbacks_cannot_change_what_others_see() -> None:
+    """Each has a copy, and the result keeps its own."""
+    told: Told = []
+    first = lambda _, metrics: metrics.clear()  # noqa: E731 - two functions in a row
+    strategy = toy_fedkt(on_round=[first, lambda *round_: told.append(round_)])
+
+    result = run_local(strategy, APP, 4)
+
+    assert told[0][1]["train/num-parties"] == 4
+    assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 4
+
+
+@pytest.mark.parametrize("given", [3, "print", [print, None]])
+def test_what_cannot_be_called_is_refused(given: object) -> None:
+    """Before anybody trains."""
+    with pytest.raises(InvalidParameter, match="FedKT: on_round must be a function of round"):
+        toy_fedkt(on_round=given)
+
+
+def test_the_servers_own_evaluation_is_told() -> None:
+    """Callbacks wait for it, once a round and not before the first."""
+    told: Told = []
+    strategy = build("fedmd", on_round=lambda *round_: told.append(round_))
+
+    strategy.start(
+        InMemoryGrid(APP, 4),
+        ArrayRecord(),
+        num_rounds=2,
+        evaluate_fn=lambda number, _: MetricRecord({"loss": float(number), "by": [1, 2]}),
+    )
+
+    assert [number for number, _ in told] == [1, 2]
+    assert [metrics["server/loss"] for _, metrics in told] == [1.0, 2.0]
+    assert told[0][1]["server/by/1"] == 2
+
+
+def test_figures_of_parties_have_their_numbers() -> None:
+    """Where parties keep their own models, each one's figure has its party in its name."""
+    told: Told = []
+    app = client_app(load_with(without_records, only=1))
+    run_local(build("avgkd", on_round=lambda *round_: told.append(round_)), app, 4)
+
+    ((_, metrics),) = told
+    assert {n.rpartition("/")[2] for n in metrics if "accuracy-by-party/" in n} == {*"023"}
+    assert metrics["num-rejected"] == 1
+    assert not any("partition-ids" in name for name in metrics)
+
+
+def test_a_round_without_a_result_is_told_too() -> None:
+    """It has no metrics, but its time and how many were excluded; no reason of theirs."""
+    told: Told = []
+
+    def load(context: Any) -> Any:
+        return without_records(load_toy_party(context))
+
+    with pytest.raises(RunFailed):
+        run_local(toy_fedkt(on_round=lambda *round_: told.append(round_)), client_app(load), 4)
+
+    ((number, metrics),) = told
+    assert number == 1
+    assert metrics.keys() == {"seconds", "num-rejected"}
+    assert metrics["num-rejected"] == 4
+
+
+def test_what_nobody_knows_is_not_told() -> None:
+    """An accuracy that is NaN has no name, and an epsilon that promises nothing is infinite."""
+    told: Told = []
+
+    class Silent(InMemoryGrid):
+        def send_and_receive(self, *args: Any, **options: Any) -> list[Message]:
+            replies = super().send_and_receive(*args, **options)
+            for reply in replies:
+                reply.content[keys.METRICS]["mood"] = math.nan  # type: ignore[index]
+            return replies
+
+    strategy = toy_fedkt(on_round=lambda *round_: told.append(round_))
+    result = strategy.start(Silent(APP, 4), ArrayRecord(), num_rounds=1)
+
+    assert math.isnan(result.train_metrics_clientapp[1]["mood"])  # type: ignore[arg-type]
+    assert "train/mood" not in told[0][1]
+    assert told[0][1]["train/epsilon-example"] == math.inf
+
+
+def test_a_second_start_goes_on_counting() -> None:
+    """The rounds of a strategy are counted over all its runs."""
+    told: Told = []
+    strategy = build("fedmd", on_round=lambda *round_: told.append(round_))
+    grid = InMemoryGrid(APP, 4)
+    for _ in range(2):
+        strategy.start(grid, ArrayRecord(), num_rounds=2)
+
+    assert [number for number, _ in told] == [1, 2, 3, 4]
+
+
+def test_a_resumed_run_tells_the_rest(tmp_path: Path) -> None:
+    """A round in which the server is killed is told when it has ended, by its own number."""
+    told: Told = []
+
+    def strategy(**more: Any) -> Any:
+        return build("fedmd", tmp_path, on_round=lambda *r: told.append(r), **more)
+
+    in_round_two = 2 * NUM_PARTIES + 1
+    with pytest.raises(Killed):
+        start(strategy(), MortalGrid(APP, in_round_two))
+    assert [number for number, _ in told] == [1]
+
+    start(strategy(resume=True), MortalGrid(APP))
+
+    assert [number for number, _ in told] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"),
+    [(TensorBoardTracker, "tensorboard"), (MLflowTracker, "mlflow"), (WandbTracker, "wandb")],
+)
+def test_a_tracker_without_its_library_names_the_extra(
+    kind: Any, package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The sentence ends with the command that helps."""
+    monkeypatch.setitem(sys.modules, package, None)
+
+    with pytest.raises(MissingExtra, match=rf'pip install "fl-strategies\[{package}\]"'):
+        kind(str(tmp_path))
+
+
+class Noting(Tracker):
+    """Keeps what it is to write."""
+
+    def __init__(self) -> None:
+        self.written: Told = []
+        self.ended: list[bool] = []
+
+    def write(self, number: int, figures: Any) -> None:
+        self.written.append((number, dict(figures)))
+
+    def close(self, *, failed: bool = False) -> None:
+        self.ended.append(failed)
+
+
+def test_a_tracker_gets_finite_figures_by_plain_names() -> None:
+    """Whatever parties call theirs; infinity is a flag as in result files."""
+    told: dict[str, float] = {"train/epsilon-party": math.inf, "train/a:/../b c": 2, "x": 1.5}
+    with Noting() as tracker:
+        tracker(3, {**told, "y": math.nan})
+
+    assert tracker.written == [
+        (3, {"train/epsilon-party-unbounded": 1.0, "train/a_/__/b_c": 2.0, "x": 1.5})
+    ]
+    assert tracker.ended == [False]
+
+
+def test_a_tracker_of_a_run_that_fails_says_so() -> None:
+    """The block around it ends by an exception."""
+    tracker = Noting()
+    with pytest.raises(KeyboardInterrupt), tracker:
+        raise KeyboardInterrupt
+
+    assert tracker.ended == [True]
+
+
+def test_a_callback_is_no_part_of_what_a_resume_compares() -> None:
+    """Whoever watches may change between two starts."""
+    assert toy_fedkd(on_round=print).identity() == toy_fedkd().identity()
+
+
+def test_a_misspelt_callback_is_named() -> None:
+    """As every other argument."""
+    with pytest.raises(InvalidParameter, match="Did you mean 'on_round'"):
+        toy_fedkt(on_rounds=print)
+
+
+def test_nothing_is_logged_without_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Callbacks are silent."""
+    with caplog.at_level(logging.WARNING):
+        run_local(toy_fedkt(on_round=lambda *_: None), APP, 4)
+
+    assert not caplog.records
+    assert isinstance(toy_fedkt(), FedKT)

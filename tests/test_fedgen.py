@@ -1,0 +1,215 @@
+"""FedGen: the generator's objective against autograd, and FedAvg without generated features."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from clients import TorchLearner, client_app
+from fl_strategies import FedAvg, FedGen, KnowledgeStrategy, Objective, Party
+from fl_strategies.arrays import Array
+from fl_strategies.core.protocols import DenseLayer
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
+from fl_strategies.strategies.fedgen.generator import (
+    NAMES,
+    Adam,
+    Generator,
+    Heads,
+)
+from simulations.local import run_local
+from tests.toys import NUM_CLASSES, PUBLIC, TEST, accuracy, toy_party
+
+SIZES = (3, 2, 5, 4)
+"""Classes, noise, hidden units and features of a tiny generator."""
+
+
+def tiny_heads(rng: np.random.Generator, num_parties: int = 2) -> Heads:
+    layers: list[DenseLayer] = [
+        (rng.normal(size=(3, 4)), rng.normal(size=3)) for _ in range(num_parties)
+    ]
+    shares = rng.dirichlet(np.ones(num_parties), size=3).T
+    return Heads(layers, shares)
+
+
+def test_the_objective_and_its_gradient_are_those_of_autograd() -> None:
+    """Cross-entropy by shares and diversity, written in torch, give the same slopes."""
+    rng = np.random.default_rng(0)
+    generator, heads = Generator.drawn(SIZES, rng), tiny_heads(rng)
+    labels = np.array([0, 2, 2, 1, 0, 1])
+    inputs = generator.inputs(labels, rng)
+
+    loss, slopes = generator.gradient(inputs, labels, heads, diversity=0.7)
+
+    weights = [torch.tensor(weight, requires_grad=True) for weight in generator.weights]
+    first, first_bias, second, second_bias = weights
+    given, y = torch.tensor(inputs), torch.tensor(labels)
+    features = torch.relu(given @ first.T + first_bias) @ second.T + second_bias
+    expected = torch.zeros((), dtype=torch.float64)
+    for (weight, bias), shares in zip(heads.layers, heads.shares, strict=True):
+        scores = features @ torch.tensor(weight).T + torch.tensor(bias)
+        each = cross_entropy(scores, y, reduction="none")
+        expected = expected + (each * torch.tensor(shares)[y]).mean()
+    noise = given[:, 3:]
+    apart = (noise[:, None] - noise[None]).square().mean(dim=2)
+    away = (features[:, None] - features[None]).abs().mean(dim=2)
+    expected = expected + 0.7 * torch.exp(-(apart * away).mean())
+    assert loss == pytest.approx(expected.item())
+    for slope, auto in zip(slopes, torch.autograd.grad(expected, weights), strict=True):
+        np.testing.assert_allclose(slope, auto.numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_steps_are_those_of_torchs_adam() -> None:
+    """Three steps along given slopes end where torch's optimizer does."""
+    rng = np.random.default_rng(1)
+    start, slopes = rng.normal(size=4), rng.normal(size=(3, 4))
+    ours, adam = [start.copy()], Adam(0.1)
+    theirs = torch.tensor(start, requires_grad=True)
+    optimizer = torch.optim.Adam([theirs], 0.1)
+
+    for slope in slopes:
+        adam.step(ours, [slope])
+        theirs.grad = torch.tensor(slope)
+        optimizer.step()
+
+    np.testing.assert_allclose(ours[0], theirs.detach().numpy(), rtol=1e-6)
+
+
+def test_a_trained_generator_makes_features_that_all_heads_recognise() -> None:
+    """After some steps most features have the label they were asked for."""
+    rng = np.random.default_rng(2)
+    generator, heads, adam = Generator.drawn(SIZES, rng), tiny_heads(rng), Adam(0.02)
+    for _ in range(200):
+        labels = rng.integers(3, size=16)
+        _, slopes = generator.gradient(generator.inputs(labels, rng), labels, heads, 0.1)
+        adam.step(generator.weights, slopes)
+
+    asked = np.repeat(np.arange(3), 50)
+    features = generator.sample(asked, rng)
+
+    scores = sum(features @ weight.T + bias for weight, bias in heads.layers)
+    assert (np.asarray(scores).argmax(axis=1) == asked).mean() > 0.9
+    assert features[:50].std(axis=0).mean() > 0.01
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: {},
+        lambda arrays: {**arrays, NAMES[0]: arrays[NAMES[0]][0]},
+        lambda arrays: {**arrays, NAMES[0]: arrays[NAMES[0]][:, :3]},
+        lambda arrays: {**arrays, NAMES[1]: arrays[NAMES[1]][1:]},
+        lambda arrays: {**arrays, NAMES[2]: arrays[NAMES[2]] * np.nan},
+        lambda arrays: {**arrays, NAMES[3]: arrays[NAMES[3]].astype(np.float16)},
+    ],
+)
+def test_a_generator_that_is_none_is_refused(change: Any) -> None:
+    """A party reads a received generator as an untrusted message."""
+    arrays = Generator.drawn(SIZES, np.random.default_rng(0)).to_arrays()
+    assert Generator.from_arrays(arrays, 3, 4).num_classes == 3
+
+    with pytest.raises(KnowledgeMismatch, match="Generator: "):
+        Generator.from_arrays(change(arrays), 3, 4)
+
+
+def network() -> TorchLearner:
+    def module() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
+
+    return TorchLearner(
+        module, num_classes=NUM_CLASSES, learning_rate=0.1, optimizer="sgd", batch_size=8
+    )
+
+
+def load(context: Context) -> Party:
+    """Return parties of which each lacks a class."""
+    number = int(context.node_config["partition-id"])
+    party = toy_party(number)
+    rows = party.y != number
+    return replace(
+        party, x=party.x[rows], y=party.y[rows], learner_fn=network, learner_name="network"
+    )
+
+
+def run(
+    kind: type[KnowledgeStrategy[Any]], num_rounds: int = 3, **settings: object
+) -> KnowledgeStrategy[Any]:
+    given: dict[str, Any] = {
+        "learner_fn": network,
+        "learner_name": "network",
+        "num_classes": NUM_CLASSES,
+        "public": PUBLIC,
+        "num_parties": 3,
+        "max_wait": 0.0,
+        "local_epochs": 2,
+        **settings,
+    }
+    strategy = kind.from_settings(**given)
+    run_local(strategy, client_app(load), 3, num_rounds=num_rounds)
+    return strategy
+
+
+def test_without_strength_it_is_fedavg_to_the_bit() -> None:
+    """Weight 0 of generated features leaves FedAvg; another weight changes the model."""
+    plain, zero, own = run(FedAvg), run(FedGen, strength=0.0), run(FedGen, strength=1.0)
+
+    expected = plain.model_.logits(TEST[0])
+    np.testing.assert_array_equal(zero.model_.logits(TEST[0]), expected)
+    assert not np.array_equal(own.model_.logits(TEST[0]), expected)
+    assert accuracy(own.model_.predict(TEST[0])) > 0.8
+
+
+def test_the_first_round_has_no_generator() -> None:
+    """Before any model was averaged there is nothing to generate from."""
+    one, fedavg = run(FedGen, num_rounds=1), run(FedAvg, num_rounds=1)
+
+    np.testing.assert_array_equal(one.model_.logits(TEST[0]), fedavg.model_.logits(TEST[0]))
+    assert sorted(one.state.generator) == sorted([*NAMES, "class-shares"])  # type: ignore[attr-defined]
+
+
+def test_an_objective_of_features_moves_the_last_layer_alone() -> None:
+    """One step of SGD adds the slope of their cross-entropy to the last layer's."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(8, 2)).astype(np.float32), rng.integers(3, size=8)
+    features, labels = rng.normal(size=(5, 8)), rng.integers(3, size=5)
+    objective = Objective(features=features, labels=labels, strength=2.0)
+    start = replace(network(), momentum=0.0).initialised(rng=np.random.default_rng(0))
+    first = start.to_arrays()
+
+    def after(given: Objective | None) -> dict[str, Array]:
+        twin = start.from_arrays(first)
+        options: dict[str, Any] = {"rng": np.random.default_rng(1), "epochs": 1}
+        return twin.partial_fit(x, y, **options, objective=given).to_arrays()
+
+    plain, guided = after(None), after(objective)
+
+    weight = torch.tensor(first["2.weight"], requires_grad=True)
+    bias = torch.tensor(first["2.bias"], requires_grad=True)
+    scores = torch.tensor(features, dtype=torch.float32) @ weight.T + bias
+    (2.0 * cross_entropy(scores, torch.tensor(labels))).backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    assert bias.grad is not None
+    np.testing.assert_array_equal(guided["0.weight"], plain["0.weight"])
+    for name, slope in (("2.weight", weight.grad), ("2.bias", bias.grad)):
+        np.testing.assert_allclose(
+            guided[name], plain[name] - 0.1 * slope.numpy(), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_features_must_fit_the_last_layer() -> None:
+    """Features of another length, or without labels, are named."""
+    x, y = np.zeros((8, 2), np.float32), np.zeros(8, np.int64)
+    wrong = Objective(features=np.zeros((5, 7)), labels=np.zeros(5, np.int64), strength=1.0)
+
+    with pytest.raises(KnowledgeMismatch, match=r"features must be of shape \(n, 8\)"):
+        network().partial_fit(x, y, rng=np.random.default_rng(0), epochs=1, objective=wrong)
+    with pytest.raises(InvalidParameter, match="labels must be given with features"):
+        Objective(features=np.zeros((5, 7)))
+    with pytest.raises(UnsupportedLearner, match=r"must end in an nn.Linear with biases"):
+        TorchLearner(
+            lambda: nn.Sequential(nn.Conv1d(1, 3, 2), nn.Flatten()), num_classes=3
+        ).initialised(rng=np.random.default_rng(0)).head()

@@ -1,0 +1,266 @@
+"""SCAFFOLD: its updates by plain numpy, FedAvg as a limit case, control variates of liars."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Message
+from scipy.special import softmax
+
+from clients.app import client_app
+from fl_strategies import FedAvg, FlowerStrategy, Party, Scaffold
+from fl_strategies.arrays import Array, FloatArray
+from fl_strategies.core.protocols import LearnerFactory, StartingLearner
+from fl_strategies.exceptions import UnsupportedLearner
+from fl_strategies.randomness import derive_rng
+from fl_strategies.runtime._compat import records_from_bytes
+from fl_strategies.strategies.scaffold import ScaffoldPartyState
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
+from simulations.local import InMemoryGrid
+from tests.toys import NUM_CLASSES, CentroidLearner, common_options, load_with, toy_party
+
+torch = pytest.importorskip("torch")
+
+EPOCHS, RATE, NUM_PARTIES = 4, 0.3, 3
+
+
+def logistic(**changes: Any) -> LearnerFactory:
+    """Return a factory of logistic regressions that learn all records at once."""
+    from clients.torch_learner import TorchLearner
+
+    options = {"batch_size": 10_000, "weight_decay": 0.0, **changes}
+    return lambda: TorchLearner(
+        lambda: torch.nn.Linear(2, NUM_CLASSES), num_classes=NUM_CLASSES, **options
+    )
+
+
+def uneven(number: int, size: int = 40) -> Party:
+    """Return a party that lacks the class of its own number."""
+    party = toy_party(number, 3 * size)
+    rows = np.flatnonzero(party.y != number)[:size]
+    return replace(party, x=party.x[rows], y=party.y[rows])
+
+
+def load(
+    factory: LearnerFactory, sizes: tuple[int, ...] = (40, 40, 40)
+) -> Callable[..., Party]:
+    def load_party(context: Any) -> Party:
+        number = int(context.node_config["partition-id"])
+        return replace(uneven(number, sizes[number]), learner_fn=factory)
+
+    return load_party
+
+
+def scaffold(factory: LearnerFactory, **changes: Any) -> Scaffold:
+    settings = {"local_epochs": EPOCHS, "local_rate": RATE, "restrain": False, **changes}
+    options = {**common_options(NUM_PARTIES), "learner_fn": factory, **settings}
+    return Scaffold.from_settings(**options)
+
+
+def run(
+    strategy: FlowerStrategy, load_party: Callable[..., Party], num_rounds: int = 1
+) -> InMemoryGrid:
+    grid = InMemoryGrid(client_app(load_party), NUM_PARTIES)
+    strategy.start(grid, ArrayRecord(), num_rounds=num_rounds)
+    return grid
+
+
+def weights_of(strategy: FlowerStrategy) -> dict[str, Array]:
+    model = strategy.model_
+    assert isinstance(model, StartingLearner)
+    return model.to_arrays()
+
+
+def gradient(w: FloatArray, party: Party) -> FloatArray:
+    """Return the gradient of the mean cross-entropy by (classes, features + 1) weights."""
+    rows = np.hstack([party.x, np.ones((len(party.x), 1))])
+    missed = softmax(rows @ w.T, axis=1) - np.eye(NUM_CLASSES)[party.y]
+    return np.asarray(missed.T @ rows / len(rows))
+
+
+def paper(
+    w: FloatArray, parties: list[Party], asked: list[list[int]], server_rate: float
+) -> tuple[FloatArray, FloatArray]:
+    """Return model and control variate by Algorithm 1 with option II, written as formulas."""
+    c, own = np.zeros_like(w), [np.zeros_like(w) for _ in parties]
+    for sampled in asked:
+        steps, changes = [], []
+        for i in sampled:
+            y = w.copy()
+            for _ in range(EPOCHS):
+                y -= RATE * (gradient(y, parties[i]) - own[i] + c)
+            new = own[i] - c + (w - y) / (EPOCHS * RATE)
+            steps.append(y - w)
+            changes.append(new - own[i])
+            own[i] = new
+        w = w + server_rate * np.mean(steps, axis=0)
+        c = c + len(sampled) / len(parties) * np.mean(changes, axis=0)
+    return w, c
+
+
+def joined(arrays: dict[str, Array]) -> FloatArray:
+    return np.hstack([arrays["weight"], arrays["bias"][:, None]]).astype(np.float64)
+
+
+@pytest.mark.parametrize(("server_rate", "fraction"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.67)])
+def test_rounds_are_the_papers_formulas(server_rate: float, fraction: float) -> None:
+    """Model and control variates, for all parties and for some, as numpy has them."""
+    factory = logistic()
+    strategy = scaffold(factory, server_rate=server_rate, fraction_train=fraction)
+    drawn = factory()
+    assert isinstance(drawn, StartingLearner)
+    first = joined(drawn.initialised(rng=derive_rng(0, "weights", "initial")).to_arrays())
+    grid = Recording(client_app(load(factory)), NUM_PARTIES)
+    strategy.start(grid, ArrayRecord(), num_rounds=5)
+
+    parties = [uneven(number) for number in range(NUM_PARTIES)]
+    model, control = paper(first, parties, grid.asked, server_rate)
+    assert {len(sampled) for sampled in grid.asked} == {math.ceil(fraction * NUM_PARTIES - 0.5)}
+    np.testing.assert_allclose(joined(weights_of(strategy)), model, atol=1e-5)
+    np.testing.assert_allclose(joined(strategy.state.control), control, atol=1e-5)
+    assert np.abs(control).max() > 0.01
+
+
+class Recording(InMemoryGrid):
+    """Notes who is asked to train, and lets a test change what the first party says."""
+
+    change: Callable[[dict[str, Array]], dict[str, Array]] | None = None
+
+    def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
+        sent = list(messages)
+        replies = super().send_and_receive(sent, **rest)
+        if sent and sent[0].metadata.message_type == "train":
+            nodes = [message.metadata.dst_node_id - 1000 for message in sent]
+            self.asked: list[list[int]] = [*getattr(self, "asked", []), sorted(nodes)]
+            if self.change is not None:
+                record = replies[0].content.array_records[keys.ARRAYS]
+                arrays = self.change(decode_arrays(record, 2**20))
+                replies[0].content[keys.ARRAYS] = encode_arrays(arrays)
+        return replies
+
+
+def test_without_control_variates_it_is_fedavg_to_the_bit() -> None:
+    """In a first round all are zero: parties of any size, several batches, both restrained."""
+    sizes, small = (21, 40, 33), {"batch_size": 8, "weight_decay": 1e-3}
+    plain = logistic(optimizer="sgd", momentum=0.0, learning_rate=RATE, **small)
+    ours = scaffold(logistic(**small), restrain=True)
+    options = {**common_options(NUM_PARTIES), "learner_fn": plain, "local_epochs": EPOCHS}
+    theirs = FedAvg.from_settings(**options)
+    run(ours, load(logistic(**small), sizes))
+    run(theirs, load(plain, sizes))
+
+    for name, array in weights_of(theirs).items():
+        np.testing.assert_array_equal(weights_of(ours)[name], array)
+
+
+def test_it_ends_where_the_pooled_records_do() -> None:
+    """Parties that lack a class each: FedAvg's fixed point is beside the common optimum."""
+    plain = logistic(optimizer="sgd", momentum=0.0, learning_rate=RATE, weight_decay=0.1)
+    factory = logistic(weight_decay=0.1)
+    options = {**common_options(NUM_PARTIES), "learner_fn": plain, "restrain": False}
+    ours = scaffold(factory, local_epochs=10, evaluate=False)
+    theirs = FedAvg.from_settings(**options, local_epochs=10, evaluate=False)
+    run(ours, load(factory), num_rounds=12)
+    run(theirs, load(plain), num_rounds=12)
+    parties = [uneven(number) for number in range(NUM_PARTIES)]
+    x, y = (np.concatenate([getattr(party, part) for party in parties]) for part in "xy")
+    pooled = plain().fit(x, y, rng=np.random.default_rng(0))
+    assert isinstance(pooled, StartingLearner)
+    pooled.partial_fit(x, y, rng=np.random.default_rng(0), epochs=300)
+
+    best = joined(pooled.to_arrays())
+    ours_away, theirs_away = (
+        np.abs(joined(weights_of(strategy)) - best).max() for strategy in (ours, theirs)
+    )
+    assert ours_away < 0.01 < 0.05 < theirs_away
+
+
+def test_a_party_keeps_its_control_variate() -> None:
+    """And the server's is the mean of them while all take part."""
+    factory = logistic()
+    strategy = scaffold(factory)
+    grid = run(strategy, load(factory), num_rounds=3)
+
+    states = [records_from_bytes(node.state) for node in grid._nodes.values()]
+    kept = [ScaffoldPartyState(records).control for records in states]
+    for name, control in strategy.state.control.items():
+        own = [arrays[name] for arrays in kept if arrays is not None]
+        np.testing.assert_allclose(np.mean(own, axis=0), control, atol=1e-6)
+        assert not np.allclose(own[0], own[1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda a: {n: v for n, v in a.items() if n[0] == "0"}, "must have the model's layout"),
+        (lambda a: {**a, "1/bias": a["1/bias"] * np.nan}, "'bias' must be finite"),
+        (lambda a: {**a, "1/bias": a["1/bias"][:2]}, "must have the model's layout"),
+        (lambda a: {**a, "2/bias": a["1/bias"]}, "arrays must belong to models 0 to 1"),
+        (lambda a: {**a, "0/bias": a["0/bias"][:2]}, "'bias' must be float32 of shape (3,)"),
+    ],
+)
+def test_a_bad_control_variate_excludes_its_party(
+    change: Callable[[dict[str, Array]], dict[str, Array]], reason: str
+) -> None:
+    """The others make the model and the control variate."""
+    factory = logistic()
+    strategy = scaffold(factory)
+    grid = Recording(client_app(load(factory)), NUM_PARTIES)
+    grid.change = change
+    strategy.start(grid, ArrayRecord(), num_rounds=1)
+
+    (found,) = strategy.rejected_.values()
+    assert reason in found
+    assert all(np.isfinite(array).all() for array in strategy.state.control.values())
+
+
+@pytest.mark.parametrize("restrain", [True, False])
+def test_one_party_cannot_send_the_control_variate_anywhere(restrain: bool) -> None:
+    """It moves it by some multiple of what others do; without the limit, where it likes."""
+    factory = logistic()
+    honest, attacked = (scaffold(factory, restrain=restrain) for _ in range(2))
+    run(honest, load(factory))
+    grid = Recording(client_app(load(factory)), NUM_PARTIES)
+    grid.change = lambda a: {n: v + 1e6 * (n[0] == "1") for n, v in a.items()}
+    attacked.start(grid, ArrayRecord(), num_rounds=1)
+
+    away = np.abs(joined(attacked.state.control) - joined(honest.state.control)).max()
+    assert away < 1 if restrain else away > 1e5
+
+
+class Stepless:
+    """A learner that keeps learning but does not count its steps."""
+
+    num_classes = NUM_CLASSES
+    fit, predict, logits = CentroidLearner.fit, CentroidLearner.predict, CentroidLearner.logits
+    distill, partial_fit = CentroidLearner.distill, CentroidLearner.partial_fit
+    to_arrays, from_arrays = CentroidLearner.to_arrays, CentroidLearner.from_arrays
+
+
+class Undrawn(Stepless):
+    """A learner that takes an objective, but whose first weights nobody can draw."""
+
+    steps_taken = 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (Stepless, "Scaffold: the learner must take an objective .* got Stepless"),
+        (Undrawn, "Scaffold: the learner must have initialised, .* got Undrawn"),
+    ],
+)
+def test_learners_that_cannot_do_it_say_so(kind: Any, sentence: str) -> None:
+    """On the server when the strategy is built, at a party in its answer."""
+    with pytest.raises(UnsupportedLearner, match=sentence):
+        scaffold(kind)
+
+    strategy = scaffold(CentroidLearner, evaluate=False)
+    run(strategy, load_with(lambda party: replace(party, learner_fn=Stepless), only=1))
+
+    (reason,) = strategy.rejected_.values()
+    assert reason.startswith("Party 1: the learner must take an objective")
