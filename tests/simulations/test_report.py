@@ -87,8 +87,8 @@ def test_the_table_shows_parties_and_comparison(report: dict[str, Any]) -> None:
     assert "together" not in text
     assert "epsilon for a party: inf at delta 1e-05" in text
     assert f"best party alone    {percent(report['best-solo-accuracy'])}" in text
-    assert f"PATE on pooled data     {percent(report['pate-accuracy'])}" in text
-    assert f"public labels alone     {percent(report['public-only-accuracy'])}" in text
+    assert f"PATE on pooled data    {percent(report['pate-accuracy'])}" in text
+    assert f"public labels alone    {percent(report['public-only-accuracy'])}" in text
     assert "excluded: node 17: Party 4: x must be records, got none." in text
 
 
