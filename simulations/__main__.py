@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
 from fl_strategies.exceptions import StrategyError
-from simulations.arguments import STOPPED, say, say_stopped
+from simulations.arguments import STOPPED, say
 from simulations.compare_command import add_compare
 from simulations.config import (
     PRESETS,
@@ -20,17 +20,16 @@ from simulations.config import (
 )
 from simulations.curve_command import add_curve
 from simulations.datasets import LOADERS
-from simulations.figures import draw_table
 from simulations.flower import run_with_flower
 from simulations.models import LEARNERS
 from simulations.outputs import require_files, require_folder
 from simulations.progress import watching
 from simulations.report import Report, percent, render, summarise, table
 from simulations.report_command import add_report
-from simulations.reproduce import Table, markdown, run_table
 from simulations.run_folder import PAGE, RunFolder
 from simulations.running import Finished, run_federation, run_once
 from simulations.strict_json import write_json
+from simulations.tables_command import add_tables
 from simulations.tracking import Tracking, add_tracking
 from simulations.understood import tell_data
 
@@ -82,25 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     add_compare(commands, _add_data, run_once)
     add_curve(commands, _add_data, run_once)
     add_report(commands)
-    tables = commands.add_parser(
-        "table", help="run a table of experiments; what is finished is not run again"
-    )
-    tables.add_argument("name", help="file in simulations/tables, such as fedkd_cifar10")
-    tables.add_argument(
-        "--json", type=Path, metavar="OUT", help="results so far (default: runs/<name>.json)"
-    )
-    tables.set_defaults(command=_table)
-    figure = commands.add_parser(
-        "figure", help="draw how good a table's federations are after each round"
-    )
-    figure.add_argument("name", help="file in simulations/tables, such as fedmd_letters")
-    figure.add_argument(
-        "--json", type=Path, metavar="RESULTS", help="results (default: runs/<name>.json)"
-    )
-    figure.add_argument(
-        "--png", type=Path, metavar="OUT", help="picture (default: runs/<name>.png)"
-    )
-    figure.set_defaults(command=_figure)
+    add_tables(commands, run_once)
     return parser
 
 
@@ -232,30 +213,6 @@ def _repeat(options: argparse.Namespace) -> int:
     if options.json:
         write_json({"runs": reports}, options.json)
     return 0 if len(reports) == len(seeds) else STOPPED
-
-
-def _table(options: argparse.Namespace) -> int:
-    experiments = Table.load(options.name)
-    kept = options.json or _default_path(options.name, "json")
-    require_files("table", json=kept)
-    try:
-        run_table(experiments, run_once, kept, lambda line: print(line, flush=True))
-    except KeyboardInterrupt:
-        return say_stopped(kept)
-    print(markdown(experiments, kept))
-    return 0
-
-
-def _figure(options: argparse.Namespace) -> int:
-    experiments = Table.load(options.name)
-    target = options.png or _default_path(options.name, "png")
-    draw_table(experiments, options.json or _default_path(options.name, "json"), target)
-    print(f"figure: {target}")
-    return 0
-
-
-def _default_path(name: str, ending: str) -> Path:
-    return Path(Settings().output_dir) / f"{name}.{ending}"
 
 
 def _compare(reports: Sequence[Report], preset_name: str | None) -> list[list[str]]:

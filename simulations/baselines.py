@@ -1,4 +1,4 @@
-"""What a run is compared with: a constant answer, each party alone, and pooled data."""
+"""What a run is compared with: a constant, each party alone, pooled data, public labels."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,15 +11,20 @@ import numpy as np
 from fl_strategies.core.tasks import Judgement, paired_error
 from fl_strategies.wire import keys
 from simulations.experiment import Federation
+from simulations.references import judge_pate, judge_public
 
 MAJORITY: Final = "majority"
 MEAN_PARTY: Final = "mean-party"
 BEST_PARTY: Final = "best-party"
 POOLED: Final = "pooled"
+PATE: Final = "pate"
+PUBLIC_ONLY: Final = "public-only"
 PREFIXES: Final[Mapping[str, str]] = {
     MEAN_PARTY: "solo-",
     BEST_PARTY: "best-solo-",
     POOLED: "central-",
+    PATE: "pate-",
+    PUBLIC_ONLY: "public-only-",
     MAJORITY: "majority-",
 }
 """How the figure of each baseline is called at the top of a report."""
@@ -74,6 +79,10 @@ def judge_baselines(
         judged, solo = _judge_parties(federation, num_workers, counted)
     if settings.central:
         judged[POOLED] = federation.judge_pooled()
+    if settings.pate:
+        judged[PATE] = judge_pate(federation)
+    if settings.public_only:
+        judged[PUBLIC_ONLY] = judge_public(federation)
     return Baselines({**judged, MAJORITY: federation.judge_majority()}, solo)
 
 

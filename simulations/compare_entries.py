@@ -19,6 +19,8 @@ NOT_HERE: Final[Mapping[str, str]] = {
     "target-epsilon": "--epsilon",
     "solo": "every comparison, which always has these baselines",
     "central": "every comparison, which always has these baselines",
+    "pate": "python -m simulations run, which shows it",
+    "public-only": "python -m simulations run, which shows it",
 }
 """Settings that a comparison decides itself, and where the user decides them instead."""
 MOST_DRAWN: Final = 0.1

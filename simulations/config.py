@@ -89,6 +89,9 @@ got 'num-splits', which fedkt has.
     output_dir: str = option("runs", "folder that gets one folder of results a run")
     solo: bool = option(True, "also train each party alone, to compare")
     central: bool = option(True, "also train on the pooled data, to compare")
+    central_learner: str = option("", "model of the pooled data; empty: the final one")
+    pate: bool = option(False, "also train PATE on the pooled data, to compare")
+    public_only: bool = option(False, "also train on labelled public rows alone, to compare")
     num_workers: int = option(0, "processes of the in-process runner; 0: one a core", least=0)
     options: Options = field(default_factory=Options)
     """What is set about the strategy."""
@@ -122,7 +125,11 @@ got 'num-splits', which fedkt has.
         _ = self.party_shares
         for name in self.learner_names:
             check_learner_name(OWNER, "learner", name)
-        for key, name in (("teacher", self.teacher), ("final-learner", self.final_learner)):
+        for key, name in (
+            ("teacher", self.teacher),
+            ("final-learner", self.final_learner),
+            ("central-learner", self.central_learner),
+        ):
             if name:
                 check_learner_name(OWNER, key, name)
 
@@ -163,7 +170,9 @@ got 'num-splits', which fedkt has.
     def public_labels(self) -> bool:
         """Whether anybody learns from labels of public rows."""
         asked = ("public_labels", "pretrain_epochs")
-        return any(bool(getattr(self.options, name, False)) for name in asked)
+        return self.public_only or any(
+            bool(getattr(self.options, name, False)) for name in asked
+        )
 
     @property
     def longest_run(self) -> float:

@@ -26,6 +26,8 @@ NOT_HERE: Final[Mapping[str, str]] = {
     "target-epsilon": "--epsilons",
     "solo": "python -m simulations compare, which has these baselines",
     "central": "python -m simulations compare, which has these baselines",
+    "pate": "python -m simulations run, which shows it",
+    "public-only": "python -m simulations run, which shows it",
 }
 """Settings that a curve decides itself, and where the user decides them instead."""
 OF_NOISE: Final = ("accept-noise", "seeded-noise")

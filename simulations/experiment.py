@@ -63,6 +63,9 @@ MAY_CHANGE = frozenset(
         "state-dir",
         "solo",
         "central",
+        "central-learner",
+        "pate",
+        "public-only",
         "num-workers",
     }
 )
@@ -325,10 +328,11 @@ class Federation:
             yield from workers.map(_judge_party, repeat(self.settings), numbers)
 
     def judge_pooled(self) -> Judgement:
-        """Train the final learner on all private data pooled: what no federation may do."""
+        """Train on all private data pooled, by the final learner or another: no federation."""
         logger.info("Training on the pooled data for comparison.")
         rng = derive_rng(self.settings.seed, "central")
-        model = self.final_factory()()
+        name = self.settings.central_learner
+        model = (self.factory(name) if name else self.final_factory())()
         return self.judge(model.fit(self.dataset.x_train, self.dataset.y_train, rng=rng))
 
 

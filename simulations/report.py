@@ -23,7 +23,9 @@ from simulations.baselines import (
     BEST_PARTY,
     MAJORITY,
     MEAN_PARTY,
+    PATE,
     POOLED,
+    PUBLIC_ONLY,
     Baselines,
     existing,
     judge_baselines,
@@ -50,6 +52,8 @@ _ROWS = {
     BEST_PARTY: "best party alone",
     POOLED: "all data in one place",
 }
+_REFERENCES = {PATE: "PATE on pooled data", PUBLIC_ONLY: "public labels alone"}
+"""Shown where they were asked for."""
 _GUARANTEES = (
     ("a party", keys.EPSILON_PARTY, keys.DELTA_PARTY),
     ("an example", keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
@@ -308,6 +312,7 @@ def _summary_table(report: Report, *, own: bool) -> str:
     columns = list(figures[MAJORITY])
     name = "federation (mean of the parties' own models)" if own else "federation"
     rows = {name: figures["federation"], **{_ROWS[key]: figures.get(key, {}) for key in _ROWS}}
+    rows |= {_REFERENCES[key]: figures[key] for key in _REFERENCES if key in figures}
     rows[CONSTANTS[metric].removeprefix("the ")] = figures[MAJORITY]
     if report[f"server-{metric}"] is not None:
         rows["the server's own model"] = {metric: report[f"server-{metric}"]}

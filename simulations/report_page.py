@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, Final, TypeAlias
 
 from fl_strategies.wire import keys
-from simulations.baselines import BEST_PARTY, MAJORITY, MEAN_PARTY, POOLED
+from simulations.baselines import BEST_PARTY, MAJORITY, MEAN_PARTY, PATE, POOLED, PUBLIC_ONLY
 from simulations.compare_table import size
 from simulations.report import shown
 from simulations.report_html import Html, card, document, element, grid, setting, text
@@ -27,6 +27,8 @@ NAMES: Final = {
     BEST_PARTY: "best party alone",
     MEAN_PARTY: "mean of parties alone",
     POOLED: "all data in one place",
+    PATE: "PATE on pooled data",
+    PUBLIC_ONLY: "public labels alone",
 }
 PHASES: Final = {
     "loading": "loading the data",

@@ -1,38 +1,47 @@
 """Tables of experiments: one file of settings each, run once a row and seed.
 
 A table is a file in `simulations/tables`: `[settings]` for all rows, and for each row its
-name, its own settings and, where a paper prints one, the published figure. Results are kept
-in a file of their own as they come, so a stopped table resumes where it was.
+name, its own settings and, where a paper prints one, the published figure. `[scales.quick]`
+and `[scales.paper]` may change seeds and settings, of all rows or, in a row, of that row.
+Results are kept in a file of their own as they come, so a stopped table resumes where it was.
 """
 
 import json
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from fl_strategies.exceptions import InvalidParameter, require
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value
+from simulations.cpu_time import cpu_seconds
 from simulations.progress import duration
-from simulations.report import Report, summarise
+from simulations.published import Published
+from simulations.report import Report
 from simulations.strict_json import write_json
 
 Runner: TypeAlias = Callable[[Settings], Report]
 Outcome: TypeAlias = dict[str, Any]
 
-OWNER = "table"
-MEASURES = ("mean", "local")
-BEST_PARTY = "best-solo-"
-COLUMNS = {
+OWNER: Final = "table"
+MEASURES: Final = ("mean", "local")
+QUICK: Final = "quick"
+PAPER: Final = "paper"
+ALL_CPU: Final = "all-cpu-seconds"
+"""Processor time of a run with everything that it is compared with."""
+COLUMNS: Final = {
     "": "federation",
     "solo-": "parties alone",
-    BEST_PARTY: "best party",
+    "best-solo-": "best party",
     "server-": "the server's model",
     "central-": "all data in one place",
+    "pate-": "PATE",
+    "public-only-": "public labels alone",
+    "majority-": "a constant",
 }
 """Figures of a result, by the prefix of their names."""
 
@@ -47,7 +56,7 @@ class Row:
 
     name: str
     settings: Mapping[str, Value]
-    published: str = ""
+    published: Published = field(default_factory=Published)
     panel: str = ""
     measure: str = "mean"
 
@@ -59,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Experiments that belong together.
+    """Experiments that belong together, at one scale.
 
     Parameters
     ----------
@@ -70,6 +79,15 @@ class Table:
         The paper's table or figure.
     seeds : tuple of int
     rows : tuple of Row
+    scale : "quick", "paper" or "toy"
+    scales : tuple of str
+        What its file knows: quick, and paper where it says so.
+    minutes : float, optional
+        Processor minutes that the file expects.
+    remark : str
+        Where its figures differ from the paper's, and why.
+    chosen : str
+        What was chosen after test rows had been seen.
     """
 
     name: str
@@ -77,30 +95,78 @@ class Table:
     source: str
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
+    scale: str = QUICK
+    scales: tuple[str, ...] = (QUICK,)
+    minutes: float | None = None
+    remark: str = ""
+    chosen: str = ""
 
     @classmethod
-    def load(cls, name: str) -> Self:
+    def load(cls, name: str, scale: str = QUICK) -> Self:
         """Read a table of this package by name; every row must have valid settings."""
-        folder = resources.files("simulations") / "tables"
-        known = sorted(
-            item.name.removesuffix(".toml") for item in folder.iterdir() if "_" in item.name
+        require(
+            name in table_names(), OWNER, "name", f"one of {', '.join(table_names())}", name
         )
-        require(name in known, OWNER, "name", f"one of {', '.join(known)}", name)
-        content = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
-        common = content["settings"]
-        rows = tuple(
-            Row(
-                row["name"],
-                {**common, **row.get("settings", {})},
-                row.get("published", ""),
-                row.get("panel", ""),
-                row.get("measure", "mean"),
-            )
-            for row in content["rows"]
+        path = resources.files("simulations") / "tables" / f"{name}.toml"
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        told = content.get("scales", {})
+        scales = (QUICK, *(PAPER for _ in [0] if PAPER in told))
+        require(
+            scale in scales, OWNER, "scale", f"one of {', '.join(scales)} for {name}", scale
         )
+        own = told.get(scale, {})
+        rows = tuple(_row(row, content["settings"], own, scale) for row in content["rows"])
         for row in rows:
             Settings.from_run_config(row.settings)
-        return cls(name, content["title"], content["source"], tuple(content["seeds"]), rows)
+        return cls(
+            name=name,
+            title=content["title"],
+            source=content["source"],
+            seeds=tuple(own.get("seeds", content["seeds"])),
+            rows=rows,
+            scale=scale,
+            scales=scales,
+            minutes=own.get("minutes", content.get("minutes")),
+            remark=content.get("remark", ""),
+            chosen=content.get("chosen", ""),
+        )
+
+    def but(self, *, seeds: Sequence[int] = (), rows: Sequence[Row] = ()) -> Self:
+        """Return the same table with other seeds or rows."""
+        return replace(self, seeds=tuple(seeds) or self.seeds, rows=tuple(rows) or self.rows)
+
+    @property
+    def command(self) -> str:
+        """How it is repeated."""
+        scale = "" if self.scale == QUICK else f" --scale {self.scale}"
+        return f"python -m simulations table {self.name}{scale}"
+
+
+def table_names() -> list[str]:
+    """Return the names of all tables of this package whose rows are runs."""
+    folder = resources.files("simulations") / "tables"
+    return sorted(
+        item.name.removesuffix(".toml")
+        for item in folder.iterdir()
+        if "_" in item.name and "[[rows]]" in item.read_text(encoding="utf-8")
+    )
+
+
+def _row(told: Mapping[str, Any], common: Mapping[str, Value], own: Any, scale: str) -> Row:
+    """Return a row; what a scale says wins, and last what it says about this row."""
+    settings = {
+        **common,
+        **told.get("settings", {}),
+        **own.get("settings", {}),
+        **told.get(scale, {}),
+    }
+    return Row(
+        told["name"],
+        settings,
+        Published.read(told.get("published", "")),
+        told.get("panel", ""),
+        told.get("measure", "mean"),
+    )
 
 
 def run_table(table: Table, run: Runner, kept: Path, report: Callable[[str], None]) -> None:
@@ -113,12 +179,14 @@ def run_table(table: Table, run: Runner, kept: Path, report: Callable[[str], Non
     for number, (row, asked) in enumerate(missing, start=1):
         if find(outcomes, asked):  # two rows may have the same settings
             continue
+        used = cpu_seconds()
         outcome = outcome_of(asked, run(Settings.from_run_config(asked)))
+        outcome[ALL_CPU] = round(cpu_seconds() - used, 1)
         outcomes = [*outcomes, outcome]
         write_json({"table": table.name, "outcomes": outcomes}, kept)
         each = (time.perf_counter() - start) / number
         left = f"about {duration(each * (len(missing) - number))} left"
-        figure = f"{100 * outcome['figures']['']:.1f}"
+        figure = f"{factor_of(outcome['metric']) * outcome['figures']['']:.1f}"
         where = f"run {number} of {len(missing)}"
         report(f"{where}: {row.name}, seed {asked['seed']}: {figure}; {left}")
 
@@ -170,26 +238,9 @@ def _figures_of(one: Report, metric: str) -> Outcome:
     }
 
 
-def markdown(table: Table, kept: Path) -> str:
-    """Return the table for documentation: mean and deviation over seeds, in percent."""
-    outcomes = read_outcomes(kept)
-    found = {row.name: outcomes_of(table, row, outcomes) for row in table.rows}
-    shown = [outcome for several in found.values() for outcome in several]
-    # Older results do not name the best party.
-    named = not shown or any(BEST_PARTY in one["figures"] for one in shown)
-    columns = [prefix for prefix in COLUMNS if named or prefix != BEST_PARTY]
-    rows = [[r.name, *_spreads(r, found[r.name], columns), r.published] for r in table.rows]
-    header = ["", *(COLUMNS[prefix] for prefix in columns), "paper"]
-    lines = [header, ["---"] * len(header), *rows]
-    commits = ", ".join(sorted({str(outcome["commit"])[:10] for outcome in shown}))
-    dates = ", ".join(sorted({str(outcome["date"])[:10] for outcome in shown}))
-    seeds = ", ".join(map(str, table.seeds))
-    caption = (
-        f"{table.title} Paper: {table.source}. Seeds {seeds}; commit {commits}; {dates}; "
-        f"`python -m simulations table {table.name}`."
-    )
-    cells = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join([*cells, "", caption])
+def factor_of(metric: str) -> float:
+    """Return what turns a figure into what is shown: shares are percents, errors are not."""
+    return 1.0 if metric == keys.MEAN_SQUARED_ERROR else 100.0
 
 
 def outcomes_of(table: Table, row: Row, outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -209,14 +260,3 @@ def figure_of(row: Row, outcome: Outcome, prefix: str = "") -> float | None:
 def rounds_of(row: Row, outcome: Outcome) -> list[tuple[int, float | None]]:
     """Return the number of each round and what was measured in it."""
     return [(one["round"], one.get(row.measure)) for one in outcome["rounds"]]
-
-
-def _spreads(row: Row, outcomes: Sequence[Outcome], prefixes: Sequence[str]) -> list[str]:
-    """Return mean and deviation of each column; nothing where nothing was measured."""
-    columns = []
-    for prefix in prefixes:
-        found = [figure_of(row, outcome, prefix) for outcome in outcomes]
-        figures = [figure for figure in found if figure is not None]
-        mean, deviation = summarise(figures) if figures else (0.0, 0.0)
-        columns.append(f"{100 * mean:.1f} ± {100 * deviation:.1f}" if figures else "")
-    return columns

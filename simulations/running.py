@@ -1,6 +1,5 @@
 """One federation from its settings to its report, with the time of each part."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from fl_strategies import KnowledgeStrategy
 from fl_strategies.core.callbacks import OnRound
 from simulations.client_app import app
 from simulations.config import Settings
+from simulations.cpu_time import cpu_seconds
 from simulations.experiment import Federation, load_federation
 from simulations.local import run_local
 from simulations.outputs import require_folder
@@ -44,7 +44,9 @@ class Finished:
 
     def alone(self) -> "Finished":
         """Return the same without comparisons, for whom they took too long."""
-        settings = self.federation.settings.but(solo=False, central=False)
+        settings = self.federation.settings.but(
+            solo=False, central=False, pate=False, public_only=False
+        )
         return replace(self, federation=replace(self.federation, settings=settings))
 
 
@@ -70,7 +72,7 @@ def run_federation(
     watch.say(_opening(federation))
     if settings.num_parties == 1:
         watch.say("warning: one party has nobody to learn from; num-parties is 1")
-    cpu_start = _cpu_seconds()
+    cpu_start = cpu_seconds()
     with watch.phase("federation"):
         result = run_local(
             strategy,
@@ -82,7 +84,7 @@ def run_federation(
             watch=watch,
             verbose=verbose,
         )
-    return Finished(federation, strategy, result, watch, _cpu_seconds() - cpu_start)
+    return Finished(federation, strategy, result, watch, cpu_seconds() - cpu_start)
 
 
 def _opening(federation: Federation) -> str:
@@ -93,18 +95,3 @@ def _opening(federation: Federation) -> str:
         f"{settings.strategy} on {settings.data}: {parties} with "
         f"{sum(map(len, federation.rows))} records, {len(data.x_public)} public rows, {rounds}"
     )
-
-
-def _cpu_seconds() -> float:
-    """Return the processor time of this process and of its finished workers.
-
-    On Windows, which has no `resource`, that of this process alone.
-    """
-    try:
-        import resource
-    except ImportError:
-        return time.process_time()
-    usages = [
-        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    ]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

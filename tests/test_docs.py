@@ -2,7 +2,6 @@
 # ruff: noqa: RUF001 - rows are named by the letters of the papers
 
 import json
-import re
 from pathlib import Path
 from statistics import fmean
 
@@ -15,18 +14,18 @@ from simulations.reproduce import (
     Row,
     Table,
     figure_of,
-    markdown,
     outcomes_of,
     read_outcomes,
     rounds_of,
 )
+from simulations.reproduce_text import markdown
+from simulations.reproduction import BLOCK, all_tables, page_text, write_page
 
 DOCS = Path(__file__).parent.parent / "docs"
-BLOCK = re.compile(r"<!-- table (\w+) -->\n\n(.*?)\n\n<!-- end -->", re.DOTALL)
 BLOCKS = [
     (path.name, name, text)
     for path in sorted((DOCS / "results").glob("*.md"))
-    for name, text in BLOCK.findall(path.read_text(encoding="utf-8"))
+    for _, name, text, _ in BLOCK.findall(path.read_text(encoding="utf-8"))
 ]
 
 CURVES = sorted((DOCS / "results").glob("curve_*.json"))
@@ -70,6 +69,36 @@ def test_tables_show_their_results(document: str, name: str, text: str) -> None:
     """A table in a document is exactly what its result file gives."""
     assert document
     assert text == markdown(Table.load(name), DOCS / "results" / f"{name}.json")
+
+
+def test_the_page_of_tables_is_what_the_command_makes() -> None:
+    """Nothing below its mark is written by hand, and every table is named."""
+    text = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+
+    assert text == page_text(text, DOCS / "results")
+    assert all(f"| `{table.name}` |" in text for table in all_tables())
+
+
+def test_writing_keeps_what_people_wrote(tmp_path: Path) -> None:
+    """Words above the mark stay, the rest is made anew, and so are tables of other pages."""
+    (tmp_path / "results").mkdir()
+    kept = (DOCS / "results" / "fedmd_mixed.json").read_bytes()
+    (tmp_path / "results" / "fedmd_mixed.json").write_bytes(kept)
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    page.write_text("# By hand\n")
+    other.write_text("<!-- table fedmd_mixed -->\n\nold\n\n<!-- end -->\n")
+
+    write_page(page)
+    first = page.read_text()
+    page.write_text(first + "forged\n")
+    write_page(page)
+
+    assert page.read_text() == first
+    assert first.startswith("# By hand\n")
+    expected = markdown(Table.load("fedmd_mixed"), DOCS / "results" / "fedmd_mixed.json")
+    assert expected in first
+    assert expected in other.read_text()
+    assert "`fedmd_letters`, at" not in first
 
 
 @pytest.mark.parametrize("path", CURVES, ids=[path.stem for path in CURVES])

@@ -33,6 +33,7 @@ from simulations.experiment import load_federation
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     NUM_CLASSES,
+    PAPER,
     PUBLIC,
     PUBLIC_LABELS,
     TEST,
@@ -184,6 +185,30 @@ def test_server_counts_consistent_parties_only() -> None:
     np.testing.assert_array_equal(log[0][1], [2])
 
 
+def test_students_may_vote_by_themselves() -> None:
+    """(0,1), (0,1), (2,2): now 0, 1 and 2 have two votes each, and one more decides."""
+    log: list[tuple[np.ndarray, np.ndarray]] = []
+    strategy = paper_fedkt(
+        public=PUBLIC[:1], learner_fn=lambda: Recorder(log), consistent=False
+    )
+
+    aggregate(strategy, [[0], [1]], [[0], [1]], [[2], [2]], [[1], [1]])
+
+    np.testing.assert_array_equal(log[0][1], [1])
+
+
+def test_one_party_has_as_many_votes_with_and_without_consistency() -> None:
+    """So noise for one party's votes covers both; counts are those of numpy."""
+    labels = np.array([[0, 1, 2], [0, 2, 2]])
+    for consistent, expected in (
+        (True, [[2, 0, 0], [0, 0, 0], [0, 0, 2]]),
+        (False, [[2, 0, 0], [0, 1, 1], [0, 0, 2]]),
+    ):
+        strategy = paper_fedkt(public=PUBLIC[:3], consistent=consistent)
+        hear(strategy, Knowledge("votes", {"votes": pack_labels(labels, NUM_CLASSES)}))
+        np.testing.assert_array_equal(strategy._tally.counts, expected)
+
+
 def test_rows_without_a_consistent_party_are_left_out_and_counted() -> None:
     """Row 1 has no consistent party, so it takes no part and is reported."""
     log: list[tuple[np.ndarray, np.ndarray]] = []
@@ -324,6 +349,11 @@ def test_a_party_refuses_unreasonable_requests(change: dict[str, Any]) -> None:
             "FedKT: trim_fraction must be at least 0 and below 0.5, got -0.1",
         ),
         ({"trim_fraction": math.nan}, "FedKT: trim-fraction must be finite, got nan"),
+        (
+            {**PAPER, "consistent": False, "trim_fraction": 0.2},
+            "FedKT: consistent must be true for votes that are weighted or trimmed, got False",
+        ),
+        ({"consistent": False}, "FedKT: consistent must be true for votes that are weighted"),
         ({"max_reply_bytes": 0}, "FedKT: max_reply_bytes must be positive, got 0"),
         (
             {"fraction_trian": 1.0},

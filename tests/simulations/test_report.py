@@ -16,7 +16,13 @@ from simulations.report import make_report, percent, render, summarise, table
 from simulations.run_folder import write_report
 from simulations.strict_json import read_json
 
-SETTINGS = Settings.of(num_parties=3, num_trees=5, learner="random-forest,logistic-regression")
+SETTINGS = Settings.of(
+    num_parties=3,
+    num_trees=5,
+    learner="random-forest,logistic-regression",
+    pate=True,
+    public_only=True,
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +87,14 @@ def test_the_table_shows_parties_and_comparison(report: dict[str, Any]) -> None:
     assert "together" not in text
     assert "epsilon for a party: inf at delta 1e-05" in text
     assert f"best party alone    {percent(report['best-solo-accuracy'])}" in text
+    assert f"PATE on pooled data     {percent(report['pate-accuracy'])}" in text
+    assert f"public labels alone     {percent(report['public-only-accuracy'])}" in text
     assert "excluded: node 17: Party 4: x must be records, got none." in text
 
 
 def test_comparisons_can_be_left_out() -> None:
     """Without solo and central runs their cells are empty, not zero."""
-    settings = SETTINGS.but(solo=False, central=False)
+    settings = SETTINGS.but(solo=False, central=False, pate=False, public_only=False)
     federation = load_federation(settings)
     strategy = federation.strategy()
     result = run_local(strategy, app, 3, run_config=settings.to_run_config())
@@ -96,6 +104,8 @@ def test_comparisons_can_be_left_out() -> None:
     assert report["solo-accuracy"] is report["central-accuracy"] is None
     assert report["cpu-seconds"] is None
     assert "all data in one place         -" in render(report)
+    assert report["pate-accuracy"] is None
+    assert "PATE" not in render(report)
 
 
 def test_columns_are_aligned() -> None:

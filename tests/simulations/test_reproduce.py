@@ -10,22 +10,21 @@ import pytest
 from fl_strategies.exceptions import InvalidParameter
 from simulations.__main__ import main
 from simulations.config import Settings
-from simulations.reproduce import Row, Table, markdown, read_outcomes, rounds_of, run_table
+from simulations.published import Published
+from simulations.reproduce import Row, Table, read_outcomes, rounds_of, run_table, table_names
+from simulations.reproduce_text import markdown, summary_of
 from simulations.running import run_once
 
+PUBLISHED = Published.read({"federation": 81.0, "alone": 20.0, "note": "larger"})
 TABLE = Table(
     name="toy_table",
     title="Toy.",
     source="nowhere",
     seeds=(0, 1),
     rows=(
-        Row("two parties", {"num-parties": 2}, "81.0"),
+        Row("two parties", {"num-parties": 2}, PUBLISHED),
         Row("three parties", {"num-parties": 3}),
     ),
-)
-ALL_TABLES = sorted(
-    path.stem
-    for path in (Path(__file__).parents[2] / "simulations" / "tables").glob("*_*.toml")
 )
 
 
@@ -53,7 +52,7 @@ class Runs:
             "epsilon-party": float("inf"),
             "epsilon-example": 2.0,
             "num-bytes-sent": 10,
-            "cpu-seconds": 1.0,
+            "cpu-seconds": 1.4,
             "date": "2026-01-02T03:04:05",
             "commit": "0123456789abcdef",
         }
@@ -92,7 +91,8 @@ def test_the_table_shows_mean_and_deviation_beside_the_paper(tmp_path: Path) -> 
 
     text = markdown(TABLE, kept)
 
-    assert "| two parties | 71.0 ± 1.4 | 25.0 ± 0.0 |  |  |  | 81.0 |" in text
+    assert "| two parties | 71.0 ± 1.4 | 25.0 ± 0.0 | 2 | 81.0, alone 20.0 (larger) |" in text
+    assert "| −10.0, alone +5.0 | 1 |" in text  # noqa: RUF001 - a minus
     assert "| three parties |  |  |  |  |  |  |" in text
     assert "commit 0123456789; 2026-01-02" in text
     assert "python -m simulations table toy_table" in text
@@ -108,8 +108,8 @@ def test_two_rows_may_measure_the_same_run(tmp_path: Path) -> None:
 
     assert len(runs.asked) == len(table.seeds)
     text = markdown(table, kept)
-    assert "| two parties | 71.0 ± 1.4 | 25.0 ± 0.0 |  |  |  | 81.0 |" in text
-    assert "| own models | 40.0 ± 0.0 |  |  |  |  |  |" in text
+    assert "| two parties | 71.0 ± 1.4 | 25.0 ± 0.0 | 2 | 81.0, alone 20.0 (larger) |" in text
+    assert "| own models | 40.0 ± 0.0 |  | 2 |  |  | 1 |" in text
     assert rounds_of(own, read_outcomes(kept)[0]) == [(1, 0.3), (2, 0.4)]
 
 
@@ -129,14 +129,86 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     assert json.loads(kept.read_text()) == {"runs": []}
 
 
-@pytest.mark.parametrize("name", ALL_TABLES)
+@pytest.mark.parametrize("name", table_names())
 def test_every_table_of_the_package_is_valid(name: str) -> None:
     """Settings are known ones, rows have names of their own, and there are three seeds."""
-    table = Table.load(name)
+    for scale in Table.load(name).scales:
+        table = Table.load(name, scale)
+        names = [row.name for row in table.rows]
+        assert len(set(names)) == len(names) > 0
+        assert len(table.seeds) >= 3
 
-    names = [row.name for row in table.rows]
-    assert len(set(names)) == len(names) > 0
-    assert len(table.seeds) >= 3
+
+SCALED = """
+title = "Toy."
+source = "nowhere"
+seeds = [0, 1]
+[settings]
+num-parties = 2
+epochs = 9
+[scales.quick]
+minutes = 3
+settings = { epochs = 4 }
+[scales.paper]
+seeds = [7]
+[[rows]]
+name = "a"
+settings = { epochs = 5 }
+[[rows]]
+name = "b"
+quick = { epochs = 1 }
+paper = { num-parties = 9 }
+"""
+
+
+def test_a_scale_changes_settings_and_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a scale says wins over a row, and what a row says about the scale over that."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
+    monkeypatch.setattr("simulations.reproduce.resources.files", lambda _: tmp_path)
+
+    quick, paper = Table.load("toy_table"), Table.load("toy_table", "paper")
+
+    assert (quick.seeds, paper.seeds) == ((0, 1), (7,))
+    assert [row.settings["epochs"] for row in quick.rows] == [4, 1]
+    assert [row.settings["epochs"] for row in paper.rows] == [5, 9]
+    assert [row.settings["num-parties"] for row in paper.rows] == [2, 9]
+    assert (quick.minutes, paper.minutes) == (3, None)
+    assert paper.command == "python -m simulations table toy_table --scale paper"
+
+
+def test_a_table_without_a_scale_says_so() -> None:
+    """Another size than there is would be a wrong label."""
+    with pytest.raises(InvalidParameter, match="scale must be one of quick for fedkd_mnist"):
+        Table.load("fedkd_mnist", "paper")
+
+
+def test_a_published_figure_has_known_words() -> None:
+    """A misspelt word would never be compared."""
+    with pytest.raises(InvalidParameter, match="published must be of PATE, alone"):
+        Published.read({"federated": 81.0})
+
+
+def test_the_summary_is_the_table_for_programs(tmp_path: Path) -> None:
+    """Means, deviations and differences are numbers, and what nobody measured is missing."""
+    kept = tmp_path / "kept.json"
+    run_table(TABLE, Runs(), kept, lambda _: None)
+
+    first, second = summary_of(TABLE, kept)["rows"]
+
+    assert first["figures"]["federation"] == {
+        "mean": pytest.approx(71.0),
+        "deviation": pytest.approx(100 * 0.01 * 2**0.5),
+        "published": 81.0,
+        "difference": pytest.approx(-10.0),
+    }
+    assert first["figures"]["parties alone"]["difference"] == pytest.approx(5.0)
+    assert second["figures"]["federation"]["difference"] is None
+    assert (first["seeds"], first["epsilon-example"]) == ([0, 1], 2.0)
+    assert "epsilon-party" not in first
+    assert {*first["figures"]} == {"federation", "parties alone"}
 
 
 def test_rows_have_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,3 +249,29 @@ def test_an_unknown_table_lists_the_known(capsys: pytest.CaptureFixture[str]) ->
     error = capsys.readouterr().err
     assert error.startswith("error: table: name must be one of ")
     assert "fedkd_cifar10" in error
+
+
+def test_the_command_line_runs_and_writes_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text, summary and picture are beside the results; seeds may be others."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
+    monkeypatch.setattr("simulations.reproduce.resources.files", lambda _: tmp_path)
+    monkeypatch.setattr("simulations.__main__.run_once", Runs())
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["table", "toy_table", "--scale=paper", "--seeds=4,5"]) == 0
+    assert main(["tables"]) == 0
+
+    text = capsys.readouterr().out
+    names = {path.name for path in Path("runs").iterdir()}
+    assert names == {
+        "toy_table.json",
+        "toy_table_paper.md",
+        "toy_table_paper_summary.json",
+        "toy_table_paper_rows.png",
+    }
+    assert "Seeds 4, 5" in Path("runs/toy_table_paper.md").read_text()
+    assert "toy_table  quick     2      2            3   not yet  nowhere" in text
+    assert "toy_table  paper     2      1            ?   not yet  nowhere" in text

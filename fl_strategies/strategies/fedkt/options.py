@@ -69,6 +69,11 @@ class FedKTOptions(Options):
         has seen, by its own subset's counts; see `aggregation.evidence`. False: the
         paper's votes. Teachers that train with DP-SGD vote plainly at L0 and L1, because
         nothing but the model is protected there.
+    consistent : bool
+        A party votes on the rows where all its students agree, and with all of them. False:
+        every student votes by itself (the paper's comparison); for unweighted votes that
+        nobody trims. One party has at most s votes a row either way, so the noise of L1 is
+        the same.
     vote_weights : "auto", "none", "counts" or "noisy-counts"
         Weigh a party's votes by how well its records let it know each class, then match
         `class_share`. The counts are exact, at L0 only, or cost an example `count_epsilon`,
@@ -126,6 +131,7 @@ class FedKTOptions(Options):
         most=MAX_TEACHERS,
     )
     corrected: bool = option(True, "votes without the teacher's own class shares")
+    consistent: bool = option(True, "parties vote where all their students agree")
     vote_weights: VoteWeights = option("auto", "weights of votes")
     count_epsilon: float | None = option(
         None,
@@ -172,6 +178,9 @@ class FedKTOptions(Options):
         allowed, rule = ("auto", *WEIGHTS_AT[self.level]), WEIGHT_RULES[self.level]
         fits = self.vote_weights in allowed
         require(fits, "FedKT", "vote_weights", rule, self.vote_weights)
+        alone = self.weights == "none" and not self.trim_fraction
+        rule = "true for votes that are weighted or trimmed"
+        require(self.consistent or alone, "FedKT", "consistent", rule, self.consistent)
         shared = self.weights != "none" or self.class_share in ("auto", "none")
         rule = "auto or none unless votes are weighted"
         require(shared, "FedKT", "class_share", rule, self.class_share)

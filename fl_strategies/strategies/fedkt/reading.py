@@ -26,13 +26,16 @@ class VoteReader:
     num_classes: int
     num_splits: int
     student_fns: Mapping[str, LearnerFactory]
+    consistent: bool = True
 
     def read(self, knowledge: Knowledge, *, weighted: bool) -> PartyVotes:
         """Return one party's votes, and its class counts if votes are weighted."""
         counts = self._counts(knowledge) if weighted else None
         if knowledge.kind == "scores":
             return self._scored(knowledge, counts)
-        labels = consistent_labels(self._labels(knowledge), self.num_classes)
+        labels = self._labels(knowledge)
+        if self.consistent:
+            labels = consistent_labels(labels, self.num_classes)
         return PartyVotes(labels, counts, party_of(knowledge))
 
     def _counts(self, knowledge: Knowledge) -> FloatArray:

@@ -265,7 +265,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         """Make room for the votes of a round."""
         self._tally = VoteTally(
             (len(self.public), self.num_classes),
-            worth=self.options.num_splits,
+            worth=self.options.num_splits if self.options.consistent else 1,
             share=self.class_share if self.options.weights != "none" else None,
             exclude_outliers=self.options.exclude_outliers,
             scored=self.options.exchange == "scores",
@@ -280,8 +280,14 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         """Return one party's votes, and what its teachers cost."""
         told = knowledge.meta.get(keys.PRIVACY_EVENTS)
         training = () if told is None else read_charges(told)
-        splits = self.options.num_splits
-        reader = VoteReader(self.public, self.num_classes, splits, self.student_fns)
+        options = self.options
+        reader = VoteReader(
+            self.public,
+            self.num_classes,
+            options.num_splits,
+            self.student_fns,
+            options.consistent,
+        )
         votes = reader.read(knowledge, weighted=self.options.weights != "none")
         return PartyAnswer(votes, training)
 

@@ -18,6 +18,8 @@ from fl_strategies.wire.knowledge import Metrics
 class PartyVotes:
     """One party's votes (num_rows,), -1 for none, its class counts or None, and its id.
 
+    Students that vote by themselves have votes of (num_students, num_rows).
+
     `scores` are how sure it is of each class (num_rows, num_classes), as they came, if it says.
     """
 
@@ -82,7 +84,8 @@ class VoteTally:
         if self._pool is not None and votes.counts is not None:
             said = votes.labels if votes.scores is None else votes.scores
             self._pool.add(said, votes.counts, "none", votes.party)
-        add_votes(self.counts, votes.labels, self._worth)
+        for labels in np.atleast_2d(votes.labels):
+            add_votes(self.counts, labels, self._worth)
 
     def winners(self, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
         """Return the rows that anybody has voted on, and their labels."""
