@@ -39,6 +39,8 @@ from fl_strategies.strategies.codistill import (
 from fl_strategies.strategies.fedkd import FedKD, FedKDOptions, FedKDParty
 from fl_strategies.strategies.fedkt import FedKT, FedKTOptions, FedKTParty
 from fl_strategies.strategies.fedmd import (
+    Cronus,
+    CronusOptions,
     FedMD,
     FedMDOptions,
     FedMDParty,
@@ -81,6 +83,7 @@ class Algorithm:
 REGISTRY = {
     "akd": Algorithm(AKD, CodistillParty()),
     "avgkd": Algorithm(AvgKD, CodistillParty()),
+    "cronus": Algorithm(Cronus, FedMDParty()),
     "ekd": Algorithm(EKD, CodistillParty()),
     "fedhistogram": Algorithm(FedHistogram, HISTOGRAM_PARTY),
     "fedavg": Algorithm(FedAvg, WeightsParty()),
@@ -129,6 +132,8 @@ __all__ = [
     "AvgKD",
     "CodistillOptions",
     "CodistillParty",
+    "Cronus",
+    "CronusOptions",
     "EKD",
     "EnsembleLearner",
     "FLOWER_STRATEGIES",
