@@ -48,6 +48,7 @@ from fl_strategies.strategies.fedmd import (
     SampleOnce,
     Unprotected,
 )
+from fl_strategies.strategies.fens import FENS, FENSOptions, FENSParty
 from fl_strategies.strategies.sums import (
     HISTOGRAM_PARTY,
     REGRESSION_PARTY,
@@ -91,6 +92,7 @@ REGISTRY = {
     "fedkt": Algorithm(FedKT, FedKTParty()),
     "fedmd": Algorithm(FedMD, FedMDParty()),
     "fedregression": Algorithm(FedRegression, REGRESSION_PARTY),
+    "fens": Algorithm(FENS, FENSParty()),
     "pkd": Algorithm(PKD, CodistillParty()),
 }
 
@@ -136,6 +138,9 @@ __all__ = [
     "CronusOptions",
     "EKD",
     "EnsembleLearner",
+    "FENS",
+    "FENSOptions",
+    "FENSParty",
     "FLOWER_STRATEGIES",
     "FedAvg",
     "FedAvgOptions",

@@ -126,7 +126,9 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "akd": _variant("akd", rounds=3),
     "avgkd": _variant("avgkd", rounds=2),
+    "cronus": _variant("cronus", rounds=2),
     "ekd": _variant("ekd", rounds=3),
+    "fens": _variant("fens", aggregator="network", num_hidden=3, rounds=2),
     "pkd": _variant("pkd", rounds=2),
     "fedavg": _variant("fedavg", "network", rounds=2),
 }

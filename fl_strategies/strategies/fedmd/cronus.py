@@ -29,12 +29,11 @@ class Cronus(FedMD):
 
     Notes
     -----
-    All else is `FedMD` (``consensus="robust-mean"``), its privacy options included, and a
-    party's policy knows it by that name. Deviations from the paper: a party's passes over
-    public rows come before those over its records, not in the same shuffled batches; the
-    filter takes weight away in proportion instead of points beyond a drawn threshold, so
-    that it draws nothing; and it finds by itself what deviation is usual, by the median
-    distance, where the paper is told.
+    All else is `FedMD` (``consensus="robust-mean"``), its privacy options included.
+    Deviations from the paper: a party's passes over public rows come before those over its
+    records, not in the same shuffled batches; the filter takes weight away in proportion
+    instead of points beyond a drawn threshold, so that it draws nothing; and it finds by
+    itself what deviation is usual, by the median distance, where the paper is told.
     """
 
     name: ClassVar[str] = "cronus"

@@ -8,12 +8,14 @@ import numpy as np
 
 from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.arrays import Array
-from fl_strategies.exceptions import require_known
+from fl_strategies.exceptions import KnowledgeMismatch, require_known
 from fl_strategies.privacy.accountant import Entry
+from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import shown
 
 MOST_TIMES_DISTANCE: Final = 2.0
 """Weights are at most so many times as far from the middle as those of the median party."""
+MAX_RECORDS: Final = 2**40
 _FEWEST_RESTRAINED: Final = 3
 
 Layout: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -40,6 +42,17 @@ def as_layout(arrays: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
         whole = like.dtype.kind in "iu" and array.dtype.kind == "f"
         typed[name] = (np.rint(array) if whole else array).astype(like.dtype)
     return typed
+
+
+def read_num_records(meta: Mapping[str, object]) -> int:
+    """Return how many records a party claims that its weights have seen."""
+    num_records = meta.get(keys.NUM_EXAMPLES)
+    if type(num_records) is not int or not 1 <= num_records <= MAX_RECORDS:
+        raise KnowledgeMismatch(
+            f"Reply: {keys.NUM_EXAMPLES} must be a whole number from 1 to {MAX_RECORDS}, "
+            f"got {num_records!r}."
+        )
+    return num_records
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ from fl_strategies.strategies.weights.restraint import (
     LocalWeights,
     as_layout,
     layout_of,
+    read_num_records,
     restrained,
 )
 from fl_strategies.wire import keys
@@ -67,7 +68,6 @@ from fl_strategies.wire.knowledge import (
 from fl_strategies.wire.replies import PartyReply
 
 AUDIENCE: Final = "the server, the other parties and everybody who sees a model"
-MAX_RECORDS: Final = 2**40
 # Beyond it squares overflow, and no honest network has such weights.
 LARGEST_WEIGHT: Final = 1e30
 # Means of larger whole numbers would not fit into their type again.
@@ -240,12 +240,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
 
     def check(self, knowledge: Knowledge) -> LocalWeights:
         """Check one party's weights by the server's own learner."""
-        num_records = knowledge.meta.get(keys.NUM_EXAMPLES)
-        if type(num_records) is not int or not 1 <= num_records <= MAX_RECORDS:
-            raise KnowledgeMismatch(
-                f"Reply: {keys.NUM_EXAMPLES} must be a whole number from 1 to {MAX_RECORDS}, "
-                f"got {num_records!r}."
-            )
+        num_records = read_num_records(knowledge.meta)
         for name, array in knowledge.arrays.items():
             most = LARGEST_WEIGHT if array.dtype.kind == "f" else LARGEST_COUNT
             # NaN compares as false, so it is refused as well.
