@@ -28,6 +28,7 @@ from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.privacy.scores import ScorePrivacy
 from fl_strategies.privacy.votes import VotePrivacy
+from fl_strategies.strategies.chain import Chain, chain
 from fl_strategies.strategies.codistill import (
     AKD,
     EKD,
@@ -132,6 +133,7 @@ __all__ = [
     "AKD",
     "Algorithm",
     "AvgKD",
+    "Chain",
     "CodistillOptions",
     "CodistillParty",
     "Cronus",
@@ -184,6 +186,7 @@ __all__ = [
     "WeightsOptions",
     "WeightsParty",
     "__version__",
+    "chain",
     "find_algorithm",
     "flower_strategy",
 ]
