@@ -51,12 +51,13 @@ def filtered_mean(points: FloatArray, share: float) -> FloatArray:
     open_ = np.arange(len(points))
     while len(open_):
         squares, suspicious = _suspicion(points[open_], weights[open_])
-        farthest = squares.max(axis=1, keepdims=True)
-        lighter = weights[open_] * (1 - squares / np.where(farthest > 0, farthest, 1.0))
+        open_, squares = open_[suspicious], squares[suspicious]
+        shares = squares / squares.max(axis=1, keepdims=True)
+        room, lost = weights[open_].sum(axis=1) - least, (weights[open_] * shares).sum(axis=1)
         # Honest points are what is lost beyond twice the share of liars.
-        goes_on = suspicious & (lighter.sum(axis=1) >= least - 1e-9)
-        open_, lighter = open_[goes_on], lighter[goes_on]
-        weights[open_] = lighter
+        part = np.clip(room / lost, 0.0, 1.0)
+        weights[open_] *= 1 - part[:, None] * shares
+        open_ = open_[room > lost]
     return _means(points, weights)
 
 

@@ -30,6 +30,7 @@ from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.runtime.runs import EvaluateFn, KeptRun, Resumable, Run
 from fl_strategies.strategies.chain.ledgers import composed
 from fl_strategies.strategies.weights import FlowerStrategy
+from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.wire.replies import PartyReport
 
@@ -67,7 +68,7 @@ def chain(
     links: list[Link] = [first]
     for other in others:
         if not isinstance(other, KnowledgeStrategy):
-            other = _wrapped(other, links[-1])  # noqa: PLW2901 - the same as one of ours
+            other = _wrapped(other, links[-1])
         links.append(other)
     given = [*[0] * len(others), num_rounds] if isinstance(num_rounds, int) else [*num_rounds]
     return Chain(links, given, checkpoint_dir=checkpoint_dir, resume=resume)
@@ -271,8 +272,21 @@ class Chain(KnowledgeStrategy[Any]):
         made, metrics = self.link.aggregate_train(server_round, replies)
         self.rejected_, self.failure_ = self.link.rejected_, self.link.failure_
         if metrics is not None:
+            self._tell_cost(metrics)
             self.state.history["train"][self.round_] = dict(metrics)
         return made, metrics
+
+    def _tell_cost(self, metrics: MetricRecord) -> None:
+        """Let the figures of a round be about all links, not only the present one."""
+        total = self.ledger_
+        names = [
+            (keys.EPSILON_PARTY, keys.DELTA_PARTY),
+            (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
+        ]
+        epsilon, delta = names[total.unit == "example"]
+        told = metrics.get(epsilon, 0.0)
+        metrics[epsilon] = max(total.get_epsilon(), told if isinstance(told, float) else 0.0)
+        metrics[delta] = total.delta
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
