@@ -21,6 +21,7 @@ from clients.array_files import read_arrays, write_arrays
 from clients.budget import MAX_WIDTH
 from fl_strategies import __version__
 from fl_strategies.aggregation.ensembles import MAX_MEMBERS, MeanEnsemble, SignedEnsemble
+from fl_strategies.aggregation.stacking import StackedEnsemble
 from fl_strategies.arrays import Array
 from fl_strategies.core.protocols import (
     DenseLearner,
@@ -39,6 +40,7 @@ DESCRIPTION: Final = "model.json"
 ARRAYS: Final = "arrays.npz"
 MEAN: Final = "mean-of-members"
 SIGNED: Final = "signed-sum-of-members"
+STACKED: Final = "aggregator-of-members"
 XGBOOST: Final = "xgboost.json"
 TORCH: Final = "state_dict.pt"
 SKOPS: Final = "model.skops"
@@ -56,7 +58,7 @@ _KEYS: Final = {
 }
 
 
-Committee: TypeAlias = MeanEnsemble | SignedEnsemble
+Committee: TypeAlias = MeanEnsemble | SignedEnsemble | StackedEnsemble
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +114,15 @@ def save_model(model: Learner, folder: str | Path, card: ModelCard) -> list[str]
 
 
 def save_committee(model: Committee, folder: str | Path, card: ModelCard) -> list[str]:
-    """Write how a mean or a signed sum combines its members, which are saved each by itself."""
+    """Write how a committee combines its members, which are saved each by itself."""
     signs = {"signs": list(model.signs)} if isinstance(model, SignedEnsemble) else {}
     told = {"members": len(model.members), **signs}
-    name = SIGNED if isinstance(model, SignedEnsemble) else MEAN
-    _write_card(Path(folder), replace(card, learner=name, settings=told))
-    return [DESCRIPTION]
+    names = {MeanEnsemble: MEAN, SignedEnsemble: SIGNED, StackedEnsemble: STACKED}
+    _write_card(Path(folder), replace(card, learner=names[type(model)], settings=told))
+    if not isinstance(model, StackedEnsemble):
+        return [DESCRIPTION]
+    write_arrays(model.weights, Path(folder) / ARRAYS)
+    return [DESCRIPTION, ARRAYS]
 
 
 def member_folder(folder: str | Path, number: int) -> Path:
@@ -153,7 +158,7 @@ def load_model(path: str | Path, learner_fn: LearnerFactory | None = None) -> Le
     if not (folder / DESCRIPTION).is_file():
         folder = folder / FOLDER
     card = read_card(folder)
-    if card.learner in (MEAN, SIGNED):
+    if card.learner in (MEAN, SIGNED, STACKED):
         return _load_committee(folder, card, learner_fn)
     return _load_learner(folder, card, learner_fn)
 
@@ -172,6 +177,9 @@ def _load_committee(
     require_data(same, OWNER, "members", f"of {num_classes} classes", "others")
     if card.learner == MEAN:
         return MeanEnsemble(members, num_classes=num_classes, task=card.task)
+    if card.learner == STACKED:
+        weights = read_arrays(OWNER, folder / ARRAYS)
+        return StackedEnsemble(members, weights, num_classes=num_classes)
     plain = isinstance(signs, list) and all(type(sign) is int for sign in signs)
     require_data(plain, OWNER, "signs", "1 and -1", f"{signs!r:.80}")
     names = [one.name for one in folders]

@@ -29,6 +29,7 @@ from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.privacy.scores import ScorePrivacy
 from fl_strategies.privacy.votes import VotePrivacy
+from fl_strategies.strategies.chain import Chain, chain
 from fl_strategies.strategies.codistill import (
     AKD,
     EKD,
@@ -42,6 +43,8 @@ from fl_strategies.strategies.fedgen import FedGen, FedGenOptions, FedGenParty
 from fl_strategies.strategies.fedkd import FedKD, FedKDOptions, FedKDParty
 from fl_strategies.strategies.fedkt import FedKT, FedKTOptions, FedKTParty
 from fl_strategies.strategies.fedmd import (
+    Cronus,
+    CronusOptions,
     FedMD,
     FedMDOptions,
     FedMDParty,
@@ -49,6 +52,7 @@ from fl_strategies.strategies.fedmd import (
     SampleOnce,
     Unprotected,
 )
+from fl_strategies.strategies.fens import FENS, FENSOptions, FENSParty
 from fl_strategies.strategies.pfnm import PFNM, PFNMOptions, PFNMParty
 from fl_strategies.strategies.scaffold import Scaffold, ScaffoldOptions, ScaffoldParty
 from fl_strategies.strategies.sums import (
@@ -92,6 +96,7 @@ class Algorithm:
 REGISTRY = {
     "akd": Algorithm(AKD, CodistillParty()),
     "avgkd": Algorithm(AvgKD, CodistillParty()),
+    "cronus": Algorithm(Cronus, FedMDParty()),
     "ekd": Algorithm(EKD, CodistillParty()),
     "fedhistogram": Algorithm(FedHistogram, HISTOGRAM_PARTY),
     "fedavg": Algorithm(FedAvg, WeightsParty()),
@@ -101,6 +106,7 @@ REGISTRY = {
     "fedkt": Algorithm(FedKT, FedKTParty()),
     "fedmd": Algorithm(FedMD, FedMDParty()),
     "fedregression": Algorithm(FedRegression, REGRESSION_PARTY),
+    "fens": Algorithm(FENS, FENSParty()),
     "pfnm": Algorithm(PFNM, PFNMParty()),
     "pkd": Algorithm(PKD, CodistillParty()),
     "scaffold": Algorithm(Scaffold, ScaffoldParty()),
@@ -142,10 +148,16 @@ __all__ = [
     "AKD",
     "Algorithm",
     "AvgKD",
+    "Chain",
     "CodistillOptions",
     "CodistillParty",
+    "Cronus",
+    "CronusOptions",
     "EKD",
     "EnsembleLearner",
+    "FENS",
+    "FENSOptions",
+    "FENSParty",
     "FLOWER_STRATEGIES",
     "FedAvg",
     "FedAvgOptions",
@@ -205,6 +217,7 @@ __all__ = [
     "WeightsOptions",
     "WeightsParty",
     "__version__",
+    "chain",
     "find_algorithm",
     "flower_strategy",
     "write_epsilon_csv",

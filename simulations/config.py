@@ -65,6 +65,8 @@ got 'num-splits', which fedkt has.
     final_learner: str = option("", "model that the server trains; empty: one that fits")
     num_parties: int = option(6, "parties in the federation", least=1)
     num_server_rounds: int = option(0, "rounds; 0: the strategy's usual number", least=0)
+    then: str = option("", "strategy that continues with the final model; empty: none")
+    then_rounds: int = option(0, "its rounds; 0: its usual number", least=0)
     partition: Scheme = option("dirichlet", "how rows are dealt")
     beta: float = option(0.5, "Dirichlet concentration; smaller: parties less alike", above=0)
     balanced: bool = option(True, "Dirichlet parties of about the same size")
@@ -95,15 +97,18 @@ got 'num-splits', which fedkt has.
     num_workers: int = option(0, "processes of the in-process runner; 0: one a core", least=0)
     options: Options = field(default_factory=Options)
     """What is set about the strategy."""
+    then_options: Options = field(default_factory=Options)
+    """What is set about the one that continues, by its section alone."""
 
     def __post_init__(self) -> None:
         """Check each setting, then what goes together."""
         super().__post_init__()
-        kind = options_of(self.strategy)
-        if type(self.options) is Options:
-            object.__setattr__(self, "options", kind())
-        fits, rule = isinstance(self.options, kind), f"those of {self.strategy}"
-        require(fits, OWNER, "options", rule, type(self.options).__name__)
+        for key, name in (("options", self.strategy), ("then_options", self.then)):
+            kind, given = options_of(name) if name else Options, getattr(self, key)
+            if type(given) is Options:
+                object.__setattr__(self, key, kind())
+            fits, rule = isinstance(getattr(self, key), kind), f"those of {name}"
+            require(fits, OWNER, key, rule, type(given).__name__)
         self._check_names()
 
     def _check_names(self) -> None:
@@ -111,6 +116,7 @@ got 'num-splits', which fedkt has.
         at_server = self.chosen().get("privacy-level") == "L1"
         guarded = bool(self.state_dir) or at_server or not self.max_epsilon
         require(guarded, OWNER, "state-dir", "given with max-epsilon", self.state_dir)
+        require(bool(self.then) or not self.then_rounds, OWNER, "then", "given", self.then)
         kept = bool(self.checkpoint_dir) or not self.resume
         require(kept, OWNER, "checkpoint-dir", "given with resume", self.checkpoint_dir)
         for key, value, owner in (
@@ -159,12 +165,19 @@ got 'num-splits', which fedkt has.
         )
 
     @property
-    def num_rounds(self) -> int:
-        """Rounds to run: as many as were asked for, or as are usual."""
+    def rounds_of_links(self) -> tuple[int, ...]:
+        """Rounds of the strategy, as asked for or as usual, and of one that continues."""
         release = getattr(self.options, "release", None)
         planned = release.rounds_planned if isinstance(release, LocalNoise) else None
-        usual = find_algorithm(self.strategy).strategy.usual_rounds
-        return self.num_server_rounds or planned or usual
+        names = [self.strategy, *filter(None, [self.then])]
+        usual, *later = [find_algorithm(name).strategy.usual_rounds for name in names]
+        first = self.num_server_rounds or planned or usual
+        return first, *(self.then_rounds or number for number in later)
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the whole run."""
+        return sum(self.rounds_of_links)
 
     @property
     def public_labels(self) -> bool:
@@ -204,7 +217,8 @@ got 'num-splits', which fedkt has.
         name = changes.get("strategy", self.strategy)
         own = self.chosen() if name == self.strategy else {}
         told = {key.replace("-", "_"): v for key, v in {**self.to_config(), **own}.items()}
-        return self.of(**{**told, **changes})
+        later = self._later() if changes.get("then", self.then) == self.then else {}
+        return self.of(**{**told, **later, **changes})
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Value], **overrides: Value) -> Self:
@@ -233,7 +247,11 @@ got 'num-splits', which fedkt has.
         }
         common = {key: value for key, value in short.items() if key in cls.settings()}
         settings = cls.from_config(common)
-        return replace(settings, options=kind.from_config(own))
+        then = settings.then
+        later = (
+            options_of(then).from_config(_own_section(then, sections)) if then else Options()
+        )
+        return replace(settings, options=kind.from_config(own), then_options=later)
 
     def chosen(self) -> dict[str, Value]:
         """Return what is set about the strategy, by short keys; 0 where nothing is."""
@@ -244,11 +262,16 @@ got 'num-splits', which fedkt has.
         """Return all settings as a run configuration has them."""
         section = section_of(self.strategy)
         own = {f"{section}.{key}": value for key, value in self.chosen().items()}
-        return {**self.to_config(), **own}
+        return {**self.to_config(), **own, **self._later()}
+
+    def _later(self) -> dict[str, Value]:
+        """Return what is set about the strategy that continues, in its section."""
+        section = section_of(self.then)
+        return {f"{section}.{key}": v for key, v in self.then_options.to_config().items()}
 
     def to_report(self) -> dict[str, Value]:
         """Return all settings by short keys, as results have them."""
-        return {**self.to_config(), **self.chosen()}
+        return {**self.to_config(), **self.chosen(), **self._later()}
 
 
 def _plain(value: object) -> Any:

@@ -21,6 +21,7 @@ from fl_strategies import (
     Party,
     SampleOnce,
     SumOptions,
+    chain,
     find_algorithm,
 )
 from fl_strategies.arrays import Array, IntArray
@@ -33,9 +34,11 @@ from fl_strategies.core.protocols import (
 )
 from fl_strategies.core.tasks import METRICS, Judgement, judge, judge_constant, quality
 from fl_strategies.exceptions import MissingExtra, StrategyError, require
+from fl_strategies.options import Options
 from fl_strategies.randomness import derive_rng
 from simulations.config import Settings
 from simulations.datasets import Dataset, load_dataset
+from simulations.kept_settings import settings_to_keep
 from simulations.models import LEARNERS, learner_factory
 from simulations.partition import partition
 from simulations.pretraining import check_one_kind, pretrained
@@ -50,26 +53,6 @@ FINAL = ("extra-trees", "xgboost-scores", "mlp")
 FINAL_OF = {"fedhistogram": ("random-features",), "fedregression": ("logistic-regression",)}
 """Models of a server that learn what a strategy says better than the usual ones."""
 WORD_MODEL = "embedding-bag"
-MAY_CHANGE = frozenset(
-    {
-        "checkpoint-dir",
-        "resume",
-        "num-server-rounds",
-        "min-parties",
-        "max-wait",
-        "timeout",
-        "output-dir",
-        "data-dir",
-        "state-dir",
-        "solo",
-        "central",
-        "central-learner",
-        "pate",
-        "public-only",
-        "num-workers",
-    }
-)
-"""Settings that a run may have another value of when it is resumed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,20 +71,35 @@ class Federation:
         """The strategy's class."""
         return find_algorithm(self.settings.strategy).strategy
 
+    @property
+    def kinds(self) -> tuple[type[KnowledgeStrategy[Any]], ...]:
+        """The same, and the class that continues if there is one."""
+        then = self.settings.then
+        return (self.kind, find_algorithm(then).strategy) if then else (self.kind,)
+
+    @cached_property
+    def needs(self) -> tuple[tuple[type, ...], tuple[type, ...]]:
+        """What the strategies need of the parties' models, and of the server's."""
+        party = [need for kind in self.kinds for need in kind.party_learner_needs]
+        final = [need for kind in self.kinds for need in kind.final_learner_needs]
+        return tuple(dict.fromkeys(party)), tuple(dict.fromkeys(final))
+
+    @property
+    def same_learner(self) -> bool:
+        """Whether all parties and the server need the same kind of model."""
+        return any(kind.same_learner for kind in self.kinds)
+
     @cached_property
     def learner_names(self) -> tuple[str, ...]:
         """Models of the parties, taken in turn: those asked for, or some that fit."""
         if self.settings.learner_names:
             return self.settings.learner_names
-        if not self.kind.parties_train and not self.settings.solo:
+        if not (any(kind.parties_train for kind in self.kinds) or self.settings.solo):
             # Nothing is trained at a party, nor to compare: no other library need be loaded.
             return (self.final_learner,)
-        if self.kind.same_learner:
-            return (
-                self.settings.final_learner
-                or self._fitting(SCORERS, self.kind.party_learner_needs)[0],
-            )
-        needs = self.kind.party_learner_needs
+        needs, _ = self.needs
+        if self.same_learner:
+            return (self.settings.final_learner or self._fitting(SCORERS, needs)[0],)
         # A library that is not installed takes its model away, and no other.
         usual = all(_has(self.factory(name), needs, if_missing=True) for name in USUAL)
         return self._fitting(USUAL if usual else SCORERS, needs)
@@ -111,10 +109,10 @@ class Federation:
         """Model of the server: the one asked for, or one that fits."""
         if self.settings.final_learner:
             return self.settings.final_learner
-        if self.kind.relays_models:
+        if self.same_learner or self.kind.relays_models:
             return self.learner_names[0]
         names = FINAL_OF.get(self.settings.strategy, FINAL)
-        return self._fitting(names, self.kind.final_learner_needs)[0]
+        return self._fitting(names, self.needs[1])[0]
 
     def _fitting(self, names: Sequence[str], needs: tuple[type, ...]) -> tuple[str, ...]:
         """Return which of some models suit data and strategy; raise if none does."""
@@ -177,9 +175,29 @@ class Federation:
         )
 
     def strategy(self, on_round: Sequence[OnRound] = ()) -> KnowledgeStrategy[Any]:
-        """Return the strategy; of what there is, it takes what its constructor names."""
-        settings, kind = self.settings, self.kind
-        self._check_learners(kind)
+        """Return the strategy, or the chain of two."""
+        settings = self.settings
+        self._check_learners()
+        folder = settings.checkpoint_dir or None
+        kept: dict[str, Any] = {
+            "checkpoint_dir": folder,
+            "resume": settings.resume,
+            "on_round": on_round,
+        }
+        if settings.then:
+            options = settings.options, settings.then_options
+            links = map(self._link, self.kinds, options)
+            strategy: Any = chain(*links, num_rounds=settings.rounds_of_links, **kept)
+        else:
+            strategy = self._link(self.kind, settings.options, **kept)
+        strategy.run_settings = settings_to_keep(settings)
+        return strategy  # type: ignore[no-any-return]
+
+    def _link(
+        self, kind: type[KnowledgeStrategy[Any]], options: Options, **kept: Any
+    ) -> KnowledgeStrategy[Any]:
+        """Return one strategy; of what there is, it takes what its constructor names."""
+        settings = self.settings
         available: dict[str, Any] = {
             "public": self.dataset.x_public,
             "num_classes": self.dataset.num_classes,
@@ -188,50 +206,45 @@ class Federation:
             "learner_name": self.final_learner,
             "student_fns": self.catalogue(),
             "model_fns": self.catalogue(),
-            "options": settings.options,
+            "options": options,
         }
-        if isinstance(settings.options, FedMDOptions):
-            available |= self._fedmd(settings.options)
-        if isinstance(settings.options, SumOptions):
+        if isinstance(options, FedMDOptions):
+            available |= self._fedmd(options)
+        if isinstance(options, SumOptions):
             # How many records there are is public in every claim.
-            expected = settings.options.num_records or sum(map(len, self.rows))
-            available["options"] = replace(settings.options, num_records=expected)
+            expected = options.num_records or sum(map(len, self.rows))
+            available["options"] = replace(options, num_records=expected)
         own = inspect.signature(kind.__init__).parameters
-        strategy = kind(
+        return kind(
             num_parties=settings.num_parties,
             seed=settings.seed,
             min_parties=settings.min_parties or min(2, settings.num_parties),
             fraction_train=settings.fraction_train,
             min_train_nodes=settings.min_train_nodes,
             max_wait=settings.max_wait,
-            checkpoint_dir=settings.checkpoint_dir or None,
-            resume=settings.resume,
             members=self.members,
-            on_round=on_round,
+            **kept,
             **{name: value for name, value in available.items() if name in own},
         )
-        told = settings.to_run_config().items()
-        strategy.run_settings = {key: v for key, v in told if key not in MAY_CHANGE}
-        return strategy
 
     def _fedmd(self, options: FedMDOptions) -> dict[str, Any]:
         """Return what a simulation decides about FedMD: rounds planned, a first model."""
         release = options.release
         if isinstance(release, LocalNoise) and release.target_epsilon is not None:
-            planned = release.num_rounds_planned or self.settings.num_rounds
+            planned = release.num_rounds_planned or self.settings.rounds_of_links[0]
             options = replace(options, release=replace(release, num_rounds_planned=planned))
         if not self.settings.pretrain_once:
             return {"options": options}
         first = replace(options, pretrain_epochs=0)
         return {"options": first, "pretrained": self.shared_start}
 
-    def _check_learners(self, kind: type[KnowledgeStrategy[Any]]) -> None:
+    def _check_learners(self) -> None:
         """Raise before anything is trained if a model does not fit data or strategy."""
-        smallest = min(map(len, self.rows))
+        smallest, (party_needs, final_needs) = min(map(len, self.rows)), self.needs
         for name in sorted({*self.learner_names}):
-            self._check_learner("learner", name, kind.party_learner_needs)
-        self._check_learner("final-learner", self.final_learner, kind.final_learner_needs)
-        same = not kind.same_learner or {*self.learner_names} == {self.final_learner}
+            self._check_learner("learner", name, party_needs)
+        self._check_learner("final-learner", self.final_learner, final_needs)
+        same = not self.same_learner or {*self.learner_names} == {self.final_learner}
         rule = f"the final-learner for {self.settings.strategy}"
         require(same, "Settings", "learner", rule, ",".join(self.learner_names))
         sample = getattr(self.settings.options, "release", None)

@@ -111,6 +111,12 @@ def make_report(
     return _with_verdict(report)
 
 
+def strategy_of(report: Mapping[str, Any]) -> str:
+    """Return the strategy's name, and that of the one that continued."""
+    then = report["settings"].get("then")
+    return f"{report['strategy']} then {then}" if then else str(report["strategy"])
+
+
 def _phases(seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the time of each part, as far as it was measured.
 
@@ -290,8 +296,8 @@ def render(report: Report) -> str:
         "",
         _party_table(report, together),
         "",
-        "{strategy} on {data}, seed {seed}, final {final}".format(
-            **report, final=report["settings"]["final-learner"]
+        "{named} on {data}, seed {seed}, final {final}".format(
+            **report, named=strategy_of(report), final=report["settings"]["final-learner"]
         ),
         _summary_table(report, own=bool(together)),
         *(

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from fl_strategies.wire import keys
 from simulations.baselines import BEST_PARTY, MAJORITY, MEAN_PARTY, PATE, POOLED, PUBLIC_ONLY
 from simulations.compare_table import size
-from simulations.report import shown
+from simulations.report import shown, strategy_of
 from simulations.report_html import Html, card, document, element, grid, setting, text
 from simulations.report_privacy import privacy_section, promised
 from simulations.report_style import STYLE
@@ -54,7 +54,7 @@ CONDUCT: Final = {
 def page(report: Report) -> str:
     """Return the page of one run."""
     parts = [section(report) for section in _SECTIONS]
-    title = f"{report['strategy']} on {report.get('data', 'the parties own data')}"
+    title = f"{strategy_of(report)} on {report.get('data', 'the parties own data')}"
     return document(title, STYLE, *(part for part in parts if part is not None))
 
 
@@ -84,7 +84,9 @@ def num_rounds(report: Report) -> int:
 
 def _opening(report: Report) -> Html:
     told = [
-        f"{report['strategy']} on {report['data']}" if "data" in report else report["strategy"],
+        f"{strategy_of(report)} on {report['data']}"
+        if "data" in report
+        else strategy_of(report),
         f"seed {report['seed']}",
         str(report.get("date", ""))[:10],
     ]

@@ -29,6 +29,7 @@ from clients.saved_model import (
 )
 from fl_strategies import KnowledgeStrategy, Learner, write_epsilon_csv
 from fl_strategies.aggregation.ensembles import MeanEnsemble, SignedEnsemble
+from fl_strategies.aggregation.stacking import StackedEnsemble
 from fl_strategies.core.protocols import require_portable
 from fl_strategies.exceptions import StrategyError, UnsupportedLearner
 from fl_strategies.runtime.atomic_files import SHARED, replace_file
@@ -63,7 +64,7 @@ class RunFolder:
         """Write the final model; return what a report says of it, or why there is none."""
         try:
             model = strategy.model_
-            if isinstance(model, MeanEnsemble | SignedEnsemble):
+            if isinstance(model, MeanEnsemble | SignedEnsemble | StackedEnsemble):
                 return self._saved_committee(federation, model)
             return self._saved(federation, model, self.path / FOLDER)
         except StrategyError as error:

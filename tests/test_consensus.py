@@ -21,7 +21,7 @@ from fl_strategies.aggregation.consensus import (
 )
 from fl_strategies.exceptions import InvalidParameter
 
-RULES: list[ConsensusRule] = ["mean", "class-weighted", "median", "trimmed-mean"]
+RULES: list[ConsensusRule] = ["mean", "class-weighted", "median", "trimmed-mean", "robust-mean"]
 SCORES = arrays(
     np.float32, (7, 4, 3), elements=st.floats(-100, 100, width=32, allow_subnormal=False)
 )

@@ -23,12 +23,13 @@ APP = client_app(load_toy_party)
 FEW, MANY = 6, 24
 PACKAGE = str(Path(fl_strategies.__file__).parent)
 
-NUM_ROUNDS = {"avgkd": 1, "pkd": 1}
+NUM_ROUNDS = {"avgkd": 1, "fens": 1, "pkd": 1}
 """From round 2 on these send every agent the models of all others."""
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {} for name in REGISTRY},
     **SHORT,
     "ekd": {"evaluate": False},  # delivers all models to all agents
+    "fens": {"evaluate": False},
     "fedmd-nfdp": {"release": "nfdp", "num_samples": 20},
 }
 

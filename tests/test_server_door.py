@@ -16,8 +16,8 @@ from fl_strategies.exceptions import InvalidData, InvalidParameter
 from fl_strategies.wire import keys
 from tests.toys import PUBLIC, CentroidLearner, common_options
 
-NAMES = ["fedkt", "fedkd", "fedmd", "avgkd", "ekd"]
-OTHERS = {"fedkt": "student_fns", "avgkd": "model_fns", "ekd": "model_fns"}
+NAMES = ["fedkt", "fedkd", "fedmd", "avgkd", "ekd", "fens"]
+OTHERS = dict.fromkeys(("avgkd", "ekd", "fens"), "model_fns") | {"fedkt": "student_fns"}
 RULE = "a function without arguments that makes a new learner"
 CONVERSIONS: dict[str, Callable[[np.ndarray], Any]] = {
     "lists": lambda array: array.tolist(),

@@ -2,8 +2,8 @@
 
 Every rule gives the same bits in whatever order the predictions arrive. Means and votes take
 them one by one and keep sums only, so memory is O(rows x classes) for any number of parties.
-Medians and trimmed means need all predictions at once, O(parties x rows x classes); in turn
-no party, whatever it sends, can pull them outside the range of the honest majority.
+Medians, trimmed and robust means need all predictions at once, O(parties x rows x classes);
+in turn no party, whatever it sends, can pull them far from the honest majority.
 """
 
 import math
@@ -14,13 +14,16 @@ import numpy as np
 
 from fl_strategies.aggregation.capping import Claims, believed_loudness, loudness
 from fl_strategies.aggregation.evidence import believed_sizes
+from fl_strategies.aggregation.robust_mean import filtered_mean
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import require
 
-ConsensusRule: TypeAlias = Literal["mean", "class-weighted", "median", "trimmed-mean"]
+ConsensusRule: TypeAlias = Literal[
+    "mean", "class-weighted", "median", "trimmed-mean", "robust-mean"
+]
 
 CONSENSUS_RULES: Final[tuple[str, ...]] = get_args(ConsensusRule)
-ROBUST_RULES: Final = ("median", "trimmed-mean")
+ROBUST_RULES: Final = ("median", "trimmed-mean", "robust-mean")
 
 MAX_WEIGHT: Final = 2**22
 """Largest weight that a party may have for a class."""
@@ -157,16 +160,17 @@ class ClassWeightedConsensus:
 
 
 class RobustConsensus:
-    """Coordinate-wise median or trimmed mean over parties.
+    """Coordinate-wise median or trimmed mean over parties, or the robust mean of each row.
 
-    All predictions are kept, as float32; they are sorted a few rows at a time.
+    All predictions are kept, as float32; they are combined a few rows at a time.
 
     Parameters
     ----------
-    rule : "median" or "trimmed-mean"
+    rule : "median", "trimmed-mean" or "robust-mean"
     trim_fraction : float
         Share of parties that a trimmed mean drops at either end, rounded up: with
-        three parties and more at least one. Something always remains.
+        three parties and more at least one. Something always remains. Of a robust mean the
+        largest share of liars; see `aggregation.robust_mean`.
     """
 
     def __init__(self, rule: ConsensusRule, *, trim_fraction: float = 0.2) -> None:
@@ -183,24 +187,28 @@ class RobustConsensus:
         self._replies.append(np.array(values, dtype=np.float32))
 
     def result(self) -> FloatArray:
-        """Return the median or trimmed mean."""
+        """Return the median, trimmed mean or robust mean."""
         _check_any(len(self._replies))
         num_rows, num_classes = self._replies[0].shape
         consensus = np.empty((num_rows, num_classes))
         size = max(1, _CHUNK_CELLS // (len(self._replies) * num_classes))
         combine = self._combination()
+        # Sums of floats depend on their order, and replies come in any.
+        replies = sorted(self._replies, key=lambda reply: reply.tobytes())
         for start in range(0, num_rows, size):
             rows = slice(start, start + size)
-            ordered = np.sort([reply[rows] for reply in self._replies], axis=0)
-            consensus[rows] = combine(ordered.astype(np.float64))
+            said = np.stack([reply[rows] for reply in replies])
+            consensus[rows] = combine(said.astype(np.float64))
         return consensus
 
     def _combination(self) -> Callable[[FloatArray], FloatArray]:
-        """Return what maps values that are sorted along the first axis to one."""
+        """Return what maps values (parties, rows, classes) to one of each row and class."""
+        if self._rule == "robust-mean":
+            return lambda said: filtered_mean(said.swapaxes(0, 1), self._trim_fraction)
         count = len(self._replies)
         most = (count - 1) // 2
         cut = most if self._rule == "median" else min(self._num_trimmed(count), most)
-        return lambda ordered: np.asarray(ordered[cut : count - cut].mean(axis=0))
+        return lambda said: np.asarray(np.sort(said, axis=0)[cut : count - cut].mean(axis=0))
 
     def _num_trimmed(self, count: int) -> int:
         return math.ceil(self._trim_fraction * count)

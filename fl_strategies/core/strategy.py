@@ -133,6 +133,10 @@ class KnowledgeStrategy(Outcome[T], Strategy):
             return Run()
         return KeptRun(Path(folder), resume=bool(resume), kinds=self.state_type.kinds)
 
+    def adopt(self, run: Run) -> None:
+        """Take part in a run that somebody else keeps, such as a chain of strategies."""
+        self.run = run
+
     def identity(self) -> dict[str, object]:
         """Return what must be the same to resume a run: all settings but patience."""
         patience = {*FederationOptions.__annotations__, "state", "run"} - {

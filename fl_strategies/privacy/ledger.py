@@ -8,7 +8,7 @@ before.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from fl_strategies.exceptions import (
@@ -26,6 +26,7 @@ from fl_strategies.privacy.events import (
     UNITS,
     PrivacyEvent,
     Unit,
+    as_replace_one,
     check_event,
     event_from_json,
     event_to_json,
@@ -151,6 +152,24 @@ class PrivacyLedger:
         """Record several events of one release, whatever they cost; see `compose`."""
         self._tallies = self._extended(charges)
 
+    def include(self, others: Iterable["PrivacyLedger"]) -> None:
+        """Record all that other ledgers of the same data have, as often as they have.
+
+        A ledger of examples takes what ledgers of parties have as well, not the other way
+        round: whoever has another record is another party, so events that compare with a
+        party's absence are restated for one that is replaced.
+        """
+        tallies = dict(self._tallies)
+        for other in others:
+            fits = other.unit in (self.unit, "party")
+            require(fits, _OWNER, "unit", f"{self.unit!r} or 'party'", other.unit)
+            for event, tally in other._tallies.items():
+                own = event if other.unit == self.unit else _of_examples(event)
+                old = tallies.get(own, _Tally(0, 0))
+                count, batches = old.count + tally.count, old.batches + tally.batches
+                tallies[own] = _Tally(min(count, MOST), min(batches, MOST))
+        self._tallies = tallies
+
     def charge(self, event: PrivacyEvent, count: int = 1) -> None:
         """Record what is about to happen, unless it would exceed the budget.
 
@@ -258,6 +277,10 @@ class PrivacyLedger:
     def statement(self) -> str:
         """Return who is protected against whom, by which numbers, and what is not covered."""
         return statement_of(self)
+
+
+def _of_examples(event: PrivacyEvent) -> PrivacyEvent:
+    return replace(as_replace_one(event), unit="example")
 
 
 def _adaptive(tallies: Mapping[PrivacyEvent, _Tally]) -> bool:

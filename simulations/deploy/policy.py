@@ -31,7 +31,7 @@ FORMS: Final = (
     *REGISTRY,
     FLOWER,
     *(f"fedkt {level}" for level in LEVELS),
-    *(f"fedmd {release}" for release in RELEASES),
+    *(f"{name} {release}" for name in ("cronus", "fedmd") for release in RELEASES),
     *(f"{name} {level}" for name in ("fedhistogram", "fedregression") for level in SUM_LEVELS),
 )
 """What a policy may allow by name."""

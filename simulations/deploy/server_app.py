@@ -70,10 +70,9 @@ app = ServerApp()
 class DeployedFederation(Federation):
     """What the server holds: public and test rows, who is who, and the strategy's settings."""
 
-    def _check_learners(self, kind: type[KnowledgeStrategy[Any]]) -> None:
+    def _check_learners(self) -> None:
         """Check the server's model only; each party chooses and checks its own."""
-        final = self.final_learner
-        self._check_learner("final-learner", final, kind.final_learner_needs)
+        self._check_learner("final-learner", self.final_learner, self.needs[1])
 
 
 @app.main()

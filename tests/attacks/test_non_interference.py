@@ -17,6 +17,7 @@ from clients.app import FAILED, NO_BUDGET, client_app
 from clients.opacus_learner import DPTorchLearner
 from clients.torch_learner import TorchLearner
 from fl_strategies import (
+    FENS,
     REGISTRY,
     FedHistogram,
     FedKD,
@@ -114,6 +115,10 @@ def registered(name: str, learner_fn: LearnerFactory) -> KnowledgeStrategy[Any]:
     return REGISTRY[name].strategy(**COMMON, learner_fn=learner_fn)
 
 
+def fens(learner_fn: LearnerFactory) -> KnowledgeStrategy[Any]:
+    return FENS.from_settings(**COMMON, learner_fn=learner_fn, aggregator="mean")
+
+
 Make = Callable[..., KnowledgeStrategy[Any]]
 LDP = {"release": "ldp", "accept_noise": True}
 NOISY: Mapping[str, Make] = {
@@ -163,6 +168,7 @@ TRAINED_PRIVATELY: Mapping[str, Make] = {
     "feddf": partial(registered, "feddf"),
     "scaffold": partial(registered, "scaffold"),
     "avgkd": avgkd,
+    "fens": fens,
 }
 """Learners of DP-SGD; the noise is in the training."""
 

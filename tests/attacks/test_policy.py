@@ -139,7 +139,7 @@ def test_a_server_that_asks_for_models_instead_of_votes_gets_none(
     assert not ask({**node, "allow-models": True}, config).has_error()
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "akd", "avgkd", "ekd", "pkd"])
+@pytest.mark.parametrize("strategy", ["fedavg", "akd", "avgkd", "ekd", "fens", "pkd"])
 def test_strategies_that_send_models_need_leave(node: dict[str, Value], strategy: str) -> None:
     """What a strategy does not say about itself counts as the worst."""
     config = {keys.STRATEGY: strategy, keys.SEED: 0, keys.SERVER_ROUND: 1}

@@ -117,7 +117,7 @@ def test_an_oversized_model_costs_only_its_sender_the_round(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fits into a reply, but not into the message to others, together with their models."""
-    for place in ("clients.app", "fl_strategies.strategies.codistill.server"):
+    for place in ("clients.app", "fl_strategies.strategies.codistill.relay"):
         monkeypatch.setattr(f"{place}.MAX_REPLY_BYTES", LIMIT, raising=False)
 
     num_rows = LIMIT // (8 * (2 + NUM_CLASSES)) - 40

@@ -101,6 +101,24 @@ def test_an_objective_is_minimised_beside_the_loss(make: Any, kind: str) -> None
         np.testing.assert_allclose(model.to_arrays()[name], value, atol=2e-5)
 
 
+@pytest.mark.parametrize("make", [learner, private])
+def test_a_step_size_takes_the_place_of_the_optimizer(make: Any) -> None:
+    """Plain descent of this size, whatever the learner would do; its settings stay."""
+    start = learner().fit(X, Y, rng=generator())
+    objective = Objective(correction=like(start.to_arrays(), 0.5), step_size=RATE)
+    other: dict[str, Any] = {"optimizer": "adam", "schedule": "cosine"}
+
+    model = make(**other).from_arrays(start.to_arrays())
+    model.learning_rate = 3.0
+    model.partial_fit(X, Y, rng=generator(1), epochs=EPOCHS, objective=objective)
+
+    for name, value in textbook(start, objective).items():
+        np.testing.assert_allclose(model.to_arrays()[name], value, atol=2e-5)
+    assert (model.optimizer, model.learning_rate) == ("adam", 3.0)
+    with pytest.raises(InvalidParameter, match="step_size must be finite and above 0, got 0"):
+        Objective(step_size=0.0)
+
+
 def test_no_objective_changes_no_bit() -> None:
     """Neither does one that asks for nothing."""
     models = [learner(optimizer="adam").fit(X, Y, rng=generator()) for _ in range(3)]

@@ -111,7 +111,7 @@ def test_averaging_takes_as_many_rounds_as_it_is_given(tmp_path: Path) -> None:
         ),
         (
             ["--set=release=nfdp", "--set=num-samples=9"],
-            "Settings: key must be a setting of fedkd, got 'release', which fedmd has.",
+            "key must be a setting of fedkd, got 'release', which cronus, fedmd have.",
         ),
         (
             [

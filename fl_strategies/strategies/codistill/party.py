@@ -28,7 +28,6 @@ from fl_strategies.core.protocols import (
     Learner,
     PortableLearner,
     Recipe,
-    SoftLearner,
     plan_of,
     require_portable,
     require_soft,
@@ -106,10 +105,11 @@ class CodistillParty(PartyRole):
         """Return a new model, trained on what the scheme makes of the received ones."""
         scheme = config_choice(config, keys.STRATEGY, SCHEMES)
         server_round = read_round(config)
-        recipe = _read_recipe(party, config)
-        learner = _new_learner(party)
+        check_problem(party, config)
+        recipe = make_recipe(party.task, CodistillOptions.received(config).target_loss)
+        learner = require_soft(party.owner, new_portable(party))
         plan = plan_of(learner, len(party.x), epochs=recipe.epochs, distill=True)
-        ledger, metrics = _charge(party, plan, state, scheme)
+        ledger, metrics = charge_model(party, plan, state, scheme)
         kept = CodistillPartyState(state.records)
         targets, refused = _targets(party, scheme, received, kept)
         rng = party.rng(read_seed(config), "codistill", server_round)
@@ -121,7 +121,7 @@ class CodistillParty(PartyRole):
             require_finite(portable)
             return portable
 
-        stand_in = functools.partial(_public_model, party)
+        stand_in = functools.partial(portable_stand_in, party)
         arrays = trained(train, stand_in, promised=bool(plan)).to_arrays()
         kept.model = Knowledge(MODEL, arrays, {keys.LEARNER: party.learner_name})
         meta = {PRIVACY_EVENTS: ledger_to_text(ledger)}
@@ -144,7 +144,8 @@ class CodistillParty(PartyRole):
         return model, measure(party, model, state)
 
 
-def _public_model(party: Party) -> PortableLearner:
+def portable_stand_in(party: Party) -> PortableLearner:
+    """Return a model of public rows alone, which can travel."""
     return require_portable(public_model(party, party.learner_fn))
 
 
@@ -155,8 +156,8 @@ def make_recipe(task: Task, loss: str) -> Recipe:
     return Recipe(loss="mse" if loss == "mse" else "cross-entropy", link="softmax")
 
 
-def _read_recipe(party: Party, config: ConfigRecord) -> Recipe:
-    """Return the recipe after checking that server and party mean the same problem."""
+def check_problem(party: Party, config: ConfigRecord) -> None:
+    """Raise unless server and party mean the same problem, and there are records."""
     if keys.PUBLIC_HASH in config:
         check_public_data(party, config)
     count = party.num_classes
@@ -164,18 +165,17 @@ def _read_recipe(party: Party, config: ConfigRecord) -> Recipe:
     config_choice(config, TASK, [party.task])
     owner = party.owner
     require_known(len(party.x) > 0, owner, "x", "records to learn from", "none")
-    return make_recipe(party.task, CodistillOptions.received(config).target_loss)
 
 
-def _new_learner(party: Party) -> SoftLearner:
-    """Return an unfitted model that can learn from predictions and travel."""
-    owner, learner = party.owner, party.learner_fn()
+def new_portable(party: Party) -> PortableLearner:
+    """Return an unfitted model that can travel."""
+    learner = party.learner_fn()
     if not isinstance(learner, PortableLearner):
         raise UnsupportedLearner(
-            f"{owner}: the learner must have to_arrays and from_arrays, because models travel "
-            f"from agent to agent, got {type(learner).__name__}."
+            f"{party.owner}: the learner must have to_arrays and from_arrays, because models "
+            f"travel from agent to agent, got {type(learner).__name__}."
         )
-    return require_soft(owner, learner)
+    return learner
 
 
 def _labels(party: Party) -> FloatArray:
@@ -185,7 +185,7 @@ def _labels(party: Party) -> FloatArray:
     return np.eye(party.num_classes)[party.y]
 
 
-def _receive(party: Party, relayed: Knowledge) -> Learner:
+def receive_relayed(party: Party, relayed: Knowledge) -> Learner:
     """Rebuild another agent's model; raise `KnowledgeMismatch` if it is none for this one."""
     model = receive_model(party, relayed)
     if model.num_classes != party.num_classes:
@@ -203,7 +203,7 @@ def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], i
     reason = ""
     for part in relayed:
         try:
-            model = _receive(party, part)
+            model = receive_relayed(party, part)
             outputs(model, party.rows_to_try(), party.task)
         except Exception as error:  # a hostile model may make a learner raise anything
             reason = describe(error)
@@ -258,21 +258,26 @@ def _own_predictions(party: Party, state: CodistillPartyState) -> list[FloatArra
     return [] if own is None else [outputs(receive_model(party, own), party.x, party.task)]
 
 
-def _charge(
-    party: Party, plan: Sequence[Entry], state: PartyState, scheme: str
+def charge_model(
+    party: Party,
+    plan: Sequence[Entry],
+    state: PartyState,
+    scheme: str,
+    reason: str = UNPROTECTED_MODEL,
 ) -> tuple[PrivacyLedger, Metrics]:
     """Record what a round will cost a record of the party, on top of all rounds before.
 
-    Returns the ledger of this run, for the server, which may have missed a round. The
-    figures are those of the journal, where there is one: it knows other runs as well.
+    Without a plan it is unprotected, for this reason. Returns the ledger of this run, for the
+    server, which may have missed a round. The figures are those of the journal, where there
+    is one: it knows other runs as well.
     """
-    charges = plan or [(NonPrivateEvent(unit="example", reason=UNPROTECTED_MODEL), 1)]
+    charges = plan or [(NonPrivateEvent(unit="example", reason=reason), 1)]
     check_run(party, charges, state)
     journal = party.journal
     lasting = journal and journal.charge(charges, run=party.run, purpose=scheme)
     ledger = state.charge(charges, DEFAULT_DELTA)
     known = lasting or ledger
-    return ledger, privacy_metrics(party=unprotected(UNPROTECTED_MODEL), example=known)
+    return ledger, privacy_metrics(party=unprotected(reason), example=known)
 
 
 def _evaluate_ensemble(
@@ -312,7 +317,7 @@ def _receive_all(
     errors: list[Exception] = []
     for number, term in enumerate(terms):
         try:
-            models[number] = _receive(party, term)
+            models[number] = receive_relayed(party, term)
         except Exception as error:  # a hostile model may make a learner raise anything
             errors.append(error)
     return models, errors

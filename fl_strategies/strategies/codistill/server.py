@@ -6,90 +6,40 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Unpack
 
-import numpy as np
 from flwr.app import ArrayRecord
 
-from fl_strategies.aggregation.ensembles import MeanEnsemble, raw_outputs, rebuild
-from fl_strategies.arrays import Array, content_hash
-from fl_strategies.core.inputs import check_factories, public_array
+from fl_strategies.aggregation.ensembles import MeanEnsemble
+from fl_strategies.arrays import Array
 from fl_strategies.core.protocols import (
     Learner,
     LearnerFactory,
     PortableLearner,
     SoftLearner,
 )
-from fl_strategies.core.reported_ledgers import (
-    Reported,
-    most_expensive,
-    read_ledger,
-    reported_epsilon,
-)
-from fl_strategies.core.state import State
-from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy
-from fl_strategies.core.tasks import Task, check_task
+from fl_strategies.core.strategy import FederationOptions
+from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import require
-from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.strategies.codistill.judging import MOST_ROWS, find_outliers
-from fl_strategies.strategies.codistill.model_exchange import (
-    MODEL,
-    Chain,
-    check_relayed,
-    check_share,
-    fill_ledger,
-    has_forgotten,
-    join_models,
-    new_ledger,
-)
+from fl_strategies.strategies.codistill.model_exchange import Chain, join_models
 from fl_strategies.strategies.codistill.options import CodistillOptions
-from fl_strategies.strategies.codistill.party import (
-    KEPT,
-    NUM_MODELS_REFUSED,
-    PRIVACY_EVENTS,
-    TASK,
-)
+from fl_strategies.strategies.codistill.party import KEPT, NUM_MODELS_REFUSED
+from fl_strategies.strategies.codistill.relay import ModelRelay, RelayState
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar
-from fl_strategies.wire.replies import PartyReply
+from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 
 logger = logging.getLogger("flwr.fl_strategies")
 
-ROWS_TO_SCORE = 32
-
-
-@dataclass(frozen=True, slots=True)
-class AgentModel:
-    """What an agent sent: a model, and what all its models have cost a record so far."""
-
-    model: Knowledge
-    ledger: PrivacyLedger
-
 
 @dataclass(kw_only=True)
-class CodistillState(State):
-    """Also the newest models, who sent one last, and what agents report to have spent.
+class CodistillState(RelayState):
+    """Also the agents that sent a model last."""
 
-    Parameters
-    ----------
-    newest : dict of partition id to Knowledge
-    answered : set of partition ids
-    reported : dict of partition id to dict of node id to (epsilon, ledger)
-        By node, since an agent that comes back as another one has forgotten the past.
-    lost : dict of partition id to (epsilon, ledger)
-        What an agent has spent, or may have, and does not know any more.
-    ledgers : dict of partition id to (epsilon, ledger)
-        All of it together.
-    """
+    kinds: ClassVar[tuple[type, ...]] = (*RelayState.kinds, Chain)
 
-    kinds: ClassVar[tuple[type, ...]] = (*State.kinds, Chain)
-
-    newest: dict[int, Knowledge] = field(default_factory=dict)
     answered: set[int] = field(default_factory=set)
-    reported: dict[int, dict[int, Reported]] = field(default_factory=dict)
-    lost: dict[int, Reported] = field(default_factory=dict)
-    ledgers: dict[int, Reported] = field(default_factory=dict)
 
 
-class Codistillation(KnowledgeStrategy[AgentModel]):
+class Codistillation(ModelRelay):
     """Base of the four schemes: the server relays models and learns nothing itself.
 
     Leaves the party
@@ -146,11 +96,10 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
 
     options_type = CodistillOptions
     usual_rounds: ClassVar[int] = 3
-    relays_models: ClassVar[bool] = True
-    reply_kind = MODEL
     central: ClassVar[bool] = False
     party_learner_needs = (SoftLearner, PortableLearner)
     state_type = CodistillState
+    state: CodistillState
 
     def __init__(
         self,
@@ -165,63 +114,27 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         options: CodistillOptions | None = None,
         **federation: Unpack[FederationOptions],
     ) -> None:
-        super().__init__(**federation)
+        super().__init__(
+            num_classes=num_classes,
+            learner_fn=learner_fn,
+            learner_name=learner_name,
+            model_fns=model_fns,
+            public=public,
+            row_shape=row_shape,
+            task=task,
+            **federation,
+        )
         owner = type(self).__name__
-        check_task(owner, task, num_classes)
         require(task != "multi-label", owner, "task", "single-label or regression", task)
         self.options = options or CodistillOptions()
         target_loss = self.options.target_loss
         fits = task != "regression" or target_loss == "mse"
         require(fits, owner, "target_loss", "'mse' in regression", target_loss)
-        self.num_classes, self.task = num_classes, task
-        self.model_name = learner_name
-        own = {} if learner_fn is None else {learner_name: learner_fn}
-        self.model_fns: dict[str, LearnerFactory] = {**own, **(model_fns or {})}
-        check_factories(owner, learner_fn, num_classes, model_fns=model_fns)
-        self._check_models(owner)
-        public = None if public is None else public_array(owner, public)
-        self._public_hash = None if public is None else content_hash(public)
-        self._rows = _rows_to_score(owner, public, row_shape)
-        self.state: CodistillState = self.state_type(ledger=self._new_ledger())
-        self._public = None if public is None else public[:MOST_ROWS]
         self.outliers_: tuple[int, ...] = ()
 
-    def _check_models(self, owner: str) -> None:
-        rule = "given, or learner_fn: models without a factory are not relayed"
-        require(bool(self.model_fns), owner, "model_fns", rule, self.model_fns)
-        for name, factory in self.model_fns.items():
-            learner = factory()
-            portable = isinstance(learner, PortableLearner)
-            rule = "learners with to_arrays and from_arrays"
-            require(portable, owner, "model_fns", rule, f"{name}: {type(learner).__name__}")
-            rule = f"learners of {self.num_classes} classes or outputs"
-            same = learner.num_classes == self.num_classes
-            require(same, owner, "model_fns", rule, f"{name}: {learner.num_classes}")
-
-    def _new_ledger(self) -> PrivacyLedger:
-        return new_ledger(
-            num_parties=self.num_parties,
-            audience="the server, the other agents and everybody who sees a model",
-        )
-
     def party_config(self) -> dict[str, Scalar]:
-        """Return the problem: task, number of classes and loss."""
-        public = {} if self._public_hash is None else {keys.PUBLIC_HASH: self._public_hash}
-        return {
-            keys.NUM_CLASSES: self.num_classes,
-            TASK: self.task,
-            **self.options.to_config(),
-            **public,
-        }
-
-    def check(self, knowledge: Knowledge) -> AgentModel:
-        """Check a model before others get it: its size, its arrays, and what it scores."""
-        share = MAX_REPLY_BYTES // max(self.num_parties, self.num_asked)
-        model = Knowledge(MODEL, knowledge.arrays, {keys.LEARNER: check_relayed(knowledge)})
-        check_share(model, share)
-        raw_outputs(self._rebuild(model), self._rows, self.task)
-        ledger = read_ledger(knowledge.meta.get(PRIVACY_EVENTS))
-        return AgentModel(model, ledger)
+        """Return the problem, and the loss."""
+        return {**super().party_config(), **self.options.to_config()}
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Keep the new models, except those of outliers, and what they cost."""
@@ -245,7 +158,7 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         }
         if self._public is None or not models:
             return ()
-        found = find_outliers(models, self._public, self.task)
+        found = find_outliers(models, self._public[:MOST_ROWS], self.task)
         outliers = tuple(agent for agent in found if agent in new)
         if outliers:
             logger.warning(
@@ -256,62 +169,15 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
         return outliers
 
     @property
-    def has_result(self) -> bool:
-        """Whether any agent has a model that others could learn from."""
-        return bool(self.state.newest)
-
-    def record_releases(self) -> None:
-        """Record what agents say that their models have cost."""
-        for reply in self.replies:
-            self._charge(reply)
-        if self.state.ledgers:
-            self.state.ledger = most_expensive(self.state.ledgers.values())
-
-    def _charge(self, reply: PartyReply[AgentModel]) -> None:
-        """Record what the agent has spent.
-
-        A node tells all that it has spent in this run, but an agent that comes back as
-        another node, or as the same one without its state, has forgotten what it spent
-        before.
-        """
-        agent, ledger = reply.partition_id, reply.knowledge.ledger
-        reported = self.state.reported.setdefault(agent, {})
-        old = reported.get(reply.node_id)
-        if old is not None and has_forgotten(ledger, old[1]):
-            self._lose(agent, *old)
-        reported[reply.node_id] = reported_epsilon(reply.metrics, ledger), ledger
-        for _ in range(1, self.run.attempts_of(reply.node_id)):
-            # An answer that was lost on its way has cost no more than all that is reported.
-            self._lose(agent, *reported[reply.node_id])
-        parts = [*reported.values(), self.state.lost.get(agent, (0.0, new_ledger()))]
-        whole = fill_ledger(self._new_ledger(), [part for _, part in parts])
-        self.state.ledgers[agent] = sum(epsilon for epsilon, _ in parts), whole
-
-    def _lose(self, agent: int, epsilon: float, ledger: PrivacyLedger) -> None:
-        """Count what an agent has spent, or may have spent, and does not know any more."""
-        before, lost = self.state.lost.get(agent, (0.0, new_ledger()))
-        self.state.lost[agent] = before + epsilon, fill_ledger(lost, [lost, ledger])
-
-    @property
     def _agents(self) -> dict[int, int]:
         """The agents by node id, longest known first."""
         return {node: agent for node, (_, agent) in self.members.items()}
-
-    @property
-    def models_(self) -> dict[int, Learner]:
-        """The newest model of every agent."""
-        known = sorted(self.state.newest.items())
-        return {agent: self._rebuild(model) for agent, model in known}
 
     @property
     def model_(self) -> Learner:
         """The scheme's predictor, rebuilt from the models that the server holds."""
         parts = self._parts()
         return self._combine(parts) if parts else super().model_
-
-    def _rebuild(self, part: Knowledge) -> Learner:
-        name, owner = str(part.meta[keys.LEARNER]), type(self).__name__
-        return rebuild(owner, name, part.arrays, self.model_fns, self.num_classes)
 
     def _parts(self) -> list[Knowledge]:
         """Return the models that `model_` is made of."""
@@ -332,21 +198,3 @@ class Codistillation(KnowledgeStrategy[AgentModel]):
     def delivery_for(self, node_id: int) -> Knowledge | None:
         """Ask agents whose model was accepted to measure it; they have kept it."""
         return None if node_id in self.rejected_ else Knowledge(KEPT, {})
-
-    @property
-    def ends_early(self) -> bool:
-        """Once there are models, a run that too few agents are left for keeps its result."""
-        return bool(self.state.newest)
-
-
-def _rows_to_score(owner: str, public: Array | None, row_shape: Sequence[int] | None) -> Array:
-    """Return what a model must score to be relayed: public rows, or zeros of that shape."""
-    if public is None:
-        require(row_shape is not None, owner, "row_shape", "given, or public", row_shape)
-        sides = tuple(row_shape or ())
-        require(min(sides, default=0) >= 1, owner, "row_shape", "sides of at least 1", sides)
-        return np.zeros((1, *sides))
-    shape = public.shape[1:]
-    same = row_shape is None or tuple(row_shape) == shape
-    require(same, owner, "row_shape", f"{shape} as in public", row_shape)
-    return public[:ROWS_TO_SCORE] if len(public) else np.zeros((1, *shape))

@@ -1,6 +1,8 @@
 """FedMD: many rounds of distillation from a consensus on public rows; both sides of it."""
 
+from fl_strategies.strategies.fedmd.cronus import Cronus
 from fl_strategies.strategies.fedmd.options import (
+    CronusOptions,
     FedMDOptions,
     LocalNoise,
     SampleOnce,
@@ -9,4 +11,13 @@ from fl_strategies.strategies.fedmd.options import (
 from fl_strategies.strategies.fedmd.party import FedMDParty
 from fl_strategies.strategies.fedmd.server import FedMD
 
-__all__ = ["FedMD", "FedMDOptions", "FedMDParty", "LocalNoise", "SampleOnce", "Unprotected"]
+__all__ = [
+    "Cronus",
+    "CronusOptions",
+    "FedMD",
+    "FedMDOptions",
+    "FedMDParty",
+    "LocalNoise",
+    "SampleOnce",
+    "Unprotected",
+]

@@ -11,10 +11,12 @@ from fl_strategies.privacy.noise_spec import NoiseSpec
 from fl_strategies.privacy.planning.rules import USUAL_ROUNDS
 from fl_strategies.strategies.fedmd.release import AnswerNoiseKind, Payload
 
-Rule: TypeAlias = Literal["mean", "class-weighted", "median", "trimmed-mean", "evidence"]
+Rule: TypeAlias = Literal[
+    "mean", "class-weighted", "median", "trimmed-mean", "robust-mean", "evidence"
+]
 AnswerNoiseChoice: TypeAlias = Literal["auto", "gaussian", "laplace", "gumbel"]
 Consensus: TypeAlias = Literal[
-    "auto", "mean", "class-weighted", "median", "trimmed-mean", "evidence"
+    "auto", "mean", "class-weighted", "median", "trimmed-mean", "robust-mean", "evidence"
 ]
 
 RULES: Final[tuple[str, ...]] = get_args(Rule)
@@ -147,7 +149,8 @@ class FedMDOptions(Options):
         `privacy.planning.rules.queries_for`.
     epochs_initial, epochs_digest, epochs_revisit : int
         The paper's T1, T2 and T3.
-    consensus : "auto", "evidence", "mean", "class-weighted", "median" or "trimmed-mean"
+    consensus : "auto", "evidence", "mean", "class-weighted", "median", "trimmed-mean" or \
+"robust-mean"
         How answers are combined; by default "evidence" for unprotected answers without
         pre-training, otherwise "mean". "evidence": parties take the class shares of what
         their models were trained on out of their answers before they send them; see
@@ -160,7 +163,8 @@ class FedMDOptions(Options):
         With evidence: parties that contradict most others are not counted in a round, for
         which their answers are kept until all are there; see `aggregation.outliers`.
     trim_fraction : float
-        Share of parties that the trimmed mean drops at either end.
+        Share of parties that the trimmed mean drops at either end, or largest share of
+        liars that the robust mean is to bear.
     delta : float
     pretrain_epochs : int
         Passes over all public rows, with the labels that parties hold (`Party.public_y`),
@@ -194,7 +198,7 @@ class FedMDOptions(Options):
     )
     exclude_outliers: bool = option(True, "no evidence of parties that contradict most others")
     trim_fraction: float = option(
-        0.2, "share that trimmed-mean cuts off each side", least=0, below=0.5
+        0.2, "share that trimmed-mean cuts off each side, or of liars", least=0, below=0.5
     )
     delta: float = option(DEFAULT_DELTA, "delta of every privacy figure", above=0, below=1)
     pretrain_epochs: int = option(
@@ -228,3 +232,11 @@ class FedMDOptions(Options):
     def seeded_noise(self) -> bool:
         """Whether noise or sample come from the seed and protect nobody."""
         return not isinstance(self.release, Unprotected) and self.release.seeded_noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class CronusOptions(FedMDOptions):
+    """Options of `Cronus`: those of `FedMDOptions`, by default scores and their robust mean."""
+
+    payload: Payload = option("softmax", "what parties send")
+    consensus: Consensus = option("robust-mean", "how answers are combined")

@@ -316,7 +316,7 @@ def _request(party: Party, config: ConfigRecord) -> Request:
     )
     epochs = settings.epochs
     return Request(
-        name=f"fedmd {settings.release}",
+        name=f"{config[keys.STRATEGY]!s} {settings.release}",
         trainer=party.learner_fn,
         models=False,
         protected=settings.release != "none",

@@ -160,7 +160,7 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
 
     name: ClassVar[str] = "fedmd"
     central: ClassVar[bool] = False
-    options_type = FedMDOptions
+    options_type: ClassVar[type[FedMDOptions]] = FedMDOptions
     usual_rounds: ClassVar[int] = 5
     reply_kind = ANSWERS
     state_type = FedMDState
@@ -180,8 +180,9 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         public = public_array("FedMD", public)
         require(num_classes >= 2, "FedMD", "num_classes", "at least 2", num_classes)
         check_factories("FedMD", learner_fn, num_classes)
+        asked = options or self.options_type()
         self.settings = FedMDSettings.settle(
-            options or FedMDOptions(),
+            asked,
             num_rows=len(public),
             num_classes=num_classes,
             num_parties=self.num_parties,
@@ -191,7 +192,7 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         epochs = self.options.pretrain_epochs
         once = pretrained is None or not epochs
         require(once, "FedMD", "pretrain_epochs", "0 if pretrained is given", epochs)
-        self._check_noise(options or FedMDOptions(), len(public))
+        self._check_noise(asked, len(public))
         self.public = public
         self.learner_fn = learner_fn
         self.model_name = learner_name

@@ -50,6 +50,17 @@ def as_layout(arrays: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
     return typed
 
 
+def read_num_records(meta: Mapping[str, object]) -> int:
+    """Return how many records a party claims that its weights have seen."""
+    num_records = meta.get(keys.NUM_EXAMPLES)
+    if type(num_records) is not int or not 1 <= num_records <= MAX_RECORDS:
+        raise KnowledgeMismatch(
+            f"Reply: {keys.NUM_EXAMPLES} must be a whole number from 1 to {MAX_RECORDS}, "
+            f"got {num_records!r}."
+        )
+    return num_records
+
+
 @dataclass(frozen=True, slots=True)
 class LocalWeights:
     """What a party sent: weights, how many records they saw, and what that cost a record."""
@@ -69,12 +80,7 @@ W = TypeVar("W", bound=LocalWeights)
 
 def read_weights(knowledge: Knowledge) -> LocalWeights:
     """Return what a party sent; raise `KnowledgeMismatch` for what cannot be averaged."""
-    num_records = knowledge.meta.get(keys.NUM_EXAMPLES)
-    if type(num_records) is not int or not 1 <= num_records <= MAX_RECORDS:
-        raise KnowledgeMismatch(
-            f"Reply: {keys.NUM_EXAMPLES} must be a whole number from 1 to {MAX_RECORDS}, "
-            f"got {num_records!r}."
-        )
+    num_records = read_num_records(knowledge.meta)
     check_sizes(knowledge.arrays)
     charges = read_charges(knowledge.meta.get(keys.PRIVACY_EVENTS))
     return LocalWeights(knowledge.arrays, num_records, charges)

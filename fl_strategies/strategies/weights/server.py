@@ -30,6 +30,7 @@ from fl_strategies.core.tasks import Task, check_task
 from fl_strategies.exceptions import KnowledgeMismatch, require
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.randomness import derive_rng
+from fl_strategies.runtime.runs import Run
 from fl_strategies.strategies.weights.inner import (
     KeptArrays,
     PresentNodes,
@@ -188,6 +189,11 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         return PrivacyLedger(
             "example", delta=DEFAULT_DELTA, num_parties=self.num_parties, audience=AUDIENCE
         )
+
+    def adopt(self, run: Run) -> None:
+        """Take part in a run that is kept, if what Flower's class has can be."""
+        check_inner(type(self).__name__, self._flower, is_kept=run.is_kept)
+        super().adopt(run)
 
     def warm_start(self, arrays: Mapping[str, Array]) -> None:
         """Begin with these weights instead of random ones."""

@@ -1,0 +1,345 @@
+"""One strategy's final model starts another, in one run with one ledger."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp import strategy as flower
+
+from clients import client_app
+from fl_strategies import (
+    AvgKD,
+    Chain,
+    FedAvg,
+    FedHistogram,
+    FedKD,
+    FedKT,
+    FedMD,
+    FedRegression,
+    KnowledgeStrategy,
+    chain,
+    flower_strategy,
+    write_epsilon_csv,
+)
+from fl_strategies.exceptions import InvalidData, InvalidParameter, RunFailed
+from fl_strategies.privacy.events import (
+    DPSGDEvent,
+    GaussianEvent,
+    NonPrivateEvent,
+    Relation,
+    Unit,
+)
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.strategies.chain.ledgers import compose_ledgers
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
+from simulations.local import InMemoryGrid, run_local
+from tests.kept import NUM_PARTIES, Killed, MortalGrid, bits, figures, journal_app
+from tests.toys import TEST, CentroidLearner, accuracy, common_options, load_toy_party
+
+APP = client_app(load_toy_party)
+L2 = {"privacy_level": "L2", "target_epsilon": 4.0, "accept_noise": True}
+FIRST: dict[str, tuple[type[KnowledgeStrategy[Any]], dict[str, Any]]] = {
+    "fedkt": (FedKT, {}),
+    "fedkt L2": (FedKT, L2),
+    "fedkt L1": (FedKT, {**L2, "privacy_level": "L1"}),
+    "fedkd": (FedKD, {}),
+    "fedmd": (FedMD, {}),
+    "fedhistogram": (FedHistogram, {"target_epsilon": 4.0, "accept_noise": True}),
+    "fedregression": (FedRegression, {}),
+}
+
+
+def build(kind: type[KnowledgeStrategy[Any]], **changes: Any) -> Any:
+    return kind.from_settings(**{**common_options(NUM_PARTIES), **changes})
+
+
+def prox(**changes: Any) -> Any:
+    return build(flower_strategy(flower.FedProx), **changes)
+
+
+def fedkt_prox(**changes: Any) -> Chain:
+    return chain(build(FedKT), prox(), num_rounds=2, **changes)
+
+
+class RecordingGrid(InMemoryGrid):
+    """Keeps every training message as it was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(APP, NUM_PARTIES)
+        self.sent: list[Message] = []
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+        whole = list(messages)
+        self.sent += [m for m in whole if m.metadata.message_type == "train"]
+        return super().send_and_receive(whole, timeout=timeout)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_second_starts_from_the_firsts_model_to_the_bit(name: str) -> None:
+    """What parties get in the second link's first round are the arrays of the first's model."""
+    kind, options = FIRST[name]
+    first, grid = build(kind, **options), RecordingGrid()
+
+    both = chain(first, prox(), num_rounds=2)
+    both.start(grid)
+
+    rounds = first.usual_rounds
+    handed = grid.sent[rounds * NUM_PARTIES : (rounds + 1) * NUM_PARTIES]
+    expected = first.model_.to_arrays()
+    for message in handed:
+        record = message.content[keys.ARRAYS]
+        assert isinstance(record, ArrayRecord)
+        got = decode_arrays(record, 10**9)
+        assert got.keys() == expected.keys()
+        assert all(got[key].tobytes() == expected[key].tobytes() for key in got)
+        config = message.content.config_records[keys.CONFIG]
+        assert (config[keys.STRATEGY], config[keys.SERVER_ROUND]) == ("flower:FedProx", 1)
+    assert accuracy(both.model_.predict(TEST[0])) > 0.85
+
+
+def test_callbacks_and_prices_are_about_all_links(tmp_path: Path) -> None:
+    """The user's function hears of every round once, and so does the file of epsilons."""
+    told: list[int] = []
+
+    both = fedkt_prox(on_round=lambda number, _: told.append(number))
+    run_local(both, APP, NUM_PARTIES)
+    write_epsilon_csv(both, tmp_path / "epsilon.csv")
+
+    lines = (tmp_path / "epsilon.csv").read_text().splitlines()[1:]
+    rounds = [line.split(",")[0] for line in lines if line.split(",")[1] == "1"]
+    assert told == [1, 2, 3]
+    assert sorted(set(rounds)) == ["1", "2", "3"]
+
+
+def test_it_is_the_same_as_two_runs_by_hand() -> None:
+    """The second link is what FedProx makes of the first's model as `initial_arrays`."""
+    both, first, second = fedkt_prox(), build(FedKT), prox()
+
+    result = run_local(both, APP, NUM_PARTIES)
+    run_local(first, APP, NUM_PARTIES)
+    arrays = encode_arrays(first.model_.to_arrays())
+    second.start(InMemoryGrid(APP, NUM_PARTIES), arrays, num_rounds=2)
+
+    assert bits(both) == bits(second)
+    assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
+    assert both.name == "fedkt+flower:FedProx"
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_one_ledger_is_the_composition_of_both(name: str) -> None:
+    """Every event of both links is in it as often as in them, and in no other number."""
+    kind, options = FIRST[name]
+    both = chain(build(kind, **options), prox(), num_rounds=3)
+    run_local(both, APP, NUM_PARTIES)
+
+    first, second = (link.ledger_ for link in both.links)
+    total = both.ledger_
+
+    assert total.num_releases == first.num_releases + second.num_releases
+    unit = first.unit if first.unit == second.unit else "example"
+    assert total.unit == unit
+    reasons = [e.reason for e, _ in second.entries if isinstance(e, NonPrivateEvent)]
+    assert all(reason in total.statement() for reason in reasons)
+    assert total.get_epsilon() == math.inf
+
+
+def test_links_that_promise_are_composed_as_one_mechanism() -> None:
+    """Two Gaussian releases of noise s are one of noise s / sqrt(2), by arithmetic."""
+    parts = [PrivacyLedger("example"), PrivacyLedger("example", audience="the server")]
+    for part in parts:
+        part.compose(noise("example", 3.0))
+    one = PrivacyLedger("example")
+    one.compose(noise("example", 3.0 / math.sqrt(2)))
+
+    total = compose_ledgers(parts)
+
+    assert total.get_epsilon() == pytest.approx(one.get_epsilon(), rel=1e-6)
+    assert total.audience == "the server"
+
+
+def test_the_party_that_has_spent_most_in_all_links_counts() -> None:
+    """Not the one that has spent most in the last: events of each party are added up."""
+    both = chain(build(FedAvg), prox(), num_rounds=(1, 1))
+    steps = {0: (100, 10), 1: (10, 90), 2: (60, 60)}
+    for position, link in enumerate(both.links):
+        link.state.round = 1
+        for number, own in steps.items():
+            ledger = PrivacyLedger("example")
+            ledger.compose(_training(own[position]))
+            link.state.ledgers[number] = 0.0, ledger
+
+    alone = []
+    for own in steps.values():
+        ledger = PrivacyLedger("example")
+        for count in own:
+            ledger.compose(_training(count))
+        alone.append(ledger.get_epsilon())
+
+    assert both.ledger_.get_epsilon() == pytest.approx(max(alone))
+
+
+def _training(steps: int) -> DPSGDEvent:
+    return DPSGDEvent(noise_multiplier=2.0, records=1000, batch_size=10, steps=steps)
+
+
+def noise(unit: Unit, scale: float, relation: Relation = "replace-one") -> GaussianEvent:
+    return GaussianEvent(unit=unit, relation=relation, scale=scale, l2_sensitivity=1.0)
+
+
+@pytest.mark.parametrize(
+    ("relation", "sensitivity"), [("replace-one", 1), ("add-remove-one", 2)]
+)
+def test_units_that_differ_become_examples(relation: Relation, sensitivity: float) -> None:
+    """Another record makes another party: what compares with no party counts twice."""
+    party, example = PrivacyLedger("party"), PrivacyLedger("example")
+    party.compose(noise("party", 3.0, relation))
+    example.compose(noise("example", 3.0))
+    one = PrivacyLedger("example")
+    one.compose(noise("example", 3.0 / math.sqrt(1 + sensitivity**2)))
+
+    total = compose_ledgers([party, example])
+
+    assert (total.unit, total.num_releases) == ("example", 2)
+    assert total.get_epsilon() == pytest.approx(one.get_epsilon(), rel=1e-6)
+    with pytest.raises(InvalidParameter, match="unit must be 'party' or 'party', got"):
+        party.include([example])
+
+
+def test_flowers_own_strategy_is_given_the_firsts_parties_and_learner() -> None:
+    """`chain(FedKT(...), FedProx(...))` with Flower's class is the same run."""
+    ours = chain(build(FedKT), prox(proximal_mu=0.5), num_rounds=2)
+    theirs = chain(build(FedKT), flower.FedProx(proximal_mu=0.5, min_available_nodes=1,
+                   min_train_nodes=1), num_rounds=2)  # fmt: skip
+
+    run_local(ours, APP, NUM_PARTIES)
+    run_local(theirs, APP, NUM_PARTIES)
+
+    assert bits(ours) == bits(theirs)
+
+
+def test_a_run_killed_anywhere_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """In either link and between them; nobody is asked twice, and the ledger is the same."""
+    plain = fedkt_prox(checkpoint_dir=tmp_path / "whole")
+    grid = MortalGrid(journal_app(tmp_path / "plain"))
+    expected = plain.start(grid)
+    total = sum(grid.asked.values())
+
+    for dies_after in range(1, total, 5):
+        folder, parties = tmp_path / f"{dies_after}", tmp_path / f"{dies_after}-parties"
+        with pytest.raises(Killed):
+            fedkt_prox(checkpoint_dir=folder).start(
+                MortalGrid(journal_app(parties), dies_after)
+            )
+        second = MortalGrid(journal_app(parties))
+        resumed = fedkt_prox(checkpoint_dir=folder, resume=True)
+        result = resumed.start(second)
+
+        assert bits(resumed) == bits(plain), dies_after
+        assert figures(result) == figures(expected), dies_after
+        assert dict(resumed.ledger_.entries).keys() == dict(plain.ledger_.entries).keys()
+        assert sum(second.asked.values()) == total - dies_after
+
+
+def test_another_chain_is_not_resumed(tmp_path: Path) -> None:
+    """Links, their settings and all rounds but the last's must be the same."""
+    with pytest.raises(Killed):
+        fedkt_prox(checkpoint_dir=tmp_path).start(MortalGrid(APP, 4))
+
+    other = chain(
+        build(FedKT), prox(proximal_mu=3.0), num_rounds=2, checkpoint_dir=tmp_path, resume=True
+    )
+    with pytest.raises((InvalidParameter, InvalidData), match="must be"):
+        other.start(MortalGrid(APP))
+
+
+def test_fedmd_can_be_second(tmp_path: Path) -> None:
+    """It gives the model to parties of this kind, also after a resume in its first round."""
+
+    def make(folder: Path, **options: Any) -> Chain:
+        return chain(build(FedKT), build(FedMD), num_rounds=2, checkpoint_dir=folder, **options)
+
+    whole, plain = MortalGrid(journal_app(tmp_path / "p")), make(tmp_path / "whole")
+    plain.start(whole)
+    with pytest.raises(Killed):
+        make(tmp_path / "run").start(
+            MortalGrid(journal_app(tmp_path / "q"), 2 * NUM_PARTIES + 1)
+        )
+    resumed = make(tmp_path / "run", resume=True)
+    resumed.start(MortalGrid(journal_app(tmp_path / "q")))
+
+    assert bits(resumed) == bits(plain)
+    assert not resumed.central
+
+
+def test_a_first_link_without_a_result_ends_the_run() -> None:
+    """There is no model to hand over, and the sentence is the first link's."""
+
+    class Silent(InMemoryGrid):
+        def send_and_receive(
+            self,
+            messages: Any,  # noqa: ARG002
+            *,
+            timeout: float | None = None,  # noqa: ARG002
+        ) -> list[Message]:
+            return []
+
+    with pytest.raises(RunFailed, match="FedKT: the run must end with a result"):
+        fedkt_prox().start(Silent(APP, NUM_PARTIES))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: chain(build(FedKT)), "links must be at least two strategies"),
+        (lambda: chain(build(AvgKD), prox()), "a link must be one whose server makes a model"),
+        (
+            lambda: chain(build(FedAvg), build(FedKT)),
+            "the next link must be one that can begin",
+        ),
+        (
+            lambda: chain(build(FedKT, learner_name="other"), prox()),
+            "learner_name must be 'other' in all links",
+        ),
+        (
+            lambda: chain(build(FedKT), prox(), num_rounds=(1, 2, 3)),
+            "num_rounds must be a whole",
+        ),
+        (
+            lambda: chain(build(FedKT, checkpoint_dir="somewhere"), prox()),
+            "checkpoint_dir must be given to chain",
+        ),
+    ],
+)
+def test_links_that_do_not_fit_are_refused_at_once(make: Any, sentence: str) -> None:
+    """Before anything is asked of anybody."""
+    with pytest.raises(InvalidParameter, match=f"chain: {sentence}"):
+        make()
+
+
+def test_it_starts_once_and_refuses_wrappers() -> None:
+    """Rounds belong to the links, and a wrapper around them would protect nothing."""
+    both = fedkt_prox()
+    run_local(both, APP, NUM_PARTIES)
+    with pytest.raises(InvalidParameter, match="chain: start must be called once, got 3"):
+        both.start(InMemoryGrid(APP, NUM_PARTIES))
+
+    wrapper = flower.DifferentialPrivacyServerSideFixedClipping(fedkt_prox(), 1.0, 1.0, 3)
+    with pytest.raises(InvalidParameter, match="must be run by its own start"):
+        wrapper.start(InMemoryGrid(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1)
+
+
+def test_the_first_link_may_begin_with_a_given_model() -> None:
+    """`initial_arrays` are for the first link, if it takes any."""
+    given = CentroidLearner().fit(*TEST, rng=np.random.default_rng(0)).to_arrays()
+    grid, both = RecordingGrid(), chain(build(FedAvg), prox(), num_rounds=(1, 1))
+
+    both.start(grid, encode_arrays(given))
+
+    record = grid.sent[0].content[keys.ARRAYS]
+    assert isinstance(record, ArrayRecord)
+    assert decode_arrays(record, 10**9)["centroids"].tobytes() == given["centroids"].tobytes()
+    assert len(both.parties_) == NUM_PARTIES
