@@ -1,4 +1,4 @@
-"""One thread for products of matrices, where several mostly wait for each other.
+"""One thread, where several mostly wait for each other.
 
 Parties and servers train beside others on their machine, and results must not depend on how
 many processors it has: threads that share a sum round it in another order.
@@ -7,7 +7,7 @@ many processors it has: threads that share a sum round it in another order.
 import functools
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 
@@ -21,6 +21,16 @@ def one_blas_thread() -> Iterator[None]:
     controller = _controller()
     with nullcontext() if controller is None else controller.limit(limits=1, user_api="blas"):
         yield
+
+
+def keep_to_one_thread() -> None:
+    """Let all libraries of this process compute with one thread from now on.
+
+    A forked process needs it: the threads of its parent are gone, and a library that had
+    some there (GNU's OpenMP, which XGBoost and torch bring) waits for them for ever.
+    """
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("threadpoolctl").threadpool_limits(limits=1)
 
 
 @functools.cache  # to look for libraries takes some milliseconds

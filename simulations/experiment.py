@@ -3,7 +3,6 @@
 import inspect
 import logging
 import multiprocessing
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -42,6 +41,7 @@ from simulations.kept_settings import settings_to_keep
 from simulations.models import LEARNERS, learner_factory
 from simulations.partition import partition
 from simulations.pretraining import check_one_kind, pretrained
+from simulations.processes import become_worker
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -331,12 +331,8 @@ class Federation:
             yield from map(self.judge_party, numbers)
             return
         fork = multiprocessing.get_context("fork")
-        # Ctrl-C reaches every process of a terminal: a worker ends without a word.
         with ProcessPoolExecutor(
-            num_workers,
-            mp_context=fork,
-            initializer=signal.signal,
-            initargs=(signal.SIGINT, signal.SIG_DFL),
+            num_workers, mp_context=fork, initializer=become_worker
         ) as workers:
             yield from workers.map(_judge_party, repeat(self.settings), numbers)
 

@@ -8,7 +8,6 @@ message, for tests, notebooks and experiments.
 
 import logging
 import multiprocessing
-import signal
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import ExitStack, closing
@@ -24,6 +23,7 @@ from clients.flower_messages import CLIENT_APP_RAISED_EXCEPTION
 from fl_strategies.exceptions import require
 from fl_strategies.runtime import _compat
 from fl_strategies.wire import keys
+from simulations.processes import become_worker
 from simulations.progress import SECONDS_BETWEEN_RELAYS, Relay, Watch, no_louder_than
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -234,9 +234,7 @@ _adopted: list[tuple[ClientApp, Watch]] = []
 
 
 def _adopt(client_app: ClientApp, watch: Watch) -> None:
-    # Ctrl-C reaches every process of a terminal. A worker ends at once and without a word: an
-    # exception in the middle of somebody's library may be lost, and the worker stay behind.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    become_worker()
     _adopted[:] = [(client_app, watch)]
 
 

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
+from fl_strategies.threads import keep_to_one_thread
+
 MARK: Final = "FL_STRATEGIES_PROCESSES"
 _PATIENCE_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.1
@@ -154,6 +156,14 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def become_worker() -> None:
+    """Prepare a forked process for work, which its parent may have done before it."""
+    # Ctrl-C reaches every process of a terminal. A worker ends at once and without a word: an
+    # exception in the middle of somebody's library may be lost, and the worker stay behind.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    keep_to_one_thread()
 
 
 def _exit(number: int, _: object) -> None:

@@ -78,7 +78,7 @@ def make_report(
     Epsilon is infinite where nothing is promised. The comparisons use `num_workers`
     processes. `watch` has the time of each part; `model` says what was saved.
     """
-    rounds = _rounds(result)
+    rounds = rounds_of(result)
     train, evaluate = rounds[-1]["train"], rounds[-1]["evaluate"]
     settings = federation.settings
     watch = watch or Watch()
@@ -105,7 +105,7 @@ def make_report(
         "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
         "settings": {**settings.to_report(), **_models(federation)},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": _versions(),
+        "versions": versions(),
         "commit": _commit(),
     }
     return _with_verdict(report)
@@ -177,7 +177,7 @@ def _compared(
     }
 
 
-def _rounds(result: Result) -> list[Report]:
+def rounds_of(result: Result) -> list[Report]:
     """Return the metrics of every round that had any; an empty one if none had."""
     train, evaluate = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
     return [
@@ -246,7 +246,8 @@ def _class_counts(federation: Federation, rows: IntArray) -> list[int] | None:
     return [int(count) for count in counts]
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that a result may depend on."""
     found = {}
     for package in _PACKAGES:
         try:

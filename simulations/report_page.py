@@ -87,7 +87,7 @@ def _opening(report: Report) -> Html:
         f"{strategy_of(report)} on {report['data']}"
         if "data" in report
         else strategy_of(report),
-        f"seed {report['seed']}",
+        f"seed {report['seed']}" if "seed" in report else "",
         str(report.get("date", ""))[:10],
     ]
     return element(
@@ -114,8 +114,9 @@ def _tiles(report: Report) -> Html:
         ),
         promised(report),
         (size(bytes_of(report, keys.NUM_BYTES_SENT)), _sent_by(report)),
-        (f"{report['seconds']:.1f} s", "for the federated run"),
     ]
+    if report.get("seconds") is not None:
+        told.append((f"{report['seconds']:.1f} s", "for the federated run"))
     tiles = [
         element("div", element("b", big), element("span", small), class_="tile")
         for big, small in told

@@ -140,6 +140,17 @@ def date_format(pandas: ModuleType, values: Sequence[str]) -> str | None:
     return None
 
 
+def mixed_dates(pandas: ModuleType, values: Sequence[str]) -> bool:
+    """Return whether all of some texts are dates, in whichever way each is written."""
+    left = list(values)
+    for form in _FORMATS:
+        unread = parse_dates(pandas, left, form).isna()
+        left = [text for text, is_left in zip(left, unread, strict=True) if is_left]
+        if not left:
+            return True
+    return False
+
+
 def parse_dates(pandas: ModuleType, values: Sequence[str], form: str) -> Any:
     """Return texts as points in time, and NaT for what is none."""
     if form == ISO:

@@ -23,6 +23,7 @@ from simulations.table_cells import (
     TRUTH,
     date_format,
     decimal_comma,
+    mixed_dates,
     number_of,
     numbers,
     parse_dates,
@@ -255,12 +256,17 @@ def _decide(owner: str, pandas: ModuleType, column: Any) -> Column | str:
     if form is not None:
         return _dates(pandas, column, form)
     _refuse_mixture(owner, str(column.name), present)
-    return _categories(str(column.name), words)
+    found = _categories(str(column.name), words)
+    is_text = found in (_FREE_TEXT, _ALL_DIFFERENT)
+    return _MIXED_DATES if is_text and mixed_dates(pandas, present) else found
 
 
 _EMPTY: Final = "empty"
 _CONSTANT: Final = "always the same"
 _ID: Final = "an id"
+_FREE_TEXT: Final = "free text"
+_ALL_DIFFERENT: Final = "different in every row"
+_MIXED_DATES: Final = "dates written in several ways"
 
 
 def _numbers(
@@ -297,9 +303,9 @@ def _categories(name: str, words: Array) -> Categories | str:
     if _is_id(name, distinct, present):
         return _ID
     if distinct == present >= FEWEST_ROWS:
-        return "different in every row"
+        return _ALL_DIFFERENT
     if distinct > max(FREE_TEXT, present / 2):
-        return "free text"
+        return _FREE_TEXT
     kept = np.sort(np.argsort(-counts, kind="stable")[:MAX_CATEGORIES])
     rare = len(values) - len(kept)
     return Categories(name=name, values=tuple(values[kept].tolist()), num_rare=rare)

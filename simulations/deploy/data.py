@@ -135,6 +135,15 @@ def read_labelled(path: Path, public: PublicData, label: str = LABEL) -> tuple[A
     return x[labelled], y[labelled]
 
 
+def read_rows(path: Path, public: PublicData, label: str = LABEL) -> Array:
+    """Return all rows of a table in the form of the public ones, for a model to predict.
+
+    The table needs no labels; if it has some, nobody looks at them.
+    """
+    table = read_table(path, label, public.encoder.text_columns if public.encoder else ())
+    return _numbers(path.name, table.drop(columns=label, errors="ignore"), public)
+
+
 def _public_labels(
     owner: str, labels: Array | None, classes: tuple[str, ...]
 ) -> IntArray | None:

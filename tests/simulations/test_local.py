@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 
 import numpy as np
 import pytest
+import threadpoolctl
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -142,6 +143,24 @@ def test_ctrl_c_ends_a_worker_whatever_it_is_doing() -> None:
 
     with closing(InMemoryGrid(app, 2, num_workers=2)) as grid, pytest.raises(BrokenProcessPool):
         grid.send_and_receive(messages(grid))
+
+
+def test_a_worker_keeps_to_one_thread() -> None:
+    """It would wait for ever for threads that a library, such as XGBoost, had in its parent."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:  # noqa: ARG001
+        most = max(library["num_threads"] for library in threadpoolctl.threadpool_info())
+        content = RecordDict({"metrics": MetricRecord({"messages": most})})
+        return Message(content, reply_to=message)
+
+    with threadpoolctl.threadpool_limits(limits=2):
+        alone = InMemoryGrid(app, 2)
+        here = counts(alone.send_and_receive(messages(alone)))
+        with closing(InMemoryGrid(app, 2, num_workers=2)) as grid:
+            assert counts(grid.send_and_receive(messages(grid))) == [1, 1]
+    assert here == [2, 2]
 
 
 @pytest.mark.parametrize("options", [{"num_nodes": 0}, {"num_nodes": 2, "num_workers": 0}])

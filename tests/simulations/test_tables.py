@@ -15,7 +15,7 @@ from simulations import understood as understood_module
 from simulations.config import Settings, Value
 from simulations.datasets import load_dataset
 from simulations.deploy.client_app import build_party, understood
-from simulations.deploy.data import read_labelled, read_public
+from simulations.deploy.data import read_labelled, read_public, read_rows
 from simulations.experiment import load_federation
 from simulations.splits import Dataset
 from simulations.table_columns import TableEncoder
@@ -223,6 +223,22 @@ def test_dates_become_numbers(form: str) -> None:
     assert x.tolist() == typed.tolist()
 
 
+def test_dates_written_in_several_ways_are_called_so() -> None:
+    """Whoever knows can repair them; other texts are free text."""
+    days = pd.date_range("2023-11-05", periods=60, freq="17D")
+    mixed = [day.strftime("%Y-%m-%d" if day.day % 2 else "%d.%m.%Y") for day in days]
+    rows = {
+        "amount": [7, 8, 9, 7] * 15,
+        "seen": mixed,
+        "note": [f"{day} or so" for day in mixed],
+    }
+
+    assert learn(pd.DataFrame(rows)).dropped == {
+        "seen": "dates written in several ways",
+        "note": "different in every row",
+    }
+
+
 # Files
 
 
@@ -253,6 +269,18 @@ def test_an_ugly_file_is_understood(tmp_path: Path) -> None:
         "categories (1): town (3)",
         "dropped (1): id (an id)",
     )
+
+
+def test_rows_to_predict_need_no_label(tmp_path: Path) -> None:
+    """They become the numbers that the same rows with labels are."""
+    labelled, bare = tmp_path / "labelled.csv", tmp_path / "bare.csv"
+    labelled.write_text(UGLY, encoding="utf-8")
+    lines = [line.rpartition(";")[0] for line in UGLY.splitlines()]
+    bare.write_text("\n".join(lines), encoding="utf-8")
+    public = read_public(labelled, ("n", "y"), "class")
+
+    assert read_rows(bare, public).tolist() == public.x.tolist()
+    assert read_rows(labelled, public, "class").tolist() == public.x.tolist()
 
 
 def test_the_header_shows_the_encoding(tmp_path: Path) -> None:
