@@ -76,9 +76,10 @@ class Account(Protocol):
 def statement_of(ledger: Account) -> str:
     """Return who is protected against whom, by which numbers, and what is not covered."""
     claim = ledger.claim()
+    protected = "Not protected" if math.isinf(claim.epsilon) else "Protected"
     lines = [
         *(f"In short: {sentence}" for sentence in _in_short(ledger.entries)),
-        f"Protected: {_PROTECTED[ledger.unit]}",
+        f"{protected}: {_PROTECTED[ledger.unit]}",
         f"Against: {ledger.audience}.",
         f"Guarantee: {_guarantee(ledger, claim)}",
         f"Releases: {describe_releases(ledger.entries)}",

@@ -381,6 +381,15 @@ def test_a_file_with_impossible_settings_is_refused(change: dict[str, Any]) -> N
         PrivacyLedger.from_state_dict(broken(**change))
 
 
+def test_a_statement_without_guarantee_begins_with_it() -> None:
+    """Nobody reads "protected" where nothing is promised."""
+    released = NonPrivateEvent(unit="example", reason="labels left the party without noise")
+    text = filled("example", (released, 1)).statement()
+
+    assert text.startswith("Not protected: each single record of a party.\nAgainst: ")
+    assert "\nGuarantee: none, because labels left the party without noise." in text
+
+
 def test_the_statement_names_protected_audience_and_numbers() -> None:
     """Who, against whom, how much, by what, and in one sentence what it means."""
     ledger = filled("party", (votes(), 40), audience="the server and everybody else")
