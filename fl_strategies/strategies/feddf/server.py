@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fl_strategies.aggregation.capping import believed_loudness, loudness
-from fl_strategies.aggregation.ensembles import rebuild
+from fl_strategies.aggregation.ensembles import describe, rebuild
 from fl_strategies.arrays import Array, FloatArray, content_hash
 from fl_strategies.core.inputs import check_factories, public_array
 from fl_strategies.core.protocols import (
@@ -258,8 +258,8 @@ class FedDF(FlowerStrategy):
         for member in members:
             try:
                 scores.append(_scores(member, self.public))
-            except KnowledgeMismatch as error:
-                logger.warning("FedDF does not hear a model: %s", error)
+            except Exception as error:  # untrusted weights may make a learner raise anything
+                logger.warning("FedDF does not hear a model: %s", describe(error))
         require_known(bool(scores), "FedDF", "a model", "able to score the public rows", "none")
         return scores
 
