@@ -11,6 +11,7 @@ from flwr.serverapp import strategy as flower
 
 from clients import client_app
 from fl_strategies import (
+    PFNM,
     AvgKD,
     Chain,
     FedAvg,
@@ -296,6 +297,7 @@ def test_a_first_link_without_a_result_ends_the_run() -> None:
     [
         (lambda: chain(build(FedKT)), "links must be at least two strategies"),
         (lambda: chain(build(AvgKD), prox()), "a link must be one whose server makes a model"),
+        (lambda: chain(build(PFNM), prox()), "a link must be one whose server makes a model"),
         (
             lambda: chain(build(FedAvg), build(FedKT)),
             "the next link must be one that can begin",

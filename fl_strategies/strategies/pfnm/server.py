@@ -111,6 +111,7 @@ class PFNM(FlowerStrategy):
     options: PFNMOptions
     usual_rounds: ClassVar[int] = 1
     last_round = 1
+    model_as_made: ClassVar[bool] = False
     party_learner_needs = final_learner_needs = (StartingLearner, DenseLearner)
 
     def __init__(
