@@ -27,14 +27,18 @@ from fl_strategies.strategies.feddf.options import SERVER_PUBLIC, FedDFOptions
 from fl_strategies.strategies.feddf.plain_replies import read_plain
 from fl_strategies.strategies.weights.options import MODEL
 from fl_strategies.strategies.weights.party import require_starting
-from fl_strategies.strategies.weights.restraint import LocalWeights, layout_of, read_weights
+from fl_strategies.strategies.weights.restraint import (
+    FEWEST_RESTRAINED,
+    LocalWeights,
+    layout_of,
+    read_weights,
+)
 from fl_strategies.strategies.weights.server import FlowerStrategy, WeightsState
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.wire.replies import PartyReply
 
 _ROWS_TO_TRY: Final = 32
-_FEWEST_COMPARED: Final = 3
 
 
 @dataclass(kw_only=True)
@@ -265,7 +269,7 @@ class FedDF(FlowerStrategy):
 
     def _compares(self, num_members: int) -> bool:
         classes = self.task != "regression"
-        return self.options.restrain and classes and num_members >= _FEWEST_COMPARED
+        return self.options.restrain and classes and num_members >= FEWEST_RESTRAINED
 
     def _taught(
         self, name: str, arrays: Mapping[str, Array], targets: FloatArray

@@ -27,6 +27,7 @@ from fl_strategies.strategies.weights.counted import (
 )
 from fl_strategies.strategies.weights.options import WeightsOptions
 from fl_strategies.strategies.weights.restraint import (
+    FEWEST_RESTRAINED,
     MOST_TIMES_DISTANCE,
     Layout,
     layout_of,
@@ -39,7 +40,6 @@ NUM_UNITS: Final = "num-hidden-units"
 """Metric: units of all hidden layers of the global network."""
 MOST_GAINS: Final = 2**27
 """Most pairs of neurons and units that are compared at once: 1 GiB."""
-_FEWEST_COMPARED: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ def as_large_as_most(networks: Sequence[Network]) -> tuple[list[Network], int]:
 
     The size does not depend on the order of neurons. Fewer than three have no median.
     """
-    if len(networks) < _FEWEST_COMPARED:
+    if len(networks) < FEWEST_RESTRAINED:
         return list(networks), 0
     flat = [np.concatenate([a.ravel() for layer in n for a in layer]) for n in networks]
     sizes = np.array([np.linalg.norm(numbers) for numbers in flat])
