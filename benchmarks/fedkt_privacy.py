@@ -53,9 +53,10 @@ from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.strategies.fedkt.tally import PartyAnswer
 from fl_strategies.wire import keys
 from fl_strategies.wire.replies import PartyReply
-from simulations.config import Settings, preset
+from simulations.config import Settings
 from simulations.experiment import load_federation
 from simulations.local import run_local
+from simulations.presets import preset
 from simulations.report import table
 
 SEEDS = (0, 1, 2)

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from clients.torch_training import isolated
+from clients.torch_training import isolated, state_of
 from fl_strategies.arrays import Array
 from fl_strategies.core.protocols import DenseLayer
 from fl_strategies.exceptions import MissingExtra, UnsupportedLearner
@@ -64,11 +64,16 @@ class DenseModules(ABC):
         return self.sized_for(arrays).from_arrays(arrays)
 
     def sized_for(self, arrays: Mapping[str, Array]) -> Self:
-        """Return an unfitted twin with as many hidden units as arrays of its kind have."""
-        names = _new_names(self.module_fn)
-        layers = as_layers({name: arrays[name] for name in names if name in arrays})
+        """Return an unfitted twin with as many hidden units as arrays of its kind have.
+
+        Arrays with other inputs or outputs give it the usual size: memory must follow what
+        arrived, and a bias alone would decide how many weights there are.
+        """
+        with isolated():
+            usual = state_of(self.module_fn())
+        layers = as_layers({name: arrays[name] for name in usual if name in arrays})
         twin = copy.copy(self)
-        if layers is not None and len(arrays) == len(names) == 2 * len(layers):
+        if layers is not None and len(arrays) == len(usual) and _same_ends(layers, usual):
             widths = [len(bias) for _, bias in layers[:-1]]
             twin.module_fn = functools.partial(with_hidden_units, self.module_fn, widths)
         return twin
@@ -93,6 +98,17 @@ def as_layers(arrays: Mapping[str, Array]) -> list[DenseLayer] | None:
         weight.shape[1] == len(bias) for (_, bias), (weight, _) in itertools.pairwise(layers)
     )
     return layers if chained and layers and len(values) % 2 == 0 else None
+
+
+def _same_ends(layers: Sequence[DenseLayer], usual: Mapping[str, Array]) -> bool:
+    """Tell whether layers take the inputs of a module's arrays, and give its outputs."""
+    own = as_layers(usual)
+    return (
+        own is not None
+        and len(own) == len(layers)
+        and layers[0][0].shape[1] == own[0][0].shape[1]
+        and len(layers[-1][1]) == len(own[-1][1])
+    )
 
 
 def with_hidden_units(module_fn: Callable[[], nn.Module], widths: Sequence[int]) -> nn.Module:

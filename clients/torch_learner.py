@@ -33,6 +33,7 @@ from clients.torch_training import (
     can_stack,
     check_count,
     check_state,
+    checked_set,
     isolated,
     logits_of,
     make_optimizer,
@@ -45,7 +46,7 @@ from clients.torch_training import (
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.core.party import check_rows
 from fl_strategies.core.protocols import Objective, Recipe, TrainingSet
-from fl_strategies.core.tasks import Task, check_targets
+from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import InvalidData, MissingExtra, NotFitted, require, require_data
 from fl_strategies.progress import counted
 
@@ -160,7 +161,7 @@ class TorchLearner(DenseModules):
 
     def fit(self, x: Array, y: Array, *, rng: np.random.Generator) -> Self:
         """Learn what the task says about rows `x` (n, ...) with a newly initialised module."""
-        x, y = self._checked_set(x, y)
+        x, y = checked_set(x, y, self.num_classes, self.task)
         return self._learn(None, x, y, self._loss, self.epochs, rng)
 
     def partial_fit(
@@ -179,7 +180,7 @@ class TorchLearner(DenseModules):
         objective is added to that of the loss in every step.
         """
         check_count("epochs", epochs)
-        x, y = self._checked_set(self._checked_rows(x), y)
+        x, y = checked_set(self._checked_rows(x), y, self.num_classes, self.task)
         return self._learn(self._module, x, y, self._loss, epochs, rng, objective)
 
     def fit_many(
@@ -197,7 +198,7 @@ class TorchLearner(DenseModules):
         twins = [copy.copy(self) for _ in sets]
         groups = defaultdict(list)
         for twin, training_set, rng in zip(twins, sets, rngs, strict=True):
-            x, y = self._checked_set(*training_set)
+            x, y = checked_set(*training_set, self.num_classes, self.task)
             pace = steps_per_epoch(len(x), self.batch_size), x.shape[1:]
             groups[pace].append((twin, x, y, rng))
         for members in groups.values():
@@ -277,15 +278,6 @@ class TorchLearner(DenseModules):
         )
         require(learns, OWNER, "module_fn", rule, module)
         return module.to(self._device)
-
-    def _checked_set(self, x: Array, y: Array) -> tuple[Array, Array]:
-        x, y = np.asarray(x), np.asarray(y)
-        check_rows(OWNER, "x", x)
-        require_data(len(x) > 0, OWNER, "x", "at least one row", len(x))
-        check_targets(OWNER, "y", y, len(x), self.num_classes, self.task)
-        if self.task == "regression":
-            return x, as_float32("y", [y])
-        return x, y.astype(np.int64)
 
     def _checked_rows(self, x: Array) -> Array:
         x = np.asarray(x)

@@ -13,7 +13,7 @@ import numpy as np
 from fl_strategies.arrays import Array
 from fl_strategies.core.party import check_rows
 from fl_strategies.core.protocols import Recipe
-from fl_strategies.core.tasks import UNKNOWN, Task
+from fl_strategies.core.tasks import UNKNOWN, Task, check_targets
 from fl_strategies.exceptions import (
     KnowledgeMismatch,
     MissingExtra,
@@ -270,6 +270,17 @@ def steps_per_epoch(num_rows: int, batch_size: int) -> int:
 def _swap_axes(stacked: Tensor) -> Tensor:
     """Transpose the matrices of a stack (K, rows, columns); leave other shapes alone."""
     return stacked.mT if stacked.ndim == 3 else stacked
+
+
+def checked_set(x: Array, y: Array, num_classes: int, task: Task) -> tuple[Array, Array]:
+    """Return rows and what a task says about them; refuse what cannot be learned."""
+    x, y = np.asarray(x), np.asarray(y)
+    check_rows(OWNER, "x", x)
+    require_data(len(x) > 0, OWNER, "x", "at least one row", len(x))
+    check_targets(OWNER, "y", y, len(x), num_classes, task)
+    if task == "regression":
+        return x, as_float32("y", [y])
+    return x, y.astype(np.int64)
 
 
 def as_float32(name: str, parts: Sequence[Array]) -> Array:

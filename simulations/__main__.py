@@ -10,19 +10,13 @@ from fl_strategies import FLOWER_STRATEGIES, REGISTRY
 from fl_strategies.exceptions import StrategyError
 from simulations.arguments import STOPPED, say
 from simulations.compare_command import add_compare
-from simulations.config import (
-    PRESETS,
-    Settings,
-    describe,
-    paper_table,
-    parse_assignments,
-    preset,
-)
+from simulations.config import Settings, describe, parse_assignments
 from simulations.curve_command import add_curve
 from simulations.datasets import LOADERS
 from simulations.flower import run_with_flower
 from simulations.models import LEARNERS
 from simulations.outputs import require_files, require_folder
+from simulations.presets import PRESETS, paper_table, preset
 from simulations.progress import watching
 from simulations.report import Report, percent, render, summarise, table
 from simulations.report_command import add_report

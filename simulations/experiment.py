@@ -25,16 +25,12 @@ from fl_strategies import (
 )
 from fl_strategies.arrays import Array, IntArray
 from fl_strategies.core.callbacks import OnRound
-from fl_strategies.core.protocols import (
-    ContinuingLearner,
-    LearnerFactory,
-    PortableLearner,
-    can_travel,
-)
+from fl_strategies.core.protocols import ContinuingLearner, LearnerFactory
 from fl_strategies.core.tasks import METRICS, Judgement, judge, judge_constant, quality
-from fl_strategies.exceptions import MissingExtra, StrategyError, require
+from fl_strategies.exceptions import require
 from fl_strategies.options import Options
 from fl_strategies.randomness import derive_rng
+from simulations.abilities import has_all, is_able
 from simulations.config import Settings
 from simulations.datasets import Dataset, load_dataset
 from simulations.kept_settings import settings_to_keep
@@ -101,7 +97,7 @@ class Federation:
         if self.same_learner:
             return (self.settings.final_learner or self._fitting(SCORERS, needs)[0],)
         # A library that is not installed takes its model away, and no other.
-        usual = all(_has(self.factory(name), needs, if_missing=True) for name in USUAL)
+        usual = all(is_able(self.factory(name), needs, if_missing=True) for name in USUAL)
         return self._fitting(USUAL if usual else SCORERS, needs)
 
     @cached_property
@@ -118,7 +114,7 @@ class Federation:
         """Return which of some models suit data and strategy; raise if none does."""
         words = self.dataset.x_train.dtype.kind in "iu"
         named = (WORD_MODEL,) if words else names
-        found = tuple(name for name in named if _has(self.factory(name), needs))
+        found = tuple(name for name in named if is_able(self.factory(name), needs))
         rule = f"given: none of {', '.join(named)} suits {self.settings.strategy} and the data"
         require(bool(found), "Settings", "learner", rule, self.settings.learner)
         return found
@@ -255,8 +251,8 @@ class Federation:
 
     def _check_learner(self, key: str, name: str, needs: tuple[type, ...]) -> None:
         learner = self.factory(name)()
-        if not _meets(learner, needs):
-            able = [n for n in LEARNERS if _has(self.factory(n), needs)]
+        if not has_all(learner, needs):
+            able = [n for n in LEARNERS if is_able(self.factory(n), needs)]
             rule = f"one of {', '.join(able)} for {self.settings.strategy}"
             require(False, "Settings", key, rule, name)
         words = self.dataset.x_train.dtype.kind in "iu"
@@ -376,22 +372,6 @@ def load_federation(settings: Settings) -> Federation:
         num_classes=data.num_private_classes,
     )
     return Federation(settings, data, rows)
-
-
-def _has(factory: LearnerFactory, needs: tuple[type, ...], *, if_missing: bool = False) -> bool:
-    """Tell whether a learner has what is needed; `if_missing`: where it is not installed."""
-    try:
-        learner = factory()
-    except MissingExtra:
-        return if_missing
-    except StrategyError:
-        return False
-    return _meets(learner, needs)
-
-
-def _meets(learner: Learner, needs: tuple[type, ...]) -> bool:
-    at_hand = PortableLearner not in needs or can_travel(learner)
-    return at_hand and all(isinstance(learner, need) for need in needs)
 
 
 def _judge_party(settings: Settings, partition_id: int) -> Judgement:

@@ -11,6 +11,7 @@ from flwr.serverapp import strategy as flower
 
 from clients import client_app
 from fl_strategies import (
+    PFNM,
     AvgKD,
     Chain,
     FedAvg,
@@ -24,6 +25,7 @@ from fl_strategies import (
     flower_strategy,
     write_epsilon_csv,
 )
+from fl_strategies.core.accounting import AUDIENCES
 from fl_strategies.exceptions import InvalidData, InvalidParameter, RunFailed
 from fl_strategies.privacy.events import (
     DPSGDEvent,
@@ -145,6 +147,18 @@ def test_one_ledger_is_the_composition_of_both(name: str) -> None:
     reasons = [e.reason for e, _ in second.entries if isinstance(e, NonPrivateEvent)]
     assert all(reason in total.statement() for reason in reasons)
     assert total.get_epsilon() == math.inf
+
+
+@pytest.mark.parametrize("name", ["fedkt L1", "fedkd", "fedhistogram L1"])
+def test_a_first_link_that_trusts_the_server_leaves_the_whole_to_it(name: str) -> None:
+    """Whoever is trusted once is not among those that the composition holds against."""
+    kind, options = {**FIRST, "fedhistogram L1": (FedHistogram, {**L2, "privacy_level": "L1"})}[
+        name
+    ]
+
+    both = chain(build(kind, **options), prox(), num_rounds=1)
+
+    assert compose_ledgers([link.ledger_ for link in both.links]).audience == AUDIENCES["L1"]
 
 
 def test_links_that_promise_are_composed_as_one_mechanism() -> None:
@@ -296,6 +310,7 @@ def test_a_first_link_without_a_result_ends_the_run() -> None:
     [
         (lambda: chain(build(FedKT)), "links must be at least two strategies"),
         (lambda: chain(build(AvgKD), prox()), "a link must be one whose server makes a model"),
+        (lambda: chain(build(PFNM), prox()), "a link must be one whose server makes a model"),
         (
             lambda: chain(build(FedAvg), build(FedKT)),
             "the next link must be one that can begin",

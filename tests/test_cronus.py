@@ -86,6 +86,17 @@ def test_liars_in_many_directions_are_found_one_after_the_other() -> None:
     assert error(filtered_mean(points, 0.1), points[:, 6:].mean(axis=1)) < 0.1
 
 
+@pytest.mark.parametrize(("num_liars", "bounded"), [(25, True), (40, False)])
+def test_a_quarter_of_liars_is_borne_at_any_distance(num_liars: int, bounded: bool) -> None:
+    """Beyond it the promise ends, as its text says: half of the weight is too little."""
+    points = np.random.default_rng(0).normal(size=(1, 100, 1))
+    points[0, :num_liars] = 1e6
+
+    found = filtered_mean(points, num_liars / 100)
+
+    assert bool(np.abs(found).max() < 1) == bounded
+
+
 def test_at_most_half_of_the_weight_is_lost() -> None:
     """Expecting many liars leaves no single point in charge."""
     points = np.concatenate([np.zeros((1, 6, 1)), np.full((1, 5, 1), 9.0)], axis=1)

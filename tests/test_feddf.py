@@ -406,6 +406,18 @@ def test_a_model_that_fails_on_a_later_row_is_not_heard() -> None:
     assert quieter == 1
 
 
+def test_a_model_that_raises_on_a_later_row_is_not_heard() -> None:
+    """Whatever a learner raises for weights of a liar: the others make the model."""
+
+    class Raising(CentroidLearner):
+        def logits(self, x: Array) -> FloatArray:  # noqa: ARG002
+            raise ZeroDivisionError("not these rows")
+
+    said, quieter = feddf()._targets([Raising(), linear().initialised()])
+    assert np.isfinite(said).all()
+    assert quieter == 1
+
+
 def overflowing() -> Any:
     arrays = linear().initialised().to_arrays()
     return linear().from_arrays({**arrays, "weight": np.full((3, 2), 1e10, np.float32)})

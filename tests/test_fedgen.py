@@ -1,17 +1,18 @@
 """FedGen: the generator's objective against autograd, and FedAvg without generated features."""
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clients import TorchLearner, client_app
-from fl_strategies import FedAvg, FedGen, KnowledgeStrategy, Objective, Party
+from fl_strategies import FedAvg, FedGen, FedGenParty, KnowledgeStrategy, Objective, Party
 from fl_strategies.arrays import Array
 from fl_strategies.core.protocols import DenseLayer
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
@@ -20,6 +21,7 @@ from fl_strategies.strategies.fedgen.generator import (
     Adam,
     Generator,
     Heads,
+    diversity_loss,
 )
 from simulations.local import run_local
 from tests.toys import NUM_CLASSES, PUBLIC, TEST, accuracy, toy_party
@@ -94,6 +96,42 @@ def test_a_trained_generator_makes_features_that_all_heads_recognise() -> None:
     scores = sum(features @ weight.T + bias for weight, bias in heads.layers)
     assert (np.asarray(scores).argmax(axis=1) == asked).mean() > 0.9
     assert features[:50].std(axis=0).mean() > 0.01
+
+
+def test_features_are_made_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory follows the features, not features by hidden units; the noise is the same."""
+    made, labels = Generator.drawn(SIZES, np.random.default_rng(0)), np.arange(7) % 3
+    whole = made.sample(labels, np.random.default_rng(1))
+    sizes, forward = list[int](), made.forward
+
+    def counted(inputs: Array) -> tuple[Array, Array]:
+        sizes.append(len(inputs))
+        return forward(inputs)
+
+    monkeypatch.setattr(f"{Generator.__module__}.ROWS_PER_CHUNK", 3)
+    monkeypatch.setattr(made, "forward", counted)
+
+    np.testing.assert_allclose(made.sample(labels, np.random.default_rng(1)), whole)
+    assert sizes == [3, 3, 1]
+
+
+def test_a_large_batch_takes_little_memory() -> None:
+    """Diversity compares all pairs, but holds those of one feature only."""
+    rng = np.random.default_rng(0)
+    features, noise = rng.normal(size=(200, 100)), rng.normal(size=(200, 2))
+    tracemalloc.start()
+    diversity_loss(features, noise)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 8 * features.nbytes
+
+
+def test_a_party_counts_generated_features_as_work() -> None:
+    """Its policy limits them, since all of them are learned in every step."""
+    config = ConfigRecord({"strategy": "fedgen", "num-generated": 100, "local-epochs": 5})
+
+    assert FedGenParty().request(toy_party(0), config).predictions == 500
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from fl_strategies.aggregation.stacking import (
     read_weights,
 )
 from fl_strategies.arrays import FloatArray, IntArray
+from fl_strategies.core.policy import SIMULATED
 from fl_strategies.core.protocols import PrivateLearner
 from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
 from fl_strategies.privacy.events import DPSGDEvent
@@ -259,6 +260,26 @@ def test_weights_of_another_shape_are_refused() -> None:
     ):
         with pytest.raises(KnowledgeMismatch, match="the aggregator must have weights"):
             read_weights(wrong, 2, 3, 4)
+
+
+def test_sizes_are_compared_before_anything_is_made() -> None:
+    """A server that names many models and units does not decide how much memory is taken."""
+    with pytest.raises(KnowledgeMismatch, match="the aggregator must have weights"):
+        read_weights({"bias": np.zeros(3)}, 10**9, 3, 4096)
+
+
+def test_a_party_lets_only_so_many_models_look_at_its_rows() -> None:
+    """The limit on predictions of its policy counts rows of all models."""
+    careful = replace(SIMULATED, max_predictions=NUM_PARTIES - 1)
+    app = client_app(lambda c: replace(load_toy_party(c), policy=careful))
+    strategy = build(evaluate=False)
+
+    run_local(strategy, app, NUM_PARTIES, num_rounds=2)
+
+    assert len(strategy.models_) == NUM_PARTIES
+    reasons = [*strategy.rejected_.values()]
+    assert len(reasons) == NUM_PARTIES
+    assert all(f"at most {NUM_PARTIES - 1}, got those of 4 models" in r for r in reasons)
 
 
 class Private(Planned, CentroidLearner):

@@ -15,7 +15,7 @@ from fl_strategies import PFNM, Party, PFNMOptions
 from fl_strategies.arrays import Array
 from fl_strategies.core.policy import PartyPolicy
 from fl_strategies.core.protocols import DenseLayer
-from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.strategies.pfnm.matching import (
     Network,
     Prior,
@@ -24,6 +24,7 @@ from fl_strategies.strategies.pfnm.matching import (
     match_layer,
     match_networks,
 )
+from fl_strategies.strategies.pfnm.server import as_large_as_most
 from fl_strategies.strategies.weights.counted import CLASS_COUNTS
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
@@ -214,6 +215,56 @@ def test_a_twin_of_other_arrays_has_the_usual_size() -> None:
     for wrong in ({}, wider, {**arrays, "3.bias": np.zeros(1)}):
         with pytest.raises(KnowledgeMismatch):
             learner.sized_for(wrong).from_arrays(wrong)
+
+
+def test_few_bytes_make_no_large_network() -> None:
+    """A bias and no weights would otherwise decide how much memory a receiver takes."""
+    learner = perceptron()
+    width = 1000
+    bomb = {
+        "0.weight": np.zeros((width, 0), np.float32),
+        "0.bias": np.zeros(width, np.float32),
+        "2.weight": np.zeros((NUM_CLASSES, width), np.float32),
+        "2.bias": np.zeros(NUM_CLASSES, np.float32),
+    }
+    wide_end = {**bomb, "0.weight": np.zeros((width, 2), np.float32)}
+    wide_end |= {
+        "2.weight": np.zeros((9, width), np.float32),
+        "2.bias": np.zeros(9, np.float32),
+    }
+
+    for arrays in (bomb, wide_end):
+        assert learner.sized_for(arrays).module_fn is learner.module_fn
+        with pytest.raises(KnowledgeMismatch):
+            learner.sized_for(arrays).from_arrays(arrays)
+
+
+def test_one_huge_network_does_not_decide_what_all_say() -> None:
+    """It is as large as twice the others, and they are what they were; two have no median."""
+    rng = np.random.default_rng(0)
+    honest: list[Network] = [random_network(rng, 2, 5, 3) for _ in range(3)]
+    liar: Network = [(1e30 * w, 1e30 * b) for w, b in honest[0]]
+
+    found, changed = as_large_as_most([*honest, liar])
+
+    largest = max(np.abs(a).max() for network in honest for layer in network for a in layer)
+    assert changed == 1
+    assert max(np.abs(a).max() for layer in found[-1] for a in layer) < 3 * largest
+    assert found[:-1] == honest
+    assert as_large_as_most([honest[0], liar]) == ([honest[0], liar], 0)
+
+
+def test_layers_too_wide_to_match_are_refused_at_once() -> None:
+    """The assignment of 65,536 neurons would take the server's memory, and days."""
+
+    def wide() -> TorchLearner:
+        return TorchLearner(
+            lambda: nn.Sequential(nn.Linear(2, 65_536), nn.ReLU(), nn.Linear(65_536, 3)),
+            num_classes=NUM_CLASSES,
+        )
+
+    with pytest.raises(InvalidParameter, match="PFNM: learner_fn must be of at most 5792 unit"):
+        PFNM(learner_fn=wide, num_classes=NUM_CLASSES, num_parties=3)
 
 
 def test_other_networks_are_refused() -> None:

@@ -7,19 +7,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from scipy.special import softmax
 
 from clients.app import client_app
 from fl_strategies import FedAvg, FlowerStrategy, Party, Scaffold
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.core.protocols import LearnerFactory, StartingLearner
-from fl_strategies.exceptions import UnsupportedLearner
+from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.randomness import derive_rng
 from fl_strategies.runtime._compat import records_from_bytes
-from fl_strategies.strategies.scaffold import ScaffoldPartyState
+from fl_strategies.strategies.scaffold import (
+    LARGEST_CONTROL,
+    ControlledWeights,
+    ScaffoldParty,
+    ScaffoldPartyState,
+)
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
+from fl_strategies.wire.knowledge import (
+    Knowledge,
+    decode_arrays,
+    encode_arrays,
+    join_arrays,
+)
 from simulations.local import InMemoryGrid
 from tests.toys import NUM_CLASSES, CentroidLearner, common_options, load_with, toy_party
 
@@ -230,6 +240,43 @@ def test_one_party_cannot_send_the_control_variate_anywhere(restrain: bool) -> N
 
     away = np.abs(joined(attacked.state.control) - joined(honest.state.control)).max()
     assert away < 1 if restrain else away > 1e5
+
+
+def test_a_control_variate_never_overflows() -> None:
+    """One party that adds what it may in every round, without a limit on its pull."""
+    factory = logistic()
+    strategy = scaffold(factory, restrain=False)
+    run(strategy, load(factory))
+    model = strategy._present_model()
+    most = {name: np.full_like(array, 1e30) for name, array in model.items()}
+    liar = ControlledWeights(model, 40, (), most)
+
+    for _ in range(3):
+        strategy.state.control = strategy._next_control([liar] * NUM_PARTIES, model)
+
+    assert {float(array.max()) for array in strategy.state.control.values()} == {
+        float(np.float32(LARGEST_CONTROL))
+    }
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
+def test_a_party_refuses_a_control_variate_beyond_all_reason(value: float) -> None:
+    """It would keep what follows from it, and every later round would be lost."""
+    factory = logistic()
+    party = replace(toy_party(0), learner_fn=factory)
+    model = factory().initialised(rng=np.random.default_rng(0)).to_arrays()
+    control = {name: np.full_like(array, value) for name, array in model.items()}
+    config = ConfigRecord(
+        {**scaffold(factory).party_config(), keys.SEED: 0, keys.SERVER_ROUND: 1,
+         keys.STRATEGY: "scaffold"}
+    )  # fmt: skip
+    state = ScaffoldPartyState(RecordDict())
+
+    with pytest.raises(KnowledgeMismatch, match="must be finite and at most"):
+        ScaffoldParty().train(
+            party, Knowledge("model", join_arrays([model, control])), config, state
+        )
+    assert state.control is None
 
 
 class Stepless:

@@ -8,7 +8,9 @@ Liars who move a mean far must stand far from it in one direction, and so make t
 there large. While it is, points lose weight in proportion to their squared distance along
 that direction, and the farthest loses all. As long as liars cause most of the variance they
 lose more weight than honest points, so at most twice their share is lost before it is small.
-What is left is then O(sqrt(share)) deviations of the honest points from their mean.
+What is left is then O(sqrt(share)) deviations of the honest points from their mean. Since at
+most half of all weight is lost, this holds for a quarter of liars and less: 40 of 100 at one
+distant place keep some weight, and move the mean as far as they like.
 """
 
 import math

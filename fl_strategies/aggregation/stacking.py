@@ -31,20 +31,29 @@ HIDDEN, HIDDEN_BIAS, OUTPUT = "hidden", "hidden-bias", "output"
 Weights = Mapping[str, Array]
 
 
+def shapes_of(num_models: int, num_classes: int, num_hidden: int) -> dict[str, tuple[int, ...]]:
+    """Return what arrays an aggregator has; without hidden units it is a linear one."""
+    shapes: dict[str, tuple[int, ...]] = {
+        WEIGHTS: (num_models, num_classes),
+        BIAS: (num_classes,),
+    }
+    if num_hidden:
+        shapes[HIDDEN] = num_models * num_classes, num_hidden
+        shapes[HIDDEN_BIAS] = (num_hidden,)
+        shapes[OUTPUT] = num_hidden, num_classes
+    return shapes
+
+
 def first_weights(
     num_models: int, num_classes: int, num_hidden: int, rng: np.random.Generator
 ) -> dict[str, Array]:
-    """Return the aggregator that begins as the mean; without hidden units a linear one."""
-    width = num_models * num_classes
-    made: dict[str, Array] = {
-        WEIGHTS: np.full((num_models, num_classes), 1 / num_models),
-        BIAS: np.zeros(num_classes),
-    }
+    """Return the aggregator that begins as the mean."""
+    shapes = shapes_of(num_models, num_classes, num_hidden)
+    made: dict[str, Array] = {name: np.zeros(shape) for name, shape in shapes.items()}
+    made[WEIGHTS] += 1 / num_models
     if num_hidden:
-        spread = np.sqrt(2 / width)
-        made[HIDDEN] = rng.normal(scale=spread, size=(width, num_hidden))
-        made[HIDDEN_BIAS] = np.zeros(num_hidden)
-        made[OUTPUT] = np.zeros((num_hidden, num_classes))
+        spread = np.sqrt(2 / (num_models * num_classes))
+        made[HIDDEN] = rng.normal(scale=spread, size=shapes[HIDDEN])
     return made
 
 
@@ -52,10 +61,9 @@ def read_weights(
     arrays: Weights, num_models: int, num_classes: int, num_hidden: int
 ) -> dict[str, Array]:
     """Return untrusted arrays if they are an aggregator of this shape."""
-    like = first_weights(num_models, num_classes, num_hidden, np.random.default_rng(0))
-    shapes = {name: array.shape for name, array in arrays.items()}
+    shapes = shapes_of(num_models, num_classes, num_hidden)
     typed = all(array.dtype == np.float64 for array in arrays.values())
-    if not typed or shapes != {name: array.shape for name, array in like.items()}:
+    if not typed or shapes != {name: array.shape for name, array in arrays.items()}:
         raise KnowledgeMismatch(
             f"FENS: the aggregator must have weights (float64) of {num_models} models and "
             f"{num_classes} classes, got others."
@@ -65,7 +73,7 @@ def read_weights(
         raise KnowledgeMismatch(
             f"FENS: weights must be finite and at most {LARGEST_WEIGHT:g}, got others."
         )
-    return {name: arrays[name] for name in like}
+    return {name: arrays[name] for name in shapes}
 
 
 class Unreadable(Committee):

@@ -50,6 +50,9 @@ class Contract(ABC, Generic[T]):
     """Whether all parties and the server need the same kind of model."""
     relays_models: ClassVar[bool] = False
     """Whether parties' models travel, so that the server must be able to rebuild them."""
+    model_as_made: ClassVar[bool] = True
+    """Whether the final model has the shape that its factory makes, so that another strategy
+    can go on with it."""
     parties_train: ClassVar[bool] = True
     """Whether parties train models of their own."""
     party_learner_needs: ClassVar[tuple[type, ...]] = ()

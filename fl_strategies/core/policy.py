@@ -81,8 +81,9 @@ class PartyPolicy:
         Names such as ``"fedkd"``, or with a level or release ``"fedkt L2"``; none: all.
     allow_unprotected : bool
         Let answers and models leave that no noise of the party protects: FedKT's L0 and L1,
-        FedKD, FedMD without a release, FedAvg and co-distillation, unless the party's
-        learner trains privately; and let accuracies on held-out rows leave.
+        FedKD, FedMD and Cronus without a release, averages of weights and co-distillation,
+        unless the party's learner trains privately; FedGen, PFNM and the aggregator of FENS
+        in any case; and let accuracies on held-out rows leave.
     allow_models : bool
         Let models leave, and not only answers about public rows.
     allow_seeded_noise : bool

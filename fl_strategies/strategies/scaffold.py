@@ -42,6 +42,8 @@ from fl_strategies.strategies.weights.server import FlowerStrategy, WeightsState
 from fl_strategies.wire.knowledge import Knowledge, Metrics, join_arrays, part_arrays
 
 Arrays = Mapping[str, Array]
+LARGEST_CONTROL: Final = LARGEST_WEIGHT / 4
+"""Changes of control variates of this size are below `LARGEST_WEIGHT`, too."""
 LEAST_RATE: Final = 1e-6
 MOST_RATE: Final = 100.0
 
@@ -109,6 +111,7 @@ class ScaffoldParty(WeightsParty):
             raise KnowledgeMismatch(
                 f"{party.owner}: the control variate must have the model's layout, got another."
             )
+        check_sizes(control)  # what is kept of it would spoil all later rounds
         rate = ScaffoldOptions.received(config).local_rate
         kept = ScaffoldPartyState(state.records)
         own = kept.control or {}
@@ -131,7 +134,7 @@ def _mean_step(before: Array, after: Array, way: float) -> Array:
     """Return the mean of the gradients that led from one array to another (option II)."""
     with np.errstate(over="ignore"):
         mean = (before - after) / before.dtype.type(way)
-    return np.asarray(np.clip(mean, -LARGEST_WEIGHT / 4, LARGEST_WEIGHT / 4))
+    return np.asarray(np.clip(mean, -LARGEST_CONTROL, LARGEST_CONTROL))
 
 
 class Scaffold(FlowerStrategy):
@@ -215,10 +218,10 @@ class Scaffold(FlowerStrategy):
         if rate != 1.0:  # a mean that is taken as it is stays the same to the bit
             moved = {n: model[n] + rate * (arrays[n] - model[n]) for n in numbers_of(arrays)}
             arrays |= {name: array.astype(model[name].dtype) for name, array in moved.items()}
-        self.state.control = self._next_control(weights)
+        self.state.control = self._next_control(weights, model)
         return arrays
 
-    def _next_control(self, weights: Sequence[LocalWeights]) -> dict[str, Array]:
+    def _next_control(self, weights: Sequence[LocalWeights], model: Arrays) -> dict[str, Array]:
         parts = [part for part in weights if isinstance(part, ControlledWeights)]
         changes = [replace(part, arrays=part.change) for part in parts]
         if self.options.restrain:
@@ -226,10 +229,12 @@ class Scaffold(FlowerStrategy):
         share = min(len(parts) / self.num_parties, 1.0)
         sizes = np.array([part.num_records for part in parts], dtype=np.float64)
         told = share * sizes / sizes.sum()
-        return {
-            name: np.asarray(
-                before + sum(t * c.arrays[name] for t, c in zip(told, changes, strict=True)),
-                dtype=before.dtype,
-            )
+        moved = {
+            name: before + sum(t * c.arrays[name] for t, c in zip(told, changes, strict=True))
             for name, before in self.state.control.items()
+        }
+        # Two parties have no middle: what one of them adds in many rounds must not overflow.
+        return {
+            name: np.clip(array, -LARGEST_CONTROL, LARGEST_CONTROL).astype(model[name].dtype)
+            for name, array in moved.items()
         }

@@ -139,7 +139,13 @@ def test_a_server_that_asks_for_models_instead_of_votes_gets_none(
     assert not ask({**node, "allow-models": True}, config).has_error()
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "akd", "avgkd", "ekd", "fens", "pkd"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *("akd", "avgkd", "ekd", "fedavg", "feddf"),
+        *("fedgen", "fens", "pfnm", "pkd", "scaffold"),
+    ],
+)
 def test_strategies_that_send_models_need_leave(node: dict[str, Value], strategy: str) -> None:
     """What a strategy does not say about itself counts as the worst."""
     config = {keys.STRATEGY: strategy, keys.SEED: 0, keys.SERVER_ROUND: 1}
@@ -224,6 +230,25 @@ def test_a_server_cannot_keep_a_party_busy_for_ever(
     assert f"{what} must be at most" in refusal(node, config)
     late = ask(node, config, kind="evaluate")
     assert f"{what} must be at most" in str(late.error.reason)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "change", "what"),
+    [
+        ("scaffold", {"local-epochs": 9999}, "epochs"),
+        ("fens", {"stage": "aggregator", "aggregator-epochs": 9999}, "epochs"),
+        ("fedgen", {"num-generated": 100_000, "local-epochs": 500}, "predictions"),
+    ],
+)
+def test_work_on_weights_has_a_limit(
+    node: dict[str, Value], strategy: str, change: dict[str, Any], what: str
+) -> None:
+    """Passes over records, over held-back ones and over generated features count alike."""
+    node |= {"allow-unprotected": True, "allow-models": True}
+    node |= {"max-epochs": 5000, "max-predictions": 10**7}
+    config = {keys.STRATEGY: strategy, keys.SEED: 0, keys.SERVER_ROUND: 1, **change}
+
+    assert f"{what} of a request must be at most" in refusal(node, config)
 
 
 def test_no_party_allows_predictions_without_end(node: dict[str, Value]) -> None:
@@ -323,7 +348,7 @@ def test_a_party_whose_budget_is_spent_does_not_train(
         [(NonPrivateEvent(unit="example", reason="published"), 1)], run="-", purpose="-"
     )
     assert party.journal is not None
-    with pytest.raises(PrivacyBudgetExceeded, match="must be below 2, the budget"):
+    with pytest.raises(PrivacyBudgetExceeded, match="must be below 2, the max-epsilon"):
         party.journal.require_budget()
 
     reply = ask(node, config)

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.exceptions import InvalidParameter
-from simulations.config import Settings, Value, describe, paper_table, parse_assignments, preset
+from simulations.config import Settings, Value, describe, parse_assignments
 from simulations.experiment import load_federation
 from simulations.partition import SCHEMES
+from simulations.presets import paper_table, preset
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 DATA_SETS = ("adult", "cod-rna", "mnist")

@@ -95,7 +95,7 @@ def _wrapped(flower: Strategy, before: Link) -> FlowerStrategy:
 
 
 def _require_model(link: Link) -> None:
-    made = getattr(link, "learner_fn", None) is not None
+    made = getattr(link, "learner_fn", None) is not None and link.model_as_made
     rule = "one whose server makes a model of learner_fn, for the next link to begin with"
     require(made, _OWNER, "a link", rule, type(link).__name__)
 

@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fl_strategies.aggregation.capping import believed_loudness, loudness
-from fl_strategies.aggregation.ensembles import rebuild
+from fl_strategies.aggregation.ensembles import describe, rebuild
 from fl_strategies.arrays import Array, FloatArray, content_hash
 from fl_strategies.core.inputs import check_factories, public_array
 from fl_strategies.core.protocols import (
@@ -27,14 +27,18 @@ from fl_strategies.strategies.feddf.options import SERVER_PUBLIC, FedDFOptions
 from fl_strategies.strategies.feddf.plain_replies import read_plain
 from fl_strategies.strategies.weights.options import MODEL
 from fl_strategies.strategies.weights.party import require_starting
-from fl_strategies.strategies.weights.restraint import LocalWeights, layout_of, read_weights
+from fl_strategies.strategies.weights.restraint import (
+    FEWEST_RESTRAINED,
+    LocalWeights,
+    layout_of,
+    read_weights,
+)
 from fl_strategies.strategies.weights.server import FlowerStrategy, WeightsState
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.wire.replies import PartyReply
 
 _ROWS_TO_TRY: Final = 32
-_FEWEST_COMPARED: Final = 3
 
 
 @dataclass(kw_only=True)
@@ -258,14 +262,14 @@ class FedDF(FlowerStrategy):
         for member in members:
             try:
                 scores.append(_scores(member, self.public))
-            except KnowledgeMismatch as error:
-                logger.warning("FedDF does not hear a model: %s", error)
+            except Exception as error:  # untrusted weights may make a learner raise anything
+                logger.warning("FedDF does not hear a model: %s", describe(error))
         require_known(bool(scores), "FedDF", "a model", "able to score the public rows", "none")
         return scores
 
     def _compares(self, num_members: int) -> bool:
         classes = self.task != "regression"
-        return self.options.restrain and classes and num_members >= _FEWEST_COMPARED
+        return self.options.restrain and classes and num_members >= FEWEST_RESTRAINED
 
     def _taught(
         self, name: str, arrays: Mapping[str, Array], targets: FloatArray

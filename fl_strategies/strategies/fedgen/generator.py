@@ -22,6 +22,7 @@ from fl_strategies.exceptions import require_known
 
 NAMES: Final = ("hidden-weight", "hidden-bias", "feature-weight", "feature-bias")
 MOST_UNITS: Final = 10_000
+ROWS_PER_CHUNK: Final = 1024
 _DECAYS: Final = (0.9, 0.999)
 _TINY: Final = 1e-8
 
@@ -92,7 +93,11 @@ class Generator:
 
     def sample(self, labels: IntArray, rng: np.random.Generator) -> FloatArray:
         """Return features of labels (n,), each with noise of its own, (n, num_features)."""
-        return self.forward(self.inputs(labels, rng))[1]
+        # A few at a time: whoever sends a generator decides how many hidden units it has.
+        parts = [
+            labels[at : at + ROWS_PER_CHUNK] for at in range(0, len(labels), ROWS_PER_CHUNK)
+        ]
+        return np.concatenate([self.forward(self.inputs(part, rng))[1] for part in parts])
 
     def inputs(self, labels: IntArray, rng: np.random.Generator) -> FloatArray:
         """Return one-hot labels beside new noise."""
@@ -137,12 +142,14 @@ def ensemble_loss(
 
 def diversity_loss(features: FloatArray, noise: FloatArray) -> tuple[float, FloatArray]:
     """Return how alike features of different noise are, from 0 to 1, and its gradient."""
-    apart = np.square(noise[:, None] - noise[None]).mean(axis=2)
-    steps = features[:, None] - features[None]
-    alike = float(np.exp(-(apart * np.abs(steps).mean(axis=2)).mean()))
-    count, size = features.shape
-    slope = -alike * 2 / (count**2 * size) * (apart[:, :, None] * np.sign(steps)).sum(axis=1)
-    return alike, slope
+    (count, size), sums, away = features.shape, np.empty_like(features), []
+    # Row by row: features by features by numbers would fill memory.
+    for row, (made, drawn) in enumerate(zip(features, noise, strict=True)):
+        apart, steps = np.square(drawn - noise).mean(axis=1), made - features
+        away.append(apart * np.abs(steps).mean(axis=1))
+        sums[row] = (apart[:, None] * np.sign(steps)).sum(axis=0)
+    alike = float(np.exp(-np.mean(away)))
+    return alike, -alike * 2 / (count**2 * size) * sums
 
 
 @dataclass

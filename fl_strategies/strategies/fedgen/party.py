@@ -1,6 +1,7 @@
 """The party's role in FedGen: train on records and on generated features."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -8,6 +9,7 @@ from flwr.app import ConfigRecord
 
 from fl_strategies.arrays import Array
 from fl_strategies.core.party import Party
+from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import Objective, require_headed
 from fl_strategies.core.role import read_round, read_seed
 from fl_strategies.exceptions import require_known
@@ -23,6 +25,11 @@ CLASS_SHARES: Final = "class-shares"
 
 class FedGenParty(CountedParty):
     """The role of `CountedParty` that also learns to recognise what a generator makes."""
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return also how many generated features are to be learned."""
+        asked, options = super().request(party, config), FedGenOptions.received(config)
+        return replace(asked, predictions=options.num_generated * options.local_epochs)
 
     def weights_of(self, received: Knowledge) -> Mapping[str, Array]:
         """Return the model's arrays."""

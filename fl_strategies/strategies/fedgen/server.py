@@ -94,7 +94,6 @@ class FedGen(FlowerStrategy):
             **federation,
         )
         self._learner = require_headed("FedGen", learner_fn())
-        self.state = FedGenState(ledger=self._new_ledger())
         self._question: Knowledge | None = None
 
     def begin_round(self) -> bool:

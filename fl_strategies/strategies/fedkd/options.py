@@ -37,7 +37,6 @@ UNPROTECTED = "logits left the party without noise"
 EXACT_COUNTS = "exact class counts left the party"
 PRIVATE_SCALE = "the quantization scale is the largest logit of all private models"
 COUNTED = "class counts protect examples, not parties"
-AUDIENCE = "everybody who sees the final model, except the server, which is trusted"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from fl_strategies.aggregation.class_weights import (
 from fl_strategies.aggregation.consensus import ROBUST_RULES, RobustConsensus
 from fl_strategies.aggregation.evidence_pool import EvidencePool, read_class_share
 from fl_strategies.arrays import Array, FloatArray, content_hash
-from fl_strategies.core.accounting import privacy_metrics, unprotected
+from fl_strategies.core.accounting import AUDIENCES, privacy_metrics, unprotected
 from fl_strategies.core.inputs import check_factories, public_array
 from fl_strategies.core.protocols import LearnerFactory, SoftLearner, link_scores, require_soft
 from fl_strategies.core.state import State
@@ -38,7 +38,6 @@ from fl_strategies.privacy.scores import ScoreMechanism
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedkd.augmentation import augmented, check_augmentation
 from fl_strategies.strategies.fedkd.options import (
-    AUDIENCE,
     BOUND,
     COUNTED,
     EXACT_COUNTS,
@@ -173,7 +172,7 @@ class FedKD(KnowledgeStrategy[Said]):
             delta=self.options.delta if privacy is None else privacy.delta,
             max_epsilon=self.options.max_epsilon,
             num_parties=self.num_parties,
-            audience=AUDIENCE,
+            audience=AUDIENCES["L1"],
         )
         public_bound = self.options.clip if self.options.scale == "clip" else None
         self.state: FedKDState = FedKDState(ledger=ledger, bound=public_bound)

@@ -16,8 +16,8 @@ class Cronus(FedMD):
                   server   takes a robust mean of each row's scores
         round r   party    learns the means and its records, and sends new scores
 
-    With at most a share `trim_fraction` of liars the robust mean of a row is within
-    O(sqrt(share)) deviations of the honest scores from their mean; see
+    With at most a share `trim_fraction` of liars, and at most a quarter, the robust mean of a
+    row is within O(sqrt(share)) deviations of the honest scores from their mean; see
     `aggregation.robust_mean`. It needs more than a handful of parties: with three, one of
     them is filtered wherever it stands alone. Where honest parties know different classes,
     those that know a row's class may be few, and are then filtered as liars would be.

@@ -22,7 +22,7 @@ from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import Learner, PortableLearner, plan_of, require_portable
 from fl_strategies.core.role import PartyRole, measure, read_round, read_seed
 from fl_strategies.core.training import require_finite, require_plan, trained
-from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.exceptions import KnowledgeMismatch, RequestRefused
 from fl_strategies.strategies.codistill.model_exchange import (
     MODEL,
     MODELS,
@@ -45,6 +45,8 @@ AGGREGATOR: Final = "aggregator"
 STAGE: Final = "stage"
 STAGES: Final = (MODEL, AGGREGATOR)
 COMMITTEE: Final = "committee"
+MOST_SCORES: Final = 2**27
+"""Most that all models together may say about a party's rows: 1 GiB."""
 UNPROTECTED_WEIGHTS: Final = "weights of an aggregator left that were trained without noise"
 
 
@@ -148,8 +150,8 @@ def _ensemble(
     party: Party, received: Knowledge, config: ConfigRecord, state: PartyState
 ) -> tuple[Learner, int]:
     """Return all models together, and how many of them this party cannot rebuild."""
-    kept, parts = FENSPartyState(state.records), part_models(received)
-    *models, aggregator = parts
+    kept = FENSPartyState(state.records)
+    *models, aggregator = part_models(received)
     if models:
         named = {COMMITTEE: str(received.meta.get(COMMITTEE))}
         kept.models = join_models(models, **named)
@@ -158,8 +160,10 @@ def _ensemble(
         raise KnowledgeMismatch(
             f"{party.owner}: the models of the {COMMITTEE} must have come before, got others."
         )
+    parts = part_models(known)
+    _check_work(party, config, len(parts))
     members, refused = [], 0
-    for part in part_models(known):
+    for part in parts:
         try:
             members.append(receive_relayed(party, part))
         except Exception:  # a hostile model may make a learner raise anything
@@ -176,3 +180,15 @@ def _ensemble(
     units = options.hidden_units
     weights = read_weights(aggregator.arrays, len(members), num_classes, units)
     return StackedEnsemble(members, weights, num_classes=num_classes), refused
+
+
+def _check_work(party: Party, config: ConfigRecord, num_models: int) -> None:
+    """Raise `RequestRefused` for more models than the party lets look at its rows."""
+    num_test = 0 if party.x_test is None else len(party.x_test)
+    num_rows = max(len(held_back(party, config)), num_test)
+    most = min(party.policy.max_predictions, MOST_SCORES // party.num_classes)
+    if num_rows * num_models > most:
+        raise RequestRefused(
+            f"{party.owner}: predictions of a request must be at most {most}, got those of "
+            f"{num_models} models."
+        )

@@ -1,6 +1,7 @@
 """PFNM: one round, in which the server matches the neurons of the parties' perceptrons."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Unpack
 
@@ -15,22 +16,30 @@ from fl_strategies.core.protocols import (
     StartingLearner,
 )
 from fl_strategies.core.strategy import FederationOptions
-from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner
+from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner, require
 from fl_strategies.options import option
 from fl_strategies.randomness import derive_rng
-from fl_strategies.strategies.pfnm.matching import Prior, match_networks
+from fl_strategies.strategies.pfnm.matching import Network, Prior, match_networks
 from fl_strategies.strategies.weights.counted import (
     CountedWeights,
     believed_counts,
     split_counts,
 )
 from fl_strategies.strategies.weights.options import WeightsOptions
-from fl_strategies.strategies.weights.restraint import Layout, layout_of
+from fl_strategies.strategies.weights.restraint import (
+    FEWEST_RESTRAINED,
+    MOST_TIMES_DISTANCE,
+    Layout,
+    layout_of,
+)
 from fl_strategies.strategies.weights.server import FlowerStrategy
+from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics
 
 NUM_UNITS: Final = "num-hidden-units"
 """Metric: units of all hidden layers of the global network."""
+MOST_GAINS: Final = 2**27
+"""Most pairs of neurons and units that are compared at once: 1 GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +59,14 @@ class PFNMOptions(WeightsOptions):
     common_start : bool
         Let all parties train from the same random weights. The paper's start from their own.
     restrain : bool
-        Believe no party any number of records.
+        Believe no party any number of records, and let no network be much larger than the
+        median one.
     """
 
     owner: ClassVar[str] = "PFNM"
 
     local_epochs: int = option(10, "passes of a party over its records", least=1, most=10_000)
-    restrain: bool = option(True, "believe no party any number of records")
+    restrain: bool = option(True, "limit how large one party's network can be")
     sigma: float = option(1.0, "variance of neurons around their unit", above=0)
     sigma0: float = option(10.0, "variance of units", above=0)
     gamma: float = option(50.0, "the larger, the more units are new", above=0)
@@ -76,7 +86,8 @@ class PFNM(FlowerStrategy):
     Guarantee
         None: epsilon is infinite, also if parties train privately, because class counts leave
         as they are. And weights cannot be restrained as in `FedAvg`: before they are matched,
-        neurons of honest parties are as far from each other as a liar's.
+        neurons of honest parties are as far from each other as a liar's. Only what is larger
+        than twice the median network is made smaller.
     Differs from the paper
         Parties are matched in the order of their numbers first. The prior mean of biases is 0,
         as the paper says; its code has 0.1, and half the weight on how popular units are.
@@ -100,6 +111,7 @@ class PFNM(FlowerStrategy):
     options: PFNMOptions
     usual_rounds: ClassVar[int] = 1
     last_round = 1
+    model_as_made: ClassVar[bool] = False
     party_learner_needs = final_learner_needs = (StartingLearner, DenseLearner)
 
     def __init__(
@@ -128,7 +140,8 @@ class PFNM(FlowerStrategy):
                 f"TorchLearner, or another strategy."
             )
         drawn = learner.initialised(rng=derive_rng(0, "pfnm"))
-        drawn.to_layers()  # names what is no perceptron before anybody trains one
+        # Names what is no perceptron, or too wide to match, before anybody trains one.
+        _check_widths(drawn.to_layers(), self.num_parties)
         self._perceptron: DenseLearner = drawn
         self._layout = layout_of(drawn.to_arrays())
 
@@ -155,23 +168,53 @@ class PFNM(FlowerStrategy):
         """Match the parties' neurons."""
         self.record_releases()
         said = [reply.knowledge for reply in self.replies]
-        layers = self._match([part for part in said if isinstance(part, CountedWeights)])
+        parts = [part for part in said if isinstance(part, CountedWeights)]
+        networks, changed = [self._network(part) for part in parts], 0
+        if self.options.restrain:
+            networks, changed = as_large_as_most(networks)
+        layers = self._match(networks, parts)
         model = self._perceptron.from_layers(layers)
         num_units = sum(len(bias) for _, bias in layers[:-1])
-        return self.keep_model(model), {NUM_UNITS: num_units}
+        return self.keep_model(model), {NUM_UNITS: num_units, keys.NUM_CAPPED: changed}
 
-    def _match(self, parts: list[CountedWeights]) -> list[DenseLayer]:
+    def _network(self, part: CountedWeights) -> Network:
+        layers = self._perceptron.from_arrays(part.arrays).to_layers()
+        return [(w.astype(np.float64), b.astype(np.float64)) for w, b in layers]
+
+    def _match(
+        self, networks: Sequence[Network], parts: Sequence[CountedWeights]
+    ) -> list[DenseLayer]:
         options = self.options
         return match_networks(
-            [
-                [
-                    (np.asarray(w, dtype=np.float64), np.asarray(b, dtype=np.float64))
-                    for w, b in self._perceptron.from_arrays(part.arrays).to_layers()
-                ]
-                for part in parts
-            ],
+            networks,
             believed_counts(parts, restrain=options.restrain),
             Prior(options.sigma, options.sigma0, options.gamma),
             num_sweeps=options.num_sweeps,
             rng=derive_rng(self.seed, "pfnm", "sweeps"),
         )
+
+
+def _check_widths(layers: Sequence[DenseLayer], num_parties: int) -> None:
+    """Raise `InvalidParameter` for hidden layers that no server could match."""
+    widest = max((len(bias) for _, bias in layers[:-1]), default=0)
+    most = math.isqrt(MOST_GAINS // (num_parties + 1))
+    rule = f"of at most {most} units in a hidden layer, with {num_parties} parties"
+    require(widest <= most, "PFNM", "learner_fn", rule, widest)
+
+
+def as_large_as_most(networks: Sequence[Network]) -> tuple[list[Network], int]:
+    """Return networks of which none is far larger than the median, and how many have changed.
+
+    The size does not depend on the order of neurons. Fewer than three have no median.
+    """
+    if len(networks) < FEWEST_RESTRAINED:
+        return list(networks), 0
+    flat = [np.concatenate([a.ravel() for layer in n for a in layer]) for n in networks]
+    sizes = np.array([np.linalg.norm(numbers) for numbers in flat])
+    most = MOST_TIMES_DISTANCE * float(np.median(sizes))
+    return [
+        network
+        if size <= most
+        else [(w * (most / size), b * (most / size)) for w, b in network]
+        for network, size in zip(networks, sizes, strict=True)
+    ], int((sizes > most).sum())

@@ -22,7 +22,7 @@ MAX_RECORDS: Final = 2**40
 LARGEST_WEIGHT: Final = 1e30
 # Means of larger whole numbers would not fit into their type again.
 LARGEST_COUNT: Final = 2**53
-_FEWEST_RESTRAINED: Final = 3
+FEWEST_RESTRAINED: Final = 3
 
 Layout: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
 
@@ -105,7 +105,7 @@ def restrained(weights: Sequence[W]) -> tuple[list[W], int]:
     the median party are moved towards it; and numbers of records are those of
     `believed_sizes`. Fewer than three parties have no middle.
     """
-    if len(weights) < _FEWEST_RESTRAINED:
+    if len(weights) < FEWEST_RESTRAINED:
         return list(weights), 0
     sizes = believed_sizes(np.array([part.num_records for part in weights], dtype=np.float64))
     names = [name for name, array in weights[0].arrays.items() if array.dtype.kind == "f"]
