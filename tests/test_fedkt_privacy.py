@@ -184,7 +184,7 @@ def test_the_data_dependent_figure_stands_beside_the_claim() -> None:
 def test_the_servers_budget_stops_the_release() -> None:
     """Nothing is labelled if epsilon would exceed the budget, and the reason is kept."""
     strategy = toy_fedkt(**{**L1, "gamma": 5.0}, max_epsilon=1.0)
-    reason = r"epsilon must be at most 1, the budget .* all the same: none\."
+    reason = r"epsilon must be at most 1, the max-epsilon .* all the same: none\."
     with pytest.raises(RunFailed, match=reason):
         run_local(strategy, APP, 4)
 

@@ -71,8 +71,8 @@ class Outcome(Contract[T]):
 
     def fail(self, reason: str) -> None:
         """Note why a round has no result."""
-        self.failure_ = reason
-        logger.error("%s has no result: %s.", self.name, reason)
+        self.failure_ = reason.removesuffix(".")
+        logger.error("%s has no result: %s.", self.name, self.failure_)
 
     @property
     def has_result(self) -> bool:

@@ -469,8 +469,9 @@ def test_nothing_else_touches_records() -> None:
     offered = {name for name, _ in inspect.getmembers(TorchLearner, inspect.isfunction)}
     public = {name for name in offered if not name.startswith("_")}
     private, own = {"fit", "partial_fit"}, {"fit_many", "distill", "initialised"}
-    # `from_arrays` fills what `initialised` gives.
-    assert public == private | own | {"predict", "logits", "to_arrays", "from_arrays"}
+    # `from_arrays` fills what `initialised` gives; layers are other names of the weights.
+    weights = {"to_arrays", "from_arrays", "to_layers", "from_layers", "sized_for", "head"}
+    assert public == private | own | weights | {"predict", "logits"}
     assert own | {"_learn", "_loss"} <= vars(DPTorchLearner).keys()
     for verb, options in (("fit", {}), ("partial_fit", {"epochs": 1})):
         learner: Any = seeded()
