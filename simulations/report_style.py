@@ -84,6 +84,9 @@ a { color: var(--own); }
   .dumbbell { display: none; }
   dl { grid-template-columns: 1fr; gap: .1rem; } dd { margin-bottom: .6rem; }
 }
+@media (max-width: 27rem) {
+  table { font-size: .74rem; } th { font-size: .68rem; } th, td { padding-right: .25rem; }
+}
 @media print {
   body { background: none; font-size: 12px; } section, .tile { break-inside: avoid; }
 }

@@ -240,11 +240,24 @@ def test_replies_of_every_family_depend_on_no_record(learner: str, pair: str) ->
 class Fussy(TorchLearner):
     """Fails on one record, and quotes it."""
 
-    def _checked_set(self, x: Any, y: Any) -> Any:
-        worst = np.abs(x).max()
-        if worst > 25:
-            raise KnowledgeMismatch(f"Fussy: a record must be small, got {worst}.")
-        return super()._checked_set(x, y)
+    def fit(self, x: Any, y: Any, **options: Any) -> Any:
+        require_small(x)
+        return super().fit(x, y, **options)
+
+    def fit_many(self, sets: Any, **options: Any) -> Any:
+        for x, _ in sets:
+            require_small(x)
+        return super().fit_many(sets, **options)
+
+    def partial_fit(self, x: Any, y: Any, **options: Any) -> Any:
+        require_small(x)
+        return super().partial_fit(x, y, **options)
+
+
+def require_small(x: Any) -> None:
+    worst = np.abs(x).max()
+    if worst > 25:
+        raise KnowledgeMismatch(f"Fussy: a record must be small, got {worst}.")
 
 
 def fussy() -> Fussy:
