@@ -10,7 +10,7 @@ from simulations.libraries import import_library
 from simulations.report import summarise
 
 PANEL_INCHES: Final = (6.4, 4.8)
-MARKERS: Final = "osD^vP*X<>"
+MARKERS: Final = "osD^vP*X<"  # nine, so that with ten colours ninety points differ
 NUM_COLOURS: Final = 10
 STEP_ASIDE: Final = 1.06
 BASELINE_STYLES: Final = {"central-": "-", "best-solo-": "--", "solo-": "-.", "majority-": ":"}
@@ -64,8 +64,7 @@ def _draw_points(axes: Any, summary: Summary, places: Mapping[str, float]) -> No
             yerr=100 * deviation,
             label=line.name,
             capsize=2,
-            color=f"C{number % NUM_COLOURS}",
-            marker=MARKERS[number % len(MARKERS)],
+            **look(number),
             linestyle="none",
             fillstyle="none" if line.promise is None else "full",
         )
@@ -80,3 +79,8 @@ def _draw_baselines(axes: Any, summary: Summary) -> None:
     axes.set_xscale("log")
     axes.set_ylabel(f"{summary.metric.replace('-', ' ')} (%)")
     axes.grid(alpha=0.3)
+
+
+def look(number: int) -> dict[str, str]:
+    """Return the colour and marker of an entry."""
+    return {"color": f"C{number % NUM_COLOURS}", "marker": MARKERS[number % len(MARKERS)]}

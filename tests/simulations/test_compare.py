@@ -15,7 +15,7 @@ from simulations.__main__ import main
 from simulations.compare import Comparison, run_comparison
 from simulations.compare_advice import recommend
 from simulations.compare_entries import Plan, make_plan
-from simulations.compare_figure import draw_comparison
+from simulations.compare_figure import draw_comparison, look
 from simulations.compare_table import (
     BASELINE_NAMES,
     Line,
@@ -471,3 +471,8 @@ def test_the_picture_is_a_png_of_one_panel_or_two(tmp_path: Path, private: bool)
     other = constructed(line("a", (0.9, 0.8, 0.2), 10), line("b", (0.9,) * 3, 1e6))
     draw_comparison(other, tmp_path / "two.png")
     assert (tmp_path / "two.png").read_bytes() != (tmp_path / "new" / "one.png").read_bytes()
+
+
+def test_no_two_of_fifty_entries_look_the_same() -> None:
+    """There are more strategies than colours."""
+    assert len({tuple(look(number).values()) for number in range(50)}) == 50
