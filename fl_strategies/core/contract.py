@@ -52,7 +52,7 @@ class Contract(ABC, Generic[T]):
     """Whether parties' models travel, so that the server must be able to rebuild them."""
     model_as_made: ClassVar[bool] = True
     """Whether the final model has the shape that its factory makes, so that another strategy
-    can go on with it."""
+    can continue with it."""
     parties_train: ClassVar[bool] = True
     """Whether parties train models of their own."""
     party_learner_needs: ClassVar[tuple[type, ...]] = ()
