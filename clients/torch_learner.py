@@ -21,16 +21,15 @@ import numpy as np
 from clients.torch_dense import DenseModules
 from clients.torch_devices import CPU, DeviceName, find_device
 from clients.torch_objective import ObjectiveGradient, stepping
+from clients.torch_stacks import Stack, can_stack, make_stack
 from clients.torch_training import (
     OWNER,
     TASK_LOSSES,
     BatchLoss,
-    ModuleStack,
     OptimizerName,
     Schedule,
     TrainingData,
     as_float32,
-    can_stack,
     check_count,
     check_state,
     checked_set,
@@ -314,7 +313,7 @@ class TorchLearner(DenseModules):
             with isolated(rng):
                 modules.append(self._new_module())
         with isolated():
-            stack = ModuleStack(modules)
+            stack = make_stack(modules)
             sets = [(x, y) for _, x, y, _ in members]
             rngs = [rng for *_, rng in members]
             steps = self._train(stack, sets, self._loss, self.epochs, rngs)
@@ -352,7 +351,7 @@ class TorchLearner(DenseModules):
 
     def _train(
         self,
-        model: nn.Module | ModuleStack,
+        model: nn.Module | Stack,
         sets: Sequence[tuple[Array, Array]],
         loss: BatchLoss,
         epochs: int,

@@ -1,8 +1,6 @@
-"""How PyTorch modules are trained: losses, batches, optimizers and stacks of twins."""
+"""How PyTorch modules are trained: losses, batches and optimizers."""
 
-import logging
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +24,6 @@ from fl_strategies.progress import counted
 try:
     import torch
     from torch import Tensor, nn
-    from torch.func import functional_call, stack_module_state, vmap
     from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 except ImportError as error:
     raise MissingExtra("TorchLearner", "torch", "torch") from error
@@ -38,8 +35,6 @@ RowLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 BatchLoss: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From logits, targets and weights of rows (n,) to the loss of a step."""
 Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
-
-logger = logging.getLogger(__name__)
 
 OWNER: Final = "TorchLearner"
 # Batch normalisation divides by the root of the one and by the other.
@@ -166,55 +161,6 @@ def scheduled(
         yield
 
 
-class ModuleStack:
-    """K modules of one architecture as one: rows (K * n, ...), the first n for the first."""
-
-    def __init__(self, modules: list[nn.Module]) -> None:
-        self._modules = modules
-        # Batched products run faster, and fused Adam need not copy, when weights (out, in)
-        # lie in memory as (in, out).
-        self._parameters = {
-            name: _swap_axes(value.detach()).contiguous().requires_grad_(value.requires_grad)
-            for name, value in stack_module_state(modules)[0].items()
-        }
-        self._forward = vmap(
-            lambda named, rows: logits_of(functional_call(modules[0], named, (rows,)))
-        )
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the outputs of every module for its own rows."""
-        named = {name: _swap_axes(value) for name, value in self._parameters.items()}
-        stacked = rows.view(len(self._modules), -1, *rows.shape[1:])
-        scores: Tensor = self._forward(named, stacked)
-        return scores.flatten(0, 1)
-
-    def parameters(self) -> Iterator[Tensor]:
-        """Yield the stacked parameters, (K, ...)."""
-        yield from self._parameters.values()
-
-    @torch.no_grad()
-    def write_back(self) -> None:
-        """Give every module its trained parameters."""
-        for i, module in enumerate(self._modules):
-            for name, parameter in module.named_parameters():
-                parameter.copy_(_swap_axes(self._parameters[name])[i])
-
-
-def can_stack(make_module: Callable[[], nn.Module], rows: Tensor, num_classes: int) -> bool:
-    """Try two stacked modules on rows (2 * n, ...); buffers would mix what they see."""
-    with isolated(), warnings.catch_warnings():
-        warnings.simplefilter("error")  # vmap warns where it falls back to a loop
-        try:
-            modules = [make_module(), make_module()]
-            scores = ModuleStack(modules)(rows)
-            torch.autograd.backward(scores.sum())
-        except Exception as error:
-            logger.debug("Twins are fitted one after the other: %s", error)
-            return False
-    fits = scores.shape == (len(rows), num_classes)
-    return fits and not any(True for _ in modules[0].buffers())
-
-
 class TrainingData:
     """Training sets of K models, where rows that several models share are stored once."""
 
@@ -265,11 +211,6 @@ def steps_per_epoch(num_rows: int, batch_size: int) -> int:
     """Return the steps of an epoch; a single last row joins the batch before it."""
     steps = math.ceil(num_rows / batch_size)
     return steps - 1 if steps > 1 and num_rows % batch_size == 1 else steps
-
-
-def _swap_axes(stacked: Tensor) -> Tensor:
-    """Transpose the matrices of a stack (K, rows, columns); leave other shapes alone."""
-    return stacked.mT if stacked.ndim == 3 else stacked
 
 
 def checked_set(x: Array, y: Array, num_classes: int, task: Task) -> tuple[Array, Array]:
