@@ -20,8 +20,9 @@ import numpy as np
 
 from clients.torch_dense import DenseModules
 from clients.torch_devices import CPU, DeviceName, find_device
+from clients.torch_images import image_steps
 from clients.torch_objective import ObjectiveGradient, stepping
-from clients.torch_stacks import Stack, can_stack, make_stack
+from clients.torch_stacks import Stack, accelerated, can_stack, make_stack
 from clients.torch_training import (
     OWNER,
     TASK_LOSSES,
@@ -58,6 +59,7 @@ except ImportError as error:
 Augment: TypeAlias = Callable[[Tensor], Tensor]
 
 ROWS_PER_CHUNK: Final = 4096
+ROWS_IN_CACHE: Final = 64
 SQUARED_SCORES: Final = Recipe()
 
 
@@ -290,7 +292,7 @@ class TorchLearner(DenseModules):
         rows = torch.from_numpy(as_float32("x", [x]))
         try:
             with torch.no_grad():
-                scores = logits_of(module.eval()(self._laid_out(rows.to(self._device))))
+                scores = self._answers(module.eval(), rows.to(self._device))
         except (RuntimeError, ValueError, IndexError) as error:
             raise InvalidData(
                 f"{OWNER}: x must be rows that the module takes, got shape {x.shape[1:]}. "
@@ -300,6 +302,12 @@ class TorchLearner(DenseModules):
         rule = f"a factory of modules with outputs of shape {expected}"
         require(shape == expected, OWNER, "module_fn", rule, shape)
         return np.asarray(scores.cpu())
+
+    def _answers(self, module: nn.Module, rows: Tensor) -> Tensor:
+        model = accelerated(module)
+        if isinstance(model, nn.Module):
+            return logits_of(model(self._laid_out(rows)))
+        return torch.cat([model(some) for some in torch.split(rows, ROWS_IN_CACHE)])
 
     def _fit_group(
         self, members: Sequence[tuple[Self, Array, Array, np.random.Generator]]
@@ -322,8 +330,11 @@ class TorchLearner(DenseModules):
             twin._keep(module, x.shape[1:], steps)
 
     def _stackable(self, x: Array) -> bool:
-        if self.task == "multi-label" or self.augment is not None or self.channels_last:
+        if self.task == "multi-label" or self.augment is not None:
             return False
+        with isolated():
+            if self.channels_last and image_steps(self._new_module()) is None:
+                return False
         rows = torch.from_numpy(as_float32("x", [x, x])).to(self._device)
         return can_stack(self._new_module, rows, self.num_classes)
 
@@ -346,7 +357,8 @@ class TorchLearner(DenseModules):
             self._evaluate(module, x[:1])  # names a misfit before training starts
             own = None if objective is None else ObjectiveGradient(objective, module)
             trainer, sets = stepping(self, objective), [(x, targets)]
-            steps = trainer._train(module.train(), sets, loss, epochs, [rng], own)
+            model = accelerated(module.train())
+            steps = trainer._train(model, sets, loss, epochs, [rng], own)
         return self._keep(module, x.shape[1:], steps)
 
     def _train(
@@ -373,7 +385,9 @@ class TorchLearner(DenseModules):
         steps = self._steps(optimizer, num_steps)
         for (rows, *labels), _ in zip(batches, steps, strict=True):
             optimizer.zero_grad()
-            seen = self._laid_out(rows if self.augment is None else self.augment(rows))
+            seen = rows if self.augment is None else self.augment(rows)
+            if isinstance(model, nn.Module):
+                seen = self._laid_out(seen)
             targets, weights = (part.to(self._device) for part in labels)
             scores = logits_of(model(seen.to(self._device)))
             torch.autograd.backward(loss(scores, targets, weights))
