@@ -88,6 +88,8 @@ class Table:
         Where its figures differ from the paper's, and why.
     chosen : str
         What was chosen after test rows had been seen.
+    sizes : bool
+        Whether its text says how many bytes all parties have sent.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Table:
     minutes: float | None = None
     remark: str = ""
     chosen: str = ""
+    sizes: bool = False
 
     @classmethod
     def load(cls, name: str, scale: str = QUICK) -> Self:
@@ -129,6 +132,7 @@ class Table:
             minutes=own.get("minutes", content.get("minutes")),
             remark=content.get("remark", ""),
             chosen=content.get("chosen", ""),
+            sizes=content.get("sizes", False),
         )
 
     def but(self, *, seeds: Sequence[int] = (), rows: Sequence[Row] = ()) -> Self:

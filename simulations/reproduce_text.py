@@ -29,6 +29,8 @@ EPSILONS: Final = {
     keys.EPSILON_EXAMPLE: "ε of an example",
 }
 SECONDS: Final = "CPU s a run"
+SENT: Final = "MB sent"
+MEGA: Final = 1_000_000
 NOT_MEASURED: Final = "nothing yet"
 
 
@@ -60,6 +62,7 @@ class Line:
     epsilons: Mapping[str, float]
     seeds: tuple[int, ...]
     cpu_seconds: float | None
+    megabytes: float | None = None
 
     @property
     def differences(self) -> str:
@@ -87,7 +90,9 @@ def _line(row: Row, found: Sequence[Outcome]) -> Line:
     seconds = [one.get(ALL_CPU) or one.get("cpu-seconds") for one in found]
     known = [second for second in seconds if second is not None]
     seeds = tuple(one["settings"]["seed"] for one in found)
-    return Line(row, cells, epsilons, seeds, fmean(known) if known else None)
+    sent = [one[keys.NUM_BYTES_SENT] / MEGA for one in found if one.get(keys.NUM_BYTES_SENT)]
+    means = (fmean(numbers) if numbers else None for numbers in (known, sent))
+    return Line(row, cells, epsilons, seeds, *means)
 
 
 def _is_finite(epsilon: float | None) -> bool:
@@ -110,14 +115,14 @@ def markdown(table: Table, kept: Path) -> str:
     """Return the table for documentation: mean and deviation over seeds, in percent."""
     outcomes = read_outcomes(kept)
     lines = lines_of(table, outcomes)
-    columns = _columns(lines)
+    columns = _columns(lines, table.sizes)
     header = ["", *columns]
     rows = [[line.row.name, *(show(line) for show in columns.values())] for line in lines]
     cells = ["| " + " | ".join(one) + " |" for one in [header, ["---"] * len(header), *rows]]
     return "\n".join([*cells, "", _caption(table, outcomes)])
 
 
-def _columns(lines: Sequence[Line]) -> dict[str, Callable[[Line], str]]:
+def _columns(lines: Sequence[Line], sizes: bool) -> dict[str, Callable[[Line], str]]:
     """Return how to show each column that has anything to show."""
     known: dict[str, Callable[[Line], str]] = {
         name: partial(_shown_cell, prefix) for prefix, name in COLUMNS.items()
@@ -125,6 +130,8 @@ def _columns(lines: Sequence[Line]) -> dict[str, Callable[[Line], str]]:
     known |= {name: partial(_shown_epsilon, key) for key, name in EPSILONS.items()}
     known["paper"] = lambda line: str(line.row.published)
     known["difference"] = lambda line: line.differences
+    if sizes:
+        known[SENT] = _shown_megabytes
     known[SECONDS] = _shown_seconds
     return {name: show for name, show in known.items() if any(map(show, lines))}
 
@@ -139,6 +146,10 @@ def _shown_epsilon(key: str, line: Line) -> str:
 
 def _shown_seconds(line: Line) -> str:
     return "" if line.cpu_seconds is None else f"{line.cpu_seconds:.0f}"
+
+
+def _shown_megabytes(line: Line) -> str:
+    return "" if line.megabytes is None else f"{line.megabytes:.3g}"
 
 
 def _caption(table: Table, outcomes: Sequence[Outcome]) -> str:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fl_strategies.exceptions import MissingExtra
+from fl_strategies.exceptions import MissingExtra, require
 from simulations.arguments import say, say_stopped, seeds_of
 from simulations.calculated import calculate, calculation_names
 from simulations.config import Settings
@@ -41,6 +41,12 @@ def add_tables(commands: Any, run: Runner) -> None:
         help="the paper's size, one for a laptop, or seconds of random data (default: quick)",
     )
     one.add_argument("--seeds", help="comma-separated (default: the table's own)")
+    one.add_argument(
+        "--row",
+        action="append",
+        metavar="TEXT",
+        help="run only rows whose names hold this text; may be given several times",
+    )
     one.add_argument(
         "--json", type=Path, metavar="OUT", help="results so far (default: runs/<name>.json)"
     )
@@ -80,12 +86,22 @@ def _table(options: argparse.Namespace, run: Runner) -> int:
     kept = options.json or _default_path(f"{options.name}{word}", "json")
     require_files("table", json=kept)
     try:
-        run_table(experiments, run, kept, _tell)
+        run_table(_chosen(experiments, options.row), run, kept, _tell)
     except KeyboardInterrupt:
         return say_stopped(kept)
     _tell(markdown(experiments, kept))
     _write(experiments, kept)
     return 0
+
+
+def _chosen(experiments: Table, texts: list[str] | None) -> Table:
+    """Return the table with the rows that were asked for; all if none were."""
+    if texts is None:
+        return experiments
+    rows = [row for row in experiments.rows if any(text in row.name for text in texts)]
+    known = ", ".join(repr(row.name) for row in experiments.rows)
+    require(bool(rows), "table", "row", f"part of one of {known}", texts)
+    return experiments.but(rows=rows)
 
 
 def _calculate(name: str) -> int:

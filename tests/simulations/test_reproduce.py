@@ -275,3 +275,33 @@ def test_the_command_line_runs_and_writes_everything(
     assert "Seeds 4, 5" in Path("runs/toy_table_paper.md").read_text()
     assert "toy_table  quick     2      2            3   not yet  nowhere" in text
     assert "toy_table  paper     2      1            ?   not yet  nowhere" in text
+
+
+def test_single_rows_can_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part of a name is enough; the text still shows the whole table."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
+    monkeypatch.setattr("simulations.reproduce.resources.files", lambda _: tmp_path)
+    monkeypatch.setattr("simulations.__main__.run_once", Runs())
+    monkeypatch.chdir(tmp_path)
+    first, second = (row.name for row in Table.load("toy_table").rows)
+
+    assert main(["table", "toy_table", "--row", second]) == 0
+    assert main(["table", "toy_table", "--row", "nobody"]) == 1
+
+    said = capsys.readouterr()
+    assert f"| {first} |" in said.out
+    asked = [one["settings"] for one in read_outcomes(Path("runs/toy_table.json"))]
+    assert [settings["epochs"] for settings in asked] == [1, 1]
+    assert "error: table: row must be part of one of " in said.err
+
+
+def test_a_table_may_say_what_was_sent(tmp_path: Path) -> None:
+    """Bytes of all parties stand in a column of their own if its file asks for it."""
+    kept = tmp_path / "kept.json"
+    run_table(TABLE, Runs(), kept, lambda _: None)
+
+    assert "MB sent" not in markdown(TABLE, kept)
+    assert "MB sent" in markdown(replace(TABLE, sizes=True), kept)
