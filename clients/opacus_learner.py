@@ -24,6 +24,7 @@ from clients.dp_sgd import (
 from clients.opacus_checks import OWNER, check_layers, check_module
 from clients.torch_learner import SQUARED_SCORES, TorchLearner
 from clients.torch_objective import ObjectiveGradient, stepping
+from clients.torch_stopping import Rows
 from clients.torch_training import (
     RECORD_LOSSES,
     BatchLoss,
@@ -146,7 +147,8 @@ class DPTorchLearner(TorchLearner):
         for name in ("secure", "private_distill"):
             value = getattr(self, name)
             require(isinstance(value, bool), OWNER, name, "True or False", value)
-        for name in ("augment", "channels_last"):
+        # When to stop would be another release about the records, without noise.
+        for name in ("augment", "channels_last", "validation_share"):
             value = getattr(self, name)
             require(not value, OWNER, name, "omitted in private training", value)
 
@@ -211,9 +213,10 @@ class DPTorchLearner(TorchLearner):
             device=self.device,
         )
         if self._module is not None:
-            plain._keep(self._module, self._row_shape, 0)
+            plain._keep(self._module, self._row_shape)
         plain.distill(x, targets, rng=rng, recipe=recipe)
-        return self._keep(plain._fitted(), np.shape(x)[1:], plain.steps_taken)
+        steps, epochs = plain.steps_taken, plain.epochs_trained
+        return self._keep(plain._fitted(), np.shape(x)[1:], steps, epochs)
 
     def initialised(self, *, rng: np.random.Generator | None = None) -> Self:
         """Return a twin with new parameters, which have seen nothing; see `TorchLearner`."""
@@ -254,7 +257,9 @@ class DPTorchLearner(TorchLearner):
         loss: BatchLoss,
         epochs: int,
         rng: np.random.Generator,
+        *,
         objective: Objective | None = None,
+        held_out: Rows | None = None,  # noqa: ARG002 - always empty, see __post_init__
     ) -> Self:
         event = self._plan(len(x), epochs)
         with isolated(rng):
@@ -267,7 +272,7 @@ class DPTorchLearner(TorchLearner):
             trainer = stepping(self, objective)
             trainer._train_privately(module, x, targets, loss, event, source, objective)
         self._events = _with_event(self._events, event)
-        return self._keep(module, x.shape[1:], event.steps)
+        return self._keep(module, x.shape[1:], event.steps, epochs)
 
     def _train_privately(
         self,

@@ -10,35 +10,34 @@ side do not fight for cores.
 """
 
 import copy
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Final, Self, TypeAlias, get_args
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
 from clients.torch_dense import DenseModules
 from clients.torch_devices import CPU, DeviceName, find_device
 from clients.torch_images import image_steps
-from clients.torch_objective import ObjectiveGradient, stepping
-from clients.torch_stacks import Stack, accelerated, can_stack, make_stack
+from clients.torch_loop import Augment, TrainingLoop
+from clients.torch_objective import gradient_of, stepping
+from clients.torch_settings import check_settings
+from clients.torch_stacks import accelerated, can_stack, make_stack, trainable
+from clients.torch_stopping import EarlyStopping, Rows, hold_out
 from clients.torch_training import (
     OWNER,
     TASK_LOSSES,
     BatchLoss,
     OptimizerName,
     Schedule,
-    TrainingData,
     as_float32,
     check_count,
     check_state,
     checked_set,
     isolated,
     logits_of,
-    make_optimizer,
     recipe_loss,
-    scheduled,
     soft_targets,
     state_of,
     steps_per_epoch,
@@ -56,15 +55,23 @@ try:
 except ImportError as error:
     raise MissingExtra("TorchLearner", "torch", "torch") from error
 
-Augment: TypeAlias = Callable[[Tensor], Tensor]
-
 ROWS_PER_CHUNK: Final = 4096
 ROWS_IN_CACHE: Final = 64
 SQUARED_SCORES: Final = Recipe()
 
 
+class _Member(NamedTuple):
+    """One twin of many, with what it learns and what it stops by."""
+
+    twin: Any
+    x: Array
+    y: Array
+    rng: np.random.Generator
+    held_out: Rows
+
+
 @dataclass(eq=False)
-class TorchLearner(DenseModules):
+class TorchLearner(TrainingLoop, DenseModules):
     """A model made of any PyTorch module.
 
     Parameters
@@ -101,6 +108,13 @@ class TorchLearner(DenseModules):
         Lay images (n, channels, height, width) out in memory as convolutions like them:
         around 1.4 times as fast with several channels. The module must then use `flatten`
         or `reshape` instead of `view` after a convolution.
+    validation_share : float (default: 0)
+        Share of the rows of `fit` and `fit_many` that are not learned but decide when to
+        stop: early stopping, off if 0. Sets too small for one such row are learned in full.
+        `partial_fit` and `distill` take all epochs that they are told.
+    patience : int (default: 5)
+        Epochs in a row without a lower loss of these rows, after which training stops; the
+        module then has the weights of its best epoch.
     device : "cpu", "cuda", "mps" or "auto" (default: "cpu")
         Where the module is trained and asked; "auto" takes the first of CUDA, MPS and the
         processor that is available. Equal bits for equal seeds are promised on the
@@ -128,31 +142,18 @@ class TorchLearner(DenseModules):
     final_learning_rate: float | None = None
     augment: Augment | None = None
     channels_last: bool = False
+    validation_share: float = 0.0
+    patience: int = 5
     device: DeviceName = "cpu"
     _device: torch.device = field(default=CPU, init=False, repr=False)
     _steps_taken: int = field(default=0, init=False, repr=False)
+    _epochs_trained: int = field(default=0, init=False, repr=False)
     _module: nn.Module | None = field(default=None, init=False, repr=False)
     _row_shape: tuple[int, ...] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        require(callable(self.module_fn), OWNER, "module_fn", "callable", self.module_fn)
-        usable = self.augment is None or callable(self.augment)
-        require(usable, OWNER, "augment", "callable", self.augment)
-        choices = (("task", Task), ("optimizer", OptimizerName), ("schedule", Schedule))
-        for name, kind in choices:
-            options, given = get_args(kind), getattr(self, name)
-            require(given in options, OWNER, name, f"one of {', '.join(options)}", given)
-        check_count("num_classes", self.num_classes, 2 if self.task == "single-label" else 1)
-        check_count("epochs", self.epochs)
-        check_count("batch_size", self.batch_size)
-        rate, decay, last = self.learning_rate, self.weight_decay, self.final_learning_rate
-        require(0 < rate < math.inf, OWNER, "learning_rate", "finite and above 0", rate)
-        require(0 <= decay < math.inf, OWNER, "weight_decay", "finite and at least 0", decay)
-        rule = "at least 0 and below 1"
-        require(0 <= self.momentum < 1, OWNER, "momentum", rule, self.momentum)
-        falls = last is None or 0 <= last <= rate
-        require(falls, OWNER, "final_learning_rate", "between 0 and learning_rate", last)
+        check_settings(self)
         self._device = find_device(self.device)
 
     @property
@@ -160,10 +161,19 @@ class TorchLearner(DenseModules):
         """Optimizer steps of the last call that learned; 0 before the first."""
         return self._steps_taken
 
+    @property
+    def epochs_trained(self) -> int:
+        """Epochs of the last call that learned, until it was stopped; 0 before the first.
+
+        With early stopping they depend on the records, and so are as private as these.
+        """
+        return self._epochs_trained
+
     def fit(self, x: Array, y: Array, *, rng: np.random.Generator) -> Self:
         """Learn what the task says about rows `x` (n, ...) with a newly initialised module."""
         x, y = checked_set(x, y, self.num_classes, self.task)
-        return self._learn(None, x, y, self._loss, self.epochs, rng)
+        (x, y), held_out = hold_out(x, y, self.validation_share, rng)
+        return self._learn(None, x, y, self._loss, self.epochs, rng, held_out=held_out)
 
     def partial_fit(
         self,
@@ -182,7 +192,7 @@ class TorchLearner(DenseModules):
         """
         check_count("epochs", epochs)
         x, y = checked_set(self._checked_rows(x), y, self.num_classes, self.task)
-        return self._learn(self._module, x, y, self._loss, epochs, rng, objective)
+        return self._learn(self._module, x, y, self._loss, epochs, rng, objective=objective)
 
     def fit_many(
         self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
@@ -192,7 +202,8 @@ class TorchLearner(DenseModules):
         A twin follows the path it would follow alone, up to the rounding of sums. Modules
         that cannot be stacked (with buffers, dropout, or operations that `vmap` lacks),
         labels that may be unknown, `augment` and `channels_last` make them be fitted one
-        after the other. Sets that share one array `x` share it here as well.
+        after the other. Sets that share one array `x` share it here as well, unless some of
+        its rows are to stop by. Every twin stops by itself.
         """
         rule = f"{len(sets)} generators, one a training set"
         require(len(rngs) == len(sets), OWNER, "rngs", rule, len(rngs))
@@ -200,8 +211,9 @@ class TorchLearner(DenseModules):
         groups = defaultdict(list)
         for twin, training_set, rng in zip(twins, sets, rngs, strict=True):
             x, y = checked_set(*training_set, self.num_classes, self.task)
+            (x, y), held_out = hold_out(x, y, self.validation_share, rng)
             pace = steps_per_epoch(len(x), self.batch_size), x.shape[1:]
-            groups[pace].append((twin, x, y, rng))
+            groups[pace].append(_Member(twin, x, y, rng, held_out))
         for members in groups.values():
             self._fit_group(members)
         return twins
@@ -239,12 +251,8 @@ class TorchLearner(DenseModules):
     def logits(self, x: Array) -> FloatArray:
         """Return the module's output for rows `x` (n, ...), float32 (n, num_classes)."""
         module, x = self._fitted(), self._checked_rows(x)
-        scores = np.empty((len(x), self.num_classes), dtype=np.float32)
         with isolated():
-            for start in range(0, len(x), ROWS_PER_CHUNK):
-                chunk = slice(start, start + ROWS_PER_CHUNK)
-                scores[chunk] = self._evaluate(module, x[chunk])
-        return scores
+            return self._scores(module, x)
 
     def to_arrays(self) -> dict[str, Array]:
         """Return copies of the module's parameters and buffers by name."""
@@ -260,10 +268,17 @@ class TorchLearner(DenseModules):
     def initialised(self, *, rng: np.random.Generator | None = None) -> Self:
         """Return a twin with new parameters, those that `fit` would start from."""
         with isolated(rng):
-            return copy.copy(self)._keep(self._new_module(), None, 0)
+            return copy.copy(self)._keep(self._new_module(), None)
 
-    def _keep(self, module: nn.Module, row_shape: tuple[int, ...] | None, steps: int) -> Self:
-        self._module, self._row_shape, self._steps_taken = module.eval(), row_shape, steps
+    def _keep(
+        self,
+        module: nn.Module,
+        row_shape: tuple[int, ...] | None,
+        steps: int = 0,
+        epochs: int = 0,
+    ) -> Self:
+        self._module, self._row_shape = module.eval(), row_shape
+        self._steps_taken, self._epochs_trained = steps, epochs
         return self
 
     def _fitted(self) -> nn.Module:
@@ -288,6 +303,13 @@ class TorchLearner(DenseModules):
         require_data(known, OWNER, "x", rule, x.shape[1:])
         return x
 
+    def _scores(self, module: nn.Module, x: Array) -> FloatArray:
+        scores = np.empty((len(x), self.num_classes), dtype=np.float32)
+        for start in range(0, len(x), ROWS_PER_CHUNK):
+            chunk = slice(start, start + ROWS_PER_CHUNK)
+            scores[chunk] = self._evaluate(module, x[chunk])
+        return scores
+
     def _evaluate(self, module: nn.Module, x: Array) -> Array:
         rows = torch.from_numpy(as_float32("x", [x]))
         try:
@@ -309,25 +331,24 @@ class TorchLearner(DenseModules):
             return logits_of(model(self._laid_out(rows)))
         return torch.cat([model(some) for some in torch.split(rows, ROWS_IN_CACHE)])
 
-    def _fit_group(
-        self, members: Sequence[tuple[Self, Array, Array, np.random.Generator]]
-    ) -> None:
-        if len(members) == 1 or not self._stackable(members[0][1][:2]):
-            for twin, x, y, rng in counted(members, "models"):
-                twin.fit(x, y, rng=rng)
+    def _fit_group(self, members: Sequence[_Member]) -> None:
+        if len(members) == 1 or not self._stackable(members[0].x[:2]):
+            for twin, x, y, rng, rest in counted(members, "models"):
+                twin._learn(None, x, y, self._loss, self.epochs, rng, held_out=rest)
             return
         modules = []
-        for *_, rng in members:
-            with isolated(rng):
+        for member in members:
+            with isolated(member.rng):
                 modules.append(self._new_module())
         with isolated():
             stack = make_stack(modules)
-            sets = [(x, y) for _, x, y, _ in members]
-            rngs = [rng for *_, rng in members]
-            steps = self._train(stack, sets, self._loss, self.epochs, rngs)
-        stack.write_back()
-        for (twin, x, *_), module in zip(members, modules, strict=True):
-            twin._keep(module, x.shape[1:], steps)
+            sets = [(member.x, member.y) for member in members]
+            rngs = [member.rng for member in members]
+            watch = self._watch(modules, [member.held_out for member in members])
+            epochs = self._train(stack, sets, self._loss, self.epochs, rngs, watch=watch)
+        pace = steps_per_epoch(len(members[0].x), self.batch_size)
+        for member, module, done in zip(members, modules, epochs, strict=True):
+            member.twin._keep(module, member.x.shape[1:], done * pace, done)
 
     def _stackable(self, x: Array) -> bool:
         if self.task == "multi-label" or self.augment is not None:
@@ -350,57 +371,26 @@ class TorchLearner(DenseModules):
         loss: BatchLoss,
         epochs: int,
         rng: np.random.Generator,
+        *,
         objective: Objective | None = None,
+        held_out: Rows | None = None,
     ) -> Self:
         with isolated(rng):
             module = self._new_module() if module is None else module
             self._evaluate(module, x[:1])  # names a misfit before training starts
-            own = None if objective is None else ObjectiveGradient(objective, module)
+            own = gradient_of(objective, module)
+            model = trainable(module.train(), as_it_is=own is not None)
+            watch = self._watch([module], [held_out]) if held_out is not None else None
             trainer, sets = stepping(self, objective), [(x, targets)]
-            model = accelerated(module.train())
-            steps = trainer._train(model, sets, loss, epochs, [rng], own)
-        return self._keep(module, x.shape[1:], steps)
+            (done,) = trainer._train(model, sets, loss, epochs, [rng], own, watch)
+        pace = steps_per_epoch(len(x), self.batch_size)
+        return self._keep(module, x.shape[1:], done * pace, done)
 
-    def _train(
-        self,
-        model: nn.Module | Stack,
-        sets: Sequence[tuple[Array, Array]],
-        loss: BatchLoss,
-        epochs: int,
-        rngs: Sequence[np.random.Generator],
-        own: ObjectiveGradient | None = None,
-    ) -> int:
-        """Train a model and return the number of steps taken."""
-        optimizer = make_optimizer(
-            self.optimizer,
-            model.parameters(),
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            fused=self._device == CPU,
+    def _watch(
+        self, modules: Sequence[nn.Module], held_out: Sequence[Rows]
+    ) -> EarlyStopping | None:
+        if not any(len(x) for x, _ in held_out):
+            return None
+        return EarlyStopping(
+            modules, held_out, scores=self._scores, loss=self._loss, patience=self.patience
         )
-        data = TrainingData(sets)
-        num_steps = data.num_steps(epochs, self.batch_size)
-        batches = data.batches(epochs, self.batch_size, rngs)
-        steps = self._steps(optimizer, num_steps)
-        for (rows, *labels), _ in zip(batches, steps, strict=True):
-            optimizer.zero_grad()
-            seen = rows if self.augment is None else self.augment(rows)
-            if isinstance(model, nn.Module):
-                seen = self._laid_out(seen)
-            targets, weights = (part.to(self._device) for part in labels)
-            scores = logits_of(model(seen.to(self._device)))
-            torch.autograd.backward(loss(scores, targets, weights))
-            if own is not None:
-                own.add()
-            optimizer.step()
-        return num_steps
-
-    def _steps(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Iterator[None]:
-        last = self.final_learning_rate
-        rate = self.learning_rate / 100 if last is None else last
-        return scheduled(optimizer, self.schedule, rate, num_steps)
-
-    def _laid_out(self, rows: Tensor) -> Tensor:
-        images = self.channels_last and rows.ndim == 4
-        return rows.contiguous(memory_format=torch.channels_last) if images else rows

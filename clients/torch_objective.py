@@ -31,6 +31,15 @@ def stepping(learner: L, objective: Objective | None) -> L:
     return twin
 
 
+def gradient_of(objective: Objective | None, module: nn.Module) -> "ObjectiveGradient | None":
+    """Return what an objective adds to the gradients of a module; nothing if it adds 0."""
+    if objective is None:
+        return None
+    own = ObjectiveGradient(objective, module)
+    adds = objective.mu, objective.correction is not None, objective.features is not None
+    return own if any(adds) else None
+
+
 class ObjectiveGradient:
     """What an objective adds to the gradients of a module's weights in every step.
 

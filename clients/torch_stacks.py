@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from clients.torch_images import ImageStack
+from clients.torch_perceptrons import PerceptronStack
 from clients.torch_training import isolated, logits_of
 from fl_strategies.exceptions import MissingExtra
 
@@ -34,12 +35,23 @@ class Stack(Protocol):
 
 def make_stack(modules: list[nn.Module]) -> Stack:
     """Return the fastest kind of stack that these modules allow."""
-    return ImageStack.of(modules) or ModuleStack(modules)
+    return ImageStack.of(modules) or PerceptronStack.of(modules) or ModuleStack(modules)
 
 
 def accelerated(module: nn.Module) -> nn.Module | Stack:
     """Return a module, or what computes the same with its parameters in less time."""
     return ImageStack.of([module]) or module
+
+
+def trainable(module: nn.Module, *, as_it_is: bool) -> nn.Module | Stack:
+    """Return what trains a module in the least time, a stack of one if there is one for it.
+
+    `as_it_is` means that it must train the module's own parameters.
+    """
+    model = accelerated(module)
+    if as_it_is or not isinstance(model, nn.Module):
+        return model
+    return PerceptronStack.of([module]) or module
 
 
 class ModuleStack:

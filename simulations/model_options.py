@@ -28,3 +28,7 @@ class ModelOptions(Options):
     schedule: Literal["constant", "cosine"] = option("constant", "of the step size")
     weight_decay: float = option(0.00001, "L2 penalty of the optimizer", least=0)
     augment: bool = option(False, "networks see images shifted and mirrored")
+    validation_share: float = option(
+        0.0, "rows that tell a network when to stop; 0: none, all epochs", least=0, below=1
+    )
+    patience: int = option(5, "epochs without a better loss before it stops", least=1)

@@ -97,6 +97,7 @@ def make_report(
         keys.NUM_BYTES_RECEIVED: _total(rounds, keys.NUM_BYTES_RECEIVED),
         "seconds": seconds,
         "cpu-seconds": cpu_seconds,
+        "early-stopping": _early_stopping(federation, strategy),
         "phases": _phases(watch.seconds),
         "model": model,
         "metrics": {"train": train, "evaluate": evaluate},
@@ -143,6 +144,33 @@ def _models(federation: Federation) -> Report:
     """Return the models that a run had, also where none were asked for."""
     learners = ",".join(federation.learner_names)
     return {"learner": learners, "final-learner": federation.final_learner}
+
+
+def _early_stopping(federation: Federation, strategy: KnowledgeStrategy[Any]) -> Report | None:
+    """Return how long the final model was trained, if it could stop before its last epoch.
+
+    It has seen what was released, so this costs nobody anything. How long the parties' own
+    models were trained depends on their records and stays with them.
+    """
+    settings = federation.settings.for_final_learner()
+    try:
+        trained = getattr(strategy.model_, "epochs_trained", 0)
+    except StrategyError:
+        return None  # a server may lack the factories to make one
+    if not (settings.validation_share and trained):
+        return None
+    return {"final-epochs": trained, "most-epochs": settings.epochs}
+
+
+def stopping_of(report: Mapping[str, Any]) -> str:
+    """Say how early stopping ended; nothing if there was none."""
+    found = report.get("early-stopping")
+    return (
+        "final model trained for {final-epochs} of at most {most-epochs} epochs "
+        "(early stopping)".format_map(found)
+        if found
+        else ""
+    )
 
 
 def _with_verdict(report: Report) -> Report:
@@ -307,6 +335,7 @@ def render(report: Report) -> str:
         ),
         f"sent by parties: {report[keys.NUM_BYTES_SENT]} bytes",
         f"seconds: {report['seconds']:.1f}",
+        *filter(None, [stopping_of(report)]),
     ]
     lines += [f"excluded: node {node}: {why}" for node, why in report["rejected"].items()]
     lines += [f"warning: {sentence}" for sentence in report.get("warnings", [])]

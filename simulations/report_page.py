@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from fl_strategies.wire import keys
 from simulations.baselines import BEST_PARTY, MAJORITY, MEAN_PARTY, PATE, POOLED, PUBLIC_ONLY
 from simulations.compare_table import size
-from simulations.report import shown, strategy_of
+from simulations.report import shown, stopping_of, strategy_of
 from simulations.report_html import Html, card, document, element, grid, setting, text
 from simulations.report_privacy import privacy_section, promised
 from simulations.report_style import STYLE
@@ -291,8 +291,10 @@ def _time(report: Report) -> Html | None:
         if key in phases
     ]
     cpu = report.get("cpu-seconds")
-    note = f"The federated run took {cpu:.1f} s of processor time." if cpu else ""
-    return card("Time", bars(lines), note=note) if lines else None
+    took = f"The federated run took {cpu:.1f} s of processor time." if cpu else ""
+    stopped = stopping_of(report)
+    notes = [took, f"{stopped[0].upper()}{stopped[1:]}." if stopped else ""]
+    return card("Time", bars(lines), note=" ".join(filter(None, notes))) if lines else None
 
 
 def _model(report: Report) -> Html | None:

@@ -335,7 +335,7 @@ class Wrapped(nn.Module):
 
 @pytest.mark.parametrize("make", [learner, DPTorchLearner])
 def test_outputs_may_hold_their_logits(make: Any) -> None:
-    """They train and answer as the module inside does, also as stacked twins."""
+    """They train and answer as the module inside does, up to rounding, also in stacks."""
     settings = {"num_classes": 3, "noise_multiplier": 1.0, "secure": False}
     plain, wrapped = (
         make(module_fn, **(settings if make is DPTorchLearner else {}))
@@ -347,4 +347,4 @@ def test_outputs_may_hold_their_logits(make: Any) -> None:
         wrapped.fit_many(sets, rngs=[generator(0), generator(1)]),
         strict=True,
     ):
-        np.testing.assert_array_equal(one.logits(X), other.logits(X))
+        np.testing.assert_allclose(one.logits(X), other.logits(X), rtol=1e-4, atol=1e-5)

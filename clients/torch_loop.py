@@ -1,0 +1,105 @@
+"""The loop over batches that trains a module or a stack of them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from clients.torch_devices import CPU
+from clients.torch_objective import ObjectiveGradient
+from clients.torch_stacks import Stack
+from clients.torch_stopping import EarlyStopping
+from clients.torch_training import (
+    BatchLoss,
+    OptimizerName,
+    Schedule,
+    TrainingData,
+    logits_of,
+    make_optimizer,
+    scheduled,
+    tiny_as_zero,
+)
+from fl_strategies.core.protocols import TrainingSet
+from fl_strategies.exceptions import MissingExtra
+
+try:
+    import torch
+    from torch import Tensor, nn
+except ImportError as error:
+    raise MissingExtra("TorchLearner", "torch", "torch") from error
+
+Augment: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class TrainingLoop:
+    """How a learner trains, by its settings."""
+
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    optimizer: OptimizerName
+    momentum: float
+    schedule: Schedule
+    final_learning_rate: float | None
+    augment: Augment | None
+    channels_last: bool
+    _device: torch.device
+
+    def _train(
+        self,
+        model: nn.Module | Stack,
+        sets: Sequence[TrainingSet],
+        loss: BatchLoss,
+        epochs: int,
+        rngs: Sequence[np.random.Generator],
+        own: ObjectiveGradient | None = None,
+        watch: EarlyStopping | None = None,
+    ) -> list[int]:
+        """Train a model or a stack; return the number of epochs of every set."""
+        optimizer = make_optimizer(
+            self.optimizer,
+            model.parameters(),
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            fused=self._device == CPU,
+        )
+        data = TrainingData(sets)
+        pace = data.num_steps(1, self.batch_size)
+        batches = data.batches(epochs, self.batch_size, rngs)
+        rates = self._steps(optimizer, epochs * pace)
+        with tiny_as_zero():
+            for step, (batch, _) in enumerate(zip(batches, rates, strict=True), 1):
+                optimizer.zero_grad()
+                torch.autograd.backward(self._batch_loss(model, loss, *batch))
+                if own is not None:
+                    own.add()
+                optimizer.step()
+                if watch is not None and step % pace == 0 and watch.ends(model):
+                    break
+        if not isinstance(model, nn.Module):
+            model.write_back()
+        return [epochs] * len(sets) if watch is None else watch.restore()
+
+    def _batch_loss(
+        self,
+        model: nn.Module | Stack,
+        loss: BatchLoss,
+        rows: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+    ) -> Tensor:
+        seen = rows if self.augment is None else self.augment(rows)
+        if isinstance(model, nn.Module):
+            seen = self._laid_out(seen)
+        scores = logits_of(model(seen.to(self._device)))
+        return loss(scores, targets.to(self._device), weights.to(self._device))
+
+    def _steps(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Iterator[None]:
+        last = self.final_learning_rate
+        rate = self.learning_rate / 100 if last is None else last
+        return scheduled(optimizer, self.schedule, rate, num_steps)
+
+    def _laid_out(self, rows: Tensor) -> Tensor:
+        images = self.channels_last and rows.ndim == 4
+        return rows.contiguous(memory_format=torch.channels_last) if images else rows

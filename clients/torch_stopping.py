@@ -1,0 +1,118 @@
+"""Early stopping: rows that are not learned say when a module has learned enough."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from clients.torch_stacks import Stack
+from clients.torch_training import BatchLoss
+from fl_strategies.arrays import Array, FloatArray
+from fl_strategies.exceptions import MissingExtra
+
+try:
+    import torch
+    from torch import Tensor, nn
+except ImportError as error:
+    raise MissingExtra("TorchLearner", "torch", "torch") from error
+
+Scores: TypeAlias = Callable[[nn.Module, Array], FloatArray]
+"""From a module and rows (n, ...) to logits (n, num_classes)."""
+Rows: TypeAlias = tuple[Array, Array]
+
+NEVER: Final = math.inf
+
+
+def hold_out(x: Array, y: Array, share: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """Return rows to learn and rows to stop by; of the latter none if the share is below one.
+
+    Nothing is drawn unless a row is held out, so that training without early stopping is
+    what it always was.
+    """
+    num_held = int(share * len(x))
+    if num_held == 0:
+        return (x, y), (x[:0], y[:0])
+    order = rng.permutation(len(x))
+    held, kept = np.sort(order[:num_held]), np.sort(order[num_held:])
+    return (x[kept], y[kept]), (x[held], y[held])
+
+
+@dataclass
+class _Best:
+    """How far one module has got."""
+
+    loss: float = NEVER
+    epoch: int = 0
+    weights: dict[str, Tensor] | None = None
+    stopped_at: int | None = None
+
+
+class EarlyStopping:
+    """Watches modules after every epoch and keeps the best weights of each.
+
+    A module has stopped once `patience` epochs in a row have not lowered the mean loss of
+    its own held-out rows, or made it NaN. It gets back the weights of its best epoch.
+    Modules without held-out rows never stop, and keep their last weights. In a stack all
+    go on until the last one has stopped, which changes none of the others.
+
+    Parameters
+    ----------
+    modules : sequence of Module
+        Those that are trained, by themselves or as a stack.
+    held_out : sequence of pairs
+        Rows and targets to stop by, of every module.
+    scores : callable
+        Asks a module.
+    loss : callable
+        What must fall.
+    patience : int
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        held_out: Sequence[Rows],
+        *,
+        scores: Scores,
+        loss: BatchLoss,
+        patience: int,
+    ) -> None:
+        self._modules, self._held_out = modules, held_out
+        self._scores, self._loss, self._patience = scores, loss, patience
+        self._best = [_Best() for _ in modules]
+        self._epoch = 0
+
+    def ends(self, model: nn.Module | Stack) -> bool:
+        """Look at the modules after an epoch; tell whether all of them have stopped."""
+        self._epoch += 1
+        if not isinstance(model, nn.Module):
+            model.write_back()
+        for module, rows, best in zip(self._modules, self._held_out, self._best, strict=True):
+            if best.stopped_at is None and len(rows[0]):
+                self._look(module, rows, best)
+        return all(best.stopped_at is not None for best in self._best)
+
+    def restore(self) -> list[int]:
+        """Give every module its best weights; return the epochs each was trained for."""
+        for module, best in zip(self._modules, self._best, strict=True):
+            if best.weights is not None:
+                module.load_state_dict(best.weights)
+        return [best.stopped_at or self._epoch for best in self._best]
+
+    def _look(self, module: nn.Module, rows: Rows, best: _Best) -> None:
+        loss = self._loss_of(module, rows)
+        if loss < best.loss:
+            best.loss, best.epoch = loss, self._epoch
+            best.weights = copy.deepcopy(module.state_dict())
+        elif self._epoch - best.epoch >= self._patience:
+            best.stopped_at = self._epoch
+
+    def _loss_of(self, module: nn.Module, rows: Rows) -> float:
+        x, targets = rows
+        logits = torch.from_numpy(self._scores(module, x))
+        module.train()
+        weights = torch.full((len(x),), 1 / len(x))
+        return float(self._loss(logits, torch.from_numpy(targets), weights))

@@ -1,0 +1,148 @@
+"""Early stopping of networks, alone and in stacks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from clients.opacus_learner import DPTorchLearner
+from clients.torch_learner import TorchLearner
+from clients.torch_stopping import EarlyStopping, hold_out
+from clients.torch_training import TASK_LOSSES
+from fl_strategies.arrays import Array, FloatArray
+from fl_strategies.exceptions import InvalidParameter
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(120, 6)).astype(np.float32)
+# Labels with so much noise that a network with many units soon learns it by heart.
+Y = np.where(RNG.random(120) < 0.6, (X[:, 0] > 0).astype(np.int64), RNG.integers(2, size=120))
+EPOCHS = 60
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+def by_vmap() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 2))
+
+
+def with_buffers() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2))
+
+
+def learner(module_fn: Callable[[], nn.Module] = perceptron, **settings: Any) -> TorchLearner:
+    usual = {"epochs": EPOCHS, "validation_share": 0.25, "patience": 4, "learning_rate": 0.01}
+    return TorchLearner(module_fn, num_classes=2, **{**usual, **settings})
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def mean_loss(model: TorchLearner, x: Array, y: Array) -> float:
+    shares = torch.from_numpy(model.logits(x)).log_softmax(1)
+    return -float(shares[torch.arange(len(y)), torch.from_numpy(y)].mean())
+
+
+@pytest.mark.parametrize("module_fn", [perceptron, by_vmap, with_buffers])
+def test_it_is_the_best_of_all_numbers_of_epochs(module_fn: Callable[[], nn.Module]) -> None:
+    """Against training anew on the same rows for each number of epochs."""
+    stopped = learner(module_fn).fit(X, Y, rng=generator())
+    losses, models = [], []
+    for epochs in range(1, stopped.epochs_trained + 1):
+        rng = generator()
+        (x, y), held_out = hold_out(X, Y, 0.25, rng)
+        alone = learner(module_fn, epochs=epochs, validation_share=0.0)
+        models.append(alone.fit(x, y, rng=rng))
+        losses.append(mean_loss(alone, *held_out))
+    best = int(np.argmin(losses))
+
+    assert stopped.epochs_trained == best + 1 + 4 < EPOCHS
+    assert stopped.steps_taken == stopped.epochs_trained * 3
+    np.testing.assert_allclose(stopped.logits(X), models[best].logits(X), atol=1e-5)
+
+
+@pytest.mark.parametrize("module_fn", [perceptron, by_vmap, with_buffers])
+def test_members_of_a_stack_stop_by_themselves(module_fn: Callable[[], nn.Module]) -> None:
+    """Each as it would alone, and the last does not change the first."""
+    sets = [(X, Y), (X[:118], Y[:118]), (X, (X[:, 0] > 0).astype(np.int64))]
+    twins = learner(module_fn).fit_many(sets, rngs=[generator(i) for i in range(3)])
+    alone = [learner(module_fn).fit(*one, rng=generator(i)) for i, one in enumerate(sets)]
+
+    assert len({twin.epochs_trained for twin in twins}) > 1
+    for twin, other in zip(twins, alone, strict=True):
+        assert twin.epochs_trained == other.epochs_trained
+        assert twin.steps_taken == other.steps_taken
+        np.testing.assert_allclose(twin.logits(X), other.logits(X), rtol=1e-3, atol=1e-4)
+
+
+def test_without_it_nothing_is_drawn_and_all_epochs_are_trained() -> None:
+    """A share of less than one row is none, too."""
+    plain = learner(validation_share=0.0, epochs=3).fit(X, Y, rng=generator())
+    small = learner(validation_share=0.008, epochs=3).fit(X, Y, rng=generator())
+
+    assert plain.epochs_trained == small.epochs_trained == 3
+    np.testing.assert_array_equal(plain.logits(X), small.logits(X))
+
+
+def test_rows_are_split_without_loss() -> None:
+    """Every row is either learned or held out, with its own label."""
+    x, y = np.arange(10)[:, None], np.arange(10)
+    (kept, labels), (held, others) = hold_out(x, y, 0.35, generator())
+
+    assert len(held) == 3
+    np.testing.assert_array_equal(np.sort(np.concatenate([kept[:, 0], held[:, 0]])), y)
+    np.testing.assert_array_equal([*kept[:, 0], *held[:, 0]], [*labels, *others])
+
+
+def test_partial_fit_and_distill_take_all_epochs() -> None:
+    """They are told how many."""
+    model = learner().fit(X, Y, rng=generator())
+    assert model.partial_fit(X, Y, rng=generator(), epochs=7).epochs_trained == 7
+    targets = np.zeros((len(X), 2))
+    assert model.distill(X, targets, rng=generator()).epochs_trained == EPOCHS
+    assert learner().initialised().epochs_trained == 0
+
+
+def test_losses_that_are_no_numbers_do_not_count() -> None:
+    """A module that diverges is stopped, with the weights from before."""
+    module = nn.Linear(1, 2)
+    scores = iter([0.5, float("nan"), float("nan")])
+
+    def asked(_module: nn.Module, x: Array) -> FloatArray:
+        return np.full((len(x), 2), next(scores), dtype=np.float32)
+
+    rows = np.zeros((2, 1), np.float32), np.zeros(2, np.int64)
+    watch = EarlyStopping(
+        [module], [rows], scores=asked, loss=TASK_LOSSES["single-label"], patience=2
+    )
+    first = module.weight.detach().clone()
+
+    assert not watch.ends(module)
+    with torch.no_grad():
+        module.weight.fill_(float("nan"))
+    assert not watch.ends(module)
+    assert watch.ends(module)
+    assert watch.restore() == [3]
+    torch.testing.assert_close(module.weight.detach(), first)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_impossible_shares_are_refused(share: float) -> None:
+    with pytest.raises(InvalidParameter, match="validation_share must be at least 0 and below"):
+        learner(validation_share=share)
+
+
+def test_impossible_patience_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="patience must be a whole number, at least 1"):
+        learner(patience=0)
+
+
+def test_private_training_refuses_it() -> None:
+    """When to stop would be a release without noise."""
+    with pytest.raises(InvalidParameter, match="validation_share must be omitted in private"):
+        DPTorchLearner(perceptron, num_classes=2, noise_multiplier=1.0, validation_share=0.1)
