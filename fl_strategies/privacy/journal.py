@@ -1,7 +1,8 @@
 """The ledger of a party on its own disk, which no server and no restart can reset.
 
-`PartyJournal.charge` locks the folder, reads everything again, checks the budget, writes
-one line, waits until the disk has it and only then returns; only then may a release leave.
+`PartyJournal.charge` locks the folder, compares everything with what it has read before,
+reads what is new, checks the budget, writes one line, waits until the disk has it and only
+then returns; only then may a release leave.
 
 Torn lines
     A line is first announced in a file beside the journal, which is replaced as a whole and
@@ -22,14 +23,11 @@ Not covered
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from fl_strategies.arrays import Array, content_hash
 from fl_strategies.exceptions import (
@@ -41,7 +39,14 @@ from fl_strategies.exceptions import (
 )
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.allowance import Allowance
-from fl_strategies.privacy.events import Unit, event_from_json, event_to_json
+from fl_strategies.privacy.events import Unit
+from fl_strategies.privacy.journal_lines import (
+    MAX_TEXT,
+    Contents,
+    JournalEntry,
+    read_contents,
+    sealed_line,
+)
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.runtime.atomic_files import (
     beside,
@@ -52,14 +57,7 @@ from fl_strategies.runtime.atomic_files import (
     write_through,
 )
 
-SCHEMA = 1
-# A server that names its runs must not fill the party's disk.
-MAX_TEXT = 200
-
 _OWNER = "PartyJournal"
-_HEAD = b'{"checksum":"'
-_DIGITS = slice(len(_HEAD), len(_HEAD) + 64)
-_BODY = slice(_DIGITS.stop + 2, -1)
 
 
 def data_fingerprint(x: Array, y: Array) -> str:
@@ -71,96 +69,6 @@ def data_fingerprint(x: Array, y: Array) -> str:
         Values, number types and the order of records all count.
     """
     return hashlib.sha256(f"{content_hash(x)} {content_hash(y)}".encode()).hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
-class JournalEntry:
-    """One line, counted from 1: what one call of `charge` spent, on which data and when."""
-
-    sequence: int
-    fingerprint: str
-    charges: tuple[Entry, ...]
-    run: str
-    purpose: str
-    time: str
-
-
-def _encode(entry: JournalEntry) -> bytes:
-    charges = [{"event": event_to_json(e), "count": int(n)} for e, n in entry.charges]
-    fields = {"schema": SCHEMA, **vars(entry), "charges": charges}
-    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode("ascii")
-
-
-def _decode(body: bytes) -> JournalEntry:
-    fields: dict[str, Any] = json.loads(body)
-    if (schema := fields.pop("schema")) != SCHEMA:
-        raise InvalidData(f"schema {schema!r} is none of this version")
-    charges = [(event_from_json(c["event"]), c["count"]) for c in fields.pop("charges")]
-    entry = JournalEntry(charges=tuple(charges), **fields)
-    texts = (entry.fingerprint, entry.run, entry.purpose, entry.time)
-    if type(entry.sequence) is not int or not all(isinstance(text, str) for text in texts):
-        raise InvalidData("its fields are of other types")
-    return entry
-
-
-def _seal(previous: bytes, body: bytes) -> bytes:
-    """Return the line: its checksum covers the body and, by `previous`, all lines before."""
-    checksum = hashlib.sha256(previous + body).hexdigest().encode()
-    return _HEAD + checksum + b'",' + body[1:] + b"\n"
-
-
-@dataclass
-class _Contents:
-    """What the two files of a journal hold, as far as they can be trusted.
-
-    `end` is the length of the sound lines in the journal itself, `unfinished` the announced
-    line if it is not among them, `trouble` what is wrong after them.
-    """
-
-    checksum: bytes
-    entries: list[JournalEntry] = field(default_factory=list)
-    end: int = 0
-    unfinished: bytes = b""
-    trouble: str = ""
-
-    def follow(self, line: bytes) -> str:
-        """Take the next line; return why it is none, or nothing."""
-        body = b"{" + line[_BODY]
-        if not line.endswith(b"\n"):
-            return "a line that was cut off"
-        if line != _seal(self.checksum, body):
-            return "a line that does not fit its checksum"
-        try:
-            entry = _decode(body)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            return f"a line that cannot be read ({str(error).rstrip('.')[:MAX_TEXT]})"
-        if entry.sequence != len(self.entries) + 1:
-            return f"number {entry.sequence}"
-        self.entries.append(entry)
-        self.checksum = line[_DIGITS]
-        return ""
-
-
-def _read_contents(name: str, unit: Unit, journal: bytes, announced: bytes) -> _Contents:
-    """Follow the journal as far as it is sound and see whether the announcement fits."""
-    contents = _Contents(hashlib.sha256(unit.encode()).hexdigest().encode())
-    lines, wrong = journal.splitlines(keepends=True), ""
-    for line in lines:
-        if wrong := contents.follow(line):
-            break
-        contents.end += len(line)
-    number = len(contents.entries) + 1
-    only_last_is_wrong = b"\n" not in journal[contents.end : -1]
-    if only_last_is_wrong and announced and not contents.follow(announced):
-        contents.unfinished = announced
-    elif wrong:
-        contents.trouble = f"line {number} of {name} must be as it was written, got {wrong}"
-    elif announced not in (b"", *lines):
-        contents.trouble = (
-            f"{name} must hold the line announced beside it, or all lines before that one, "
-            f"got {number - 1} lines that it does not continue"
-        )
-    return contents
 
 
 class PartyJournal:
@@ -225,7 +133,7 @@ class PartyJournal:
         self.allowance = Allowance(
             max_epsilon=max_epsilon, delta=delta, sample_delta=sample_delta
         )
-        self._ledger_of([])  # which checks the unit
+        PrivacyLedger(unit, delta=delta)  # which checks them
         self.path = self.folder / f"{name}.{unit}.jsonl"
         self._announced_path = beside(self.path, "announced")
 
@@ -249,7 +157,7 @@ class PartyJournal:
         with self._locked():
             contents = self._contents()
             line = self._next_line(contents, charges, run, purpose)
-            ledger = self._ledger_of(contents.entries, charges)
+            ledger = self._ledger_of(contents, charges)
             ledger.charge_all(charges)
             if contents.unfinished:
                 self._write(contents, contents.unfinished)
@@ -258,7 +166,7 @@ class PartyJournal:
 
     def check(self, charges: Sequence[Entry]) -> None:
         """Raise what `charge` would raise now and write nothing: ask before long work."""
-        self._ledger_of(self.entries(), charges).charge_all(charges)
+        self.ledger(charges).charge_all(charges)
 
     def require_budget(self) -> None:
         """Raise if there is nothing left to pay with: ask before work of an unknown price."""
@@ -269,9 +177,13 @@ class PartyJournal:
                 f"{self.delta:g}, for anything to be released, got {spent:.6g}."
             )
 
-    def ledger(self) -> PrivacyLedger:
-        """Return a ledger of everything so far, with this journal's budget."""
-        return self._ledger_of(self.entries())
+    def ledger(self, planned: Sequence[Entry] = ()) -> PrivacyLedger:
+        """Return a ledger of everything so far, with this journal's budget.
+
+        It is ready to charge what is planned.
+        """
+        with self._locked():
+            return self._ledger_of(self._contents(), planned)
 
     def epsilon(self) -> float:
         """Return what everything so far costs together, at this journal's delta."""
@@ -280,7 +192,7 @@ class PartyJournal:
     def entries(self) -> list[JournalEntry]:
         """Return every line, an announced one included."""
         with self._locked():
-            return self._contents().entries
+            return list(self._contents().lines.entries)
 
     def releases_of(self, run: str) -> list[Sequence[Entry]]:
         """Return what each release of one run has spent."""
@@ -300,20 +212,20 @@ class PartyJournal:
             line = self._next_line(contents, charges, run, purpose)
             PrivacyLedger(self.unit).charge_all(charges)  # which checks them
             rest = _read(self.path)[contents.end :] + _read(self._announced_path)
-            replace_file(beside(self.path, f"damaged-{len(contents.entries) + 1}"), rest)
+            replace_file(beside(self.path, f"damaged-{len(contents.lines.entries) + 1}"), rest)
             self._write(contents, line)
         return self.ledger()
 
-    def _contents(self, *, repairing: bool = False) -> _Contents:
+    def _contents(self, *, repairing: bool = False) -> Contents:
         journal, announced = _read(self.path), _read(self._announced_path)
-        contents = _read_contents(self.path.name, self.unit, journal, announced)
+        contents = read_contents(self.path, self.unit, journal, announced)
         if contents.trouble and not repairing:
             raise CorruptJournal(
                 f"{_OWNER}: {contents.trouble}. Restore {self.path.name} and "
                 f"{self._announced_path.name} from a backup, or call repair() with all that "
                 f"may have been released since the last sound line."
             )
-        self._check_data({entry.fingerprint for entry in contents.entries})
+        self._check_data(contents.lines.fingerprints)
         return contents
 
     def _check_data(self, known: set[str]) -> None:
@@ -335,30 +247,32 @@ class PartyJournal:
                     f"got {self.path.name} although {other.name} holds their releases."
                 )
 
-    def _ledger_of(
-        self, entries: Sequence[JournalEntry], planned: Sequence[Entry] = ()
-    ) -> PrivacyLedger:
-        past = [entry.charges for entry in entries]
-        return self.allowance.ledger(self.unit, past, planned)
+    def _ledger_of(self, contents: Contents, planned: Sequence[Entry] = ()) -> PrivacyLedger:
+        lines = contents.lines
+        delta = self.allowance.delta_of([*lines.samples, *planned])
+        ledger = PrivacyLedger(self.unit, delta=delta, max_epsilon=self.max_epsilon)
+        for release, times in lines.releases.items():
+            ledger.compose_all(release, times=times)
+        return ledger
 
     def _next_line(
-        self, contents: _Contents, charges: Sequence[Entry], run: str, purpose: str
+        self, contents: Contents, charges: Sequence[Entry], run: str, purpose: str
     ) -> bytes:
         require(len(charges) > 0, _OWNER, "charges", "at least one", len(charges))
         for name, text in (("run", run), ("purpose", purpose)):
             fits = 0 < len(text) <= MAX_TEXT
             require(fits, _OWNER, name, f"a text of 1 to {MAX_TEXT} characters", len(text))
         entry = JournalEntry(
-            sequence=len(contents.entries) + 1,
+            sequence=len(contents.lines.entries) + 1,
             fingerprint=self.fingerprint,
             charges=tuple(charges),
             run=run,
             purpose=purpose,
             time=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        return _seal(contents.checksum, _encode(entry))
+        return sealed_line(contents.lines.checksum, entry)
 
-    def _write(self, contents: _Contents, line: bytes) -> None:
+    def _write(self, contents: Contents, line: bytes) -> None:
         """Announce a line and put it behind the sound ones; what is torn there goes."""
         replace_file(self._announced_path, line)
         write_through(self.path, line, after=contents.end)

@@ -127,16 +127,17 @@ class PrivacyLedger:
         """Whether anything could depend on an earlier answer: more than one batch."""
         return _adaptive(self._tallies)
 
-    def _extended(self, charges: Iterable[Entry]) -> dict[PrivacyEvent, _Tally]:
+    def _extended(self, charges: Iterable[Entry], times: int = 1) -> dict[PrivacyEvent, _Tally]:
         tallies, begun = dict(self._tallies), False
         for event, count in charges:
             check_event(_OWNER, event)
             require(event.unit == self.unit, _OWNER, "event.unit", repr(self.unit), event.unit)
             check_count(_OWNER, "count", count, least=1)
             old = tallies.get(event, _Tally(0, 0))
-            require(old.count + count <= MOST, _OWNER, "count", f"at most {MOST}", count)
+            more = times * int(count)
+            require(old.count + more <= MOST, _OWNER, "count", f"at most {MOST}", more)
             # One call is one batch, however many events it has.
-            tallies[event] = _Tally(old.count + int(count), old.batches + (not begun))
+            tallies[event] = _Tally(old.count + more, old.batches + times * (not begun))
             begun = True
         return tallies
 
@@ -148,9 +149,12 @@ class PrivacyLedger:
         """Record what has happened, whatever it cost."""
         self.compose_all([(event, count)])
 
-    def compose_all(self, charges: Iterable[Entry]) -> None:
-        """Record several events of one release, whatever they cost; see `compose`."""
-        self._tallies = self._extended(charges)
+    def compose_all(self, charges: Iterable[Entry], *, times: int = 1) -> None:
+        """Record several events of one release, whatever they cost; see `compose`.
+
+        With `times`, as many releases of these events, one after the other.
+        """
+        self._tallies = self._extended(charges, times)
 
     def include(self, others: Iterable["PrivacyLedger"]) -> None:
         """Record all that other ledgers of the same data have, as often as they have.

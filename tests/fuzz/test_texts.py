@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fl_strategies.core.reported_ledgers import MAX_DISTINCT_EVENTS, read_ledger
 from fl_strategies.exceptions import StrategyError
-from fl_strategies.privacy import journal as journals
+from fl_strategies.privacy import journal_lines as journals
 from fl_strategies.privacy.events import (
     MOST,
     DPSGDEvent,

@@ -26,11 +26,13 @@ from fl_strategies.exceptions import (
     PrivacyBudgetExceeded,
     StrategyError,
 )
+from fl_strategies.privacy import journal_lines
 from fl_strategies.privacy.events import (
     GaussianEvent,
     LaplaceEvent,
     NoisyMaxEvent,
     NonPrivateEvent,
+    SubsampleEvent,
 )
 from fl_strategies.privacy.journal import MAX_TEXT, PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
@@ -180,6 +182,59 @@ def test_the_disk_has_the_line_before_charge_returns(
         (journal.path.name, after),
         (tmp_path.name, after),
     ]
+
+
+# What is read again.
+
+
+def test_a_line_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every charge reads the line before it and no older one, whoever opens the journal."""
+    read: list[bytes] = []
+    really = journal_lines._decode
+    monkeypatch.setattr(
+        journal_lines, "_decode", lambda body: (read.append(body), really(body))[1]
+    )
+    for number in range(1, 9):
+        open_journal(tmp_path).charge([(MEAN, number)], run="1", purpose="means")
+        assert len(read) == number - 1
+    assert len(open_journal(tmp_path).entries()) == len(read) == 8
+
+
+def test_what_is_remembered_is_what_a_new_process_reads(tmp_path: Path) -> None:
+    """Ledgers of both are the same, with samples, repeats and batches of several events."""
+    sample = SubsampleEvent(records=1000, samples=3, replacement=False)
+    releases = [[(MEAN, 2)], [(sample, 1)], [(LABEL, 4), (MEAN, 1), (LABEL, 1)], [(sample, 2)]]
+    journal = PartyJournal(tmp_path, fingerprint=DIGITS, sample_delta=0.5)
+    for release in [*releases, *releases[::-1], *releases]:
+        journal.charge(release, run="1", purpose="x")  # type: ignore[arg-type]
+    remembered, entries = journal.ledger(), journal.entries()
+    plain = journal.allowance.ledger("example", [entry.charges for entry in entries])
+    journal_lines._remembered.clear()
+
+    assert journal.ledger().state_dict() == remembered.state_dict() == plain.state_dict()
+    assert journal.entries() == entries
+
+
+def test_an_old_line_that_changes_later_is_noticed(tmp_path: Path) -> None:
+    """Although it was sound when this process read it, and its length is the same."""
+    journal = three_lines(tmp_path)
+    whole = journal.path.read_bytes()
+    assert journal.epsilon() == EPSILONS[3]
+    journal.path.write_bytes(whole.replace(b'"count":2', b'"count":1', 1))
+
+    with pytest.raises(CorruptJournal, match=r"line 1 of .* does not fit its checksum"):
+        journal.charge([(MEAN, 1)], run="3", purpose="means")
+    journal.path.write_bytes(whole)
+    assert journal.epsilon() == EPSILONS[3]
+
+
+def test_few_journals_are_remembered(tmp_path: Path) -> None:
+    """A process with many parties keeps the lines of some of them only."""
+    for number in range(journal_lines._MOST_REMEMBERED + 3):
+        three_lines(tmp_path / str(number))
+
+    assert len(journal_lines._remembered) == journal_lines._MOST_REMEMBERED
+    assert open_journal(tmp_path / "0").epsilon() == EPSILONS[3]
 
 
 # The budget.
