@@ -43,6 +43,7 @@ from fl_strategies.exceptions import (
 )
 from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.wire import keys
+from fl_strategies.wire.compact import as_offered
 from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,
     Knowledge,
@@ -232,8 +233,9 @@ def _reply(
         keys.PARTITION_ID: party.partition_id,
         keys.LEARNER: party.learner_name,
     }
+    sent = as_offered(knowledge, message.content.config_records[keys.CONFIG])
     content = RecordDict()
-    Knowledge(knowledge.kind, knowledge.arrays, {**identity, **knowledge.meta}).write(content)
+    Knowledge(sent.kind, sent.arrays, {**identity, **sent.meta}).write(content)
     received = count_bytes(message.content)
     record = MetricRecord(
         {**metrics, keys.NUM_BYTES_RECEIVED: received, keys.NUM_BYTES_SENT: 0}

@@ -80,6 +80,7 @@ got 'num-splits', which fedkt has.
     min_parties: int = option(0, "fewest parties to continue with; 0: two", least=0)
     fraction_train: float = option(1.0, "share of the parties a round asks", above=0, most=1)
     min_train_nodes: int = option(1, "fewest parties a round asks", least=1)
+    half_precision: bool = option(False, "models travel as float16")
     checkpoint_dir: str = option("", "folder that keeps a run, to resume after a kill")
     resume: bool = option(False, "resume the run in checkpoint-dir")
     final_learner_epochs: int = option(0, "epochs of the final model; 0: the same", least=0)

@@ -218,6 +218,7 @@ class Federation:
             fraction_train=settings.fraction_train,
             min_train_nodes=settings.min_train_nodes,
             max_wait=settings.max_wait,
+            half_precision=settings.half_precision,
             members=self.members,
             **kept,
             **{name: value for name, value in available.items() if name in own},

@@ -8,6 +8,7 @@ in turn no party, whatever it sends, can pull them far from the honest majority.
 
 import math
 from collections.abc import Callable
+from functools import cmp_to_key
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from fl_strategies.aggregation.capping import Claims, believed_loudness, loudness
 from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.aggregation.robust_mean import filtered_mean
+from fl_strategies.aggregation.voting import VoteSum
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import require
 
@@ -34,6 +36,7 @@ MAX_REPLIES: Final = 2**20
 # 20 of parties fit into 62.
 _VALUE_BITS, _HALF_BITS = 40, 20
 _CHUNK_CELLS = 1 << 20
+_BLOCK_CELLS = 1 << 15
 
 
 class Consensus(Protocol):
@@ -60,12 +63,19 @@ class ExactSum:
 
     def add(self, values: Array, weights: IntArray | None = None) -> None:
         """Add numbers, each times the whole weight of its column."""
-        steps = np.rint(values * np.float64(self._per_unit)).astype(np.int64)
-        high, low = steps >> _HALF_BITS, steps & ((1 << _HALF_BITS) - 1)
-        if weights is not None:
-            high, low = high * weights, low * weights
-        self._high += high
-        self._low += low
+        # Some rows at a time, so that what is made on the way stays near the processor.
+        size = max(1, _BLOCK_CELLS // max(self._high.shape[1], 1))
+        for start in range(0, len(self._high), size):
+            rows = slice(start, start + size)
+            scaled = np.multiply(values[rows], np.float64(self._per_unit))
+            low = np.rint(scaled, out=scaled).astype(np.int64)
+            high = low >> _HALF_BITS
+            low &= (1 << _HALF_BITS) - 1
+            if weights is not None:
+                high *= weights
+                low *= weights
+            self._high[rows] += high
+            self._low[rows] += low
 
     def total(self) -> FloatArray:
         """Return the sum."""
@@ -171,20 +181,29 @@ class RobustConsensus:
         Share of parties that a trimmed mean drops at either end, rounded up: with
         three parties and more at least one. Something always remains. Of a robust mean the
         largest share of liars; see `aggregation.robust_mean`.
+    decode : callable, optional
+        Makes float32 of what is added, a few rows at a time; by then it is kept as it came.
     """
 
-    def __init__(self, rule: ConsensusRule, *, trim_fraction: float = 0.2) -> None:
+    def __init__(
+        self,
+        rule: ConsensusRule,
+        *,
+        trim_fraction: float = 0.2,
+        decode: Callable[[Array], FloatArray] | None = None,
+    ) -> None:
         require(rule in ROBUST_RULES, "Consensus", "rule", "a robust one", rule)
         check_trim("Consensus", trim_fraction)
         self._rule, self._trim_fraction = rule, trim_fraction
-        self._replies: list[FloatArray] = []
+        self._decode = decode
+        self._replies: list[Array] = []
         self.num_capped = 0
 
     def add(self, values: Array, weights: IntArray | None = None) -> None:  # noqa: ARG002
         """Take one party's predictions; every party counts the same."""
         _one_more(len(self._replies))
         # A copy, so that the message it came in can go.
-        self._replies.append(np.array(values, dtype=np.float32))
+        self._replies.append(np.array(values, dtype=None if self._decode else np.float32))
 
     def result(self) -> FloatArray:
         """Return the median, trimmed mean or robust mean."""
@@ -194,21 +213,31 @@ class RobustConsensus:
         size = max(1, _CHUNK_CELLS // (len(self._replies) * num_classes))
         combine = self._combination()
         # Sums of floats depend on their order, and replies come in any.
-        replies = sorted(self._replies, key=lambda reply: reply.tobytes())
+        replies = sorted(self._replies, key=cmp_to_key(_compare_bytes))
+        decode = self._decode or (lambda values: values)
         for start in range(0, num_rows, size):
             rows = slice(start, start + size)
-            said = np.stack([reply[rows] for reply in replies])
-            consensus[rows] = combine(said.astype(np.float64))
+            said = np.empty((len(replies), *replies[0][rows].shape), dtype=np.float32)
+            for place, reply in enumerate(replies):
+                said[place] = decode(reply[rows])
+            consensus[rows] = combine(said)
         return consensus
 
     def _combination(self) -> Callable[[FloatArray], FloatArray]:
         """Return what maps values (parties, rows, classes) to one of each row and class."""
         if self._rule == "robust-mean":
-            return lambda said: filtered_mean(said.swapaxes(0, 1), self._trim_fraction)
+            share = self._trim_fraction
+            return lambda said: filtered_mean(said.astype(np.float64).swapaxes(0, 1), share)
         count = len(self._replies)
         most = (count - 1) // 2
         cut = most if self._rule == "median" else min(self._num_trimmed(count), most)
-        return lambda said: np.asarray(np.sort(said, axis=0)[cut : count - cut].mean(axis=0))
+
+        def middle(said: FloatArray) -> FloatArray:
+            # Sorted as they came: half as many bytes give the same order.
+            kept = np.sort(said, axis=0)[cut : count - cut]
+            return np.asarray(kept.astype(np.float64).mean(axis=0))
+
+        return middle
 
     def _num_trimmed(self, count: int) -> int:
         return math.ceil(self._trim_fraction * count)
@@ -225,19 +254,27 @@ class VoteCounts:
     def __init__(self, shape: tuple[int, int]) -> None:
         self._shape = shape
         self._sizes = Claims(believed_sizes)
+        self._plain: VoteSum | None = None
         self._groups: dict[int, IntArray] = {}
 
     def add(self, labels: IntArray, weights: IntArray | None = None) -> None:
         """Count one party's labels (rows,), each with the party's weight for its class."""
-        worth = 1 if weights is None else weights[labels]
-        group = 0 if weights is None else self._sizes.add(float(weights.sum()))
-        counts = self._groups.setdefault(group, np.zeros(self._shape, dtype=np.int64))
-        counts[np.arange(len(labels)), labels] += worth
+        if weights is None:
+            self._plain = self._plain or VoteSum(self._shape)
+            self._plain.add(labels)
+            return
+        group = self._sizes.add(float(weights.sum()))
+        if group not in self._groups:
+            self._groups[group] = np.zeros(self._shape, dtype=np.int64)
+        cells = np.arange(len(labels)) * self._shape[1] + labels
+        self._groups[group].reshape(-1)[cells] += weights[labels]
 
     @property
     def counts(self) -> FloatArray:
         """Votes for each class, of parties that claim too many records fewer."""
         parts, total = self._sizes.parts(), np.zeros(self._shape)
+        if self._plain is not None:
+            total += self._plain.counts
         for group in sorted(self._groups):
             total += parts.get(group, 1.0) * self._groups[group]
         return total
@@ -300,6 +337,15 @@ def check_trim(owner: str, trim_fraction: float) -> None:
     """Raise `InvalidParameter` unless something is left after trimming both ends."""
     rule = "at least 0 and below 0.5"
     require(0 <= trim_fraction < 0.5, owner, "trim_fraction", rule, trim_fraction)
+
+
+def _compare_bytes(one: Array, other: Array) -> int:
+    """Compare as their bytes would, without copies of all of them."""
+    for rows in (1, 16, 256, len(one)):
+        first, second = one[:rows].tobytes(), other[:rows].tobytes()
+        if first != second:
+            return -1 if first < second else 1
+    return 0
 
 
 def _one_more(count: int) -> int:

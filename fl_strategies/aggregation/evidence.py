@@ -124,9 +124,13 @@ def corrected_labels(logits: FloatArray, counts: FloatArray) -> IntArray:
 def vote_evidence(labels: Array, counts: FloatArray) -> FloatArray:
     """Return bare votes (n,), -1 for none, as evidence (n, C) of a party with these counts."""
     seen = counts > 0
-    votes = (labels[:, None] == np.arange(len(counts))) & seen
-    mean = votes.sum(axis=1, keepdims=True) / max(int(seen.sum()), 1)
-    return np.where(seen, VOTE_STRENGTH * (votes - mean), 0.0)
+    evidence = np.zeros((len(labels), len(counts)))
+    # A vote says the same of all other classes, so there are two numbers and no votes.
+    known = np.append(seen, False)[labels]
+    share = 1 / max(int(seen.sum()), 1)
+    evidence[known] = np.where(seen, VOTE_STRENGTH * (0.0 - share), 0.0)
+    evidence[known, labels[known]] = VOTE_STRENGTH * (1.0 - share)
+    return evidence
 
 
 def class_weights_of(counts: FloatArray, *, contrasted: bool) -> FloatArray:
@@ -177,13 +181,16 @@ def believed_sizes(sizes: FloatArray) -> FloatArray:
     """
     believed = np.array(sizes, dtype=np.float64)
     usual, total, count = MOST_TIMES_MEDIAN * float(np.median(sizes)), 0.0, 0
-    for size in np.unique(believed):
-        equal = sizes == size
+    distinct, which, numbers = np.unique(believed, return_inverse=True, return_counts=True)
+    granted = np.empty(len(distinct))
+    for place, (size, number) in enumerate(
+        zip(distinct.tolist(), numbers.tolist(), strict=True)
+    ):
         most = max(MOST_TIMES_SMALLER * total / count, usual) if count else math.inf
-        believed[equal] = min(float(size), most)
-        total += min(float(size), most) * int(equal.sum())
-        count += int(equal.sum())
-    return np.asarray(np.minimum(believed, _likely_size(sizes)))
+        granted[place] = min(size, most)
+        total += min(size, most) * number
+        count += number
+    return np.asarray(np.minimum(granted[which], _likely_size(sizes)))
 
 
 def _likely_size(sizes: FloatArray) -> float:

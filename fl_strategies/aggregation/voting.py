@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -11,6 +12,9 @@ from fl_strategies.arrays import Array, FloatArray, IntArray
 LEAST_OF_POSSIBLE: Final = 0.5
 LEAST_OF_TYPICAL: Final = 0.25
 """What a party must reach to be counted if some are excluded; see `least_agreeing`."""
+_BLOCK_VOTES: Final = 1 << 18
+_BLOCK_CELLS: Final = 1 << 16
+_MOST_WAITING: Final = 64
 
 
 def count_votes(labels: Array, num_classes: int) -> IntArray:
@@ -26,14 +30,69 @@ def count_votes(labels: Array, num_classes: int) -> IntArray:
     counts : (num_rows, num_classes)
         Rows sum to the number of voters.
     """
-    num_rows = labels.shape[1]
-    counts = np.zeros(num_rows * num_classes, dtype=np.int64)
-    offsets = np.arange(num_rows) * num_classes
-    # One voter at a time: a flat index touches each cell once, so memory stays at the
-    # size of the answer whatever the number of voters.
-    for voter in labels:
-        counts[offsets + voter] += 1
-    return counts.reshape(num_rows, num_classes)
+    num_voters, num_rows = labels.shape
+    counts = np.empty((num_rows, num_classes), dtype=np.int64)
+    # Some rows at a time, whose counts and votes stay near the processor: a large one-hot
+    # array of all votes would cost a hundred times as much.
+    size = max(1, min(_BLOCK_VOTES // max(num_voters, 1), _BLOCK_CELLS // num_classes))
+    for start in range(0, num_rows, size):
+        some = labels[:, start : start + size]
+        width = some.shape[1]
+        cells = np.arange(width, dtype=np.intp) * num_classes
+        flat = np.add(some, cells, dtype=np.intp).reshape(-1)
+        counted = np.bincount(flat, minlength=width * num_classes)
+        counts[start : start + size] = counted.reshape(width, num_classes)
+    return counts
+
+
+class VoteSum:
+    """Votes of one party after the other, counted together whenever some have come.
+
+    Memory does not depend on the number of parties.
+
+    Parameters
+    ----------
+    shape : (rows, classes)
+    worth : int
+        What every vote counts for.
+
+    Examples
+    --------
+    >>> votes = VoteSum((2, 3))
+    >>> for labels in ([0, 1], [0, -1], [2, 1]):
+    ...     votes.add(np.array(labels))
+    >>> votes.counts
+    array([[2, 0, 1],
+           [0, 2, 0]])
+    """
+
+    def __init__(self, shape: tuple[int, int], worth: int = 1) -> None:
+        num_rows, num_classes = shape
+        self._counts: IntArray = np.zeros(shape, dtype=np.int64)
+        self._worth, self._num_waiting = worth, 0
+        smallest = np.min_scalar_type(num_classes)
+        # Column 0 of what is counted stands for no vote.
+        self._waiting = np.empty((_MOST_WAITING, num_rows), dtype=smallest)
+
+    def add(self, labels: Array) -> None:
+        """Take one voter's label of each row, -1 for none."""
+        into = self._waiting[self._num_waiting]
+        np.add(labels, 1, out=into, dtype=into.dtype, casting="unsafe")
+        self._num_waiting += 1
+        if self._num_waiting == _MOST_WAITING:
+            self._count()
+
+    def _count(self) -> None:
+        waiting, self._num_waiting = self._waiting[: self._num_waiting], 0
+        if len(waiting):
+            counted = count_votes(waiting, self._counts.shape[1] + 1)[:, 1:]
+            self._counts += counted if self._worth == 1 else self._worth * counted
+
+    @property
+    def counts(self) -> IntArray:
+        """Votes for each class, (rows, classes)."""
+        self._count()
+        return self._counts
 
 
 def consistent_mask(labels: Array) -> Array:
@@ -86,23 +145,53 @@ def agreements(votes: Sequence[Array], num_classes: int) -> FloatArray:
            [0.33, 1.  ],
            [0.  , 0.  ]])
     """
-    rest = np.zeros((len(votes[0]), num_classes), dtype=np.int64)
+    counted = VoteSum((len(votes[0]), num_classes))
     for own in votes:
-        add_votes(rest, own, 1)
-    measured = []
-    # One party at a time: memory stays at the size of the counts.
-    for own in votes:
-        add_votes(rest, own, -1)
-        measured.append(_agreement(own, rest))
-        add_votes(rest, own, 1)
-    return np.array(measured)
+        counted.add(own)
+    leaders = _Leaders.of(counted.counts)
+    return np.array([_agreement(own, leaders, num_classes) for own in votes])
 
 
-def _agreement(own: Array, rest: IntArray) -> tuple[float, float]:
-    decided = (rest == rest.max(axis=1, keepdims=True)).sum(axis=1) == 1
-    compared = np.flatnonzero(decided & (own >= 0))
-    said, leading = own[compared], rest[compared].argmax(axis=1)
-    num_classes = rest.shape[1]
+@dataclass(frozen=True, eq=False)
+class _Leaders:
+    """Who leads each row, and what follows for the votes of all but one party.
+
+    `first` and `second` have most votes, `number` classes have as many as the first, and the
+    second has `behind` fewer.
+    """
+
+    counts: IntArray
+    first: IntArray
+    second: IntArray
+    number: IntArray
+    behind: IntArray
+
+    @classmethod
+    def of(cls, counts: IntArray) -> "_Leaders":
+        rows, first = np.arange(len(counts)), counts.argmax(axis=1)
+        most = counts[rows, first]
+        others = counts.copy()
+        others[rows, first] = -1
+        second = others.argmax(axis=1)
+        number = (counts == most[:, None]).sum(axis=1)
+        return cls(counts, first, second, number, most - others[rows, second])
+
+    def without(self, own: Array) -> tuple[IntArray, IntArray]:
+        """Return the rows where this party votes and one class leads the others, and which."""
+        rows = np.flatnonzero(own >= 0)
+        said, first, number = own[rows], self.first[rows], self.number[rows]
+        leads = self.counts[rows, said] == self.counts[rows, first]
+        # Its own vote may have made the lead, or prevented one.
+        alone = (number == 1) & (~leads | (self.behind[rows] > 1))
+        freed = (number == 2) & leads
+        leading = np.where(freed & (said == first), self.second[rows], first)
+        decided = alone | freed
+        return rows[decided], leading[decided]
+
+
+def _agreement(own: Array, leaders: _Leaders, num_classes: int) -> tuple[float, float]:
+    compared, leading = leaders.without(own)
+    said = own[compared]
     named, led = (np.bincount(labels, minlength=num_classes) for labels in (said, leading))
     agreed, possible = int((said == leading).sum()), int(np.minimum(named, led).sum())
     return agreed / len(said) if len(said) else 1.0, agreed / possible if possible else 1.0

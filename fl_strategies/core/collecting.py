@@ -36,6 +36,8 @@ class Collector(Generic[S]):
     max_bytes : int
     check : callable
         Return what a reply's knowledge says; raise, and change nothing, if it is not as asked.
+    restore : callable
+        Return knowledge as it was before it was made smaller to travel; see `wire.compact`.
     reject : callable
         Note why a node's reply does not count.
     """
@@ -47,6 +49,7 @@ class Collector(Generic[S]):
     kind: str
     max_bytes: int
     check: Callable[[Knowledge], S]
+    restore: Callable[[Knowledge], Knowledge]
     reject: Callable[[int, str], None]
     refused: set[int] = field(default_factory=set, init=False)
     """Nodes that have sent an error in place of an answer."""
@@ -73,7 +76,13 @@ class Collector(Generic[S]):
             claim = partial(check_claim, self.members, held, node)
             try:
                 read = parse_reply(
-                    request, reply, self.kind, self.max_bytes, self.check, check=claim
+                    request,
+                    reply,
+                    self.kind,
+                    self.max_bytes,
+                    self.check,
+                    check=claim,
+                    restore=self.restore,
                 )
             except Exception as error:  # hostile input may make a learner raise anything
                 self.reject(node, str(error) or type(error).__name__)

@@ -194,6 +194,20 @@ class Contract(ABC, Generic[T]):
         )
 
     @property
+    def most_score_bytes(self) -> int:
+        """How large the array ``scores`` of a reply is; 0 if it must not be compressed.
+
+        The size of a compressed reply tells something about the scores to whoever counts
+        bytes. So it is 0 where scores are protected only by what the server makes of them.
+        """
+        return 0
+
+    @property
+    def sends_models(self) -> bool:
+        """Whether replies are models, which may travel in half precision."""
+        return self.relays_models or self.reply_kind == "models"
+
+    @property
     def ends_early(self) -> bool:
         """Whether a run that too few parties are left for keeps its result and ends."""
         return False

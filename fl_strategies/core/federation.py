@@ -21,6 +21,7 @@ class FederationOptions(TypedDict, total=False):
     seed: int
     evaluate: bool
     max_reply_bytes: int
+    half_precision: bool
     members: Mapping[int, int] | None
     checkpoint_dir: str | Path | None
     resume: bool

@@ -5,9 +5,9 @@ from typing import TypeVar
 
 from flwr.app import ArrayRecord
 
-from fl_strategies.core.contract import Contract
 from fl_strategies.core.members import Known
 from fl_strategies.core.protocols import Learner, require_portable
+from fl_strategies.core.smaller import SmallerReplies
 from fl_strategies.exceptions import NotFitted, RunFailed, UnsupportedLearner
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.statement import describe_releases
@@ -20,7 +20,7 @@ logger = logging.getLogger("flwr.fl_strategies")
 T = TypeVar("T")
 
 
-class Outcome(Contract[T]):
+class Outcome(SmallerReplies[T]):
     """The part of a strategy that is read after a run."""
 
     failure_: str = "the strategy has not run"

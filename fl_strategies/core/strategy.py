@@ -24,10 +24,7 @@ from fl_strategies.core.identity import described
 from fl_strategies.core.members import registered, settle
 from fl_strategies.core.outcome import Outcome
 from fl_strategies.core.wrapping import refuse_wrapper
-from fl_strategies.exceptions import (
-    NotEnoughParties,
-    require,
-)
+from fl_strategies.exceptions import NotEnoughParties, require
 from fl_strategies.runtime.connections import wait_for_parties
 from fl_strategies.runtime.runs import EvaluateFn, KeptRun, Run, once_there_is_a_model
 from fl_strategies.wire import keys
@@ -78,6 +75,8 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         held-out rows, if they have any.
     max_reply_bytes : int (default: 256 MiB)
         Largest reply that is read.
+    half_precision : bool (default: False)
+        Let parties send float32 models as float16, at half the bytes and three digits.
     members : mapping of node id to partition id, optional
         Who is who, as its operator knows; other nodes are not asked. Without, a node has
         the number of its first answer, for the whole run (see `core.members`).
@@ -119,6 +118,7 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         self.run = self._make_run(federation.get("checkpoint_dir"), federation.get("resume"))
         self.run_settings = {}
         self.rejected_: dict[int, str] = {}
+        self._half = federation.get("half_precision", False)
         self._model = None
         self._kept: list[PartyReply[T]] = []
         self._sent: list[Message] = []
@@ -150,7 +150,8 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         }
         ledger = self.state.ledger
         budget = [ledger.unit, ledger.delta, ledger.max_epsilon]
-        return {**own, **self.party_config(), "budget": budget, keys.STRATEGY: self.name}
+        own |= self.party_config() | self.precision
+        return {**own, "budget": budget, keys.STRATEGY: self.name}
 
     # Flower's methods.
 
@@ -203,6 +204,7 @@ class KnowledgeStrategy(Outcome[T], Strategy):
     ) -> list[Message]:
         """Ask the parties of this round, once the expected ones are there."""
         refuse_wrapper(self)
+        self.check_precision()
         self._callbacks.begin(self.round_)
         self._sent = []
         if self.last_round is not None and server_round > self.last_round:
@@ -324,8 +326,10 @@ class KnowledgeStrategy(Outcome[T], Strategy):
     ) -> list[Message]:
         """Return a message a node, with the settings of this round."""
         named = {keys.RUN_NAME: self.run.name} if self.run.name else {}
+        offered = self.offered() if kind == MessageType.TRAIN else {}
         own = {keys.STRATEGY: self.name, keys.SERVER_ROUND: self.round_, keys.SEED: self.seed}
-        return write_messages(kind, content, {**config, **self.party_config(), **own, **named})
+        settings = {**config, **self.party_config(), **own, **named, **offered}
+        return write_messages(kind, content, settings)
 
     def _wait_for_parties(self, grid: Grid) -> list[int]:
         return wait_for_parties(
@@ -360,6 +364,7 @@ class KnowledgeStrategy(Outcome[T], Strategy):
             kind=kind,
             max_bytes=self.max_reply_bytes,
             check=check,
+            restore=self.restored,
             reject=self._reject,
         )
         accepted = []

@@ -1,5 +1,6 @@
 """Scores as few-bit whole numbers, on a grid that both sides know."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import InvalidData, KnowledgeMismatch, require
-from fl_strategies.wire.packing import pack_labels, unpack_labels
+from fl_strategies.wire.packing import pack_labels, packed_size, unpack_labels
 
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
 
@@ -80,6 +81,10 @@ class Quantizer:
         """Return the levels as bytes, ceil(log2 num_levels) bits each."""
         return pack_labels(self.encode(values, rng), self.num_levels)
 
+    def num_bytes(self, shape: tuple[int, ...]) -> int:
+        """Return how many bytes `to_wire` takes."""
+        return packed_size(math.prod(shape), self.num_levels)
+
     def from_wire(self, packed: Array, shape: tuple[int, ...]) -> Array:
         """Read untrusted levels; raise `KnowledgeMismatch` unless they fit exactly."""
         codes = unpack_labels(packed, shape, self.num_levels, name="scores")
@@ -95,6 +100,10 @@ class PlainScores:
     def to_wire(self, values: FloatArray, rng: np.random.Generator) -> Array:  # noqa: ARG002
         """Return the scores as they travel."""
         return np.clip(values, -self.bound, self.bound).astype(np.float32)
+
+    def num_bytes(self, shape: tuple[int, ...]) -> int:
+        """Return how many bytes `to_wire` takes."""
+        return 4 * math.prod(shape)
 
     def from_wire(self, values: Array, shape: tuple[int, ...]) -> Array:
         """Read untrusted scores; raise `KnowledgeMismatch` unless they fit exactly."""

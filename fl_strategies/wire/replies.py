@@ -60,11 +60,13 @@ def parse_reply(
     read: Callable[[Knowledge], T],
     *,
     check: Callable[[int], None] = lambda _: None,
+    restore: Callable[[Knowledge], Knowledge] = lambda knowledge: knowledge,
 ) -> PartyReply[T]:
     """Check a reply against its request; raise if anything in it is not as asked.
 
-    `check` raises if the sender is not the party that it says it is. `read` comes
-    last, after everything is checked.
+    `check` raises if the sender is not the party that it says it is. `restore` gives the
+    reply as it was before it was made smaller. `read` comes last, after everything is
+    checked.
     """
     if reply.has_error():
         reason = cut_short(reply.error.reason or "")
@@ -87,7 +89,7 @@ def parse_reply(
         # The sender's address is not used: Flower gives node 1 for errors of dead nodes.
         node_id=request.metadata.dst_node_id,
         learner_name=cut_short(str(knowledge.meta.get(keys.LEARNER, "")))[:LONGEST_NAME],
-        knowledge=read(knowledge),
+        knowledge=read(restore(knowledge)),
         metrics=metrics,
     )
 

@@ -29,6 +29,7 @@ from fl_strategies import (
 )
 from fl_strategies.exceptions import InvalidParameter, NotEnoughParties, NotFitted, RunFailed
 from fl_strategies.wire import keys
+from fl_strategies.wire.compact import ENCODING
 from simulations.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
@@ -253,6 +254,7 @@ def test_no_private_row_crosses_the_boundary(name: str) -> None:
     for reply in grid.wire:
         for record in reply.content.array_records.values():
             assert all(needle not in array.data for array in record.values())
+        assert ENCODING not in reply.content.config_records.get(keys.META, {}), "search inside"
 
 
 def toy_arrays(values: np.ndarray) -> bytes:

@@ -19,6 +19,7 @@ import sqlite3
 import subprocess
 import threading
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -28,12 +29,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 from flwr.app import Array as FlowerArray
 
 from clients.app import FAILED
 from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.wire.knowledge import decode_array
+from fl_strategies.wire.compact import as_offered, readable
+from fl_strategies.wire.knowledge import Knowledge, decode_array
 from simulations.config import Settings, Value
 from simulations.deploy.app_folder import write_app
 from simulations.deploy.data import class_list, read_labelled, read_public
@@ -240,6 +243,17 @@ def embedded_arrays(data: bytes) -> Iterator[np.ndarray]:
                 yield array
                 if array.dtype == np.uint8 and array.tobytes()[:2] == b"PK":
                     yield from archived_arrays(array.tobytes())
+                if array.dtype == np.uint8 and array.ndim == 1:
+                    yield from embedded_arrays(decompressed(array.tobytes()))
+
+
+def decompressed(data: bytes) -> bytes:
+    """Return what scores were before they were compressed; nothing for other bytes."""
+    with suppress(OSError, ValueError):
+        return pyarrow.input_stream(io.BytesIO(data), compression="zstd").read()
+    with suppress(zlib.error):
+        return zlib.decompress(data)
+    return b""
 
 
 def promised_bytes(header: bytes) -> Iterator[int]:
@@ -308,6 +322,10 @@ def test_the_search_finds_every_form() -> None:
     assert found(b"who: canary-zebra-0-kq", sought) == {"name"}
     assert "array" in found(b"ab" + FlowerArray(np.array([[2.0, number]])).data + b"cd", sought)
     assert {"array", "float64"} <= found(packed, sought)
+    for encoding in readable():
+        many = np.full(200, number)
+        small = as_offered(Knowledge("", {"scores": many}), {"score-encodings": encoding})
+        assert "array" in found(FlowerArray(small.arrays["scores"]).data, sought)
     # One number of a row that was rounded to float32 is seen by its value alone.
     lonely = FlowerArray(np.array([0.5, rows[0, -1]], np.float32)).data
     assert found(lonely, sought) == {"array"}

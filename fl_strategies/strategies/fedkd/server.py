@@ -10,12 +10,9 @@ from flwr.app import ArrayRecord
 from fl_strategies.aggregation.class_weights import (
     believed_counts,
     class_weights,
-    heard_parts,
     noisy_weighted_mean,
     read_counts,
-    weighted_mean,
 )
-from fl_strategies.aggregation.consensus import ROBUST_RULES, RobustConsensus
 from fl_strategies.aggregation.evidence_pool import EvidencePool, read_class_share
 from fl_strategies.arrays import Array, FloatArray, content_hash
 from fl_strategies.core.accounting import AUDIENCES, privacy_metrics, unprotected
@@ -37,6 +34,7 @@ from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.scores import ScoreMechanism
 from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedkd.augmentation import augmented, check_augmentation
+from fl_strategies.strategies.fedkd.combining import SummedScores, are_many, combined_scores
 from fl_strategies.strategies.fedkd.options import (
     BOUND,
     COUNTED,
@@ -209,7 +207,8 @@ class FedKD(KnowledgeStrategy[Said]):
         return self.options.num_predictions * len(self.public), self.num_classes
 
     def _gather(self) -> None:
-        """Make room for the evidence of a round."""
+        """Make room for the evidence, or the scores, of a round."""
+        self._summed: SummedScores | None = None
         self._pool = EvidencePool(
             self._shape,
             bound=self.options.clip,
@@ -218,6 +217,12 @@ class FedKD(KnowledgeStrategy[Said]):
             decode=lambda values, _: self._form.decode(values),
             exclude_outliers=self.options.exclude_outliers,
         )
+
+    @property
+    def most_score_bytes(self) -> int:
+        """Bytes of a party's scores; 0 with noise, which is not on them yet."""
+        noisy = self.options.privacy is not None or self.bound_ is None
+        return 0 if noisy else self._form.num_bytes(self._shape)
 
     def begin_round(self) -> bool:
         """Begin to add up evidence."""
@@ -255,12 +260,15 @@ class FedKD(KnowledgeStrategy[Said]):
         return PartyEvidence(values, counts, read_contrast(knowledge))
 
     def add(self, reply: PartyReply[Said]) -> None:
-        """Sum evidence as it comes; keep anything else."""
+        """Sum evidence as it comes; keep anything else, of many parties its sums alone."""
         said = reply.knowledge
         if isinstance(said, PartyEvidence):
             self._pool.add(said.values, said.counts, said.contrast, reply.partition_id)
             reply = replace(reply, knowledge=PartyScores())
-        super().add(reply)
+        super().add(reply if self._summed is None else self._summed.taken(reply))
+        if self._summed is None and are_many(self._kept, self.options):
+            self._summed = SummedScores(self._shape, self._form, self.options)
+            self._kept = [self._summed.taken(kept) for kept in self._kept]
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Combine the parties' scores and distil the final model from them."""
@@ -322,25 +330,20 @@ class FedKD(KnowledgeStrategy[Said]):
         self, sent: Sequence[PartyScores], mechanism: ScoreMechanism | None
     ) -> tuple[FloatArray, Metrics]:
         """Return the weighted mean of all parties' logits (Eq. 2)."""
-        counts, capped = believed_counts([party.counts for party in sent])
-        weights = class_weights(counts, self.num_classes)
-        values = [party.values for party in sent if party.values is not None]
-        form = self._form
-        if self.options.consensus in ROBUST_RULES:
-            robust = RobustConsensus(
-                self.options.consensus, trim_fraction=self.options.trim_fraction
+        form, options = self._form, self.options
+        if mechanism is None or options.privacy is None:
+            mean, capped = (
+                combined_scores(sent, form, options, self.num_classes)
+                if self._summed is None
+                else self._summed.result()
             )
-            for scores in values:
-                robust.add(form.decode(scores))
-            return robust.result(), {}
-        if mechanism is None or self.options.privacy is None:
-            heard = heard_parts(values, form)
-            capped += int((heard < 1).sum())
             if capped:
                 logger.warning("FedKD counts %s claims for less, far from others'.", capped)
-            mean = weighted_mean(values, weights * heard[:, None], form)
-            return mean, {keys.NUM_CAPPED: capped}
-        rng = self.options.privacy.rng(self.seed, "server")
+            return mean, {keys.NUM_CAPPED: capped} if options.consensus == "mean" else {}
+        counts, _ = believed_counts([party.counts for party in sent])
+        weights = class_weights(counts, self.num_classes)
+        values = [party.values for party in sent if party.values is not None]
+        rng = options.privacy.rng(self.seed, "server")
         whole = self.ledger_ if self.ledger_.unit == "party" else unprotected(COUNTED)
         metrics = privacy_metrics(party=whole, example=self.ledger_)
         drawn = self.run.draw_once(

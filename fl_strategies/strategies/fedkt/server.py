@@ -51,6 +51,7 @@ from fl_strategies.strategies.fedkt.options import (
     FedKTOptions,
 )
 from fl_strategies.strategies.fedkt.reading import VoteReader
+from fl_strategies.strategies.fedkt.scores import SCORES
 from fl_strategies.strategies.fedkt.tally import PartyAnswer, VoteTally
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
@@ -270,6 +271,12 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
             exclude_outliers=self.options.exclude_outliers,
             scored=self.options.exchange == "scores",
         )
+
+    @property
+    def most_score_bytes(self) -> int:
+        """Bytes of a party's scores, if it sends any."""
+        shape = len(self.public), self.num_classes
+        return SCORES.num_bytes(shape) if self.options.exchange == "scores" else 0
 
     def begin_round(self) -> bool:
         """Begin to count."""

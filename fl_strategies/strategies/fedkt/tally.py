@@ -7,7 +7,7 @@ import numpy as np
 
 from fl_strategies.aggregation.evidence import VOTE_STRENGTH, vote_evidence
 from fl_strategies.aggregation.evidence_pool import ClassShare, EvidencePool
-from fl_strategies.aggregation.voting import add_votes, plurality
+from fl_strategies.aggregation.voting import VoteSum, plurality
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.strategies.fedkt.scores import SCORES, score_evidence
@@ -66,8 +66,7 @@ class VoteTally:
         exclude_outliers: bool = True,
         scored: bool = False,
     ) -> None:
-        self.counts: IntArray = np.zeros(shape, dtype=np.int64)
-        self._worth = worth
+        self._votes = VoteSum(shape, worth)
         self._pool: EvidencePool | None = None
         if share is not None:
             self._pool = EvidencePool(
@@ -85,14 +84,20 @@ class VoteTally:
             said = votes.labels if votes.scores is None else votes.scores
             self._pool.add(said, votes.counts, "none", votes.party)
         for labels in np.atleast_2d(votes.labels):
-            add_votes(self.counts, labels, self._worth)
+            self._votes.add(labels)
+
+    @property
+    def counts(self) -> IntArray:
+        """Votes for each class, (rows, classes)."""
+        return self._votes.counts
 
     def winners(self, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
         """Return the rows that anybody has voted on, and their labels."""
-        rows = np.flatnonzero(self.counts.any(axis=1))
+        counts = self.counts
+        rows = np.flatnonzero(counts.any(axis=1))
         if not len(rows):
             return rows, rows
-        scores = self.counts if self._pool is None else self._pool.result()
+        scores = counts if self._pool is None else self._pool.result()
         return rows, plurality(scores, rng)[rows]
 
     def report(self) -> tuple[tuple[int, ...], Metrics]:

@@ -270,6 +270,12 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         """Return the last consensus, or in round 1 the model to start from."""
         return self.start_model if self.round_ == 1 else self.state.delivery
 
+    @property
+    def most_score_bytes(self) -> int:
+        """Bytes of a party's scores, if it sends any; noise is on them before they leave."""
+        cells = self.settings.num_public * self.settings.num_classes
+        return 0 if self.settings.payload == "argmax" else 4 * cells
+
     def begin_round(self) -> bool:
         """Make room for the answers; ask nobody if they would cost too much."""
         self._gather()
