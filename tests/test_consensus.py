@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fl_strategies.aggregation import consensus as rules
 from fl_strategies.aggregation.consensus import (
     MAX_WEIGHT,
     ClassWeightedConsensus,
@@ -198,3 +199,42 @@ def test_wrong_use_is_refused_in_one_sentence(make, sentence: str) -> None:  # n
     """Each mistake names its rule."""
     with pytest.raises(InvalidParameter, match=sentence):
         make()
+
+
+def test_blocks_of_a_sum_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums are whole numbers, in blocks of one row as in one piece."""
+    values = np.random.default_rng(0).normal(size=(3, 50, 4)).clip(-2, 2)
+    totals = []
+    for cells in (1, 1 << 15):
+        monkeypatch.setattr(rules, "_BLOCK_CELLS", cells)
+        total = rules.ExactSum((50, 4), 2.0)
+        for own in values:
+            total.add(own, np.array([0, 1, 5, 7]))
+            total.add(own.astype(np.float32))
+        totals.append(total.total().tobytes())
+
+    assert totals[0] == totals[1]
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
+def test_levels_are_decoded_when_they_are_combined(rule: str) -> None:
+    """They are kept as they came, in a quarter of the memory, and give the same bits."""
+    codes = np.random.default_rng(0).integers(0, 200, (9, 40, 3)).astype(np.uint8)
+    late = RobustConsensus(rule, decode=lambda values: values * 0.1 - 10)  # type: ignore[arg-type]
+    early = RobustConsensus(rule)  # type: ignore[arg-type]
+    for own in codes:
+        late.add(own)
+        early.add(own * 0.1 - 10)
+
+    assert {reply.dtype for reply in late._replies} == {np.dtype(np.uint8)}
+    assert late.result().tobytes() == early.result().tobytes()
+
+
+@given(values=arrays(np.uint8, (6, 40, 2), elements=st.integers(0, 1)))
+def test_replies_are_ordered_as_their_bytes(values: np.ndarray) -> None:
+    """Also where they differ late."""
+    replies = [*values, values[0].copy()]
+    key = rules.cmp_to_key(rules._compare_bytes)
+
+    found = [reply.tobytes() for reply in sorted(replies, key=key)]
+    assert found == sorted(reply.tobytes() for reply in replies)

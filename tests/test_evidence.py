@@ -399,3 +399,34 @@ def test_class_shares_may_be_given_as_text() -> None:
         read_class_share("X", "halves", 2, "single-label")
     with pytest.raises(InvalidParameter, match="2 numbers between 0 and 1"):
         read_class_share("X", (0.5, 1.0), 2, "multi-label")
+
+
+@given(
+    labels=st.lists(st.integers(-1, 4), min_size=1, max_size=9),
+    held=st.lists(st.integers(0, 2), min_size=5, max_size=5),
+)
+def test_votes_as_evidence_by_their_definition(labels: list[int], held: list[int]) -> None:
+    """One number for the class that is named and one for all others, to the bit."""
+    counts, said = np.array(held, dtype=np.float64), np.array(labels)
+    seen = counts > 0
+    votes = (said[:, None] == np.arange(5)) & seen
+    mean = votes.sum(axis=1, keepdims=True) / max(int(seen.sum()), 1)
+    expected = np.where(seen, 6.0 * (votes - mean), 0.0)
+
+    assert vote_evidence(said, counts).tobytes() == expected.tobytes()
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, 2.0, 50.0, 51.0, 900.0, 1e12]), min_size=1))
+def test_believed_sizes_by_their_definition(claimed: list[float]) -> None:
+    """From the smallest on, each up to ten times the mean of smaller ones, or four medians."""
+    sizes = np.array(claimed)
+    granted: dict[float, float] = {}
+    for size in sorted({*claimed}):
+        smaller = [granted[other] for other in claimed if other < size]
+        most = max(10 * sum(smaller) / len(smaller), 4 * np.median(sizes)) if smaller else size
+        granted[size] = min(size, most)
+    lower, middle = (max(float(np.quantile(sizes, q)), 1.0) for q in (0.25, 0.5))
+    likely = middle * max(2.0, (middle / lower) ** 3)
+    expected = [min(granted[size], likely) for size in claimed]
+
+    np.testing.assert_allclose(believed_sizes(sizes), expected, rtol=1e-12)

@@ -17,6 +17,7 @@ from fl_strategies.aggregation.class_weights import CLASS_COUNTS
 from fl_strategies.arrays import FloatArray
 from fl_strategies.core.protocols import Recipe
 from fl_strategies.exceptions import InvalidParameter, NotFitted, RunFailed, UnsupportedLearner
+from fl_strategies.strategies.fedkd import combining
 from fl_strategies.wire import keys
 from fl_strategies.wire.quantization import Quantizer
 from simulations.local import InMemoryGrid, run_local
@@ -557,3 +558,44 @@ def test_more_noise_costs_accuracy() -> None:
 
     assert accuracies[0] > 0.85 > accuracies[1]
     assert math.isfinite(accuracies[1])
+
+
+# Many parties.
+
+
+@pytest.mark.parametrize("weights", ["uniform", "counts"])
+def test_scores_of_many_parties_are_summed(
+    weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond some number nothing but sums is kept, and the consensus is nearly the same."""
+    few = recorded(weights=weights)
+    kept = run(few)
+    monkeypatch.setattr(combining, "MOST_KEPT", 1)
+    many = recorded(weights=weights)
+    held: list[int] = []
+    really = many.finish
+    monkeypatch.setattr(
+        many,
+        "finish",
+        lambda: (
+            held.append(sum(r.knowledge.values is not None for r in many._kept)),
+            really(),
+        )[1],
+    )
+    summed = run(many)
+
+    assert held == [0]
+    np.testing.assert_allclose(summed.targets, kept.targets, rtol=0, atol=1e-9)
+
+
+def test_medians_and_noise_need_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where sums are not enough everything is kept, whatever the number of parties."""
+    settings: list[dict[str, object]] = [
+        {"weights": "uniform", "consensus": "median"},
+        {"weights": "uniform", "gamma": 5.0, "seeded_noise": True},
+    ]
+    for changes in settings:
+        kept = run(recorded(**changes))
+        with monkeypatch.context() as patch:
+            patch.setattr(combining, "MOST_KEPT", 1)
+            assert run(recorded(**changes)).targets.tobytes() == kept.targets.tobytes()

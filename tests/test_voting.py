@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fl_strategies.aggregation import voting
 from fl_strategies.aggregation.voting import (
+    VoteSum,
     add_votes,
     agreement,
     agreements,
@@ -281,3 +283,44 @@ def test_consistent_labels_are_as_small_as_they_can_be(num_classes: int, size: i
 
     assert kept.itemsize == size
     assert kept.tolist() == [num_classes - 1, -1]
+
+
+@given(
+    labels=arrays(
+        np.int16, st.tuples(st.integers(0, 9), st.integers(1, 7)), elements=st.integers(-1, 4)
+    ),
+    worth=st.integers(1, 3),
+)
+def test_votes_that_come_one_by_one_are_those_of_all(labels: np.ndarray, worth: int) -> None:
+    """However many wait to be counted, and where a voter has no vote."""
+    expected = np.zeros((labels.shape[1], 5), dtype=np.int64)
+    votes = VoteSum((labels.shape[1], 5), worth)
+    for own in labels:
+        add_votes(expected, own, worth)
+        votes.add(own)
+        if own[0] == 0:
+            np.testing.assert_array_equal(votes.counts, expected)
+
+    np.testing.assert_array_equal(votes.counts, expected)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.int64])
+@pytest.mark.parametrize("num_classes", [2, 127, 128, 255, 256, 257])
+def test_the_last_class_is_counted_in_every_type(kind: type, num_classes: int) -> None:
+    """No label is lost where one more does not fit into its type."""
+    last = min(num_classes, np.iinfo(kind).max + 1) - 1
+    votes = VoteSum((1, num_classes))
+    for _ in range(voting._MOST_WAITING + 1):
+        votes.add(np.array([last], kind))
+
+    assert votes.counts[0, last] == votes.counts.sum() == voting._MOST_WAITING + 1
+
+
+def test_blocks_change_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts are the same in blocks of one row and of all."""
+    labels = np.random.default_rng(0).integers(0, 6, (40, 33))
+    whole = count_votes(labels, 6)
+    monkeypatch.setattr(voting, "_BLOCK_VOTES", 1)
+
+    np.testing.assert_array_equal(count_votes(labels, 6), whole)
+    assert count_votes(labels[:0], 6).sum() == 0
