@@ -37,9 +37,11 @@ FEDKD: Mapping[str, Mapping[str, Value]] = {
     "digits": {"learner": "mlp", "final-learner": "mlp", "train-rows": 0},
 }
 FEDKT: Mapping[str, Mapping[str, Value]] = {
-    "adult": {"learner": "random-forest", "max-depth": 6, "final-learner": "random-forest"},
-    "mnist": {"learner": "mnist-net", "final-learner": "mnist-net"},
+    "adult, forest": {"data": "adult", "learner": "random-forest", "max-depth": 6},
+    "mnist, perceptron": {"data": "mnist", "learner": "mlp", "epochs": 1},
+    "mnist, convolutions": {"data": "mnist", "learner": "mnist-net", "epochs": 1},
 }
+"""The models of FedKT's paper."""
 
 
 def measure(repeats: int) -> dict[str, Any]:
@@ -181,6 +183,7 @@ class ListeningGrid(InMemoryGrid):
 
 def replies_of(settings: Mapping[str, Value]) -> tuple[list[Message], tuple[int, int]]:
     """Return what the parties of a small federation send, and their public rows' shape."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     chosen = Settings.from_run_config({**SAME, **settings})
     federation = load_federation(chosen)
     app = client_app(lambda context: federation.party(int(context.node_config["partition-id"])))
@@ -208,9 +211,9 @@ def fedkd_reply(data: str) -> dict[str, Any]:
     }
 
 
-def upload(data: str) -> dict[str, Any]:
+def upload(name: str) -> dict[str, Any]:
     """Return the default one-shot upload (FedKT) beside the models that it stands for."""
-    own = {"strategy": "fedkt", "data": data, **FEDKT[data]}
+    own = {"strategy": "fedkt", **FEDKT[name], "final-learner": FEDKT[name]["learner"]}
     votes, shape = replies_of(own)
     models, _ = replies_of({**own, "exchange": "models"})
     packed = votes[0].content.array_records[keys.ARRAYS]["votes"]
@@ -240,7 +243,6 @@ def half_precision() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     print(json.dumps(measure(parser.parse_args().repeats), indent=1))
 
 

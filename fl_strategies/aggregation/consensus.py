@@ -7,8 +7,8 @@ in turn no party, whatever it sends, can pull them far from the honest majority.
 """
 
 import math
-from collections.abc import Callable
-from functools import cmp_to_key
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
@@ -37,6 +37,7 @@ MAX_REPLIES: Final = 2**20
 _VALUE_BITS, _HALF_BITS = 40, 20
 _CHUNK_CELLS = 1 << 20
 _BLOCK_CELLS = 1 << 15
+_FIRST_ROWS = 16
 
 
 class Consensus(Protocol):
@@ -213,7 +214,7 @@ class RobustConsensus:
         size = max(1, _CHUNK_CELLS // (len(self._replies) * num_classes))
         combine = self._combination()
         # Sums of floats depend on their order, and replies come in any.
-        replies = sorted(self._replies, key=cmp_to_key(_compare_bytes))
+        replies = _by_bytes(self._replies)
         decode = self._decode or (lambda values: values)
         for start in range(0, num_rows, size):
             rows = slice(start, start + size)
@@ -339,13 +340,16 @@ def check_trim(owner: str, trim_fraction: float) -> None:
     require(0 <= trim_fraction < 0.5, owner, "trim_fraction", rule, trim_fraction)
 
 
-def _compare_bytes(one: Array, other: Array) -> int:
-    """Compare as their bytes would, without copies of all of them."""
-    for rows in (1, 16, 256, len(one)):
-        first, second = one[:rows].tobytes(), other[:rows].tobytes()
-        if first != second:
-            return -1 if first < second else 1
-    return 0
+def _by_bytes(replies: Sequence[Array]) -> list[Array]:
+    """Return replies sorted by their bytes, without copies of all of them at once."""
+    ordered: list[Array] = []
+    for _, alike in groupby(sorted(replies, key=_first_bytes), key=_first_bytes):
+        ordered += sorted(alike, key=lambda reply: reply.tobytes())
+    return ordered
+
+
+def _first_bytes(reply: Array) -> bytes:
+    return reply[:_FIRST_ROWS].tobytes()
 
 
 def _one_more(count: int) -> int:
