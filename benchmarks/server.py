@@ -254,7 +254,7 @@ def medians(repeats: int) -> dict[str, Any]:
         "seconds": own,
         "numpy-seconds": plain,
         "times-faster-than-numpy": plain / own,
-        "growth": growth(repeats, "parties", (100, 200, 400, 800), made),
+        "growth": growth(repeats, "parties", (500, 1000, 2000, 4000), made),
         "extra-megabytes": extra_megabytes("median", 1000),
         "stacked-extra-megabytes": extra_megabytes("stacked-median", 1000),
     }
