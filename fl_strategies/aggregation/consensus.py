@@ -38,6 +38,7 @@ _VALUE_BITS, _HALF_BITS = 40, 20
 _CHUNK_CELLS = 1 << 20
 _BLOCK_CELLS = 1 << 15
 _FIRST_ROWS = 16
+_MOST_CHUNKS = 16
 
 
 class Consensus(Protocol):
@@ -211,7 +212,10 @@ class RobustConsensus:
         _check_any(len(self._replies))
         num_rows, num_classes = self._replies[0].shape
         consensus = np.empty((num_rows, num_classes))
-        size = max(1, _CHUNK_CELLS // (len(self._replies) * num_classes))
+        # Of many parties no smaller part of the rows: their number times that of parts
+        # would grow with the square of the parties.
+        least = math.ceil(num_rows / _MOST_CHUNKS)
+        size = max(least, _CHUNK_CELLS // (len(self._replies) * num_classes), 1)
         combine = self._combination()
         # Sums of floats depend on their order, and replies come in any.
         replies = _by_bytes(self._replies)
