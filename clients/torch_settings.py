@@ -1,18 +1,15 @@
 """What the settings of a `TorchLearner` must be."""
 
 import math
-from typing import TYPE_CHECKING, get_args
+from typing import Any, get_args
 
 from clients.torch_training import OWNER, OptimizerName, Schedule, check_count
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import require
 
-if TYPE_CHECKING:
-    from clients.torch_learner import TorchLearner
 
-
-def check_settings(learner: "TorchLearner") -> None:
-    """Raise `InvalidParameter` for the first setting that cannot be used."""
+def check_settings(learner: Any) -> None:
+    """Raise `InvalidParameter` for the first setting of a learner that cannot be used."""
     require(callable(learner.module_fn), OWNER, "module_fn", "callable", learner.module_fn)
     usable = learner.augment is None or callable(learner.augment)
     require(usable, OWNER, "augment", "callable", learner.augment)
