@@ -20,6 +20,7 @@ except ImportError as error:
 
 OFFSETS: Final = "offsets"
 SCALES: Final = "scales"
+MAX_BIN: Final = 256
 
 
 class XGBoostScores(ScoreLearner):
@@ -74,7 +75,9 @@ class XGBoostScores(ScoreLearner):
         **options: Unpack[BoostingOptions],
     ) -> None:
         super().__init__(num_classes=num_classes, task=task)
-        self._num_rounds, boosting = boosting_settings(self._owner, **options)
+        self._num_rounds, boosting = boosting_settings(
+            self._owner, **{"max_bin": MAX_BIN, **options}
+        )
         self._settings = {
             **boosting,
             "objective": "reg:squarederror",
