@@ -59,7 +59,12 @@ def sklearn_forest(seed: int) -> Any:
 def xgboost_classifier(seed: int) -> Any:
     library = import_library("xgboost", "xgboost", "xgboost")
     return library.XGBClassifier(
-        n_estimators=100, max_depth=6, learning_rate=0.05, gamma=1.0, n_jobs=1, random_state=seed
+        n_estimators=100,
+        max_depth=6,
+        learning_rate=0.05,
+        gamma=1.0,
+        n_jobs=1,
+        random_state=seed,
     )
 
 
@@ -77,7 +82,9 @@ def party_work(data: str, seed: int) -> Work:
     unseen, private = order[:VALIDATION_ROWS], order[VALIDATION_ROWS:]
     own = private[: len(rows.x_train) // NUM_PARTIES]
     dealt = [
-        part for _ in range(NUM_SPLITS) for part in np.array_split(rng.permutation(own), NUM_TEACHERS)
+        part
+        for _ in range(NUM_SPLITS)
+        for part in np.array_split(rng.permutation(own), NUM_TEACHERS)
     ]
     sets = [(rows.x_train[part], rows.y_train[part]) for part in dealt]
     return Work(sets, rows.x_public, rows.x_train[unseen], rows.y_train[unseen])
@@ -86,7 +93,9 @@ def party_work(data: str, seed: int) -> Work:
 def votes(labels: list[IntArray]) -> list[IntArray]:
     """Return what the teachers of each partition say by plurality; both sides count alike."""
     per_split = np.stack(labels).reshape(NUM_SPLITS, NUM_TEACHERS, -1)
-    return [np.asarray(2 * own.sum(axis=0) > NUM_TEACHERS).astype(np.int64) for own in per_split]
+    return [
+        np.asarray(2 * own.sum(axis=0) > NUM_TEACHERS).astype(np.int64) for own in per_split
+    ]
 
 
 def plain_loop(case: Case, work: Work, seed: int) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from clients.forest_bits import WORD, BitTable, num_words, pack, unpack
+from clients.forest_bits import WORD, BitTable, pack, unpack
 from clients.tree_arrays import Trees
 from fl_strategies.arrays import Array, FloatArray, IntArray
 
@@ -62,8 +62,7 @@ def grow_forests(plantings: Sequence[Planting], limits: Limits) -> list[Trees]:
     waiting = list(_first_stages(plantings, limits))
     while waiting:
         waiting.extend(_grow_stage(waiting.pop(), limits, grown))
-    sizes = [len(each.keys) for each in plantings]
-    return grown.trees(np.cumsum(sizes) - sizes, sizes)
+    return grown.trees([len(each.keys) for each in plantings])
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,33 +136,32 @@ def _first_stages(plantings: Sequence[Planting], limits: Limits) -> Iterator[_St
     by_size: dict[int, list[int]] = {}
     for number, each in enumerate(plantings):
         by_size.setdefault(each.table.words.shape[1], []).append(number)
-    for num_own_words, numbers in by_size.items():
-        own = [plantings[number] for number in numbers]
-        shared = {id(each.table): each.table for each in own}
-        place = {key: number for number, key in enumerate(shared)}
-        tables = _Tables.join(list(shared.values()))
-        words = np.concatenate([each.words for each in shared.values()]).T
-        words = np.ascontiguousarray(words)
-        models = np.concatenate(
-            [np.full(len(each.keys), place[id(each.table)]) for each in own]
-        )
-        num_trees = len(own[0].keys)
-        ids = np.concatenate([first_ids[number] + np.arange(num_trees) for number in numbers])
-        everything = _Stage(
-            tables=tables,
-            words=words,
-            lines=tables.first_column[models],
-            models=models,
-            ids=ids,
-            keys=np.concatenate([each.keys for each in own]),
-            classes=np.concatenate([each.classes for each in own], axis=2),
-            depth=0,
-        )
+    for size, numbers in by_size.items():
+        roots = _roots([plantings[number] for number in numbers], first_ids[numbers])
         levels = min(limits.max_depth, _LEVELS_PER_STAGE)
-        per_tree = 8 * num_own_words * len(everything.classes) * 2**levels
-        step = max(1, _STAGE_BYTES // per_tree)
-        for start in range(0, len(ids), step):
-            yield everything.part(slice(start, start + step))
+        step = max(1, _STAGE_BYTES // (8 * size * len(roots.classes) * 2**levels))
+        for start in range(0, len(roots.ids), step):
+            yield roots.part(slice(start, start + step))
+
+
+def _roots(plantings: Sequence[Planting], first_ids: IntArray) -> _Stage:
+    """Return the roots of models whose tables have the same number of words."""
+    shared = {id(each.table): each.table for each in plantings}
+    places = {key: place for place, key in enumerate(shared)}
+    tables = _Tables.join(list(shared.values()))
+    sizes = [len(each.keys) for each in plantings]
+    models = np.repeat([places[id(each.table)] for each in plantings], sizes)
+    own = np.concatenate([np.arange(size) for size in sizes])
+    return _Stage(
+        tables=tables,
+        words=np.ascontiguousarray(np.concatenate([each.words for each in shared.values()]).T),
+        lines=tables.first_column[models],
+        models=models,
+        ids=np.repeat(first_ids, sizes) + own,
+        keys=np.concatenate([each.keys for each in plantings]),
+        classes=np.concatenate([each.classes for each in plantings], axis=2),
+        depth=0,
+    )
 
 
 def _grow_stage(stage: _Stage, limits: Limits, grown: "_Grown") -> list[_Stage]:
@@ -231,7 +229,9 @@ def _draw_columns(stage: _Stage, num_candidates: int) -> IntArray:
     steps = _GOLDEN * np.arange(1, num_candidates + 1, dtype=np.uint64)
     drawn = _mixed(stage.keys + steps[:, np.newaxis])
     feature = _below(drawn >> _HALF, tables.num_usable[models]) + tables.first_start[models]
-    return tables.starts[feature] + _below(drawn & _LOW_HALF, tables.counts[feature])
+    return np.asarray(
+        tables.starts[feature] + _below(drawn & _LOW_HALF, tables.counts[feature])
+    )
 
 
 def _below(drawn: Array, ends: Array) -> IntArray:
@@ -333,19 +333,17 @@ class _Grown:
 
     def add_leaves(self, ids: IntArray, counts: FloatArray) -> None:
         """Take nodes with the counts of their classes, (n, k)."""
-        totals = np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        self._leaves.append((ids, (counts / totals).astype(np.float32)))
+        shares = counts / counts.sum(axis=1, keepdims=True)
+        self._leaves.append((ids, shares.astype(np.float32)))
 
-    def add_splits(
-        self, ids: IntArray, features: IntArray, thresholds: FloatArray
-    ) -> IntArray:
+    def add_splits(self, ids: IntArray, features: IntArray, thresholds: FloatArray) -> IntArray:
         """Take nodes that were split; return the numbers of their children, in pairs."""
         children = self._size + np.arange(2 * len(ids))
         self._splits.append((ids, children[::2], features, thresholds))
         self._size += len(children)
         return children
 
-    def trees(self, first_roots: IntArray, num_trees: Sequence[int]) -> list[Trees]:
+    def trees(self, num_trees: Sequence[int]) -> list[Trees]:
         """Return the trees of each model in level order."""
         left = np.full(self._size, -1)
         features = np.zeros(self._size, dtype=np.int64)
@@ -356,8 +354,8 @@ class _Grown:
         for ids, shares in self._leaves:
             values[ids] = shares
         forests = []
-        for first, count in zip(first_roots, num_trees, strict=True):
-            order, sizes = _tree_by_tree(left, first + np.arange(count))
+        for roots in np.split(np.arange(sum(num_trees)), np.cumsum(num_trees)[:-1]):
+            order, sizes = _tree_by_tree(left, roots)
             leaf = left[order] < 0
             split = order[~leaf]
             forests.append(

@@ -158,4 +158,6 @@ def _drawn_labels(
     total = np.cumsum(labels.weights)
     before = total[first] - labels.weights[first]
     drawn = before + rng.random((num_trees, num_rows)) * (total[last] - before)
-    return labels.classes[np.clip(np.searchsorted(total, drawn, side="right"), first, last)]
+    places = np.clip(np.searchsorted(total, drawn, side="right"), first, last)
+    chosen: IntArray = labels.classes[places]
+    return chosen

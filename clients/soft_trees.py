@@ -75,11 +75,10 @@ class XGBoostScores(ScoreLearner):
         **options: Unpack[BoostingOptions],
     ) -> None:
         super().__init__(num_classes=num_classes, task=task)
-        self._num_rounds, boosting = boosting_settings(
-            self._owner, **{"max_bin": MAX_BIN, **options}
-        )
+        self._num_rounds, boosting = boosting_settings(self._owner, **options)
         self._settings = {
             **boosting,
+            "max_bin": options.get("max_bin", MAX_BIN),
             "objective": "reg:squarederror",
             "multi_strategy": "one_output_per_tree",
             # The mean is taken off the targets, whatever a version makes of its own.

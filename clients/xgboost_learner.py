@@ -32,8 +32,9 @@ class XGBoostLearner(TabularLearner):
     """Boosted trees, one sequence for two classes and one per class for more.
 
     Trained with histograms as by `xgboost.train`. Students on the same public rows share their
-    bins, which are made once in a thread. Equal seeds give equal models. A model travels as plain arrays, which receivers with the same settings walk in
-    numpy: no native code reads what somebody else wrote.
+    bins, which are made once in a thread. Equal seeds give equal models. A model travels as
+    plain arrays, which receivers with the same settings walk in numpy: no native code reads
+    what somebody else wrote.
 
     Parameters
     ----------
@@ -128,7 +129,7 @@ class XGBoostLearner(TabularLearner):
         settings = {**self._settings, **_objective(int(y.max()) + 1), "seed": seed}
         # What `xgboost.train` does, without its callbacks and its copy of the model, which
         # would forget what the trees say of the training rows.
-        booster = xgboost.Booster(settings, [data])
+        booster = _Booster(settings, [data])
         for number in range(self._num_rounds):
             booster.update(data, number)
         self._model, self._public = booster, None
@@ -160,6 +161,16 @@ class XGBoostLearner(TabularLearner):
             OWNER, nodes, num_trees=num_trees, width=self._width, num_values=1
         )
         self._model, self._public = _ReceivedBooster(offsets, trees), None
+
+
+class _Booster(xgboost.Booster):
+    """A booster that does not copy the names of columns, which have none, in every round.
+
+    That takes as long as a tree on the records of a small party.
+    """
+
+    def _assign_dmatrix_features(self, data: Any) -> None:
+        """Do nothing; versions without this step never call it."""
 
 
 class _Public(NamedTuple):

@@ -21,9 +21,9 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
 from clients.checks import check_learner
+from clients.forest_learner import ForestLearner
 from clients.sklearn_learner import SklearnLearner
 from clients.tabular import TabularLearner, require_array, require_names
-from clients.forest_learner import ForestLearner
 from clients.xgboost_learner import XGBoostLearner
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.protocols import Recipe, TrainingSet

@@ -31,7 +31,9 @@ def learner(**settings: Any) -> ForestLearner:
     return ForestLearner(**{"num_classes": NUM_CLASSES, "num_trees": 12, **settings})
 
 
-def fitted(classes: list[int] | None = None, *, seed: int = 0, **settings: Any) -> ForestLearner:
+def fitted(
+    classes: list[int] | None = None, *, seed: int = 0, **settings: Any
+) -> ForestLearner:
     x, y = digits(classes)
     return learner(**settings).fit(x, y, rng=np.random.default_rng(seed))
 
