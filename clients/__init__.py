@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from clients.app import client_app
     from clients.checks import check_learner
     from clients.dealt_data import party_loader
+    from clients.forest_learner import ForestLearner
     from clients.forest_scores import ForestScores
     from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
     from clients.multilabel import MultiLabelLearner
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DPTorchLearner",
+    "ForestLearner",
     "ForestScores",
     "KernelRidgeLearner",
     "ModelCard",
@@ -45,6 +47,7 @@ __all__ = [
 
 _MODULES = {
     "DPTorchLearner": "clients.opacus_learner",
+    "ForestLearner": "clients.forest_learner",
     "ForestScores": "clients.forest_scores",
     "KernelRidgeLearner": "clients.kernel_learner",
     "ModelCard": "clients.saved_model",

@@ -20,6 +20,7 @@ except ImportError as error:
 
 OFFSETS: Final = "offsets"
 SCALES: Final = "scales"
+MAX_BIN: Final = 256
 
 
 class XGBoostScores(ScoreLearner):
@@ -77,6 +78,7 @@ class XGBoostScores(ScoreLearner):
         self._num_rounds, boosting = boosting_settings(self._owner, **options)
         self._settings = {
             **boosting,
+            "max_bin": options.get("max_bin", MAX_BIN),
             "objective": "reg:squarederror",
             "multi_strategy": "one_output_per_tree",
             # The mean is taken off the targets, whatever a version makes of its own.

@@ -107,13 +107,12 @@ class TabularLearner(ABC):
 
     def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
         """Learn labels `y` (n,) of rows `x` (n, ...), forgetting what was known before."""
-        rows, y = self._training_rows(x), np.asarray(y)
-        check_labels(self._owner, "y", y, len(rows), self._num_classes)
+        rows = self._training_rows(x)
+        classes, encoded = self._numbered(y, len(rows))
         self._classes = None
-        classes, encoded = np.unique(y, return_inverse=True)
         if len(classes) > 1:
-            self._fit(rows, encoded.astype(np.int64), rng)
-        self._classes, self._width = classes.astype(np.int64), rows.shape[1]
+            self._fit(rows, encoded, rng)
+        self._classes, self._width = classes, rows.shape[1]
         return self
 
     def distill(
@@ -263,6 +262,13 @@ class TabularLearner(ABC):
         rule = f"rows of {self._width} columns, as in training"
         require_data(same, self._owner, "x", rule, rows.shape[1])
         return rows
+
+    def _numbered(self, y: IntArray, num_rows: int) -> tuple[IntArray, IntArray]:
+        """Return the classes among checked labels, and the labels as their places there."""
+        y = np.asarray(y)
+        check_labels(self._owner, "y", y, num_rows, self._num_classes)
+        classes, encoded = np.unique(y, return_inverse=True)
+        return classes.astype(np.int64), encoded.astype(np.int64)
 
     @staticmethod
     def _flatten(x: Array) -> Array:

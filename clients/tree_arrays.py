@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 
 from clients.budget import MAX_LEVELS, MAX_TREES, require_memory, require_steps
+from clients.forest_bits import Thresholds, bits_above, unpack
 from clients.tabular import require_array, require_names
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import require_known
@@ -22,6 +23,8 @@ from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
 
 _NAMES: Final = {"tree-sizes", "leaf-bits", "features", "thresholds", "values"}
 VALUES_AT_ONCE: Final = 2**18
+# Up to here sets of rows go down a tree faster than row after row.
+_LEVELS_BY_BITS: Final = 8
 # What `Trees` takes for a node, and for a tree beside its nodes.
 _NODE_BYTES: Final = 48
 _TREE_BYTES: Final = 64
@@ -143,8 +146,32 @@ class Trees:
             leaves = self._leaves(x[start : start + step])
             yield self.values[leaves].reshape(num_trees, -1, m)
 
+    def mean_values(self, x: Array) -> FloatArray:
+        """Return the mean of the leaves' numbers over all trees, (n, m), for float32 rows."""
+        num_trees, columns = len(self.sizes), self.values.T.astype(np.float64)
+        means = np.empty((len(x), len(columns)))
+        step = max(1, 2 * VALUES_AT_ONCE // num_trees)
+        for start in range(0, len(x), step):
+            leaves = self._leaves(x[start : start + step]).reshape(num_trees, -1)
+            for means_of, values in zip(means.T, columns, strict=True):
+                means_of[start : start + step] = values.take(leaves).sum(axis=0) / num_trees
+        return means
+
+    def leaf_means(self, x: Array, targets: FloatArray) -> FloatArray:
+        """Return the mean targets (n, m) of the rows in every leaf; some must be in each."""
+        leaves = self._leaves(x)
+        sizes = np.bincount(leaves, minlength=len(self.values))
+        tiled = (np.tile(column, len(self.sizes)) for column in targets.T)
+        sums = [np.bincount(leaves, weights=own, minlength=len(sizes)) for own in tiled]
+        return np.asarray((np.stack(sums, axis=1) / sizes[:, np.newaxis]).astype(np.float32))
+
     def _leaves(self, x: Array) -> IntArray:
         """Return the number of the leaf that every row falls into, tree by tree, flat."""
+        shallow = self._num_levels <= _LEVELS_BY_BITS
+        return self._leaves_by_bits(x) if shallow else self._leaves_by_walk(x)
+
+    def _leaves_by_walk(self, x: Array) -> IntArray:
+        """Move every row down every tree."""
         nodes = np.repeat(self._roots, len(x))
         rows = np.tile(np.arange(len(x)), len(self.sizes))
         walking = np.flatnonzero(~self.leaf[nodes])
@@ -156,6 +183,57 @@ class Trees:
             walking = walking[~self.leaf[reached]]
         leaves: IntArray = self._number[nodes]
         return leaves
+
+    def _leaves_by_bits(self, x: Array) -> IntArray:
+        """Split whole sets of rows, one bit a row.
+
+        Where rows turn right, level by level, are the digits of a number that no two leaves
+        of a tree share.
+        """
+        lines, line_of = self._splits
+        above = bits_above(x, lines)
+        nodes, trees = self._roots, np.arange(len(self.sizes))
+        rows, numbers = np.full((len(nodes), above.shape[1]), ~np.uint64(0)), nodes * 0
+        turns = np.zeros((len(nodes), len(x)), dtype=np.uint16)
+        leaf_at = np.zeros((len(nodes), 2**_LEVELS_BY_BITS), dtype=np.int64)
+        for level in range(_LEVELS_BY_BITS + 1):
+            leaf = self.leaf[nodes]
+            leaf_at[trees[leaf], numbers[leaf]] = self._number[nodes[leaf]]
+            if leaf.all():
+                break
+            split = self._number[nodes[~leaf]]
+            trees, rows, numbers = trees[~leaf], rows[~leaf], numbers[~leaf]
+            right = rows & above[line_of[split]]
+            first = np.flatnonzero(np.diff(trees, prepend=-1))
+            turned = unpack(np.bitwise_or.reduceat(right, first, axis=0), len(x))
+            turns[trees[first]] |= turned.astype(np.uint16) << np.uint16(level)
+            nodes = _pairs(self._left[split], self._left[split] + 1)
+            rows, numbers = _pairs(rows ^ right, right), _pairs(numbers, numbers | 1 << level)
+            trees = np.repeat(trees, 2)
+        leaves: IntArray = np.take_along_axis(leaf_at, turns.astype(np.int64), axis=1)
+        return leaves.reshape(-1)
+
+    @cached_property
+    def _num_levels(self) -> int:
+        """Most splits that a row passes in a tree, up to one more than bits are used for."""
+        nodes = self._roots
+        for level in range(_LEVELS_BY_BITS + 1):
+            nodes = nodes[~self.leaf[nodes]]
+            if not len(nodes):
+                return level
+            left = self._left[self._number[nodes]]
+            nodes = _pairs(left, left + 1)
+        return _LEVELS_BY_BITS + 1
+
+    @cached_property
+    def _splits(self) -> tuple[Thresholds, IntArray]:
+        """The distinct splits of all trees, and which of them each split is."""
+        bits = np.ascontiguousarray(self.thresholds, dtype=np.float32).view(np.uint32)
+        keys = self.features.astype(np.uint64) << np.uint64(32) | bits
+        distinct, line = np.unique(keys, return_inverse=True)
+        features = (distinct >> np.uint64(32)).astype(np.int64)
+        values = (distinct & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)
+        return Thresholds(features, values), line
 
     @cached_property
     def _roots(self) -> IntArray:
@@ -173,6 +251,11 @@ class Trees:
         before = np.repeat(np.cumsum(splits_of_tree) - splits_of_tree, splits_of_tree)
         number_in_tree = np.arange(len(before)) - before
         return np.repeat(self._roots, splits_of_tree) + 2 * number_in_tree + 1
+
+
+def _pairs(left: Array, right: Array) -> Array:
+    """Return left[0], right[0], left[1], right[1] and so on, along the first axis."""
+    return np.stack([left, right], axis=1).reshape(-1, *left.shape[1:])
 
 
 def _level_order(left: IntArray, right: IntArray) -> IntArray:

@@ -29,7 +29,7 @@ def boosting_settings(
     learning_rate: float = 0.3,
     gamma: float = 0.0,
     reg_lambda: float = 1.0,
-    max_bin: int = 256,
+    max_bin: int = 64,
     num_threads: int = 1,
 ) -> tuple[int, dict[str, Any]]:
     """Return the number of rounds, and the other settings of `xgboost.train`."""

@@ -136,8 +136,10 @@ class Options:
 
     def __new__(cls, *_: object, **given: object) -> Self:
         """Refuse a misspelt option by the name that was probably meant."""
+        names = _names(cls)
         for name in given:
-            require_argument(cls._owner(), name, _names(cls), _inner(cls, name))
+            if name not in names:
+                require_argument(cls._owner(), name, names, _inner(cls, name))
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

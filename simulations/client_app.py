@@ -1,5 +1,6 @@
 """The client component of the Flower app: a simulated party per partition id."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,11 +19,22 @@ NODE_KEYS = (keys.PARTITION_ID, keys.NUM_PARTITIONS, *BUDGET_KEYS)
 
 def load_party(context: Context) -> Party:
     """Load the party that this node plays, with its journal if it keeps one."""
-    settings = Settings.from_run_config(context.run_config)
+    settings = read_settings(context.run_config)
     party = load_federation(settings).party(int(context.node_config[keys.PARTITION_ID]))
     budget = read_budget(context.node_config, settings)
     journal = budget.journal(party.x, party.y, f"party-{party.partition_id}")
     return replace(party, journal=journal, run=str(context.run_id))
+
+
+def read_settings(run_config: Mapping[str, Value]) -> Settings:
+    """Return the settings of a run, which all parties in a process read alike."""
+    # 1, 1.0 and True are equal, but not the same setting.
+    return _read_settings(tuple((key, type(own), own) for key, own in run_config.items()))
+
+
+@functools.lru_cache(maxsize=4)
+def _read_settings(items: tuple[tuple[str, type, Value], ...]) -> Settings:
+    return Settings.from_run_config({key: own for key, _, own in items})
 
 
 def read_budget(node_config: Mapping[str, Value], settings: Settings) -> Budget:

@@ -15,6 +15,7 @@ Given: TypeAlias = Mapping[str, Value]
 
 LEARN_SCORES: Final[Mapping[str, str]] = {
     "random-forest": "forest-scores",
+    "forest": "forest-scores",
     "extra-trees": "forest-scores",
     "decision-tree": "forest-scores",
     "xgboost": "xgboost-scores",

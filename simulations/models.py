@@ -92,6 +92,17 @@ def _random_forest(settings: ModelOptions, num_classes: int) -> Learner:
     )
 
 
+def _forest(settings: ModelOptions, num_classes: int) -> Learner:
+    from clients.forest_growing import MOST_LEVELS
+    from clients.forest_learner import ForestLearner
+
+    return ForestLearner(
+        num_classes=num_classes,
+        num_trees=settings.num_trees,
+        max_depth=min(settings.max_depth, MOST_LEVELS) or None,
+    )
+
+
 def _extra_trees(settings: ModelOptions, num_classes: int) -> Learner:
     return _sklearn_learner(
         "extra-trees",
@@ -293,6 +304,7 @@ def _augment(problem: Problem) -> "Callable[[torch.Tensor], torch.Tensor]":
 LEARNERS: Final[Mapping[str, Builder]] = MappingProxyType(
     {
         "random-forest": functools.partial(_classifier, _random_forest),
+        "forest": functools.partial(_classifier, _forest),
         "decision-tree": functools.partial(_classifier, _decision_tree),
         "extra-trees": functools.partial(_classifier, _extra_trees),
         "logistic-regression": functools.partial(_classifier, _logistic_regression),
@@ -376,11 +388,11 @@ def learner_factory(
     --------
     >>> from simulations.model_options import ModelOptions
     >>> learner_factory(
-    ...     "forest", row_shape=(4,), num_classes=2, settings=ModelOptions()
+    ...     "trees", row_shape=(4,), num_classes=2, settings=ModelOptions()
     ... )  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     fl_strategies.exceptions.InvalidParameter: learner_factory: name must be one of \
-random-forest, ..., cnn-2-A-B or cnn-3-A-B-C with numbers of filters, got 'forest'.
+random-forest, ..., cnn-2-A-B or cnn-3-A-B-C with numbers of filters, got 'trees'.
     """
     check_learner_name("learner_factory", "name", name)
     build = LEARNERS.get(name) or functools.partial(_network, name)

@@ -21,6 +21,7 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
 from clients.checks import check_learner
+from clients.forest_learner import ForestLearner
 from clients.sklearn_learner import SklearnLearner
 from clients.tabular import TabularLearner, require_array, require_names
 from clients.xgboost_learner import XGBoostLearner
@@ -87,6 +88,11 @@ def test_estimators_of_scikit_learn_pass(estimator: Any) -> None:
 def test_xgboost_passes() -> None:
     """Boosted trees keep the contract."""
     check_learner(lambda: XGBoostLearner(num_classes=4, num_rounds=2), num_classes=4)
+
+
+def test_forests_pass() -> None:
+    """Forests of bits keep the contract."""
+    check_learner(lambda: ForestLearner(num_classes=4, num_trees=8), num_classes=4)
 
 
 class FourMethods:

@@ -291,3 +291,45 @@ def test_models_of_other_rounds_are_refused() -> None:
     """The receiver's settings decide how many trees fit."""
     with pytest.raises(KnowledgeMismatch, match=r"tree-sizes must be of shape \(15,\)"):
         learner(num_rounds=5).from_arrays(SENT)
+
+
+# --- many at once -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [[3, 8], None], ids=["two", "all"])
+def test_many_are_each_as_if_alone(classes: list[int] | None) -> None:
+    """Students on shared bins, and sets of their own rows, equal models fitted alone."""
+    public, labels = digits(classes)
+    sets = [(public, labels), digits([3, 8, 9]), (public, labels[::-1]), digits([5])]
+    rngs = [np.random.default_rng(number) for number in range(len(sets))]
+
+    many = learner().fit_many(sets, rngs=rngs)
+
+    for number, (twin, (x, y)) in enumerate(zip(many, sets, strict=True)):
+        alone = learner().fit(x, y, rng=np.random.default_rng(number))
+        assert same(twin.to_arrays(), alone.to_arrays())
+        for rows in (public, public.copy(), DIGITS[0][:50]):
+            assert np.array_equal(twin.logits(rows), alone.logits(rows))
+
+
+def test_shared_rows_are_known_by_their_content() -> None:
+    """Neither bins nor answers belong to an address: rows may be written to."""
+    x, y = digits([3, 8])
+    rows = x.copy()
+    for _ in range(2):
+        rngs = [np.random.default_rng(seed) for seed in (0, 1)]
+        first, _ = learner().fit_many([(rows, y), (rows, y)], rngs=rngs)
+        alone = learner().fit(rows, y, rng=np.random.default_rng(0))
+        assert np.array_equal(first.logits(rows), alone.logits(rows))
+        rows += np.arange(64) * rows[:, :1] - rows[:, 5:6]
+        assert np.array_equal(first.logits(rows), alone.logits(rows))
+
+
+def test_other_bins_are_other_matrices() -> None:
+    """Learners of different settings on the same rows do not share what they may not."""
+    x, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 2
+    for bins in (64, 4, 64):
+        rngs = [np.random.default_rng(seed) for seed in (0, 1)]
+        one, _ = learner(max_bin=bins).fit_many([(x, y), (x, y)], rngs=rngs)
+        alone = learner(max_bin=bins).fit(x, y, rng=np.random.default_rng(0))
+        assert same(one.to_arrays(), alone.to_arrays())

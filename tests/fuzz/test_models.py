@@ -21,6 +21,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from clients import (
     DPTorchLearner,
+    ForestLearner,
     ForestScores,
     KernelRidgeLearner,
     MultiLabelLearner,
@@ -86,6 +87,7 @@ def labels_of_trees() -> MultiLabelLearner:
 LEARNERS: Mapping[str, Callable[[], Any]] = {
     "tree": partial(sklearn, DecisionTreeClassifier()),
     "forest": partial(sklearn, RandomForestClassifier(n_estimators=3)),
+    "forest-of-bits": partial(ForestLearner, num_classes=NUM_CLASSES, num_trees=3),
     "extra-trees": partial(sklearn, ExtraTreesClassifier(n_estimators=2)),
     "logistic": partial(sklearn, LogisticRegression()),
     "ridge-classifier": partial(sklearn, RidgeClassifier()),

@@ -123,6 +123,17 @@ def test_gradient_boosting_takes_rounds_rate_and_depth() -> None:
     assert wrapped("gradient-boosting", Settings.of(max_depth=2)).max_depth == 2
 
 
+def test_the_forest_of_bits_takes_trees_and_depth() -> None:
+    """A depth of 0 is none, and one beyond what travels is cut."""
+    for depth, expected in ((4, 4), (0, None), (1000, 60)):
+        settings = Settings.of(num_trees=7, max_depth=depth)
+        assert options("forest", "forest_learner.ForestLearner", settings) == {
+            "num_classes": 10,
+            "num_trees": 7,
+            "max_depth": expected,
+        }
+
+
 def test_xgboost_takes_the_settings_of_the_paper() -> None:
     """Rounds, depth, rate and gamma reach the learner, and one thread is used."""
     settings = Settings.of(
