@@ -1,6 +1,6 @@
 """A FedKT party's trees against the usual loop: one model after another, by its library.
 
-Run: ``python -m benchmarks.trees``. Ten teachers on a party's records and two students on
+Run: ``python benchmarks/trees.py``. Ten teachers on a party's records and two students on
 the public rows, with all answers on the public rows. Both sides are measured in turn in one
 run, in processor seconds; accuracies are those of the students on rows cut from the private
 part. The loop uses scikit-learn's and XGBoost's own classifiers with one thread.
