@@ -200,6 +200,8 @@ def flower_environment(home: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Otherwise Ray joins the cluster that was last started here, whose ever that is.
+        "RAY_ADDRESS": os.environ.get("RAY_ADDRESS", "local"),
     }
 
 

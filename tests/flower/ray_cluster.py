@@ -42,7 +42,9 @@ class RayCluster:
     def __enter__(self) -> Self:
         try:
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-            environment = flower_environment(folder)
+            # Ray writes down the newest cluster, which drivers without an address then join.
+            environment = {**flower_environment(folder), "RAY_TMPDIR": str(folder)}
+            del environment["RAY_ADDRESS"]
             same = ["--num-cpus", "1", "--node-ip-address", "127.0.0.1", "--block"]
             head = ["--head", "--port", str(self.port), "--include-dashboard", "false"]
             self._start([*head, *same], environment, folder / "head.log")
