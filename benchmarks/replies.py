@@ -36,6 +36,7 @@ from simulations.flower import SuperLink
 
 SUPERLINKS = {"queued": Deployment.superlink, "flower": ("flower-superlink",)}
 PATIENCE_SECONDS = 120.0
+POLL_SECONDS = 3.0
 LOCKED = "database is locked"
 PYPROJECT = """\
 [build-system]
@@ -133,7 +134,7 @@ class Node(threading.Thread):
     def run(self) -> None:
         """Answer until all is over."""
         with http_request_response(self.address, insecure=True) as connection:
-            while not self.over.wait(0.5):
+            while not self.over.wait(POLL_SECONDS):
                 try:
                     self.answer(*connection)
                 except (httpx.HTTPError, ObjectPushError):
