@@ -52,11 +52,13 @@ class SuperLink:
 
     home: Path
     environment: dict[str, str]
+    host = "127.0.0.1"
+    """Address of this machine at which it is reached; loopback unless a subclass says more."""
 
     def __init__(self, *, simulation: bool) -> None:
         self.simulation = simulation
         self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self.address = f"{self.host}:{self.port}"
         self.processes = Processes()
         self.control = Control(self.address)
         self._nodes: list[subprocess.Popen[bytes]] = []
@@ -121,7 +123,7 @@ class SuperLink:
         self.home = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         self.environment = flower_environment(self.home)
         self._write_connection("insecure = true")
-        command = ["flower-superlink", "--insecure", "--host", "127.0.0.1"]
+        command = ["flower-superlink", "--insecure", "--host", self.host]
         command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
         command += ["--simulation"] if self.simulation else []
         self._start_superlink(command)
@@ -138,7 +140,7 @@ class SuperLink:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and process.poll() is None:
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                if probe.connect_ex((self.host, self.port)) == 0:
                     return process
             time.sleep(_POLL_SECONDS / 5)
         raise FlowerRunFailed(
@@ -197,6 +199,9 @@ def flower_environment(home: Path) -> dict[str, str]:
         # Parties share the cores already; more threads each would slow all of them.
         "OMP_NUM_THREADS": "1",
         "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Otherwise Ray joins the cluster that was last started here, whose ever that is.
+        "RAY_ADDRESS": os.environ.get("RAY_ADDRESS", "local"),
     }
 
 

@@ -27,7 +27,12 @@ HEAVY = (
 
 def loaded_by(statement: str) -> set[str]:
     """Return the heavy modules that a fresh interpreter holds after a statement."""
-    code = f"import sys\n{statement}\nprint(*[m for m in {HEAVY!r} if m in sys.modules])"
+    return modules_after(statement) & set(HEAVY)
+
+
+def modules_after(statement: str) -> set[str]:
+    """Return all modules that a fresh interpreter holds after a statement."""
+    code = f"import sys\n{statement}\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -41,6 +46,15 @@ def loaded_by(statement: str) -> set[str]:
 def test_the_core_loads_no_heavy_library() -> None:
     """Importing all strategies needs numpy and flwr, nothing else."""
     assert loaded_by("import fl_strategies") == set()
+
+
+def test_the_core_loads_no_part_of_scipy_before_it_is_used() -> None:
+    """SciPy's parts take longer than Flower: each is loaded by the first call that needs it."""
+    found = modules_after("import fl_strategies")
+
+    parts = ("special", "optimize", "stats", "signal", "fft", "integrate", "linalg", "cluster")
+    assert "scipy" in found
+    assert found & {f"scipy.{part}" for part in parts} == set()
 
 
 def test_the_check_itself_can_fail() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn, Self
 
 import numpy as np
-from scipy.special import softmax
+import scipy
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.protocols import (
@@ -45,7 +45,9 @@ def raw_outputs(model: Learner, x: Array, task: Task) -> FloatArray:
             f"{type(model).__name__}: logits must be of shape {expected}, got {scores.shape}."
         )
     with np.errstate(invalid="ignore"):
-        return scores if task == "regression" else np.asarray(softmax(scores, axis=1))
+        if task == "regression":
+            return scores
+        return np.asarray(scipy.special.softmax(scores, axis=1))
 
 
 def outputs(model: Learner, x: Array, task: Task) -> FloatArray:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from scipy.special import softmax
+import scipy
 
 from fl_strategies.aggregation.ensembles import Committee, outputs, require_members
 from fl_strategies.arrays import Array, FloatArray, IntArray
@@ -158,7 +158,7 @@ def learned(
 def gradients(weights: Weights, z: FloatArray, y: IntArray) -> dict[str, FloatArray]:
     """Return the slopes of the mean cross-entropy in all weights."""
     scores = combine(weights, z)
-    errors = (softmax(scores, axis=1) - np.eye(scores.shape[1])[y]) / len(y)
+    errors = (scipy.special.softmax(scores, axis=1) - np.eye(scores.shape[1])[y]) / len(y)
     slopes = {WEIGHTS: np.einsum("nc,nmc->mc", errors, z), BIAS: errors.sum(axis=0)}
     if HIDDEN in weights:
         inner = _hidden(weights, z)

@@ -18,7 +18,7 @@ from typing import (
 )
 
 import numpy as np
-from scipy.special import expit, softmax
+import scipy
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner, require
@@ -122,8 +122,8 @@ def link_scores(scores: FloatArray, recipe: Recipe) -> FloatArray:
         return scores
     warm = scores / recipe.temperature
     if recipe.link == "sigmoid":
-        return np.asarray(expit(warm))
-    return np.asarray(softmax(warm, axis=1))
+        return np.asarray(scipy.special.expit(warm))
+    return np.asarray(scipy.special.softmax(warm, axis=1))
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ Clopper, Pearson (1934), The use of confidence or fiducial limits.
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 
@@ -61,7 +61,7 @@ def _chi_square(observed: IntArray, chances: FloatArray) -> float:
     counted = np.bincount(group, weights=observed)
     foreseen = np.bincount(group, weights=expected)
     statistic = ((counted - foreseen) ** 2 / foreseen).sum()
-    return float(stats.chi2.sf(statistic, kept - 1)) if kept > 1 else 1.0
+    return float(scipy.stats.chi2.sf(statistic, kept - 1)) if kept > 1 else 1.0
 
 
 def pair_tables(uniform: FloatArray) -> IntArray:
@@ -99,7 +99,7 @@ def lower_bounds(hits: IntArray, runs: int, deltas: Array) -> FloatArray:
     both = np.concatenate([hits, runs - hits], axis=1)
     # All bounds hold together: the upper bound of a set is the lower one of its complement.
     level = SIGNIFICANCE / both.size
-    least = np.where(both > 0, stats.beta.ppf(level, both, runs - both + 1), 0.0)
+    least = np.where(both > 0, scipy.stats.beta.ppf(level, both, runs - both + 1), 0.0)
     most = 1 - np.roll(least, hits.shape[1], axis=1)
     surplus = np.maximum(least - np.reshape(deltas, (-1, 1, 1)), 0.0)
     with np.errstate(divide="ignore"):

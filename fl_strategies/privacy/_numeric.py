@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy
 
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import require, require_data
@@ -59,7 +59,7 @@ def smallest_epsilon(
         return 0.0
     if excess(upper) >= 0:
         return upper
-    return float(brentq(excess, 0.0, upper, xtol=tolerance, rtol=1e-14))
+    return float(scipy.optimize.brentq(excess, 0.0, upper, xtol=tolerance, rtol=1e-14))
 
 
 def log1mexp(x: FloatArray) -> FloatArray:

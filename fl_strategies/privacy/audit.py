@@ -26,8 +26,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from scipy import stats
-from scipy.special import ndtr, softmax
+import scipy
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import InvalidParameter, require, require_data
@@ -180,7 +179,7 @@ def audit_queries(
         labels = mechanism.release(rows, rng).values.reshape(size, queries)
         hits[side] += reached(ratios[labels].sum(axis=1), thresholds)
         firsts[side] += np.bincount((labels == 0).sum(axis=1), minlength=queries + 1)
-    expected = stats.binom.pmf(np.arange(queries + 1), queries, chances[:, :1])
+    expected = scipy.stats.binom.pmf(np.arange(queries + 1), queries, chances[:, :1])
     return _judge(mechanism.charges(queries), hits, fit(firsts, expected), runs)
 
 
@@ -208,11 +207,11 @@ def class_chances(mechanism: NoisyMax | ConfidentNoisyMax, counts: Array) -> Flo
     scaled = counts / mechanism.scale
     if isinstance(mechanism, ConfidentNoisyMax):
         lead = (counts.max() - mechanism.threshold) / mechanism.threshold_scale
-        answers = ndtr(lead) * selection_chances(scaled, stats.norm)
-        return np.concatenate([[ndtr(-lead)], answers])
+        answers = scipy.special.ndtr(lead) * selection_chances(scaled, scipy.stats.norm)
+        return np.concatenate([[scipy.special.ndtr(-lead)], answers])
     if mechanism.noise == "gumbel":
-        return np.asarray(softmax(scaled))
-    noise = stats.laplace if mechanism.noise == "laplace" else stats.norm
+        return np.asarray(scipy.special.softmax(scaled))
+    noise = scipy.stats.laplace if mechanism.noise == "laplace" else scipy.stats.norm
     return selection_chances(scaled, noise)
 
 
@@ -254,7 +253,7 @@ def _audit_scores(
     def draw(side: int, size: int) -> Array:
         return mechanism.release(np.repeat(neighbours[side][:, None], size, axis=1), rng).values
 
-    noise = stats.laplace if isinstance(mechanism, LaplaceScores) else stats.norm
+    noise = scipy.stats.laplace if isinstance(mechanism, LaplaceScores) else scipy.stats.norm
     centres = [_clipped_mean(mechanism, scores) / mechanism.scale for scores in neighbours]
     hits, p_value = _attack_numbers(draw, centres, mechanism.scale, noise, runs)
     return _judge(mechanism.charges(1), hits, p_value, runs)
@@ -288,7 +287,7 @@ def audit_sums(
     check_count("audit_sums", "runs", runs, least=LEAST_RUNS)
     scale = mechanism.drawn_scale
     centres = [np.ravel(sums) / scale for sums in neighbours]
-    hits, p_value = _attack_numbers(draw, centres, scale, stats.norm, runs)
+    hits, p_value = _attack_numbers(draw, centres, scale, scipy.stats.norm, runs)
     return _judge(mechanism.charges(centres[0].size), hits, p_value, runs)
 
 
@@ -302,7 +301,7 @@ def _attack_numbers(
     apart, width = np.abs(centres[0] - centres[1]), centres[0].size
     length = float(np.linalg.norm(apart))
     # Laplace ratios end here; Gaussian ones hardly reach four deviations beyond the mean.
-    span = float(apart.sum()) if noise is stats.laplace else length * (length / 2 + 4)
+    span = float(apart.sum()) if noise is scipy.stats.laplace else length * (length / 2 + 4)
     thresholds = symmetric(span, _THRESHOLDS)
     hits = np.zeros((2, thresholds.size), dtype=np.int64)
     tables = np.zeros((2, max(1, width - 1), CELLS ** min(2, width)), dtype=np.int64)
@@ -359,7 +358,7 @@ def _fit_draws(mechanism: SubsampleOnce, draws: IntArray) -> float:
     left = 1.0 if mechanism.replacement else (records - mechanism.samples) / (records - 1)
     expected = total / records
     spread = ((draws - expected) ** 2).sum(axis=1) / (expected * left)
-    return corrected(stats.chi2.sf(spread, records - 1))
+    return corrected(scipy.stats.chi2.sf(spread, records - 1))
 
 
 def _portions(runs: int, width: int) -> Iterator[tuple[int, int]]:

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from scipy.special import ndtr, ndtri
-from scipy.stats import binom, poisson
+import scipy
 
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.privacy.events import Noise
@@ -51,6 +50,14 @@ def _by_quadrature(noise: Noise, ahead: FloatArray, power: FloatArray) -> FloatA
     return np.asarray(others_below.prod(axis=1).mean(axis=1))
 
 
+def _gaussian_quantile(chance: FloatArray) -> FloatArray:
+    return np.asarray(scipy.special.ndtri(chance))
+
+
+def _gaussian_below(value: FloatArray) -> FloatArray:
+    return np.asarray(scipy.special.ndtr(value))
+
+
 def _laplace_quantile(chance: FloatArray) -> FloatArray:
     return np.where(chance < 0.5, np.log(2 * chance), -np.log(2 * (1 - chance)))
 
@@ -66,7 +73,7 @@ _DISTRIBUTIONS: Final[
     ]
 ] = {
     "laplace": (_laplace_quantile, _laplace_below),
-    "gaussian": (ndtri, ndtr),
+    "gaussian": (_gaussian_quantile, _gaussian_below),
 }
 
 
@@ -98,7 +105,7 @@ def chance_of_plurality(votes: Sequence[int], kept: float, num_classes: int) -> 
     sizes, times = np.unique([*votes[1:], 0], return_counts=True)
     times[0] += num_classes - len(votes) - 1
     loyal = max(kept - moved, 0.0)
-    blind = poisson.pmf(np.arange(total + 1), (1 - loyal) * total / num_classes)
+    blind = scipy.stats.poisson.pmf(np.arange(total + 1), (1 - loyal) * total / num_classes)
     laws = [np.convolve(_binomial(own, loyal), blind)[: total + 1] for own in sizes.tolist()]
     leading = np.convolve(_binomial(first, loyal), blind)[: total + 1]
     # Sharing a tie with k others is the integral of s**k; so many nodes have it exactly.
@@ -113,4 +120,4 @@ def chance_of_plurality(votes: Sequence[int], kept: float, num_classes: int) -> 
 
 
 def _binomial(number: int, chance: float) -> FloatArray:
-    return np.asarray(binom.pmf(np.arange(number + 1), number, chance))
+    return np.asarray(scipy.stats.binom.pmf(np.arange(number + 1), number, chance))

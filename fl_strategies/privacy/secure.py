@@ -24,8 +24,8 @@ from functools import cache
 from typing import TypeAlias
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from fl_strategies.arrays import FloatArray, IntArray
 from fl_strategies.exceptions import require
@@ -76,7 +76,7 @@ def continuous_gaussian(size: int, rng: np.random.Generator | None = None) -> Fl
     Its distribution function is exact to 2**-50.
     """
     sign, uniform = _split_sign(random_words(size, rng))
-    return np.asarray(sign * -ndtri(uniform / 2))
+    return np.asarray(sign * -scipy.special.ndtri(uniform / 2))
 
 
 @cache

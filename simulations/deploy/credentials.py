@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from fl_strategies.exceptions import StrategyError
 
 _DAYS: Final = "365"
-_LOOPBACK: Final = "DNS:localhost,IP:127.0.0.1"
+LOOPBACK: Final = "DNS:localhost,IP:127.0.0.1"
 
 
 class CredentialsFailed(StrategyError, RuntimeError):
@@ -22,7 +22,7 @@ class Certificates(NamedTuple):
     server_key: Path
 
 
-def make_certificates(folder: Path, names: str = _LOOPBACK) -> Certificates:
+def make_certificates(folder: Path, names: str = LOOPBACK) -> Certificates:
     """Make an own certificate authority and a server certificate for these names."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / "server.ext").write_text(

@@ -50,7 +50,7 @@ def resident(pid: int) -> int:
 
 
 def test_twenty_supernodes_end_well(tmp_path: Path, measured: Measured) -> None:
-    """All twenty take part, and all of their journals say so."""
+    """All twenty take part through a SuperLink with a database, and their journals say so."""
     settings = Settings.from_run_config(
         FEDKT.to_run_config(),
         num_parties=NUM_PARTIES,
@@ -60,7 +60,7 @@ def test_twenty_supernodes_end_well(tmp_path: Path, measured: Measured) -> None:
     )
     prepared = prepare(settings, tmp_path / "federation", formats=["npz"])
     start = time.monotonic()
-    with Deployment(prepared, database=False) as deployment:
+    with Deployment(prepared) as deployment:
         online = time.monotonic() - start
         memory = Memory(deployment.processes)
         memory.start()

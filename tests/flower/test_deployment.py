@@ -448,7 +448,7 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: signal.Signa
             lines = iter(demo.stdout.readline, b"")
             assert any(b"Starting a SuperLink" in line for line in lines)
             wait_until(
-                lambda: living("flower-superlink", str(work)) != [] or demo.poll() is not None
+                lambda: living("deploy.superlink", str(work)) != [] or demo.poll() is not None
             )
             demo.send_signal(number)
             code = demo.wait(PATIENCE)

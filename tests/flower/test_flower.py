@@ -9,7 +9,13 @@ import pytest
 
 from simulations.__main__ import main
 from simulations.config import Settings
-from simulations.flower import FlowerRunFailed, SuperLink, run_and_read, run_with_flower
+from simulations.flower import (
+    FlowerRunFailed,
+    SuperLink,
+    flower_environment,
+    run_and_read,
+    run_with_flower,
+)
 from tests.flower.supernodes import OpenSuperLink
 
 pytestmark = pytest.mark.flower
@@ -78,6 +84,17 @@ def test_supernodes_give_the_same_result(tmp_path: Path, expected: dict[str, Any
 
     same_outcome(report, expected)
     assert running(str(port)) == []
+
+
+def test_a_simulation_joins_no_cluster_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray starts its own, whatever runs on this machine, unless an address is given."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert flower_environment(tmp_path)["RAY_ADDRESS"] == "local"
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert flower_environment(tmp_path)["RAY_ADDRESS"] == "10.0.0.1:6379"
 
 
 def test_a_failed_run_is_an_error(tmp_path: Path) -> None:

@@ -3,10 +3,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, RecordDict
 
-from fl_strategies import FedKT
+from fl_strategies import FedKT, Party
 from fl_strategies.exceptions import InvalidParameter
+from simulations import experiment
+from simulations.client_app import load_party
 from simulations.config import Settings
+from simulations.datasets import Dataset, load_dataset
 from simulations.experiment import load_federation
 
 SETTINGS = Settings.of(num_parties=5, num_trees=5, learner="random-forest,decision-tree")
@@ -113,3 +117,35 @@ def test_settings_decide_who_holds_what(change: dict[str, Any]) -> None:
 def test_central_training_is_better_than_chance() -> None:
     """The comparison on pooled data is a real model."""
     assert load_federation(SETTINGS).judge_pooled().figures["accuracy"] > 0.8
+
+
+def loaded(settings: Settings, partition_id: int) -> Party:
+    """Return a party as a worker of Flower's simulation engine loads it for a message."""
+    node_config = {"partition-id": partition_id, "num-partitions": settings.num_parties}
+    run_config = dict(settings.to_run_config())
+    return load_party(Context(1, partition_id, node_config, RecordDict(), run_config))
+
+
+def test_parties_in_one_worker_share_the_loaded_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker reads a run's data once, keeps those of one run, and gives the same bits."""
+    reads: list[str] = []
+
+    def counted(name: str, **given: Any) -> Dataset:
+        reads.append(name)
+        return load_dataset(name, **given)
+
+    monkeypatch.setattr(experiment, "load_dataset", counted)
+    first, second = Settings.of(num_parties=3, seed=1), Settings.of(num_parties=3, seed=2)
+    load_federation.cache_clear()
+
+    parties = [loaded(first, number) for number in (0, 1, 2, 0)]
+    assert reads == [first.data]
+    assert all(party.public is parties[0].public for party in parties)
+    loaded(second, 0)
+    assert len(reads) == 2
+    assert load_federation.cache_info().currsize == 1
+
+    load_federation.cache_clear()
+    alone = loaded(first, 1)
+    assert alone.x.tobytes() == parties[1].x.tobytes()
+    assert alone.public.tobytes() == parties[1].public.tobytes()

@@ -16,7 +16,7 @@ mechanisms and the cost of adaptivity, Theorem 3.
 import math
 
 import numpy as np
-from scipy.special import betainc, rel_entr
+import scipy
 
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.privacy._numeric import (
@@ -44,8 +44,8 @@ def _worst_pair(
 
 def _candidate_deltas(eta: float, count: int, epsilon: float, index: Array) -> FloatArray:
     first, second = _worst_pair(eta, count, epsilon, index)
-    own = betainc(count - index, index + 1.0, first)
-    other = betainc(count - index, index + 1.0, second)
+    own = scipy.special.betainc(count - index, index + 1.0, first)
+    other = scipy.special.betainc(count - index, index + 1.0, second)
     with np.errstate(divide="ignore"):
         # An underflow to zero drops what would be subtracted: the safe direction.
         deltas: FloatArray = np.maximum(own - np.exp(epsilon + np.log(other)), 0.0)
@@ -76,7 +76,9 @@ def _full_delta(eta: float, count: int, epsilon: float, floor: float) -> float:
     first, _ = _worst_pair(eta, count, epsilon, index)
     share = index / count
     # Chernoff: most candidates provably stay below the floor without being computed.
-    exponent = -count * (rel_entr(share, 1 - first) + rel_entr(1 - share, first))
+    exponent = -count * (
+        scipy.special.rel_entr(share, 1 - first) + scipy.special.rel_entr(1 - share, first)
+    )
     possible = (share >= 1 - first) | (exponent > math.log(floor))
     deltas = _candidate_deltas(eta, count, epsilon, index[possible])
     return float(np.max(deltas, initial=floor))

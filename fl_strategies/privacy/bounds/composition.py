@@ -25,9 +25,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
-from scipy.signal import lfilter
-from scipy.special import expit, logsumexp
+import scipy
 
 from fl_strategies.arrays import FloatArray, IntArray
 
@@ -88,7 +86,7 @@ class ComposedLoss(NamedTuple):
         backwards = self.masses[::-1]
         fading = math.exp(-self.interval)
         above = np.concatenate([[0.0], np.cumsum(backwards)[:-1]])[::-1]
-        shared = lfilter([0.0, fading], [1.0, -fading], backwards)[::-1]
+        shared = scipy.signal.lfilter([0.0, fading], [1.0, -fading], backwards)[::-1]
         allowed = delta - self.beyond
         point = int(np.searchsorted(-(above - shared), -allowed))
         if point == 0:
@@ -116,13 +114,14 @@ def _law(law: LossLaw, count: int) -> tuple[FloatArray, FloatArray]:
     if not law.smooth:
         losses = law.strength * np.array([-1.0, 0.0, 1.0])
         spoken = 1 - law.silent
-        wrong, right = spoken * expit(-law.strength), spoken * expit(law.strength)
+        wrong, right = spoken * scipy.special.expit([-law.strength, law.strength])
         return losses, np.array([wrong, law.silent, right])
     steps = _steps(count)
     numbers = np.arange(steps + 1)
     decay = law.strength / steps
     masses = np.tanh(decay / 2) * np.exp(-decay * numbers)
-    masses[[0, -1]] = expit(decay), expit(decay) * math.exp(-law.strength)
+    ahead = scipy.special.expit(decay)
+    masses[[0, -1]] = ahead, ahead * math.exp(-law.strength)
     return law.strength * (1 - 2 * numbers / steps), masses
 
 
@@ -165,7 +164,7 @@ def _reach(laws: Sequence[tuple[FloatArray, FloatArray, int]], sign: int) -> flo
     for losses, masses, count in laws:
         there = masses > 0
         exponents = sign * slopes[:, None] * losses[there] + np.log(masses[there])
-        total += count * logsumexp(exponents, axis=1)
+        total += count * scipy.special.logsumexp(exponents, axis=1)
     return min(most, float(((total - math.log(_TAIL)) / slopes).min()))
 
 
@@ -188,10 +187,10 @@ def compose_losses(
         grids, first, last = _laid_out(laws, width)
     if last - first >= _MOST_POINTS:
         return None
-    size = next_fast_len(last - first + 1, real=True)
+    size = scipy.fft.next_fast_len(last - first + 1, real=True)
     with np.errstate(all="ignore"):
         spectrum = _spectrum(grids, size)
-    masses = np.maximum(irfft(spectrum, size), 0.0)
+    masses = np.maximum(scipy.fft.irfft(spectrum, size), 0.0)
     kept = masses[np.arange(first, last + 1) % size]
     lost = 2 * _TAIL + _ROUNDING * (100 + sum(n for _, n in laws))
     return ComposedLoss(width, first, kept, lost)
@@ -211,5 +210,5 @@ def _spectrum(grids: Sequence[tuple[IntArray, FloatArray, int]], size: int) -> F
     total = np.ones(size // 2 + 1, dtype=np.complex128)
     for positions, masses, count in grids:
         wrapped = np.bincount(positions % size, weights=masses, minlength=size)
-        total *= rfft(wrapped) ** count
+        total *= scipy.fft.rfft(wrapped) ** count
     return np.where(np.isfinite(total), total, 0.0)

@@ -12,8 +12,7 @@ Dong, Roth, Su (2019), Gaussian differential privacy.
 import math
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
+import scipy
 
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.privacy._numeric import check_delta, check_loss, smallest_epsilon
@@ -32,8 +31,8 @@ def gaussian_delta(mu: float | Array, epsilon: float | Array) -> FloatArray:
     check_loss("gaussian_delta", "epsilon", float(epsilon.min()))
     regular = (mu > 0) & np.isfinite(mu) & np.isfinite(epsilon)
     safe_mu, safe_epsilon = np.where(regular, mu, 1.0), np.where(regular, epsilon, 0.0)
-    above = log_ndtr(safe_mu / 2 - safe_epsilon / safe_mu)
-    below = log_ndtr(-safe_mu / 2 - safe_epsilon / safe_mu)
+    above = scipy.special.log_ndtr(safe_mu / 2 - safe_epsilon / safe_mu)
+    below = scipy.special.log_ndtr(-safe_mu / 2 - safe_epsilon / safe_mu)
     # Both terms may be tiny: their ratio is taken before the exponential.
     delta = np.exp(above) * -np.expm1(np.minimum(safe_epsilon + below - above, 0.0))
     delta = np.where(np.isinf(mu) & np.isfinite(epsilon), 1.0, np.where(regular, delta, 0.0))
@@ -72,4 +71,4 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     lower = upper / 2
     while excess(lower) > 0:
         lower /= 2
-    return float(brentq(excess, lower, upper, xtol=1e-300, rtol=1e-14))
+    return float(scipy.optimize.brentq(excess, lower, upper, xtol=1e-300, rtol=1e-14))

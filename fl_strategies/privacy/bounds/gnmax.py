@@ -14,7 +14,7 @@ Papernot et al. (2018), Scalable private learning with PATE, Theorem 6, Proposit
 import math
 
 import numpy as np
-from scipy.special import log_ndtr
+import scipy
 
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import require
@@ -46,7 +46,7 @@ def log_error_probability_gaussian(votes: Array, sigma: float) -> FloatArray:
     check_positive("log_error_probability_gaussian", "sigma", sigma)
     check_votes("log_error_probability_gaussian", votes)
     return log_union_bound(
-        votes, lambda gap: np.asarray(log_ndtr(-gap / (sigma * math.sqrt(2))))
+        votes, lambda gap: np.asarray(scipy.special.log_ndtr(-gap / (sigma * math.sqrt(2))))
     )
 
 
@@ -146,6 +146,6 @@ def threshold_rdp(
     check_votes("threshold_rdp", votes)
     require(math.isfinite(threshold), "threshold_rdp", "threshold", "finite", threshold)
     lead = np.max(votes, axis=1).astype(float) if len(votes) else np.zeros(0)
-    log_q = log_ndtr(-np.abs(lead - threshold) / sigma)
+    log_q = scipy.special.log_ndtr(-np.abs(lead - threshold) / sigma)
     # The lead moves by one vote where two counts of GNMax move: sqrt(2) times the noise.
     return gaussian_error_rdp(log_q, relative * math.sqrt(2), orders)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from scipy.integrate import quad
-from scipy.special import log_ndtr
+import scipy
 
 from fl_strategies.privacy.bounds.composition import LossLaw
 from fl_strategies.privacy.events import (
@@ -111,7 +110,7 @@ def _chance_of_each_other(noise: str, scale: float, num_classes: int) -> float:
     log_density, log_share = (
         (_laplace_log_density, _laplace_log_share)
         if laplace
-        else (_gaussian_log_density, lambda x: float(log_ndtr(x)))
+        else (_gaussian_log_density, lambda x: float(scipy.special.log_ndtr(x)))
     )
 
     def beaten(x: float) -> float:
@@ -120,7 +119,7 @@ def _chance_of_each_other(noise: str, scale: float, num_classes: int) -> float:
     reach = 80.0 if laplace else 20.0
     edges = [-reach, 0.0, step / 2, step, step + 4, step + reach]
     pieces = [
-        quad(beaten, a, b, epsabs=0, epsrel=1e-11, limit=200, full_output=1)[:2]
+        scipy.integrate.quad(beaten, a, b, epsabs=0, epsrel=1e-11, limit=200, full_output=1)[:2]
         for a, b in pairwise(edges)
     ]
     # Less than the truth: the vote then counts as clearer than it is.

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.special import expit
+import scipy
 
 from fl_strategies.arrays import FloatArray, IntArray
 from fl_strategies.exceptions import require
@@ -43,7 +42,7 @@ _Distribution: TypeAlias = tuple[FloatArray, FloatArray]
 
 def _loss_distribution(epsilon0: float, count: int) -> _Distribution:
     """Return privacy losses, decreasing, and their probabilities, both (num_atoms,)."""
-    flip = float(expit(-epsilon0))
+    flip = float(scipy.special.expit(-epsilon0))
     mode = min(count, int((count + 1) * flip))
     reach = math.ceil(_WINDOW_DEVIATIONS * math.sqrt(count * flip * (1 - flip))) + _WINDOW_LEAST
     first, last = max(0, mode - reach), min(count, mode + reach)
@@ -149,7 +148,7 @@ def _renyi_bound(epsilons: FloatArray, counts: FloatArray, delta: float) -> floa
         return rdp_to_epsilon(order, np.array([total]), delta)
 
     # Every order is valid, so a search that stops at a local minimum is still a bound.
-    best = minimize_scalar(
+    best = scipy.optimize.minimize_scalar(
         epsilon_at, bounds=(-7.0, 14.0), method="bounded", options={"xatol": 1e-6}
     )
     return float(best.fun)

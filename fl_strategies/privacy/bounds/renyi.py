@@ -14,7 +14,7 @@ import math
 from functools import cache
 
 import numpy as np
-from scipy.optimize import minimize_scalar
+import scipy
 
 from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.exceptions import require
@@ -151,7 +151,7 @@ def zcdp_to_epsilon(rho: float, delta: float) -> float:
         orders = np.array([1 + math.exp(log_order)])
         return rdp_to_epsilon(orders, rho * orders, delta)
 
-    best = minimize_scalar(
+    best = scipy.optimize.minimize_scalar(
         epsilon_at,
         bounds=(-12.0, math.log(_LARGEST_ORDER)),
         method="bounded",

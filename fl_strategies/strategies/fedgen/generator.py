@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 import numpy as np
-from scipy.special import log_softmax
+import scipy
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.protocols import DenseLayer
@@ -131,7 +131,7 @@ def ensemble_loss(
     """Return how badly the parties' last layers recognise features, and its gradient."""
     rows, loss, slope = np.arange(len(labels)), 0.0, np.zeros_like(features)
     for (weight, bias), shares in zip(heads.layers, heads.shares, strict=True):
-        scores = log_softmax(features @ weight.T + bias, axis=1)
+        scores = scipy.special.log_softmax(features @ weight.T + bias, axis=1)
         counted = shares[labels] / len(labels)
         loss -= float(counted @ scores[rows, labels])
         errors = np.exp(scores)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import log_softmax
+import scipy
 
 from fl_strategies.aggregation.evidence import corrected_labels
 from fl_strategies.aggregation.voting import count_votes
@@ -121,4 +121,6 @@ def train_students(party: Party, sets: Sequence[TrainingSet], seed: int) -> list
 def student_scores(party: Party, students: Sequence[Learner]) -> FloatArray:
     """Return how sure the students are of each class on average, (num_public, num_classes)."""
     logits = [finite_logits(party.owner, s, party.public, promised=True) for s in students]
-    return one_scale(np.mean([log_softmax(own, axis=1) for own in logits], axis=0))
+    return one_scale(
+        np.mean([scipy.special.log_softmax(own, axis=1) for own in logits], axis=0)
+    )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Protocol, cast
 
 import numpy as np
-from scipy.special import softmax
+import scipy
 
 from fl_strategies.aggregation.consensus import (
     MAX_WEIGHT,
@@ -148,7 +148,9 @@ class EvidenceGathering:
     def result(self, ties: np.random.Generator) -> Array:  # noqa: ARG002
         """Return what the evidence comes to."""
         scores: FloatArray = self._pool.result()
-        return np.asarray(scores.argmax(axis=1) if self._votes else softmax(scores, axis=1))
+        return np.asarray(
+            scores.argmax(axis=1) if self._votes else scipy.special.softmax(scores, axis=1)
+        )
 
     @property
     def outliers(self) -> tuple[int, ...]:

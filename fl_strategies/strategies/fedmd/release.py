@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
-from scipy.special import log_softmax, softmax
+import scipy
 
 from fl_strategies.aggregation.evidence import class_evidence, corrected_labels
 from fl_strategies.arrays import Array, FloatArray, IntArray
@@ -71,8 +71,8 @@ def answer(model: Learner, x: Array, payload: Payload, *, promised: bool = False
         return labels_of(model, x, promised=promised)
     logits = finite_logits("FedMD", model, x, promised=promised)
     if payload == "softmax":
-        return np.asarray(softmax(logits, axis=1))
-    kept = np.maximum(log_softmax(logits, axis=1), -LOGIT_SPREAD)
+        return np.asarray(scipy.special.softmax(logits, axis=1))
+    kept = np.maximum(scipy.special.log_softmax(logits, axis=1), -LOGIT_SPREAD)
     kept = np.maximum(kept, kept.max(axis=1, keepdims=True) - LOGIT_SPREAD)
     return np.asarray(kept - kept.mean(axis=1, keepdims=True))
 

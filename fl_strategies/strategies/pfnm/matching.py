@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy
 
 from fl_strategies.arrays import FloatArray, IntArray
 from fl_strategies.core.protocols import DenseLayer
@@ -139,7 +139,7 @@ def match_layer(
         assigned = _renumbered(assigned)
         units = _units(vectors, precisions, assigned, prior)
         gains = match_gains(vectors[party], precisions[party], units, prior, num_parties)
-        _, found = linear_sum_assignment(gains, maximize=True)
+        _, found = scipy.optimize.linear_sum_assignment(gains, maximize=True)
         is_new = found >= len(units.uses)
         found[is_new] = len(units.uses) + np.arange(is_new.sum())
         assigned[party] = found

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
-from scipy.cluster.vq import kmeans2
+import scipy
 
 from fl_strategies.arrays import NEARLY_CONSTANT, Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
@@ -143,7 +143,7 @@ def _cluster(rows: FloatArray, num_cells: int, rng: np.random.Generator) -> Floa
     with warnings.catch_warnings():
         # Rows that are equal leave cells empty, which harms nobody.
         warnings.simplefilter("ignore", UserWarning)
-        centres, _ = kmeans2(rows, num_cells, _ROUNDS, minit="points", rng=rng)
+        centres, _ = scipy.cluster.vq.kmeans2(rows, num_cells, _ROUNDS, minit="points", rng=rng)
     return np.asarray(centres)
 
 

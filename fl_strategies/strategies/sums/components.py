@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.special import expit, logsumexp, softmax
+import scipy
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
@@ -167,8 +166,8 @@ def fitted_shares(
     classes = not several and num_classes > 2
     scores = rows @ fitted_weights(rows, means, noise, softmax_link=classes)
     if classes:
-        return np.asarray(softmax(scores, axis=1))
-    positive = expit(2 * scores)
+        return np.asarray(scipy.special.softmax(scores, axis=1))
+    positive = scipy.special.expit(2 * scores)
     return np.asarray(positive if several else np.hstack([1 - positive, positive]))
 
 
@@ -187,7 +186,8 @@ def fitted_weights(
         weights = flat.reshape(means.shape)
         scores = rows @ weights
         if softmax_link:
-            normal, expected = logsumexp(scores, axis=1), softmax(scores, axis=1)
+            normal = scipy.special.logsumexp(scores, axis=1)
+            expected = scipy.special.softmax(scores, axis=1)
         else:
             normal, expected = np.logaddexp(scores, -scores).sum(axis=1), np.tanh(scores)
         value = normal.mean() - np.sum(weights * means) + ridge / 2 * np.sum(weights**2)
@@ -195,5 +195,5 @@ def fitted_weights(
         return float(value), gradient.ravel()
 
     start, steps = np.zeros(means.size), {"maxiter": _STEPS}
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options=steps)
+    found = scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=steps)
     return np.asarray(found.x.reshape(means.shape))
