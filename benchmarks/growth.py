@@ -18,6 +18,7 @@ from benchmarks.machine import interleaved
 from clients import RidgeLearner, client_app
 from fl_strategies import FedKD, FedMD
 from fl_strategies.core.party import Party
+from fl_strategies.threads import one_blas_thread
 from simulations.local import run_local
 
 USUAL = {"parties": 8, "public-rows": 400, "rounds": 1, "records": 800, "classes": 5}
@@ -32,6 +33,7 @@ STEPS = {
 QUICK = {name: steps[:2] for name, steps in STEPS.items()}
 
 
+@one_blas_thread()
 def measure(repeats: int, steps: Mapping[str, Sequence[int]] = STEPS) -> dict[str, Any]:
     """Return processor seconds along every axis, and whether the line bends."""
     logging.getLogger("flwr").setLevel(logging.ERROR)

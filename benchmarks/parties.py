@@ -31,6 +31,7 @@ from fl_strategies.strategies.fedkt.teaching import (
     train_students,
     train_teachers,
 )
+from fl_strategies.threads import one_blas_thread
 from simulations.models import LEARNERS, _module_factory
 
 SIDES = ("plain", "ours")
@@ -53,6 +54,7 @@ def answers(work: Workload) -> IntArray:
     return np.stack([student.predict(party.public) for student in students])
 
 
+@one_blas_thread()
 def measure(
     repeats: int, *, names: Sequence[str] = NAMES, scale: float = 1.0, memory: bool = True
 ) -> dict[str, Any]:

@@ -83,9 +83,9 @@ def markdown(found: Mapping[str, Any]) -> str:
     limits = found["parties"]["limits"]
     where = (
         f"Measured {found['date'][:10]} at commit {found['commit']}, medians of "
-        f"{found['repeats']}, one thread, load average {found['load']:.0f}. This machine's limits in the same run: "
-        f"{limits['gflops']:.0f} GFLOP/s in a large float32 product, "
-        f"{limits['gigabytes_a_second']:.0f} GB/s in a copy."
+        f"{found['repeats']}, one thread, load average {found['load']:.0f}. "
+        f"This machine's limits in the same run: {limits['gflops']:.0f} GFLOP/s in a large "
+        f"float32 product, {limits['gigabytes_a_second']:.0f} GB/s in a copy."
     )
     lines = [where, "", *_claims(found["parties"]["claims"])]
     for name in PARTS:
