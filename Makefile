@@ -10,7 +10,7 @@ USUAL := not paper and not deployment and not faults and not slow and not tracke
 PARTIES := tests/attacks tests/clients tests/fuzz tests/simulations
 PROCESSES := tests/flower tests/faults
 
-.PHONY: install run test test-logic test-parties test-processes lint test-slow test-trackers test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples wheel-check notebooks
+.PHONY: install run test test-logic test-parties test-processes lint test-slow test-trackers test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples wheel-check notebooks bench
 
 install: $(INSTALLED)
 
@@ -74,6 +74,10 @@ lint: install
 	$(PYTHON) -m ruff check $(SOURCES)
 	$(PYTHON) -m ruff format --check $(SOURCES)
 	$(PYTHON) -m mypy
+
+# How fast, against a plain script on this machine: docs/performance.md; about a quarter of an hour.
+bench: install
+	$(PYTHON) -m benchmarks.suite
 
 # A long search for inputs that decoders do not refuse properly; about ten minutes.
 fuzz: install

@@ -153,8 +153,9 @@ def test_xgboost_takes_the_settings_of_the_paper() -> None:
 
 
 def test_the_perceptron_takes_the_settings_of_training() -> None:
-    """Epochs, batch size, step size and penalty reach the learner."""
-    settings = Settings.of(epochs=3, batch_size=8, learning_rate=0.01, weight_decay=0.5)
+    """Epochs, batch size, step size, penalty and early stopping reach the learner."""
+    given = {"epochs": 3, "batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.5}
+    settings = Settings.of(**given, validation_share=0.1, patience=3)
     assert options("mlp", "torch_learner.TorchLearner", settings) == {
         "num_classes": 10,
         "task": "single-label",
@@ -168,6 +169,8 @@ def test_the_perceptron_takes_the_settings_of_training() -> None:
         "final_learning_rate": None,
         "augment": None,
         "channels_last": False,
+        "validation_share": 0.1,
+        "patience": 3,
     }
 
 
@@ -350,3 +353,11 @@ def test_torchvision_that_is_not_installed_names_its_extra(
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(MissingExtra, match=r"'torchvision' .*fl-strategies\[simulation\]"):
         import_torchvision("mnist")
+
+
+def test_private_networks_refuse_early_stopping() -> None:
+    """When to stop would not be private."""
+    settings = Settings.of(validation_share=0.1)
+    factory = learner_factory("dp-mlp", row_shape=(4,), num_classes=10, settings=settings)
+    with pytest.raises(InvalidParameter, match="validation-share must be 0 for dp-mlp"):
+        factory()

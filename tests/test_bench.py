@@ -1,0 +1,61 @@
+"""The benchmarks run, and their page says what their file says."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def suite() -> Any:
+    """Import them from this checkout: other packages of that name may be installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+            patch.delitem(sys.modules, name)
+        yield importlib.import_module("benchmarks.suite")
+
+
+def test_a_quick_run_writes_results_page_and_picture(suite: Any, tmp_path: Path) -> None:
+    """With a claim for every kind of party."""
+    pytest.importorskip("matplotlib")
+    suite.main(["--quick", "--docs", str(tmp_path)])
+    found = json.loads((tmp_path / "results" / "bench.json").read_text(encoding="utf-8"))
+
+    claims = found["parties"]["claims"]
+    assert [one["claim"] for one in claims] == [
+        "mlp party",
+        "cnn party",
+        "xgboost party",
+        "forest party",
+    ]
+    for one in claims:
+        assert one["plain-cpu-seconds"] > 0
+        assert 0 < one["share-of-limit"] < 1
+    assert set(found["growth"]) == {"parties", "public-rows", "rounds", "records", "classes"}
+    assert "mlp party" in (tmp_path / "performance.md").read_text(encoding="utf-8")
+    assert (tmp_path / "bench_growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "xgboost", "forest"])
+def test_both_sides_answer_for_the_same_rows(suite: Any, name: str) -> None:
+    """As many students, in the classes that there are."""
+    work = suite.parties.make(name, 0.05)
+    plain, ours = suite.parties.plain.answers(work), suite.parties.answers(work)
+
+    assert plain.shape == ours.shape == (2, len(work.public))
+    assert set(np.unique(plain)) | set(np.unique(ours)) <= set(range(work.num_classes))
+
+
+def test_the_page_holds_what_was_measured(suite: Any) -> None:
+    """`make bench` writes both."""
+    found = json.loads((ROOT / "docs" / "results" / "bench.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+
+    assert suite.markdown(found) in page
