@@ -10,7 +10,7 @@ import numpy as np
 
 from fl_strategies.arrays import Array
 from simulations.model_options import ModelOptions
-from simulations.models import LEARNERS, Problem
+from simulations.models import Problem
 
 NUM_SPLITS, NUM_TEACHERS = 2, 5
 SEED = 0
@@ -88,10 +88,9 @@ def _xgboost(name: str, scale: float) -> Workload:
 def _forest(name: str, scale: float) -> Workload:
     x, y = _table("a9a.npz", 123)
     private, public = int(490 * scale), int(4000 * scale)
-    learner = "forest" if "forest" in LEARNERS else "random-forest"
     options = ModelOptions(num_trees=max(5, int(100 * scale)), max_depth=6)
     return Workload(
-        name, learner, options, x[:private], y[:private], x[-public:], y[-public:], 2
+        name, "forest", options, x[:private], y[:private], x[-public:], y[-public:], 2
     )
 
 
