@@ -59,3 +59,20 @@ def test_the_page_holds_what_was_measured(suite: Any) -> None:
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 
     assert suite.markdown(found) in page
+
+
+def test_peak_memory_is_the_child_s_own(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the process that starts it, however large."""
+    held = np.ones(40_000_000)  # 320 MB, all touched
+    told = "from benchmarks.machine import peak_so_far; print(peak_so_far())"
+    machine = sys.modules["benchmarks.machine"]
+    run = machine.subprocess.run
+    monkeypatch.setattr(
+        machine.subprocess, "run", lambda _, **given: run([sys.executable, "-c", told], **given)
+    )
+    monkeypatch.chdir(ROOT)
+
+    own = machine.peak_so_far()
+    assert machine.peak_megabytes("any") < own - 200
+    assert held.nbytes == 320_000_000
+    assert suite.parties.peak_megabytes is machine.peak_megabytes
