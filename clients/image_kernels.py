@@ -38,9 +38,15 @@ def _compiled(kernel: Kernel) -> Kernel:
 
 
 @_compiled
-def convolve(images: Array, filters: Array, biases: Array, out: Array, batch: int) -> None:
-    """Correlate images with filters (models, outputs, channels, 5, 5), two outputs at once."""
-    length = out.shape[3]
+def convolve(
+    images: Array, filters: Array, biases: Array, border: int, out: Array, batch: int
+) -> None:
+    """Correlate images with filters (models, outputs, channels, 5, 5), two outputs at once.
+
+    The border of zeros on the left and right is part of the images, that above and below is
+    not: its rows add nothing.
+    """
+    length, height = out.shape[3], images.shape[2]
     for model in range(out.shape[0]):
         for o in range(0, out.shape[1], 2):
             for i in range(out.shape[2]):
@@ -48,8 +54,8 @@ def convolve(images: Array, filters: Array, biases: Array, out: Array, batch: in
                 y[:] = biases[model, o]
                 z[:] = biases[model, o + 1]
                 for c in range(images.shape[1]):
-                    for r in range(TAPS):
-                        row = images[model, c, i + r]
+                    for r in range(max(0, border - i), min(TAPS, border + height - i)):
+                        row = images[model, c, i + r - border]
                         f, g = filters[model, o, c, r], filters[model, o + 1, c, r]
                         f0, f1, f2, f3, f4 = f[0], f[1], f[2], f[3], f[4]
                         g0, g1, g2, g3, g4 = g[0], g[1], g[2], g[3], g[4]
@@ -65,19 +71,20 @@ def convolve(images: Array, filters: Array, biases: Array, out: Array, batch: in
 
 @_compiled
 def filter_gradients(
-    images: Array, slopes: Array, filters: Array, biases: Array, batch: int
+    images: Array, slopes: Array, border: int, filters: Array, biases: Array, batch: int
 ) -> None:
     """Write the gradients of filters and biases, given those of what `convolve` returned."""
     zero = np.float32(0)
-    length = slopes.shape[3]
+    length, height = slopes.shape[3], images.shape[2]
     for model in range(slopes.shape[0]):
         for o in range(0, slopes.shape[1], 2):
             for c in range(images.shape[1]):
                 for r in range(TAPS):
                     f0 = f1 = f2 = f3 = f4 = g0 = g1 = g2 = g3 = g4 = zero
-                    for i in range(slopes.shape[2]):
+                    last = min(slopes.shape[2], height + border - r)
+                    for i in range(max(0, border - r), last):
                         y, z = slopes[model, o, i], slopes[model, o + 1, i]
-                        row = images[model, c, i + r]
+                        row = images[model, c, i + r - border]
                         row0, row1 = row[:length], row[batch : batch + length]
                         row2 = row[2 * batch : 2 * batch + length]
                         row3 = row[3 * batch : 3 * batch + length]

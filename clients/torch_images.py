@@ -227,7 +227,7 @@ class _Convolution(torch.autograd.Function):
         padded = _bordered(images, padding)
         ctx.padding = padding
         ctx.save_for_backward(padded, filters)
-        return _convolved(padded, filters, biases)
+        return _convolved(padded, filters, biases, padding)
 
     @staticmethod
     def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
@@ -236,14 +236,15 @@ class _Convolution(torch.autograd.Function):
         images, filters = ctx.saved_tensors
         slopes = slopes.contiguous()
         by_filter, by_bias = torch.empty_like(filters), slopes.new_empty(slopes.shape[:2])
-        filter_gradients(
-            _rows(images), _rows(slopes), by_filter.numpy(), by_bias.numpy(), slopes.shape[-1]
-        )
+        found = by_filter.numpy(), by_bias.numpy()
+        given = _rows(images), _rows(slopes), ctx.padding
+        filter_gradients(*given, *found, slopes.shape[-1])
         if not ctx.needs_input_grad[0]:
             return None, by_filter, by_bias, None
         turned = filters.transpose(1, 2).flip(-1, -2).contiguous()
         none = slopes.new_zeros(turned.shape[:2])
-        by_image = _convolved(_bordered(slopes, TAPS - 1 - ctx.padding), turned, none)
+        border = TAPS - 1 - ctx.padding
+        by_image = _convolved(_bordered(slopes, border), turned, none, border)
         return by_image, by_filter, by_bias, None
 
 
@@ -277,11 +278,11 @@ _convolve: Callable[..., Tensor] = _Convolution.apply
 _pool: Callable[..., Tensor] = _Pooling.apply
 
 
-def _convolved(images: Tensor, filters: Tensor, biases: Tensor) -> Tensor:
+def _convolved(images: Tensor, filters: Tensor, biases: Tensor, border: int) -> Tensor:
     from clients.image_kernels import convolve
 
-    models, channels, height, width, batch = images.shape
-    cut = TAPS - 1
+    models, channels, inside, width, batch = images.shape
+    cut, height = TAPS - 1, inside + 2 * border
     # The kernels themselves check nothing.
     if filters.shape != (models, filters.shape[1], channels, TAPS, TAPS) or (
         min(height, width) <= cut
@@ -289,12 +290,13 @@ def _convolved(images: Tensor, filters: Tensor, biases: Tensor) -> Tensor:
         raise ValueError(f"images {tuple(images.shape)} do not fit {tuple(filters.shape)}")
     out = images.new_empty(models, filters.shape[1], height - cut, width - cut, batch)
     flat = filters.detach().contiguous().numpy(), biases.detach().contiguous().numpy()
-    convolve(_rows(images), *flat, _rows(out), batch)
+    convolve(_rows(images), *flat, border, _rows(out), batch)
     return out
 
 
 def _bordered(images: Tensor, width: int) -> Tensor:
-    return pad(images, (0, 0, width, width, width, width)) if width else images.contiguous()
+    """Return images with zeros on the left and right."""
+    return pad(images, (0, 0, width, width)) if width else images.contiguous()
 
 
 def _rows(images: Tensor) -> Array:
