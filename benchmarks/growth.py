@@ -7,7 +7,8 @@ strategies and the transport do is a large part of the time.
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,18 @@ QUICK = {name: steps[:2] for name, steps in STEPS.items()}
 @one_blas_thread()
 def measure(repeats: int, steps: Mapping[str, Sequence[int]] = STEPS) -> dict[str, Any]:
     """Return processor seconds along every axis, and whether the line bends."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    return {name: _axis(name, sizes, repeats) for name, sizes in steps.items()}
+    with _quiet(logging.getLogger("flwr")):
+        return {name: _axis(name, sizes, repeats) for name, sizes in steps.items()}
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _axis(name: str, sizes: Sequence[int], repeats: int) -> dict[str, Any]:
