@@ -43,7 +43,7 @@ class ForestLearner(TabularLearner):
     num_trees : int (default: 100)
     max_depth : int, optional
         Levels of splits in a tree, at least 1; by default until leaves are pure or no candidate
-        splits them, which costs about as much as in scikit-learn.
+        splits them, which may take twice as long as in scikit-learn.
     num_candidates : int, optional
         Splits that a node compares; by default the square root of the number of features, but
         at least 8.
