@@ -112,7 +112,7 @@ class TorchLearner(TrainingLoop, DenseModules):
         Share of the rows of `fit` and `fit_many` that are not learned but decide when to
         stop: early stopping, off if 0. Sets too small for one such row are learned in full.
         `partial_fit` and `distill` take all epochs that they are told.
-    patience : int (default: 5)
+    patience : int (default: 20)
         Epochs in a row without a lower loss of these rows, after which training stops; the
         module then has the weights of its best epoch.
     device : "cpu", "cuda", "mps" or "auto" (default: "cpu")
@@ -143,7 +143,7 @@ class TorchLearner(TrainingLoop, DenseModules):
     augment: Augment | None = None
     channels_last: bool = False
     validation_share: float = 0.0
-    patience: int = 5
+    patience: int = 20
     device: DeviceName = "cpu"
     _device: torch.device = field(default=CPU, init=False, repr=False)
     _steps_taken: int = field(default=0, init=False, repr=False)
