@@ -25,7 +25,7 @@ class PerceptronStack:
     """K perceptrons of one architecture: dense layers, with ReLU after any of them.
 
     Every layer of all modules is one batched product, forwards and backwards, with weights
-    (K, outputs, inputs) as PyTorch keeps them: in that order the dearest product, which
+    (K, outputs, inputs) as PyTorch keeps them: in that order the costliest product, which
     gives the gradient of the first weights, is the fastest. Rows get no gradient. All
     weights and biases are parts of one tensor, and so are their gradients, so that an
     optimizer has one long row of numbers to go through.

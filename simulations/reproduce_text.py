@@ -117,9 +117,16 @@ def markdown(table: Table, kept: Path) -> str:
     lines = lines_of(table, outcomes)
     columns = _columns(lines, table.sizes)
     header = ["", *columns]
-    rows = [[line.row.name, *(show(line) for show in columns.values())] for line in lines]
+    rows = [[_name(table, line), *(show(line) for show in columns.values())] for line in lines]
     cells = ["| " + " | ".join(one) + " |" for one in [header, ["---"] * len(header), *rows]]
     return "\n".join([*cells, "", _caption(table, outcomes)])
+
+
+def _name(table: Table, line: Line) -> str:
+    """Return a row's name, with the number of its seeds where some are missing."""
+    found, all_seeds = len(line.seeds), len(table.seeds)
+    part = 0 < found < all_seeds
+    return f"{line.row.name} ({found} of {all_seeds} seeds)" if part else line.row.name
 
 
 def _columns(lines: Sequence[Line], sizes: bool) -> dict[str, Callable[[Line], str]]:

@@ -305,3 +305,16 @@ def test_a_table_may_say_what_was_sent(tmp_path: Path) -> None:
 
     assert "MB sent" not in markdown(TABLE, kept)
     assert "MB sent" in markdown(replace(TABLE, sizes=True), kept)
+
+
+def test_a_row_says_if_seeds_are_missing(tmp_path: Path) -> None:
+    """Means over different seeds must not be compared unawares."""
+    kept = tmp_path / "kept.json"
+    first = TABLE.rows[0]
+    run_table(
+        replace(TABLE, rows=(first,), seeds=TABLE.seeds[:1]), Runs(), kept, lambda _: None
+    )
+
+    text = markdown(TABLE, kept)
+
+    assert f"| {first.name} (1 of {len(TABLE.seeds)} seeds) |" in text
