@@ -23,7 +23,6 @@ from simulations.flower import SuperLink
 
 MODULES = ("flwr", "fl_strategies", "clients.app", "simulations.client_app")
 FLOWER, OURS = "flower", "ours"
-STAMP = "stamp-file"
 PROBE = "startup_probe"
 NUM_PARTIES = Settings().num_parties
 PATIENCE_SECONDS = 1800.0
@@ -54,8 +53,8 @@ import time
 from pathlib import Path
 
 def stamp(context):
-    path = Path(str(context.run_config["stamp-file"]))
-    own = path.with_suffix(f".{context.node_id}")
+    path = Path({path!r})
+    own = path.with_suffix(f".{{context.node_id}}")
     own.write_text(repr(time.time()))
     if not path.exists():
         own.rename(path)
@@ -69,10 +68,7 @@ from simulations.server_app import app
 server = app
 
 def load(context):
-    settings = dict(context.run_config)
-    del settings["stamp-file"]
-    party = load_party(type(context)(
-        context.run_id, context.node_id, context.node_config, context.state, settings))
+    party = load_party(context)
     stamp(context)
     return party
 
@@ -143,10 +139,9 @@ def write_probe(kind: str, folder: Path, stamp: Path) -> dict[str, Value]:
     settings: dict[str, Value] = {}
     if kind == OURS:
         settings = {**Settings(output_dir=str(folder.parent / "runs")).to_run_config()}
-    settings[STAMP] = str(stamp)
     lines = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items()]
     (folder / "pyproject.toml").write_text(PYPROJECT + "".join(lines))
-    (folder / f"{PROBE}.py").write_text(STAMPING + PROBES[kind])
+    (folder / f"{PROBE}.py").write_text(STAMPING.format(path=str(stamp)) + PROBES[kind])
     return settings
 
 
