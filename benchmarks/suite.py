@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks import growth, parties
 
-PARTS = ("networks", "trees", "server", "wire")
+PARTS = ("networks", "trees", "server", "wire", "startup")
 REPEATS = 5
 QUICK_SCALE = 0.05
 ROOT = Path(__file__).resolve().parent.parent
