@@ -174,18 +174,20 @@ def _row(told: Mapping[str, Any], common: Mapping[str, Value], own: Any, scale: 
 
 
 def run_table(table: Table, run: Runner, kept: Path, report: Callable[[str], None]) -> None:
-    """Run what is missing, row by row and seed by seed, and keep each result at once."""
+    """Run what is missing, row by row and seed by seed, and keep each result at once.
+
+    A run that another table has kept in the same folder, with the very same settings, is taken.
+    """
     outcomes, start = read_outcomes(kept), time.perf_counter()
     wanted = [
         (row, {**row.settings, "seed": seed}) for row in table.rows for seed in table.seeds
     ]
     missing = [(row, asked) for row, asked in wanted if not find(outcomes, asked)]
+    others = _kept_beside(kept) if missing else []
     for number, (row, asked) in enumerate(missing, start=1):
         if find(outcomes, asked):  # two rows may have the same settings
             continue
-        used = cpu_seconds()
-        outcome = outcome_of(asked, run(Settings.from_run_config(asked)))
-        outcome[ALL_CPU] = round(cpu_seconds() - used, 1)
+        outcome = find(others, asked) or _run(asked, run)
         outcomes = [*outcomes, outcome]
         write_json({"table": table.name, "outcomes": outcomes}, kept)
         each = (time.perf_counter() - start) / number
@@ -193,6 +195,19 @@ def run_table(table: Table, run: Runner, kept: Path, report: Callable[[str], Non
         figure = f"{factor_of(outcome['metric']) * outcome['figures']['']:.1f}"
         where = f"run {number} of {len(missing)}"
         report(f"{where}: {row.name}, seed {asked['seed']}: {figure}; {left}")
+
+
+def _run(asked: Mapping[str, Value], run: Runner) -> Outcome:
+    used = cpu_seconds()
+    outcome = outcome_of(asked, run(Settings.from_run_config(asked)))
+    outcome[ALL_CPU] = round(cpu_seconds() - used, 1)
+    return outcome
+
+
+def _kept_beside(kept: Path) -> list[Outcome]:
+    """Return the results of all tables in the folder of this one."""
+    paths = [kept.with_name(f"{name}.json") for name in table_names()]
+    return [outcome for path in paths if path != kept for outcome in read_outcomes(path)]
 
 
 def read_outcomes(kept: Path) -> list[Outcome]:

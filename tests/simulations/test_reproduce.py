@@ -113,6 +113,17 @@ def test_two_rows_may_measure_the_same_run(tmp_path: Path) -> None:
     assert rounds_of(own, read_outcomes(kept)[0]) == [(1, 0.3), (2, 0.4)]
 
 
+def test_a_run_of_another_table_is_taken(tmp_path: Path) -> None:
+    """Papers print the same run in several tables."""
+    run_table(TABLE.but(rows=TABLE.rows[:1]), Runs(), tmp_path / "fedkt_cnn.json", print)
+    runs, kept = Runs(), tmp_path / "fedkt_l1.json"
+
+    run_table(TABLE, runs, kept, lambda _: None)
+
+    assert [(s.num_parties, s.seed) for s in runs.asked] == [(3, 0), (3, 1)]
+    assert len(read_outcomes(kept)) == 4
+
+
 def test_an_unknown_measure_is_refused() -> None:
     """The answer names the known ones."""
     with pytest.raises(InvalidParameter, match="measure must be one of mean, local, got 'sum'"):
