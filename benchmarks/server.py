@@ -1,6 +1,6 @@
 """What the server does with votes, scores, a checkpoint and a journal, and how that grows.
 
-Run: python benchmarks/server.py [--repeats N]
+Run: python -m benchmarks.server [--repeats N]
 Prints JSON. Times are processor seconds, medians of the repeats, which alternate between what
 is compared; memory is what a process of its own needs beyond what it had before.
 """
@@ -9,11 +9,9 @@ import argparse
 import hashlib
 import json
 import logging
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from benchmarks.machine import seconds
 from fl_strategies.aggregation.consensus import Consensus, RobustConsensus, make_consensus
 from fl_strategies.aggregation.evidence_pool import EvidencePool
 from fl_strategies.aggregation.voting import VoteSum, count_votes
@@ -52,17 +51,6 @@ def measure(repeats: int) -> dict[str, Any]:
     }
 
 
-def seconds(repeats: int, *works: Callable[[], object]) -> list[float]:
-    """Return the median processor time of each piece of work, done in turn."""
-    times: list[list[float]] = [[] for _ in works]
-    for _ in range(repeats):
-        for own, work in zip(times, works, strict=True):
-            start = time.process_time()
-            work()
-            own.append(time.process_time() - start)
-    return [statistics.median(own) for own in times]
-
-
 def growth(
     repeats: int, name: str, sizes: Sequence[int], work: Callable[[int], Callable[[], object]]
 ) -> dict[str, list[float]]:
@@ -76,7 +64,7 @@ def growth(
 
 def extra_megabytes(name: str, *sizes: int) -> float:
     """Return by how much the work of this name raises the peak of a fresh process."""
-    command = [sys.executable, __file__, "--child", name, *map(str, sizes)]
+    command = [sys.executable, "-m", "benchmarks.server", "--child", name, *map(str, sizes)]
     done = subprocess.run(  # noqa: S603 - this very file
         command, check=True, capture_output=True, text=True
     )

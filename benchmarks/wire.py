@@ -1,6 +1,6 @@
 """What travels: bytes of scores, votes and models, and the time to make them small.
 
-Run: python benchmarks/wire.py [--repeats N]
+Run: python -m benchmarks.wire [--repeats N]
 Prints JSON. Replies are those of real parties, counted as Flower counts them, with names and
 metrics and all; times are processor seconds, medians of the repeats.
 """
@@ -8,14 +8,13 @@ metrics and all; times are processor seconds, medians of the repeats.
 import argparse
 import json
 import logging
-import statistics
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
 
+from benchmarks.machine import seconds
 from clients.app import client_app
 from fl_strategies.arrays import Array
 from fl_strategies.wire import compact, keys
@@ -53,17 +52,6 @@ def measure(repeats: int) -> dict[str, Any]:
         "fedkd-replies": {name: fedkd_reply(name) for name in FEDKD},
         "one-shot-uploads": {name: upload(name) for name in FEDKT},
     }
-
-
-def seconds(repeats: int, *works: Callable[[], object]) -> list[float]:
-    """Return the median processor time of each piece of work, done in turn."""
-    times: list[list[float]] = [[] for _ in works]
-    for _ in range(repeats):
-        for own, work in zip(times, works, strict=True):
-            start = time.process_time()
-            work()
-            own.append(time.process_time() - start)
-    return [statistics.median(own) for own in times]
 
 
 # Scores of no party in particular.
