@@ -262,7 +262,7 @@ def test_a_real_ctrl_c_ends_in_a_sentence(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     rest = process.communicate(timeout=60)[1]
 
-    assert process.returncode == 130
+    assert process.returncode == 130, rest
     assert "Traceback" not in rest
     assert "Stopped." in rest
 
