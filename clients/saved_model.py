@@ -171,7 +171,10 @@ def _load_committee(
     require_data(fits, OWNER, "members", f"from 1 to {MAX_MEMBERS}", f"{count!r:.80}")
     folders = [member_folder(folder, number) for number in range(int(count or 0))]
     # A member is a learner: committees of committees could go on without end.
-    members = [_load_learner(one, read_card(one), learner_fn) for one in folders]
+    cards = [read_card(one) for one in folders]
+    members = [
+        _load_learner(one, own, learner_fn) for one, own in zip(folders, cards, strict=True)
+    ]
     num_classes = len(card.classes)
     same = all(member.num_classes == num_classes for member in members)
     require_data(same, OWNER, "members", f"of {num_classes} classes", "others")
@@ -182,7 +185,7 @@ def _load_committee(
         return StackedEnsemble(members, weights, num_classes=num_classes)
     plain = isinstance(signs, list) and all(type(sign) is int for sign in signs)
     require_data(plain, OWNER, "signs", "1 and -1", f"{signs!r:.80}")
-    names = [one.name for one in folders]
+    names = [own.learner for own in cards]
     return SignedEnsemble(
         members, signs or [], names, num_classes=num_classes, task=card.task, model_fns={}
     )

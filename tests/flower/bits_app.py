@@ -9,8 +9,10 @@ from flwr.serverapp import Grid, ServerApp
 from clients import client_app
 from clients.array_files import write_arrays
 from fl_strategies import Learner, Party
+from fl_strategies.aggregation.stacking import StackedEnsemble
 from fl_strategies.core.protocols import require_portable
 from fl_strategies.exceptions import UnsupportedLearner
+from fl_strategies.wire.knowledge import join_arrays
 from simulations.client_app import load_party
 from simulations.config import Settings
 from simulations.experiment import load_federation
@@ -20,6 +22,15 @@ def write_model(model: Learner, path: Path) -> None:
     """Write the arrays of a model; one without an array form has no file."""
     with suppress(UnsupportedLearner):
         write_arrays(require_portable(model).to_arrays(), path)
+
+
+def write_final(model: Learner, path: Path) -> None:
+    """Write the server's model, which may be a committee of models."""
+    if not isinstance(model, StackedEnsemble):
+        write_model(model, path)
+        return
+    members = [require_portable(member).to_arrays() for member in model.members]
+    write_arrays({**model.weights, **join_arrays(members)}, path)
 
 
 def save(model: Learner, party: Party, context: Context) -> None:
@@ -44,4 +55,4 @@ def run(grid: Grid, settings: Settings) -> None:
     strategy.start(
         grid, ArrayRecord(), num_rounds=settings.num_rounds, timeout=settings.timeout
     )
-    write_model(strategy.model_, Path(settings.output_dir) / "model.npz")
+    write_final(strategy.model_, Path(settings.output_dir) / "model.npz")
