@@ -207,8 +207,8 @@ class Federation:
         if isinstance(options, FedMDOptions):
             available |= self._fedmd(options)
         if isinstance(options, SumOptions):
-            # How many records there are is public in every claim.
-            expected = options.num_records or sum(map(len, self.rows))
+            # How many records there are is public in every claim; a deployed server has none.
+            expected = options.num_records or sum(map(len, self.rows)) or None
             available["options"] = replace(options, num_records=expected)
         own = inspect.signature(kind.__init__).parameters
         return kind(

@@ -39,11 +39,13 @@ SETTINGS: dict[str, Value] = {
     "max-wait": 240.0,
     "fedkt.num-teachers": 2,
     "fedmd.epochs-initial": 2,
+    "fedhistogram.num-records": 300,
+    "fedregression.num-records": 300,
 }
 NETWORKS: dict[str, Value] = {"learner": "mlp"}
 """Models that travel and can learn from scores, as most strategies need them."""
 QUICK = ("fedkd", "fedmd")
-ROUNDS = {"fedkt": 1, "fedkd": 1}
+ROUNDS = {"fedkt": 1, "fedkd": 1, "fedhistogram": 1, "fedregression": 1, "pfnm": 1}
 
 
 def settings_of(strategy: str, output: Path) -> Settings:
