@@ -11,6 +11,7 @@ from simulations import experiment
 from simulations.client_app import load_party
 from simulations.config import Settings
 from simulations.datasets import Dataset, load_dataset
+from simulations.deploy.server_app import DeployedFederation
 from simulations.experiment import load_federation
 
 SETTINGS = Settings.of(num_parties=5, num_trees=5, learner="random-forest,decision-tree")
@@ -44,6 +45,16 @@ def test_a_missing_library_takes_only_its_own_model_away(
     names = load_federation(Settings.of(data="breast-cancer")).learner_names
 
     assert names == ("random-forest", "logistic-regression", "mlp")
+
+
+@pytest.mark.parametrize("strategy", ["fedhistogram", "fedregression"])
+def test_a_server_without_records_takes_public_rows_for_their_number(strategy: str) -> None:
+    """As in a deployment, where nobody has to announce how many records there are."""
+    whole = load_federation(Settings.of(data="breast-cancer", strategy=strategy))
+    deployed = DeployedFederation(whole.settings, whole.dataset, [])
+
+    assert deployed.strategy().options.num_records is None
+    assert whole.strategy().options.num_records == sum(map(len, whole.rows))
 
 
 def test_everybody_holds_the_same_public_and_test_rows() -> None:
