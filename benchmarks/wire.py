@@ -38,7 +38,7 @@ FEDKD: Mapping[str, Mapping[str, Value]] = {
 FEDKT: Mapping[str, Mapping[str, Value]] = {
     "adult, forest": {"data": "adult", "learner": "random-forest", "max-depth": 6},
     "mnist, perceptron": {"data": "mnist", "learner": "mlp", "epochs": 1},
-    "mnist, convolutions": {"data": "mnist", "learner": "mnist-net", "epochs": 1},
+    "mnist, convolutions": {"data": "mnist", "learner": "convolutional", "epochs": 1},
 }
 """The models of FedKT's paper."""
 
