@@ -30,6 +30,7 @@ from clients.torch_training import (
     BatchLoss,
     OptimizerName,
     as_float32,
+    at_rates,
     isolated,
     make_optimizer,
     weighted,
@@ -304,7 +305,8 @@ class DPTorchLearner(TorchLearner):
             optimizer.attach_step_hook(lambda _: own.add())
         rows, wanted = torch.from_numpy(as_float32("x", [x])), torch.from_numpy(targets)
         steps = counted(range(event.steps), "private steps")
-        for _ in zip(steps, self._steps(descent, event.steps), strict=True):
+        rates = at_rates(descent, self._rates(event.steps))
+        for _ in zip(steps, rates, strict=True):
             drawn = drawn_rows(event, source)
             batch = rows[drawn].to(self._device), wanted[drawn].to(self._device)
             noisy_step(model, optimizer, loss, *batch)

@@ -2,7 +2,8 @@
 
 Knowledge transfer trains many small models of one architecture: the teachers and students
 of a party. One after the other they keep a processor waiting for Python, so twins whose
-epochs take the same number of steps are stacked, and every step serves them all.
+epochs take the same number of steps are stacked, and every step serves them all. Perceptrons
+on sparse rows have no need of that: compiled kernels take their steps without Python.
 
 Training and evaluation use one thread: results are then the same bits whatever the number
 of cores, a process forked from a threaded one cannot hang, and parties that run side by
@@ -30,6 +31,7 @@ from clients.torch_training import (
     TASK_LOSSES,
     BatchLoss,
     OptimizerName,
+    RecipeLoss,
     Schedule,
     as_float32,
     check_count,
@@ -37,7 +39,6 @@ from clients.torch_training import (
     checked_set,
     isolated,
     logits_of,
-    recipe_loss,
     soft_targets,
     state_of,
     steps_per_epoch,
@@ -235,7 +236,7 @@ class TorchLearner(TrainingLoop, DenseModules):
         require_data(len(x) > 0, OWNER, "x", "at least one row", len(x))
         targets = soft_targets(targets, (len(x), self.num_classes), recipe)
         epochs = recipe.epochs or self.epochs
-        return self._learn(self._module, x, targets, recipe_loss(recipe), epochs, rng)
+        return self._learn(self._module, x, targets, RecipeLoss(recipe), epochs, rng)
 
     def predict(self, x: Array) -> Array:
         """Return the likeliest class of every row, (n,); or labels, or outputs.

@@ -1,10 +1,11 @@
 """The loop over batches that trains a module or a stack of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
+from clients.torch_compiled import CompiledPerceptrons
 from clients.torch_devices import CPU
 from clients.torch_objective import ObjectiveGradient
 from clients.torch_stacks import Stack
@@ -14,9 +15,11 @@ from clients.torch_training import (
     OptimizerName,
     Schedule,
     TrainingData,
+    at_rates,
+    learning_rates,
     logits_of,
     make_optimizer,
-    scheduled,
+    steps_per_epoch,
     tiny_as_zero,
 )
 from fl_strategies.core.protocols import TrainingSet
@@ -56,7 +59,52 @@ class TrainingLoop:
         watch: EarlyStopping | None = None,
     ) -> list[int]:
         """Train a model or a stack; return the number of epochs of every set."""
-        optimizer = make_optimizer(
+        pace = steps_per_epoch(max(len(x) for x, _ in sets), self.batch_size)
+        rates = self._rates(epochs * pace)
+        compiled = None if own is not None else self._compiled(model, sets, loss)
+        with tiny_as_zero():
+            if compiled is not None:
+                compiled.train(np.reshape(rates, (epochs, pace)), rngs, watch)
+            else:
+                self._step_by_step(model, sets, loss, rates, rngs, own, watch)
+        if not isinstance(model, nn.Module):
+            model.write_back()
+        return [epochs] * len(sets) if watch is None else watch.restore()
+
+    def _compiled(
+        self, model: nn.Module | Stack, sets: Sequence[TrainingSet], loss: BatchLoss
+    ) -> CompiledPerceptrons | None:
+        if self.optimizer != "adam" or self.augment is not None or self._device != CPU:
+            return None
+        size, decay = self.batch_size, self.weight_decay
+        return CompiledPerceptrons.of(model, sets, loss, batch_size=size, weight_decay=decay)
+
+    def _step_by_step(
+        self,
+        model: nn.Module | Stack,
+        sets: Sequence[TrainingSet],
+        loss: BatchLoss,
+        rates: Sequence[float],
+        rngs: Sequence[np.random.Generator],
+        own: ObjectiveGradient | None,
+        watch: EarlyStopping | None,
+    ) -> None:
+        optimizer = self._new_optimizer(model)
+        data = TrainingData(sets)
+        pace = data.num_steps(1, self.batch_size)
+        batches = data.batches(len(rates) // pace, self.batch_size, rngs)
+        steps = zip(batches, at_rates(optimizer, rates), strict=True)
+        for step, (batch, _) in enumerate(steps, 1):
+            optimizer.zero_grad()
+            torch.autograd.backward(self._batch_loss(model, loss, *batch))
+            if own is not None:
+                own.add()
+            optimizer.step()
+            if watch is not None and step % pace == 0 and watch.ends(model):
+                break
+
+    def _new_optimizer(self, model: nn.Module | Stack) -> torch.optim.Optimizer:
+        return make_optimizer(
             self.optimizer,
             model.parameters(),
             learning_rate=self.learning_rate,
@@ -64,22 +112,6 @@ class TrainingLoop:
             momentum=self.momentum,
             fused=self._device == CPU,
         )
-        data = TrainingData(sets)
-        pace = data.num_steps(1, self.batch_size)
-        batches = data.batches(epochs, self.batch_size, rngs)
-        rates = self._steps(optimizer, epochs * pace)
-        with tiny_as_zero():
-            for step, (batch, _) in enumerate(zip(batches, rates, strict=True), 1):
-                optimizer.zero_grad()
-                torch.autograd.backward(self._batch_loss(model, loss, *batch))
-                if own is not None:
-                    own.add()
-                optimizer.step()
-                if watch is not None and step % pace == 0 and watch.ends(model):
-                    break
-        if not isinstance(model, nn.Module):
-            model.write_back()
-        return [epochs] * len(sets) if watch is None else watch.restore()
 
     def _batch_loss(
         self,
@@ -95,10 +127,10 @@ class TrainingLoop:
         scores = logits_of(model(seen.to(self._device)))
         return loss(scores, targets.to(self._device), weights.to(self._device))
 
-    def _steps(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Iterator[None]:
+    def _rates(self, num_steps: int) -> list[float]:
         last = self.final_learning_rate
-        rate = self.learning_rate / 100 if last is None else last
-        return scheduled(optimizer, self.schedule, rate, num_steps)
+        end = self.learning_rate / 100 if last is None else last
+        return learning_rates(self.schedule, self.learning_rate, end, num_steps)
 
     def _laid_out(self, rows: Tensor) -> Tensor:
         images = self.channels_last and rows.ndim == 4

@@ -37,7 +37,7 @@ class PerceptronStack:
         self._layers = [_parts(module) for module in modules]
         first = self._layers[0]
         self._flattens = isinstance(first[0], nn.Flatten)
-        self._has_relu = [
+        self.has_relu = [
             isinstance(after, nn.ReLU)
             for layer, after in itertools.pairwise([*first, None])
             if isinstance(layer, nn.Linear)
@@ -63,6 +63,11 @@ class PerceptronStack:
         scores: Tensor = _Pass.apply(self._flat, stacked, self)  # type: ignore[no-untyped-call]
         return scores.flatten(0, 1)
 
+    def layers_of(self, module: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the weights (outputs, inputs) and biases of a module's layers, not copied."""
+        own = [value[module] for value in self._values_of]
+        return list(zip(own[::2], own[1::2], strict=True))
+
     def parameters(self) -> Iterator[Tensor]:
         """Yield the tensor of all weights and biases."""
         yield self._flat
@@ -78,7 +83,7 @@ class PerceptronStack:
         """Return the rows (K, n, inputs) and what every layer makes of them."""
         results = [rows]
         weights, biases = self._values_of[::2], self._values_of[1::2]
-        for weight, bias, has_relu in zip(weights, biases, self._has_relu, strict=True):
+        for weight, bias, has_relu in zip(weights, biases, self.has_relu, strict=True):
             outputs = torch.baddbmm(bias[:, None], results[-1], weight.mT)
             results.append(outputs.relu_() if has_relu else outputs)
         return results
@@ -87,7 +92,7 @@ class PerceptronStack:
         """Set the gradient of all that learns, from that of the outputs (K, n, classes)."""
         weights, into = self._values_of[::2], self._slopes_of
         for i in reversed(range(len(weights))):
-            if self._has_relu[i]:
+            if self.has_relu[i]:
                 slope = torch.ops.aten.threshold_backward(slope, results[i + 1], 0)
             torch.bmm(slope.mT, results[i], out=into[2 * i])
             torch.sum(slope, 1, out=into[2 * i + 1])

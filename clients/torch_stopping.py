@@ -95,6 +95,10 @@ class EarlyStopping:
                 self._look(module, rows, best)
         return all(best.stopped_at is not None for best in self._best)
 
+    def has_stopped(self, module: int) -> bool:
+        """Tell whether a module needs no more epochs."""
+        return self._best[module].stopped_at is not None
+
     def restore(self) -> list[int]:
         """Give every module its best weights; return the epochs each was trained for."""
         for module, best in zip(self._modules, self._best, strict=True):

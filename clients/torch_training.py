@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from fl_strategies.arrays import Array
+from fl_strategies.arrays import Array, IntArray
 from fl_strategies.core.party import check_rows
 from fl_strategies.core.protocols import Recipe
 from fl_strategies.core.tasks import UNKNOWN, Task, check_targets
@@ -109,20 +110,23 @@ _LINKS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-def recipe_loss(recipe: Recipe) -> BatchLoss:
-    """Return the mean over rows of the loss that a recipe names."""
-    norm, link = _NORMS.get(recipe.loss), _LINKS[recipe.link]
+@dataclass(frozen=True)
+class RecipeLoss:
+    """The mean over rows of the loss that a recipe names."""
 
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        scores = logits / recipe.temperature
-        if norm is not None:
-            return norm(link(scores), targets)
-        if recipe.link == "softmax":
+    recipe: Recipe
+
+    def __call__(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return the sum of the losses of rows, each times its weight."""
+        return (self._of_rows(logits / self.recipe.temperature, targets) * weights).sum()
+
+    def _of_rows(self, scores: Tensor, targets: Tensor) -> Tensor:
+        if self.recipe.loss in _NORMS:
+            return _NORMS[self.recipe.loss](_LINKS[self.recipe.link](scores), targets)
+        if self.recipe.link == "softmax":
             return cross_entropy(scores, targets, reduction="none")
         losses = binary_cross_entropy_with_logits(scores, targets, reduction="none")
         return losses.mean(dim=1)
-
-    return weighted(loss)
 
 
 def make_optimizer(
@@ -144,20 +148,25 @@ def make_optimizer(
     )
 
 
-def scheduled(
-    optimizer: torch.optim.Optimizer, schedule: Schedule, final_rate: float, num_steps: int
-) -> Iterator[None]:
-    """Set the learning rate of every step, one after the other.
+def learning_rates(
+    schedule: Schedule, first: float, last: float, num_steps: int
+) -> list[float]:
+    """Return the learning rate of every step.
 
-    Along a cosine step i of n is taken at i / n of the way to the final rate, as PyTorch's
-    `CosineAnnealingLR` does; so the final rate is where a step after the last would be.
+    Along a cosine step i of n is taken at i / n of the way to the last rate, as PyTorch's
+    `CosineAnnealingLR` does; so that is where a step after the last would be.
     """
-    first_rates = [group["lr"] for group in optimizer.param_groups]
-    for step in range(num_steps):
-        if schedule == "cosine":
-            share = (1 + math.cos(math.pi * step / num_steps)) / 2
-            for group, first in zip(optimizer.param_groups, first_rates, strict=True):
-                group["lr"] = final_rate + (first - final_rate) * share
+    if schedule == "constant":
+        return [first] * num_steps
+    shares = ((1 + math.cos(math.pi * i / num_steps)) / 2 for i in range(num_steps))
+    return [last + (first - last) * share for share in shares]
+
+
+def at_rates(optimizer: torch.optim.Optimizer, rates: Iterable[float]) -> Iterator[None]:
+    """Set the learning rate of every step, one after the other."""
+    for rate in rates:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         yield
 
 
@@ -186,9 +195,8 @@ class TrainingData:
         beyond a model's own rows; the weights of a model sum to 1.
         """
         longest = int(self._sizes.max())
-        last_start = (steps_per_epoch(longest, batch_size) - 1) * batch_size
-        stops = [*range(batch_size, last_start + 1, batch_size), longest]
-        weights = self._weights(batch_size, last_start)
+        stops = batch_stops(longest, batch_size)
+        weights = self._weights(batch_size, (len(stops) - 1) * batch_size)
         order = np.zeros((len(rngs), longest), dtype=np.int64)
         for _ in counted(range(epochs), "epochs"):
             for mine, size, rng in zip(order, self._sizes[:, 0], rngs, strict=True):
@@ -211,6 +219,12 @@ def steps_per_epoch(num_rows: int, batch_size: int) -> int:
     """Return the steps of an epoch; a single last row joins the batch before it."""
     steps = math.ceil(num_rows / batch_size)
     return steps - 1 if steps > 1 and num_rows % batch_size == 1 else steps
+
+
+def batch_stops(num_rows: int, batch_size: int) -> IntArray:
+    """Return where every batch of an epoch ends."""
+    ends = np.arange(1, steps_per_epoch(num_rows, batch_size)) * batch_size
+    return np.append(ends, num_rows)
 
 
 def checked_set(x: Array, y: Array, num_classes: int, task: Task) -> tuple[Array, Array]:

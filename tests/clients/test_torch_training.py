@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from clients.torch_learner import TorchLearner
-from clients.torch_training import RECORD_LOSSES, TASK_LOSSES, recipe_loss
+from clients.torch_training import RECORD_LOSSES, TASK_LOSSES, RecipeLoss
 from fl_strategies.arrays import Array, IntArray
 from fl_strategies.core.protocols import Recipe
 from fl_strategies.core.tasks import mean_auc
@@ -82,7 +82,7 @@ def test_losses_are_what_recipes_say(recipe: Recipe) -> None:
     logits = generator(1).normal(scale=3, size=(7, 5))
     targets = softmax(generator(2).normal(size=(7, 5)), axis=1)
     weights = torch.full((7,), 1 / 7, dtype=torch.float64)
-    loss = recipe_loss(recipe)(torch.from_numpy(logits), torch.from_numpy(targets), weights)
+    loss = RecipeLoss(recipe)(torch.from_numpy(logits), torch.from_numpy(targets), weights)
     assert float(loss) == pytest.approx(expected_loss(recipe, logits, targets), rel=1e-9)
 
 
@@ -119,7 +119,7 @@ def test_a_distance_of_zero_has_a_gradient() -> None:
     model.distill(X[:20], targets, rng=generator(), recipe=Recipe(loss="l2"))
     assert np.abs(flat(model) - before).max() < 0.01
     logits = torch.zeros(2, 3, requires_grad=True)
-    loss = recipe_loss(Recipe(loss="l2"))(logits, torch.zeros(2, 3), torch.ones(2))
+    loss = RecipeLoss(Recipe(loss="l2"))(logits, torch.zeros(2, 3), torch.ones(2))
     torch.autograd.backward(loss)
     assert logits.grad is not None
     assert torch.equal(logits.grad, torch.zeros(2, 3))
