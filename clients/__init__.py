@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clients.app import client_app
+    from clients.boosted_trees_learner import BoostedTreesLearner
     from clients.checks import check_learner
     from clients.dealt_data import party_loader
     from clients.forest_learner import ForestLearner
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from clients.xgboost_learner import XGBoostLearner
 
 __all__ = [
+    "BoostedTreesLearner",
     "DPTorchLearner",
     "ForestLearner",
     "ForestScores",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "BoostedTreesLearner": "clients.boosted_trees_learner",
     "DPTorchLearner": "clients.opacus_learner",
     "ForestLearner": "clients.forest_learner",
     "ForestScores": "clients.forest_scores",

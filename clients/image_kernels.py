@@ -4,37 +4,20 @@ Libraries for large networks take longer to move small images about than to mult
 the images of a batch lie side by side, pixel by pixel: arrays are (models, channels, height,
 width * batch). A convolution then adds up rows that are shifted by whole batches, hundreds of
 numbers at a time.
-
-Numba compiles each kernel once and keeps the result beside this file or in the user's cache.
 """
 
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+import functools
+from typing import Final
 
 import numpy as np
 
+from clients.compiling import compiled
 from fl_strategies.arrays import Array
-from fl_strategies.exceptions import MissingExtra
-
-try:
-    import numba
-except ImportError as error:
-    raise MissingExtra("image kernels", "numba", "fast") from error
-
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 TAPS: Final = 5
 """Height and width of the filters that the kernels are written for."""
 # Sums may be added up in any order; NaN and infinity keep their meaning.
-_ARITHMETIC: Final[set[str]] = {"reassoc", "contract", "nsz"}
-
-
-def _compiled(kernel: Kernel) -> Kernel:
-    try:
-        result = numba.njit(kernel, cache=True, nogil=True, fastmath=_ARITHMETIC)
-    except RuntimeError:  # no folder can be written to: compiled anew in every process
-        result = numba.njit(kernel, nogil=True, fastmath=_ARITHMETIC)
-    return cast("Kernel", result)
+_compiled = functools.partial(compiled, fastmath={"reassoc", "contract", "nsz"})
 
 
 @_compiled

@@ -9,7 +9,7 @@ received tree.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -145,6 +145,24 @@ class Trees:
         for start in range(0, len(x), step):
             leaves = self._leaves(x[start : start + step])
             yield self.values[leaves].reshape(num_trees, -1, m)
+
+    def sums(self, x: Array, offsets: FloatArray) -> FloatArray:
+        """Return offsets (k,) plus the numbers of the trees, (n, k), for rows of float32.
+
+        Leaves hold one number. The trees belong to the k sums in turn and are added one after
+        the other, as XGBoost does: the last bit of a sum depends on it. Trees may have been
+        received: a sum that is not finite becomes a number nevertheless.
+        """
+        parts = [self._added(leaf_values, offsets) for leaf_values in self.leaf_values(x)]
+        return np.concatenate(parts) if parts else np.empty((0, len(offsets)), np.float32)
+
+    @staticmethod
+    def _added(leaf_values: FloatArray, offsets: FloatArray) -> FloatArray:
+        leaves = leaf_values.reshape(-1, len(offsets), leaf_values.shape[1])
+        with np.errstate(over="ignore", invalid="ignore"):
+            start = np.broadcast_to(offsets[:, np.newaxis], leaves.shape[1:])
+            total = reduce(np.add, leaves, start)
+        return np.nan_to_num(total).T
 
     def mean_values(self, x: Array) -> FloatArray:
         """Return the mean of the leaves' numbers over all trees, (n, m), for float32 rows."""

@@ -221,22 +221,11 @@ class _ReceivedBooster:
 
     def inplace_predict(self, x: Array) -> FloatArray:
         """Return what the sender's booster says of rows of float32."""
-        margins = np.concatenate([self._margins(leaf) for leaf in self.trees.leaf_values(x)])
+        margins = self.trees.sums(x, self.offsets)
         # XGBoost itself turns scores into probabilities, so that not a bit differs.
         rows = np.zeros((len(x), 1), dtype=np.float32)
         blank = _trained_on_nothing(max(2, len(self.offsets)))
         return np.asarray(blank.inplace_predict(rows, base_margin=margins))
-
-    def _margins(self, leaf_values: Array) -> FloatArray:
-        """Return the scores (b, num_scores); trees are added one after the other.
-
-        That is XGBoost's order, on which the last bit of a sum depends.
-        """
-        leaves = leaf_values.reshape(-1, len(self.offsets), leaf_values.shape[1])
-        with np.errstate(over="ignore", invalid="ignore"):
-            start = np.broadcast_to(self.offsets[:, np.newaxis], leaves.shape[1:])
-            total = functools.reduce(np.add, leaves, start)
-        return np.nan_to_num(total).T
 
 
 def _objective(num_present: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ LEARN_SCORES: Final[Mapping[str, str]] = {
     "forest": "forest-scores",
     "extra-trees": "forest-scores",
     "decision-tree": "forest-scores",
+    "boosted-trees": "xgboost-scores",
     "xgboost": "xgboost-scores",
     "gradient-boosting": "xgboost-scores",
     "logistic-regression": "ridge",

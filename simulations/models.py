@@ -170,15 +170,22 @@ def _boosting_options(settings: ModelOptions) -> dict[str, Any]:
         "learning_rate": settings.boosting_learning_rate,
         "gamma": settings.boosting_gamma,
         "reg_lambda": 1.0,
-        "num_threads": 1,
     }
+
+
+def _boosted_trees(settings: ModelOptions, num_classes: int) -> Learner:
+    import_library("boosted-trees", "numba", "fast")
+    from clients.boosted_trees_learner import BoostedTreesLearner
+
+    return BoostedTreesLearner(num_classes=num_classes, **_boosting_options(settings))
 
 
 def _xgboost(settings: ModelOptions, num_classes: int) -> Learner:
     import_library("xgboost", "xgboost", "xgboost")
     from clients.xgboost_learner import XGBoostLearner
 
-    return XGBoostLearner(num_classes=num_classes, **_boosting_options(settings))
+    options = _boosting_options(settings)
+    return XGBoostLearner(num_classes=num_classes, num_threads=1, **options)
 
 
 # Models that regress on scores
@@ -189,7 +196,10 @@ def _xgboost_scores(settings: ModelOptions, problem: Problem) -> Learner:
     from clients.soft_trees import XGBoostScores
 
     return XGBoostScores(
-        num_classes=problem.num_classes, task=problem.task, **_boosting_options(settings)
+        num_classes=problem.num_classes,
+        task=problem.task,
+        num_threads=1,
+        **_boosting_options(settings),
     )
 
 
@@ -311,6 +321,7 @@ LEARNERS: Final[Mapping[str, Builder]] = MappingProxyType(
         "svm": functools.partial(_classifier, _svm),
         "k-nearest-neighbours": functools.partial(_classifier, _nearest_neighbours),
         "gradient-boosting": functools.partial(_classifier, _gradient_boosting),
+        "boosted-trees": functools.partial(_classifier, _boosted_trees),
         "xgboost": functools.partial(_classifier, _xgboost),
         "xgboost-scores": _xgboost_scores,
         "forest-scores": _forest_scores,

@@ -17,6 +17,7 @@ HEAVY = (
     "torch",
     "sklearn",
     "xgboost",
+    "numba",
     "ray",
     "opacus",
     "pandas",

@@ -18,6 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
 from clients import (
+    BoostedTreesLearner,
     ForestScores,
     KernelRidgeLearner,
     MultiLabelLearner,
@@ -145,6 +146,10 @@ def score_trees(flags: np.ndarray, count: int) -> tuple[Any, Arrays]:
 
 
 # XGBoost.
+
+
+def compiled(flags: np.ndarray, num_rounds: int = 1) -> tuple[Any, Arrays]:
+    return BoostedTreesLearner(num_classes=2), boosted(flags, num_rounds)[1]
 
 
 def boosted(flags: np.ndarray, num_rounds: int = 1, width: int = WIDTH) -> tuple[Any, Arrays]:
@@ -336,6 +341,9 @@ ATTACKS: Mapping[str, Attack] = {
     "booster: 10000 small trees": lambda: boosted(bushy(3), 10_000),
     "booster: a million columns": lambda: boosted(bushy(3), 2, 2**20),
     "booster: 16 million columns": lambda: boosted(bushy(3), 2, 2**24),
+    "boosted trees: 10000 leaves": lambda: compiled(bushy(0), 10_000),
+    "boosted trees: chains": lambda: compiled(chain(250), 400),
+    "boosted trees: a full one": lambda: compiled(bushy(100_000)),
     "labels: boosters": partial(label_boosters, 200),
     "booster of scores: 16 million columns": wide_scores,
     "tree: a chain": lambda: one_tree(chain(150_000)),
@@ -379,6 +387,7 @@ def warm_up() -> None:
         sklearn(make_pipeline(StandardScaler(), MLPClassifier((3,), max_iter=5, tol=1e9))),
         sklearn(ExtraTreesClassifier(3)),
         XGBoostLearner(num_classes=3, num_rounds=1),
+        BoostedTreesLearner(num_classes=3, num_rounds=1),
         XGBoostScores(num_classes=3, num_rounds=1),
         network(),
         KernelRidgeLearner(num_classes=3, reveal_rows=True),

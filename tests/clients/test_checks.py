@@ -20,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
+from clients.boosted_trees_learner import BoostedTreesLearner
 from clients.checks import check_learner
 from clients.forest_learner import ForestLearner
 from clients.sklearn_learner import SklearnLearner
@@ -88,6 +89,11 @@ def test_estimators_of_scikit_learn_pass(estimator: Any) -> None:
 def test_xgboost_passes() -> None:
     """Boosted trees keep the contract."""
     check_learner(lambda: XGBoostLearner(num_classes=4, num_rounds=2), num_classes=4)
+
+
+def test_compiled_boosting_passes() -> None:
+    """So do those of our own kernels."""
+    check_learner(lambda: BoostedTreesLearner(num_classes=4, num_rounds=2), num_classes=4)
 
 
 def test_forests_pass() -> None:

@@ -34,6 +34,7 @@ NAMES = (
     "decision-tree",
     "extra-trees",
     "logistic-regression",
+    "boosted-trees",
     "xgboost",
     "xgboost-scores",
     "forest-scores",

@@ -21,6 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
+from clients.boosted_trees_learner import BoostedTreesLearner
 from clients.multilabel import MultiLabelLearner
 from clients.sklearn_learner import SklearnLearner
 from clients.sklearn_weights import takes_weights
@@ -244,7 +245,11 @@ ONE_LEAF = [
 
 @pytest.mark.parametrize(
     "learner",
-    [*map(wrapped, ONE_LEAF), XGBoostLearner(num_classes=NUM_CLASSES)],
+    [
+        *map(wrapped, ONE_LEAF),
+        XGBoostLearner(num_classes=NUM_CLASSES),
+        BoostedTreesLearner(num_classes=NUM_CLASSES),
+    ],
     ids=lambda learner: type(getattr(learner, "_template", learner)).__name__,
 )
 def test_shares_of_rows_that_are_all_alike_are_learned(learner: Any) -> None:
@@ -257,7 +262,9 @@ def test_shares_of_rows_that_are_all_alike_are_learned(learner: Any) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("name", ["random-forest", "xgboost", "gradient-boosting"])
+@pytest.mark.parametrize(
+    "name", ["random-forest", "boosted-trees", "xgboost", "gradient-boosting"]
+)
 def test_logits_give_the_targets_at_their_temperature(name: str, temperature: float) -> None:
     """The contract of a recipe, on rows that a model can learn by heart."""
     x = np.repeat(np.arange(4.0)[:, None], 20, axis=0)
@@ -290,7 +297,9 @@ def students(name: str, x: Array, shares: FloatArray, seed: int) -> tuple[Learne
     return soft, factory().fit(x, shares.argmax(axis=1), rng=generator(seed))
 
 
-@pytest.mark.parametrize("name", ["logistic-regression", "gradient-boosting", "xgboost"])
+@pytest.mark.parametrize(
+    "name", ["logistic-regression", "gradient-boosting", "boosted-trees", "xgboost"]
+)
 def test_shares_of_a_noisy_teacher_say_more_than_its_classes(name: str) -> None:
     """Where the teacher is in doubt, its likeliest class is often the wrong one."""
     gains = []
@@ -306,7 +315,7 @@ def test_shares_of_a_noisy_teacher_say_more_than_its_classes(name: str) -> None:
     assert np.mean(gains) > 0.03
 
 
-@pytest.mark.parametrize("name", ["gradient-boosting", "xgboost"])
+@pytest.mark.parametrize("name", ["gradient-boosting", "boosted-trees", "xgboost"])
 def test_shares_make_better_probabilities_than_classes(name: str) -> None:
     """In cross-entropy the student of soft targets is nearer to the truth on every seed."""
     for seed in range(4):

@@ -20,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
 from clients import (
+    BoostedTreesLearner,
     DPTorchLearner,
     ForestLearner,
     ForestScores,
@@ -96,6 +97,9 @@ LEARNERS: Mapping[str, Callable[[], Any]] = {
         sklearn, MLPClassifier((3,), max_iter=2000, tol=0.1, n_iter_no_change=2)
     ),
     "pipeline": partial(sklearn, make_pipeline(StandardScaler(), LogisticRegression())),
+    "boosted-trees": partial(
+        BoostedTreesLearner, num_classes=NUM_CLASSES, num_rounds=2, max_depth=2
+    ),
     "xgboost": partial(XGBoostLearner, num_classes=NUM_CLASSES, num_rounds=2, max_depth=2),
     "xgboost-scores": partial(
         XGBoostScores, num_classes=NUM_CLASSES, num_rounds=2, max_depth=2

@@ -134,22 +134,30 @@ def test_the_forest_of_bits_takes_trees_and_depth() -> None:
         }
 
 
-def test_xgboost_takes_the_settings_of_the_paper() -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "threads"),
+    [
+        ("xgboost", "xgboost_learner.XGBoostLearner", {"num_threads": 1}),
+        ("boosted-trees", "boosted_trees_learner.BoostedTreesLearner", {}),
+    ],
+)
+def test_boosted_trees_take_the_settings_of_the_paper(
+    name: str, kind: str, threads: dict[str, int]
+) -> None:
     """Rounds, depth, rate and gamma reach the learner, and one thread is used."""
     settings = Settings.of(
         boosting_rounds=11, max_depth=4, boosting_learning_rate=0.05, boosting_gamma=1.0
     )
-    assert options("xgboost", "xgboost_learner.XGBoostLearner", settings) == {
+    assert options(name, kind, settings) == {
         "num_classes": 10,
         "num_rounds": 11,
         "max_depth": 4,
         "learning_rate": 0.05,
         "gamma": 1.0,
         "reg_lambda": 1.0,
-        "num_threads": 1,
+        **threads,
     }
-    unlimited = options("xgboost", "xgboost_learner.XGBoostLearner", Settings.of(max_depth=0))
-    assert unlimited["max_depth"] == 6
+    assert options(name, kind, Settings.of(max_depth=0))["max_depth"] == 6
 
 
 def test_the_perceptron_takes_the_settings_of_training() -> None:
@@ -303,6 +311,7 @@ def test_an_unknown_name_lists_the_known() -> None:
     [
         ("random-forest", "sklearn.ensemble", "sklearn"),
         ("svm", "sklearn.svm", "sklearn"),
+        ("boosted-trees", "numba", "fast"),
         ("xgboost", "xgboost", "xgboost"),
         ("mlp", "torch", "torch"),
         ("resnet8", "torch", "torch"),
@@ -324,7 +333,7 @@ def test_importing_the_models_loads_no_library() -> None:
     """Settings and names can be read where no model library is installed."""
     code = (
         "import sys, simulations.config, simulations.models;"
-        "heavy = {'torch', 'sklearn', 'xgboost', 'pandas', 'torchvision'};"
+        "heavy = {'torch', 'sklearn', 'xgboost', 'numba', 'pandas', 'torchvision'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -1,0 +1,219 @@
+"""Gradient boosted trees, compiled with Numba, without any other library."""
+
+import copy
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+from scipy.special import expit, softmax
+
+from clients.boosting import boost_trees
+from clients.boosting_bins import Bins, bin_rows
+from clients.boosting_kernels import Rule
+from clients.shared_rows import CommonRows, SharedRows
+from clients.soft_labels import WeightedLabels
+from clients.tabular import TabularLearner, require_array, to_float32
+from clients.tree_arrays import Trees, num_received_trees
+from clients.tree_sums import sum_of_trees
+from clients.xgboost_common import boosting_settings
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.protocols import TrainingSet
+from fl_strategies.exceptions import require_known
+
+OWNER: Final = "BoostedTreesLearner"
+OFFSETS: Final = "offsets"
+
+
+class BoostedTreesLearner(TabularLearner):
+    """Boosted trees as XGBoost's, one sequence for two classes and one per class for more.
+
+    Splits, leaves and first scores are those of `xgboost.train` with histograms; where every
+    column has few values, so are the scores, but for rounding. Cuts lie midway between values
+    and not at one of them, and a column of many values is cut into bins of about as many rows
+    each. All rounds are one call of compiled code: a party's small models take a fifth of
+    XGBoost's time or less.
+
+    No step is random. Compiling takes some seconds when a machine first fits a model; the
+    result is kept. A model travels as plain arrays, which receivers walk in numpy.
+
+    Parameters
+    ----------
+    num_classes : int
+        Length of the federation's class list.
+    num_rounds : int (default: 100)
+        Boosting rounds.
+    max_depth : int (default: 6)
+        Levels of splits in a tree, at least 1.
+    learning_rate : float (default: 0.3)
+        Shrinkage of every tree.
+    gamma : float (default: 0.0)
+        Smallest loss reduction that justifies a split.
+    reg_lambda : float (default: 1.0)
+        L2 penalty on leaf values.
+    max_bin : int (default: 64)
+        Bins per feature.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> learner = BoostedTreesLearner(num_classes=3, num_rounds=5, reg_lambda=0.0)
+    >>> x, y = np.repeat([[0.0], [1.0]], 8, axis=0), np.repeat([0, 2], 8)
+    >>> learner.fit(x, y, rng=np.random.default_rng(0)).predict(x[[0, -1]])
+    array([0, 2])
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        num_rounds: int = 100,
+        max_depth: int = 6,
+        learning_rate: float = 0.3,
+        gamma: float = 0.0,
+        reg_lambda: float = 1.0,
+        max_bin: int = 64,
+    ) -> None:
+        super().__init__(num_classes=num_classes)
+        boosting_settings(
+            OWNER,
+            num_rounds=num_rounds,
+            max_depth=max_depth,
+            learning_rate=learning_rate,
+            gamma=gamma,
+            reg_lambda=reg_lambda,
+            max_bin=max_bin,
+        )
+        self._num_rounds, self._max_bin = num_rounds, max_bin
+        self._rule = Rule(max_depth, float(learning_rate), float(gamma), float(reg_lambda))
+        self._model: _Model
+        self._known: _Known | None = None
+
+    def fit_many(
+        self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
+    ) -> list[Self]:
+        """Return one new fitted twin per training set, each as `fit` makes it by itself.
+
+        Sets on one array share its bins, also with later calls on equal rows.
+        """
+        twins, common = [copy.copy(self) for _ in sets], CommonRows(OWNER, sets)
+        for twin, (x, y), rng in zip(twins, sets, rngs, strict=True):
+            rows = common.get(x, twin._training_rows)
+            classes, encoded = twin._numbered(y, len(rows))
+            twin._classes, twin._width = classes, rows.shape[1]
+            if len(classes) == 1:
+                continue
+            if common.are_common(x):
+                twin._fit_shared(rows, encoded)
+            else:
+                twin._fit(rows, encoded, rng)
+        return twins
+
+    @property
+    def _takes_weights(self) -> bool:
+        return True
+
+    def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:  # noqa: ARG002
+        rows = to_float32(self._owner, x)
+        self._boost(bin_rows(rows, self._max_bin), _shares(y))
+
+    def _fit_weighted(
+        self,
+        x: Array,
+        labels: WeightedLabels,
+        rng: np.random.Generator,  # noqa: ARG002
+    ) -> None:
+        rows = to_float32(self._owner, x)
+        shares = np.zeros((int(labels.classes.max()) + 1, len(rows)), dtype=np.float32)
+        shares[labels.classes, labels.rows] = labels.weights
+        self._boost(bin_rows(rows, self._max_bin), shares)
+
+    def _fit_shared(self, x: Array, y: IntArray) -> None:
+        public = _shared_rows(self._max_bin).get(x, self._binned)
+        scores = self._boost(public.bins, _shares(y))
+        self._known = _Known(public.rows, scores)
+
+    def _binned(self, x: Array) -> "_Public":
+        return _Public(x, bin_rows(x, self._max_bin))
+
+    def _boost(self, bins: Bins, shares: Array) -> FloatArray:
+        """Learn the shares (k, n) of the classes of rows, and return the rows' scores."""
+        offsets = _first_scores(shares)
+        targets = shares[1:] if len(shares) == 2 else shares
+        trees, scores = boost_trees(bins, targets, offsets, self._num_rounds, self._rule)
+        self._model, self._known = _Model(offsets, trees, is_own=True), None
+        return scores
+
+    def _probabilities(self, x: Array) -> FloatArray:
+        rows, known = to_float32(self._owner, x), self._known
+        if known is not None and np.array_equal(known.rows, rows):
+            scores = known.scores.astype(np.float64)
+        else:
+            scores = self._model.scores(rows).astype(np.float64)
+        if self._num_present == 2:
+            return np.stack([expit(-scores[0]), expit(scores[0])], axis=1)
+        return np.asarray(softmax(scores, axis=0).T)
+
+    def _to_arrays(self) -> dict[str, Array]:
+        model = self._model
+        return {OFFSETS: model.offsets.copy(), **model.trees.to_arrays(self._width)}
+
+    def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
+        found = sorted(map(str, arrays))
+        require_known(OFFSETS in arrays, OWNER, "arrays", f"with {OFFSETS!r}", found)
+        per_round = 1 if self._num_present == 2 else self._num_present
+        offsets = require_array(OWNER, arrays, OFFSETS, np.float32, (per_round,))
+        nodes = {name: array for name, array in arrays.items() if name != OFFSETS}
+        num_trees = num_received_trees(OWNER, nodes)
+        rule = f"those of rounds of {per_round} trees"
+        require_known(num_trees % per_round == 0, OWNER, "tree-sizes", rule, num_trees)
+        trees = Trees.from_arrays(
+            OWNER, nodes, num_trees=num_trees, width=self._width, num_values=1
+        )
+        self._model, self._known = _Model(offsets, trees, is_own=False), None
+
+
+class _Model(NamedTuple):
+    """First scores (k,) of float32 and the trees to add, round by round one for each."""
+
+    offsets: FloatArray
+    trees: Trees
+    is_own: bool
+
+    def scores(self, x: Array) -> FloatArray:
+        """Return scores (k, n); native code reads no tree that somebody else wrote."""
+        if self.is_own:
+            return sum_of_trees(self.trees, x, self.offsets)
+        return self.trees.sums(x, self.offsets).T
+
+
+class _Public(NamedTuple):
+    """Rows that several models learn, and their bins."""
+
+    rows: Array
+    bins: Bins
+
+
+class _Known(NamedTuple):
+    """Training rows, and the scores (k, n) of float32 that the trees give them."""
+
+    rows: Array
+    scores: FloatArray
+
+
+@functools.lru_cache(maxsize=1)
+def _shared_rows(_max_bin: int) -> SharedRows[_Public]:
+    """Return the rows that are kept with so many bins."""
+    return SharedRows()
+
+
+def _shares(y: IntArray) -> Array:
+    """Return how much of every row is each class, all or nothing, (k, n) of float32."""
+    return np.equal.outer(np.arange(int(y.max()) + 1), y).astype(np.float32)
+
+
+def _first_scores(shares: Array) -> FloatArray:
+    """Return the log-odds of the second of two classes, or centred logarithms of several."""
+    logs = np.log(shares.mean(axis=1, dtype=np.float64))
+    scores = logs[1:] - logs[:1] if len(logs) == 2 else logs - logs.mean()
+    return np.asarray(scores, dtype=np.float32)

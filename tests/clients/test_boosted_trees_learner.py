@@ -1,0 +1,613 @@
+"""BoostedTreesLearner: XGBoost's trees by a plain definition, and a door for received ones."""
+
+import importlib
+import math
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import xgboost
+from scipy.special import expit, softmax
+from sklearn.datasets import load_breast_cancer, load_digits
+
+from clients import boosting, tree_sums
+from clients.boosted_trees_learner import BoostedTreesLearner
+from clients.boosting_bins import Bins, bin_rows
+from clients.boosting_kernels import Rule
+from clients.tabular import MIN_PROBABILITY
+from clients.xgboost_learner import XGBoostLearner
+from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies.core.protocols import EnsembleLearner, PortableLearner, Recipe, SoftLearner
+from fl_strategies.exceptions import (
+    InvalidData,
+    InvalidParameter,
+    KnowledgeMismatch,
+    MissingExtra,
+    NotFitted,
+)
+
+DIGITS = load_digits(return_X_y=True)
+NUM_CLASSES = 10
+
+
+def digits(classes: list[int] | None = None, num_rows: int = 150) -> tuple[Array, IntArray]:
+    """Return rows whose columns have 17 values at most, so that every value is a bin."""
+    x, y = DIGITS
+    kept = np.isin(y, range(NUM_CLASSES) if classes is None else classes)
+    return x[kept][:num_rows], y[kept][:num_rows]
+
+
+def learner(**settings: Any) -> BoostedTreesLearner:
+    chosen = {"num_classes": NUM_CLASSES, "num_rounds": 4, "max_depth": 3, **settings}
+    return BoostedTreesLearner(**chosen)
+
+
+def fitted(classes: list[int] | None = None, **settings: Any) -> BoostedTreesLearner:
+    x, y = digits(classes)
+    return learner(**settings).fit(x, y, rng=generator())
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def same(one: dict[str, Array], other: dict[str, Array]) -> bool:
+    """Tell whether two models are the same arrays."""
+    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+
+
+# --- bins ---------------------------------------------------------------------------------
+
+
+def cuts_of(bins: Bins, place: int) -> FloatArray:
+    """Return the cuts of a column without the last, which is infinite."""
+    return bins.cuts[bins.starts[place] : bins.starts[place + 1] - 1]
+
+
+def test_few_values_have_a_bin_each_and_constant_columns_none() -> None:
+    """Also where some are rare; the first column stays in any case."""
+    rare = np.zeros(500)
+    rare[[3, 7, 9]] = 1, 2, 5
+    x = np.stack([np.full(500, 7), rare, np.full(500, 2)], axis=1).astype(np.float32)
+
+    bins = bin_rows(x, 4)
+
+    assert bins.columns.tolist() == [0, 1]
+    assert bins.starts.tolist() == [0, 1, 5]
+    assert bins.cuts.tolist() == [math.inf, 0.5, 1.5, 3.5, math.inf]
+
+
+@pytest.mark.parametrize("max_bin", [2, 3, 16, 64])
+def test_bins_of_many_values_hold_as_many_rows_each(max_bin: int) -> None:
+    """So do those beside a value that half of the rows have."""
+    rng = generator(1)
+    smooth = rng.normal(size=2000)
+    heavy = np.where(np.arange(2000) % 2, smooth, 0.0)
+    bins = bin_rows(np.stack([smooth, heavy], axis=1).astype(np.float32), max_bin)
+
+    first, second = (
+        np.bincount(codes - start)
+        for codes, start in zip(bins.codes.T, bins.starts[:2], strict=True)
+    )
+
+    assert len(first) == max_bin
+    assert np.ptp(first) <= 1
+    assert max_bin // 2 <= len(second) <= max_bin
+    others = np.delete(second, second.argmax())
+    assert others.max() <= 2 * 2000 / max_bin
+
+
+def test_a_row_is_in_the_first_bin_that_takes_it() -> None:
+    """Counted column by column, on rows that lie on cuts too."""
+    x = generator(2).integers(0, 40, size=(300, 5)).astype(np.float32)
+    bins = bin_rows(x, 10)
+    for place, column in enumerate(bins.columns):
+        below = x[:, column, np.newaxis] > cuts_of(bins, place)
+        assert np.array_equal(bins.codes[:, place] - bins.starts[place], below.sum(axis=1))
+
+
+def test_neighbouring_numbers_are_separated() -> None:
+    """Where no number lies between two values the smaller one is the cut."""
+    low = np.float32(1)
+    x = np.array([[low], [np.nextafter(low, np.float32(2))]])
+
+    assert bin_rows(x, 2).codes.ravel().tolist() == [0, 1]
+
+
+# --- growing: a plain definition ----------------------------------------------------------
+
+
+class Node(NamedTuple):
+    """A leaf with its value, or a split with two nodes."""
+
+    value: float
+    column: int = 0
+    threshold: float = 0.0
+    children: "tuple[Node, Node] | None" = None
+
+    def says(self, row: Array) -> float:
+        if self.children is None:
+            return self.value
+        return self.children[int(row[self.column] > self.threshold)].says(row)
+
+
+def middles(values: Array) -> Array:
+    """Return the thresholds between all values that a column has."""
+    distinct = np.unique(values)
+    return (distinct[1:] + distinct[:-1]) / 2
+
+
+def reference_tree(
+    x: Array,
+    thresholds: list[Array],
+    g: FloatArray,
+    h: FloatArray,
+    levels: int,
+    settings: dict[str, float],
+) -> Node:
+    """Return the tree that XGBoost's paper defines, by trying every split of every column."""
+    penalty = settings["reg_lambda"]
+
+    def worth(inside: Array) -> float:
+        return float(g[inside].sum() ** 2 / (h[inside].sum() + penalty))
+
+    everything = np.ones(len(x), dtype=bool)
+    weight = -g.sum() / (h.sum() + penalty) if h.sum() >= 1 else 0.0
+    best, chosen = 1e-6, None
+    for column in range(x.shape[1] if levels else 0):
+        for threshold in thresholds[column]:
+            right = x[:, column] > threshold
+            if min(h[right].sum(), h[~right].sum()) < 1:
+                continue
+            gain = worth(right) + worth(~right) - worth(everything)
+            if gain > best + 1e-9 and gain >= settings["gamma"]:
+                best, chosen = gain, (column, float(threshold), right)
+    if chosen is None:
+        return Node(settings["learning_rate"] * weight)
+    column, threshold, right = chosen
+    left_tree, right_tree = (
+        reference_tree(x[side], thresholds, g[side], h[side], levels - 1, settings)
+        for side in (~right, right)
+    )
+    return Node(0.0, column, threshold, (left_tree, right_tree))
+
+
+def reference_scores(
+    x: Array, shares: FloatArray, unseen: Array, rounds: int, levels: int, **settings: float
+) -> FloatArray:
+    """Return the scores (n, k) of unseen rows after boosting on shares (n, classes)."""
+    means = np.log(shares.mean(axis=0))
+    two = shares.shape[1] == 2
+    first = means[1:] - means[:1] if two else means - means.mean()
+    targets = shares[:, 1:] if two else shares
+    scores, found = np.tile(first, (len(x), 1)), np.tile(first, (len(unseen), 1))
+    thresholds = [middles(column) for column in x.T]
+    for _ in range(rounds):
+        p = expit(scores) if two else softmax(scores, axis=1)
+        h = p * (1 - p) * (1 if two else 2)
+        for k in range(scores.shape[1]):
+            g = (p - targets)[:, k]
+            tree = reference_tree(x, thresholds, g, h[:, k], levels, settings)
+            scores[:, k] += [tree.says(row) for row in x]
+            found[:, k] += [tree.says(row) for row in unseen]
+    return found
+
+
+def own_scores(model: BoostedTreesLearner, x: Array) -> FloatArray:
+    return model._model.scores(x.astype(np.float32)).T
+
+
+SETTINGS = [
+    {"reg_lambda": 1.0, "gamma": 0.0, "learning_rate": 0.3},
+    {"reg_lambda": 0.0, "gamma": 0.5, "learning_rate": 0.1},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_trees_are_those_of_the_definition(
+    num_classes: int, settings: dict[str, float]
+) -> None:
+    """Every value is a bin here; unseen rows tell where thresholds lie."""
+    rng = generator(3)
+    x, unseen = rng.normal(size=(60, 3)).astype(np.float32), rng.normal(size=(40, 3))
+    y = (2 * x[:, 0] + x[:, 1] ** 2 + rng.normal(size=60) > 1).astype(int)
+    y += (num_classes > 2) & (x[:, 2] > 0.5)
+    expected = reference_scores(x, np.eye(num_classes)[y], unseen, 4, 3, **settings)
+
+    model = learner(num_classes=num_classes, **settings).fit(x, y, rng=rng)
+
+    assert np.allclose(own_scores(model, unseen), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_shares_are_learned_as_the_definition_says(num_classes: int) -> None:
+    """Soft targets take the place of labels in the gradient."""
+    rng = generator(4)
+    x = rng.normal(size=(50, 2)).astype(np.float32)
+    shares = softmax(np.outer(np.tanh(x[:, 0]), np.arange(num_classes)), axis=1)
+    expected = reference_scores(x, shares, x, 3, 3, **SETTINGS[0])
+
+    model = learner(num_classes=num_classes, num_rounds=3)
+    model.distill(x, shares, rng=rng, recipe=Recipe(link="softmax"))
+
+    assert np.allclose(own_scores(model, x), expected, atol=1e-5)
+
+
+def test_a_deep_tree_needs_few_histograms() -> None:
+    """A lopsided tree of many levels is that of the definition too."""
+    x = np.arange(80, dtype=np.float32)[:, np.newaxis] ** 2
+    y = (np.arange(80) % 7 < 3).astype(int)
+    settings = {"reg_lambda": 0.0, "gamma": 0.0, "learning_rate": 1.0}
+    expected = reference_scores(x, np.eye(2)[y], x, 2, 40, **settings)
+
+    model = learner(num_classes=2, num_rounds=2, max_depth=40, max_bin=80, **settings)
+    model.fit(x, y, rng=generator())
+
+    assert np.allclose(own_scores(model, x), expected, atol=1e-4)
+    assert len(boosting._stack(bin_rows(x, 80)).node) == 8
+
+
+# --- growing: XGBoost ---------------------------------------------------------------------
+
+
+def xgboost_margins(
+    x: Array, y: IntArray, model: BoostedTreesLearner, rounds: int, **settings: Any
+) -> FloatArray:
+    """Return XGBoost's scores (n, k) of the rows that it learns, from the same first ones."""
+    offsets = model.to_arrays()["offsets"]
+    num_classes = int(y.max()) + 1
+    objective: dict[str, Any] = {"objective": "binary:logistic"}
+    if num_classes > 2:
+        objective = {"objective": "multi:softprob", "num_class": num_classes}
+    margin = np.tile(offsets, (len(x), 1)) if num_classes > 2 else np.repeat(offsets, len(x))
+    data = xgboost.DMatrix(x, label=y, base_margin=margin, nthread=1)
+    told = {**objective, "tree_method": "hist", "nthread": 1, **settings}
+    margins = xgboost.train(told, data, rounds).predict(data, output_margin=True)
+    return np.asarray(margins).reshape(len(x), -1)
+
+
+@pytest.mark.parametrize("classes", [[3, 8], [3, 8, 9], None], ids=["two", "three", "all"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_depth": 6, "learning_rate": 0.3},
+        {"max_depth": 3, "learning_rate": 0.05, "gamma": 1.0},
+        {"max_depth": 8, "reg_lambda": 0.0, "gamma": 0.3},
+    ],
+)
+def test_scores_are_those_of_xgboost(
+    classes: list[int] | None, settings: dict[str, Any]
+) -> None:
+    """Where every value is a bin, after twenty rounds."""
+    x, y = digits(classes, 400)
+    _, encoded = np.unique(y, return_inverse=True)
+
+    model = learner(num_rounds=20, **settings).fit(x, y, rng=generator())
+
+    expected = xgboost_margins(x, encoded, model, 20, **settings)
+    assert np.allclose(own_scores(model, x), expected, atol=2e-5)
+
+
+def test_first_scores_are_logarithms_of_shares() -> None:
+    """The log-odds of two classes, and centred logarithms of more."""
+    x, y = generator().normal(size=(40, 2)), np.repeat([0, 1, 2], [10, 10, 20])
+
+    def offsets(labels: IntArray) -> FloatArray:
+        return learner().fit(x, labels, rng=generator()).to_arrays()["offsets"]
+
+    assert np.allclose(offsets(np.minimum(y, 1)), math.log(3))
+    assert np.allclose(offsets(y), np.array([-1, -1, 2]) * math.log(2) / 3)
+
+
+def test_soft_targets_are_learned_as_xgboost_learns_weights() -> None:
+    """One row with shares is worth as many rows with weights."""
+    x, y = digits()
+    shares = 0.6 * np.eye(NUM_CLASSES)[y] + 0.4 * np.eye(NUM_CLASSES)[(y + 1) % 10]
+    told: Any = {"rng": generator(), "recipe": Recipe(link="softmax")}
+    chosen: Any = {"num_classes": NUM_CLASSES, "num_rounds": 4, "max_depth": 3}
+
+    own = BoostedTreesLearner(**chosen).distill(x, shares, **told)
+    library = XGBoostLearner(**chosen).distill(x, shares, **told)
+
+    assert isinstance(own, SoftLearner)
+    # XGBoost takes first scores from the weighted rows too, but rounds them.
+    assert np.allclose(own.logits(x), library.logits(x), atol=1e-4)
+
+
+def test_as_accurate_as_xgboost_where_bins_are_shared_by_values() -> None:
+    """On unseen rows of a table with hundreds of values a column."""
+    x, y = load_breast_cancer(return_X_y=True)
+    right: dict[type, list[float]] = {BoostedTreesLearner: [], XGBoostLearner: []}
+    for seed in range(4):
+        order = generator(seed).permutation(len(x))
+        train, rest = order[:300], order[300:]
+        for kind, found in right.items():
+            model = kind(num_classes=2, num_rounds=30)
+            model.fit(x[train], y[train], rng=generator())
+            found.append(float((model.predict(x[rest]) == y[rest]).mean()))
+
+    assert np.mean(right[BoostedTreesLearner]) > np.mean(right[XGBoostLearner]) - 0.01
+    assert min(right[BoostedTreesLearner]) > 0.9
+
+
+# --- learning -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [[3, 8], [3, 8, 9], None], ids=["two", "three", "all"])
+def test_classes_keep_their_columns(classes: list[int] | None) -> None:
+    """Labels are classes of the federation, and absent classes get the smallest score."""
+    x, y = digits(classes)
+    actual = fitted(classes, num_rounds=8)
+
+    labels, scores = actual.predict(x), actual.logits(x)
+
+    absent = np.setdiff1d(np.arange(NUM_CLASSES), y)
+    assert (labels == y).mean() > 0.95
+    assert np.array_equal(scores.argmax(axis=1), labels)
+    assert (scores[:, absent] == math.log(MIN_PROBABILITY)).all()
+
+
+def test_no_seed_changes_a_model() -> None:
+    """No step is random."""
+    x, y = digits()
+    models = [learner().fit(x, y, rng=generator(seed)).to_arrays() for seed in (0, 1)]
+
+    assert same(*models)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("num_rounds", 2),
+        ("max_depth", 1),
+        ("learning_rate", 0.1),
+        ("gamma", 3.0),
+        ("reg_lambda", 20.0),
+        ("max_bin", 2),
+    ],
+)
+def test_every_setting_changes_the_model(setting: str, value: float) -> None:
+    """None is forgotten on the way."""
+    x, y = digits()
+    other = learner(**{setting: value}).fit(x, y, rng=generator())
+
+    assert not np.array_equal(fitted().logits(x), other.logits(x))
+
+
+def test_rows_that_are_all_alike_have_one_leaf() -> None:
+    """Nothing can be split, and scores are those of the classes' shares."""
+    model = learner().fit(np.ones((8, 3)), np.arange(8) % 4 // 3, rng=generator())
+
+    assert (model.to_arrays()["tree-sizes"] == 1).all()
+    assert np.allclose(np.exp(model.logits(np.zeros((1, 3)))[0, :2]), [0.75, 0.25])
+
+
+def test_two_rows_are_enough() -> None:
+    """Their curvature does not allow a split, as in XGBoost."""
+    model = learner().fit(np.array([[0.0], [1.0]]), np.array([0, 5]), rng=generator())
+
+    assert model.predict(np.array([[0.0]])).tolist() == [0]
+
+
+def test_trees_beyond_the_first_room_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for another round is made when there is none."""
+    expected = fitted(num_rounds=9).to_arrays()
+    monkeypatch.setattr(boosting, "_FIRST_ROOM", 0)
+
+    assert same(fitted(num_rounds=9).to_arrays(), expected)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 127, 128, 129, 1500])
+@pytest.mark.parametrize(("max_depth", "walked"), [(4, False), (12, True)])
+def test_all_ways_to_ask_trees_agree_to_the_bit(
+    num_rows: int, max_depth: int, walked: bool
+) -> None:
+    """In blocks or row by row, in numpy, and as training itself added them up."""
+    rng = generator(5)
+    x = rng.normal(size=(1500, 3)).astype(np.float32)
+    shares = np.eye(3, dtype=np.float32)[rng.integers(3, size=1500)].T.copy()
+    offsets = np.array([-1.0, 0.1, 0.7], dtype=np.float32)
+    rule = Rule(max_depth, learning_rate=0.3, gamma=0.0, reg_lambda=1.0)
+    trees, scores = boosting.boost_trees(bin_rows(x, 64), shares, offsets, 2, rule)
+    rows = x[:num_rows]
+
+    compiled = tree_sums.sum_of_trees(trees, rows, offsets)
+
+    assert (trees.sizes.max() > tree_sums.MOST_NODES) == walked
+    assert np.array_equal(compiled, scores[:, :num_rows])
+    assert np.array_equal(compiled.T, trees.sums(rows, offsets))
+
+
+def test_images_and_no_rows_are_rows() -> None:
+    """Rows of any shape are flattened, and no rows give no answers."""
+    x, y = digits()
+    images = x.reshape(-1, 8, 8)
+
+    actual = learner().fit(images, y, rng=generator())
+
+    assert np.array_equal(actual.predict(images), fitted().predict(x))
+    assert actual.predict(images[:0]).shape == (0,)
+    assert actual.logits(images[:0]).shape == (0, NUM_CLASSES)
+
+
+# --- refusals -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("num_classes", 1),
+        ("num_rounds", 0),
+        ("max_depth", 0),
+        ("learning_rate", 0.0),
+        ("learning_rate", 1.5),
+        ("gamma", -0.1),
+        ("reg_lambda", -1.0),
+        ("max_bin", 1),
+    ],
+)
+def test_bad_settings_are_refused(setting: str, value: float) -> None:
+    """A setting outside its range is named with its value."""
+    message = f"BoostedTreesLearner: {setting} must be .*{value}"
+    with pytest.raises(InvalidParameter, match=message):
+        learner(**{setting: value})
+
+
+def test_bad_data_are_refused() -> None:
+    """Unfitted use, other widths, NaN, large numbers and foreign labels are named."""
+    x, y = digits()
+
+    with pytest.raises(NotFitted, match="BoostedTreesLearner"):
+        learner().predict(x)
+    with pytest.raises(NotFitted):
+        learner().to_arrays()
+    with pytest.raises(InvalidData, match="rows of 64 columns"):
+        fitted().predict(x[:, :5])
+    with pytest.raises(InvalidData, match="finite"):
+        learner().fit(np.where(x > 15, np.nan, x), y, rng=generator())
+    with pytest.raises(InvalidData, match="range of float32"):
+        learner().fit(x * 1e300, y, rng=generator())
+    with pytest.raises(InvalidData, match="between 0 and 9"):
+        learner().fit(x, y + 1, rng=generator())
+
+
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Numba the import says what to install."""
+    for name in ("boosted_trees_learner", "boosting", "boosting_kernels", "boosting_bins"):
+        monkeypatch.delitem(sys.modules, f"clients.{name}")
+    monkeypatch.delitem(sys.modules, "clients.compiling")
+    monkeypatch.setitem(sys.modules, "numba", None)
+
+    with pytest.raises(MissingExtra, match=r"fl-strategies\[fast\]"):
+        importlib.import_module("clients.boosted_trees_learner")
+
+
+# --- travel -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [[3, 8], [3, 8, 9], None], ids=["two", "three", "all"])
+def test_a_model_predicts_the_same_to_the_bit_after_travel(classes: list[int] | None) -> None:
+    """Labels and scores of a received model equal the sender's."""
+    x = DIGITS[0][:300]
+    sender = fitted(classes)
+
+    twin = learner().from_arrays(sender.to_arrays())
+
+    assert isinstance(sender, PortableLearner)
+    assert np.array_equal(sender.predict(x), twin.predict(x))
+    assert np.array_equal(sender.logits(x), twin.logits(x))
+    assert same(sender.to_arrays(), twin.to_arrays())
+
+
+SENT = fitted([3, 8, 9]).to_arrays()
+
+
+def test_any_number_of_rounds_is_received() -> None:
+    """The sender's settings need not be known."""
+    x, _ = digits([3, 8, 9])
+    twin = learner(num_rounds=99).from_arrays(SENT)
+
+    assert np.array_equal(twin.logits(x), fitted([3, 8, 9]).logits(x))
+
+
+def test_no_compiled_code_reads_a_received_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is walked in numpy."""
+    monkeypatch.setattr("clients.boosted_trees_learner.sum_of_trees", None)
+
+    assert learner().from_arrays(SENT).predict(DIGITS[0][:5]).shape == (5,)
+
+
+def test_a_received_model_can_learn_again() -> None:
+    """It forgets what it was, as any other does."""
+    x, y = digits()
+
+    again = learner().from_arrays(SENT).fit(x, y, rng=generator())
+
+    assert np.array_equal(again.logits(x), fitted().logits(x))
+
+
+def test_scores_of_a_broken_model_are_numbers() -> None:
+    """Finite numbers whose sum overflows carry no NaN into anybody's average."""
+    for sign in (1, -1):
+        most = np.full_like(SENT["values"], sign * np.finfo(np.float32).max)
+        most[::3] *= -1
+        twin = learner().from_arrays({**SENT, "values": most, "offsets": most[:3, 0]})
+
+        assert np.isfinite(twin.logits(DIGITS[0][:50])).all()
+        assert set(twin.predict(DIGITS[0][:50])) <= {3, 8, 9}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"offsets": np.zeros(2, dtype=np.float32)}, r"offsets must be of shape \(3,\)"),
+        ({"offsets": np.zeros(3)}, "offsets must be of float32"),
+        ({"offsets": np.full(3, np.nan, dtype=np.float32)}, "offsets must be finite"),
+        ({"tree-sizes": SENT["tree-sizes"][:-1]}, "those of rounds of 3 trees, got 11"),
+        ({"tree-sizes": SENT["tree-sizes"][:0]}, "those of 1 to 10000 trees"),
+        ({"tree-sizes": SENT["tree-sizes"] + 2}, "must be"),
+        ({"leaf-bits": ~SENT["leaf-bits"]}, "must be"),
+        ({"features": np.full_like(SENT["features"], 64)}, "features must be below 64"),
+        ({"thresholds": SENT["thresholds"] * np.nan}, "thresholds must be finite"),
+        ({"values": SENT["values"] * np.inf}, "values must be finite"),
+        ({"width": np.array([8])}, "features must be below 8"),
+        ({"classes": np.array([3, 8])}, "must be"),
+        ({"more": np.zeros(1)}, "named"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_broken_model_is_refused(changes: dict[str, Array], message: str) -> None:
+    """Each array must be what the trees' sizes say."""
+    with pytest.raises(KnowledgeMismatch, match=message):
+        learner().from_arrays({**SENT, **changes})
+
+
+@pytest.mark.parametrize("name", sorted(SENT))
+def test_a_missing_array_is_refused(name: str) -> None:
+    """By its name, or by the names that are known."""
+    with pytest.raises(KnowledgeMismatch, match=name):
+        learner().from_arrays({key: array for key, array in SENT.items() if key != name})
+
+
+# --- many at once -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [[3, 8], None], ids=["two", "all"])
+def test_many_are_each_as_if_alone(classes: list[int] | None) -> None:
+    """Students on shared bins, and sets of their own rows, equal models fitted alone."""
+    public, labels = digits(classes)
+    sets = [(public, labels), digits([3, 8, 9]), (public, labels[::-1]), digits([5])]
+    rngs = [generator(number) for number in range(len(sets))]
+
+    many = learner().fit_many(sets, rngs=rngs)
+
+    assert isinstance(learner(), EnsembleLearner)
+    for twin, (x, y) in zip(many, sets, strict=True):
+        alone = learner().fit(x, y, rng=generator())
+        assert same(twin.to_arrays(), alone.to_arrays())
+        for rows in (public, public.copy(), DIGITS[0][:50]):
+            assert np.array_equal(twin.logits(rows), alone.logits(rows))
+
+
+def test_shared_rows_are_known_by_their_content() -> None:
+    """Neither bins nor answers belong to an address: rows may be written to."""
+    x, y = digits([3, 8])
+    rows = x.copy()
+    for _ in range(2):
+        first, _ = learner().fit_many([(rows, y), (rows, y)], rngs=[generator(), generator()])
+        alone = learner().fit(rows, y, rng=generator())
+        assert np.array_equal(first.logits(rows), alone.logits(rows))
+        rows += np.arange(64) * rows[:, :1] - rows[:, 5:6]
+        assert np.array_equal(first.logits(rows), alone.logits(rows))
+
+
+def test_other_bins_are_other_rows() -> None:
+    """Learners of different settings on the same rows do not share what they may not."""
+    x, y = generator().normal(size=(200, 3)), np.arange(200) % 2
+    for bins in (64, 4, 64):
+        sets, rngs = [(x, y), (x, y)], [generator(), generator()]
+        one, _ = learner(max_bin=bins).fit_many(sets, rngs=rngs)
+        alone = learner(max_bin=bins).fit(x, y, rng=generator())
+        assert same(one.to_arrays(), alone.to_arrays())
