@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from benchmarks.machine import (
     peak_megabytes,
     peak_so_far,
 )
-from benchmarks.workloads import NAMES, NUM_SPLITS, NUM_TEACHERS, SEED, Workload, make
+from benchmarks.workloads import NAMES, NUM_SPLITS, NUM_TEACHERS, SEED, Workload, make, make_all
 from fl_strategies.aggregation.voting import plurality
 from fl_strategies.arrays import IntArray
 from fl_strategies.core.party import Party
@@ -35,7 +36,12 @@ from fl_strategies.threads import one_blas_thread
 from simulations.models import LEARNERS, _module_factory
 
 SIDES = ("plain", "ours")
-GOALS = {"mlp": 12.0, "cnn": 4.0, "xgboost": 4.0, "forest": 8.0}
+GOALS = {
+    "mlp party": 12.0,
+    "cnn party": 4.0,
+    "xgboost party (boosted-trees)": 4.0,
+    "forest party": 8.0,
+}
 
 
 def answers(work: Workload) -> IntArray:
@@ -58,10 +64,11 @@ def answers(work: Workload) -> IntArray:
 def measure(
     repeats: int, *, names: Sequence[str] = NAMES, scale: float = 1.0, memory: bool = True
 ) -> dict[str, Any]:
-    """Return one claim for each kind of party."""
+    """Return a claim for each kind of party, and one for each further learner of ours."""
     torch.set_num_threads(1)
     found = limits(repeats)
-    claims = [_claim(make(name, scale), repeats, found, memory=memory) for name in names]
+    works = [work for name in names for work in make_all(name, scale)]
+    claims = [_claim(work, repeats, found, memory=memory) for work in works]
     return {"limits": found.to_dict(), "claims": claims}
 
 
@@ -74,8 +81,8 @@ def _claim(work: Workload, repeats: int, found: Limits, *, memory: bool) -> dict
     both = [lambda: run("plain"), lambda: run("ours")]
     slow, fast = interleaved(both, repeats)
     claim = {
-        "claim": f"{work.name} party",
-        "goal": GOALS[work.name],
+        "claim": work.title,
+        "goal": GOALS.get(work.title),
         "ratio-cpu": slow.cpu / fast.cpu,
         "ratio-wall": slow.wall / fast.wall,
         "plain-cpu-seconds": slow.cpu,
@@ -85,7 +92,7 @@ def _claim(work: Workload, repeats: int, found: Limits, *, memory: bool) -> dict
     }
     if memory:
         for side in SIDES:
-            told = "--memory", side, work.name
+            told = "--memory", side, "--learner", work.learner, work.name
             claim[f"{side}-megabytes"] = peak_megabytes("benchmarks.parties", *told)
     return claim
 
@@ -126,13 +133,16 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--memory", choices=SIDES, help="run one side and print its memory")
+    parser.add_argument("--learner", help="ours, with --memory; omitted: the fastest")
     given = parser.parse_args()
     if not given.memory:
         print(json.dumps(measure(given.repeats, names=given.names), indent=2))
         return
     torch.set_num_threads(1)
     (name,) = given.names
-    (plain.answers if given.memory == "plain" else answers)(make(name))
+    work = make(name)
+    work = replace(work, learner=given.learner or work.learner)
+    (plain.answers if given.memory == "plain" else answers)(work)
     print(peak_so_far())
 
 

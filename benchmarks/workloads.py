@@ -1,7 +1,7 @@
 """The parties that the benchmarks train: data, models and sizes, the same for both sides."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,11 @@ class Workload:
     images: bool = False
 
     @property
+    def title(self) -> str:
+        """What is measured; our learner is named where it is not the plain side's."""
+        return f"{self.name} party" + (f" ({self.learner})" if self.name in FURTHER else "")
+
+    @property
     def rows(self) -> Array:
         """Private rows as a learner takes them."""
         return _as_rows(self.x) if self.images else self.x
@@ -57,6 +62,14 @@ def make(name: str, scale: float = 1.0) -> Workload:
 
 
 NAMES = ("mlp", "cnn", "xgboost", "forest")
+FURTHER = {"xgboost": ("xgboost",)}
+"""Learners of ours that are measured beside the fastest one, against the same plain side."""
+
+
+def make_all(name: str, scale: float = 1.0) -> list[Workload]:
+    """Return a workload with the fastest of our learners, and with each further one."""
+    work = make(name, scale)
+    return [work, *(replace(work, learner=other) for other in FURTHER.get(name, ()))]
 
 
 def _network(name: str, scale: float) -> Workload:
@@ -81,7 +94,7 @@ def _xgboost(name: str, scale: float) -> Workload:
     private, public = int(1085 * scale), int(4000 * scale)
     options = ModelOptions(boosting_learning_rate=0.05, boosting_gamma=1.0, max_depth=6)
     return Workload(
-        name, "xgboost", options, x[:private], y[:private], x[-public:], y[-public:], 2
+        name, "boosted-trees", options, x[:private], y[:private], x[-public:], y[-public:], 2
     )
 
 
