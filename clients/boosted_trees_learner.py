@@ -35,7 +35,7 @@ class BoostedTreesLearner(TabularLearner):
     XGBoost's time or less.
 
     No step is random. Compiling takes some seconds when a machine first fits a model; the
-    result is kept. A model travels as plain arrays, which receivers walk in numpy.
+    result is kept. A model travels as plain arrays.
 
     Parameters
     ----------
@@ -109,6 +109,14 @@ class BoostedTreesLearner(TabularLearner):
                 twin._fit(rows, encoded, rng)
         return twins
 
+    @staticmethod
+    def load_kernels() -> None:
+        """Compile what this learner runs, or read it: processes forked later have it then."""
+        x, shares = np.zeros((2, 1), dtype=np.float32), np.eye(2, dtype=np.float32)
+        rule, offsets = Rule(1, 1.0, 0.0, 1.0), np.zeros(1, dtype=np.float32)
+        trees, _ = boost_trees(bin_rows(x, 2), shares[1:], offsets, 1, rule)
+        sum_of_trees(trees, x, offsets)
+
     @property
     def _takes_weights(self) -> bool:
         return True
@@ -141,7 +149,7 @@ class BoostedTreesLearner(TabularLearner):
         offsets = _first_scores(shares)
         targets = shares[1:] if len(shares) == 2 else shares
         trees, scores = boost_trees(bins, targets, offsets, self._num_rounds, self._rule)
-        self._model, self._known = _Model(offsets, trees, is_own=True), None
+        self._model, self._known = _Model(offsets, trees), None
         return scores
 
     def _probabilities(self, x: Array) -> FloatArray:
@@ -170,7 +178,7 @@ class BoostedTreesLearner(TabularLearner):
         trees = Trees.from_arrays(
             OWNER, nodes, num_trees=num_trees, width=self._width, num_values=1
         )
-        self._model, self._known = _Model(offsets, trees, is_own=False), None
+        self._model, self._known = _Model(offsets, trees), None
 
 
 class _Model(NamedTuple):
@@ -178,13 +186,10 @@ class _Model(NamedTuple):
 
     offsets: FloatArray
     trees: Trees
-    is_own: bool
 
     def scores(self, x: Array) -> FloatArray:
-        """Return scores (k, n); native code reads no tree that somebody else wrote."""
-        if self.is_own:
-            return sum_of_trees(self.trees, x, self.offsets)
-        return self.trees.sums(x, self.offsets).T
+        """Return scores (k, n) of float32 for rows of float32."""
+        return sum_of_trees(self.trees, x, self.offsets)
 
 
 class _Public(NamedTuple):

@@ -45,7 +45,8 @@ def bin_rows(x: Array, max_bin: int) -> Bins:
     starts, columns = starts[: kept + 1], columns[:kept]
     cuts = cuts[: starts[-1]].copy()
     codes = np.empty((num_rows, kept), dtype=np.uint32)
-    encode(x, starts, cuts, columns, codes)
+    # Another kind of array, such as a read-only one, would be compiled for anew.
+    encode(np.require(x, requirements=("C", "W")), starts, cuts, columns, codes)
     return Bins(codes, starts, cuts, columns)
 
 

@@ -3,7 +3,7 @@
 Nodes are in level order: the root, then its children, then theirs. The children of the
 j-th split of a tree are then its nodes 2 j + 1 and 2 j + 2, so one bit per node, leaf or
 not, is the whole structure. No child index is on the wire, and no native code walks a
-received tree.
+received tree but the loops of `clients.tree_sums`, which are written for these arrays.
 """
 
 import math

@@ -30,7 +30,8 @@ class _Tree(NamedTuple):
 def sum_of_trees(trees: Trees, x: Array, offsets: FloatArray) -> FloatArray:
     """Return `Trees.sums` of rows (n, d) of float32, the other way round: (k, n).
 
-    Only for trees that were grown here: native code reads nothing that somebody else wrote.
+    Trees may have been received: `Trees.from_arrays` has seen that all of them are whole and
+    have no other columns than the rows. More is not indexed here.
     """
     scores = np.repeat(offsets[:, np.newaxis], len(x), axis=1)
     largest = int(trees.sizes.max())
@@ -39,8 +40,10 @@ def sum_of_trees(trees: Trees, x: Array, offsets: FloatArray) -> FloatArray:
     said = np.empty((min(largest, MOST_NODES), length), dtype=np.float32)
     number = np.empty(largest if largest > MOST_NODES else 0, dtype=np.int64)
     arrays = _Tree(trees.leaf, trees.features, trees.thresholds, trees.values[:, 0])
-    add_trees(x, trees.sizes, arrays, columns, said, number, scores)
-    return scores
+    # Another kind of array, such as a read-only one, would be compiled for anew.
+    rows = np.require(x, requirements=("C", "W"))
+    add_trees(rows, trees.sizes, arrays, columns, said, number, scores)
+    return np.nan_to_num(scores, copy=False)
 
 
 @compiled

@@ -262,6 +262,9 @@ class Federation:
         make_module = getattr(learner, "module_fn", None)
         if make_module is not None:
             make_module()  # names a network that does not take these rows
+        load_kernels = getattr(learner, "load_kernels", None)
+        if load_kernels is not None:
+            load_kernels()  # once, and not in each of the workers
 
     @property
     def metric(self) -> str:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
+from clients import BoostedTreesLearner
 from fl_strategies import FedKT, Party
 from fl_strategies.exceptions import InvalidParameter
 from simulations import experiment
@@ -88,6 +89,18 @@ def test_the_strategy_takes_the_settings_it_names() -> None:
     assert (strategy.options.num_splits, strategy.options.num_teachers) == (3, 4)
     assert (strategy.reply_kind, strategy.seed, strategy.num_parties) == ("models", 9, 2)
     assert strategy.model_name == "extra-trees"
+
+
+def test_kernels_are_loaded_before_workers_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever makes the strategy, not by each worker again."""
+    loaded: list[int] = []
+    monkeypatch.setattr(BoostedTreesLearner, "load_kernels", lambda _: loaded.append(1))
+
+    load_federation(SETTINGS).strategy()
+    assert not loaded
+
+    load_federation(Settings.of(num_parties=5, learner="boosted-trees")).strategy()
+    assert loaded
 
 
 def test_a_strategy_may_have_a_final_model_of_its_own() -> None:
