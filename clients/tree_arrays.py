@@ -212,7 +212,7 @@ class Trees:
         above = bits_above(x, lines)
         nodes, trees = self._roots, np.arange(len(self.sizes))
         rows, numbers = np.full((len(nodes), above.shape[1]), ~np.uint64(0)), nodes * 0
-        turns = np.zeros((len(nodes), len(x)), dtype=np.uint16)
+        turns = np.zeros((len(nodes), len(x)), dtype=np.uint8)
         leaf_at = np.zeros((len(nodes), 2**_LEVELS_BY_BITS), dtype=np.int64)
         for level in range(_LEVELS_BY_BITS + 1):
             leaf = self.leaf[nodes]
@@ -224,11 +224,12 @@ class Trees:
             right = rows & above[line_of[split]]
             first = np.flatnonzero(np.diff(trees, prepend=-1))
             turned = unpack(np.bitwise_or.reduceat(right, first, axis=0), len(x))
-            turns[trees[first]] |= turned.astype(np.uint16) << np.uint16(level)
+            turns[trees[first]] |= turned << np.uint8(level)
             nodes = _pairs(self._left[split], self._left[split] + 1)
             rows, numbers = _pairs(rows ^ right, right), _pairs(numbers, numbers | 1 << level)
             trees = np.repeat(trees, 2)
-        leaves: IntArray = np.take_along_axis(leaf_at, turns.astype(np.int64), axis=1)
+        first = np.arange(0, leaf_at.size, leaf_at.shape[1])
+        leaves: IntArray = leaf_at.reshape(-1).take(turns + first[:, np.newaxis])
         return leaves.reshape(-1)
 
     @cached_property
