@@ -1,8 +1,12 @@
 """BoostedTreesLearner: XGBoost's trees by a plain definition, and a door for received ones."""
 
 import importlib
+import json
 import math
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +30,9 @@ from fl_strategies.exceptions import (
     MissingExtra,
     NotFitted,
 )
+from tests import lopsided_trees
 
+ROOT = Path(__file__).parent.parent.parent
 DIGITS = load_digits(return_X_y=True)
 NUM_CLASSES = 10
 
@@ -67,8 +73,8 @@ def cuts_of(bins: Bins, place: int) -> FloatArray:
 
 def test_few_values_have_a_bin_each_and_constant_columns_none() -> None:
     """Also where some are rare; the first column stays in any case."""
-    rare = np.zeros(500)
-    rare[[3, 7, 9]] = 1, 2, 5
+    rare = np.full(500, 2)
+    rare[[3, 7, 9]] = 0, 1, 5
     x = np.stack([np.full(500, 7), rare, np.full(500, 2)], axis=1).astype(np.float32)
 
     bins = bin_rows(x, 4)
@@ -108,11 +114,10 @@ def test_a_row_is_in_the_first_bin_that_takes_it() -> None:
 
 
 def test_neighbouring_numbers_are_separated() -> None:
-    """Where no number lies between two values the smaller one is the cut."""
-    low = np.float32(1)
-    x = np.array([[low], [np.nextafter(low, np.float32(2))]])
+    """Where no number lies between two values the smaller one is the cut, however it rounds."""
+    x = np.array([[0x3F800000], [0x3F800001], [0x3F800002]], dtype=np.uint32).view(np.float32)
 
-    assert bin_rows(x, 2).codes.ravel().tolist() == [0, 1]
+    assert bin_rows(x, 3).codes.ravel().tolist() == [0, 1, 2]
 
 
 # --- growing: a plain definition ----------------------------------------------------------
@@ -235,18 +240,35 @@ def test_shares_are_learned_as_the_definition_says(num_classes: int) -> None:
     assert np.allclose(own_scores(model, x), expected, atol=1e-5)
 
 
-def test_a_deep_tree_needs_few_histograms() -> None:
-    """A lopsided tree of many levels is that of the definition too."""
-    x = np.arange(80, dtype=np.float32)[:, np.newaxis] ** 2
-    y = (np.arange(80) % 7 < 3).astype(int)
-    settings = {"reg_lambda": 0.0, "gamma": 0.0, "learning_rate": 1.0}
-    expected = reference_scores(x, np.eye(2)[y], x, 2, 40, **settings)
+GREEDY = {"reg_lambda": 0.0, "gamma": 0.0, "learning_rate": 1.0}
 
-    model = learner(num_classes=2, num_rounds=2, max_depth=40, max_bin=80, **settings)
+
+def test_nothing_is_added_to_what_is_nearly_certain() -> None:
+    """A tree whose rows have hardly any curvature says 0, as in XGBoost."""
+    x = np.arange(26, dtype=np.float32)[:, np.newaxis]
+    y = (x[:, 0] >= 15).astype(int)
+    expected = reference_scores(x, np.eye(2)[y], x, 8, 2, **GREEDY)
+
+    model = learner(num_classes=2, num_rounds=8, max_depth=2, **GREEDY)
     model.fit(x, y, rng=generator())
 
     assert np.allclose(own_scores(model, x), expected, atol=1e-4)
-    assert len(boosting._stack(bin_rows(x, 80)).node) == 8
+
+
+def test_a_lopsided_tree_needs_few_histograms() -> None:
+    """The interpreter, which sees any index that is too large, finds what is compiled."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.lopsided_trees"],
+        cwd=ROOT,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert np.allclose(lopsided_trees.scores(), json.loads(done.stdout), atol=1e-5)
+    rows = np.zeros((lopsided_trees.NUM_ROWS, 1), dtype=np.float32)
+    assert len(boosting._stack(bin_rows(rows, 2)).node) == 9
 
 
 # --- growing: XGBoost ---------------------------------------------------------------------
@@ -406,7 +428,7 @@ def test_all_ways_to_ask_trees_agree_to_the_bit(
 ) -> None:
     """In blocks or row by row, in numpy, and as training itself added them up."""
     rng = generator(5)
-    x = rng.normal(size=(1500, 3)).astype(np.float32)
+    x = rng.integers(0, 60, size=(1500, 3)).astype(np.float32)
     shares = np.eye(3, dtype=np.float32)[rng.integers(3, size=1500)].T.copy()
     offsets = np.array([-1.0, 0.1, 0.7], dtype=np.float32)
     rule = Rule(max_depth, learning_rate=0.3, gamma=0.0, reg_lambda=1.0)
@@ -417,7 +439,9 @@ def test_all_ways_to_ask_trees_agree_to_the_bit(
 
     assert (trees.sizes.max() > tree_sums.MOST_NODES) == walked
     assert np.array_equal(compiled, scores[:, :num_rows])
-    assert np.array_equal(compiled.T, trees.sums(rows, offsets))
+    for each in (rows, rows + np.float32(0.5)):  # the latter lie on thresholds
+        scores = tree_sums.sum_of_trees(trees, each, offsets)
+        assert np.array_equal(scores.T, trees.sums(each, offsets))
 
 
 def test_images_and_no_rows_are_rows() -> None:
