@@ -119,7 +119,7 @@ def train(
         padded = _padded(len(batch))
         for layer in range(1, len(layers.units)):
             _results(layer, padded, layers, learned.values, scratch)
-        _slopes_of_scores(goal, batch, padded, layers, scratch)
+        _slopes_of_scores(goal, batch, layers, scratch)
         pace = steps.rates[step], steps.roots[step], steps.decay
         for layer in range(len(layers.units) - 1, 0, -1):
             _slopes(layer, padded, layers, learned.values, scratch)
@@ -130,6 +130,7 @@ def train(
 
 @part_of_kernels
 def _padded(count: int) -> int:
+    """Return a number of rows in whole fours; nothing reads what becomes of the last ones."""
     return (count + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE * ROWS_AT_ONCE
 
 
@@ -333,20 +334,15 @@ def _adam(learned: Learned, at: int, gradient: Any, pace: tuple[Any, Any, Any]) 
 
 
 @part_of_kernels
-def _slopes_of_scores(
-    goal: Goal, batch: Array, padded: int, layers: Layers, scratch: Scratch
-) -> None:
-    """Write the slopes of the loss, 0 in rows that only fill up the last four."""
+def _slopes_of_scores(goal: Goal, batch: Array, layers: Layers, scratch: Scratch) -> None:
+    """Write the slopes of the loss."""
     last = len(layers.units) - 1
     width, classes = layers.widths[last], layers.units[last]
     first, share = layers.results[last], np.float32(1 / len(batch))
-    for r in range(padded):
+    for r in range(len(batch)):
         at = first + r * width
         slopes = scratch.slopes[at : at + classes]
         scores = scratch.results[at : at + classes]
-        if r >= len(batch):
-            slopes[:] = _ZERO
-            continue
         write_slopes(goal, batch[r], scores, share, slopes)
         for c in range(classes):
             if scores[c] <= layers.floors[last]:
