@@ -1,7 +1,8 @@
 """Functions that Numba compiles for the processor they run on."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
 from fl_strategies.exceptions import MissingExtra
 
@@ -13,11 +14,16 @@ except ImportError as error:
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
+# Sums may be added up in any order; NaN and infinity keep their meaning.
+ANY_ORDER: Final = ("reassoc", "contract", "nsz")
+
+
 def compiled(kernel: Kernel, **options: Any) -> Kernel:
     """Compile a function at its first call, and keep the result for later processes.
 
-    It is kept beside the function's file or in the user's cache. Dividing by zero gives
-    infinity or NaN, as in numpy.
+    It is kept beside the function's file or in the user's cache. Numba notices changes of that
+    file, not of others that a kernel uses: then remove `__pycache__/*.nb*`. Dividing by zero
+    gives infinity or NaN, as in numpy.
     """
     options = {"nogil": True, "error_model": "numpy", **options}
     try:
@@ -27,11 +33,15 @@ def compiled(kernel: Kernel, **options: Any) -> Kernel:
     return cast("Kernel", result)
 
 
-def part(kernel: Kernel) -> Kernel:
+def part(kernel: Kernel, **options: Any) -> Kernel:
     """Compile a function along with the compiled ones that call it.
 
     Python cannot call it, which saves more than half of the time to compile.
     """
-    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **options}
     result = numba.njit(kernel, nogil=True, error_model="numpy", **options)
     return cast("Kernel", result)
+
+
+fast_compiled = partial(compiled, fastmath=set(ANY_ORDER))
+fast_part = partial(part, fastmath=set(ANY_ORDER))

@@ -17,13 +17,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from clients.compiling import fast_compiled, fast_part
 from clients.dense_losses import Goal, write_slopes
 from clients.lanes import (
     WIDTH,
-    compiled,
     kept_above,
     load,
-    part_of_kernels,
     root,
     store,
     take,
@@ -98,7 +97,7 @@ class Scratch(NamedTuple):
     found: Array
 
 
-@compiled
+@fast_compiled
 def train(
     strip: tuple[int, ...],
     rows: Rows,
@@ -128,13 +127,13 @@ def train(
         _update_first(strip, len(batch), rows, layers, learned, pace, scratch)
 
 
-@part_of_kernels
+@fast_part
 def _padded(count: int) -> int:
     """Return a number of rows in whole fours; nothing reads what becomes of the last ones."""
     return (count + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE * ROWS_AT_ONCE
 
 
-@part_of_kernels
+@fast_part
 def _first_results(
     strip: tuple[int, ...],
     rows: Rows,
@@ -160,7 +159,7 @@ def _first_results(
             store(out, r * width + j, kept_above(y, y, floor, _ZERO))
 
 
-@part_of_kernels
+@fast_part
 def _add_background(
     strip: tuple[int, ...], background: Array, layers: Layers, values: Array, out: Array
 ) -> None:
@@ -174,7 +173,7 @@ def _add_background(
         store(out, j, y)
 
 
-@part_of_kernels
+@fast_part
 def _sums(
     x: Array, at: int, across: int, along: int, y: Array, start: int, width: int, count: int
 ) -> tuple[Any, Any, Any, Any]:
@@ -189,7 +188,7 @@ def _sums(
     return a, b, c, d
 
 
-@part_of_kernels
+@fast_part
 def _results(layer: int, padded: int, layers: Layers, values: Array, scratch: Scratch) -> None:
     """Write what a later layer makes of the results before it."""
     width, gap, out = layers.widths[layer], layers.widths[layer - 1], scratch.results
@@ -208,7 +207,7 @@ def _results(layer: int, padded: int, layers: Layers, values: Array, scratch: Sc
             store(out, at + 3 * width, kept_above(d, d, floor, _ZERO))
 
 
-@part_of_kernels
+@fast_part
 def _slopes(layer: int, padded: int, layers: Layers, values: Array, scratch: Scratch) -> None:
     """Write the slopes of the results that a layer takes, from those of what it gives."""
     width, gap = layers.widths[layer], layers.widths[layer - 1]
@@ -230,13 +229,13 @@ def _slopes(layer: int, padded: int, layers: Layers, values: Array, scratch: Scr
             _keep(d, at + 3 * gap, floor, results, slopes)
 
 
-@part_of_kernels
+@fast_part
 def _keep(slope: Any, at: int, floor: Any, results: Array, slopes: Array) -> None:
     """Write a slope where ReLU lets it through."""
     store(slopes, at, kept_above(slope, load(_ONE, results, at), floor, _ZERO))
 
 
-@part_of_kernels
+@fast_part
 def _update(
     layer: int,
     count: int,
@@ -262,7 +261,7 @@ def _update(
         _adam(learned, layers.biases[layer] + j, load(_ONE, scratch.sums, j), pace)
 
 
-@part_of_kernels
+@fast_part
 def _add_up(layer: int, count: int, layers: Layers, slopes: Array, out: Array) -> None:
     """Write the sums of slopes over rows, which are the gradient of the biases."""
     width = layers.widths[layer]
@@ -273,7 +272,7 @@ def _add_up(layer: int, count: int, layers: Layers, slopes: Array, out: Array) -
         store(out, j, total)
 
 
-@part_of_kernels
+@fast_part
 def _turn(rows: Rows, batch: Array, width: int, scratch: Scratch) -> None:
     """List what a batch has by input instead of by row; `ends` has the counts before."""
     starts, places, values = rows.starts, rows.places, rows.values
@@ -291,7 +290,7 @@ def _turn(rows: Rows, batch: Array, width: int, scratch: Scratch) -> None:
             ends[places[k]] = at + 1
 
 
-@part_of_kernels
+@fast_part
 def _update_first(
     strip: tuple[int, ...],
     count: int,
@@ -319,7 +318,7 @@ def _update_first(
         _adam(learned, layers.biases[0] + j, load(_ONE, sums, j), pace)
 
 
-@part_of_kernels
+@fast_part
 def _adam(learned: Learned, at: int, gradient: Any, pace: tuple[Any, Any, Any]) -> None:
     """Take Adam's step of one vector of weights, with the gradient of the penalty."""
     rate, correction, decay = pace
@@ -333,7 +332,7 @@ def _adam(learned: Learned, at: int, gradient: Any, pace: tuple[Any, Any, Any]) 
     store(learned.values, at, value - step)
 
 
-@part_of_kernels
+@fast_part
 def _slopes_of_scores(goal: Goal, batch: Array, layers: Layers, scratch: Scratch) -> None:
     """Write the slopes of the loss."""
     last = len(layers.units) - 1
@@ -349,7 +348,7 @@ def _slopes_of_scores(goal: Goal, batch: Array, layers: Layers, scratch: Scratch
                 slopes[c] = _ZERO
 
 
-@compiled
+@fast_compiled
 def count_others(rows: Array, background: Array, counts: Array) -> None:
     """Write how many numbers of every row differ from the background."""
     for r in range(rows.shape[0]):
@@ -359,7 +358,7 @@ def count_others(rows: Array, background: Array, counts: Array) -> None:
         counts[r] = count
 
 
-@compiled
+@fast_compiled
 def list_others(rows: Array, background: Array, places: Array, values: Array) -> None:
     """Write where rows differ from the background, row after row, and by how much.
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clients.lanes import part_of_kernels
+from clients.compiling import fast_part
 from fl_strategies.arrays import Array
 
 LABELS, SHARES, L1, L2, SQUARES = range(5)
@@ -23,7 +23,7 @@ class Goal(NamedTuple):
     targets: Array
 
 
-@part_of_kernels
+@fast_part
 def write_slopes(goal: Goal, row: int, scores: Array, share: Any, slopes: Array) -> None:
     """Write the gradient of a row's share of the loss."""
     if goal.kind == LABELS:
@@ -48,7 +48,7 @@ def write_slopes(goal: Goal, row: int, scores: Array, share: Any, slopes: Array)
             slopes[c] = share * slope
 
 
-@part_of_kernels
+@fast_part
 def _softmax(scores: Array, temperature: Any, mass: Any, out: Array) -> None:
     """Write shares of a mass."""
     top, total = scores[0], _ZERO
@@ -61,7 +61,7 @@ def _softmax(scores: Array, temperature: Any, mass: Any, out: Array) -> None:
         out[c] *= mass / total
 
 
-@part_of_kernels
+@fast_part
 def _through_softmax(kind: int, targets: Array, share: Any, slopes: Array) -> None:
     """Turn shares of classes into the slopes of scores, by those of a norm."""
     length, mean = _distance(slopes, targets), _ZERO
@@ -73,7 +73,7 @@ def _through_softmax(kind: int, targets: Array, share: Any, slopes: Array) -> No
         slopes[c] *= share * (_norm_slope(kind, away, length, len(slopes)) - mean)
 
 
-@part_of_kernels
+@fast_part
 def _distance(outputs: Array, targets: Array) -> Any:
     total = _ZERO
     for c in range(len(outputs)):
@@ -81,7 +81,7 @@ def _distance(outputs: Array, targets: Array) -> Any:
     return np.sqrt(total)
 
 
-@part_of_kernels
+@fast_part
 def _norm_slope(kind: int, away: Any, length: Any, size: int) -> Any:
     """Return the slope of a norm in one direction: 0 at 0, as PyTorch has it."""
     if kind == L1:

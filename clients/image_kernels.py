@@ -6,21 +6,18 @@ width * batch). A convolution then adds up rows that are shifted by whole batche
 numbers at a time.
 """
 
-import functools
 from typing import Final
 
 import numpy as np
 
-from clients.compiling import compiled
+from clients.compiling import fast_compiled
 from fl_strategies.arrays import Array
 
 TAPS: Final = 5
 """Height and width of the filters that the kernels are written for."""
-# Sums may be added up in any order; NaN and infinity keep their meaning.
-_compiled = functools.partial(compiled, fastmath={"reassoc", "contract", "nsz"})
 
 
-@_compiled
+@fast_compiled
 def convolve(
     images: Array, filters: Array, biases: Array, border: int, out: Array, batch: int
 ) -> None:
@@ -52,7 +49,7 @@ def convolve(
                             z[t] += g0 * x0 + g1 * x1 + g2 * x2 + g3 * x3 + g4 * x4
 
 
-@_compiled
+@fast_compiled
 def filter_gradients(
     images: Array, slopes: Array, border: int, filters: Array, biases: Array, batch: int
 ) -> None:
@@ -96,7 +93,7 @@ def filter_gradients(
                 biases[model, one] = total
 
 
-@_compiled
+@fast_compiled
 def pool(images: Array, floor: np.float32, out: Array, batch: int) -> None:
     """Take the largest of 2 x 2 pixels and the floor, which is 0 where ReLU comes along."""
     for model in range(out.shape[0]):
@@ -111,7 +108,7 @@ def pool(images: Array, floor: np.float32, out: Array, batch: int) -> None:
                         y[t] = max(max(max(a[t], b[t]), max(d[t], e[t])), floor)
 
 
-@_compiled
+@fast_compiled
 def pool_gradients(
     images: Array, pooled: Array, floor: np.float32, slopes: Array, out: Array, batch: int
 ) -> None:

@@ -14,12 +14,12 @@ Nothing is checked: whoever calls `load` and `store` must know that the numbers 
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
+from clients.compiling import ANY_ORDER
 from fl_strategies.exceptions import MissingExtra
 
 try:
-    import numba
     from llvmlite import ir
     from numba import extending, types
     from numba.core import cgutils
@@ -27,12 +27,8 @@ try:
 except ImportError as error:
     raise MissingExtra("compiled kernels", "numba", "fast") from error
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
-
 WIDTH: Final = 16
 """Numbers of one vector, as many as the widest registers hold."""
-# Sums may be added up in any order; NaN and infinity keep their meaning.
-ARITHMETIC: Final = ("reassoc", "contract", "nsz")
 
 _extending, _utilities = cast("Any", extending), cast("Any", cgutils)
 _operation: Callable[[Callable[..., Any]], Callable[..., Any]] = _extending.intrinsic
@@ -40,24 +36,6 @@ _FLOAT: Final = ir.FloatType()
 _INDEX: Final = ir.IntType(32)
 _VECTOR: Final = ir.VectorType(_FLOAT, WIDTH)
 _ZEROS: Final = ir.Constant(_VECTOR, [ir.Constant(_FLOAT, 0.0)] * WIDTH)
-
-
-def compiled(kernel: Kernel) -> Kernel:
-    """Return a kernel that Numba compiles when it is first called.
-
-    The result is kept beside the kernel's file or in the user's cache. Numba notices changes
-    of that file, not of others that a kernel uses: then remove `__pycache__/*.nb*`.
-    """
-    try:
-        return part_of_kernels(kernel, cache=True)
-    except RuntimeError:  # no folder can be written to: compiled anew in every process
-        return part_of_kernels(kernel)
-
-
-def part_of_kernels(function: Kernel, *, cache: bool = False) -> Kernel:
-    """Return a function that kernels call; it is compiled with them and kept in them."""
-    settings = {"nogil": True, "fastmath": set(ARITHMETIC), "error_model": "numpy"}
-    return cast("Kernel", cast("Any", numba).njit(function, cache=cache, **settings))
 
 
 class Lanes(types.Type):
@@ -246,7 +224,7 @@ def _define(sign: Callable[[Any, Any], Any], instruction: str) -> None:
             _vectors(builder, kind, value, count)
             for kind, value in zip(signature.args, args, strict=True)
         ]
-        each = partial(getattr(builder, instruction), flags=ARITHMETIC)
+        each = partial(getattr(builder, instruction), flags=ANY_ORDER)
         return _joined(builder, [each(*pair) for pair in zip(*sides, strict=True)])
 
     _extending.type_callable(sign)(result)
