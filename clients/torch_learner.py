@@ -25,7 +25,7 @@ from clients.torch_loop import Augment, TrainingLoop
 from clients.torch_objective import gradient_of, stepping
 from clients.torch_settings import check_settings
 from clients.torch_stacks import accelerated, can_stack, make_stack, trainable
-from clients.torch_stopping import EarlyStopping, Rows, hold_out
+from clients.torch_stopping import STOPPING_LOSSES, EarlyStopping, Rows, hold_out
 from clients.torch_training import (
     OWNER,
     TASK_LOSSES,
@@ -114,8 +114,9 @@ class TorchLearner(TrainingLoop, DenseModules):
         stop: early stopping, off if 0. Sets too small for one such row are learned in full.
         `partial_fit` and `distill` take all epochs that they are told.
     patience : int (default: 20)
-        Epochs in a row without a lower loss of these rows, after which training stops; the
-        module then has the weights of its best epoch.
+        Epochs in a row without fewer mistakes in these rows (a lower loss where rows have
+        no single label), after which training stops; the module then has the weights of its
+        best epoch, the last of several.
     device : "cpu", "cuda", "mps" or "auto" (default: "cpu")
         Where the module is trained and asked; "auto" takes the first of CUDA, MPS and the
         processor that is available. Equal bits for equal seeds are promised on the
@@ -392,6 +393,7 @@ class TorchLearner(TrainingLoop, DenseModules):
     ) -> EarlyStopping | None:
         if not any(len(x) for x, _ in held_out):
             return None
+        loss = STOPPING_LOSSES[self.task]
         return EarlyStopping(
-            modules, held_out, scores=self._scores, loss=self._loss, patience=self.patience
+            modules, held_out, scores=self._scores, loss=loss, patience=self.patience
         )

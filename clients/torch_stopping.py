@@ -2,15 +2,16 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from clients.torch_stacks import Stack
-from clients.torch_training import BatchLoss
+from clients.torch_training import TASK_LOSSES, BatchLoss
 from fl_strategies.arrays import Array, FloatArray
+from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import MissingExtra
 
 try:
@@ -24,6 +25,23 @@ Scores: TypeAlias = Callable[[nn.Module, Array], FloatArray]
 Rows: TypeAlias = tuple[Array, Array]
 
 NEVER: Final = math.inf
+
+
+def _share_of_mistakes(logits: Tensor, labels: Tensor, _weights: Tensor) -> Tensor:
+    """Return the share of rows whose likeliest class is another; NaN where logits are.
+
+    Mistakes are counted, because a sum of weights would round equal numbers differently.
+    """
+    return (logits.argmax(dim=1) != labels).to(logits).mean() + 0 * logits.sum()
+
+
+# A network gets too sure of itself long before it makes more mistakes, above all a teacher that
+# has few records of some classes: by cross-entropy it would be stopped too early.
+STOPPING_LOSSES: Final[Mapping[Task, BatchLoss]] = {
+    **TASK_LOSSES,
+    "single-label": _share_of_mistakes,
+}
+"""What tells when to stop."""
 
 
 def hold_out(x: Array, y: Array, share: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
@@ -46,6 +64,7 @@ class _Best:
 
     loss: float = NEVER
     epoch: int = 0
+    """When the loss last fell."""
     weights: dict[str, Tensor] | None = None
     stopped_at: int | None = None
 
@@ -53,10 +72,10 @@ class _Best:
 class EarlyStopping:
     """Watches modules after every epoch and keeps the best weights of each.
 
-    A module has stopped once `patience` epochs in a row have not lowered the mean loss of
-    its own held-out rows, or made it NaN. It gets back the weights of its best epoch.
-    Modules without held-out rows never stop, and keep their last weights. In a stack all
-    go on until the last one has stopped, which changes none of the others.
+    A module has stopped once `patience` epochs in a row have not lowered the loss of its own
+    held-out rows, or made it NaN. It gets back the weights of its best epoch, the last of
+    several. Modules without held-out rows never stop, and keep their last weights. In a stack
+    all go on until the last one has stopped, which changes none of the others.
 
     Parameters
     ----------
@@ -67,7 +86,7 @@ class EarlyStopping:
     scores : callable
         Asks a module.
     loss : callable
-        What must fall.
+        What must fall, such as one of `STOPPING_LOSSES`.
     patience : int
     """
 
@@ -110,8 +129,9 @@ class EarlyStopping:
         loss = self._loss_of(module, rows)
         if loss < best.loss:
             best.loss, best.epoch = loss, self._epoch
+        if loss <= best.loss:
             best.weights = copy.deepcopy(module.state_dict())
-        elif self._epoch - best.epoch >= self._patience:
+        if self._epoch - best.epoch >= self._patience:
             best.stopped_at = self._epoch
 
     def _loss_of(self, module: nn.Module, rows: Rows) -> float:

@@ -31,4 +31,4 @@ class ModelOptions(Options):
     validation_share: float = option(
         0.0, "rows that tell a network when to stop; 0: none, all epochs", least=0, below=1
     )
-    patience: int = option(20, "epochs without a better loss before it stops", least=1)
+    patience: int = option(20, "epochs without fewer mistakes before it stops", least=1)
