@@ -75,7 +75,7 @@ lint: install
 	$(PYTHON) -m ruff format --check $(SOURCES)
 	$(PYTHON) -m mypy
 
-# How fast, against a plain script on this machine: docs/performance.md; about a quarter of an hour.
+# How fast, against a plain script on this machine: docs/performance.md; about twenty minutes.
 bench: install
 	$(PYTHON) -m benchmarks.suite
 

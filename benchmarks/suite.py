@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks import growth, parties
 
-PARTS = ("networks", "trees", "server", "wire", "startup")
+PARTS = ("trees", "end_to_end", "server", "wire", "startup")
 REPEATS = 5
 QUICK_SCALE = 0.05
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,7 +91,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     for name in PARTS:
         part = found.get(name)
         if part is not None:
-            lines += ["", f"### {name.capitalize()}", "", *_part(part)]
+            lines += ["", f"### {name.replace('_', ' ').capitalize()}", "", *_part(part)]
     lines += ["", "### Growth", "", *_growth(found["growth"])]
     return "\n".join(lines)
 
