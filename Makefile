@@ -8,7 +8,7 @@ SOURCES := fl_strategies clients simulations tests benchmarks examples apps
 USUAL := not paper and not deployment and not faults and not slow and not trackers and not wheel
 
 PARTIES := tests/attacks tests/clients tests/fuzz tests/simulations
-PROCESSES := tests/flower tests/faults
+PROCESSES := tests/flower tests/faults tests/test_bench.py
 
 .PHONY: install run test test-logic test-parties test-processes lint test-slow test-trackers test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples wheel-check notebooks bench
 
