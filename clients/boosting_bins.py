@@ -11,7 +11,7 @@ from fl_strategies.arrays import Array, FloatArray, IntArray
 class Bins(NamedTuple):
     """Rows of a training set whose columns are cut into bins, all of them numbered through.
 
-    Constant columns are left out, but the first is not: there is a bin in any case.
+    Constant columns are dropped, but the first is not: there is a bin in any case.
     """
 
     codes: Array

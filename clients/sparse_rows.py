@@ -57,7 +57,7 @@ def _background(rows: FloatArray) -> FloatArray:
     """Return the number that most rows have in a column, 0 where there is none.
 
     If more than half of an odd number are equal, their median is what they are. Numbers far
-    above all others are left out: a difference to them would have no digits of the others.
+    above all others are skipped: a difference to them would have no digits of the others.
     Few rows have none: what they have in common would be rounding to Adam, which takes the
     smallest slopes for large if it has seen no others.
     """
