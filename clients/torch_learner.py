@@ -116,7 +116,7 @@ class TorchLearner(TrainingLoop, DenseModules):
     patience : int (default: 20)
         Epochs in a row without fewer mistakes in these rows (a lower loss where rows have
         no single label), after which training stops; the module then has the weights of its
-        best epoch, the last of several.
+        best epoch, the last of several. Every class counts alike, however few its rows.
     device : "cpu", "cuda", "mps" or "auto" (default: "cpu")
         Where the module is trained and asked; "auto" takes the first of CUDA, MPS and the
         processor that is available. Equal bits for equal seeds are promised on the

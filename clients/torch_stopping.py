@@ -27,19 +27,24 @@ Rows: TypeAlias = tuple[Array, Array]
 NEVER: Final = math.inf
 
 
-def _share_of_mistakes(logits: Tensor, labels: Tensor, _weights: Tensor) -> Tensor:
-    """Return the share of rows whose likeliest class is another; NaN where logits are.
+def _mistakes_by_class(logits: Tensor, labels: Tensor, _weights: Tensor) -> Tensor:
+    """Return the share of rows whose likeliest class is another, as a mean over classes.
 
-    Mistakes are counted, because a sum of weights would round equal numbers differently.
+    NaN where logits are. Equal shares must be equal numbers, whichever rows are wrong.
     """
-    return (logits.argmax(dim=1) != labels).to(logits).mean() + 0 * logits.sum()
+    wrong, num_classes = logits.argmax(dim=1) != labels, logits.shape[1]
+    mistakes = torch.bincount(labels[wrong], minlength=num_classes)
+    rows = torch.bincount(labels, minlength=num_classes)
+    share = (mistakes.double() / rows)[rows > 0].mean()
+    return torch.round(share, decimals=9) + 0 * logits.sum()
 
 
-# A network gets too sure of itself long before it makes more mistakes, above all a teacher that
-# has few records of some classes: by cross-entropy it would be stopped too early.
+# A network gets too sure of itself long before it makes more mistakes: cross-entropy would stop
+# it too early. So would the share of all rows: a network learns a class of which its party has
+# few records long after the others, and that class is the one the other parties' votes miss.
 STOPPING_LOSSES: Final[Mapping[Task, BatchLoss]] = {
     **TASK_LOSSES,
-    "single-label": _share_of_mistakes,
+    "single-label": _mistakes_by_class,
 }
 """What tells when to stop."""
 

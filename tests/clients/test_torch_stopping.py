@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import balanced_accuracy_score
 from torch import nn
 
 from clients.opacus_learner import DPTorchLearner
@@ -42,8 +43,8 @@ def generator(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def num_wrong(model: TorchLearner, x: Array, y: Array) -> int:
-    return int((model.predict(x) != y).sum())
+def mistakes(model: TorchLearner, x: Array, y: Array) -> float:
+    return float(round(1 - balanced_accuracy_score(y, model.predict(x)), 6))
 
 
 @pytest.mark.parametrize("module_fn", [perceptron, by_vmap, with_buffers])
@@ -56,7 +57,7 @@ def test_it_is_the_best_of_all_numbers_of_epochs(module_fn: Callable[[], nn.Modu
         (x, y), held_out = hold_out(X, Y, 0.25, rng)
         alone = learner(module_fn, epochs=epochs, validation_share=0.0)
         models.append(alone.fit(x, y, rng=rng))
-        wrong.append(num_wrong(alone, *held_out))
+        wrong.append(mistakes(alone, *held_out))
     best = np.flatnonzero(np.array(wrong) == min(wrong))
 
     assert stopped.epochs_trained == best[0] + 1 + 4 < EPOCHS
@@ -104,6 +105,16 @@ def test_partial_fit_and_distill_take_all_epochs() -> None:
     targets = np.zeros((len(X), 2))
     assert model.distill(X, targets, rng=generator()).epochs_trained == EPOCHS
     assert learner().initialised().epochs_trained == 0
+
+
+def test_every_class_counts_alike() -> None:
+    """A mistake in a rare class weighs more, and classes without rows nothing."""
+    labels = torch.tensor([0, 0, 0, 0, 2])
+    common, rare = torch.eye(3)[[1, 0, 0, 0, 2]], torch.eye(3)[[0, 0, 0, 0, 1]]
+    loss, weights = STOPPING_LOSSES["single-label"], torch.full((5,), 0.2)
+
+    assert float(loss(common, labels, weights)) == 0.125
+    assert float(loss(rare, labels, weights)) == 0.5
 
 
 def test_losses_that_are_no_numbers_do_not_count() -> None:
