@@ -85,15 +85,15 @@ class CompiledImages(CompiledModels):
         dense = [*self._network.dense.values()]
         features = dense[0].in_features
         shapes = [(features, 0), *((each.out_features, each.in_features) for each in dense)]
-        rounded = VECTOR * math.ceil(features / VECTOR)
-        self._layers = lay_out(shapes, [False, *self._network.has_relu], longest, rounded)
+        has_relu = [False, *self._network.has_relu]
+        self._layers = lay_out(shapes, has_relu, longest, _in_vectors(features))
         rows = {key: _flat(x) for key, x in distinct(sets).items()}
-        size = int(self._blocks.biases[-1] + self._blocks.filters[-1])
+        size = _size_of(self._blocks)
         self._models = [
             _Model(
                 rows[id(x)],
                 goal_of(loss, targets),
-                new_state(VECTOR * math.ceil(size / VECTOR)),
+                new_state(size),
                 new_state(size_of(self._layers)),
             )
             for x, targets in sets
@@ -223,17 +223,25 @@ def _blocks(convolutions: Sequence[Any], height: int, width: int) -> "Blocks":
     )
 
 
+def _size_of(blocks: "Blocks") -> int:
+    """Return how many weights and biases convolutions have, in whole vectors."""
+    return _in_vectors(int(blocks.biases[-1] + blocks.filters[-1]))
+
+
+def _in_vectors(number: int) -> int:
+    return VECTOR * math.ceil(number / VECTOR)
+
+
 def _space(blocks: "Blocks", batch: int) -> "Space":
     from clients.image_training import POOLED_SLOPES, Space
 
     last = blocks.filters[-1] * blocks.height[-1] * blocks.width[-1]  # and no more when pooled
     weights: IntArray = blocks.biases - blocks.weights
-    size = int(blocks.biases[-1] + blocks.filters[-1])
     return Space(
         images=aligned(int(blocks.room[-1, POOLED_SLOPES] + last) * batch),
         turned=aligned(int(weights.max())),
         none=aligned(int(blocks.channels.max()))[np.newaxis],
-        gradients=aligned(VECTOR * math.ceil(size / VECTOR)),
+        gradients=aligned(_size_of(blocks)),
     )
 
 
