@@ -45,7 +45,8 @@ def add_tables(commands: Any, run: Runner) -> None:
         "--row",
         action="append",
         metavar="TEXT",
-        help="run only rows whose names hold this text; may be given several times",
+        help="run only the row of this name, or else those whose names hold this text; "
+        "may be given several times",
     )
     one.add_argument(
         "--json", type=Path, metavar="OUT", help="results so far (default: runs/<name>.json)"
@@ -98,7 +99,13 @@ def _chosen(experiments: Table, texts: list[str] | None) -> Table:
     """Return the table with the rows that were asked for; all if none were."""
     if texts is None:
         return experiments
-    rows = [row for row in experiments.rows if any(text in row.name for text in texts)]
+    named = {row.name for row in experiments.rows}.intersection(texts)
+    parts = set(texts) - named
+    rows = [
+        row
+        for row in experiments.rows
+        if row.name in named or any(part in row.name for part in parts)
+    ]
     known = ", ".join(repr(row.name) for row in experiments.rows)
     require(bool(rows), "table", "row", f"part of one of {known}", texts)
     return experiments.but(rows=rows)

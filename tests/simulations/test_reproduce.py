@@ -14,6 +14,7 @@ from simulations.published import Published
 from simulations.reproduce import Row, Table, read_outcomes, rounds_of, run_table, table_names
 from simulations.reproduce_text import markdown, summary_of
 from simulations.running import run_once
+from simulations.tables_command import _chosen
 
 PUBLISHED = Published.read({"federation": 81.0, "alone": 20.0, "note": "larger"})
 TABLE = Table(
@@ -307,6 +308,20 @@ def test_single_rows_can_be_run(
     asked = [one["settings"] for one in read_outcomes(Path("runs/toy_table.json"))]
     assert [settings["epochs"] for settings in asked] == [1, 1]
     assert "error: table: row must be part of one of " in said.err
+
+
+def test_the_row_of_that_very_name_is_run_alone() -> None:
+    """A row whose name others contain can be asked for, and so can all of them."""
+    table = TABLE.but(
+        rows=[replace(TABLE.rows[0], name=name) for name in ("A", "A, twice", "B")]
+    )
+
+    def names(*texts: str) -> list[str]:
+        return [row.name for row in _chosen(table, list(texts)).rows]
+
+    assert names("A") == ["A"]
+    assert names("A", "twice") == ["A", "A, twice"]
+    assert names("A,") == ["A, twice"]
 
 
 def test_a_table_may_say_what_was_sent(tmp_path: Path) -> None:
