@@ -33,7 +33,7 @@ PAPER: Mapping[str, object] = {
 TREES = {**PAPER, "num-parties": 50, "max-depth": 6}
 BOOSTING = {**TREES, "boosting-learning-rate": 0.05, "boosting-gamma": 1.0}
 MNIST = {**PAPER, "num-parties": 10, "epochs": 100, "batch-size": 32, "weight-decay": 1e-5}
-STOPPED = {**MNIST, "validation-share": 0.1, "patience": 20}
+STOPPED = {**MNIST, "patience": 20}
 RUNS: Mapping[str, tuple[str, str, str, Mapping[str, object]]] = {
     "adult, forest": ("a9a.npz", "adult", "forest", TREES),
     "cod-rna, boosted-trees": ("cod_rna.npz", "cod-rna", "boosted-trees", BOOSTING),

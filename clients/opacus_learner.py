@@ -149,7 +149,7 @@ class DPTorchLearner(TorchLearner):
             value = getattr(self, name)
             require(isinstance(value, bool), OWNER, name, "True or False", value)
         # When to stop would be another release about the records, without noise.
-        for name in ("augment", "channels_last", "validation_share"):
+        for name in ("augment", "channels_last", "patience", "validation_share"):
             value = getattr(self, name)
             require(not value, OWNER, name, "omitted in private training", value)
 
@@ -260,7 +260,7 @@ class DPTorchLearner(TorchLearner):
         rng: np.random.Generator,
         *,
         objective: Objective | None = None,
-        held_out: Rows | None = None,  # noqa: ARG002 - always empty, see __post_init__
+        watched: Rows | None = None,  # noqa: ARG002 - without patience, see __post_init__
     ) -> Self:
         event = self._plan(len(x), epochs)
         with isolated(rng):

@@ -68,7 +68,7 @@ class _Member(NamedTuple):
     x: Array
     y: Array
     rng: np.random.Generator
-    held_out: Rows
+    watched: Rows
 
 
 @dataclass(eq=False)
@@ -109,14 +109,15 @@ class TorchLearner(TrainingLoop, DenseModules):
         Lay images (n, channels, height, width) out in memory as convolutions like them:
         around 1.4 times as fast with several channels. The module must then use `flatten`
         or `reshape` instead of `view` after a convolution.
+    patience : int (default: 0)
+        Early stopping of `fit` and `fit_many`, off if 0: so many epochs in a row without
+        fewer mistakes (a lower loss where rows have no single label) end the training, and
+        the module has the weights of its best epoch, the last of several. Every class counts
+        alike, however few its rows. `partial_fit` and `distill` take all epochs that they
+        are told.
     validation_share : float (default: 0)
-        Share of the rows of `fit` and `fit_many` that are not learned but decide when to
-        stop: early stopping, off if 0. Sets too small for one such row are learned in full.
-        `partial_fit` and `distill` take all epochs that they are told.
-    patience : int (default: 20)
-        Epochs in a row without fewer mistakes in these rows (a lower loss where rows have
-        no single label), after which training stops; the module then has the weights of its
-        best epoch, the last of several. Every class counts alike, however few its rows.
+        Share of the rows that are not learned but stopped by, with patience. If 0, or less
+        than a row, training stops by the rows that it learns, once it knows them.
     device : "cpu", "cuda", "mps" or "auto" (default: "cpu")
         Where the module is trained and asked; "auto" takes the first of CUDA, MPS and the
         processor that is available. Equal bits for equal seeds are promised on the
@@ -144,8 +145,8 @@ class TorchLearner(TrainingLoop, DenseModules):
     final_learning_rate: float | None = None
     augment: Augment | None = None
     channels_last: bool = False
+    patience: int = 0
     validation_share: float = 0.0
-    patience: int = 20
     device: DeviceName = "cpu"
     _device: torch.device = field(default=CPU, init=False, repr=False)
     _steps_taken: int = field(default=0, init=False, repr=False)
@@ -174,8 +175,8 @@ class TorchLearner(TrainingLoop, DenseModules):
     def fit(self, x: Array, y: Array, *, rng: np.random.Generator) -> Self:
         """Learn what the task says about rows `x` (n, ...) with a newly initialised module."""
         x, y = checked_set(x, y, self.num_classes, self.task)
-        (x, y), held_out = hold_out(x, y, self.validation_share, rng)
-        return self._learn(None, x, y, self._loss, self.epochs, rng, held_out=held_out)
+        (x, y), watched = hold_out(x, y, self.validation_share, rng)
+        return self._learn(None, x, y, self._loss, self.epochs, rng, watched=watched)
 
     def partial_fit(
         self,
@@ -213,9 +214,9 @@ class TorchLearner(TrainingLoop, DenseModules):
         groups = defaultdict(list)
         for twin, training_set, rng in zip(twins, sets, rngs, strict=True):
             x, y = checked_set(*training_set, self.num_classes, self.task)
-            (x, y), held_out = hold_out(x, y, self.validation_share, rng)
+            (x, y), watched = hold_out(x, y, self.validation_share, rng)
             pace = steps_per_epoch(len(x), self.batch_size), x.shape[1:]
-            groups[pace].append(_Member(twin, x, y, rng, held_out))
+            groups[pace].append(_Member(twin, x, y, rng, watched))
         for members in groups.values():
             self._fit_group(members)
         return twins
@@ -335,8 +336,8 @@ class TorchLearner(TrainingLoop, DenseModules):
 
     def _fit_group(self, members: Sequence[_Member]) -> None:
         if len(members) == 1 or not self._stackable(members[0].x[:2]):
-            for twin, x, y, rng, rest in counted(members, "models"):
-                twin._learn(None, x, y, self._loss, self.epochs, rng, held_out=rest)
+            for twin, x, y, rng, watched in counted(members, "models"):
+                twin._learn(None, x, y, self._loss, self.epochs, rng, watched=watched)
             return
         modules = []
         for member in members:
@@ -346,7 +347,7 @@ class TorchLearner(TrainingLoop, DenseModules):
             stack = make_stack(modules)
             sets = [(member.x, member.y) for member in members]
             rngs = [member.rng for member in members]
-            watch = self._watch(modules, [member.held_out for member in members])
+            watch = self._watch(modules, [member.watched for member in members])
             epochs = self._train(stack, sets, self._loss, self.epochs, rngs, watch=watch)
         pace = steps_per_epoch(len(members[0].x), self.batch_size)
         for member, module, done in zip(members, modules, epochs, strict=True):
@@ -375,25 +376,25 @@ class TorchLearner(TrainingLoop, DenseModules):
         rng: np.random.Generator,
         *,
         objective: Objective | None = None,
-        held_out: Rows | None = None,
+        watched: Rows | None = None,
     ) -> Self:
         with isolated(rng):
             module = self._new_module() if module is None else module
             self._evaluate(module, x[:1])  # names a misfit before training starts
             own = gradient_of(objective, module)
             model = trainable(module.train(), as_it_is=own is not None)
-            watch = self._watch([module], [held_out]) if held_out is not None else None
+            watch = self._watch([module], [watched]) if watched is not None else None
             trainer, sets = stepping(self, objective), [(x, targets)]
             (done,) = trainer._train(model, sets, loss, epochs, [rng], own, watch)
         pace = steps_per_epoch(len(x), self.batch_size)
         return self._keep(module, x.shape[1:], done * pace, done)
 
     def _watch(
-        self, modules: Sequence[nn.Module], held_out: Sequence[Rows]
+        self, modules: Sequence[nn.Module], watched: Sequence[Rows]
     ) -> EarlyStopping | None:
-        if not any(len(x) for x, _ in held_out):
+        if not self.patience:
             return None
         loss = STOPPING_LOSSES[self.task]
         return EarlyStopping(
-            modules, held_out, scores=self._scores, loss=loss, patience=self.patience
+            modules, watched, scores=self._scores, loss=loss, patience=self.patience
         )

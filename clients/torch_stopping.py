@@ -1,4 +1,4 @@
-"""Early stopping: rows that are not learned say when a module has learned enough."""
+"""Early stopping: rows that are watched say when a module has learned enough."""
 
 import copy
 import math
@@ -25,6 +25,8 @@ Scores: TypeAlias = Callable[[nn.Module, Array], FloatArray]
 Rows: TypeAlias = tuple[Array, Array]
 
 NEVER: Final = math.inf
+LOOKS: Final = 5
+"""How often watched rows are asked about while patience lasts: asking takes time, too."""
 
 
 def _mistakes_by_class(logits: Tensor, labels: Tensor, _weights: Tensor) -> Tensor:
@@ -50,14 +52,14 @@ STOPPING_LOSSES: Final[Mapping[Task, BatchLoss]] = {
 
 
 def hold_out(x: Array, y: Array, share: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Return rows to learn and rows to stop by; of the latter none if the share is below one.
+    """Return rows to learn and rows to stop by: the same if the share is less than a row.
 
     Nothing is drawn unless a row is held out, so that training without early stopping is
     what it always was.
     """
     num_held = int(share * len(x))
     if num_held == 0:
-        return (x, y), (x[:0], y[:0])
+        return (x, y), (x, y)
     order = rng.permutation(len(x))
     held, kept = np.sort(order[:num_held]), np.sort(order[num_held:])
     return (x[kept], y[kept]), (x[held], y[held])
@@ -78,15 +80,16 @@ class EarlyStopping:
     """Watches modules after every epoch and keeps the best weights of each.
 
     A module has stopped once `patience` epochs in a row have not lowered the loss of its own
-    held-out rows, or made it NaN. It gets back the weights of its best epoch, the last of
-    several. Modules without held-out rows never stop, and keep their last weights. In a stack
-    all go on until the last one has stopped, which changes none of the others.
+    watched rows, or made it NaN. It gets back the weights of its best epoch, the last of
+    several of those that were looked at: every one if `patience` is below 10, else every
+    fifth part of it. In a stack all go on until the last one has stopped, which changes none
+    of the others.
 
     Parameters
     ----------
     modules : sequence of Module
         Those that are trained, by themselves or as a stack.
-    held_out : sequence of pairs
+    watched : sequence of pairs
         Rows and targets to stop by, of every module.
     scores : callable
         Asks a module.
@@ -98,24 +101,27 @@ class EarlyStopping:
     def __init__(
         self,
         modules: Sequence[nn.Module],
-        held_out: Sequence[Rows],
+        watched: Sequence[Rows],
         *,
         scores: Scores,
         loss: BatchLoss,
         patience: int,
     ) -> None:
-        self._modules, self._held_out = modules, held_out
+        self._modules, self._watched = modules, watched
         self._scores, self._loss, self._patience = scores, loss, patience
+        self._interval = max(1, patience // LOOKS)
         self._best = [_Best() for _ in modules]
         self._epoch = 0
 
     def ends(self, model: nn.Module | Stack) -> bool:
         """Look at the modules after an epoch; tell whether all of them have stopped."""
         self._epoch += 1
+        if self._epoch % self._interval:
+            return False
         if not isinstance(model, nn.Module):
             model.write_back()
-        for module, rows, best in zip(self._modules, self._held_out, self._best, strict=True):
-            if best.stopped_at is None and len(rows[0]):
+        for module, rows, best in zip(self._modules, self._watched, self._best, strict=True):
+            if best.stopped_at is None:
                 self._look(module, rows, best)
         return all(best.stopped_at is not None for best in self._best)
 

@@ -28,7 +28,9 @@ class ModelOptions(Options):
     schedule: Literal["constant", "cosine"] = option("constant", "of the step size")
     weight_decay: float = option(0.00001, "L2 penalty of the optimizer", least=0)
     augment: bool = option(False, "networks see images shifted and mirrored")
-    validation_share: float = option(
-        0.0, "rows that tell a network when to stop; 0: none, all epochs", least=0, below=1
+    patience: int = option(
+        0, "epochs without fewer mistakes after which a network stops; 0: never", least=0
     )
-    patience: int = option(20, "epochs without fewer mistakes before it stops", least=1)
+    validation_share: float = option(
+        0.0, "rows that it stops by and does not learn; 0: those it learns", least=0, below=1
+    )

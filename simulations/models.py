@@ -269,8 +269,8 @@ def _network(name: str, settings: ModelOptions, problem: Problem) -> Learner:
         final_learning_rate=settings.end_learning_rate or None,
         augment=_augment(problem) if is_image and settings.augment else None,
         channels_last=is_image and name not in FLAT_NETWORKS,
-        validation_share=settings.validation_share,
         patience=settings.patience,
+        validation_share=settings.validation_share,
         **training,
     )
 
@@ -279,8 +279,8 @@ def _private_network(settings: ModelOptions, problem: Problem) -> Learner:
     """Return the network `mlp` trained by DP-SGD, else with the learner's own defaults."""
     from clients.opacus_learner import DPTorchLearner
 
-    share, rule = settings.validation_share, "0 for dp-mlp: when to stop would not be private"
-    require(share == 0, "learner_factory", "validation-share", rule, share)
+    rule = "0 for dp-mlp: when to stop would not be private"
+    require(settings.patience == 0, "learner_factory", "patience", rule, settings.patience)
     return DPTorchLearner(
         _module_factory("mlp", problem),
         num_classes=problem.num_classes,

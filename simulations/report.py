@@ -157,7 +157,7 @@ def _early_stopping(federation: Federation, strategy: KnowledgeStrategy[Any]) ->
         trained = getattr(strategy.model_, "epochs_trained", 0)
     except StrategyError:
         return None  # a server may lack the factories to make one
-    if not (settings.validation_share and trained):
+    if not (settings.patience and trained):
         return None
     return {"final-epochs": trained, "most-epochs": settings.epochs}
 

@@ -198,7 +198,7 @@ def test_a_learner_uses_them(calls: list[int]) -> None:
     model = learner().fit(x, LABELS, rng=generator())
     model.partial_fit(x, LABELS, rng=generator(), epochs=1)
     model.distill(x, SHARES, rng=generator(), recipe=Recipe(loss="l1", epochs=1))
-    learner(validation_share=0.2).fit_many(sets, rngs=[generator(), generator(4)])
+    learner(patience=5).fit_many(sets, rngs=[generator(), generator(4)])
 
     assert calls == [0, 0, 0, 0, 0, 1, 0, 1]
 

@@ -1,6 +1,7 @@
 """Early stopping of networks, alone and in stacks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def test_it_is_the_best_of_all_numbers_of_epochs(module_fn: Callable[[], nn.Modu
     for epochs in range(1, stopped.epochs_trained + 1):
         rng = generator()
         (x, y), held_out = hold_out(X, Y, 0.25, rng)
-        alone = learner(module_fn, epochs=epochs, validation_share=0.0)
+        alone = learner(module_fn, epochs=epochs, patience=0, validation_share=0.0)
         models.append(alone.fit(x, y, rng=rng))
         wrong.append(mistakes(alone, *held_out))
     best = np.flatnonzero(np.array(wrong) == min(wrong))
@@ -79,13 +80,34 @@ def test_members_of_a_stack_stop_by_themselves(module_fn: Callable[[], nn.Module
         np.testing.assert_allclose(twin.logits(X), other.logits(X), rtol=1e-3, atol=1e-4)
 
 
-def test_without_it_nothing_is_drawn_and_all_epochs_are_trained() -> None:
-    """A share of less than one row is none, too."""
-    plain = learner(validation_share=0.0, epochs=3).fit(X, Y, rng=generator())
-    small = learner(validation_share=0.008, epochs=3).fit(X, Y, rng=generator())
+def test_without_patience_all_epochs_are_trained() -> None:
+    """Nothing is drawn for early stopping, either."""
+    plain = learner(patience=0, validation_share=0.0, epochs=2).fit(X, Y, rng=generator())
+    patient = learner(patience=10, validation_share=0.0, epochs=2).fit(X, Y, rng=generator())
 
-    assert plain.epochs_trained == small.epochs_trained == 3
-    np.testing.assert_array_equal(plain.logits(X), small.logits(X))
+    assert plain.epochs_trained == patient.epochs_trained == 2
+    weights = plain.to_arrays()
+    for name, value in patient.to_arrays().items():
+        np.testing.assert_array_equal(value, weights[name])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.008])
+@pytest.mark.parametrize("module_fn", [perceptron, by_vmap, with_buffers])
+def test_rows_that_are_learned_can_be_stopped_by(
+    module_fn: Callable[[], nn.Module], share: float
+) -> None:
+    """Where no row is held out, all are learned until they are known, and a while longer."""
+    x = X[np.abs(X[:, 0]) > 0.5]
+    y = (x[:, 0] > 0).astype(np.int64)
+    model = learner(module_fn, validation_share=share).fit(x, y, rng=generator())
+    unstopped = learner(module_fn, patience=0, validation_share=0.0)
+    wrong = [
+        mistakes(replace(unstopped, epochs=epochs).fit(x, y, rng=generator()), x, y)
+        for epochs in range(1, model.epochs_trained + 1)
+    ]
+
+    assert model.epochs_trained == wrong.index(0) + 1 + 4 < EPOCHS
+    assert mistakes(model, x, y) == 0
 
 
 def test_rows_are_split_without_loss() -> None:
@@ -139,6 +161,24 @@ def test_losses_that_are_no_numbers_do_not_count() -> None:
     torch.testing.assert_close(module.weight.detach(), first)
 
 
+def test_long_patience_asks_five_times_while_it_lasts() -> None:
+    """Asking takes time, too; the last of the equally good weights are kept."""
+    module, asked = nn.Linear(1, 2), []
+
+    def scores(_module: nn.Module, x: Array) -> FloatArray:
+        asked.append(len(x))
+        return np.tile(np.float32([1, 0]), (len(x), 1))
+
+    rows = np.zeros((3, 1), np.float32), np.zeros(3, np.int64)
+    loss = STOPPING_LOSSES["single-label"]
+    watch = EarlyStopping([module], [rows], scores=scores, loss=loss, patience=20)
+
+    ended = [watch.ends(module) for _ in range(24)]
+    assert ended == [False] * 23 + [True]
+    assert asked == [3] * 6  # once to find all rows known, five times to no avail
+    assert watch.restore() == [24]
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_impossible_shares_are_refused(share: float) -> None:
     with pytest.raises(InvalidParameter, match="validation_share must be at least 0 and below"):
@@ -146,11 +186,14 @@ def test_impossible_shares_are_refused(share: float) -> None:
 
 
 def test_impossible_patience_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match="patience must be a whole number, at least 1"):
+    """Rows that are held out and never asked would be lost."""
+    with pytest.raises(InvalidParameter, match="patience must be a whole number, at least 0"):
+        learner(patience=-1)
+    with pytest.raises(InvalidParameter, match="patience must be at least 1 with a validation"):
         learner(patience=0)
 
 
 def test_private_training_refuses_it() -> None:
     """When to stop would be a release without noise."""
-    with pytest.raises(InvalidParameter, match="validation_share must be omitted in private"):
-        DPTorchLearner(perceptron, num_classes=2, noise_multiplier=1.0, validation_share=0.1)
+    with pytest.raises(InvalidParameter, match="patience must be omitted in private"):
+        DPTorchLearner(perceptron, num_classes=2, noise_multiplier=1.0, patience=5)

@@ -366,7 +366,7 @@ def test_torchvision_that_is_not_installed_names_its_extra(
 
 def test_private_networks_refuse_early_stopping() -> None:
     """When to stop would not be private."""
-    settings = Settings.of(validation_share=0.1)
+    settings = Settings.of(patience=5)
     factory = learner_factory("dp-mlp", row_shape=(4,), num_classes=10, settings=settings)
-    with pytest.raises(InvalidParameter, match="validation-share must be 0 for dp-mlp"):
+    with pytest.raises(InvalidParameter, match="patience must be 0 for dp-mlp"):
         factory()
