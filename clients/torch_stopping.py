@@ -81,9 +81,8 @@ class EarlyStopping:
 
     A module has stopped once `patience` epochs in a row have not lowered the loss of its own
     watched rows, or made it NaN. It gets back the weights of its best epoch, the last of
-    several of those that were looked at: every one if `patience` is below 10, else every
-    fifth part of it. In a stack all go on until the last one has stopped, which changes none
-    of the others.
+    several. With a patience of 10 or more not every epoch is looked at, but the last one is.
+    In a stack all go on until the last one has stopped, which changes none of the others.
 
     Parameters
     ----------
@@ -120,9 +119,7 @@ class EarlyStopping:
             return False
         if not isinstance(model, nn.Module):
             model.write_back()
-        for module, rows, best in zip(self._modules, self._watched, self._best, strict=True):
-            if best.stopped_at is None:
-                self._look(module, rows, best)
+        self._look_at_all()
         return all(best.stopped_at is not None for best in self._best)
 
     def has_stopped(self, module: int) -> bool:
@@ -131,10 +128,17 @@ class EarlyStopping:
 
     def restore(self) -> list[int]:
         """Give every module its best weights; return the epochs each was trained for."""
+        if self._epoch % self._interval:
+            self._look_at_all()  # the last epoch may be the best
         for module, best in zip(self._modules, self._best, strict=True):
             if best.weights is not None:
                 module.load_state_dict(best.weights)
         return [best.stopped_at or self._epoch for best in self._best]
+
+    def _look_at_all(self) -> None:
+        for module, rows, best in zip(self._modules, self._watched, self._best, strict=True):
+            if best.stopped_at is None:
+                self._look(module, rows, best)
 
     def _look(self, module: nn.Module, rows: Rows, best: _Best) -> None:
         loss = self._loss_of(module, rows)

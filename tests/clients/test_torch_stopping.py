@@ -179,6 +179,17 @@ def test_long_patience_asks_five_times_while_it_lasts() -> None:
     assert watch.restore() == [24]
 
 
+def test_the_last_epoch_is_looked_at() -> None:
+    """Patience that outlasts the epochs changes nothing where the last epoch is the best."""
+    settings = {"validation_share": 0.0, "epochs": 3, "learning_rate": 0.001}
+    plain = learner(patience=0, **settings).fit(X, Y, rng=generator())
+    patient = learner(patience=10, **settings).fit(X, Y, rng=generator())
+    early = learner(patience=0, **{**settings, "epochs": 2}).fit(X, Y, rng=generator())
+
+    assert mistakes(plain, X, Y) < mistakes(early, X, Y)
+    np.testing.assert_array_equal(patient.logits(X), plain.logits(X))
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_impossible_shares_are_refused(share: float) -> None:
     with pytest.raises(InvalidParameter, match="validation_share must be at least 0 and below"):
