@@ -37,7 +37,7 @@ from simulations.kept_settings import settings_to_keep
 from simulations.models import LEARNERS, learner_factory
 from simulations.partition import partition
 from simulations.pretraining import check_one_kind, pretrained
-from simulations.processes import become_worker
+from simulations.processes import all_workers_needed, become_worker
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -331,9 +331,12 @@ class Federation:
             yield from map(self.judge_party, numbers)
             return
         fork = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(
-            num_workers, mp_context=fork, initializer=become_worker
-        ) as workers:
+        with (
+            all_workers_needed("Federation"),
+            ProcessPoolExecutor(
+                num_workers, mp_context=fork, initializer=become_worker
+            ) as workers,
+        ):
             yield from workers.map(_judge_party, repeat(self.settings), numbers)
 
     def judge_pooled(self) -> Judgement:

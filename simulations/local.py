@@ -9,7 +9,7 @@ message, for tests, notebooks and experiments.
 import logging
 import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from multiprocessing.queues import SimpleQueue
@@ -23,7 +23,7 @@ from clients.flower_messages import CLIENT_APP_RAISED_EXCEPTION
 from fl_strategies.exceptions import require
 from fl_strategies.runtime import _compat
 from fl_strategies.wire import keys
-from simulations.processes import become_worker
+from simulations.processes import all_workers_needed, become_worker
 from simulations.progress import SECONDS_BETWEEN_RELAYS, Relay, Watch, no_louder_than
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -191,16 +191,17 @@ class InMemoryGrid(Grid):
     ) -> Iterator[tuple[_Node, bytes]]:
         """Yield the same from other processes, in the same order."""
         asked = enumerate(zip(nodes, requests, strict=True), start=1)
-        futures = [
-            workers.submit(_answer, node, request, (place, len(nodes), number))
-            for place, (node, request) in asked
-        ]
+        futures: list[Future[tuple[_Node, bytes]]] = []
         try:
-            for future in futures:
-                while not wait([future], timeout=SECONDS_BETWEEN_RELAYS).done:
-                    while self._heard and not self._heard.empty():
-                        self._watch.stepped(self._heard.get())
-                yield future.result()
+            with all_workers_needed("InMemoryGrid"):
+                for place, (node, request) in asked:
+                    where = place, len(nodes), number
+                    futures.append(workers.submit(_answer, node, request, where))
+                for future in futures:
+                    while not wait([future], timeout=SECONDS_BETWEEN_RELAYS).done:
+                        while self._heard and not self._heard.empty():
+                            self._watch.stepped(self._heard.get())
+                    yield future.result()
         finally:
             for future in futures:
                 future.cancel()

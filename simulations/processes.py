@@ -12,10 +12,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
+from fl_strategies.exceptions import RunFailed
 from fl_strategies.threads import keep_to_one_thread
 
 MARK: Final = "FL_STRATEGIES_PROCESSES"
@@ -162,8 +164,23 @@ def become_worker() -> None:
     """Prepare a forked process for work, which its parent may have done before it."""
     # Ctrl-C reaches every process of a terminal. A worker ends at once and without a word: an
     # exception in the middle of somebody's library may be lost, and the worker stay behind.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Where the run itself ignores Ctrl-C, as in the background of a shell, so does its worker.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     keep_to_one_thread()
+
+
+@contextmanager
+def all_workers_needed(owner: str) -> Iterator[None]:
+    """Say in a sentence that a worker was ended, which only others do."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise RunFailed(
+            f"{owner}: a worker process must live until it has answered, got one that was "
+            "ended from outside. The system ends processes when memory runs out: try a "
+            "smaller num-workers, such as 1."
+        ) from error
 
 
 def _exit(number: int, _: object) -> None:

@@ -2,8 +2,9 @@ import io
 import os
 import signal
 import time
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.exceptions import InvalidParameter, RunFailed
 from fl_strategies.progress import counted
 from simulations import local, progress
 from simulations.local import InMemoryGrid, run_local
@@ -130,6 +131,20 @@ def test_clients_see_their_configuration() -> None:
     assert grid.run.run_id != 0
 
 
+@contextmanager
+def ctrl_c_as(handler: Any) -> Iterator[None]:
+    """Handle Ctrl-C so for a while, however these tests were started."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def workers_for(app: ClientApp) -> InMemoryGrid:
+    return InMemoryGrid(app, 2, num_workers=2)
+
+
 def test_ctrl_c_ends_a_worker_whatever_it_is_doing() -> None:
     """Even code that would catch every exception; such a worker would outlive its run."""
     app = ClientApp()
@@ -141,8 +156,24 @@ def test_ctrl_c_ends_a_worker_whatever_it_is_doing() -> None:
             time.sleep(1)
         return Message(message.content, reply_to=message)
 
-    with closing(InMemoryGrid(app, 2, num_workers=2)) as grid, pytest.raises(BrokenProcessPool):
+    lost = pytest.raises(RunFailed, match="InMemoryGrid: a worker process must live until")
+    with ctrl_c_as(signal.default_int_handler), closing(workers_for(app)) as grid, lost:
         grid.send_and_receive(messages(grid))
+
+
+def test_a_worker_ignores_ctrl_c_where_its_run_does() -> None:
+    """A run in the background of a shell goes on; the keys were meant for another."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:  # noqa: ARG001
+        os.kill(os.getpid(), signal.SIGINT)
+        return Message(message.content, reply_to=message)
+
+    with ctrl_c_as(signal.SIG_IGN), closing(workers_for(app)) as grid:
+        replies = grid.send_and_receive(messages(grid))
+
+    assert [reply.has_error() for reply in replies] == [False, False]
 
 
 def test_a_worker_keeps_to_one_thread() -> None:

@@ -255,6 +255,8 @@ def test_a_real_ctrl_c_ends_in_a_sentence(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # As a terminal starts it, even if these tests run in the background of a shell.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     assert "parties with" in process.stderr.readline()
