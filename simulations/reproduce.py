@@ -2,7 +2,8 @@
 
 A table is a file in `simulations/tables`: `[settings]` for all rows, and for each row its
 name, its own settings and, where a paper prints one, the published figure. `[scales.quick]`
-and `[scales.paper]` may change seeds and settings, of all rows or, in a row, of that row.
+and `[scales.paper]` may change seeds and settings, of all rows or, in a row, of that row; a row
+with `scales` is of these only.
 Results are kept in a file of their own as they come, so a stopped table resumes where it was.
 """
 
@@ -118,7 +119,11 @@ class Table:
             scale in scales, OWNER, "scale", f"one of {', '.join(scales)} for {name}", scale
         )
         own = told.get(scale, {})
-        rows = tuple(_row(row, content["settings"], own, scale) for row in content["rows"])
+        rows = tuple(
+            _row(row, content["settings"], own, scale)
+            for row in content["rows"]
+            if scale in row.get("scales", scales)
+        )
         for row in rows:
             Settings.from_run_config(row.settings)
         return cls(

@@ -119,6 +119,13 @@ def results_of(table: Table, results: Path) -> list[Outcome]:
     return [one for row in table.rows for one in outcomes_of(table, row, outcomes)]
 
 
+def _to_show(table: Table, results: Path) -> bool:
+    """Tell whether there are runs at its scale that the section of the first does not show."""
+    first = _different_scales(table.name)[0]
+    shown = [] if first.scale == table.scale else results_of(first, results)
+    return any(one not in shown for one in results_of(table, results))
+
+
 def _minutes(table: Table, found: list[Outcome], wanted: int) -> str:
     """Return how long it takes: as measured, if all of it was, or as its file says."""
     seconds = [one.get(ALL_CPU) or one.get("cpu-seconds") for one in found]
@@ -132,7 +139,7 @@ def _section(table: Table | Calculated, results: Path) -> str:
     """Return a table with its remark and picture; nothing if it was never run."""
     if isinstance(table, Calculated):
         name, scale, text = table.name, "", table.markdown()
-    elif not results_of(table, results):
+    elif not _to_show(table, results):
         return ""
     else:
         name, scale = table.name, "" if table.scale == QUICK else f"_{table.scale}"

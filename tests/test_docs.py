@@ -19,7 +19,7 @@ from simulations.reproduce import (
     rounds_of,
 )
 from simulations.reproduce_text import markdown
-from simulations.reproduction import BLOCK, all_tables, page_text, write_page
+from simulations.reproduction import BLOCK, all_tables, page_text, results_of, write_page
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCKS = [
@@ -77,6 +77,16 @@ def test_the_page_of_tables_is_what_the_command_makes() -> None:
 
     assert text == page_text(text, DOCS / "results")
     assert all(f"| `{table.name}` |" in text for table in all_tables())
+
+
+def test_runs_of_two_scales_are_shown_once() -> None:
+    """A scale with no run of its own has no section; one with others has."""
+    text, paper = page_text("", DOCS / "results"), Table.load("fedkt_cnn", "paper")
+
+    assert results_of(paper, DOCS / "results")
+    assert "### `fedkt_cnn`\n" in text
+    assert "### `fedkt_cnn`, at the paper's size" not in text
+    assert "### `fedkt_table1_mnist`, at the paper's size" in text
 
 
 def test_writing_keeps_what_people_wrote(tmp_path: Path) -> None:

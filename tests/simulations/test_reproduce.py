@@ -289,6 +289,17 @@ def test_the_command_line_runs_and_writes_everything(
     assert "toy_table  paper     2      1            ?   not yet  nowhere" in text
 
 
+def test_a_row_may_be_of_one_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the other scale has the same row under another name."""
+    (tmp_path / "tables").mkdir()
+    text = SCALED + 'scales = ["quick"]\n'
+    (tmp_path / "tables" / "toy_table.toml").write_text(text)
+    monkeypatch.setattr("simulations.reproduce.resources.files", lambda _: tmp_path)
+
+    assert [row.name for row in Table.load("toy_table").rows] == ["a", "b"]
+    assert [row.name for row in Table.load("toy_table", "paper").rows] == ["a"]
+
+
 def test_single_rows_can_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
