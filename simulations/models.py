@@ -280,7 +280,9 @@ def _private_network(settings: ModelOptions, problem: Problem) -> Learner:
     from clients.opacus_learner import DPTorchLearner
 
     rule = "0 for dp-mlp: when to stop would not be private"
-    require(settings.patience == 0, "learner_factory", "patience", rule, settings.patience)
+    for name in ("patience", "validation_share"):
+        value = getattr(settings, name)
+        require(value == 0, "learner_factory", name.replace("_", "-"), rule, value)
     return DPTorchLearner(
         _module_factory("mlp", problem),
         num_classes=problem.num_classes,

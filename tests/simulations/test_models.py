@@ -364,9 +364,10 @@ def test_torchvision_that_is_not_installed_names_its_extra(
         import_torchvision("mnist")
 
 
-def test_private_networks_refuse_early_stopping() -> None:
+@pytest.mark.parametrize("given", [{"patience": 5}, {"validation_share": 0.1}])
+def test_private_networks_refuse_early_stopping(given: dict[str, Any]) -> None:
     """When to stop would not be private."""
-    settings = Settings.of(patience=5)
+    settings = Settings.of(**given)
     factory = learner_factory("dp-mlp", row_shape=(4,), num_classes=10, settings=settings)
-    with pytest.raises(InvalidParameter, match="patience must be 0 for dp-mlp"):
+    with pytest.raises(InvalidParameter, match=r"(patience|validation-share) must be 0 for dp"):
         factory()
