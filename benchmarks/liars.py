@@ -1,16 +1,24 @@
-"""What one, two and three liars of ten do to every strategy as it is by default.
+"""One, two and three liars of ten against every strategy with its default settings.
 
-Run: ``python benchmarks/liars.py``; results that are there are not measured again, and
-``--show`` prints the table of them alone. Digits, ten parties, iid or Dirichlet 0.5. Attacks:
+Run: ``python benchmarks/liars.py``; finished results are not measured again, and ``--show``
+prints their tables alone. Ten parties, iid or Dirichlet 0.5; digits, and for strategies of
+one round Adult and cod-rna. Attacks:
 
     flip      a party's labels become the next class before it trains
     target    it names the same class t for every row; who sends models trains on that label
-    absurd    as target, as loudly as can be, and claims 2**40 records, all of class t
+    absurd    as target, as strongly as possible, and claims 2**40 records, all of class t
     counts    it answers honestly, and claims 2**40 records of class t
+    steer     it answers honestly but for rows that it takes for class s: t, as strongly as
+              possible; who sends models trains on s labelled t
+    steer 2x  the same, and claims twice its records of every class
+    steer t   the same, and claims as many records of class t as of all classes
+    adaptive  as steer t, at the strength that does most: it knows the defence and all
+              answers, stays below what is excluded, and exaggerates honest answers to agree
+              with the others
 
-The figures are of the strategy's model on the test rows: points of accuracy that are lost, and
-targeted success, the share of rows of other classes that are taken for t, both against the
-same federation without liars.
+Metrics of the strategy's model on the test rows, both against the same federation without
+liars: points of accuracy lost, and targeted success: the share of rows of class s, in attacks
+that do not choose rows of all other classes, that are taken for t.
 """
 
 import argparse
@@ -23,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.app import client_app
@@ -33,20 +41,45 @@ from fl_strategies.aggregation.consensus import MAX_WEIGHT
 from fl_strategies.arrays import Array
 from fl_strategies.randomness import derive_rng
 from fl_strategies.wire import keys
-from fl_strategies.wire.packing import pack_labels
+from fl_strategies.wire.compact import ENCODING, PLAIN_BYTES, as_meant
+from fl_strategies.wire.packing import pack_labels, unpack_labels
 from simulations.config import Settings, Value
 from simulations.experiment import load_federation
 from simulations.local import run_local
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results" / "liars.json"
-SEEDS: Final = (200, 201, 202)
+SEEDS: Final = (200, 201, 202, 203, 204)
 NUM_PARTIES: Final = 10
 MOST_BYTES: Final = 2**30
+DECLARED: Final = (ENCODING, PLAIN_BYTES)
+"""A compressed reply declares these; a liar sends plain scores."""
 NOBODY: Final = "nobody"
-ATTACKS: Final = ("flip", "target", "absurd", "counts")
+ATTACKS: Final = (
+    "flip",
+    "target",
+    "absurd",
+    "counts",
+    "steer",
+    "steer 2x",
+    "steer t",
+    "adaptive",
+)
+STEERING: Final = ATTACKS[4:]
+STRENGTHS: Final = ((1.0, True), (1.0, False), (0.6, True), (0.6, False), (0.3, False))
+"""Of an adaptive liar: strength of its lies, and whether it exaggerates honest answers."""
+MEDIUM: Mapping[str, Value] = {"train-rows": 4000, "public-rows": 1500, "test-rows": 4000}
 DEALS: Mapping[str, Mapping[str, Value]] = {
     "iid": {"partition": "iid"},
     "Dirichlet 0.5": {"partition": "dirichlet", "beta": 0.5},
+    "Adult, iid": {"partition": "iid", "data": "adult", **MEDIUM},
+    "Adult, Dirichlet 0.5": {"partition": "dirichlet", "beta": 0.5, "data": "adult", **MEDIUM},
+    "cod-rna, iid": {"partition": "iid", "data": "cod-rna", **MEDIUM},
+    "cod-rna, Dirichlet 0.5": {
+        "partition": "dirichlet",
+        "beta": 0.5,
+        "data": "cod-rna",
+        **MEDIUM,
+    },
 }
 MIXED = {"learner": "random-forest,logistic-regression", "num-trees": 30}
 AGENTS = {"learner": "ridge", "final-learner": "ridge", "num-server-rounds": 3}
@@ -80,24 +113,46 @@ def liars(settings: Settings, count: int) -> set[int]:
 
 
 def attacks_on(strategy: str) -> Sequence[str]:
-    """Return the attacks that there are; who sends a model has no counts to lie about."""
-    return ATTACKS if strategy in ONE_ROUND else ATTACKS[:3]
+    """Return the possible attacks: a model has no counts, votes have no strength."""
+    if strategy == "fedkd":
+        return ATTACKS
+    return ATTACKS[:-1] if strategy in ONE_ROUND else (*ATTACKS[:3], "steer")
+
+
+def source_of(target: int, num_classes: int) -> int:
+    """Return the class whose rows a steering liar gives to the target."""
+    return (target + max(num_classes // 2, 1)) % num_classes
 
 
 def lying(party: Party, attack: str, target: int) -> Party:
     """Return a party with the labels that a liar learns from."""
     if attack == "flip":
         return replace(party, y=(party.y + 1) % party.num_classes)
+    if attack == "steer":
+        source = source_of(target, party.num_classes)
+        return replace(party, y=np.where(party.y == source, target, party.y))
     return replace(party, y=np.full_like(party.y, target))
 
 
-def tampered(content: RecordDict, party: Party, attack: str, target: int) -> RecordDict:
+def tampered(
+    content: RecordDict,
+    party: Party,
+    attack: str,
+    target: int,
+    strength: tuple[float, bool] = (1.0, False),
+) -> RecordDict:
     """Return what a liar sends instead of its answer."""
     kind = str(content.config_records[keys.META][keys.KIND])
-    said = Knowledge.read(content, kind=kind, max_bytes=MOST_BYTES)
-    arrays, meta = dict(said.arrays), dict(said.meta)
+    said = as_meant(
+        Knowledge.read(content, kind=kind, max_bytes=MOST_BYTES), MOST_BYTES, half=False
+    )
+    arrays = dict(said.arrays)
+    meta = {key: value for key, value in said.meta.items() if key not in DECLARED}
     if attack in ("target", "absurd"):
         arrays |= answers_for(kind, party, target)
+    if attack in STEERING:
+        arrays |= steered(kind, arrays, party, target, strength)
+        arrays |= _claims(arrays, attack, target)
     if attack in ("absurd", "counts"):
         arrays, meta = _absurd(kind, arrays, meta, target)
     new = RecordDict({**content})
@@ -116,6 +171,52 @@ def answers_for(kind: str, party: Party, target: int) -> dict[str, Array]:
     if kind == "votes":
         return {"votes": pack_labels(labels[None], classes)}
     return {"labels": pack_labels(labels, classes)} if kind == "answers" else {}
+
+
+def steered(
+    kind: str,
+    arrays: Mapping[str, Array],
+    party: Party,
+    target: int,
+    strength: tuple[float, bool],
+) -> dict[str, Array]:
+    """Return honest answers but for rows taken for one class, which go to the target."""
+    rows, classes = len(party.public), party.num_classes
+    source = source_of(target, classes)
+    if kind == "scores":
+        return {"scores": pack_labels(_steered_levels(arrays, party, target, strength), 200)}
+    if kind not in ("votes", "answers"):
+        return {}
+    name, shape = ("votes", (1, rows)) if kind == "votes" else ("labels", (rows,))
+    labels = unpack_labels(arrays[name], shape, classes, name=name)
+    return {name: pack_labels(np.where(labels == source, target, labels), classes)}
+
+
+def _steered_levels(
+    arrays: Mapping[str, Array], party: Party, target: int, strength: tuple[float, bool]
+) -> Array:
+    shape = len(party.public), party.num_classes
+    source = source_of(target, party.num_classes)
+    levels = unpack_labels(arrays["scores"], shape, 200, name="scores").astype(np.int64)
+    counts = arrays[CLASS_COUNTS]
+    shares = np.log(np.maximum(counts, 1e-9) / counts.sum()) / 20 * 199
+    taken_for = (levels + shares).argmax(axis=1)
+    lie, exaggerates = strength
+    if exaggerates:
+        levels = np.where(counts > 0, 0, 100) * np.ones_like(levels)
+        levels[np.arange(len(levels)), taken_for] = 199
+    rows = taken_for == source
+    levels[rows, target], levels[rows, source] = (round(99.5 + s * lie * 99.5) for s in (1, -1))
+    return np.clip(levels, 0, 199)
+
+
+def _claims(arrays: Mapping[str, Array], attack: str, target: int) -> dict[str, Array]:
+    if attack == "steer" or CLASS_COUNTS not in arrays:
+        return {}
+    counts = 2 * arrays[CLASS_COUNTS]
+    if attack != "steer 2x":
+        counts[target] = counts.sum()
+    return {CLASS_COUNTS: counts}
 
 
 def _absurd(
@@ -147,20 +248,34 @@ class Laboratory:
         self._answers = answers_of(settings.but(**named))
 
     def outcome(self, attack: str, count: int) -> dict[str, float]:
-        """Return the accuracy of the model and its share of rows taken for the target."""
+        """Return the accuracy, and the shares of other and of source rows taken for t.
+
+        Of an adaptive liar's attempts the one that costs most accuracy.
+        """
+        strengths = STRENGTHS if attack == "adaptive" else STRENGTHS[1:2]
+        outcomes = [self._outcome(attack, count, strength) for strength in strengths]
+        return min(outcomes, key=lambda outcome: outcome["accuracy"])
+
+    def _outcome(
+        self, attack: str, count: int, strength: tuple[float, bool]
+    ) -> dict[str, float]:
         strategy = self.federation.strategy()
         strategy.evaluate = False
         rounds = self.settings.num_rounds
-        run_local(strategy, self._app(attack, count), NUM_PARTIES, num_rounds=rounds)
+        app = self._app(attack, count, strength)
+        result = run_local(strategy, app, NUM_PARTIES, num_rounds=rounds)
+        require_all_read(result.train_metrics_clientapp)
         data = self.federation.dataset
         found = strategy.model_.predict(data.x_test)
         others = data.y_test != self.target
+        source = data.y_test == source_of(self.target, data.num_classes)
         return {
             "accuracy": 100 * float((found == data.y_test).mean()),
             "target": 100 * float((found[others] == self.target).mean()),
+            "source": 100 * float((found[source] == self.target).mean()),
         }
 
-    def _app(self, attack: str, count: int) -> ClientApp:
+    def _app(self, attack: str, count: int, strength: tuple[float, bool]) -> ClientApp:
         hostile = liars(self.settings, count)
         honest, enemy = (self._half(a) for a in (NOBODY, attack))
 
@@ -172,7 +287,7 @@ class Laboratory:
             if reply.has_error() or message.metadata.message_type != "train":
                 return reply
             party = self.federation.party(number)
-            content = tampered(reply.content, party, attack, self.target)
+            content = tampered(reply.content, party, attack, self.target, strength)
             return Message(content, reply_to=message)
 
         return _wrapped(answer)
@@ -209,6 +324,13 @@ def _wrapped(answer: Callable[[Message, Context], Message]) -> ClientApp:
     return app
 
 
+def require_all_read(rounds: Mapping[int, MetricRecord]) -> None:
+    """Raise if a reply was refused: a liar that is not read proves nothing."""
+    refused = {number: own.get(keys.NUM_REJECTED, 0) for number, own in rounds.items()}
+    if any(refused.values()):
+        raise RuntimeError(f"liars: every reply must be read, got {refused} refused by round.")
+
+
 @lru_cache(maxsize=1)
 def laboratory(row: str, deal: str, seed: int) -> Laboratory:
     """Return the federation of a row."""
@@ -219,11 +341,18 @@ def laboratory(row: str, deal: str, seed: int) -> Laboratory:
 def experiments(seeds: Sequence[int]) -> Iterator[tuple[str, str, int, str, int]]:
     for deal in DEALS:
         for seed in seeds:
-            for row, settings in ROWS.items():
+            for row, settings in rows_of(deal).items():
                 yield row, deal, seed, NOBODY, 0
                 for attack in attacks_on(str(settings["strategy"])):
                     for count in (1, 2, 3):
                         yield row, deal, seed, attack, count
+
+
+def rows_of(deal: str) -> Mapping[str, Mapping[str, Value]]:
+    """Return the strategies that are measured: on digits all, else those of one round."""
+    if "," not in deal:
+        return ROWS
+    return {row: ROWS[row] for row in ("FedKD", "FedKT", "FedMD")}
 
 
 def name_of(row: str, deal: str, seed: int, attack: str, count: int) -> str:
@@ -249,7 +378,8 @@ def differences(
     with_ = [found[name_of(row, deal, seed, attack, count)] for seed in seeds]
     pairs = list(zip(without, with_, strict=True))
     lost = np.mean([a["accuracy"] - b["accuracy"] for a, b in pairs])
-    return float(lost), float(np.mean([b["target"] - a["target"] for a, b in pairs]))
+    aim = "source" if attack in STEERING else "target"
+    return float(lost), float(np.mean([b[aim] - a[aim] for a, b in pairs]))
 
 
 def markdown(found: Outcomes, deal: str, seeds: Sequence[int] = SEEDS) -> str:
@@ -257,7 +387,7 @@ def markdown(found: Outcomes, deal: str, seeds: Sequence[int] = SEEDS) -> str:
     columns = [f"{attack} {count}" for attack in ATTACKS for count in (1, 2, 3)]
     lines = [f"| {deal} | nobody lies | {' | '.join(columns)} |"]
     lines.append("| --- " * (2 + len(columns)) + "|")
-    for row, settings in ROWS.items():
+    for row, settings in rows_of(deal).items():
         honest = [found[name_of(row, deal, seed, NOBODY, 0)]["accuracy"] for seed in seeds]
         cells = [f"{np.mean(honest):.1f}"]
         for attack in ATTACKS:

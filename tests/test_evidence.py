@@ -14,15 +14,19 @@ from fl_strategies.aggregation.evidence import (
     LEAST_PART,
     LEAST_PROBABILITY,
     MOST_TIMES_ALIKE,
+    SHARPNESS,
     VOTE_STRENGTH,
     add_label_shares,
     add_share,
+    believed_counts,
     believed_sizes,
     class_evidence,
     class_weights_of,
     corrected_labels,
     label_evidence,
     label_weights_of,
+    likely_share,
+    limited_mean,
     match_label_shares,
     match_share,
     pooled_label_shares,
@@ -430,3 +434,97 @@ def test_believed_sizes_by_their_definition(claimed: list[float]) -> None:
     expected = [min(granted[size], likely) for size in claimed]
 
     np.testing.assert_allclose(believed_sizes(sizes), expected, rtol=1e-12)
+
+
+# One party's influence.
+
+
+def limited(values: FloatArray, weights: FloatArray) -> FloatArray:
+    return limited_mean(lambda k, rows: values[k, rows], weights, values.shape[1])
+
+
+def test_one_party_moves_a_row_by_its_weight_at_most() -> None:
+    """Whatever it sends: by its share of the width, and by a place of the median."""
+    rng = np.random.default_rng(0)
+    values, weights = rng.normal(size=(10, 200, 3)), np.ones((10, 3))
+    before = limited(values[:9], weights[:9])
+    ordered = np.sort(values[:9], axis=0)
+    places = np.maximum(ordered[5] - ordered[4], ordered[4] - ordered[3])
+    for lie in (-1e6, -10.0, 10.0, 1e6):
+        attacked = limited(np.concatenate([values[:9], np.full((1, 200, 3), lie)]), weights)
+        assert (np.abs(attacked - before) <= places + 0.2).all()
+
+
+def test_parties_close_to_each_other_have_the_plain_mean() -> None:
+    """Nothing is cut, with weights of any kind."""
+    rng = np.random.default_rng(1)
+    values, weights = rng.uniform(-0.4, 0.4, (7, 50, 4)), rng.uniform(0, 5, (7, 4))
+
+    plain = np.einsum("knc,kc->nc", values, weights) / weights.sum(axis=0)
+
+    assert limited(values, weights) == pytest.approx(plain)
+
+
+def test_who_alone_knows_a_class_is_not_cut() -> None:
+    """Others have no opinion, and hardly any weight."""
+    values = np.zeros((10, 5, 1))
+    values[3] = 8.0
+    weights = np.full((10, 1), 0.1)
+    weights[3] = 10.0
+
+    assert limited(values, weights) == pytest.approx(8 - 0.9 / 10.9 * 1.0)
+
+
+def test_a_class_that_nobody_knows_has_no_evidence() -> None:
+    """And no warning by numpy."""
+    assert (limited(np.ones((3, 4, 2)), np.zeros((3, 2))) == 0).all()
+
+
+def test_many_rows_are_combined_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same bits."""
+    values, weights = np.random.default_rng(2).normal(size=(6, 40, 3)), np.ones((6, 3))
+    whole = limited(values, weights)
+    monkeypatch.setattr("fl_strategies.aggregation.evidence._MOST_CELLS", 100)
+
+    assert (limited(values, weights) == whole).all()
+
+
+def test_a_claim_of_one_class_is_compared_with_the_runner_up() -> None:
+    """As many records of a class as of all would triple the weight on it."""
+    counts = np.full((10, 10), 20.0)
+    counts[4, 7] = 2.0**40
+
+    believed = believed_counts(counts)
+
+    assert believed[4, 7] == 40
+    assert (np.delete(believed.ravel(), 47) == 20).all()
+
+
+def test_the_only_one_that_knows_a_class_is_believed() -> None:
+    """Nine parties have one record of it or none."""
+    counts = np.full((10, 3), 50.0)
+    counts[:, 2] = [0, 1, 0, 1, 0, 1, 0, 0, 80, 1]
+
+    assert (believed_counts(counts) == counts).all()
+    assert (believed_counts(counts[:4]) == counts[:4]).all()
+
+
+@pytest.mark.parametrize("share", [[0.5, 0.5], [0.9, 0.1], [0.3, 0.7]])
+def test_public_rows_correct_a_false_claim_of_records(share: list[float]) -> None:
+    """Exact evidence of two normal densities; a liar claims all records of one class.
+
+    Evidence is divided by the sharpness that a mean of parties is taken to need.
+    """
+    rng = np.random.default_rng(3)
+    labels = rng.random(20_000) < share[1]
+    x = rng.normal(np.where(labels, 2.0, -2.0))
+    densities = np.stack([-((x + 2) ** 2) / 2, -((x - 2) ** 2) / 2], axis=1)
+    scores = densities / SHARPNESS
+    counts = np.array([[100.0 * share[0], 100.0 * share[1]]] * 9)
+    honest = likely_share(scores, counts)
+    lied = likely_share(scores, np.concatenate([counts, [[0.0, 150.0]]]))
+
+    assert honest == pytest.approx(share, abs=0.01)
+    assert 0 < lied[1] - honest[1] < 0.08
+    pooled = pooled_share(np.concatenate([counts, [[0.0, 150.0]]]))
+    assert lied[1] - honest[1] < 0.6 * (pooled[1] - share[1])

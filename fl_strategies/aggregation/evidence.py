@@ -7,19 +7,24 @@ parties that lack a class outvote those that know it. Here the shares are taken 
     evidence   A_k(x, c) = log p_k(c|x) - log pi_k(c)    for the classes that k has seen,
                            up to a constant in x         and nothing for all others
     weight     w_kc: how well k can know c, by its number of records of c
-    consensus  z(x, c) = sum_k w_kc A_k(x, c) / sum_k w_kc + b_c
+    consensus  z(x, c) = mean_k A_k(x, c), weighted by w_kc, + b_c
 
 The constant is the mean over the classes that the party has seen, so only the difference
 between these counts; or it makes A an estimate of log p(x|c) / p_public(x), for parties that
 also learn to tell their own records from public rows (`core.contrast`). Then a
 party says of a row that it is like nothing it knows, and one that has a single class can
-speak too. b_c gives the classes their shares (`match_share`).
+speak too. b_c gives the classes their shares (`match_share`, `add_share`).
+
+One party must not decide a row, however loud: in `limited_mean` nobody counts for more than
+`MOST_BEYOND_MEDIAN` above or below the weighted median of all. And one party must not decide
+how frequent a class is, however many records it claims: see `believed_counts`, and
+`likely_share` where parties' class shares differ so much that no claim looks odd.
 
 Multi-label: every label is a class of its own against the rest, with its own shares.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -46,7 +51,24 @@ LEAST_DISTANCE: Final = 0.1
 LEAST_PART: Final = 1 / 3
 """Among such parties, one whose shares are so many times as far away as theirs, and not hardly
 at all, counts less; but never for less than this part."""
+MOST_BEYOND_MEDIAN: Final = 1.0
+"""Evidence counts for no more than this above or below the weighted median of the parties."""
+FEWEST_COMPARED: Final = 5
+"""Claims of classes are compared where there are this many parties."""
+MOST_TIMES_NEXT: Final = 2.0
+"""Nobody is believed to have more records of a class than this many times the runner-up,
+where at least half of the parties know the class."""
+LEAST_KNOWN: Final = 0.25
+"""A party knows a class of which it has this part of its mean class."""
+MOST_TIMES_MEDIAN_SHARE: Final = 1.5
+"""In the class shares of parties that differ, nobody counts for more than this many times the
+median party."""
+SHARPNESS: Final = 3.0
+"""The mean of many cautious answers is too cautious: a consensus that is right on nine rows
+of ten gives them seven tenths. The choice: docs/results/consensus.md."""
+_MOST_CELLS: Final = 1 << 22
 _PSEUDO_COUNT: Final = 0.5
+_TINY: Final = 1e-300
 _TOLERANCE, _MAX_STEPS = 1e-7, 2000
 
 
@@ -133,6 +155,67 @@ def vote_evidence(labels: Array, counts: FloatArray) -> FloatArray:
     return evidence
 
 
+def limited_mean(
+    evidence: Callable[[int, slice], FloatArray], weights: FloatArray, num_rows: int
+) -> FloatArray:
+    """Return the weighted mean of evidence in which one party moves a row only so far.
+
+    What is beyond `MOST_BEYOND_MEDIAN` of the weighted median, row by row and class by class,
+    is cut to it (one step of Huber's estimate, at a fixed width). A party of a tenth of the
+    weight moves a score by a tenth, and the median by at most one place, whatever it
+    sends. A party that alone knows a class is its own median, and is not cut. Two
+    parties have no middle: theirs is the plain mean.
+
+    Parameters
+    ----------
+    evidence : callable
+        Gives the evidence of a party on some rows, (rows, C).
+    weights : (num_parties, C)
+    num_rows : int
+
+    Returns
+    -------
+    mean : (num_rows, C)
+        0, for no opinion, where nobody has any weight.
+
+    Examples
+    --------
+    >>> said = np.array([[[2.0, -2.0]]] * 4 + [[[-10.0, 10.0]]])
+    >>> limited_mean(lambda k, rows: said[k, rows], np.ones((5, 2)), 1)
+    array([[ 1.8, -1.8]])
+    """
+    num_parties, num_classes = weights.shape
+    total = np.where(weights.sum(axis=0) > 0, weights.sum(axis=0), 1.0)
+    mean = np.empty((num_rows, num_classes))
+    width = max(1, _MOST_CELLS // (num_parties * num_classes))
+    for start in range(0, num_rows, width):
+        rows = slice(start, min(start + width, num_rows))
+        values = np.stack([evidence(k, rows) for k in range(num_parties)])
+        if num_parties > 2:
+            middle = _weighted_median(values, weights)
+            low, high = middle - MOST_BEYOND_MEDIAN, middle + MOST_BEYOND_MEDIAN
+            values = np.clip(values, low, high)
+        mean[rows] = np.einsum("knc,kc->nc", values, weights) / total
+    return mean
+
+
+def _weighted_median(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the median over parties of values (K, n, C) by weights (K, C).
+
+    Between two values where exactly half of the weight is on each side, their mean.
+    """
+    order = np.argsort(values, axis=0, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=0)
+    spread = np.broadcast_to(weights[:, None, :], values.shape)
+    below = np.cumsum(np.take_along_axis(spread, order, axis=0), axis=0)
+    half, slack = below[-1] / 2, 1e-9 * below[-1]
+    last = len(values) - 1
+    lower = np.minimum((below < half - slack).sum(axis=0), last)
+    upper = np.minimum((below <= half + slack).sum(axis=0), last)
+    ends = [np.take_along_axis(ordered, place[None], axis=0)[0] for place in (lower, upper)]
+    return np.asarray((ends[0] + ends[1]) / 2)
+
+
 def class_weights_of(counts: FloatArray, *, contrasted: bool) -> FloatArray:
     """Return how well a party can know each class, (C,).
 
@@ -213,21 +296,89 @@ def believed_parts(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
     """
     held = np.asarray(counts, dtype=np.float64)
     sizes = held.sum(axis=1) if held.ndim == 2 else held.sum(axis=1).max(axis=1)
-    flat = held.reshape(len(held), -1)
-    shares = flat / np.maximum(flat.sum(axis=1, keepdims=True), 1e-300)
-    parts = np.where(sizes > 0, believed_sizes(sizes) / np.maximum(sizes, 1e-300), 1.0)
-    return np.asarray(parts * _plausible(shares))
+    parts = np.where(sizes > 0, believed_sizes(sizes) / np.maximum(sizes, _TINY), 1.0)
+    return np.asarray(parts * _plausible(_shares(held)))
 
 
 def _plausible(shares: FloatArray) -> FloatArray:
     """Return 1, or less for parties whose class shares are far from the usual ones."""
-    usual = np.median(shares, axis=0)
-    distance = np.abs(shares - usual / max(float(usual.sum()), 1e-300)).sum(axis=1) / 2
-    typical = float(np.quantile(distance, 2 / 3))
+    distance, typical = _distances(shares)
     if typical > MOST_DISTANCE_ALIKE:
         return np.ones(len(shares))
     most = max(MOST_TIMES_DISTANCE * typical, LEAST_DISTANCE)
-    return np.asarray(np.clip(most / np.maximum(distance, 1e-300), LEAST_PART, 1.0))
+    return np.asarray(np.clip(most / np.maximum(distance, _TINY), LEAST_PART, 1.0))
+
+
+def _distances(shares: FloatArray) -> tuple[FloatArray, float]:
+    """Return how far each party's class shares are from the usual ones, and two thirds are."""
+    usual = np.median(shares, axis=0)
+    distance = np.abs(shares - usual / max(float(usual.sum()), _TINY)).sum(axis=1) / 2
+    return distance, float(np.quantile(distance, 2 / 3))
+
+
+def _shares(counts: FloatArray) -> FloatArray:
+    flat = counts.reshape(len(counts), -1)
+    return np.asarray(flat / np.maximum(flat.sum(axis=1, keepdims=True), _TINY))
+
+
+def believed_counts(counts: FloatArray) -> FloatArray:
+    """Return class counts (num_parties, C), capped by what the others claim of each class.
+
+    A claim of ten times as many records of one class triples a party's weight on it. Nobody
+    is believed to have more than `MOST_TIMES_NEXT` times the records of the next largest
+    claim. Where fewer than half of the parties know the class, the largest claim may well
+    be right, and stays.
+
+    Examples
+    --------
+    >>> believed_counts(np.array([[9.0, 9.0]] * 4 + [[99.0, 9.0]]))[-1]
+    array([18.,  9.])
+    """
+    if len(counts) < FEWEST_COMPARED:
+        return counts
+    known = (counts > 0) & (counts >= LEAST_KNOWN * counts.mean(axis=1, keepdims=True))
+    runner_up = np.sort(counts, axis=0)[-2]
+    capped = (2 * known.sum(axis=0) >= len(counts)) & (runner_up > 0)
+    return np.where(capped, np.minimum(counts, MOST_TIMES_NEXT * runner_up), counts)
+
+
+def are_alike(counts: FloatArray) -> bool:
+    """Tell whether most parties have about the same class shares."""
+    return _distances(_shares(counts))[1] <= MOST_DISTANCE_ALIKE
+
+
+def likely_share(scores: FloatArray, counts: FloatArray) -> FloatArray:
+    """Return the class shares that records and public rows together make likely, (C,).
+
+    Where parties' class shares differ, no claim of records looks odd, and one could move the
+    shares of all. But evidence relative to the public rows is an estimate of
+    log p(x|c) / p_public(x), so the public rows say how frequent the classes are among them:
+    the s that maximises mean(log(sum_c s_c exp(score_c))). Claims count as much as the rows:
+    they are the prior, of parties of at most 1.5 times the median size. Each step of this
+    expectation maximisation raises the posterior.
+
+    Parameters
+    ----------
+    scores : (n, C)
+        Consensus of the parties' evidence.
+    counts : (num_parties, C)
+        Believed class counts.
+    """
+    sizes = counts.sum(axis=1)
+    part = np.minimum(
+        1.0, MOST_TIMES_MEDIAN_SHARE * np.median(sizes) / np.maximum(sizes, _TINY)
+    )
+    prior = pooled_share(counts * part[:, None])
+    share, sharp = prior, SHARPNESS * scores
+    for _ in range(_MAX_STEPS):
+        with np.errstate(divide="ignore"):
+            responsible = np.exp(_log_softmax(sharp + np.log(share)))
+        new = (responsible.mean(axis=0) + prior) / 2
+        settled = np.abs(new - share).max() < _TOLERANCE
+        share = new
+        if settled:
+            break
+    return np.asarray(share / share.sum())
 
 
 def pooled_share(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
@@ -237,7 +388,7 @@ def pooled_share(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
     """
     held = np.asarray(counts, dtype=np.float64)
     total = _exact_total(held * believed_parts(held)[:, None])
-    share: FloatArray = total / max(total.sum(), 1e-300)
+    share: FloatArray = total / max(total.sum(), _TINY)
     return share
 
 

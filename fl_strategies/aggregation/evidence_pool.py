@@ -1,4 +1,4 @@
-"""What a server keeps of the parties' evidence, and the consensus that it makes of it."""
+"""The parties' evidence at the server, and the consensus that comes of it."""
 
 import logging
 import math
@@ -10,19 +10,28 @@ import numpy as np
 
 from fl_strategies.aggregation.consensus import MAX_WEIGHT, ExactSum
 from fl_strategies.aggregation.evidence import (
+    FEWEST_COMPARED,
     add_label_shares,
     add_share,
+    are_alike,
+    believed_counts,
     believed_parts,
     believed_sizes,
     check_share,
     class_weights_of,
     label_weights_of,
+    likely_share,
+    limited_mean,
     match_label_shares,
     match_share,
     pooled_label_shares,
     pooled_share,
 )
-from fl_strategies.aggregation.outliers import outliers
+from fl_strategies.aggregation.outliers import (
+    LEAST_OF_TYPICAL,
+    LEAST_OF_TYPICAL_LIMITED,
+    outliers,
+)
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import InvalidParameter, require
@@ -42,6 +51,9 @@ LEAST_SHARE: Final = 0.25
 """A party is judged by classes of at least this part of its mean class."""
 MOST_JUDGED: Final = 1000
 """Most parties among which outliers are sought."""
+MOST_TIMES_BELIEVED: Final = 10.0
+"""A claim of more records than this many times what is believed deserves a warning; honest
+parties that are larger than the others rarely reach it."""
 
 
 class EvidenceConsensus:
@@ -136,13 +148,17 @@ class EvidencePool:
         classes only with each other, otherwise ``"none"``: evidence that is relative to the
         public rows gains nothing by it, and a liar about its counts could move every row.
     decode : callable, optional
-        Makes evidence (rows, classes) of what a party sent and its counts; by default it
-        sent evidence.
+        Makes evidence (rows, classes) of what a party sent and its counts, each row by
+        itself; by default it sent evidence.
     exclude_outliers : bool (default: True)
         Do not count parties that contradict most others: see `aggregation.outliers`. What
-        parties sent is then kept as it came until all are there; otherwise only sums are.
+        parties sent is then kept as it came until all are there; otherwise only sums are,
+        and neither are claims of single classes compared nor rows limited.
         Of more than `MOST_JUDGED` parties nobody is judged: one of so many decides little,
         and memory must not grow with their replies.
+    limited : bool (default: False)
+        Limit how far one party moves a row, for evidence that may be arbitrarily strong:
+        see `limited_mean`. Votes are all of one strength and need no limit.
 
     Attributes
     ----------
@@ -160,13 +176,16 @@ class EvidencePool:
         share: ClassShare,
         decode: Decode = lambda values, _: values,
         exclude_outliers: bool = True,
+        limited: bool = False,
     ) -> None:
         self._consensus = EvidenceConsensus(shape, bound=bound)
         self._task, self._share, self._decode = task, share, decode
-        self._exclude_outliers = exclude_outliers
+        self._exclude_outliers, self._limited = exclude_outliers, limited
         self._heard: list[Heard] = []
         self._counts: list[tuple[int, FloatArray]] = []
         self._contrasts = Counter[str]()
+        self._contradicting: tuple[int, ...] = ()
+        self._absurd: tuple[int, ...] = ()
         self.outliers: tuple[int, ...] = ()
         self.capped: tuple[int, ...] = ()
 
@@ -191,38 +210,72 @@ class EvidencePool:
                 self._count(one)
             self._heard = []
 
-    def _count(self, heard: Heard) -> None:
-        """Add a party's evidence to the sums."""
+    def _count(self, heard: Heard, believed: FloatArray | None = None) -> None:
+        """Add a party's evidence to the sums, by the class counts that are believed."""
+        counts = heard.counts if believed is None else believed
         evidence = self._decode(heard.values, heard.counts)
-        self._consensus.add(evidence, self._weights(heard), self._size(heard.counts))
+        weights = self._weights(counts, heard.contrast)
+        self._consensus.add(evidence, weights, self._size(counts))
         self._counts.append((heard.party, heard.counts))
 
-    def _weights(self, heard: Heard) -> FloatArray:
+    def _weights(self, counts: FloatArray, contrast: Contrast) -> FloatArray:
         if self._task == "multi-label":
-            return label_weights_of(*heard.counts)
-        return class_weights_of(heard.counts, contrasted=heard.contrast == "public")
+            return label_weights_of(*counts)
+        return class_weights_of(counts, contrasted=contrast == "public")
 
     def _size(self, counts: FloatArray) -> float:
         """Return how many records a party claims; nobody has more than the sums can hold."""
         several = self._task == "multi-label"
         return min(float(counts.sum(axis=0).max() if several else counts.sum()), MAX_SIZE)
 
-    def _count_heard(self) -> None:
-        """Count those who do not contradict most others."""
+    def _combine(self) -> FloatArray:
+        """Return the mean evidence of those who do not contradict most others."""
+        if not self._heard:
+            return self._consensus.result()
         heard = sorted(self._heard, key=lambda one: one.party)
         self._heard = []
-        positions = {*self._find_outliers(heard)}
-        self.outliers = tuple(heard[position].party for position in sorted(positions))
-        for position, one in enumerate(heard):
-            if position not in positions:
-                self._count(one)
+        found = self._find_outliers(heard)
+        self.outliers = tuple(heard[position].party for position in found)
+        self._contradicting = tuple(
+            heard[position].party for position, agreed in found.items() if agreed < 0
+        )
+        counted = [one for position, one in enumerate(heard) if position not in found]
+        believed = self._believed([one.counts for one in counted])
+        if self._limited:
+            return self._limited_mean(counted, believed)
+        for one, counts in zip(counted, believed, strict=True):
+            self._count(one, counts)
+        return self._consensus.result()
 
-    def _find_outliers(self, heard: Sequence[Heard]) -> list[int]:
+    def _limited_mean(self, counted: Sequence[Heard], believed: FloatArray) -> FloatArray:
+        """Return the mean in which one party moves a row only so far."""
+        self._counts = [(one.party, one.counts) for one in counted]
+        sizes = np.array([self._size(counts) for counts in believed])
+        part = believed_sizes(sizes) / np.where(sizes > 0, sizes, 1.0)
+        weights = np.array(
+            [
+                self._weights(counts, one.contrast)
+                for one, counts in zip(counted, believed, strict=True)
+            ]
+        )
+        return limited_mean(
+            lambda k, rows: self._decode(counted[k].values[rows], counted[k].counts),
+            weights * np.sqrt(part)[:, None],
+            len(counted[0].values),
+        )
+
+    def _believed(self, counts: Sequence[FloatArray]) -> FloatArray:
+        """Return class counts as far as the others' make them plausible."""
+        stated = np.asarray(counts, dtype=np.float64)
+        return stated if self._task == "multi-label" else believed_counts(stated)
+
+    def _find_outliers(self, heard: Sequence[Heard]) -> dict[int, float]:
         absolute = [self._task == "multi-label" or one.contrast == "public" for one in heard]
         return outliers(
             lambda position: self._decode(heard[position].values, heard[position].counts),
             self._judged_by(heard),
             np.where(absolute, 1, 2),
+            least_of_typical=LEAST_OF_TYPICAL_LIMITED if self._limited else LEAST_OF_TYPICAL,
         )
 
     def _judged_by(self, heard: Sequence[Heard]) -> FloatArray:
@@ -232,7 +285,7 @@ class EvidencePool:
         like a liar by a class of which it has a record or two. Where parties know most
         classes they are judged by all: a liar may claim to know nothing but its own.
         """
-        weights = np.array([self._weights(one) for one in heard])
+        weights = np.array([self._weights(one.counts, one.contrast) for one in heard])
         if self._task == "multi-label":
             return weights
         counts = np.array([one.counts for one in heard])
@@ -254,35 +307,70 @@ class EvidencePool:
 
     def result(self) -> FloatArray:
         """Return unnormalised log-probabilities of classes, or log-odds of labels."""
-        if self._heard:
-            self._count_heard()
-        scores, rule = self._consensus.result(), self.rule
-        counts = [own for _, own in self._counts]
-        parts = believed_parts(counts)
-        self.capped = tuple(
-            party for (party, _), part in zip(self._counts, parts, strict=True) if part < 1
-        )
+        scores, rule = self._combine(), self.rule
+        stated = np.asarray([own for _, own in self._counts], dtype=np.float64)
+        believed = self._believed(stated)
+        self._note_capped(stated, believed)
         several = self._task == "multi-label"
-        pooled = pooled_label_shares(counts) if several else pooled_share(counts)
+        if several:
+            pooled = pooled_label_shares(believed)
+        elif self._shares_are_open(believed):
+            pooled = likely_share(scores, believed)
+        else:
+            pooled = pooled_share(believed)
         if rule == "none":
             return (add_label_shares if several else add_share)(scores, pooled)
         share = pooled if rule == "pooled" else np.asarray(rule, dtype=np.float64)
         return (match_label_shares if several else match_share)(scores, share)
 
+    def _shares_are_open(self, believed: FloatArray) -> bool:
+        """Tell whether claims of records alone would decide the shares of unlike parties.
+
+        Evidence relative to the public rows knows better, if most parties send such.
+        """
+        relative = 2 * self._contrasts["public"] > self._contrasts.total()
+        several = len(believed) >= FEWEST_COMPARED and self._limited
+        return self._share == "auto" and relative and several and not are_alike(believed)
+
+    def _note_capped(self, stated: FloatArray, believed: FloatArray) -> None:
+        """Note who counts with fewer records than it claims."""
+        flat = stated.reshape(len(stated), -1).sum(axis=1)
+        counted = believed.reshape(len(believed), -1).sum(axis=1) * believed_parts(believed)
+        parties = np.array([party for party, _ in self._counts])
+        self.capped = tuple(parties[counted < flat].tolist())
+        self._absurd = tuple(parties[MOST_TIMES_BELIEVED * counted < flat].tolist())
+
     def report(self, owner: str) -> Metrics:
-        """Say in the log who was not counted, or not in full; return how many they are."""
-        if self.outliers:
+        """Log who was not counted, or not in full; return how many they are."""
+        if self._contradicting:
             logger.warning(
                 "%s does not count parties %s, which contradict most others.",
                 owner,
-                shown(self.outliers),
+                shown(self._contradicting),
             )
-        if self.capped:
-            logger.warning(
-                "%s counts parties %s with fewer records than they claim: their numbers or "
-                "class shares are far from the others'.",
+        unlike = tuple(party for party in self.outliers if party not in self._contradicting)
+        if unlike:
+            logger.info(
+                "%s does not count parties %s: their evidence has nothing in common with the "
+                "others', which a few records can explain.",
                 owner,
-                shown(self.capped),
+                shown(unlike),
+            )
+        if self._absurd:
+            logger.warning(
+                "%s limits the weight of parties %s, which claim more than %g times the "
+                "records that the others' numbers make plausible.",
+                owner,
+                shown(self._absurd),
+                MOST_TIMES_BELIEVED,
+            )
+        limited = tuple(party for party in self.capped if party not in self._absurd)
+        if limited:
+            logger.info(
+                "%s limits the weight of parties %s, whose class counts are far from the "
+                "others'. Parties that differ are often so.",
+                owner,
+                shown(limited),
             )
         return {keys.NUM_OUTLIERS: len(self.outliers), keys.NUM_CAPPED: len(self.capped)}
 

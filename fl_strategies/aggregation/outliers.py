@@ -18,6 +18,9 @@ from fl_strategies.arrays import Array, FloatArray, IntArray
 
 LEAST_OF_TYPICAL: Final = 0.25
 """A party is an outlier below this share of the median party's agreement."""
+LEAST_OF_TYPICAL_LIMITED: Final = 0.1
+"""The same where one party's influence on a row is limited: an honest party of few records
+is lost for less."""
 LEAST_TYPICAL: Final = 0.2
 """Where the median party agrees less than this with others, nobody knows enough to judge."""
 FEWEST_COMPARED: Final = 3
@@ -35,10 +38,12 @@ def outliers(
     fewest_common: IntArray,
     *,
     least_typical: float = LEAST_TYPICAL,
-) -> list[int]:
-    """Return the positions of parties that contradict most others, in ascending order.
+    least_of_typical: float = LEAST_OF_TYPICAL,
+) -> dict[int, float]:
+    """Return the positions of parties that do not agree with most others, ascending.
 
-    Less than half of those that can be judged are outliers.
+    With each its agreement: below 0 the party contradicts the others, otherwise it may as
+    well be honest and know little. Less than half of those that can be judged are outliers.
 
     Parameters
     ----------
@@ -51,13 +56,16 @@ def outliers(
         its classes only with each other, and so says nothing by one of them.
     least_typical : float
         Nobody is judged where the median party agrees less than this with others.
+    least_of_typical : float
+        A party is an outlier below this share of the median party's agreement.
     """
     agreed = agreements(evidence, known > 0, fewest_common)
     judged = ~np.isnan(agreed)
     typical = float(np.median(agreed[judged])) if judged.any() else 0.0
     if typical < least_typical:
-        return []
-    return np.flatnonzero(judged & (agreed < LEAST_OF_TYPICAL * typical)).tolist()
+        return {}
+    found = np.flatnonzero(judged & (agreed < least_of_typical * typical))
+    return {int(position): float(agreed[position]) for position in found}
 
 
 def agreements(evidence: Evidence, known: Array, fewest_common: IntArray) -> FloatArray:

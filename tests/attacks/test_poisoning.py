@@ -33,7 +33,8 @@ from simulations.config import Settings
 
 LIARS = Path(__file__).parents[2] / "benchmarks" / "liars.py"
 LINEAR = {"learner": "logistic-regression", "final-learner": "logistic-regression"}
-MOST_LOST, MOST_SUCCESS = 5.0, 10.0
+MOST_LOST, MOST_SUCCESS = 3.0, 10.0
+MOST_STEERED = 25.0
 ROWS, CLASSES = 200, 5
 
 
@@ -69,25 +70,26 @@ def assert_little_damage(strategy: str, attack: str, num_liars: int = 1) -> None
     without, attacked = honest(strategy), laboratory(strategy).outcome(attack, num_liars)
     assert without["accuracy"] > 80
     assert without["accuracy"] - attacked["accuracy"] <= MOST_LOST
-    assert attacked["target"] - without["target"] <= MOST_SUCCESS
+    if attack in benchmark().STEERING:
+        assert attacked["source"] - without["source"] <= MOST_STEERED
+    else:
+        assert attacked["target"] - without["target"] <= MOST_SUCCESS
 
 
-@pytest.mark.parametrize("attack", ["flip", "target", "absurd", "counts"])
-def test_one_party_of_ten_with_absurd_counts_moves_fedkd_less_than_five_points(
-    attack: str,
-) -> None:
-    """It took 67 points, and 84 rows of 100 for its class, by claiming 2**40 records."""
+@pytest.mark.parametrize("attack", benchmark().attacks_on("fedkd"))
+def test_one_party_of_ten_moves_fedkd_less_than_three_points(attack: str) -> None:
+    """By absurd counts it took 67 points; by lies about one class alone 15, and all of it."""
     assert_little_damage("FedKD", attack)
 
 
-@pytest.mark.parametrize("attack", ["flip", "target", "absurd", "counts"])
-def test_one_party_of_ten_moves_fedkt_less_than_five_points(attack: str) -> None:
+@pytest.mark.parametrize("attack", benchmark().attacks_on("fedkt"))
+def test_one_party_of_ten_moves_fedkt_less_than_three_points(attack: str) -> None:
     """Votes for one class, and counts that would make it the most frequent."""
     assert_little_damage("FedKT", attack)
 
 
-@pytest.mark.parametrize("attack", ["flip", "target", "absurd", "counts"])
-def test_one_party_of_ten_moves_fedmd_less_than_five_points(attack: str) -> None:
+@pytest.mark.parametrize("attack", benchmark().attacks_on("fedmd"))
+def test_one_party_of_ten_moves_fedmd_less_than_three_points(attack: str) -> None:
     """The same with the answers of a round."""
     assert_little_damage("FedMD", attack)
 
@@ -171,6 +173,28 @@ def test_four_that_collude_against_nine_are_found() -> None:
     assert pool.outliers == (9, 10, 11, 12)
 
 
+def test_a_liar_that_is_not_read_is_no_liar() -> None:
+    """Replies that the server refuses would make every defence look good."""
+    with pytest.raises(RuntimeError, match="every reply must be read"):
+        benchmark().require_all_read({1: {keys.NUM_REJECTED: 1}})
+
+
+def test_a_few_records_that_agree_with_nobody_are_no_accusation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A party without a relation to the others is left out, and nobody is warned of it."""
+    pool = pool_of(
+        np.random.default_rng(5).normal(size=(ROWS, CLASSES)), counts=np.ones(CLASSES)
+    )
+    with caplog.at_level("INFO"):
+        pool.result()
+        pool.report("FedKD")
+
+    assert pool.outliers == (9,)
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert "which a few records can explain" in caplog.text
+
+
 def test_absurd_counts_beside_honest_evidence_are_capped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -181,7 +205,7 @@ def test_absurd_counts_beside_honest_evidence_are_capped(
     assert right(pool) > 0.97
     assert pool.outliers == ()
     assert pool.report("FedKD") == {keys.NUM_OUTLIERS: 0, keys.NUM_CAPPED: 1}
-    assert "parties (9,) with fewer records than they claim" in caplog.text
+    assert "limits the weight of parties (9,), which claim more than 10 times" in caplog.text
 
 
 def test_claims_beyond_the_largest_size_do_not_end_the_round() -> None:
@@ -207,7 +231,7 @@ def test_nobody_is_judged_where_nobody_agrees() -> None:
     rng = np.random.default_rng(1)
     noise = rng.normal(size=(8, ROWS, CLASSES))
 
-    assert outliers(lambda k: noise[k], np.ones((8, CLASSES)), np.ones(8, dtype=int)) == []
+    assert outliers(lambda k: noise[k], np.ones((8, CLASSES)), np.ones(8, dtype=int)) == {}
 
 
 def test_the_largest_federation_is_judged_by_some_of_its_parties() -> None:
@@ -219,7 +243,7 @@ def test_the_largest_federation_is_judged_by_some_of_its_parties() -> None:
         lambda k: evidence[k], np.ones((200, CLASSES)), np.ones(200, dtype=np.int64)
     )
 
-    assert found == [17, 150]
+    assert [*found] == [17, 150]
 
 
 def test_one_voter_with_absurd_class_counts_does_not_decide_fedmds_labels() -> None:

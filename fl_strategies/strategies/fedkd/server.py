@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -13,6 +13,7 @@ from fl_strategies.aggregation.class_weights import (
     noisy_weighted_mean,
     read_counts,
 )
+from fl_strategies.aggregation.evidence import SHARPNESS
 from fl_strategies.aggregation.evidence_pool import EvidencePool, read_class_share
 from fl_strategies.arrays import Array, FloatArray, content_hash
 from fl_strategies.core.accounting import AUDIENCES, privacy_metrics, unprotected
@@ -59,10 +60,6 @@ from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 from fl_strategies.wire.quantization import ScoreFormat, score_format
 from fl_strategies.wire.replies import PartyReply
-
-SHARPNESS: Final = 3.0
-"""The mean of many careful answers is too careful: a consensus that is right on nine rows of
-ten gives them seven tenths. How it was chosen: docs/results/consensus.md."""
 
 
 @dataclass(kw_only=True)
@@ -216,6 +213,7 @@ class FedKD(KnowledgeStrategy[Said]):
             share=self.class_share,
             decode=lambda values, _: self._form.decode(values),
             exclude_outliers=self.options.exclude_outliers,
+            limited=True,
         )
 
     @property
