@@ -383,20 +383,26 @@ def differences(
 
 
 def markdown(found: Outcomes, deal: str, seeds: Sequence[int] = SEEDS) -> str:
-    """Return the table of a deal: points lost, and in brackets the targeted success."""
-    columns = [f"{attack} {count}" for attack in ATTACKS for count in (1, 2, 3)]
-    lines = [f"| {deal} | nobody lies | {' | '.join(columns)} |"]
-    lines.append("| --- " * (2 + len(columns)) + "|")
+    """Return two tables of a deal, points lost and targeted success, by number of liars."""
+    return "\n\n".join(
+        _table(found, deal, seeds, title, number)
+        for number, title in enumerate(("points lost", "targeted success, %"))
+    )
+
+
+def _table(found: Outcomes, deal: str, seeds: Sequence[int], title: str, number: int) -> str:
+    lines = [f"| {deal}: {title} | nobody lies | {' | '.join(ATTACKS)} |"]
+    lines.append("| --- " * (2 + len(ATTACKS)) + "|")
     for row, settings in rows_of(deal).items():
         honest = [found[name_of(row, deal, seed, NOBODY, 0)]["accuracy"] for seed in seeds]
         cells = [f"{np.mean(honest):.1f}"]
         for attack in ATTACKS:
-            for count in (1, 2, 3):
-                cell = ""
-                if attack in attacks_on(str(settings["strategy"])):
-                    lost, success = differences(found, row, deal, attack, count, seeds)
-                    cell = f"{lost:.1f} ({success:.1f})"
-                cells.append(cell)
+            possible = attack in attacks_on(str(settings["strategy"]))
+            values = [
+                f"{differences(found, row, deal, attack, count, seeds)[number]:.1f}"
+                for count in ((1, 2, 3) if possible else ())
+            ]
+            cells.append(" / ".join(values))
         lines.append(f"| {row} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -18,6 +18,7 @@ from fl_strategies.aggregation.evidence import (
     VOTE_STRENGTH,
     add_label_shares,
     add_share,
+    are_alike,
     believed_counts,
     believed_sizes,
     class_evidence,
@@ -500,9 +501,30 @@ def test_a_claim_of_one_class_is_compared_with_the_runner_up() -> None:
     assert (np.delete(believed.ravel(), 47) == 20).all()
 
 
+def test_liars_do_not_vouch_for_each_others_classes() -> None:
+    """Three of ten claim a class together, which no runner-up would give away."""
+    counts = np.full((10, 10), 20.0)
+    counts[:3, 7] = 400.0
+
+    assert (believed_counts(counts)[:3, 7] == 40).all()
+
+
+def test_where_parties_differ_the_runner_up_is_what_a_claim_is_compared_with() -> None:
+    """Shares from 10 to 90 percent; one has five times as many as the next."""
+    shares = np.linspace(0.1, 0.9, 10)
+    counts = 100 * np.stack([shares, 1 - shares], axis=1)
+    counts[0, 1] = 450.0
+
+    believed = believed_counts(counts)
+
+    assert not are_alike(counts)
+    assert believed[0, 1] == pytest.approx(2 * 100 * (1 - shares[1]))
+    assert (believed.ravel()[2:] == counts.ravel()[2:]).all()
+
+
 def test_the_only_one_that_knows_a_class_is_believed() -> None:
-    """Nine parties have one record of it or none."""
-    counts = np.full((10, 3), 50.0)
+    """Nine parties have one record of it or none, and the others' classes differ."""
+    counts = np.array([[50.0, 2.0, 0.0], [2.0, 50.0, 0.0]] * 5)
     counts[:, 2] = [0, 1, 0, 1, 0, 1, 0, 0, 80, 1]
 
     assert (believed_counts(counts) == counts).all()

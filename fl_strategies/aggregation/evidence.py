@@ -55,9 +55,9 @@ MOST_BEYOND_MEDIAN: Final = 1.0
 """Evidence counts for no more than this above or below the weighted median of the parties."""
 FEWEST_COMPARED: Final = 5
 """Claims of classes are compared where there are this many parties."""
-MOST_TIMES_NEXT: Final = 2.0
-"""Nobody is believed to have more records of a class than this many times the runner-up,
-where at least half of the parties know the class."""
+MOST_TIMES_TYPICAL: Final = 2.0
+"""Nobody is believed to have more records of a class than this many times the median party,
+or the runner-up where parties differ and at least half of them know the class."""
 LEAST_KNOWN: Final = 0.25
 """A party knows a class of which it has this part of its mean class."""
 MOST_TIMES_MEDIAN_SHARE: Final = 1.5
@@ -325,9 +325,9 @@ def believed_counts(counts: FloatArray) -> FloatArray:
     """Return class counts (num_parties, C), capped by what the others claim of each class.
 
     A claim of ten times as many records of one class triples a party's weight on it. Nobody
-    is believed to have more than `MOST_TIMES_NEXT` times the records of the next largest
-    claim. Where fewer than half of the parties know the class, the largest claim may well
-    be right, and stays.
+    is believed to have more than `MOST_TIMES_TYPICAL` times the median claim where parties
+    are alike, and otherwise that many times the runner-up's. Where fewer than half of
+    the parties know a class, the largest claim may well be right, and stays.
 
     Examples
     --------
@@ -336,10 +336,14 @@ def believed_counts(counts: FloatArray) -> FloatArray:
     """
     if len(counts) < FEWEST_COMPARED:
         return counts
-    known = (counts > 0) & (counts >= LEAST_KNOWN * counts.mean(axis=1, keepdims=True))
-    runner_up = np.sort(counts, axis=0)[-2]
-    capped = (2 * known.sum(axis=0) >= len(counts)) & (runner_up > 0)
-    return np.where(capped, np.minimum(counts, MOST_TIMES_NEXT * runner_up), counts)
+    if are_alike(counts):
+        typical = np.median(counts, axis=0)
+    else:
+        known = (counts > 0) & (counts >= LEAST_KNOWN * counts.mean(axis=1, keepdims=True))
+        runner_up = np.sort(counts, axis=0)[-2]
+        typical = np.where(2 * known.sum(axis=0) >= len(counts), runner_up, 0.0)
+    most = np.where(typical > 0, MOST_TIMES_TYPICAL * typical, np.inf)
+    return np.minimum(counts, most)
 
 
 def are_alike(counts: FloatArray) -> bool:
