@@ -86,9 +86,19 @@ def require_public_rows(party: Party, config: ConfigRecord) -> None:
         )
 
 
+def check_num_classes(party: Party, config: ConfigRecord) -> None:
+    """Raise unless server and party have a class list of the same length."""
+    asked, held = config.get(keys.NUM_CLASSES), party.num_classes
+    if type(asked) is not int or asked != held:
+        raise KnowledgeMismatch(
+            f"Server: {keys.NUM_CLASSES} must be {held}, as this party has classes, labels or "
+            f"targets, got {shown(asked)}. Give server and parties the same class list."
+        )
+
+
 def check_public_data(party: Party, config: ConfigRecord) -> None:
     """Raise unless server and party hold the same public rows and class list."""
-    config_int(config, keys.NUM_CLASSES, minimum=party.num_classes, maximum=party.num_classes)
+    check_num_classes(party, config)
     asked, held = config.get(keys.PUBLIC_HASH), content_hash(party.public)
     if asked != held:
         raise PublicDataMismatch(
@@ -118,5 +128,10 @@ def receiver_of(party: Party, received: Knowledge) -> PortableLearner:
         raise KnowledgeMismatch(
             f"{party.owner}: the learner {name!r} must have from_arrays to "
             f"receive a model, got {type(twin).__name__}."
+        )
+    if twin.num_classes != party.num_classes:
+        raise KnowledgeMismatch(
+            f"{party.owner}: the learner {name!r} must have {party.num_classes} classes or "
+            f"outputs to receive a model, got {twin.num_classes}."
         )
     return twin

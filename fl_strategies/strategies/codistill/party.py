@@ -34,6 +34,7 @@ from fl_strategies.core.protocols import (
 )
 from fl_strategies.core.role import (
     PartyRole,
+    check_num_classes,
     check_public_data,
     measure,
     read_round,
@@ -42,7 +43,12 @@ from fl_strategies.core.role import (
 )
 from fl_strategies.core.tasks import Task
 from fl_strategies.core.training import public_model, require_finite, require_plan, trained
-from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner, require_known
+from fl_strategies.exceptions import (
+    KnowledgeMismatch,
+    UnsupportedLearner,
+    between,
+    require_known,
+)
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
@@ -54,7 +60,7 @@ from fl_strategies.strategies.codistill.model_exchange import (
 )
 from fl_strategies.strategies.codistill.options import CodistillOptions
 from fl_strategies.wire import keys
-from fl_strategies.wire.config import config_choice, config_int
+from fl_strategies.wire.config import config_choice
 from fl_strategies.wire.knowledge import Knowledge, Metrics
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -160,8 +166,7 @@ def check_problem(party: Party, config: ConfigRecord) -> None:
     """Raise unless server and party mean the same problem, and there are records."""
     if keys.PUBLIC_HASH in config:
         check_public_data(party, config)
-    count = party.num_classes
-    config_int(config, keys.NUM_CLASSES, minimum=count, maximum=count)
+    check_num_classes(party, config)
     config_choice(config, TASK, [party.task])
     owner = party.owner
     require_known(len(party.x) > 0, owner, "x", "records to learn from", "none")
@@ -185,17 +190,6 @@ def _labels(party: Party) -> FloatArray:
     return np.eye(party.num_classes)[party.y]
 
 
-def receive_relayed(party: Party, relayed: Knowledge) -> Learner:
-    """Rebuild another agent's model; raise `KnowledgeMismatch` if it is none for this one."""
-    model = receive_model(party, relayed)
-    if model.num_classes != party.num_classes:
-        raise KnowledgeMismatch(
-            f"{party.owner}: a received model must have {party.num_classes} "
-            f"classes or outputs, got {model.num_classes}."
-        )
-    return model
-
-
 def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], int]:
     """Return what each received model predicts on the agent's inputs, and how many cannot."""
     found: list[FloatArray] = []
@@ -203,7 +197,7 @@ def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], i
     reason = ""
     for part in relayed:
         try:
-            model = receive_relayed(party, part)
+            model = receive_model(party, part)
             outputs(model, party.rows_to_try(), party.task)
         except Exception as error:  # a hostile model may make a learner raise anything
             reason = describe(error)
@@ -289,7 +283,7 @@ def _evaluate_ensemble(
     first = received.meta.get(FIRST_TERM)
     if type(first) is not int or not 0 <= first <= len(known):
         raise KnowledgeMismatch(
-            f"Server: {FIRST_TERM} must be from 0 to {len(known)}, the terms known so far, "
+            f"Server: {FIRST_TERM} must be {between(0, len(known))}, the terms known so far, "
             f"got {first!r}."
         )
     terms = known[:first] + part_models(received)
@@ -317,7 +311,7 @@ def _receive_all(
     errors: list[Exception] = []
     for number, term in enumerate(terms):
         try:
-            models[number] = receive_relayed(party, term)
+            models[number] = receive_model(party, term)
         except Exception as error:  # a hostile model may make a learner raise anything
             errors.append(error)
     return models, errors

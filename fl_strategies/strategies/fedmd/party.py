@@ -172,6 +172,7 @@ class RoundContext:
         """Read the consensus that a message carries, if it carries one."""
         if received is None or received.kind != CONSENSUS:
             return None
+        require_known(newest > 0, "Server", CONSENSUS, "omitted before the second round", "one")
         server_round = config_int(
             ConfigRecord({**received.meta}), CONSENSUS_ROUND, minimum=1, maximum=newest
         )

@@ -20,7 +20,13 @@ from fl_strategies.core.party import Party
 from fl_strategies.core.party_state import KnowledgeField, PartyState
 from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import Learner, PortableLearner, plan_of, require_portable
-from fl_strategies.core.role import PartyRole, measure, read_round, read_seed
+from fl_strategies.core.role import (
+    PartyRole,
+    measure,
+    read_round,
+    read_seed,
+    receive_model,
+)
 from fl_strategies.core.training import require_finite, require_plan, trained
 from fl_strategies.exceptions import KnowledgeMismatch, RequestRefused
 from fl_strategies.strategies.codistill.model_exchange import (
@@ -34,7 +40,6 @@ from fl_strategies.strategies.codistill.party import (
     check_problem,
     new_portable,
     portable_stand_in,
-    receive_relayed,
 )
 from fl_strategies.strategies.fens.options import FENSOptions
 from fl_strategies.wire import keys
@@ -165,7 +170,7 @@ def _ensemble(
     members, refused = [], 0
     for part in parts:
         try:
-            members.append(receive_relayed(party, part))
+            members.append(receive_model(party, part))
         except Exception:  # a hostile model may make a learner raise anything
             members.append(Unreadable(party.num_classes))
             refused += 1
