@@ -280,7 +280,7 @@ def _num_values(learner: Learner) -> int | None:
     if make is None:
         return None
     try:
-        state = import_module("clients.torch_training").blank_state(make)
+        state: Mapping[str, Array] = import_module("clients.torch_training").blank_state(make)
     except (RuntimeError, TypeError) as error:  # such as an image smaller than a kernel
         reason = str(error).partition("\n")[0]
         raise InvalidData(f"{OWNER}: the network must be possible, got: {reason}.") from error

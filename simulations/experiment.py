@@ -167,6 +167,7 @@ class Federation:
             partition_id=partition_id,
             x_test=data.x_test,
             y_test=data.y_test,
+            public_test=True,
             catalogue=self.catalogue(),
         )
 

@@ -804,9 +804,7 @@ def test_a_model_of_other_classes_is_left_out_though_its_learner_is_known() -> N
     _, metrics = CodistillParty().train(party, received, asked("avgkd"), PartyState())
 
     assert metrics[NUM_MODELS_REFUSED] == 1
-    with pytest.raises(
-        KnowledgeMismatch, match="must have 3 classes or outputs to receive"
-    ):
+    with pytest.raises(KnowledgeMismatch, match="must have 3 classes or outputs to receive"):
         CodistillParty().train(
             party, join_models([fitted_model(4, "four")]), asked("akd"), PartyState()
         )

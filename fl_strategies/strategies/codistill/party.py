@@ -36,7 +36,6 @@ from fl_strategies.core.role import (
     PartyRole,
     check_num_classes,
     check_public_data,
-    measure,
     read_round,
     read_seed,
     receive_model,
@@ -139,7 +138,7 @@ class CodistillParty(PartyRole):
         """Measure the agent's own newest model or, in EKD, the ensemble with its new terms."""
         kept = CodistillPartyState(state.records)
         if config_choice(config, keys.STRATEGY, SCHEMES) == "ekd":
-            return _evaluate_ensemble(party, received, kept)
+            return self._evaluate_ensemble(party, received, config, kept)
         own = kept.model
         if own is None or received.kind != KEPT:
             raise KnowledgeMismatch(
@@ -147,7 +146,70 @@ class CodistillParty(PartyRole):
                 f"measured, got {received.kind!r} and {'no' if own is None else 'a'} model."
             )
         model = receive_model(party, own)
-        return model, measure(party, model, state)
+        return model, self.measure(party, model, config, state)
+
+    def _evaluate_ensemble(
+        self,
+        party: Party,
+        received: Knowledge,
+        config: ConfigRecord,
+        state: CodistillPartyState,
+    ) -> tuple[Learner, Metrics]:
+        """Add the delivered terms to those that are kept, and measure the sum of all."""
+        kept = state.terms
+        known = part_models(kept) if kept else []
+        first = received.meta.get(FIRST_TERM)
+        if type(first) is not int or not 0 <= first <= len(known):
+            raise KnowledgeMismatch(
+                f"Server: {FIRST_TERM} must be {between(0, len(known))}, the terms known so "
+                f"far, got {first!r}."
+            )
+        terms = known[:first] + part_models(received)
+        signs = [_read_sign(term) for term in terms]
+        models, errors = _receive_all(party, terms)
+        ensemble = SignedEnsemble(
+            list(models.values()),
+            [signs[number] for number in models],
+            [str(terms[number].meta[keys.LEARNER]) for number in models],
+            num_classes=party.num_classes,
+            task=party.task,
+            model_fns={party.learner_name: party.learner_fn, **party.catalogue},
+        )
+        require_members(party.owner, len(terms), errors)
+        known_before = sum(number < first for number in models)
+        measured, refused = self._measure_sum(party, ensemble, known_before, config, state)
+        state.terms = join_models(terms)
+        return ensemble, {**measured, NUM_MODELS_REFUSED: len(errors) + refused}
+
+    def _measure_sum(
+        self,
+        party: Party,
+        ensemble: SignedEnsemble,
+        first: int,
+        config: ConfigRecord,
+        state: CodistillPartyState,
+    ) -> tuple[Metrics, int]:
+        """Measure the ensemble, and count the members that cannot predict.
+
+        Members before `first` are not evaluated a second time.
+        """
+        x = party.x_test
+        if x is None or not self.tells_metrics(party, config, state):
+            return self.measure(party, ensemble, config, state), 0
+        kept = state.scores
+        scores, refused = np.zeros((len(x), party.num_classes)), 0
+        same = kept is not None and kept.meta[NUM_TERMS] == first
+        if kept is not None and same and len(kept.arrays[SCORES]) == len(x):
+            scores, refused = kept.arrays[SCORES].copy(), int(kept.meta[NUM_MODELS_REFUSED])
+        else:
+            first = 0
+        errors = ensemble.add_from(first, x, scores)
+        refused += len(errors)
+        if refused == len(ensemble.members):
+            require_members(party.owner, len(errors), errors)
+        meta = {NUM_TERMS: len(ensemble.members), NUM_MODELS_REFUSED: refused}
+        state.scores = Knowledge(SCORES, {SCORES: scores}, meta)
+        return self.measure(party, RememberedScores(scores), config, state), refused
 
 
 def portable_stand_in(party: Party) -> PortableLearner:
@@ -274,35 +336,6 @@ def charge_model(
     return ledger, privacy_metrics(party=unprotected(reason), example=known)
 
 
-def _evaluate_ensemble(
-    party: Party, received: Knowledge, state: CodistillPartyState
-) -> tuple[Learner, Metrics]:
-    """Add the delivered terms to those that are kept, and measure the sum of all."""
-    kept = state.terms
-    known = part_models(kept) if kept else []
-    first = received.meta.get(FIRST_TERM)
-    if type(first) is not int or not 0 <= first <= len(known):
-        raise KnowledgeMismatch(
-            f"Server: {FIRST_TERM} must be {between(0, len(known))}, the terms known so far, "
-            f"got {first!r}."
-        )
-    terms = known[:first] + part_models(received)
-    signs = [_read_sign(term) for term in terms]
-    models, errors = _receive_all(party, terms)
-    ensemble = SignedEnsemble(
-        list(models.values()),
-        [signs[number] for number in models],
-        [str(terms[number].meta[keys.LEARNER]) for number in models],
-        num_classes=party.num_classes,
-        task=party.task,
-        model_fns={party.learner_name: party.learner_fn, **party.catalogue},
-    )
-    require_members(party.owner, len(terms), errors)
-    measured, refused = _measure_sum(party, ensemble, sum(n < first for n in models), state)
-    state.terms = join_models(terms)
-    return ensemble, {**measured, NUM_MODELS_REFUSED: len(errors) + refused}
-
-
 def _receive_all(
     party: Party, terms: Sequence[Knowledge]
 ) -> tuple[dict[int, Learner], list[Exception]]:
@@ -322,29 +355,3 @@ def _read_sign(term: Knowledge) -> int:
     if type(sign) is not int or abs(sign) != 1:
         raise KnowledgeMismatch(f"Server: the sign of a term must be 1 or -1, got {sign!r}.")
     return sign
-
-
-def _measure_sum(
-    party: Party, ensemble: SignedEnsemble, first: int, state: CodistillPartyState
-) -> tuple[Metrics, int]:
-    """Measure the ensemble, and count the members that cannot predict.
-
-    Members before `first` are not evaluated a second time.
-    """
-    x = party.x_test
-    if party.journal is not None or x is None or not len(x):
-        return measure(party, ensemble, state), 0
-    kept = state.scores
-    scores, refused = np.zeros((len(x), party.num_classes)), 0
-    same = kept is not None and kept.meta[NUM_TERMS] == first
-    if kept is not None and same and len(kept.arrays[SCORES]) == len(x):
-        scores, refused = kept.arrays[SCORES].copy(), int(kept.meta[NUM_MODELS_REFUSED])
-    else:
-        first = 0
-    errors = ensemble.add_from(first, x, scores)
-    refused += len(errors)
-    if refused == len(ensemble.members):
-        require_members(party.owner, len(errors), errors)
-    meta = {NUM_TERMS: len(ensemble.members), NUM_MODELS_REFUSED: refused}
-    state.scores = Knowledge(SCORES, {SCORES: scores}, meta)
-    return measure(party, RememberedScores(scores), state), refused

@@ -86,8 +86,9 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         server sees the votes and is trusted to add the noise.
         L2: an example, replaced by another within its party, against the server and
         everybody else. Each party adds its own noise, and the largest epsilon is reported.
-        Not covered: rows that parties only evaluate on, the number of records, settings
-        chosen on private data; and records of one person at several parties add up.
+        Not covered: rows that parties only evaluate on, of which no metric leaves where
+        anything is promised, the number of records, settings chosen on private data; and
+        records of one person at several parties add up.
 
     Parameters
     ----------
