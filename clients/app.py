@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
-from clients.at_home import compare_at_home, verdict_to_tell
+from clients.at_home import answers_openly, compare_at_home, verdict_to_tell
 from clients.flower_messages import (
     PLAIN_CONFIG,
     error_reply,
@@ -177,13 +177,15 @@ def _evaluate(
 
     def respond() -> RecordDict:
         state = PartyState(context.state)
+        is_open = answers_openly(state) and not role.promises(party, config, state)
         model, metrics = role.evaluate(party, received, config, state)
         if on_model is not None:
             on_model(model, party, context)
         better = compare_at_home(model, party, config, state)
         if is_plain(message):
             return plain_figures(party, metrics)
-        metrics |= verdict_to_tell(party, better, metrics, config, state)
+        if is_open:
+            metrics |= verdict_to_tell(party, better, metrics)
         return _reply(message, party, Knowledge(EVALUATION, {}), metrics)
 
     return answer_once(party, message, context, respond)

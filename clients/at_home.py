@@ -16,7 +16,6 @@ from fl_strategies.core.role import read_seed
 from fl_strategies.core.tasks import METRICS, judge, paired_error
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.strategies.fedkt.options import PRIVACY_LEVEL
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Metrics
 
@@ -42,25 +41,17 @@ def compare_at_home(
         return None
 
 
-def verdict_to_tell(
-    party: Party, better: bool | None, told: Metrics, config: ConfigRecord, state: PartyState
-) -> Metrics:
-    """Return the one bit if it may leave the party, and nothing otherwise.
-
-    It may if the party says so, keeps no journal, tells its figures as well, and has answered
-    in this run without a promise of privacy: neither by the server's message nor, which no
-    server can change, by what the party has recorded of its own releases.
-    """
-    silent = party.journal is not None or math.isnan(told[METRICS[party.task]])
-    if not party.tell_verdict or silent or _is_private(config, state):
+def verdict_to_tell(party: Party, better: bool | None, told: Metrics) -> Metrics:
+    """Return the one bit if the party tells it, and its metrics as well."""
+    if not party.tell_verdict or math.isnan(told[METRICS[party.task]]):
         return {}
     return {keys.BETTER_THAN_ALONE: math.nan if better is None else float(better)}
 
 
-def _is_private(config: ConfigRecord, state: PartyState) -> bool:
+def answers_openly(state: PartyState) -> bool:
+    """Tell whether the party has released something in this run, and all without noise."""
     released = [event for event, _ in state.ledger(DEFAULT_DELTA).entries]
-    open_ = bool(released) and all(isinstance(event, NonPrivateEvent) for event in released)
-    return not open_ or config.get(PRIVACY_LEVEL, "L0") != "L0"
+    return bool(released) and all(isinstance(event, NonPrivateEvent) for event in released)
 
 
 def _shares_alone(

@@ -170,6 +170,11 @@ def _load_committee(
     fits = type(count) is int and 1 <= count <= MAX_MEMBERS
     require_data(fits, OWNER, "members", f"from 1 to {MAX_MEMBERS}", f"{count!r:.80}")
     folders = [member_folder(folder, number) for number in range(int(count or 0))]
+    # Linked to each other, few bytes on the disk would fill the memory.
+    files = [one / name for one in folders for name in (DESCRIPTION, ARRAYS)]
+    found = [file.stat() for file in files if file.is_file()]
+    apart = len({(file.st_dev, file.st_ino) for file in found}) == len(found)
+    require_data(apart, OWNER, "members", "files of their own", "links to the same one")
     # A member is a learner: committees of committees could go on without end.
     cards = [read_card(one) for one in folders]
     members = [
@@ -196,9 +201,11 @@ def _load_learner(folder: Path, card: ModelCard, learner_fn: LearnerFactory | No
     learner = _named(card)() if learner_fn is None else learner_fn()
     fits, rule = learner.num_classes == len(card.classes), f"of {len(card.classes)} classes"
     require_data(fits, OWNER, "the learner", rule, learner.num_classes)
+    _num_values(learner)  # names an impossible network before anything is made of it
     if isinstance(learner, DenseLearner):
         learner = learner.sized_for(arrays)
-    _check_size(learner, arrays)
+    needed, there = _num_values(learner), sum(array.size for array in arrays.values())
+    require_data(needed in (None, there), OWNER, "the arrays", f"{needed} numbers", there)
     return require_portable(learner).from_arrays(arrays)
 
 
@@ -267,20 +274,17 @@ def _named(card: ModelCard) -> LearnerFactory:
     return named
 
 
-def _check_size(learner: Learner, arrays: Mapping[str, Array]) -> None:
-    """Refuse a network that is larger than its arrays before it takes any memory."""
+def _num_values(learner: Learner) -> int | None:
+    """Return how many numbers a network learns, without memory for them; None for others."""
     make = getattr(learner, "module_fn", None)
     if make is None:
-        return
-    torch = import_module("torch")
+        return None
     try:
-        with torch.device("meta"):
-            needed = sum(each.numel() for each in make().state_dict().values())
+        state: Mapping[str, Array] = import_module("clients.torch_training").blank_state(make)
     except (RuntimeError, TypeError) as error:  # such as an image smaller than a kernel
         reason = str(error).partition("\n")[0]
         raise InvalidData(f"{OWNER}: the network must be possible, got: {reason}.") from error
-    there = sum(array.size for array in arrays.values())
-    require_data(needed == there, OWNER, "the arrays", f"{needed} numbers", there)
+    return sum(array.size for array in state.values())
 
 
 def _native_files(model: Learner, arrays: Mapping[str, Array]) -> dict[str, bytes]:

@@ -9,12 +9,13 @@ from typing import Self
 
 import numpy as np
 
-from clients.torch_training import isolated, state_of
+from clients.torch_training import blank_module, blank_state
 from fl_strategies.arrays import Array
 from fl_strategies.core.protocols import DenseLayer
 from fl_strategies.exceptions import MissingExtra, UnsupportedLearner
 
 try:
+    import torch
     from torch import nn
 except ImportError as error:
     raise MissingExtra("TorchLearner", "torch", "torch") from error
@@ -58,7 +59,7 @@ class DenseModules(ABC):
 
     def from_layers(self, layers: Sequence[DenseLayer]) -> Self:
         """Return a fitted twin of these layers, with as many hidden units as they have."""
-        names = _new_names(self.module_fn)
+        names = list(blank_state(self.module_fn))
         flat = [np.asarray(array, dtype=np.float32) for layer in layers for array in layer]
         arrays = dict(zip(names, flat, strict=True))
         return self.sized_for(arrays).from_arrays(arrays)
@@ -69,8 +70,7 @@ class DenseModules(ABC):
         Arrays with other inputs or outputs give it the usual size: memory must follow what
         arrived, and a bias alone would decide how many weights there are.
         """
-        with isolated():
-            usual = state_of(self.module_fn())
+        usual = blank_state(self.module_fn)
         layers = as_layers({name: arrays[name] for name in usual if name in arrays})
         twin = copy.copy(self)
         if layers is not None and len(arrays) == len(usual) and _same_ends(layers, usual):
@@ -112,19 +112,29 @@ def _same_ends(layers: Sequence[DenseLayer], usual: Mapping[str, Array]) -> bool
 
 
 def with_hidden_units(module_fn: Callable[[], nn.Module], widths: Sequence[int]) -> nn.Module:
-    """Return a module whose hidden dense layers have so many units, with new weights."""
-    module = module_fn()
-    dense = [(n, part) for n, part in module.named_modules() if isinstance(part, nn.Linear)]
-    if not widths or len(dense) != len(widths) + 1:  # nothing hidden, or of another kind
+    """Return a module whose hidden dense layers have so many units, with new weights.
+
+    The layers that are replaced take no memory, unless the module needs their values.
+    """
+    module = blank_module(module_fn)
+    is_complete = _resize(module, widths) and not any(
+        tensor.is_meta for tensor in itertools.chain(module.parameters(), module.buffers())
+    )
+    if is_complete or torch.get_default_device().type == "meta":
         return module
+    module = module_fn()
+    _resize(module, widths)
+    return module
+
+
+def _resize(module: nn.Module, widths: Sequence[int]) -> bool:
+    """Replace all dense layers, unless there are none hidden or another number of them."""
+    dense = [(n, part) for n, part in module.named_modules() if isinstance(part, nn.Linear)]
+    if not widths or len(dense) != len(widths) + 1:
+        return False
     inputs = [dense[0][1].in_features, *widths]
     outputs = [*widths, dense[-1][1].out_features]
     for (name, _), num_inputs, num_outputs in zip(dense, inputs, outputs, strict=True):
         parent, _, own = name.rpartition(".")
         setattr(module.get_submodule(parent), own, nn.Linear(num_inputs, num_outputs))
-    return module
-
-
-def _new_names(module_fn: Callable[[], nn.Module]) -> list[str]:
-    with isolated():
-        return list(module_fn().state_dict())
+    return True

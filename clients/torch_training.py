@@ -273,6 +273,28 @@ def state_of(module: nn.Module) -> dict[str, Array]:
     return {name: value.cpu().numpy() for name, value in module.state_dict().items()}
 
 
+def blank_module(module_fn: Callable[[], nn.Module]) -> nn.Module:
+    """Return a module whose tensors have shapes and types, but neither values nor memory.
+
+    One that cannot be made without values, because it computes with them, is made with them.
+    """
+    with isolated():
+        try:
+            with torch.device("meta"):
+                return module_fn()
+        except (RuntimeError, TypeError) as error:
+            if "meta" not in str(error):
+                raise
+            return module_fn()
+
+
+def blank_state(module_fn: Callable[[], nn.Module]) -> dict[str, Array]:
+    """Return arrays like the state of a new module; all numbers of one are the same."""
+    state = blank_module(module_fn).state_dict()
+    blanks = {name: torch.zeros((), dtype=value.dtype).numpy() for name, value in state.items()}
+    return {name: np.broadcast_to(blanks[name], value.shape) for name, value in state.items()}
+
+
 def check_state(
     arrays: Mapping[str, Array], expected: Mapping[str, Array], kind: str = "array"
 ) -> None:

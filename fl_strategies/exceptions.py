@@ -98,6 +98,17 @@ class CheckpointUnavailable(StrategyError, OSError):
     """The disk does not take the checkpoint, or another server uses it."""
 
 
+def between(least: object, most: object, noun: str = "") -> str:
+    """Return the rule for a number of a range, which may leave a single one.
+
+    Examples
+    --------
+    >>> between(1, 9, "a whole number"), between(3, 3, "a whole number")
+    ('a whole number from 1 to 9', '3')
+    """
+    return f"{least}" if least == most else f"{noun} from {least} to {most}".lstrip()
+
+
 def require(holds: bool, owner: str, parameter: str, rule: str, value: object) -> None:
     """Raise `InvalidParameter` in the package's one sentence unless the rule holds.
 

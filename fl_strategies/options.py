@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, require
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, between, require
 from fl_strategies.naming import nearest, require_argument
 
 Scalar: TypeAlias = str | int | float | bool
@@ -395,5 +395,5 @@ def _rule(bounds: Mapping[str, float]) -> str:
     'from 1 to 9'
     """
     if tuple(bounds) == ("at least", "at most"):
-        return f"from {bounds['at least']} to {bounds['at most']}"
+        return between(bounds["at least"], bounds["at most"])
     return " and ".join(f"{words} {bound}" for words, bound in bounds.items())

@@ -27,7 +27,7 @@ from fl_strategies.arrays import Array, IntArray
 from fl_strategies.core.callbacks import OnRound
 from fl_strategies.core.protocols import ContinuingLearner, LearnerFactory
 from fl_strategies.core.tasks import METRICS, Judgement, judge, judge_constant, quality
-from fl_strategies.exceptions import require
+from fl_strategies.exceptions import between, require
 from fl_strategies.options import Options
 from fl_strategies.randomness import derive_rng
 from simulations.abilities import has_all, is_able
@@ -149,7 +149,7 @@ class Federation:
             0 <= partition_id < settings.num_parties,
             "Federation",
             "partition-id",
-            f"from 0 to {settings.num_parties - 1}",
+            between(0, settings.num_parties - 1),
             partition_id,
         )
         rows = self.rows[partition_id]
@@ -167,6 +167,7 @@ class Federation:
             partition_id=partition_id,
             x_test=data.x_test,
             y_test=data.y_test,
+            public_test=True,
             catalogue=self.catalogue(),
         )
 

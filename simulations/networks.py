@@ -4,6 +4,7 @@ Every function takes the shape of a row and the number of outputs. Images are ro
 (channels, height, width), grey or in colour, of any size that the layers leave a pixel of.
 """
 
+import math
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -70,10 +71,9 @@ def mnist_net(row_shape: Shape, num_classes: int) -> nn.Module:
 
 def mnist_mlp(row_shape: Shape, num_classes: int) -> nn.Module:
     """Return the other network for MNIST of AvgKD: two layers of 512 units with dropout."""
-    flat = nn.Flatten()
     return nn.Sequential(
-        flat,
-        nn.Linear(_num_outputs("mnist-mlp", flat, row_shape), MNIST_UNITS),
+        nn.Flatten(),
+        nn.Linear(math.prod(row_shape), MNIST_UNITS),
         nn.ReLU(),
         nn.Dropout(DROPOUT),
         nn.Linear(MNIST_UNITS, MNIST_UNITS),
@@ -240,14 +240,24 @@ def _channels(owner: str, row_shape: Shape) -> int:
 
 
 @torch.no_grad()
-def _num_outputs(owner: str, features: nn.Module, row_shape: Shape) -> int:
-    """Try the layers on a blank row, in a mode that leaves no trace in them."""
-    features.eval()
+def _num_outputs(owner: str, features: nn.Sequential, row_shape: Shape) -> int:
+    """Return how many numbers layers make of an image; one channel of it is tried.
+
+    Convolutions move over an image as pools do, and all their channels alike, so that a wide
+    one takes no more memory here than a narrow one.
+    """
+    channels, image = row_shape[0], torch.zeros(1, 1, *row_shape[1:], device="cpu")
     try:
-        outputs: Tensor = features(torch.zeros(1, *row_shape))
+        for layer in features:
+            moving = layer
+            if isinstance(layer, nn.Conv2d):
+                channels = layer.out_channels
+                moving = nn.AvgPool2d(layer.kernel_size, layer.stride, layer.padding)  # type: ignore[arg-type]
+            if isinstance(moving, nn.AvgPool2d | nn.MaxPool2d | nn.ReplicationPad2d):
+                image = moving(image)
     except RuntimeError:
-        outputs = torch.zeros(1, 0)
-    features.train()
-    size = outputs.shape[1]
-    require(size > 0, owner, "a row", "an image large enough for all layers", row_shape)
-    return size
+        image = torch.empty(0)
+    require(
+        image.numel() > 0, owner, "a row", "an image large enough for all layers", row_shape
+    )
+    return channels * image.numel()

@@ -322,7 +322,7 @@ def test_a_model_that_cannot_go_on_is_refused() -> None:
     ("options", "sentence"),
     [
         ({"local_epochs": 0}, "FedAvg: local_epochs must be from 1 to 10000, got 0"),
-        ({"num_classes": 4}, "FedAvg: learner_fn must be of 4 classes, got 3"),
+        ({"num_classes": 4}, "FedAvg: learner_fn must make learners of 4 classes"),
         ({"task": "ranking"}, "FedAvg: task must be one of single-label, "),
     ],
 )

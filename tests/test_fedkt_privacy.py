@@ -10,6 +10,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from clients.app import client_app
+from clients.kernel_learner import RidgeLearner
 from fl_strategies import (
     FedKT,
     FedKTParty,
@@ -90,6 +91,7 @@ def test_l1_of_the_paper_has_the_known_epsilon() -> None:
     strategy = toy_fedkt(
         public=public,
         num_classes=2,
+        learner_fn=lambda: RidgeLearner(num_classes=2),
         num_splits=1,
         privacy_level="L1",
         noise="laplace",
@@ -166,6 +168,7 @@ def test_the_data_dependent_figure_stands_beside_the_claim() -> None:
     """It is smaller for unanimous votes, and never the claim itself."""
     strategy = toy_fedkt(
         num_classes=2,
+        learner_fn=lambda: RidgeLearner(num_classes=2),
         num_splits=1,
         privacy_level="L1",
         noise="laplace",

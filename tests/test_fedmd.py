@@ -566,8 +566,9 @@ def consensus_message(server_round: int = 1, **arrays: np.ndarray) -> Knowledge:
 @pytest.mark.parametrize(
     ("received", "changes", "sentence"),
     [
-        (consensus_message(2), {}, "consensus-round must be a whole number from 1 to 1, got 2"),
-        (consensus_message(0), {}, "consensus-round must be a whole number"),
+        (consensus_message(2), {}, "consensus-round must be 1, got 2"),
+        (consensus_message(0), {}, "consensus-round must be 1, got 0"),
+        (consensus_message(1), {"server-round": 1}, "consensus must be omitted before the"),
         (consensus_message(labels=np.zeros(3, np.uint8)), {}, "must be 8 bytes"),
         (None, {"num-public": 61}, "num-public must be a whole number from 1 to 60, got 61"),
         (None, {"epochs-initial": 10**9}, "epochs_initial must be from 1 to 10000"),

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.runtime._compat import records_to_bytes
 from fl_strategies.wire import keys
-from fl_strategies.wire.config import config_choice, config_int
+from fl_strategies.wire.config import config_choice, config_float, config_int
 from fl_strategies.wire.knowledge import (
     Knowledge,
     count_bytes,
@@ -192,6 +192,16 @@ def test_a_party_checks_the_servers_numbers(value: object) -> None:
     with pytest.raises(KnowledgeMismatch, match="n must be a whole number from 1 to 10"):
         config_int(config, "n", minimum=1, maximum=10)
     assert config_int(ConfigRecord({"n": 10}), "n", minimum=1, maximum=10) == 10
+
+
+def test_a_range_of_one_number_is_that_number() -> None:
+    """Nobody is told that 4 should be from 3 to 3."""
+    config = ConfigRecord({"n": 4})
+
+    with pytest.raises(KnowledgeMismatch, match=r"n must be 3, got 4\."):
+        config_int(config, "n", minimum=3, maximum=3)
+    with pytest.raises(KnowledgeMismatch, match=r"n must be 3\.0, got 4\."):
+        config_float(config, "n", minimum=3.0, maximum=3.0)
 
 
 def test_a_party_checks_the_servers_choices() -> None:

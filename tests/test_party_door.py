@@ -21,12 +21,21 @@ from xgboost import XGBClassifier
 
 import fl_strategies
 from clients.app import FAILED, client_app
+from clients.kernel_learner import RidgeLearner
 from clients.sklearn_learner import SklearnLearner
 from clients.torch_learner import TorchLearner
 from fl_strategies import REGISTRY, AvgKD, Party
 from fl_strategies.core.party import public_bound
+from fl_strategies.core.role import receive_model
 from fl_strategies.core.training import public_model
-from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.exceptions import (
+    InvalidData,
+    InvalidParameter,
+    KnowledgeMismatch,
+    RunFailed,
+)
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import Knowledge
 from simulations.local import run_local
 from tests.toys import (
     CentroidLearner,
@@ -371,6 +380,64 @@ def test_a_party_whose_factory_makes_no_learner_says_so(
     assert "Write: lambda: SklearnLearner(RandomForestClassifier(...), num" in caplog.text
     assert set(strategy.rejected_.values()) <= {FAILED}
     assert 2 not in strategy.parties_
+
+
+@pytest.mark.parametrize("place", ["learner_fn", "teacher_fn"])
+@pytest.mark.parametrize("num_classes", [2, 5])
+def test_a_learner_of_other_classes_is_a_sentence(num_classes: int, place: str) -> None:
+    """It says what to write, whatever classes the party's own records have."""
+    party = replace(PARTY, **{place: lambda: RidgeLearner(num_classes=num_classes)})
+    sentence = (
+        f"Party 3: {place} must make learners of 3 classes, labels or targets, as all of the "
+        f"federation have, got {num_classes}. Write: num_classes=3"
+    )
+    with pytest.raises(InvalidParameter, match=f"^{re.escape(sentence)}$"):
+        party.check_learners()
+
+
+@pytest.mark.parametrize("num_classes", [2, 5])
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_party_whose_learner_has_other_classes_says_so(
+    name: str, num_classes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One sentence in its own log and none of NumPy's; the server learns that it failed."""
+
+    def other(party: Party) -> Party:
+        def make() -> SklearnLearner:
+            return SklearnLearner(LogisticRegression(), num_classes=num_classes)
+
+        first = np.zeros_like(party.y)  # of a class that every learner has
+        return replace(party, y=first, learner_fn=make, teacher_fn=None)
+
+    strategy: Any = REGISTRY[name].strategy(**common_options())  # type: ignore[arg-type]
+    run_local(strategy, client_app(load_with(other, only=2)), num_nodes=4)
+
+    assert "learners of 3 classes, labels or targets, as all of the" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert set(strategy.rejected_.values()) <= {FAILED}
+    assert 2 not in strategy.parties_
+
+
+def test_a_received_model_of_other_classes_is_a_sentence() -> None:
+    """A catalogue may hold learners of other problems; their models are not for this one."""
+    other = {"wide": lambda: SklearnLearner(LogisticRegression(), num_classes=5)}
+    sent = Knowledge("model", {}, {keys.LEARNER: "wide"})
+    rule = "the learner 'wide' must have 3 classes or outputs to receive a model, got 5"
+    with pytest.raises(KnowledgeMismatch, match=rule):
+        receive_model(replace(PARTY, catalogue=other), sent)
+
+
+def test_a_server_of_other_classes_is_told_what_to_do() -> None:
+    """No range that holds one number."""
+    options = common_options() | {"learner_fn": lambda: RidgeLearner(num_classes=4)}
+    strategy: Any = REGISTRY["fedkd"].strategy(**{**options, "num_classes": 4})
+    with pytest.raises(RunFailed) as caught:
+        run_local(strategy, client_app(load_toy_party), num_nodes=4)
+
+    assert "num-classes must be 3, as this party has classes, labels or targets, got 4" in str(
+        caught.value
+    )
+    assert "Give server and parties the same class list" in str(caught.value)
 
 
 def test_factories_of_every_kind_are_taken() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from clients import ModelCard, TorchLearner, client_app, load_model, save_model
@@ -237,6 +238,31 @@ def test_few_bytes_make_no_large_network() -> None:
         assert learner.sized_for(arrays).module_fn is learner.module_fn
         with pytest.raises(KnowledgeMismatch):
             learner.sized_for(arrays).from_arrays(arrays)
+
+
+class Scaled(nn.Sequential):
+    """A perceptron that needs values when it is made, or keeps a constant outside its state."""
+
+    def __init__(self, *, computes: bool) -> None:
+        super().__init__(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, NUM_CLASSES))
+        scale = self[0].weight.abs().max().item() if computes else 1.0  # type: ignore[operator]
+        self.register_buffer("scale", torch.tensor(0 * scale + 2.0), persistent=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = super().forward(rows) * self.scale
+        return scores
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_networks_that_need_values_get_them(computes: bool) -> None:
+    """Sizes are found without memory where that is possible, and otherwise with it."""
+    learner = TorchLearner(lambda: Scaled(computes=computes), num_classes=NUM_CLASSES)
+    layers = random_network(np.random.default_rng(0), 2, 9, NUM_CLASSES)
+
+    model = learner.from_layers(layers)
+
+    expected = 2 * outputs(layers, TEST[0])
+    np.testing.assert_allclose(model.logits(TEST[0]), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_one_huge_network_does_not_decide_what_all_say() -> None:

@@ -8,7 +8,7 @@ from fl_strategies.core.party_state import PartyState
 from fl_strategies.exceptions import PrivacyBudgetExceeded
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.allowance import Allowance
-from fl_strategies.privacy.events import NonPrivateEvent, SubsampleEvent
+from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Metrics
@@ -57,13 +57,8 @@ def check_run(party: Party, charges: Sequence[Entry], state: PartyState) -> None
 
 
 def has_promised(state: PartyState) -> bool:
-    """Tell whether what a run has released so far is protected by noise.
-
-    A secret sample protects the records outside of it and is silent about no model.
-    """
-    released = [event for event, _ in state.ledger(DEFAULT_DELTA).entries]
-    noised = any(not isinstance(event, NonPrivateEvent | SubsampleEvent) for event in released)
-    return noised and is_promise([(event, 1) for event in released])
+    """Tell whether a run has released something, and all of it under a promise."""
+    return is_promise(state.ledger(DEFAULT_DELTA).entries)
 
 
 def is_promise(charges: Sequence[Entry]) -> bool:

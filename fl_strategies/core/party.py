@@ -97,7 +97,10 @@ class Party:
     partition_id : int
         Number of this party in the federation; names its stream of randomness.
     x_test, y_test : optional
-        Held-out rows on which this party measures the federation's model.
+        Held-out rows on which this party measures the federation's model. They are private:
+        where anything is promised, no metric of them leaves.
+    public_test : bool (default: False)
+        Whether these rows are public, as those of a benchmark are, and no records of the party.
     catalogue : mapping of name to factory, optional
         Models this party is ready to receive besides its own. Only arrays travel; the
         code that reads them is always the receiver's.
@@ -131,6 +134,7 @@ class Party:
     partition_id: int = 0
     x_test: Array | None = None
     y_test: Array | None = None
+    public_test: bool = False
     catalogue: Mapping[str, LearnerFactory] = field(default_factory=dict)
     journal: "PartyJournal | None" = None
     run: str = "unnamed"

@@ -134,6 +134,11 @@ class PartyState:
     def __init__(self, records: RecordDict | None = None) -> None:
         self.records = RecordDict() if records is None else records
 
+    @property
+    def has_released(self) -> bool:
+        """Whether anything about the party's records has left it in this run."""
+        return _SPENT in self.records
+
     def ledger(self, delta: float) -> PrivacyLedger:
         """Return what the run has released about the party's records so far.
 

@@ -41,6 +41,8 @@ class Request:
         Whether models leave, and not only answers about public rows.
     protected : bool
         Whether the party itself adds noise to what leaves, or uses a secret sample.
+    trusted : bool
+        Whether the server is trusted to add noise, which protects against everybody else.
     sample_delta : float
         Chance that a record is in that sample, where there is one.
     seeded : bool
@@ -57,6 +59,7 @@ class Request:
     trainer: LearnerFactory
     models: bool = True
     protected: bool = False
+    trusted: bool = False
     sample_delta: float = 0.0
     seeded: bool = False
     tells_counts: bool = False
@@ -69,6 +72,16 @@ class Request:
     def shown(self) -> str:
         """The name, cut short: an untrusted party must not be able to fill the logs."""
         return self.name[:_LONGEST_NAME]
+
+    @property
+    def promises(self) -> bool:
+        """Whether a record or a party is promised anything, against whomever it is."""
+        return (self.protected or self.trusted) and not self.seeded
+
+    @property
+    def trains_privately(self) -> bool:
+        """Whether what learns from records promises them privacy by itself."""
+        return not self.tells_counts and isinstance(self.trainer(), PrivateLearner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +96,7 @@ class PartyPolicy:
         Let answers and models leave that no noise of the party protects: FedKT's L0 and L1,
         FedKD, FedMD and Cronus without a release, averages of weights and co-distillation,
         unless the party's learner trains privately; FedGen, PFNM and the aggregator of FENS
-        in any case; and let accuracies on held-out rows leave.
+        in any case; and let accuracies on held-out rows leave where nothing is promised.
     allow_models : bool
         Let models leave, and not only answers about public rows.
     allow_seeded_noise : bool
@@ -206,8 +219,7 @@ def _unwanted_release(policy: PartyPolicy, request: Request, budgeted: bool) -> 
         rule = "answers about public rows, by its policy (allow-models)"
         yield "what leaves", rule, f"models of {request.shown}"
     may_be_open = policy.allow_unprotected and not budgeted
-    trained = not request.tells_counts and _trains_privately(request.trainer)
-    if not (may_be_open or request.protected or trained):
+    if not (may_be_open or request.protected or request.trains_privately):
         rule = "protected, by its " + ("budget" if budgeted else "policy (allow-unprotected)")
         got = f"{request.shown}, by which it would leave the party without noise"
         yield "what leaves", rule, got
@@ -227,7 +239,3 @@ def _bad_noise(policy: PartyPolicy, request: Request) -> _Violations:
     elif not policy.allow_drowned_noise and (drowned := request.drowned()):
         rule = "weaker than what it protects, by its policy (allow-drowned-noise)"
         yield "noise", rule, f"noise of {drowned}"
-
-
-def _trains_privately(trainer: LearnerFactory) -> bool:
-    return isinstance(trainer(), PrivateLearner)

@@ -288,7 +288,7 @@ def check_factory(owner: str, name: str, factory: object, num_classes: int) -> N
 
 
 def check_made(owner: str, name: str, factory: LearnerFactory, num_classes: int) -> None:
-    """Raise `InvalidParameter` as well for a factory of something that is no learner.
+    """Raise `InvalidParameter` also for what makes no learner, or one of other classes.
 
     It makes one, so this is not for where parties are made over and over.
     """
@@ -298,6 +298,12 @@ def check_made(owner: str, name: str, factory: LearnerFactory, num_classes: int)
         kind = type(made)
         got = f"one that makes objects of the class {kind.__name__}"
         raise _not_a_factory(owner, name, got, _in_a_learner(kind, num_classes))
+    found = getattr(made, "num_classes", None)
+    if found != num_classes:
+        raise InvalidParameter(
+            f"{owner}: {name} must make learners of {num_classes} classes, labels or targets, "
+            f"as all of the federation have, got {found}. Write: num_classes={num_classes}"
+        )
 
 
 def _not_a_factory(owner: str, name: str, got: str, wanted: str | None) -> InvalidParameter:

@@ -2,21 +2,29 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
 
 from flwr.app import ConfigRecord
 
 from fl_strategies.arrays import content_hash
-from fl_strategies.core.accounting import has_promised
+from fl_strategies.core.accounting import has_promised, spend
 from fl_strategies.core.party import Party
 from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import Learner, PortableLearner
 from fl_strategies.core.tasks import figure_names, judge
 from fl_strategies.exceptions import KnowledgeMismatch, PublicDataMismatch
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.wire import keys
 from fl_strategies.wire.config import config_int
 from fl_strategies.wire.knowledge import Knowledge, Metrics, shown
 
+OPEN_METRICS: Final[Sequence[Entry]] = (
+    (NonPrivateEvent(unit="example", reason="metrics on held-out rows left the party"), 1),
+)
 MAX_SEED = 2**63 - 1
 MAX_ROUNDS = 2**31
 
@@ -42,29 +50,63 @@ class PartyRole(ABC):
         self,
         party: Party,
         received: Knowledge,
-        config: ConfigRecord,  # noqa: ARG002 - for roles that evaluate by their own rules
+        config: ConfigRecord,
         state: PartyState,
     ) -> tuple[Learner, Metrics]:
         """Take the final model and measure it on the party's held-out rows, if it has any."""
         model = receive_model(party, received)
-        return model, measure(party, model, state)
+        return model, self.measure(party, model, config, state)
 
+    def measure(
+        self,
+        party: Party,
+        model: Learner,
+        config: ConfigRecord,
+        state: PartyState,
+        *,
+        secret: bool = False,
+    ) -> Metrics:
+        """Return how good a model is on the held-out rows, or NaN if that stays at home.
 
-def measure(party: Party, model: Learner, state: PartyState) -> Metrics:
-    """Return how good a model is on the held-out rows, or NaN if that stays at home.
+        The first accuracy of a run in which nothing has left the party is recorded: what is
+        promised later does not hold for all that has left.
+        """
+        nothing = dict.fromkeys(figure_names(party.task, party.num_classes), math.nan)
+        x, y = party.x_test, party.y_test
+        tells = self.tells_metrics(party, config, state, secret=secret)
+        if not tells or x is None or y is None:
+            return {keys.NUM_EXAMPLES: 0, **nothing}
+        if not (party.public_test or state.has_released):
+            spend(party, OPEN_METRICS, "evaluate", DEFAULT_DELTA, state)
+        found = judge(model, x, y, party.task).figures
+        return {keys.NUM_EXAMPLES: len(y), **{n: found.get(n, math.nan) for n in nothing}}
 
-    An accuracy is a release that no event accounts for. So a party tells none that keeps a
-    journal or has promised privacy in this run; its own ledger says so, whatever the
-    server's message says.
-    """
-    nothing = dict.fromkeys(figure_names(party.task, party.num_classes), math.nan)
-    held = party.journal is not None or not party.policy.allow_unprotected
-    silent = held or has_promised(state)
-    if silent or party.x_test is None or party.y_test is None or not len(party.y_test):
-        return {keys.NUM_EXAMPLES: 0, **nothing}
-    found = judge(model, party.x_test, party.y_test, party.task).figures
-    told = {name: found.get(name, math.nan) for name in nothing}
-    return {keys.NUM_EXAMPLES: len(party.y_test), **told}
+    def tells_metrics(
+        self, party: Party, config: ConfigRecord, state: PartyState, *, secret: bool = False
+    ) -> bool:
+        """Return whether metrics of a model on the held-out rows may leave the party.
+
+        They are a release that no event accounts for. So none leave a party that keeps a
+        journal, or whose policy lets nothing leave unprotected, or where anything is
+        promised. On public test rows they say no more than the model does, which makes them
+        free unless it is `secret`: it stays at home, and only noisy answers of it leave.
+        """
+        if party.y_test is None or not len(party.y_test):
+            return False
+        if party.journal is not None or not party.policy.allow_unprotected:
+            return False
+        free = party.public_test and not secret
+        return free or not self.promises(party, config, state)
+
+    def promises(self, party: Party, config: ConfigRecord, state: PartyState) -> bool:
+        """Return whether a run promises privacy to a record or to the party.
+
+        By the server's message, or by what the party has released in this run, which no
+        server can change; before there is anything, by how its learner trains.
+        """
+        asked = self.request(party, config)
+        learned = has_promised(state) if state.has_released else asked.trains_privately
+        return asked.promises or learned
 
 
 def read_seed(config: ConfigRecord) -> int:
@@ -86,9 +128,19 @@ def require_public_rows(party: Party, config: ConfigRecord) -> None:
         )
 
 
+def check_num_classes(party: Party, config: ConfigRecord) -> None:
+    """Raise unless server and party have a class list of the same length."""
+    asked, held = config.get(keys.NUM_CLASSES), party.num_classes
+    if type(asked) is not int or asked != held:
+        raise KnowledgeMismatch(
+            f"Server: {keys.NUM_CLASSES} must be {held}, as this party has classes, labels or "
+            f"targets, got {shown(asked)}. Give server and parties the same class list."
+        )
+
+
 def check_public_data(party: Party, config: ConfigRecord) -> None:
     """Raise unless server and party hold the same public rows and class list."""
-    config_int(config, keys.NUM_CLASSES, minimum=party.num_classes, maximum=party.num_classes)
+    check_num_classes(party, config)
     asked, held = config.get(keys.PUBLIC_HASH), content_hash(party.public)
     if asked != held:
         raise PublicDataMismatch(
@@ -118,5 +170,10 @@ def receiver_of(party: Party, received: Knowledge) -> PortableLearner:
         raise KnowledgeMismatch(
             f"{party.owner}: the learner {name!r} must have from_arrays to "
             f"receive a model, got {type(twin).__name__}."
+        )
+    if twin.num_classes != party.num_classes:
+        raise KnowledgeMismatch(
+            f"{party.owner}: the learner {name!r} must have {party.num_classes} classes or "
+            f"outputs to receive a model, got {twin.num_classes}."
         )
     return twin

@@ -195,11 +195,21 @@ def _of_several(unit: Unit, claim: Claim) -> str:
 
 def _not_covered(unit: Unit, claim: Claim) -> Iterable[str]:
     yield "anything that left without being entered here."
-    yield (
-        "figures computed from private data and reported beside the releases, such as "
-        "accuracies, agreement of votes or a data-dependent epsilon."
-    )
-    yield "rows held out for testing, wherever results on them are reported."
+    if math.isinf(claim.epsilon):
+        yield (
+            "figures computed from private data and reported beside the releases, such as "
+            "accuracies, agreement of votes or a data-dependent epsilon."
+        )
+        yield "rows held out for testing, wherever results on them are reported."
+    else:
+        yield (
+            "figures computed from private votes where a setting asks for them by name, such "
+            "as their agreement or a data-dependent epsilon."
+        )
+        yield (
+            "rows held out for testing, of which parties report no accuracy or other metric "
+            "under this promise unless they declare the rows public."
+        )
     yield "settings that were chosen by trying them on private data."
     yield (
         "how many parties, records and classes there are, and how many records of each "

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from flwr.app import ConfigRecord
 
-from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.exceptions import KnowledgeMismatch, between
 from fl_strategies.wire.knowledge import shown
 
 
@@ -13,7 +13,7 @@ def config_int(config: ConfigRecord, key: str, *, minimum: int, maximum: int) ->
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
         raise KnowledgeMismatch(
-            f"Server: {key} must be a whole number from {minimum} to {maximum}, "
+            f"Server: {key} must be {between(minimum, maximum, 'a whole number')}, "
             f"got {shown(value)}."
         )
     return value
@@ -25,7 +25,8 @@ def config_float(config: ConfigRecord, key: str, *, minimum: float, maximum: flo
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not minimum <= value <= maximum:  # type: ignore[operator]
         raise KnowledgeMismatch(
-            f"Server: {key} must be a number from {minimum} to {maximum}, got {shown(value)}."
+            f"Server: {key} must be {between(minimum, maximum, 'a number')}, "
+            f"got {shown(value)}."
         )
     return float(value)  # type: ignore[arg-type]
 

@@ -2,9 +2,12 @@
 
 import io
 import json
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +30,12 @@ from clients import (
     TorchLearner,
     XGBoostLearner,
     XGBoostScores,
+    load_model,
 )
+from clients.array_files import write_arrays
+from clients.saved_model import ARRAYS, DESCRIPTION, MEAN, ModelCard, member_folder
 from fl_strategies.aggregation.ensembles import SignedEnsemble
+from simulations import networks
 
 MEGABYTE = 10**6
 WIDTH = 4
@@ -332,6 +339,63 @@ def wide_logistic() -> tuple[Any, Arrays]:
     return learner, {**fitted(learner), "width": np.array([2**24])}
 
 
+# Folders of saved models, whose description names sizes as well.
+
+
+class Folder:
+    """Writes a description and arrays, and reads them back as a model."""
+
+    def __init__(self, learner: str, *, num_links: int = 0, **told: Any) -> None:
+        shape = {"row_shape": (WIDTH,), "classes": ("a", "b"), **told}
+        self.card, self.num_links = ModelCard(learner=learner, **shape), num_links
+
+    def from_arrays(self, arrays: Arrays) -> "Folder":
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            self._write(folder, self.card, arrays)
+            if self.num_links:
+                self._write(member_folder(folder, 0), self.card, arrays)
+                members = {"members": self.num_links}
+                self._write(folder, replace(self.card, learner=MEAN, settings=members), {})
+            for number in range(1, self.num_links):
+                member_folder(folder, number).symlink_to(member_folder(folder, 0))
+            load_model(folder)
+        return self
+
+    def predict(self, x: np.ndarray) -> None:
+        """Leave it at that: what is read is not asked."""
+
+    def _write(self, folder: Path, card: ModelCard, arrays: Arrays) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / DESCRIPTION).write_text(json.dumps(card.to_json()))
+        write_arrays(arrays, folder / ARRAYS)
+
+
+def perceptron(inputs: int, units: int, layers: tuple[int, int, int] = (1, 4, 7)) -> Arrays:
+    """Return the arrays of `mnist-mlp`, or of another network with two hidden layers."""
+    sizes = zip((inputs, units, units), (units, units, 2), strict=True)
+    arrays = {}
+    for layer, (before, after) in zip(layers, sizes, strict=True):
+        arrays[f"{layer}.weight"] = np.zeros((after, before), dtype=np.float32)
+        arrays[f"{layer}.bias"] = np.zeros(after, dtype=np.float32)
+    return arrays
+
+
+def one_hidden_unit() -> tuple[Any, Arrays]:
+    """Return arrays that fit, where the usual network of such rows has 512 times as many."""
+    num_inputs = 200_000
+    return Folder("mnist-mlp", row_shape=(num_inputs,)), perceptron(num_inputs, 1)
+
+
+def wide_activations() -> tuple[Any, Arrays]:
+    """Return a small network that makes 50 million numbers of one image."""
+    shape, filters = (1, 500, 500), 200
+    module = networks.fedmd_convolutional((filters, 1), shape, 2)
+    return Folder(f"cnn-2-{filters}-1", row_shape=shape), {
+        name: value.numpy() for name, value in module.state_dict().items()
+    }
+
+
 ATTACKS: Mapping[str, Attack] = {
     "booster: a chain of 262500 levels in 3 MB": lambda: boosted(chain(262_500)),
     "booster: a chain": lambda: boosted(chain(100_000)),
@@ -374,6 +438,24 @@ ATTACKS: Mapping[str, Attack] = {
     "kernel: rows that are not there": broadcast_rows,
     "network: of another size": large_network,
     "network: tiny weights": tiny_weights,
+    "folder: a million inputs": lambda: (
+        Folder("mlp", row_shape=(2**20,)),
+        perceptron(WIDTH, 100, (1, 3, 5)),
+    ),
+    "folder: 250000 classes": lambda: (
+        Folder("mnist-mlp", classes=("",) * 250_000),
+        perceptron(WIDTH, 100),
+    ),
+    "folder: ten thousand filters": lambda: (
+        Folder("cnn-3-9999-9999-9999", row_shape=(1, 32, 32)),
+        perceptron(WIDTH, 100),
+    ),
+    "folder: one hidden unit": one_hidden_unit,
+    "folder: wide activations": wide_activations,
+    "folder: links to one member": lambda: (
+        Folder("mlp", num_links=300, row_shape=(200_000,)),
+        perceptron(200_000, 1, (1, 3, 5)),
+    ),
     "ensemble: many members": many_members,
     "ensemble: chains": chained_members,
     "ensemble: nested names": lambda: named_members(b"[" * 900_000),

@@ -1,5 +1,6 @@
 """Nothing leaves a party that depends on a record, but through noise that is accounted."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,7 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    RecordDict,
+)
 from torch import nn
 
 import clients.app
@@ -26,16 +35,21 @@ from fl_strategies import (
     FedRegression,
     Party,
 )
-from fl_strategies.core import role, training
+from fl_strategies.core import training
+from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.protocols import LearnerFactory
+from fl_strategies.core.role import PartyRole
 from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.strategies.fedkd import FedKDParty
+from fl_strategies.strategies.fedkt import FedKTParty
 from fl_strategies.strategies.weights import FedAvg
 from fl_strategies.wire import keys
 from simulations.config import Settings
-from simulations.local import InMemoryGrid
+from simulations.local import InMemoryGrid, run_local
 from simulations.models import LEARNERS, learner_factory
+from tests.attacks import interference
 from tests.attacks.interference import (
     NEIGHBOURS,
     NUM_CLASSES,
@@ -44,10 +58,13 @@ from tests.attacks.interference import (
     SAMPLE,
     SETS,
     WIDTH,
+    Recording,
     Records,
     noise_without_data,
     party_of,
+    rows,
     transcript,
+    with_last,
 )
 
 SMALL = Settings.of(
@@ -106,9 +123,9 @@ def fedavg(learner_fn: LearnerFactory) -> FedAvg:
     return FedAvg(**COMMON, learner_fn=learner_fn)
 
 
-def avgkd(learner_fn: LearnerFactory) -> KnowledgeStrategy[Any]:
+def relayed(name: str, learner_fn: LearnerFactory) -> KnowledgeStrategy[Any]:
     options = {**COMMON, "num_parties": 2}
-    return REGISTRY["avgkd"].strategy(**options, learner_fn=learner_fn)
+    return REGISTRY[name].strategy(**options, learner_fn=learner_fn)
 
 
 def registered(name: str, learner_fn: LearnerFactory) -> KnowledgeStrategy[Any]:
@@ -167,7 +184,9 @@ TRAINED_PRIVATELY: Mapping[str, Make] = {
     "fedavg": fedavg,
     "feddf": partial(registered, "feddf"),
     "scaffold": partial(registered, "scaffold"),
-    "avgkd": avgkd,
+    "avgkd": partial(relayed, "avgkd"),
+    "pkd": partial(relayed, "pkd"),
+    "ekd": partial(relayed, "ekd"),
     "fens": fens,
 }
 """Learners of DP-SGD; the noise is in the training."""
@@ -178,13 +197,36 @@ MAKERS: Mapping[str, Make] = {
     **NOISY,
     **TRAINED_PRIVATELY,
     "fedmd nfdp": partial(fedmd, release="nfdp", num_samples=SAMPLE, with_replacement=False),
+    "fedmd nfdp scores": partial(
+        fedmd, release="nfdp", num_samples=SAMPLE, payload="softmax", consensus="evidence"
+    ),
+    "fedkt L1": partial(fedkt, privacy_level="L1", gamma=0.5, accept_noise=True),
+    "fedkd noise": partial(fedkd, weights="uniform", gamma=0.1),
+    "fedhistogram L1": partial(
+        fedhistogram, privacy_level="L1", target_epsilon=9.0, num_cells=3, accept_noise=True
+    ),
+    "fedregression central": partial(
+        fedregression,
+        privacy_level="central",
+        target_epsilon=1.0,
+        num_components=2,
+        accept_noise=True,
+    ),
 }
 
 
-def said(setting: str, learner_fn: LearnerFactory, records: Records, **options: Any) -> Any:
+def said(
+    setting: str,
+    learner_fn: LearnerFactory,
+    records: Records,
+    held_out: Records | None = None,
+    **options: Any,
+) -> Any:
     """Return all replies of a party with these records, of two rounds where there are more."""
     strategy = MAKERS[setting](learner_fn)
     party = party_of(records, learner_fn=learner_fn, **options)
+    if held_out is not None:
+        party = replace(party, x_test=held_out.x, y_test=held_out.y)
     other = replace(party_of(ORDINARY, learner_fn=learner_fn), partition_id=1)
     rounds = 1 if strategy.last_round == 1 else 2
     return transcript(strategy, [party, other][: strategy.num_parties], rounds)
@@ -223,6 +265,109 @@ def test_replies_with_noise_depend_on_no_record(setting: str, pair: str) -> None
 def test_replies_of_private_training_depend_on_no_record(setting: str, pair: str) -> None:
     """DP-SGD in every strategy that can use it."""
     assert_silent(setting, "dp-sgd", pair)
+
+
+TEST = rows(30, 3)
+"""Held-out rows as `party_of` has them."""
+HELD_OUT: Mapping[str, Records] = {
+    "other labels": Records(TEST.x, (TEST.y + 1) % NUM_CLASSES),
+    "a label": with_last(TEST, TEST.x[-1], 0),
+    "beyond float32": with_last(TEST, 1e39, 0),
+    "five rows": Records(TEST.x[:5], TEST.y[:5]),
+    "none": Records(TEST.x[:0], TEST.y[:0]),
+}
+NETWORKS = [setting for setting in MAKERS if setting not in TRAINED_PRIVATELY]
+
+
+@pytest.mark.parametrize("held_out", HELD_OUT)
+@pytest.mark.parametrize("setting", MAKERS)
+def test_replies_depend_on_no_held_out_record(setting: str, held_out: str) -> None:
+    """Wherever anything is promised: to an example or a party, by noise or by a sample."""
+    learner = "network" if setting in NETWORKS else "dp-sgd"
+    first = said_first(setting, learner, "ordinary")
+
+    assert all(kind == "reply" for kind, _ in first)
+    assert said(setting, learner_of(learner), ORDINARY, HELD_OUT[held_out]) == first
+
+
+class Forgetful(Recording):
+    """A party that has lost its memory when it is asked how good the model is."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if message.metadata.message_type == MessageType.EVALUATE:
+            context = replace(context, state=RecordDict())
+        return super().__call__(message, context)
+
+
+@pytest.mark.parametrize("setting", MAKERS)
+def test_a_party_without_memory_tells_no_accuracy(
+    setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server's word that privacy is promised is enough, and so is a private learner."""
+    monkeypatch.setattr(interference, "Recording", Forgetful)
+    learner = learner_of("network" if setting in NETWORKS else "dp-sgd")
+    one, other = (
+        said(setting, learner, ORDINARY, own) for own in (TEST, HELD_OUT["five rows"])
+    )
+
+    assert len(one) > 1
+    assert one == other
+
+
+def test_an_accuracy_before_a_promise_is_recorded() -> None:
+    """A server that asks for it first has broken what the party promises afterwards."""
+    state = PartyState()
+    party, open_ = party_of(ORDINARY, learner_fn=NETWORK), fedkd(NETWORK)
+    model = NETWORK().fit(*TEST, rng=np.random.default_rng(0))
+    config = ConfigRecord({**open_.party_config(), keys.STRATEGY: "fedkd"})  # type: ignore[arg-type]
+
+    told = FedKDParty().measure(party, model, config, state)
+
+    assert told[keys.ACCURACY] > 0.5
+    assert state.ledger(1e-5).get_epsilon(1e-5) == math.inf
+    quiet = {**fedkt(NETWORK, **L2).party_config(), keys.SEED: 0, keys.STRATEGY: "fedkt"}
+    _, metrics = FedKTParty().train(party, None, ConfigRecord(quiet), state)  # type: ignore[arg-type]
+    assert metrics[keys.EPSILON_EXAMPLE] == math.inf
+
+
+def test_on_public_test_rows_a_known_model_is_measured() -> None:
+    """It says nothing that the sample's answers do not; of a model behind noise it would."""
+    test = {"x_test": TEST.x, "y_test": TEST.y, "public_test": True}
+    told = {}
+    for setting in ("fedmd nfdp", "fedmd ldp labels", "fedkt L2", "fedkt L1"):
+        party = replace(party_of(ORDINARY, learner_fn=NETWORK), **test)
+        result = run_local(
+            MAKERS[setting](NETWORK), client_app(lambda _, own=party: own), 1, num_rounds=1
+        )
+        told[setting] = keys.ACCURACY in result.evaluate_metrics_clientapp[1]
+
+    assert told == {
+        "fedmd nfdp": True,
+        "fedmd ldp labels": False,
+        "fedkt L2": True,
+        "fedkt L1": True,
+    }
+
+
+class Particular(DPTorchLearner):
+    """A model that fails on one held-out row."""
+
+    def logits(self, x: Any) -> Any:
+        require_small(x)
+        return super().logits(x)
+
+
+def test_no_held_out_row_decides_how_many_models_are_refused() -> None:
+    """The sum of EKD is not even tried on rows whose metrics stay at home."""
+
+    def make() -> Particular:
+        private_: Any = {"noise_multiplier": 1.0, "private_distill": True, "epochs": 1}
+        return Particular(linear, num_classes=NUM_CLASSES, batch_size=8, **private_)
+
+    one, other = (
+        said("ekd", make, ORDINARY, own) for own in (TEST, HELD_OUT["beyond float32"])
+    )
+    assert one == other
 
 
 FAMILIES = list(LEARNERS)[: list(LEARNERS).index("mnist-net")]
@@ -384,32 +529,38 @@ def test_the_check_finds_errors_that_quote(monkeypatch: pytest.MonkeyPatch) -> N
     assert "got 42.9" in str(said("fedkt L2", fussy, neighbour))
 
 
-@pytest.mark.parametrize("setting", ["fedmd", "fedavg", "avgkd", "fedmd ldp softmax"])
+@pytest.mark.parametrize(
+    "setting", ["fedmd", "fedavg", "avgkd", "fedmd ldp softmax", "fedmd nfdp", "fedkt L1"]
+)
 def test_the_check_finds_accuracies(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put back: a party tells how good its model is although it has promised privacy."""
-    monkeypatch.setattr(role, "has_promised", lambda _: False)
-    learner = "network" if setting in NOISY else "dp-sgd"
-    last = said(setting, learner_of(learner), ORDINARY)
-    monkeypatch.undo()
+    """Put back: a party tells how good its model is although privacy is promised."""
+    monkeypatch.setattr(PartyRole, "promises", lambda *_: False)
+    learner = learner_of("network" if setting in NETWORKS else "dp-sgd")
 
-    assert last != said(setting, learner_of(learner), ORDINARY)
+    one, other = (
+        said(setting, learner, ORDINARY, own) for own in (TEST, HELD_OUT["five rows"])
+    )
+    assert one != other
 
 
-def published(setting: str, records: Records) -> Any:
+def published(setting: str, records: Records, held_out: Records) -> Any:
     """Return what a trusted server publishes: the model, all metrics and its statement."""
     shared = {**COMMON, "num_parties": 3, "seed": 1}
     strategy = TRUSTED[setting](shared)
+    named: Any = {"learner_name": "forest", "catalogue": {"learner": family("ridge")}}
     learner_fn = family("random-forest")
     parties = [
-        replace(party_of(own, learner_fn=learner_fn), partition_id=number)
+        replace(party_of(own, learner_fn=learner_fn, **named), partition_id=number)
         for number, own in enumerate((records, ORDINARY, ORDINARY))
     ]
+    parties[0] = replace(parties[0], x_test=held_out.x, y_test=held_out.y)
     with noise_without_data():
         grid = InMemoryGrid(
             client_app(lambda c: parties[int(c.node_config["partition-id"])]), 3
         )
         result = strategy.start(grid, ArrayRecord(), num_rounds=1)
     metrics = [result.train_metrics_clientapp, result.evaluate_metrics_clientapp]
+    assert all(metrics), "the parties take the model and are asked about it"
     model = {name: array.tobytes() for name, array in strategy.model_.to_arrays().items()}
     return model, repr(metrics), strategy.ledger_.statement()
 
@@ -435,4 +586,6 @@ def test_what_a_trusted_server_publishes_depends_on_no_party(setting: str) -> No
     _, neighbour = NEIGHBOURS["beyond float32"]
     others = Records(neighbour.x[::-1], neighbour.y)
 
-    assert published(setting, ORDINARY) == published(setting, others)
+    first = published(setting, ORDINARY, TEST)
+    assert published(setting, others, TEST) == first
+    assert published(setting, ORDINARY, HELD_OUT["five rows"]) == first

@@ -404,6 +404,7 @@ def test_the_statement_names_protected_audience_and_numbers() -> None:
     assert "had one party been replaced by any other" in text
     assert "a factor of at most 2.55" in text
     assert text.count("Not covered: ") == 6
+    assert "of which parties report no accuracy or other metric under this promise" in text
     assert "Warning" not in text
 
 
@@ -432,6 +433,7 @@ def test_the_statement_admits_that_nothing_is_promised() -> None:
     text = filled("party", (NonPrivateEvent(unit="party", reason="models left"), 1)).statement()
 
     assert "Guarantee: none, because models left." in text
+    assert "rows held out for testing, wherever results on them are reported." in text
     assert "release without protection (models left)" in text
     assert "nothing has been released" in PrivacyLedger("party").statement()
 

@@ -42,8 +42,9 @@ def part_models(knowledge: Knowledge) -> list[Knowledge]:
     most = min(MAX_MODELS, len(knowledge.arrays))  # no model is without arrays
     if knowledge.kind != MODELS or type(count) is not int or not 1 <= count <= most:
         raise KnowledgeMismatch(
-            f"Knowledge: {NUM_MODELS} must be from 1 to {most} of kind {MODELS!r}, "
-            f"got {shown(count)} of kind {shown(knowledge.kind)}."
+            f"Knowledge: {NUM_MODELS} must be at least 1, with an array or more each and of "
+            f"kind {MODELS!r}, got {shown(count)} of kind {shown(knowledge.kind)} with "
+            f"{len(knowledge.arrays)} arrays."
         )
     metas: list[dict[str, Scalar]] = [{} for _ in range(count)]
     for full_name, value in knowledge.meta.items():

@@ -34,15 +34,20 @@ from fl_strategies.core.protocols import (
 )
 from fl_strategies.core.role import (
     PartyRole,
+    check_num_classes,
     check_public_data,
-    measure,
     read_round,
     read_seed,
     receive_model,
 )
 from fl_strategies.core.tasks import Task
 from fl_strategies.core.training import public_model, require_finite, require_plan, trained
-from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner, require_known
+from fl_strategies.exceptions import (
+    KnowledgeMismatch,
+    UnsupportedLearner,
+    between,
+    require_known,
+)
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
@@ -54,7 +59,7 @@ from fl_strategies.strategies.codistill.model_exchange import (
 )
 from fl_strategies.strategies.codistill.options import CodistillOptions
 from fl_strategies.wire import keys
-from fl_strategies.wire.config import config_choice, config_int
+from fl_strategies.wire.config import config_choice
 from fl_strategies.wire.knowledge import Knowledge, Metrics
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -133,7 +138,7 @@ class CodistillParty(PartyRole):
         """Measure the agent's own newest model or, in EKD, the ensemble with its new terms."""
         kept = CodistillPartyState(state.records)
         if config_choice(config, keys.STRATEGY, SCHEMES) == "ekd":
-            return _evaluate_ensemble(party, received, kept)
+            return self._evaluate_ensemble(party, received, config, kept)
         own = kept.model
         if own is None or received.kind != KEPT:
             raise KnowledgeMismatch(
@@ -141,7 +146,70 @@ class CodistillParty(PartyRole):
                 f"measured, got {received.kind!r} and {'no' if own is None else 'a'} model."
             )
         model = receive_model(party, own)
-        return model, measure(party, model, state)
+        return model, self.measure(party, model, config, state)
+
+    def _evaluate_ensemble(
+        self,
+        party: Party,
+        received: Knowledge,
+        config: ConfigRecord,
+        state: CodistillPartyState,
+    ) -> tuple[Learner, Metrics]:
+        """Add the delivered terms to those that are kept, and measure the sum of all."""
+        kept = state.terms
+        known = part_models(kept) if kept else []
+        first = received.meta.get(FIRST_TERM)
+        if type(first) is not int or not 0 <= first <= len(known):
+            raise KnowledgeMismatch(
+                f"Server: {FIRST_TERM} must be {between(0, len(known))}, the terms known so "
+                f"far, got {first!r}."
+            )
+        terms = known[:first] + part_models(received)
+        signs = [_read_sign(term) for term in terms]
+        models, errors = _receive_all(party, terms)
+        ensemble = SignedEnsemble(
+            list(models.values()),
+            [signs[number] for number in models],
+            [str(terms[number].meta[keys.LEARNER]) for number in models],
+            num_classes=party.num_classes,
+            task=party.task,
+            model_fns={party.learner_name: party.learner_fn, **party.catalogue},
+        )
+        require_members(party.owner, len(terms), errors)
+        known_before = sum(number < first for number in models)
+        measured, refused = self._measure_sum(party, ensemble, known_before, config, state)
+        state.terms = join_models(terms)
+        return ensemble, {**measured, NUM_MODELS_REFUSED: len(errors) + refused}
+
+    def _measure_sum(
+        self,
+        party: Party,
+        ensemble: SignedEnsemble,
+        first: int,
+        config: ConfigRecord,
+        state: CodistillPartyState,
+    ) -> tuple[Metrics, int]:
+        """Measure the ensemble, and count the members that cannot predict.
+
+        Members before `first` are not evaluated a second time.
+        """
+        x = party.x_test
+        if x is None or not self.tells_metrics(party, config, state):
+            return self.measure(party, ensemble, config, state), 0
+        kept = state.scores
+        scores, refused = np.zeros((len(x), party.num_classes)), 0
+        same = kept is not None and kept.meta[NUM_TERMS] == first
+        if kept is not None and same and len(kept.arrays[SCORES]) == len(x):
+            scores, refused = kept.arrays[SCORES].copy(), int(kept.meta[NUM_MODELS_REFUSED])
+        else:
+            first = 0
+        errors = ensemble.add_from(first, x, scores)
+        refused += len(errors)
+        if refused == len(ensemble.members):
+            require_members(party.owner, len(errors), errors)
+        meta = {NUM_TERMS: len(ensemble.members), NUM_MODELS_REFUSED: refused}
+        state.scores = Knowledge(SCORES, {SCORES: scores}, meta)
+        return self.measure(party, RememberedScores(scores), config, state), refused
 
 
 def portable_stand_in(party: Party) -> PortableLearner:
@@ -160,8 +228,7 @@ def check_problem(party: Party, config: ConfigRecord) -> None:
     """Raise unless server and party mean the same problem, and there are records."""
     if keys.PUBLIC_HASH in config:
         check_public_data(party, config)
-    count = party.num_classes
-    config_int(config, keys.NUM_CLASSES, minimum=count, maximum=count)
+    check_num_classes(party, config)
     config_choice(config, TASK, [party.task])
     owner = party.owner
     require_known(len(party.x) > 0, owner, "x", "records to learn from", "none")
@@ -185,17 +252,6 @@ def _labels(party: Party) -> FloatArray:
     return np.eye(party.num_classes)[party.y]
 
 
-def receive_relayed(party: Party, relayed: Knowledge) -> Learner:
-    """Rebuild another agent's model; raise `KnowledgeMismatch` if it is none for this one."""
-    model = receive_model(party, relayed)
-    if model.num_classes != party.num_classes:
-        raise KnowledgeMismatch(
-            f"{party.owner}: a received model must have {party.num_classes} "
-            f"classes or outputs, got {model.num_classes}."
-        )
-    return model
-
-
 def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], int]:
     """Return what each received model predicts on the agent's inputs, and how many cannot."""
     found: list[FloatArray] = []
@@ -203,7 +259,7 @@ def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], i
     reason = ""
     for part in relayed:
         try:
-            model = receive_relayed(party, part)
+            model = receive_model(party, part)
             outputs(model, party.rows_to_try(), party.task)
         except Exception as error:  # a hostile model may make a learner raise anything
             reason = describe(error)
@@ -280,35 +336,6 @@ def charge_model(
     return ledger, privacy_metrics(party=unprotected(reason), example=known)
 
 
-def _evaluate_ensemble(
-    party: Party, received: Knowledge, state: CodistillPartyState
-) -> tuple[Learner, Metrics]:
-    """Add the delivered terms to those that are kept, and measure the sum of all."""
-    kept = state.terms
-    known = part_models(kept) if kept else []
-    first = received.meta.get(FIRST_TERM)
-    if type(first) is not int or not 0 <= first <= len(known):
-        raise KnowledgeMismatch(
-            f"Server: {FIRST_TERM} must be from 0 to {len(known)}, the terms known so far, "
-            f"got {first!r}."
-        )
-    terms = known[:first] + part_models(received)
-    signs = [_read_sign(term) for term in terms]
-    models, errors = _receive_all(party, terms)
-    ensemble = SignedEnsemble(
-        list(models.values()),
-        [signs[number] for number in models],
-        [str(terms[number].meta[keys.LEARNER]) for number in models],
-        num_classes=party.num_classes,
-        task=party.task,
-        model_fns={party.learner_name: party.learner_fn, **party.catalogue},
-    )
-    require_members(party.owner, len(terms), errors)
-    measured, refused = _measure_sum(party, ensemble, sum(n < first for n in models), state)
-    state.terms = join_models(terms)
-    return ensemble, {**measured, NUM_MODELS_REFUSED: len(errors) + refused}
-
-
 def _receive_all(
     party: Party, terms: Sequence[Knowledge]
 ) -> tuple[dict[int, Learner], list[Exception]]:
@@ -317,7 +344,7 @@ def _receive_all(
     errors: list[Exception] = []
     for number, term in enumerate(terms):
         try:
-            models[number] = receive_relayed(party, term)
+            models[number] = receive_model(party, term)
         except Exception as error:  # a hostile model may make a learner raise anything
             errors.append(error)
     return models, errors
@@ -328,29 +355,3 @@ def _read_sign(term: Knowledge) -> int:
     if type(sign) is not int or abs(sign) != 1:
         raise KnowledgeMismatch(f"Server: the sign of a term must be 1 or -1, got {sign!r}.")
     return sign
-
-
-def _measure_sum(
-    party: Party, ensemble: SignedEnsemble, first: int, state: CodistillPartyState
-) -> tuple[Metrics, int]:
-    """Measure the ensemble, and count the members that cannot predict.
-
-    Members before `first` are not evaluated a second time.
-    """
-    x = party.x_test
-    if party.journal is not None or x is None or not len(x):
-        return measure(party, ensemble, state), 0
-    kept = state.scores
-    scores, refused = np.zeros((len(x), party.num_classes)), 0
-    same = kept is not None and kept.meta[NUM_TERMS] == first
-    if kept is not None and same and len(kept.arrays[SCORES]) == len(x):
-        scores, refused = kept.arrays[SCORES].copy(), int(kept.meta[NUM_MODELS_REFUSED])
-    else:
-        first = 0
-    errors = ensemble.add_from(first, x, scores)
-    refused += len(errors)
-    if refused == len(ensemble.members):
-        require_members(party.owner, len(errors), errors)
-    meta = {NUM_TERMS: len(ensemble.members), NUM_MODELS_REFUSED: refused}
-    state.scores = Knowledge(SCORES, {SCORES: scores}, meta)
-    return measure(party, RememberedScores(scores), state), refused

@@ -113,9 +113,6 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
             portable = isinstance(learner, PortableLearner)
             rule = "learners with to_arrays and from_arrays"
             require(portable, owner, "model_fns", rule, f"{name}: {type(learner).__name__}")
-            rule = f"learners of {self.num_classes} classes or outputs"
-            same = learner.num_classes == self.num_classes
-            require(same, owner, "model_fns", rule, f"{name}: {learner.num_classes}")
 
     def _new_ledger(self) -> PrivacyLedger:
         return new_ledger(

@@ -74,6 +74,7 @@ class FedKDParty(PartyRole):
             name="fedkd",
             trainer=party.learner_fn,
             models=False,
+            trusted=options.privacy is not None,
             seeded=options.seeded_noise,
             predictions=options.num_predictions * len(party.public),
         )

@@ -88,8 +88,9 @@ class FedKD(KnowledgeStrategy[Said]):
         Parties that train with DP-SGD protect their examples against the server too: their
         logits, and with ``weights="noisy-evidence"`` their evidence, follow from the model
         and from noisy counts. They make no contrast, which would be trained without noise.
-        Not covered: rows that parties only evaluate on, the number of records, settings
-        chosen on private data; and records of one person at several parties add up.
+        Not covered: rows that parties only evaluate on, of which no metric leaves where
+        anything is promised, the number of records, settings chosen on private data; and
+        records of one person at several parties add up.
 
     Parameters
     ----------

@@ -214,6 +214,12 @@ class FedKTOptions(Options):
         """Whether the noise of parties comes from the seed and protects nobody."""
         return self.party_privacy is not None and self.party_privacy.seeded_noise
 
+    @property
+    def server_seeds_noise(self) -> bool:
+        """Whether the noise of the server comes from the seed and protects nobody."""
+        privacy = self.privacy
+        return privacy is not None and privacy.level == "L1" and privacy.seeded_noise
+
     def count_noise(self) -> LaplaceCounts | GaussianSums:
         """Return the noise on class counts, of which replacing one record moves two by one."""
         privacy, epsilon = self.party_privacy, self.count_epsilon

@@ -67,6 +67,7 @@ class FedKTParty(PartyRole):
             trainer=party.teacher_fn or party.learner_fn,
             models=options.exchange == "models",
             protected=options.level == "L2",
+            trusted=options.level == "L1" and not options.server_seeds_noise,
             seeded=options.party_seeds_noise,
             fits=fits,
             predictions=fits * len(party.public),

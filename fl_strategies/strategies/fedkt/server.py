@@ -20,7 +20,7 @@ from fl_strategies.core.reported_ledgers import (
 )
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
-from fl_strategies.exceptions import PrivacyBudgetExceeded, require
+from fl_strategies.exceptions import PrivacyBudgetExceeded, between, require
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import PrivacyLedger
@@ -86,8 +86,9 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         server sees the votes and is trusted to add the noise.
         L2: an example, replaced by another within its party, against the server and
         everybody else. Each party adds its own noise, and the largest epsilon is reported.
-        Not covered: rows that parties only evaluate on, the number of records, settings
-        chosen on private data; and records of one person at several parties add up.
+        Not covered: rows that parties only evaluate on, of which no metric leaves where
+        anything is promised, the number of records, settings chosen on private data; and
+        records of one person at several parties add up.
 
     Parameters
     ----------
@@ -188,7 +189,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
     def _settled(self, options: FedKTOptions) -> FedKTOptions:
         """Return the options with what follows from the public rows and the noise."""
         asked, most = options.num_queries, len(self.public)
-        fits, rule = asked is None or asked <= most, f"from 1 to {most}, the public rows"
+        fits, rule = asked is None or asked <= most, f"{between(1, most)}, the public rows"
         require(fits, "FedKT", "num_queries", rule, asked)
         queries = asked or self._planned_queries(options)
         options = replace(options, num_queries=queries, vote_weights=options.weights)

@@ -16,7 +16,7 @@ from fl_strategies.core.party import Party
 from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.policy import Request, asked_number
 from fl_strategies.core.protocols import Learner, TrainingSet
-from fl_strategies.core.role import PartyRole, check_public_data, measure, read_round, read_seed
+from fl_strategies.core.role import PartyRole, check_public_data, read_round, read_seed
 from fl_strategies.core.tasks import METRICS
 from fl_strategies.core.training import finite_logits
 from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, require_known
@@ -72,8 +72,9 @@ class FedMDParty(PartyRole):
         context.student.keep(model)
         context.state.terms = context.terms
         arrays, meta = context.reply(model, private=bool(training))
-        figure = measure(party, model, state)[METRICS[party.task]]
-        metrics = {**context.metrics(), keys.LOCAL_FIGURE: figure}
+        secret = context.settings.noise is not None
+        measured = self.measure(party, model, config, state, secret=secret)
+        metrics = {**context.metrics(), keys.LOCAL_FIGURE: measured[METRICS[party.task]]}
         return Knowledge(ANSWERS, arrays, meta), metrics
 
     def evaluate(
@@ -89,7 +90,8 @@ class FedMDParty(PartyRole):
             )
         context.check_terms()
         model = context.student.finish(lesson)
-        return model, measure(party, model, state)
+        secret = context.settings.noise is not None
+        return model, self.measure(party, model, config, state, secret=secret)
 
 
 def _is_own_model(party: Party, received: Knowledge | None) -> bool:
@@ -172,6 +174,7 @@ class RoundContext:
         """Read the consensus that a message carries, if it carries one."""
         if received is None or received.kind != CONSENSUS:
             return None
+        require_known(newest > 0, "Server", CONSENSUS, "omitted before the second round", "one")
         server_round = config_int(
             ConfigRecord({**received.meta}), CONSENSUS_ROUND, minimum=1, maximum=newest
         )
@@ -316,7 +319,7 @@ def _request(party: Party, config: ConfigRecord) -> Request:
     )
     epochs = settings.epochs
     return Request(
-        name=f"{config[keys.STRATEGY]!s} {settings.release}",
+        name=f"{config.get(keys.STRATEGY)!s} {settings.release}",
         trainer=party.learner_fn,
         models=False,
         protected=settings.release != "none",

@@ -110,9 +110,9 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         restart, only if the party keeps a journal; without one it is one more sample, and
         the samples of a run, which have random names, are composed by the server.
         ldp: noise on every answer, composed over rows and rounds.
-        Not covered: rows that parties only evaluate on; with ldp their accuracy is
-        therefore kept at home, unless the noise is seeded. Records of one person at
-        several parties add up.
+        Not covered: rows that parties only evaluate on; with nfdp and ldp their accuracy
+        is therefore kept at home, unless the noise or sample is seeded. Records of one
+        person at several parties add up.
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ from typing import Final, Literal, Self, TypeAlias
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, require
+from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, between, require
 from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.planning.facts import Facts
 from fl_strategies.privacy.planning.planners import Answers, answer_scale
@@ -63,7 +63,7 @@ class FedMDSettings:
         """Return what the server decides where the options leave it open."""
         usual_rows = _usual_rows(options, num_rows, num_classes, num_parties)
         asked = options.num_public or usual_rows
-        rule = f"from 1 to {num_rows}, the public rows"
+        rule = f"{between(1, num_rows)}, the public rows"
         require(1 <= asked <= num_rows, "FedMD", "num_public", rule, asked)
         pretraining = pretrained or options.pretrain_epochs > 0
         plain = isinstance(options.release, Unprotected) and not pretraining
@@ -85,7 +85,7 @@ class FedMDSettings:
         open_ = options.consensus == "auto" or (noise is not None and not noise.given_scale)
         if not 1 <= (options.num_public or 0) <= num_public:
             raise KnowledgeMismatch(
-                f"Server: num-public must be a whole number from 1 to {num_public}, "
+                f"Server: num-public must be {between(1, num_public, 'a whole number')}, "
                 f"got {options.num_public}."
             )
         if open_:

@@ -20,7 +20,7 @@ from fl_strategies.core.party import Party
 from fl_strategies.core.party_state import KnowledgeField, PartyState
 from fl_strategies.core.policy import Request
 from fl_strategies.core.protocols import Learner, PortableLearner, plan_of, require_portable
-from fl_strategies.core.role import PartyRole, measure, read_round, read_seed
+from fl_strategies.core.role import PartyRole, read_round, read_seed, receive_model
 from fl_strategies.core.training import require_finite, require_plan, trained
 from fl_strategies.exceptions import KnowledgeMismatch, RequestRefused
 from fl_strategies.strategies.codistill.model_exchange import (
@@ -34,7 +34,6 @@ from fl_strategies.strategies.codistill.party import (
     check_problem,
     new_portable,
     portable_stand_in,
-    receive_relayed,
 )
 from fl_strategies.strategies.fens.options import FENSOptions
 from fl_strategies.wire import keys
@@ -66,7 +65,7 @@ class FENSParty(PartyRole):
     def request(self, party: Party, config: ConfigRecord) -> Request:
         """Return what leaves: a model or, whatever the learner, weights without noise."""
         asked, options = super().request(party, config), FENSOptions.received(config)
-        if config.get(STAGE) == MODEL:
+        if config.get(STAGE) == MODEL or not options.is_trained:
             return asked
         unprotected = functools.partial(Unreadable, party.num_classes)
         return replace(asked, trainer=unprotected, epochs=options.aggregator_epochs)
@@ -86,7 +85,8 @@ class FENSParty(PartyRole):
     ) -> tuple[Learner, Metrics]:
         """Measure all models together."""
         model, refused = _ensemble(party, received, config, state)
-        return model, {**measure(party, model, state), keys.NUM_MODELS_REFUSED: refused}
+        measured = self.measure(party, model, config, state)
+        return model, {**measured, keys.NUM_MODELS_REFUSED: refused}
 
 
 def held_back(party: Party, config: ConfigRecord) -> IntArray:
@@ -165,7 +165,7 @@ def _ensemble(
     members, refused = [], 0
     for part in parts:
         try:
-            members.append(receive_relayed(party, part))
+            members.append(receive_model(party, part))
         except Exception:  # a hostile model may make a learner raise anything
             members.append(Unreadable(party.num_classes))
             refused += 1

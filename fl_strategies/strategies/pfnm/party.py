@@ -6,7 +6,7 @@ from flwr.app import ConfigRecord
 from fl_strategies.core.party import Party
 from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.protocols import DenseLearner, Learner
-from fl_strategies.core.role import measure, read_round, read_seed, receiver_of
+from fl_strategies.core.role import read_round, read_seed, receiver_of
 from fl_strategies.strategies.pfnm.server import PFNMOptions
 from fl_strategies.strategies.weights.counted import CountedParty
 from fl_strategies.wire.knowledge import Knowledge, Metrics
@@ -27,7 +27,7 @@ class PFNMParty(CountedParty):
         self,
         party: Party,
         received: Knowledge,
-        config: ConfigRecord,  # noqa: ARG002 - every role's signature
+        config: ConfigRecord,
         state: PartyState,
     ) -> tuple[Learner, Metrics]:
         """Take the matched network, of whatever width, and measure it."""
@@ -35,4 +35,4 @@ class PFNMParty(CountedParty):
         if isinstance(twin, DenseLearner):
             twin = twin.sized_for(received.arrays)
         model = twin.from_arrays(received.arrays)
-        return model, measure(party, model, state)
+        return model, self.measure(party, model, config, state)

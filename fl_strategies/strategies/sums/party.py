@@ -43,13 +43,15 @@ class SumParty(PartyRole):
     def request(self, party: Party, config: ConfigRecord) -> Request:
         """Return that sums leave, with the party's own noise or without."""
         options = self._options.received(config)
-        noisy = options.level == "L2"
+        noisy, privacy = options.level == "L2", options.privacy
+        seeded = privacy is not None and privacy.seeded_noise
         return Request(
             name=f"{self._name} {options.level}",
             trainer=party.learner_fn,
             models=False,
             protected=noisy,
-            seeded=noisy and options.privacy is not None and options.privacy.seeded_noise,
+            trusted=not noisy and privacy is not None and not seeded,
+            seeded=noisy and seeded,
             fits=0,
             drowned=lambda: self._drowned(party, options) if noisy else "",
         )

@@ -27,7 +27,7 @@ from fl_strategies.core.protocols import (
     plan_of,
     require_guided,
 )
-from fl_strategies.core.role import PartyRole, check_public_data, measure, read_round, read_seed
+from fl_strategies.core.role import PartyRole, check_public_data, read_round, read_seed
 from fl_strategies.core.tasks import METRICS
 from fl_strategies.core.training import public_model, require_finite, require_plan, trained
 from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner, require_known
@@ -61,7 +61,7 @@ class WeightsParty(PartyRole):
 
     def request(self, party: Party, config: ConfigRecord) -> Request:
         """Return that weights leave after so many passes."""
-        named = str(config[keys.STRATEGY]).partition(":")[0]
+        named = str(config.get(keys.STRATEGY)).partition(":")[0]
         epochs = WeightsOptions.received(config).local_epochs
         return replace(super().request(party, config), name=named, epochs=epochs)
 
@@ -108,7 +108,8 @@ class WeightsParty(PartyRole):
         stand_in = functools.partial(_public_model, party)
         model = trained(train, stand_in, promised=bool(plan) and not self.also_leaves)
         metrics = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=ledger)
-        metrics[keys.LOCAL_FIGURE] = measure(party, model, state)[METRICS[party.task]]
+        measured = self.measure(party, model, config, state)
+        metrics[keys.LOCAL_FIGURE] = measured[METRICS[party.task]]
         meta: dict[str, Scalar] = {
             keys.NUM_EXAMPLES: len(party.y),
             keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),

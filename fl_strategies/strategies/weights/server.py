@@ -27,7 +27,7 @@ from fl_strategies.core.reported_ledgers import (
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.core.tasks import Task, check_task
-from fl_strategies.exceptions import KnowledgeMismatch, require
+from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.randomness import derive_rng
 from fl_strategies.runtime.runs import Run
@@ -165,9 +165,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         owner = type(self).__name__
         check_task(owner, task, num_classes)
         check_factories(owner, learner_fn, num_classes)
-        learner, rule = self.require_learner(learner_fn()), f"of {num_classes} classes"
-        same = learner.num_classes == num_classes
-        require(same, owner, "learner_fn", rule, learner.num_classes)
+        self.require_learner(learner_fn())
         rows = None if public is None else public_array(owner, public)
         self.public_hash = None if rows is None else content_hash(rows)
         self.num_classes, self.task = num_classes, task
