@@ -27,6 +27,7 @@ _POINT = re.compile(
 _COMMA = re.compile(
     r"[+-]?(?:[1-9]\d{0,2}(?:\.\d{3})+|\d+)(?:,\d+)?(?:e[+-]?\d+)?", re.IGNORECASE
 )
+_INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 _DAYS = (
     "%Y-%m-%d",
     "%Y/%m/%d",
@@ -47,6 +48,7 @@ _TIMES = ("", " %H:%M", " %H:%M:%S")
 ISO: Final = "ISO8601"
 _FORMATS: Final = (ISO, *(day + time for time in _TIMES for day in _DAYS), "%Y-%m", "%m/%Y")
 _ISO_DAY = re.compile(r"\d{4}-\d{2}-\d{2}(?:[ T].*)?")
+_BELOW_MICROSECONDS = re.compile(r"(\.\d{6})\d+")
 
 
 def texts(pandas: ModuleType, column: Any) -> Array:
@@ -70,7 +72,7 @@ def _plain(number: float) -> str:
 
 
 def number_of(text: str, *, comma: bool, lenient: bool = False) -> float:
-    """Return the number that a text shows; NaN for none.
+    """Return the number that a text shows, infinity beyond float64; NaN for none.
 
     Parameters
     ----------
@@ -91,6 +93,8 @@ def number_of(text: str, *, comma: bool, lenient: bool = False) -> float:
     if text.lower() in TRUTH:
         return TRUTH[text.lower()]
     bare = _GROUP_GAP.sub("", _CURRENCY.sub("", text).replace("\u2212", "-").strip())
+    if _INFINITE.fullmatch(bare):
+        return float(bare)
     share = bare.endswith("%")
     bare = bare.removesuffix("%").strip()
     styles = [comma, not comma] if lenient else [comma]
@@ -123,9 +127,9 @@ def numbers(pandas: ModuleType, column: Any, *, comma: bool) -> FloatArray:
     if types.is_numeric_dtype(column.dtype):
         found = column.to_numpy(dtype=np.float64, na_value=np.nan)
     else:
-        distinct, places = np.unique(texts(pandas, column), return_inverse=True)
-        read = [number_of(text, comma=comma, lenient=True) for text in distinct]
-        found = np.array(read, dtype=np.float64)[places]
+        cells = texts(pandas, column).tolist()
+        read = {text: number_of(text, comma=comma, lenient=True) for text in {*cells}}
+        found = np.array([read[text] for text in cells], dtype=np.float64)
     finite = np.where(np.isfinite(found), found, np.nan)
     return np.clip(finite, -LARGEST, LARGEST)
 
@@ -154,7 +158,9 @@ def mixed_dates(pandas: ModuleType, values: Sequence[str]) -> bool:
 def parse_dates(pandas: ModuleType, values: Sequence[str], form: str) -> Any:
     """Return texts as points in time, and NaT for what is none."""
     if form == ISO:
-        values = [text if _ISO_DAY.fullmatch(text) else "" for text in values]
+        # One cell with more digits would change the range of dates that all can have.
+        iso = [text if _ISO_DAY.fullmatch(text) else "" for text in values]
+        values = [_BELOW_MICROSECONDS.sub(r"\1", text) for text in iso]
     found = pandas.to_datetime(
         pandas.Series(list(values), dtype=object), format=form, errors="coerce", utc=True
     )
