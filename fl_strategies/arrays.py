@@ -22,8 +22,8 @@ def plain(owner: str, name: str, value: Any) -> Any:
     They are known by their methods, so that no library is needed.
     """
     if isinstance(value, np.ma.MaskedArray):
-        numeric = value.dtype.kind in "biuf"
-        return value.astype(np.float64).filled(np.nan) if numeric else value.filled()
+        masked: Any = value.astype(np.float64) if value.dtype.kind in "biuf" else value
+        return masked.filled(np.nan if masked.dtype.kind == "f" else None)
     if isinstance(value, np.ndarray | list | tuple) or hasattr(value, "columns"):
         return value
     try:

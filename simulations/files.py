@@ -184,4 +184,5 @@ def _scaled(x: FloatArray, *, public: FloatArray, mean: Any, deviation: Any) -> 
     largest = LARGEST if x.dtype == np.float64 else LARGEST_VALUE
     with np.errstate(over="ignore"):
         scaled = (np.clip(x, -largest, largest) - mean) / deviation
-        return np.clip(scaled, -LARGEST_VALUE, LARGEST_VALUE).astype(np.float32)
+        cut: FloatArray = np.clip(scaled, -LARGEST_VALUE, LARGEST_VALUE).astype(np.float32)
+        return cut

@@ -15,6 +15,7 @@ MISSING: Final = (
     *("NA", "N/A", "#N/A", "<NA>", "NaN", "NAN", "NULL", "None", "missing"),
 )
 """Words that stand for nothing, as people and programs write them."""
+_NOTHING: Final = frozenset(MISSING)
 TRUTH: Final = {"true": 1.0, "false": 0.0}
 LARGEST: Final = 1e100
 """Numbers beyond are cut to it, so that squares of them are still numbers."""
@@ -27,6 +28,7 @@ _POINT = re.compile(
 _COMMA = re.compile(
     r"[+-]?(?:[1-9]\d{0,2}(?:\.\d{3})+|\d+)(?:,\d+)?(?:e[+-]?\d+)?", re.IGNORECASE
 )
+_PLAIN = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 _DAYS = (
     "%Y-%m-%d",
@@ -61,8 +63,11 @@ def texts(pandas: ModuleType, column: Any) -> Array:
         numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
         plain = [_plain(number) for number in numbers.tolist()]
     else:
-        plain = column.astype(object).where(column.notna(), "").astype(str).str.strip().tolist()
-    return np.array(["" if text in MISSING else text for text in plain], dtype=object)
+        plain = column.tolist()
+        if not all(type(cell) is str for cell in plain):
+            plain = column.astype(object).where(column.notna(), "").astype(str).tolist()
+        plain = [text.strip() for text in plain]
+    return np.array(["" if text in _NOTHING else text for text in plain], dtype=object)
 
 
 def _plain(number: float) -> str:
@@ -90,6 +95,10 @@ def number_of(text: str, *, comma: bool, lenient: bool = False) -> float:
     >>> number_of("12 %", comma=False), number_of("about 40", comma=False)
     (0.12, nan)
     """
+    if not comma and _PLAIN.fullmatch(text):  # most cells are such, and soon read
+        return float(text)
+    if not text:
+        return float("nan")
     if text.lower() in TRUTH:
         return TRUTH[text.lower()]
     bare = _GROUP_GAP.sub("", _CURRENCY.sub("", text).replace("\u2212", "-").strip())
@@ -128,8 +137,8 @@ def numbers(pandas: ModuleType, column: Any, *, comma: bool) -> FloatArray:
         found = column.to_numpy(dtype=np.float64, na_value=np.nan)
     else:
         cells = texts(pandas, column).tolist()
-        read = {text: number_of(text, comma=comma, lenient=True) for text in {*cells}}
-        found = np.array([read[text] for text in cells], dtype=np.float64)
+        read = [number_of(text, comma=comma, lenient=True) for text in cells]
+        found = np.array(read, dtype=np.float64)
     finite = np.where(np.isfinite(found), found, np.nan)
     return np.clip(finite, -LARGEST, LARGEST)
 

@@ -22,8 +22,6 @@ _SEPARATORS: Final = ",;\t|"
 _LONGEST_HEADER: Final = 1 << 20
 _MOST_NAMED: Final = 20
 _LONGEST_CELL: Final = 2**31 - 1
-_MOST_SHARED: Final = 100_000
-"""Different texts that are kept to be shared."""
 
 
 def import_pandas(path: Path) -> ModuleType:
@@ -62,18 +60,9 @@ def _cells(pandas: ModuleType, names: Any, separator: str, lines: Iterable[str])
     csv.field_size_limit(_LONGEST_CELL)
     reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
     next(reader, None)
-    width, seen = len(names), dict[str, str]()
-    columns: list[list[str]] = [[] for _ in names]
-    for line in reader:
-        if not line:
-            continue
-        cells = line[:width] + [""] * (width - len(line))
-        for column, cell in zip(columns, cells, strict=True):
-            # Equal cells share their text, as most of a table has few different ones.
-            column.append(seen.setdefault(cell, cell) if len(seen) < _MOST_SHARED else cell)
-    return pandas.DataFrame(
-        {place: pandas.Series(column, dtype=object) for place, column in enumerate(columns)}
-    ).set_axis(names, axis=1)
+    width = len(names)
+    rows = [line[:width] + [""] * (width - len(line)) for line in reader if line]
+    return pandas.DataFrame(rows, columns=names, dtype=object)
 
 
 def _header(path: Path) -> tuple[str, str]:

@@ -143,7 +143,7 @@ def _flat(owner: str, name: str, given: Any) -> Any:
 
 def _alone(cell: Any) -> Any:
     """Return the only element of a list or an array, as a column of labels has them."""
-    while isinstance(cell, list | tuple) or getattr(cell, "ndim", 0):
+    while isinstance(cell, list | tuple) or getattr(cell, "ndim", 0) > 0:
         if len(cell) != 1:
             return None
         (cell,) = cell

@@ -223,8 +223,8 @@ class Party:
             return known_classes(owner, name, y, classes, size)
         if not unknown.any():
             return y
-        labelled = self.public_y is not None and len(self.public_y) > 0
-        common = int(np.bincount(self.public_y).argmax()) if labelled else 0
+        known = () if self.public_y is None else self.public_y
+        common = int(np.bincount(known).argmax()) if len(known) else 0
         logger.warning(
             "%s: %d labels of %s are no class; class %d stands in for each.",
             owner,

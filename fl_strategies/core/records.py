@@ -131,9 +131,8 @@ class RecordForm:
         """Say in the party's own log what is not taken as it stands; return if gaps are."""
         gaps = np.isnan(x)
         if gaps.any():
-            columns = getattr(value, "columns", ())
-            marked = gaps.any(axis=0) if len(columns) else ()
-            named = [repr(str(c)) for c, has in zip(columns, marked, strict=True) if has]
+            columns = [*getattr(value, "columns", ())]
+            named = [repr(str(c)) for n, c in enumerate(columns) if gaps[:, n].any()]
             place = f" in the columns {', '.join(named[:_MOST_NAMED])}" if named else ""
             logger.warning(
                 "%s: %d values of %s%s are no numbers; %s stands in for each.",

@@ -205,7 +205,7 @@ def class_indices(
     require_data(accepted, owner, "labels", rule, f"{num_unknown} others")
     if num_unknown:
         logger.warning(
-            "%s: %d labels must be %s, and count as %s.",
+            "%s: %d labels are not %s, and count as %s.",
             owner,
             num_unknown,
             rule,
