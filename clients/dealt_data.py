@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Context
 
 from fl_strategies import Party
-from fl_strategies.arrays import Array, to_array
+from fl_strategies.arrays import Array
 from fl_strategies.core.labels import is_missing
 from fl_strategies.exceptions import InvalidData, require, require_data
 from fl_strategies.naming import require_argument
@@ -74,7 +74,7 @@ x=(6, 1) float64, y=(6,) int64, public=(0, 1) float64, x_test=(2, 1) float64, y_
 def _four_arrays(loaded: Sequence[Any]) -> Sequence[Any]:
     """Return arrays in the order of `train_test_split`."""
     if len(loaded) == 4:
-        y_comes_second = np.ndim(loaded[1]) < np.ndim(loaded[0])
+        y_comes_second = _depth(loaded[1]) < _depth(loaded[0])
         rule, got = "x_train, x_test, y_train and y_test in this order", "labels as the second"
         require_data(not y_comes_second, _OWNER, "what load_data returns", rule, got)
         return loaded
@@ -99,17 +99,24 @@ def _rows_and_labels(given: Any) -> tuple[Any, Any]:
         return x, y
     items = [rows[i] for i in range(len(rows))]
     pairs = [tuple(item.values()) if isinstance(item, dict) else item for item in items]
-    return np.stack([np.asarray(x) for x, _ in pairs]), np.asarray([int(y) for _, y in pairs])
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _depth(given: Any) -> int:
+    """Return the number of dimensions; records of a list may be of several shapes."""
+    if not isinstance(given, list | tuple):
+        return np.ndim(given)
+    deeper = any(hasattr(one, "__len__") and not isinstance(one, str) for one in given)
+    return 2 if deeper else 1
 
 
 def _labelled(name: str, x: Any, y: Any, classes: Sequence[object]) -> tuple[Any, Any]:
     """Return the rows that have a label, and their labels; all as they are if all have one."""
-    labels = to_array(_OWNER, name, y)
-    missing = is_missing(labels, classes)
-    if not missing.any() or len(x) != len(labels):
+    missing = is_missing(y, classes)
+    if not missing.any() or len(x) != len(missing):
         return x, y
     logger.warning("%d rows without a label in %s are dropped.", missing.sum(), name)
-    return _rows_at(x, ~missing), np.array(labels[~missing].tolist())
+    return _rows_at(x, ~missing), _rows_at(y, ~missing)
 
 
 def _rows_at(x: Any, kept: Array) -> Any:

@@ -16,23 +16,45 @@ NEARLY_CONSTANT: Final = 1e-6
 """What varies by less than this share of itself does not vary."""
 
 
-def to_array(owner: str, name: str, value: Any) -> Array:
-    """Return a list, frame or tensor as an array; arrays stay the objects that they are.
+def plain(owner: str, name: str, value: Any) -> Any:
+    """Return tensors, and sparse and masked arrays, as arrays; lists and frames as they are.
 
-    Frames and tensors are known by their methods, so that neither library is needed.
+    They are known by their methods, so that no library is needed.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        masked: Any = value.astype(np.float64) if value.dtype.kind in "biuf" else value
+        return masked.filled(np.nan if masked.dtype.kind == "f" else None)
+    if isinstance(value, np.ndarray | list | tuple) or hasattr(value, "columns"):
+        return value
+    try:
+        if hasattr(value, "detach"):
+            dense = value.detach().cpu()
+            dense = dense.to_dense() if dense.is_sparse else dense
+            # numpy has no such type of 16 bits.
+            dense = dense.float() if str(dense.dtype) == "torch.bfloat16" else dense
+            return np.asarray(dense)
+        return np.asarray(value.toarray() if hasattr(value, "toarray") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _not_an_array(owner, name, value) from error
+
+
+def to_array(owner: str, name: str, value: Any) -> Array:
+    """Return a list, frame or tensor as an array; arrays stay the objects that they are."""
     if isinstance(value, np.ndarray):
         return value
     try:
-        plain = value.detach().cpu() if hasattr(value, "detach") else value
-        array = np.asarray(plain)
+        array = np.asarray(plain(owner, name, value))
         # Frames with columns of several types come as objects.
         return np.array(array.tolist()) if array.dtype == object and array.size else array
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidData(
-            f"{owner}: {name} must be an array, or a list, frame or tensor that numpy can "
-            f"read, got {type(value).__name__}."
-        ) from error
+        raise _not_an_array(owner, name, value) from error
+
+
+def _not_an_array(owner: str, name: str, value: Any) -> InvalidData:
+    return InvalidData(
+        f"{owner}: {name} must be an array, or a list, frame or tensor that numpy can "
+        f"read, got {type(value).__name__}."
+    )
 
 
 def to_rows(owner: str, name: str, value: Any) -> Array:

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from fl_strategies.arrays import Array, IntArray
+from fl_strategies.core.party import check_rows
 from fl_strategies.core.tasks import check_labels
 from fl_strategies.exceptions import InvalidParameter, require, require_data
 from simulations.files import (
@@ -199,6 +200,7 @@ def check_joint_classes(owner: str, public: str, joint_classes: bool) -> None:
 def _from_table(
     name: str, x: Array, y: IntArray, classes: tuple[str, ...], rows: Rows
 ) -> Dataset:
+    check_rows(name, "the public rows", x[rows[1]])
     scale = public_scale(x[rows[1]])
     return _dataset(name, scale(x), y, classes, rows)
 
@@ -283,6 +285,7 @@ def _load_npz(path: Path, request: Request) -> Dataset:
     own = "x_public" in pools
     pools.setdefault("x_public", pools["x_test"])
     train, public, test = request.limit(_rows_of_file(path.name, pools, own, request.rng))
+    check_rows(path.name, "x_public" if own else "x_test", pools["x_public"][public])
     scale = (image_scale if arrays["x_train"].ndim > 2 else public_scale)(
         pools["x_public"][public]
     )
@@ -323,7 +326,7 @@ def _require_same_length(owner: str, name: str, x: Array, y: Array) -> None:
 
 
 def _load_table(path: Path, request: Request, label: str, drop: str) -> Dataset:
-    table = read_table(path, label)
+    table = read_table(path)
     columns = [str(name) for name in table.columns]
     require_label(path.name, label, columns)
     unused = dropped(path.name, drop, columns, label)

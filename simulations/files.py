@@ -8,14 +8,16 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.party import check_rows
+from fl_strategies.core.records import LARGEST_VALUE, cells_as_numbers
 from fl_strategies.exceptions import InvalidData, InvalidParameter, require_data
+from simulations.table_cells import LARGEST
 
 DATA_VARIABLE: Final = "FL_STRATEGIES_DATA"
 COLOUR_CHANNELS: Final = (1, 3)
@@ -84,9 +86,8 @@ def read_npz(path: Path, *required: str, optional: tuple[str, ...] = ()) -> dict
 
 def flat_rows(owner: str, name: str, x: Array) -> FloatArray:
     """Return rows of any shape as (num_rows, num_features) numbers, or say what is wrong."""
-    check_rows(owner, name, x)
-    require_data(len(x) > 0, owner, name, "at least one row", "none")
-    return x.reshape(len(x), -1).astype(np.float64 if x.ndim == 2 else np.float32)
+    numbers = _numbers(owner, name, x)
+    return numbers.reshape(len(x), -1).astype(np.float64 if x.ndim == 2 else np.float32)
 
 
 def picture_rows(owner: str, name: str, x: Array) -> FloatArray:
@@ -94,15 +95,25 @@ def picture_rows(owner: str, name: str, x: Array) -> FloatArray:
 
     Channels are the last axis if that has length 1 or 3, else the first one of a row.
     """
-    check_rows(owner, name, x)
-    require_data(len(x) > 0, owner, name, "at least one row", "none")
+    numbers = _numbers(owner, name, x)
     if x.ndim == 3:
-        return x[:, np.newaxis].astype(np.float32)
+        return numbers[:, np.newaxis].astype(np.float32)
     if x.ndim == 4 and x.shape[3] in COLOUR_CHANNELS:
-        return np.ascontiguousarray(x.transpose(0, 3, 1, 2), dtype=np.float32)
+        return np.ascontiguousarray(numbers.transpose(0, 3, 1, 2), dtype=np.float32)
     if x.ndim == 4 and x.shape[1] in COLOUR_CHANNELS:
-        return x.astype(np.float32)
-    return flat_rows(owner, name, x)
+        return numbers.astype(np.float32)
+    return flat_rows(owner, name, numbers)
+
+
+def _numbers(owner: str, name: str, x: Array) -> Array:
+    """Return rows as numbers, cell by cell; NaN for what is none, extremes cut to float32."""
+    require_data(x.ndim >= 2, owner, name, "an array of rows (n, ...)", f"shape {x.shape}")
+    require_data(len(x) > 0, owner, name, "at least one row", "none")
+    if x.dtype.kind in "iu" and x.dtype.itemsize <= 2:
+        return x
+    # By float64, as whole numbers and fractions are to be rounded in one way.
+    wide = cells_as_numbers(x)
+    return wide if x.ndim == 2 else np.clip(wide, -LARGEST_VALUE, LARGEST_VALUE)
 
 
 def class_indices(
@@ -150,16 +161,28 @@ def public_scale(public: FloatArray) -> Callable[[FloatArray], FloatArray]:
     >>> scale(np.array([[5.0, 1.0]]))
     array([[3., 1.]], dtype=float32)
     """
-    public = public.astype(np.float64)
+    public = np.clip(public.astype(np.float64), -LARGEST, LARGEST)
     mean, deviation = public.mean(axis=0), public.std(axis=0)
     is_binary = ((public == 0) | (public == 1)).all(axis=0)
     mean[is_binary] = 0.0
     deviation[is_binary | (deviation == 0)] = 1.0
-    return lambda x: ((x - mean) / deviation).astype(np.float32)
+    return partial(_scaled, public=public, mean=mean, deviation=deviation)
 
 
 def image_scale(public: FloatArray) -> Callable[[FloatArray], FloatArray]:
     """Return one scale for all pixels; alone, a pixel at the edge hardly ever varies."""
     mean = np.float32(public.mean(dtype=np.float64))
     deviation = np.float32(public.std(dtype=np.float64)) or np.float32(1)
-    return lambda x: ((x - mean) / deviation).astype(np.float32)
+    return partial(_scaled, public=public, mean=mean, deviation=deviation)
+
+
+def _scaled(x: FloatArray, *, public: FloatArray, mean: Any, deviation: Any) -> FloatArray:
+    """Return finite numbers: gaps get the public median, and extremes are cut, twice."""
+    gaps = np.isnan(x)
+    if gaps.any():
+        x = np.where(gaps, np.median(public, axis=0), x).astype(x.dtype)
+    largest = LARGEST if x.dtype == np.float64 else LARGEST_VALUE
+    with np.errstate(over="ignore"):
+        scaled = (np.clip(x, -largest, largest) - mean) / deviation
+        cut: FloatArray = np.clip(scaled, -LARGEST_VALUE, LARGEST_VALUE).astype(np.float32)
+        return cut

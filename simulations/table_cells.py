@@ -15,6 +15,7 @@ MISSING: Final = (
     *("NA", "N/A", "#N/A", "<NA>", "NaN", "NAN", "NULL", "None", "missing"),
 )
 """Words that stand for nothing, as people and programs write them."""
+_NOTHING: Final = frozenset(MISSING)
 TRUTH: Final = {"true": 1.0, "false": 0.0}
 LARGEST: Final = 1e100
 """Numbers beyond are cut to it, so that squares of them are still numbers."""
@@ -27,6 +28,8 @@ _POINT = re.compile(
 _COMMA = re.compile(
     r"[+-]?(?:[1-9]\d{0,2}(?:\.\d{3})+|\d+)(?:,\d+)?(?:e[+-]?\d+)?", re.IGNORECASE
 )
+_PLAIN = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
+_INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 _DAYS = (
     "%Y-%m-%d",
     "%Y/%m/%d",
@@ -47,6 +50,7 @@ _TIMES = ("", " %H:%M", " %H:%M:%S")
 ISO: Final = "ISO8601"
 _FORMATS: Final = (ISO, *(day + time for time in _TIMES for day in _DAYS), "%Y-%m", "%m/%Y")
 _ISO_DAY = re.compile(r"\d{4}-\d{2}-\d{2}(?:[ T].*)?")
+_BELOW_MICROSECONDS = re.compile(r"(\.\d{6})\d+")
 
 
 def texts(pandas: ModuleType, column: Any) -> Array:
@@ -59,8 +63,11 @@ def texts(pandas: ModuleType, column: Any) -> Array:
         numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
         plain = [_plain(number) for number in numbers.tolist()]
     else:
-        plain = column.astype(object).where(column.notna(), "").astype(str).str.strip().tolist()
-    return np.array(["" if text in MISSING else text for text in plain], dtype=object)
+        plain = column.tolist()
+        if not all(type(cell) is str for cell in plain):
+            plain = column.astype(object).where(column.notna(), "").astype(str).tolist()
+        plain = [text.strip() for text in plain]
+    return np.array(["" if text in _NOTHING else text for text in plain], dtype=object)
 
 
 def _plain(number: float) -> str:
@@ -70,7 +77,7 @@ def _plain(number: float) -> str:
 
 
 def number_of(text: str, *, comma: bool, lenient: bool = False) -> float:
-    """Return the number that a text shows; NaN for none.
+    """Return the number that a text shows, infinity beyond float64; NaN for none.
 
     Parameters
     ----------
@@ -88,9 +95,15 @@ def number_of(text: str, *, comma: bool, lenient: bool = False) -> float:
     >>> number_of("12 %", comma=False), number_of("about 40", comma=False)
     (0.12, nan)
     """
+    if not comma and _PLAIN.fullmatch(text):  # most cells are such, and soon read
+        return float(text)
+    if not text:
+        return float("nan")
     if text.lower() in TRUTH:
         return TRUTH[text.lower()]
     bare = _GROUP_GAP.sub("", _CURRENCY.sub("", text).replace("\u2212", "-").strip())
+    if _INFINITE.fullmatch(bare):
+        return float(bare)
     share = bare.endswith("%")
     bare = bare.removesuffix("%").strip()
     styles = [comma, not comma] if lenient else [comma]
@@ -123,9 +136,9 @@ def numbers(pandas: ModuleType, column: Any, *, comma: bool) -> FloatArray:
     if types.is_numeric_dtype(column.dtype):
         found = column.to_numpy(dtype=np.float64, na_value=np.nan)
     else:
-        distinct, places = np.unique(texts(pandas, column), return_inverse=True)
-        read = [number_of(text, comma=comma, lenient=True) for text in distinct]
-        found = np.array(read, dtype=np.float64)[places]
+        cells = texts(pandas, column).tolist()
+        read = [number_of(text, comma=comma, lenient=True) for text in cells]
+        found = np.array(read, dtype=np.float64)
     finite = np.where(np.isfinite(found), found, np.nan)
     return np.clip(finite, -LARGEST, LARGEST)
 
@@ -154,7 +167,9 @@ def mixed_dates(pandas: ModuleType, values: Sequence[str]) -> bool:
 def parse_dates(pandas: ModuleType, values: Sequence[str], form: str) -> Any:
     """Return texts as points in time, and NaT for what is none."""
     if form == ISO:
-        values = [text if _ISO_DAY.fullmatch(text) else "" for text in values]
+        # One cell with more digits would change the range of dates that all can have.
+        iso = [text if _ISO_DAY.fullmatch(text) else "" for text in values]
+        values = [_BELOW_MICROSECONDS.sub(r"\1", text) for text in iso]
     found = pandas.to_datetime(
         pandas.Series(list(values), dtype=object), format=form, errors="coerce", utc=True
     )

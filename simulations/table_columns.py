@@ -39,7 +39,6 @@ FEWEST_ROWS: Final = 10
 FEW_VALUES: Final = 20
 """A column of more different values, most of them numbers, is not meant as categories."""
 FREE_TEXT: Final = 50
-_LARGEST: Final = 1e30
 _PARTS: Final = MappingProxyType(
     {"year": "year", "month": "month", "weekday": "day_of_week", "hour": "hour"}
 )
@@ -190,17 +189,11 @@ class TableEncoder:
         """How many numbers a row becomes."""
         return sum(column.width for column in self.columns)
 
-    @property
-    def text_columns(self) -> list[str]:
-        """Columns whose cells are texts, also where all of them look like numbers."""
-        return [c.name for c in self.columns if not isinstance(c, Numbers)]
-
     def encode(self, owner: str, table: Any) -> FloatArray:
         """Return rows as numbers on the public scale; `owner` names their file."""
         pandas = import_library(owner, "pandas", "simulation")
         encoded = _encode(owner, pandas, self.columns, table)
-        with np.errstate(over="ignore"):
-            return np.clip(self.scale(encoded), -_LARGEST, _LARGEST)
+        return self.scale(encoded)
 
     def describe(self) -> list[str]:
         """Say what was understood, a line for each kind of column; public facts only."""

@@ -1,17 +1,17 @@
 """Tables in files: read as they stand, before anybody says what a column means."""
 
+import csv
 import difflib
 import gzip
 import io
 import lzma
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
 from fl_strategies.exceptions import InvalidData, InvalidParameter
 from simulations.libraries import import_library
-from simulations.table_cells import MISSING
 
 PARQUET: Final = ".parquet"
 TABLES: Final = (".csv", ".csv.gz", ".csv.xz", PARQUET)
@@ -21,6 +21,7 @@ _OPEN: Final[Mapping[str, Callable[[Path, str], Any]]] = MappingProxyType(
 _SEPARATORS: Final = ",;\t|"
 _LONGEST_HEADER: Final = 1 << 20
 _MOST_NAMED: Final = 20
+_LONGEST_CELL: Final = 2**31 - 1
 
 
 def import_pandas(path: Path) -> ModuleType:
@@ -30,37 +31,38 @@ def import_pandas(path: Path) -> ModuleType:
     return import_library(path.name, "pandas", "simulation")
 
 
-def read_table(path: Path, label: str, as_text: Collection[str] = ()) -> Any:
-    """Return a file as a data frame; the header alone tells how its columns are separated.
+def read_table(path: Path) -> Any:
+    """Return a file as a data frame of texts, or of the types that a parquet file declares.
 
-    Parameters
-    ----------
-    path : Path
-    label : str
-        Column that is read as text, in which no word stands for a missing value.
-    as_text : collection of str
-        Other columns that are to be read as text.
+    The header alone tells how columns are separated. No type is inferred from cells, as one
+    record would then decide how all others are read. A line of too many or too few cells is
+    cut or filled, and a byte that means nothing is replaced: no record makes a party fail.
     """
     pandas = import_pandas(path)
     try:
         if path.name.endswith(PARQUET):
             return pandas.read_parquet(path).rename(columns=str)
         header, encoding = _header(path)
-        names = pandas.read_csv(io.StringIO(header), sep=_separator(header), nrows=0).columns
-        # A byte that means nothing must not make a party fail because of one record.
-        return pandas.read_csv(
-            path,
-            sep=_separator(header),
-            encoding=encoding,
-            encoding_errors="replace",
-            skipinitialspace=True,
-            low_memory=False,
-            dtype=dict.fromkeys({label, *as_text}, str),
-            keep_default_na=False,
-            na_values={name: list(MISSING) for name in names if name != label},
-        )
-    except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
+        separator = _separator(header)
+        names = pandas.read_csv(
+            io.StringIO(header), sep=separator, nrows=0, skipinitialspace=True
+        ).columns
+        with _OPEN.get(path.suffix, open)(path, "rb") as file:
+            lines = io.TextIOWrapper(file, encoding=encoding, errors="replace")
+            return _cells(pandas, names, separator, lines)
+    except (OSError, ValueError, EOFError, csv.Error, lzma.LZMAError) as error:
         raise InvalidData(f"{path.name}: the file must be a table, got {error}.") from error
+
+
+def _cells(pandas: ModuleType, names: Any, separator: str, lines: Iterable[str]) -> Any:
+    """Return lines below a header as a data frame of texts."""
+    # Python refuses longer cells unless told otherwise, whoever else reads such files.
+    csv.field_size_limit(_LONGEST_CELL)
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+    next(reader, None)
+    width = len(names)
+    rows = [line[:width] + [""] * (width - len(line)) for line in reader if line]
+    return pandas.DataFrame(rows, columns=names, dtype=object)
 
 
 def _header(path: Path) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from flwr.app import Context
 from sklearn.ensemble import RandomForestClassifier
@@ -114,18 +115,35 @@ def test_frames_of_several_types_become_numbers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("x", "read"),
+    [
+        (pd.DataFrame({"a": ["1", "x"], "b": [1.0, 2.0]}), [[1, 1], [None, 2]]),
+        (pd.DataFrame({"a": [1, None], "b": [1, 2]}, dtype="Int64"), [[1, 1], [None, 2]]),
+        (pd.DataFrame({"a": [1.0, np.nan], "b": [1, 2]}), [[1, 1], [None, 2]]),
+        ([[1.0, 2.0], [3.0]], [[1, 2], [None, None]]),
+        (torch.ones(2, 2, dtype=torch.bfloat16), [[1, 1], [1, 1]]),
+        (np.ma.masked_equal([[1.0, 2.0], [1.0, 7.0]], 7.0), [[1, 2], [1, None]]),
+        (scipy.sparse.csr_array([[0.0, 2.0], [1.0, 0.0]]), [[0, 2], [1, 0]]),
+    ],
+)
+def test_what_is_no_number_becomes_the_public_median(x: Any, read: list[list[Any]]) -> None:
+    """Whether a party answers must not depend on a record."""
+    medians = np.median(PARTY.public, axis=0)
+    expected = [[m if c is None else c for c, m in zip(row, medians)] for row in read]  # noqa: B905
+
+    assert replace(PARTY, x=x, y=[0, 1]).x.tolist() == expected
+
+
+@pytest.mark.parametrize(
     ("x", "sentence"),
     [
-        (pd.DataFrame({"a": ["1", "2"], "b": [1.0, 2.0]}), "x must be an array of numbers"),
-        (pd.DataFrame({"a": [1, None], "b": [1, 2]}, dtype="Int64"), "x must be an array of"),
-        (pd.DataFrame({"a": [1.0, np.nan], "b": [1, 2]}), "x must be finite"),
-        ([[1.0, 2.0], [3.0]], "x must be an array, or a list, frame or tensor .* got list"),
-        (torch.ones(2, 2, dtype=torch.bfloat16), "x must be an array, .* got Tensor"),
+        ([[1.0], [3.0]], r"x must be rows of shape \(2,\), got a list without any"),
+        (np.ones((2, 3)), r"x must be rows of shape \(2,\) like the public data"),
         (object(), r"x must be an array of rows \(n, ...\)"),
     ],
 )
-def test_what_holds_no_numbers_is_a_sentence(x: Any, sentence: str) -> None:
-    """Texts are not taken for numbers, and gaps not for values."""
+def test_what_fits_nowhere_is_a_sentence(x: Any, sentence: str) -> None:
+    """The shape of all records is a mistake of the program, not one of a record."""
     with pytest.raises(InvalidData, match=f"Party 3: {sentence}"):
         replace(PARTY, x=x, y=[0, 1])
 
@@ -170,12 +188,22 @@ def test_the_class_list_counts_the_classes() -> None:
         Party(**options, classes=["a", "a"])
 
 
-def test_labels_that_are_not_in_the_list_are_counted_and_not_quoted() -> None:
-    """The sentence shows the list and no label; without a list it says what to write."""
+def test_labels_that_are_not_in_the_list_are_counted_and_not_quoted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """If none is a class, the sentence shows the list; without one it says what to write."""
+    options: dict[str, Any] = {"classes": ["a", "b"], "num_classes": 2, **NO_TEST}
+    assert replace(PARTY, x=PARTY.x[:3], y=["b", "secret", "?"], **options).y.tolist() == [
+        1,
+        0,
+        0,
+    ]
+    assert "2 labels of y are no class" in caplog.text
+    assert "secret" not in caplog.text
     with pytest.raises(InvalidData, match="among the classes a, b, got 2 others") as caught:
-        replace(PARTY, x=PARTY.x[:3], y=["a", "secret", "?"], classes=["a", "b"], num_classes=2)
+        replace(PARTY, x=PARTY.x[:2], y=["secret", "?"], **options)
     assert "secret" not in str(caught.value)
-    with pytest.raises(InvalidData, match=r"got text without a list. Write classes=\["):
+    with pytest.raises(InvalidData, match=r"got none of these. Write classes=\["):
         replace(PARTY, x=PARTY.x[:1], y=["secret"])
 
 
@@ -191,11 +219,15 @@ def test_columns_of_frames_are_found_by_the_public_names() -> None:
         replace(PARTY, public=public, x=x.rename(columns={"weight": "height"}))
 
 
-def test_a_frame_of_texts_names_its_columns() -> None:
-    """The sentence says where they are and what to read."""
+def test_a_frame_of_texts_names_its_columns(caplog: pytest.LogCaptureFixture) -> None:
+    """Of public rows in a sentence that says what to read, of records in the own log."""
     x = pd.DataFrame({"age": [1, 2], "town": ["Ulm", "Bonn"]})
     with pytest.raises(InvalidData, match=r"in the columns 'town'\. .* docs/own_data.md"):
-        replace(PARTY, x=x, y=[0, 1])
+        replace(PARTY, public=x, public_y=None)
+
+    replace(PARTY, x=x, y=[0, 1])
+    assert "2 values of x in the columns 'town' are no numbers" in caplog.text
+    assert "Ulm" not in caplog.text
 
 
 def test_a_frame_of_truth_values_is_numbers() -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from fl_strategies.arrays import Array, to_array, to_rows
-from fl_strategies.core.labels import class_numbers
+from fl_strategies.core.labels import NO_CLASS, class_numbers, known_classes
 from fl_strategies.core.policy import SIMULATED, PartyPolicy
 from fl_strategies.core.protocols import LearnerFactory, check_factory, check_made
-from fl_strategies.core.tasks import Task, check_targets, check_task
+from fl_strategies.core.records import LARGEST_VALUE, RecordForm, public_bound
+from fl_strategies.core.tasks import UNKNOWN, Task, check_targets, check_task
 from fl_strategies.exceptions import InvalidData, require, require_data
 from fl_strategies.naming import require_argument
 from fl_strategies.randomness import derive_rng
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flwr.fl_strategies")
 
-_TIMES_PUBLIC = 10.0
-# Within float32, with room for sums.
-_LARGEST_VALUE = 1e30
-_ROWS = ("public", "x", "x_test")
-_LABELS = ("y", "public_y", "y_test")
 _ARRAYS = ("x", "y", "public", "public_y", "x_test", "y_test")
 
 
@@ -49,19 +45,6 @@ def check_rows(owner: str, name: str, x: Array) -> None:
         )
 
 
-def public_bound(public: Array) -> float:
-    """Return the largest value that a private record may have, known from public rows.
-
-    Generous, because it is there for accidents and attacks: a value that overflows in
-    training would make a party fail, and that it fails would tell who its records are.
-    Without public rows nothing is known of the scale, so float32 alone sets the bound.
-    """
-    if not len(public):
-        return _LARGEST_VALUE
-    largest = float(np.abs(public).max(initial=1.0))
-    return min(_TIMES_PUBLIC * largest, _LARGEST_VALUE)
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Party:
     """Private data, public data and the models of one member.
@@ -73,8 +56,10 @@ class Party:
     ----------
     x, y : (num_records, ...), (num_records,)
         Private records and their class indices, or what else the task learns; see
-        `core.tasks`. They never leave the party. Values beyond `value_bound` are
-        cut to it.
+        `core.tasks`. They never leave the party. Each is read by itself, in the number
+        type of the public rows: values beyond `value_bound` are cut to it, what is no
+        number becomes the public median, and an unknown label the commonest public class,
+        or the first one. The party's own log counts them.
     public : (num_public, ...), optional
         The unlabelled rows that everybody in the federation holds, in the same order. Only
         strategies that transfer knowledge on them need any.
@@ -170,19 +155,10 @@ class Party:
         require(compared, owner, "tell_verdict", "false without compare_at_home", True)
         check_task(owner, self.task, self.num_classes)
         self._check_factories()
-        self._convert(classes)
-        self._check(owner, "x", self.x, self.y)
-        check_rows(owner, "public", self.public)
-        if self.public_y is not None:
-            self._check(owner, "public", self.public, self.public_y)
         if (self.x_test is None) != (self.y_test is None):
             raise InvalidData(f"{owner}: x_test and y_test must be given together, got one.")
-        if self.x_test is not None and self.y_test is not None:
-            self._check(owner, "x_test", self.x_test, self.y_test)
-        bound = public_bound(self.public) if self.value_bound is None else self.value_bound
-        require(0 < bound < math.inf, owner, "value_bound", "finite and above 0", bound)
-        for name in ("x", "x_test"):
-            object.__setattr__(self, name, self._bounded(getattr(self, name), bound))
+        self._convert_rows()
+        self._convert_targets(classes)
 
     def __repr__(self) -> str:
         """Return names and shapes alone: who logs a party must not log its records."""
@@ -205,48 +181,84 @@ class Party:
             if (factory := getattr(self, name)) is not None:
                 check_made(self.owner, name, factory, self.num_classes)
 
-    def _convert(self, classes: Sequence[object] | None) -> None:
+    def _convert_rows(self) -> None:
         """Turn whatever was given into arrays; no public rows have the shape of records."""
-        columns = getattr(self.public, "columns", None)
-        for name in _ROWS:
-            if (value := getattr(self, name)) is not None:
-                value = _by_name(self.owner, name, value, columns)
-                object.__setattr__(self, name, to_rows(self.owner, name, value))
-        for name in _LABELS:
-            if (value := getattr(self, name)) is not None:
-                y = to_array(self.owner, name, value)
-                if self.task == "single-label":
-                    y = class_numbers(self.owner, name, y, classes)
+        owner, public, names = self.owner, None, getattr(self.public, "columns", None)
+        if self.public is not None:
+            public = to_rows(owner, "public", self.public)
+            public = None if public.shape == (0,) else public
+        if public is not None:
+            check_rows(owner, "public", public)
+        bound = self.value_bound
+        if bound is None:
+            bound = LARGEST_VALUE if public is None else public_bound(public)
+        require(0 < bound < math.inf, owner, "value_bound", "finite and above 0", bound)
+        for name in ("x", "x_test"):
+            if (value := getattr(self, name)) is None:
+                continue
+            others = "the public data" if public is not None and len(public) else "x"
+            value = _by_name(owner, name, value, names)
+            rows = RecordForm(public, bound, others).read(owner, name, value)
+            object.__setattr__(self, name, rows)
+            if public is None:
+                public = np.empty((0, *rows.shape[1:]), dtype=rows.dtype)
+        object.__setattr__(self, "public", public)
+
+    def _convert_targets(self, classes: Sequence[object] | None) -> None:
+        """Turn targets into arrays; an invalid one is an error in public rows alone."""
+        given = {"public_y": self.public, "y": self.x, "y_test": self.x_test}
+        read = {
+            "single-label": self._classes,
+            "multi-label": self._marks,
+            "regression": self._outputs,
+        }[self.task]
+        for name, rows in given.items():
+            if (value := getattr(self, name)) is not None and rows is not None:
+                y = read(name, value, classes)
+                check_targets(self.owner, name, y, len(rows), self.num_classes, self.task)
                 object.__setattr__(self, name, y)
-        if self.public is None or self.public.shape == (0,):
-            none = np.empty((0, *self.x.shape[1:]), dtype=self.x.dtype)
-            object.__setattr__(self, "public", none)
+
+    def _classes(self, name: str, value: Any, classes: Sequence[object] | None) -> Array:
+        """Return class indices; a private label that is none is the commonest public one."""
+        owner, size = self.owner, self.num_classes
+        y = class_numbers(owner, name, value, classes, size)
+        unknown = y == NO_CLASS
+        if name == "public_y" or (unknown.all() and len(y)):
+            return known_classes(owner, name, y, classes, size)
+        if not unknown.any():
+            return y
+        known = () if self.public_y is None else self.public_y
+        common = int(np.bincount(known).argmax()) if len(known) else 0
+        logger.warning(
+            "%s: %d labels of %s are no class; class %d stands in for each.",
+            owner,
+            unknown.sum(),
+            name,
+            common,
+        )
+        return np.where(unknown, common, y)
+
+    def _marks(self, name: str, value: Any, _: object) -> Array:
+        """Return labels of -1, 0 and 1; a private one that is neither is unknown."""
+        if name == "public_y":
+            return to_array(self.owner, name, value)
+        like = np.full((1, self.num_classes), UNKNOWN, dtype=np.float64)
+        marks = RecordForm(like, others="the labels").read(self.owner, name, value)
+        return np.where(np.isin(marks, (0, 1)), marks, UNKNOWN).astype(np.int64)
+
+    def _outputs(self, name: str, value: Any, _: object) -> Array:
+        """Return numbers to predict; private ones are finite, in the type of public ones."""
+        if name == "public_y":
+            return to_array(self.owner, name, value)
+        like = np.empty((0, self.num_classes)) if self.public_y is None else self.public_y
+        form = RecordForm(like, public_bound(like), "the targets")
+        return form.read(self.owner, name, value)
 
     def rows_to_try(self, most: int = 1) -> Array:
         """Return rows to try a model on that are no records: public ones, or one of zeros."""
         if len(self.public):
             return self.public[:most]
         return np.zeros((1, *self.x.shape[1:]), dtype=self.x.dtype)
-
-    def _bounded(self, x: Array | None, bound: float) -> Array | None:
-        """Return records with values cut to the bound; whole numbers never overflow."""
-        if x is None or x.dtype.kind != "f" or not (np.abs(x) > bound).any():
-            return x
-        logger.warning("%s: values beyond %g are cut to it.", self.owner, bound)
-        return np.clip(x, -bound, bound)
-
-    def _check(self, owner: str, name: str, x: Array, y: Array) -> None:
-        check_rows(owner, name, x)
-        labels = "public_y" if name == "public" else name.replace("x", "y", 1)
-        others = "the public data" if len(self.public) else "x"
-        check_targets(owner, labels, y, len(x), self.num_classes, self.task)
-        require_data(
-            x.shape[1:] == self.public.shape[1:],
-            owner,
-            name,
-            f"rows of shape {self.public.shape[1:]} like {others}",
-            x.shape[1:],
-        )
 
     def rng(self, seed: int, purpose: str, *path: int) -> np.random.Generator:
         """Return one named stream of this party's randomness; never for private noise."""

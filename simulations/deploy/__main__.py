@@ -2,10 +2,12 @@
 # ruff: noqa: T201 - a command line prints
 
 import argparse
+import logging
 import signal
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from simulations.deploy.app_folder import write_app
 from simulations.deploy.client_app import build_party, understood
 from simulations.deploy.federation import FORMATS, Deployment, prepare, write_split
 from simulations.report import percent
+
+logger = logging.getLogger("flwr.fl_strategies")
 
 _INTERRUPTED = 130
 
@@ -110,7 +114,8 @@ def _check(options: argparse.Namespace) -> int:
         raise InvalidData(
             f"check: {options.node_config} must be a file in TOML, got: {error}."
         ) from error
-    party = build_party(config, run="check")
+    with _warnings() as found:
+        party = build_party(config, run="check")
     party.learner_fn()
     for line in understood(config):
         print(line)
@@ -118,6 +123,8 @@ def _check(options: argparse.Namespace) -> int:
     print(f"public rows: {len(party.public)}, classes: {party.num_classes}")
     print(f"learner: {party.learner_name}")
     print(f"allowed: {party.policy.describe()}")
+    for line in found:
+        print(f"LOOK AT THIS: {line}")
     if party.journal is None:
         print("privacy: nothing is kept; set state-dir to keep a journal and a budget")
         return 0
@@ -126,6 +133,19 @@ def _check(options: argparse.Namespace) -> int:
     print(f"privacy: epsilon {journal.epsilon():.4g} of an example is spent, {limit},")
     print(f"at delta {journal.delta:g}, in {len(journal.entries())} releases")
     return 0
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Collect what the readers of a party's files warn about; a run says it in a log alone."""
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
 
 
 def _split(options: argparse.Namespace) -> int:

@@ -17,10 +17,12 @@ import numpy as np
 
 from fl_strategies.arrays import Array, IntArray
 from fl_strategies.core.party import check_rows
-from fl_strategies.exceptions import InvalidData, require, require_data
+from fl_strategies.core.records import RecordForm
+from fl_strategies.exceptions import require, require_data
 from fl_strategies.runtime.atomic_files import PRIVATE
 from simulations.files import read_npz
-from simulations.table_cells import MISSING
+from simulations.libraries import import_library
+from simulations.table_cells import MISSING, numbers
 from simulations.table_columns import TableEncoder
 from simulations.table_files import (
     TABLES,
@@ -68,6 +70,11 @@ class PublicData:
         """Shape of a row."""
         return self.x.shape[1:]
 
+    @property
+    def common_class(self) -> int:
+        """Most frequent class of the public rows; the first one if these have no labels."""
+        return 0 if self.y is None else int(np.bincount(self.y).argmax())
+
 
 def class_list(text: str) -> tuple[str, ...]:
     """Return the classes in the one order that all of the federation use.
@@ -95,7 +102,7 @@ def read_public(
         check_rows(path.name, "x", arrays["x"])
         y = _public_labels(path.name, arrays.get("y"), classes)
         return PublicData(x=_with_rows(path, arrays["x"]), y=y, classes=classes, drop=drop)
-    table = _with_rows(path, read_table(path, label))
+    table = _with_rows(path, read_table(path))
     labels = label_texts(table.pop(label)) if label in table.columns else None
     encoder = TableEncoder.learn(path.name, table, names_in(drop))
     return PublicData(
@@ -107,26 +114,37 @@ def read_public(
     )
 
 
-def read_labelled(path: Path, public: PublicData, label: str = LABEL) -> tuple[Array, IntArray]:
+def read_labelled(
+    path: Path, public: PublicData, label: str = LABEL, *, strict: bool = False
+) -> tuple[Array, IntArray]:
     """Return the rows of a file, in the form of the public ones, and their class indices.
 
-    Rows without a label are dropped. How many they are stands in the reader's own log and
-    nowhere else.
+    A value that is no number becomes the public median, and a label beyond the class list
+    the commonest public class, or the first one. Rows without a label are dropped: they are
+    no records. How many there are stands in the reader's own log and nowhere else.
+
+    Parameters
+    ----------
+    path : Path
+    public : PublicData
+    label : str
+        Column of a table that holds the class.
+    strict : bool (default: False)
+        Refuse labels beyond the class list, where the file is not a party's.
     """
     if _is_archive(path):
         arrays = read_npz(path, "x", "y")
-        x, labels = arrays["x"], arrays["y"]
         rule = "an archive or a table like the public file"
         require_data(public.encoder is None, path.name, "the file", rule, "an archive")
+        labels = arrays["y"]
+        x = RecordForm(public.x, others="public rows").read(path.name, "x", arrays["x"])
     else:
-        table = read_table(path, label, public.encoder.text_columns if public.encoder else ())
+        table = read_table(path)
         require_label(path.name, label, [str(name) for name in table.columns])
         labels = label_texts(table.pop(label))
         x = _numbers(path.name, table, public)
-    check_rows(path.name, "x", x)
-    same = x.dtype == public.x.dtype
-    require_data(same, path.name, "x", f"of {public.x.dtype} like public rows", x.dtype)
-    y = class_indices(path.name, labels, public.classes)
+    default = None if strict else public.common_class
+    y = class_indices(path.name, labels, public.classes, default)
     require_data(len(x) == len(y), path.name, "labels", f"{len(x)}, one a row", len(y))
     labelled = y != UNLABELLED
     if labelled.all():
@@ -140,7 +158,7 @@ def read_rows(path: Path, public: PublicData, label: str = LABEL) -> Array:
 
     The table needs no labels; if it has some, nobody looks at them.
     """
-    table = read_table(path, label, public.encoder.text_columns if public.encoder else ())
+    table = read_table(path)
     return _numbers(path.name, table.drop(columns=label, errors="ignore"), public)
 
 
@@ -158,30 +176,49 @@ def _public_labels(
     return None
 
 
-def class_indices(owner: str, labels: Array, classes: tuple[str, ...]) -> IntArray:
+def class_indices(
+    owner: str, labels: Array, classes: tuple[str, ...], default: int | None = None
+) -> IntArray:
     """Return the position of every label, a whole number or a text, in the class list.
 
     A label is missing, and has `UNLABELLED` instead, if it is empty, or a word such as NA
-    that the class list has not.
+    that the class list has not. Any other becomes the default, or is refused without one;
+    labels of which none is a class are refused in any case.
 
     Examples
     --------
     >>> class_indices("pets.csv", np.array(["dog", "cat"]), ("cat", "dog"))
     array([1, 0])
-    >>> class_indices("pets.csv", np.array(["dog", ""]), ("cat", "dog"))
-    array([ 1, -1])
+    >>> class_indices("pets.csv", np.array(["dog", "", "bird"]), ("cat", "dog"), default=0)
+    array([ 1, -1,  0])
     """
     labels = np.asarray(labels)
     require_data(labels.ndim == 1, owner, "labels", "one a row", f"shape {labels.shape}")
     positions = {name: position for position, name in enumerate(classes)}
     plain = labels.astype(np.str_) if labels.dtype.kind == "S" else labels
     known = {**dict.fromkeys(MISSING, UNLABELLED), **positions}
-    words = [str(label).strip() for label in plain.tolist()]
+    words = [_word(label) for label in plain.tolist()]
     found = {word: known.get(_class_name(word, positions)) for word in {*words}}
     num_unknown = sum(found[word] is None for word in words)
     rule = f"in the class list {', '.join(classes[:20])}"
-    require_data(not num_unknown, owner, "labels", rule, f"{num_unknown} others")
-    return np.array([found[word] for word in words], dtype=np.int64)
+    accepted = not num_unknown or (default is not None and num_unknown < len(words))
+    require_data(accepted, owner, "labels", rule, f"{num_unknown} others")
+    if num_unknown:
+        logger.warning(
+            "%s: %d labels are not %s, and count as %s.",
+            owner,
+            num_unknown,
+            rule,
+            classes[default or 0],
+        )
+    read = {word: default if place is None else place for word, place in found.items()}
+    return np.array([read[word] for word in words], dtype=np.int64)
+
+
+def _word(label: Any) -> str:
+    """Return a label as a text; whole numbers have no decimal point."""
+    whole = isinstance(label, float) and label.is_integer()
+    return str(int(label) if whole else label).strip()
 
 
 def write_labelled(
@@ -254,10 +291,7 @@ def _plain_numbers(owner: str, table: Any, public: PublicData) -> Array:
     width = math.prod(public.row_shape)
     fits = table.shape[1] == width
     require_data(fits, owner, "the table", f"{width} columns and a label", table.shape[1])
-    try:
-        numbers = table.to_numpy(dtype=public.x.dtype)
-    except (TypeError, ValueError) as error:
-        rule = "numbers, because the public file is an archive"
-        raise InvalidData(f"{owner}: the columns must be {rule}, got text.") from error
-    rows: Array = numbers.reshape(len(table), *public.row_shape)
-    return rows
+    pandas = import_library(owner, "pandas", "simulation")
+    columns = [numbers(pandas, table.iloc[:, place], comma=False) for place in range(width)]
+    rows = np.stack(columns, axis=1).reshape(len(table), *public.row_shape)
+    return RecordForm(public.x, others="public rows").read(owner, "the columns", rows)

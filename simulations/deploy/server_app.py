@@ -121,7 +121,7 @@ def load(run_config: Mapping[str, Value]) -> Federation:
     public = read_public(_file(files, "public-file"), classes, label, drop)
     x_test, y_test = public.x[:0], np.empty(0, np.int64)
     if files["test-file"]:
-        x_test, y_test = read_labelled(_file(files, "test-file"), public, label)
+        x_test, y_test = read_labelled(_file(files, "test-file"), public, label, strict=True)
     members = read_members(_file(files, "members-file")) if files["members-file"] else None
     return DeployedFederation(settings, _dataset(public, x_test, y_test), [], members)
 

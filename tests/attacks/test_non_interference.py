@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -33,20 +35,24 @@ from fl_strategies import (
     FedKT,
     FedMD,
     FedRegression,
-    Party,
 )
 from fl_strategies.core import training
 from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.protocols import LearnerFactory
+from fl_strategies.core.records import RecordForm, number_of_cell
 from fl_strategies.core.role import PartyRole
 from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.strategies.fedkd import FedKDParty
 from fl_strategies.strategies.fedkt import FedKTParty
+from fl_strategies.strategies.sums.cells import Cells
+from fl_strategies.strategies.sums.components import Components
 from fl_strategies.strategies.weights import FedAvg
 from fl_strategies.wire import keys
 from simulations.config import Settings
+from simulations.datasets import load_dataset
+from simulations.deploy.data import read_labelled, read_public
 from simulations.local import InMemoryGrid, run_local
 from simulations.models import LEARNERS, learner_factory
 from tests.attacks import interference
@@ -382,6 +388,120 @@ def test_replies_of_every_family_depend_on_no_record(learner: str, pair: str) ->
         assert_silent(setting, learner, pair)
 
 
+WHOLE = np.rint(ORDINARY.x * 30).astype(int).tolist()
+"""Records as whole numbers, some beyond the bound."""
+HOSTILE: Mapping[str, tuple[list[Any], Any]] = {
+    "extreme": ([3e37, -1.7e308, 0.5], 0),
+    "subnormal": ([5e-324, -5e-324, 0.5], 0),
+    "missing": ([np.nan, np.inf, np.nan], 0),
+    "integer overflow": ([2**63, -(2**63), 2**62 + 1], 0),
+    "text": (["about 4", "3,5", "7"], 0),
+    "unknown label": ([1, 2, 3], "sick"),
+}
+"""Records that some readers cannot hold, and their labels."""
+
+
+def read_files(folder: Path, way: str, x: list[Any], y: list[Any]) -> Records:
+    """Return what a deployed party, or a simulated one, reads of a file."""
+    if way in ("csv", "parquet"):
+        frame = pd.DataFrame(x, columns=["a", "b", "c"]).assign(label=y).astype(str)
+        path = folder / f"mine.{way}"
+        frame.to_csv(path, index=False) if way == "csv" else frame.to_parquet(path)
+    else:
+        path = folder / "mine.npz"
+        np.savez(path, x=np.array(x), y=np.array(y))
+    np.savez(folder / "public.npz", x=PUBLIC.x)
+    public = read_public(folder / "public.npz", ("0", "1", "2"))
+    return Records(*read_labelled(path, public))
+
+
+def simulated(folder: Path, x: list[Any], y: list[Any]) -> Records:
+    """Return the private rows of a simulation, on its own scale, with the labels given."""
+    train = {"x_train": np.array(x), "y_train": ORDINARY.y}
+    test = {"x_test": PUBLIC.x, "y_test": PUBLIC.y, "x_public": PUBLIC.x}
+    np.savez(folder / "all.npz", **train, **test)  # type: ignore[arg-type]
+    data = load_dataset(str(folder / "all.npz"), rng=np.random.RandomState(0))
+    return Records(data.x_train, y)  # type: ignore[arg-type]
+
+
+def in_tensors(_: Path, x: list[Any], y: list[Any]) -> Records:
+    """Return a tensor, of objects' numbers where torch has no such type."""
+    numbers = [[number_of_cell(cell) for cell in row] for row in x]
+    return Records(torch.tensor(numbers), y)  # type: ignore[arg-type]
+
+
+WAYS: Mapping[str, Callable[[Path, list[Any], list[Any]], Records]] = {
+    "list": lambda _, x, y: Records(x, y),  # type: ignore[arg-type]
+    "array": lambda _, x, y: Records(np.array(x), np.array(y)),
+    "frame": lambda _, x, y: Records(pd.DataFrame(x), pd.Series(y)),  # type: ignore[arg-type]
+    "tensor": in_tensors,
+    "csv": lambda folder, x, y: read_files(folder, "csv", x, y),
+    "parquet": lambda folder, x, y: read_files(folder, "parquet", x, y),
+    "npz": lambda folder, x, y: read_files(folder, "npz", x, y),
+    "simulated npz": simulated,
+}
+
+
+@cache
+def said_whole(setting: str, learner: str, way: str, folder: Path) -> Any:
+    return said(setting, learner_of(learner), WAYS[way](folder, WHOLE, ORDINARY.y.tolist()))
+
+
+def assert_silent_reader(setting: str, kind: str, way: str, folder: Path) -> None:
+    learner = "dp-sgd" if setting in TRAINED_PRIVATELY else "network"
+    first = said_whole(setting, learner, way, folder)
+    row, label = HOSTILE[kind]
+    other = WAYS[way](folder, [*WHOLE[:-1], row], [*ORDINARY.y.tolist()[:-1], label])
+
+    assert all(kind == "reply" for kind, _ in first)
+    assert said(setting, learner_of(learner), other) == first
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("setting", MAKERS)
+def test_replies_depend_on_no_record_of_any_reader(
+    setting: str, kind: str, tmp_path: Path
+) -> None:
+    """Every private strategy and every record that is hard to read, the ways in by turns.
+
+    `test_readers.py` has all of them, and what they make of records.
+    """
+    place = [*MAKERS].index(setting) + 3 * [*HOSTILE].index(kind)
+    assert_silent_reader(setting, kind, [*WAYS][place % len(WAYS)], tmp_path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("setting", ["fedkt L2", "fedhistogram L2", "fedmd ldp softmax"])
+def test_replies_depend_on_no_record_by_any_way_in(
+    setting: str, way: str, tmp_path: Path
+) -> None:
+    """An extreme record, which `.npz` files once brought in as infinity, and a text."""
+    for kind in ("extreme", "text"):
+        assert_silent_reader(setting, kind, way, tmp_path)
+
+
+@pytest.mark.parametrize("way", ["list", "array", "frame"])
+@pytest.mark.parametrize("setting", ["fedhistogram", "fedregression"])
+def test_one_record_moves_sums_of_whole_numbers_by_what_is_accounted(
+    setting: str, way: str, tmp_path: Path
+) -> None:
+    """One fraction among 400 whole numbers once cut all the others: sums moved by hundreds."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(-90, 90, size=(400, WIDTH)).tolist(), (np.arange(400) % 3).tolist()
+    cells = {
+        "fedhistogram": Cells.of_rows(PUBLIC.x, 3, NUM_CLASSES, rng, 8),
+        "fedregression": Components.of_rows(PUBLIC.x, 2),
+    }[setting]
+    sums = []
+    for last in (x[-1], [0.5, 0.5, 0.5]):
+        records = WAYS[way](tmp_path, [*x[:-1], last], y)
+        party = party_of(records, learner_fn=NETWORK)
+        sums.append(cells.of_records(party.x, party.y, NUM_CLASSES, "single-label"))
+
+    moved = np.linalg.norm(np.subtract(*sums).astype(np.float64))
+    assert moved <= cells.moved(NUM_CLASSES, "single-label") + 1e-9
+
+
 class Fussy(TorchLearner):
     """Fails on one record, and quotes it."""
 
@@ -493,7 +613,7 @@ def leaks(setting: str, learner: str, pair: str) -> bool:
 def test_the_check_finds_training_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put back: a failing model ends in an error, and values are not bounded."""
     monkeypatch.setattr(training, "trained", lambda train, *_, **__: train())
-    monkeypatch.setattr(Party, "_bounded", lambda _, x, __: x)
+    monkeypatch.setattr(RecordForm, "read", lambda _, __, ___, x: np.asarray(x))
 
     assert leaks("fedkt L2", "network", "beyond float32")
     assert not leaks("fedkt L2", "network", "another record")

@@ -113,17 +113,17 @@ def test_a_foreign_error_keeps_its_text_at_home(caplog: pytest.LogCaptureFixture
 def test_what_is_wrong_with_private_records_stays_at_home(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An error of this package about a party's data names rows and values."""
+    """An error of this package about a party's data counts its labels."""
 
     def load(context: Context) -> Party:
         party = load_toy_party(context)
-        return replace(party, y=np.where(np.arange(len(party.y)) == 7, 4711, party.y))
+        return replace(party, y=party.y[:-1])
 
     message = Message(RecordDict({keys.CONFIG: config()}), dst_node_id=2, message_type="train")
     reply = client_app(load)(message, context())
 
     assert reason(reply) == FAILED
-    assert "4711" in caplog.text
+    assert "y must be 40 labels, one a row, got 39" in caplog.text
 
 
 def test_a_party_measures_the_model_on_its_own_rows() -> None:

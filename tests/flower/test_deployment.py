@@ -101,6 +101,7 @@ def test_a_public_table_decides_what_columns_mean(tmp_path: Path) -> None:
         ("kind,age\ndog,1\n", "those of the public file"),
         ("kind,age,town,more\ndog,1,Ulm,2\n", "those of the public file"),
         ("kind,age,town\nbird,1,Ulm\n", "in the class list cat, dog, got 1 others"),
+        ("kind,age,town\nbird,1,Ulm\nmouse,,\n", "in the class list cat, dog, got 2 others"),
         ("age,town\n1,Ulm\n", "must be one of the columns, got 'kind', which is missing"),
         ("", "a table"),
     ],
@@ -117,21 +118,46 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, text: str, rule: s
 
 
 def test_an_archive_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    """Number types must be the public ones, and a table must have as many columns."""
+    """A table must have as many columns as the public rows, and a file be of a known kind."""
     write_labelled(tmp_path / "public.npz", np.ones((4, 2), np.float32), None, PETS)
     public = read_public(tmp_path / "public.npz", PETS)
-    write_labelled(tmp_path / "double.npz", np.ones((4, 2)), np.zeros(4, int), PETS)
+    write_labelled(tmp_path / "long.npz", np.ones((4, 3)), np.zeros(4, int), PETS)
     write_labelled(tmp_path / "wide.csv", np.ones((4, 3)), np.zeros(4, int), PETS)
-    (tmp_path / "text.csv").write_text("a,b,label\n1,Ulm,cat\n")
 
-    with pytest.raises(InvalidData, match="float32 like public rows, got float64"):
-        read_labelled(tmp_path / "double.npz", public)
+    with pytest.raises(InvalidData, match=r"rows of shape \(2,\) like public rows, got \(3,\)"):
+        read_labelled(tmp_path / "long.npz", public)
     with pytest.raises(InvalidData, match="2 columns and a label, got 3"):
         read_labelled(tmp_path / "wide.csv", public)
-    with pytest.raises(InvalidData, match="must be numbers"):
-        read_labelled(tmp_path / "text.csv", public)
     with pytest.raises(InvalidParameter, match="ends in"):
         read_labelled(tmp_path / "records.pickle", public)
+
+
+@pytest.mark.parametrize("name", ["double.npz", "whole.npz", "text.csv"])
+def test_rows_get_the_number_type_of_the_public_ones(tmp_path: Path, name: str) -> None:
+    """Which type a file has may depend on one record, so none is refused for it."""
+    write_labelled(tmp_path / "public.npz", np.eye(4, 2, dtype=np.float32), None, PETS)
+    public = read_public(tmp_path / "public.npz", PETS)
+    whole = np.full((4, 2), 3)
+    write_labelled(tmp_path / "whole.npz", whole, np.arange(4) % 2, PETS)
+    write_labelled(tmp_path / "double.npz", whole + 0.0, np.arange(4) % 2, PETS)
+    (tmp_path / "text.csv").write_text("a,b,label\n3,3,cat\n3,Ulm,dog\n3,3,cat\n3,3,bird\n")
+
+    x, y = read_labelled(tmp_path / name, public)
+
+    assert x.dtype == np.float32
+    is_text = name == "text.csv"
+    assert x.tolist() == [[3, 3], [3, 0 if is_text else 3], [3, 3], [3, 3]]
+    assert y.tolist() == [0, 1, 0, 0 if is_text else 1]
+
+
+def test_a_servers_test_file_has_no_other_labels(tmp_path: Path) -> None:
+    """What is not a party's is refused rather than repaired."""
+    (tmp_path / "public.csv").write_text("age,town\n20,Ulm\n40,Bonn\n")
+    (tmp_path / "test.csv").write_text("age,town,label\n20,Ulm,cat\n40,Bonn,bird\n")
+    public = read_public(tmp_path / "public.csv", PETS)
+
+    with pytest.raises(InvalidData, match="in the class list cat, dog, got 1 others"):
+        read_labelled(tmp_path / "test.csv", public, strict=True)
 
 
 def test_the_class_list_has_one_order() -> None:

@@ -268,7 +268,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
         ),
         (
             {"x_train": np.full((20, 3), np.nan), "y_train": np.zeros(20, int)},
-            r"x_train must be finite, got NaN or infinity in 20 of 20 rows",
+            r"the public rows must be finite, got NaN or infinity in 2 of 2 rows",
         ),
         ({"x_train": np.zeros((5, 3)), "y_train": np.zeros(5, int)}, r"at least 8 rows, got 5"),
     ],

@@ -14,6 +14,7 @@ from fl_strategies.exceptions import InvalidData, InvalidParameter
 from simulations import understood as understood_module
 from simulations.config import Settings, Value
 from simulations.datasets import load_dataset
+from simulations.deploy.__main__ import main
 from simulations.deploy.client_app import build_party, understood
 from simulations.deploy.data import read_labelled, read_public, read_rows
 from simulations.experiment import load_federation
@@ -534,6 +535,25 @@ def test_a_party_asks_what_its_tables_become(tmp_path: Path) -> None:
         "dropped (1): town (asked for)",
     ]
     assert build_party(config, run="1").x.shape == (1, 1)
+
+
+def test_a_check_shows_what_a_run_would_only_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Values that are no numbers, and labels beyond the class list, counted and not quoted."""
+    (tmp_path / "public.csv").write_text("age,town\n20,Ulm\n40,Bonn\n")
+    (tmp_path / "mine.csv").write_text("age,town,label\nold,Ulm,n\n30,Ulm,maybe\n")
+    (tmp_path / "node.toml").write_text(
+        f'partition-id = 0\ndata-file = "{tmp_path / "mine.csv"}"\nclasses = "n,y"\n'
+        f'public-file = "{tmp_path / "public.csv"}"\nlearner = "random-forest"\n'
+    )
+
+    assert main(["check", str(tmp_path / "node.toml")]) == 0
+
+    shown = [line for line in capsys.readouterr().out.splitlines() if "LOOK AT THIS" in line]
+    assert len(shown) == 2
+    assert "1 values of column 'age' are not what the public rows have there" in shown[0]
+    assert "1 labels are not in the class list n, y, and count as n" in shown[1]
 
 
 def test_the_page_about_own_data_runs(capsys: pytest.CaptureFixture[str]) -> None:
