@@ -31,7 +31,7 @@ from fl_strategies import (
 )
 from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.policy import Request, check_request
-from fl_strategies.core.role import require_public_rows
+from fl_strategies.core.role import require_public_rows, require_readable
 from fl_strategies.exceptions import (
     InvalidData,
     KnowledgeMismatch,
@@ -146,6 +146,7 @@ def _train(
     config, role = _read_request(message, roles)
     party = _load(load_party, context, config)
     _check_request(party, role.request(party, config), releases=True)
+    require_readable(party, config)
     received = _received(message, party)
 
     def respond() -> RecordDict:

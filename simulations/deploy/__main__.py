@@ -155,6 +155,8 @@ def _demo(options: argparse.Namespace) -> int:
         print(f"party {party['partition-id']}: {party['learner']}")
     for node, reason in report["rejected"].items():
         print(f"excluded: node {node}: {reason}")
+    for node, reason in report["undelivered"].items():
+        print(f"without the model: node {node}: {reason}")
     print(f"result: {report['folder']}")
     return 0
 

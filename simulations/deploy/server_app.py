@@ -173,6 +173,7 @@ def make_report(
             for number, party in sorted(strategy.parties_.items())
         ],
         "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
+        "undelivered": {str(node): why for node, why in strategy.undelivered_.items()},
         "seconds": seconds,
         "verdict": "each party compares the model with its own at home",
         "settings": {k: v for k, v in settings.to_report().items() if k not in SIMULATED},
