@@ -123,7 +123,7 @@ def load(run_config: Mapping[str, Value]) -> Federation:
     if files["test-file"]:
         x_test, y_test = read_labelled(_file(files, "test-file"), public, label)
     members = read_members(_file(files, "members-file")) if files["members-file"] else None
-    return DeployedFederation(settings, _dataset(public, x_test, y_test), [], members)
+    return DeployedFederation(settings, public_dataset(public, x_test, y_test), [], members)
 
 
 def read_members(path: Path) -> dict[int, int]:
@@ -204,7 +204,8 @@ def _quality(federation: Federation, model: Learner) -> float | None:
     return federation.quality(model) if len(federation.dataset.y_test) else None
 
 
-def _dataset(public: PublicData, x_test: Array, y_test: IntArray) -> Dataset:
+def public_dataset(public: PublicData, x_test: Array, y_test: IntArray) -> Dataset:
+    """Return what a server holds, or a party would on its behalf: no private rows."""
     return Dataset(
         name="deployment",
         x_train=public.x[:0],
