@@ -31,7 +31,7 @@ from fl_strategies import (
 )
 from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.policy import Request, check_request
-from fl_strategies.core.role import require_public_rows
+from fl_strategies.core.role import require_public_rows, require_readable
 from fl_strategies.exceptions import (
     InvalidData,
     KnowledgeMismatch,
@@ -129,6 +129,15 @@ def _guarded(message: Message, respond: Callable[[], RecordDict]) -> Message:
     return error_reply(message, reason)
 
 
+def check_question(party: Party, role: PartyRole, config: ConfigRecord) -> None:
+    """Raise what a party refuses a question with, before it looks at a record or pays.
+
+    That is decided by the question and the party's own settings alone.
+    """
+    _check_request(party, role.request(party, config), releases=True)
+    require_readable(party, config)
+
+
 def _check_request(party: Party, request: Request, *, releases: bool) -> None:
     limit = party.journal.max_epsilon if party.journal is not None else None
     check_request(
@@ -145,7 +154,7 @@ def _train(
 ) -> RecordDict:
     config, role = _read_request(message, roles)
     party = _load(load_party, context, config)
-    _check_request(party, role.request(party, config), releases=True)
+    check_question(party, role, config)
     received = _received(message, party)
 
     def respond() -> RecordDict:

@@ -58,6 +58,7 @@ def write_run(
             for number, party in sorted(strategy.parties_.items())
         ],
         "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
+        "undelivered": {str(node): why for node, why in strategy.undelivered_.items()},
         "model": _saved(strategy, run.path, card),
         "settings": dict(settings or {}),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -104,6 +104,7 @@ def make_report(
         "rounds": rounds,
         "parties": _describe_parties(federation, strategy, baselines.solo),
         "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
+        "undelivered": {str(node): why for node, why in strategy.undelivered_.items()},
         "settings": {**settings.to_report(), **_models(federation)},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
@@ -338,6 +339,8 @@ def render(report: Report) -> str:
         *filter(None, [stopping_of(report)]),
     ]
     lines += [f"excluded: node {node}: {why}" for node, why in report["rejected"].items()]
+    without = report.get("undelivered", {})
+    lines += [f"without the model: node {node}: {why}" for node, why in without.items()]
     lines += [f"warning: {sentence}" for sentence in report.get("warnings", [])]
     return "\n".join([*lines, f"verdict: {report['verdict']}"])
 

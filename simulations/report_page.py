@@ -271,7 +271,8 @@ def _conduct(report: Report) -> Html | None:
     ]
     refused = report.get("rejected") or {}
     excluded = [[node, reason] for node, reason in refused.items()]
-    if not rows and not excluded:
+    without = [[node, why] for node, why in (report.get("undelivered") or {}).items()]
+    if not rows and not excluded and not without:
         return None
     return card(
         "Agreement, failures and exclusions",
@@ -280,6 +281,8 @@ def _conduct(report: Report) -> Html | None:
         grid(["node", "why"], excluded)
         if excluded
         else element("p", "Nobody was excluded.", class_="soft"),
+        element("h3", "Without the model") if without else None,
+        grid(["node", "why"], without) if without else None,
     )
 
 

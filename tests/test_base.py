@@ -2,20 +2,39 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
 from clients.app import client_app
-from fl_strategies import FedKT, FedKTOptions, Party
+from fl_strategies import REGISTRY, FedKT, FedKTOptions, Party, PartyState
 from fl_strategies.core.role import receive_model
 from fl_strategies.core.strategy import KnowledgeStrategy
-from fl_strategies.exceptions import NotFitted, RunFailed, UnsupportedLearner
+from fl_strategies.exceptions import (
+    KnowledgeMismatch,
+    NotFitted,
+    RunFailed,
+    UnsupportedLearner,
+)
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.strategies.codistill.model_exchange import join_models
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
 from simulations.local import InMemoryGrid, run_local
-from tests.toys import PUBLIC, TEST, CentroidLearner, load_toy_party, toy_fedkt, toy_party
+from tests.toys import (
+    PUBLIC,
+    TEST,
+    CentroidLearner,
+    common_options,
+    load_toy_party,
+    toy_fedkt,
+    toy_party,
+)
 
 APP = client_app(load_toy_party)
 
@@ -211,17 +230,99 @@ def test_the_log_says_why_a_model_stays(
     assert strategy.model_.predict(TEST[0]).shape == (200,)
 
 
-def test_parties_that_do_not_know_the_model_say_so() -> None:
-    """A party receives only models that it has code for."""
+UNREADABLE = (
+    "the model's learner must be one of centroid, got 'galaxy-brain'. "
+    "Add it to the party's catalogue, which is receives in a node-config."
+)
+
+
+def with_journals(folder: Path) -> ClientApp:
+    """Return the app of parties that write down what they pay for."""
+
+    def load(context: Context) -> Party:
+        party = load_toy_party(context)
+        own = data_fingerprint(party.x, party.y)
+        return replace(
+            party, journal=PartyJournal(folder / str(party.partition_id), fingerprint=own)
+        )
+
+    return client_app(load)
+
+
+def test_parties_that_cannot_read_the_model_refuse_before_they_pay(tmp_path: Path) -> None:
+    """The question names the model that will come; nobody trains for one it cannot have."""
     strategy = toy_fedkt(learner_name="galaxy-brain")
 
-    run_local(strategy, APP, 4)
+    with pytest.raises(RunFailed, match=r"receives in a node-config.* all the same: none\."):
+        run_local(strategy, with_journals(tmp_path), 4)
 
-    assert set(strategy.rejected_.values()) == {
-        f"Party {i}: the model's learner must be one of centroid, got 'galaxy-brain'. "
-        "Add it to the party's catalogue."
-        for i in range(4)
-    }
+    expected = {f"Party {i}: {UNREADABLE}" for i in range(4)}
+    assert set(strategy.rejected_.values()) == expected
+    assert not list(tmp_path.rglob("*.jsonl")), "a party has paid"
+
+
+def test_a_model_that_is_not_delivered_needs_no_reader(tmp_path: Path) -> None:
+    """Without delivery nothing is announced, and so nothing is refused."""
+    strategy = toy_fedkt(learner_name="galaxy-brain", evaluate=False)
+
+    run_local(strategy, with_journals(tmp_path), 4)
+
+    assert len(list(tmp_path.rglob("*.jsonl"))) == 4
+    assert strategy.rejected_ == strategy.undelivered_ == {}
+
+
+class Deceiving(FedKT):
+    """A server that announces a model which parties know, and sends another."""
+
+    @property
+    def delivered_learner(self) -> str:
+        return "centroid"
+
+
+def test_nodes_that_have_paid_and_lack_the_model_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a server announces need not be what it sends; a run does not hide who lacks it."""
+    strategy = Deceiving.from_settings(**{**common_options(4), "learner_name": "galaxy-brain"})
+
+    result = run_local(strategy, with_journals(tmp_path), 4)
+
+    assert len(list(tmp_path.rglob("*.jsonl"))) == 4
+    expected = {1000 + i: f"Party {i}: {UNREADABLE}" for i in range(4)}
+    assert strategy.undelivered_ == expected
+    assert result.evaluate_metrics_clientapp[1][keys.NUM_UNDELIVERED] == 4
+    (line,) = [
+        message for message in caplog.messages if "not everybody has the model" in message
+    ]
+    assert all(f"node {node}: {reason}" in line for node, reason in expected.items())
+
+
+def test_everybody_has_the_model_of_a_sound_run() -> None:
+    """The figure is there, and zero."""
+    strategy = toy_fedkt()
+
+    result = run_local(strategy, APP, 4)
+
+    assert result.evaluate_metrics_clientapp[1][keys.NUM_UNDELIVERED] == 0
+    assert strategy.undelivered_ == {}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "avgkd", "fedmd"])
+def test_a_model_to_learn_from_is_read_before_it_is_paid_for(tmp_path: Path, name: str) -> None:
+    """A message that brings a model the party cannot read costs it nothing."""
+    party = toy_party(0)
+    own = data_fingerprint(party.x, party.y)
+    party = replace(party, journal=PartyJournal(tmp_path, fingerprint=own))
+    strategy: Any = REGISTRY[name].strategy
+    config = strategy.from_settings(**common_options(2)).party_config()
+    config |= {keys.STRATEGY: name, keys.SEED: 0, keys.SERVER_ROUND: 1}
+    sent = Knowledge("model", {"other": np.zeros(3)}, {keys.LEARNER: "centroid"})
+    sent = join_models([sent]) if name == "avgkd" else sent
+
+    with pytest.raises(KnowledgeMismatch, match="centroids must be"):
+        REGISTRY[name].party.train(party, sent, ConfigRecord(config), PartyState(RecordDict()))
+
+    assert not list(tmp_path.rglob("*.jsonl")), "the party has paid"
 
 
 def test_a_catalogue_lets_a_party_receive_other_models() -> None:

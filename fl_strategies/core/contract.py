@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord
 from fl_strategies.arrays import Array
 from fl_strategies.core.federation import FederationOptions
 from fl_strategies.core.members import Known
+from fl_strategies.core.protocols import can_travel
 from fl_strategies.core.state import State
 from fl_strategies.exceptions import InvalidParameter
 from fl_strategies.naming import nearest_name, require_argument
@@ -192,6 +193,16 @@ class Contract(ABC, Generic[T]):
             f"{type(self).__name__}: initial_arrays must be empty, got some. Its model is made "
             f"of what the parties know, not continued from another one."
         )
+
+    @property
+    def delivered_learner(self) -> str:
+        """Name of the learner whose model `delivery_for` gives; empty if it gives none.
+
+        Parties are told it with every question, so that one that could not read the model
+        refuses before it pays.
+        """
+        made = getattr(self, "learner_fn", None)
+        return self.model_name if made is not None and can_travel(made()) else ""
 
     @property
     def most_score_bytes(self) -> int:

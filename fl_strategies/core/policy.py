@@ -150,8 +150,8 @@ class PartyPolicy:
         )
 
     def describe(self) -> str:
-        """Return what is allowed, for the party's owner to read."""
-        known = [", ".join(self.strategies) or "all strategies"]
+        """Return strategies that are named, limits and exceptions, for the owner to read."""
+        known = [", ".join(self.strategies)] if self.strategies else []
         if self.max_run_epsilon is not None:
             known.append(f"epsilon of a run at most {self.max_run_epsilon:g}")
         if self.sample_delta:

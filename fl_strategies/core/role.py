@@ -157,13 +157,22 @@ def receive_model(party: Party, received: Knowledge) -> Learner:
 
 def receiver_of(party: Party, received: Knowledge) -> PortableLearner:
     """Return the party's own learner of the name that accompanies a model."""
-    name = str(received.meta.get(keys.LEARNER))
+    return _receiver(party, str(received.meta.get(keys.LEARNER)))
+
+
+def require_readable(party: Party, config: ConfigRecord) -> None:
+    """Raise unless the party can read the model that it is to be sent, before it pays."""
+    if keys.FINAL_LEARNER in config:
+        _receiver(party, str(config[keys.FINAL_LEARNER]))
+
+
+def _receiver(party: Party, name: str) -> PortableLearner:
     factories = {party.learner_name: party.learner_fn, **party.catalogue}
     if name not in factories:
         raise KnowledgeMismatch(
             f"{party.owner}: the model's learner must be one of "
             f"{', '.join(sorted(factories))}, got {shown(name)}. Add it to the party's "
-            f"catalogue."
+            f"catalogue, which is receives in a node-config."
         )
     twin = factories[name]()
     if not isinstance(twin, PortableLearner):

@@ -99,6 +99,8 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         What the run released, in the unit that its guarantee is about.
     rejected_ : dict
         Per node id: why its reply of the last round was excluded.
+    undelivered_ : dict
+        Per node id: why it did not confirm that it has what the last round came to.
     round_ : int
         Rounds asked so far, over all calls of `start`: a second call continues.
     """
@@ -118,6 +120,7 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         self.run = self._make_run(federation.get("checkpoint_dir"), federation.get("resume"))
         self.run_settings = {}
         self.rejected_: dict[int, str] = {}
+        self.undelivered_: dict[int, str] = {}
         self._half = federation.get("half_precision", False)
         self._model = None
         self._kept: list[PartyReply[T]] = []
@@ -227,7 +230,7 @@ class KnowledgeStrategy(Outcome[T], Strategy):
             self.failure_ = "nobody was asked"
             logger.info("%s has nobody to ask; nothing is sent.", self.name)
             return []
-        self.rejected_ = {}
+        self.rejected_, self.undelivered_ = {}, {}
         self.state.round += 1
         content = {node: self.knowledge_for(node) for node in nodes}
         self._sent = self._messages(MessageType.TRAIN, content, config)
@@ -292,13 +295,16 @@ class KnowledgeStrategy(Outcome[T], Strategy):
     def _evaluated(
         self, replies: Iterable[Message]
     ) -> Mapping[str, float | list[float]] | None:
+        sent = {message.metadata.dst_node_id for message in self._sent}
         accepted = self._collect(replies, EVALUATION, lambda _: None, lambda _: None)
         self._sent = []
         self.confirm_delivery(accepted)
-        if not accepted:
+        self._note_undelivered(sent - {reply.node_id for reply in accepted})
+        if not sent:
             return None
         totals: dict[str, float | list[float]] = {
-            **aggregate_metrics([reply.metrics for reply in accepted])
+            **aggregate_metrics([reply.metrics for reply in accepted]),
+            keys.NUM_UNDELIVERED: len(self.undelivered_),
         }
         if not self.central:
             totals |= figures_by_party(accepted)
@@ -310,6 +316,14 @@ class KnowledgeStrategy(Outcome[T], Strategy):
             )
         self.state.history["evaluate"][self.round_] = totals
         return totals
+
+    def _note_undelivered(self, nodes: Iterable[int]) -> None:
+        """Name the nodes that have answered, and paid, for a model that they do not have."""
+        unknown = "it did not confirm it"
+        self.undelivered_ = {node: self.rejected_.get(node, unknown) for node in sorted(nodes)}
+        if self.undelivered_:
+            named = "; ".join(f"node {node}: {why}" for node, why in self.undelivered_.items())
+            logger.warning("%s: not everybody has the model. %s", self.name, named)
 
     def _end_round(self, judged: Mapping[str, Any] | None = None) -> None:
         """Tell the user's functions what this round came to."""
@@ -327,6 +341,8 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         """Return a message a node, with the settings of this round."""
         named = {keys.RUN_NAME: self.run.name} if self.run.name else {}
         offered = self.offered() if kind == MessageType.TRAIN else {}
+        if kind == MessageType.TRAIN and self.evaluate and self.delivered_learner:
+            offered[keys.FINAL_LEARNER] = self.delivered_learner
         own = {keys.STRATEGY: self.name, keys.SERVER_ROUND: self.round_, keys.SEED: self.seed}
         settings = {**config, **self.party_config(), **own, **named, **offered}
         return write_messages(kind, content, settings)

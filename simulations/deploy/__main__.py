@@ -12,9 +12,11 @@ from datetime import datetime
 from pathlib import Path
 
 from fl_strategies.exceptions import InvalidData, StrategyError
+from fl_strategies.privacy.journal import PartyJournal
 from simulations.config import Settings, Value, parse_assignments
 from simulations.deploy.app_folder import write_app
-from simulations.deploy.client_app import build_party, understood
+from simulations.deploy.checking import ask, describe
+from simulations.deploy.client_app import build_party, checked, party_public, understood
 from simulations.deploy.federation import FORMATS, Deployment, prepare, write_split
 from simulations.report import percent
 
@@ -49,6 +51,13 @@ def _parser() -> argparse.ArgumentParser:
         "check", help="read a party's node-config and files, as a run would"
     )
     check.add_argument("node_config", type=Path, metavar="NODE.toml")
+    check.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="settings of a run: would this party take part?",
+    )
     check.set_defaults(command=_check)
     split = commands.add_parser("split", help="write a data set as one file for each party")
     _add_settings(split)
@@ -122,17 +131,25 @@ def _check(options: argparse.Namespace) -> int:
     print(f"{party.owner}: {len(party.y)} records of shape {party.x.shape[1:]}")
     print(f"public rows: {len(party.public)}, classes: {party.num_classes}")
     print(f"learner: {party.learner_name}")
-    print(f"allowed: {party.policy.describe()}")
+    public = party_public(checked(config))
+    for line in describe(party, public):
+        print(line)
     for line in found:
         print(f"LOOK AT THIS: {line}")
-    if party.journal is None:
+    _print_spent(party.journal)
+    if options.set:
+        ask(party, public, options.set)
+        print("this run: the party takes part, as far as its budget goes")
+    return 0
+
+
+def _print_spent(journal: PartyJournal | None) -> None:
+    if journal is None:
         print("privacy: nothing is kept; set state-dir to keep a journal and a budget")
-        return 0
-    journal = party.journal
+        return
     limit = "without a limit" if journal.max_epsilon is None else f"of {journal.max_epsilon:g}"
     print(f"privacy: epsilon {journal.epsilon():.4g} of an example is spent, {limit},")
     print(f"at delta {journal.delta:g}, in {len(journal.entries())} releases")
-    return 0
 
 
 @contextmanager
@@ -175,6 +192,8 @@ def _demo(options: argparse.Namespace) -> int:
         print(f"party {party['partition-id']}: {party['learner']}")
     for node, reason in report["rejected"].items():
         print(f"excluded: node {node}: {reason}")
+    for node, reason in report["undelivered"].items():
+        print(f"without the model: node {node}: {reason}")
     print(f"result: {report['folder']}")
     return 0
 

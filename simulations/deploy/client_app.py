@@ -43,13 +43,15 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     "drop": "",
     "learner": "",
     "teacher": "",
-    "receives": "extra-trees",
+    "receives": "extra-trees, random-features",
     "compare": True,
     "tell-verdict": False,
     **BUDGET_KEYS,
     **POLICY_KEYS,
 }
 """What a node-config may hold, and the default of what it omits."""
+HEADS: Final = ("logistic-regression", "ridge")
+"""Linear models, which every party can read: a few numbers for each column and class."""
 MODEL_SETTINGS: Final = tuple(ModelOptions.settings())
 """Settings of models, which a party chooses for itself as well."""
 
@@ -108,8 +110,9 @@ def understood(node_config: Mapping[str, Value]) -> list[str]:
 
 
 def _received(config: Mapping[str, Value]) -> list[str]:
-    """Return which models the party takes beside its own: those that its operator named."""
-    return [name.strip() for name in str(config["receives"]).split(",") if name.strip()]
+    """Return which models the party takes beside its own: linear ones and those named."""
+    named = [name.strip() for name in str(config["receives"]).split(",") if name.strip()]
+    return [*dict.fromkeys([*named, *HEADS])]
 
 
 def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:

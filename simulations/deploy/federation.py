@@ -261,7 +261,8 @@ class Deployment(SuperLink):
         member = self.prepared.members[number]
         home = member.folder / "flower"
         home.mkdir(exist_ok=True)
-        command = [*self.inside(number), "flower-supernode", "--superlink", self.address]
+        command = [*self.inside(number), "flower-supernode"]
+        command += ["--superlink", self.address_for(number)]
         command += ["--port", str(free_port())]
         command += ["--root-certificates", str(member.folder / "ca.crt")]
         command += ["--auth-supernode-private-key", str(member.key)]
@@ -280,6 +281,10 @@ class Deployment(SuperLink):
     def inside(self, number: int) -> tuple[str, ...]:  # noqa: ARG002 - all alike here
         """Return a command that starts others where a party is: on this machine, none."""
         return ()
+
+    def address_for(self, number: int) -> str:  # noqa: ARG002 - the same for all here
+        """Return the address at which a party reaches the SuperLink."""
+        return self.address
 
     def start_superlink(self) -> None:
         """Start the SuperLink, or start it again with all that its database holds."""

@@ -123,7 +123,7 @@ def load(run_config: Mapping[str, Value]) -> Federation:
     if files["test-file"]:
         x_test, y_test = read_labelled(_file(files, "test-file"), public, label, strict=True)
     members = read_members(_file(files, "members-file")) if files["members-file"] else None
-    return DeployedFederation(settings, _dataset(public, x_test, y_test), [], members)
+    return DeployedFederation(settings, public_dataset(public, x_test, y_test), [], members)
 
 
 def read_members(path: Path) -> dict[int, int]:
@@ -173,6 +173,7 @@ def make_report(
             for number, party in sorted(strategy.parties_.items())
         ],
         "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
+        "undelivered": {str(node): why for node, why in strategy.undelivered_.items()},
         "seconds": seconds,
         "verdict": "each party compares the model with its own at home",
         "settings": {k: v for k, v in settings.to_report().items() if k not in SIMULATED},
@@ -203,7 +204,8 @@ def _quality(federation: Federation, model: Learner) -> float | None:
     return federation.quality(model) if len(federation.dataset.y_test) else None
 
 
-def _dataset(public: PublicData, x_test: Array, y_test: IntArray) -> Dataset:
+def public_dataset(public: PublicData, x_test: Array, y_test: IntArray) -> Dataset:
+    """Return what a server holds, or a party would on its behalf: no private rows."""
     return Dataset(
         name="deployment",
         x_train=public.x[:0],

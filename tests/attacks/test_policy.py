@@ -1,6 +1,7 @@
 """A server asks a party for more than its owner allows; nothing about a record may leave."""
 
 import importlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients.app import NO_BUDGET
+from clients.flower_messages import role_of
 from clients.kernel_learner import RidgeLearner
 from fl_strategies import REGISTRY
 from fl_strategies.exceptions import InvalidParameter, PrivacyBudgetExceeded
@@ -19,8 +21,10 @@ from fl_strategies.runtime._compat import assign_message_id
 from fl_strategies.wire import keys
 from simulations.config import Value
 from simulations.deploy.__main__ import main
+from simulations.deploy.checking import ROLES, questions
 from simulations.deploy.client_app import app, build_party
 from simulations.deploy.data import write_labelled
+from simulations.deploy.policy import FORMS
 from simulations.flower import to_toml
 
 NUM_RECORDS, NUM_PUBLIC = 30, 20
@@ -320,15 +324,66 @@ def test_a_policy_that_says_nothing_sensible_is_refused(
 def test_the_owner_can_read_what_is_allowed(
     node: dict[str, Value], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`check` says it in one line."""
+    """`check` lists it, and the limits in one line."""
     file = tmp_path / "node.toml"
     node |= {"allow-models": True, "sample-delta": 0.2}
     file.write_text(to_toml(node).replace(" ", "\n"))
 
     assert main(["check", str(file)]) == 0
     said = capsys.readouterr().out
-    assert "allowed: all strategies; epsilon of a run at most 10; samples" in said
+    assert "allowed: cronus nfdp, cronus ldp, fedhistogram L2, fedkt L2, fedmd nfdp" in said
+    assert "limits: epsilon of a run at most 10; samples" in said
     assert "also models" in said
+
+
+OPEN: dict[str, Value] = {"allow-unprotected": True, "allow-models": True}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"max-epsilon": 4.0},
+        OPEN,
+        {"strategies": "fedkt"},
+        {"strategies": "fedkt L2,fedavg"},
+    ],
+)
+def test_the_owner_reads_what_the_party_then_answers(
+    node: dict[str, Value],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Value],
+) -> None:
+    """FedKT at a level is listed as allowed if, and only if, it is not refused when asked."""
+    file = tmp_path / "node.toml"
+    node |= {"state-dir": str(tmp_path / "state"), **change}
+    file.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in node.items()))
+
+    assert main(["check", str(file)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "allowed: " in line]
+    listed = line.removeprefix("allowed: ").split(", ")
+    levels: dict[str, dict[str, Any]] = {
+        "L0": {},
+        "L1": {**L2, "privacy_level": "L1"},
+        "L2": L2,
+    }
+    for level, asked in levels.items():
+        reply = ask(node, question(node, "fedkt", accept_noise=True, **asked))
+        refused = reply.has_error() and "must be" in str(reply.error.reason)
+        drowned = refused and "allow-drowned-noise" in str(reply.error.reason)
+        assert (f"fedkt {level}" in listed) == (not refused or drowned), reply
+
+
+def test_every_form_that_a_policy_may_name_is_listed(node: dict[str, Value]) -> None:
+    """Under the name that the party's own role gives to it."""
+    party = build_party(node, run="1")
+    asked = dict(questions(party))
+
+    families = {form.partition(" ")[0] for form in asked if " " in form}
+    assert {*FORMS} - families == {*asked}
+    for form, config in asked.items():
+        assert ROLES[role_of(config, ROLES)].request(party, config).name == form
 
 
 # A budget that is spent

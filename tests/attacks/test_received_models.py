@@ -65,12 +65,23 @@ def node_config(folder: Path, **more: Value) -> dict[str, Value]:
 
 def test_a_model_that_the_operator_did_not_name_is_refused(tmp_path: Path) -> None:
     """A server's word chooses among what the party expects, never what code reads a model."""
-    willing = build_party(node_config(tmp_path, receives="xgboost, ridge"), run="1")
-    plain = build_party(node_config(tmp_path), run="1")
-    for name in ("xgboost", "ridge"):
+    willing = build_party(node_config(tmp_path, receives="xgboost, mlp"), run="1")
+    plain = build_party(node_config(tmp_path, epochs=1), run="1")
+    for name in ("xgboost", "mlp"):
         learner = willing.catalogue[name]().fit(plain.x, plain.y, rng=np.random.default_rng(0))
         sent = Knowledge("model", learner.to_arrays(), {keys.LEARNER: name})
 
         assert receive_model(willing, sent).num_classes == 3
-        with pytest.raises(KnowledgeMismatch, match="one of extra-trees, random-forest, got"):
+        known = "extra-trees, logistic-regression, random-features, random-forest, ridge"
+        with pytest.raises(KnowledgeMismatch, match=f"one of {known}, got.* receives in a"):
             receive_model(plain, sent)
+
+
+@pytest.mark.parametrize("name", ["logistic-regression", "ridge"])
+def test_linear_models_are_always_read(tmp_path: Path, name: str) -> None:
+    """A few numbers for each column and class, whatever an operator names."""
+    party = build_party(node_config(tmp_path, receives="mlp"), run="1")
+    learner = party.catalogue[name]().fit(party.x, party.y, rng=np.random.default_rng(0))
+    sent = Knowledge("model", learner.to_arrays(), {keys.LEARNER: name})
+
+    assert (receive_model(party, sent).predict(party.x) == learner.predict(party.x)).all()

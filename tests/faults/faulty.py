@@ -17,14 +17,20 @@ SETTINGS: dict[str, Value] = {"num-trees": 3, "epochs": 2}
 
 def make(*, row_shape: tuple[int, ...], num_classes: int) -> Learner:
     """Meet the fault that is planned, if any; then return a model by its name."""
-    if FAULT.exists():
-        kind = FAULT.read_text()
+    kind, _, lines = FAULT.read_text().partition(" ") if FAULT.exists() else ("", "", "")
+    if kind and num_paid() >= int(lines or 0):
         FAULT.rename(MET)
         meet(kind)
     settings = Settings.from_run_config(SETTINGS)
     return learner_factory(
         LEARNER.read_text(), row_shape=row_shape, num_classes=num_classes, settings=settings
     )()
+
+
+def num_paid() -> int:
+    """Return how many releases are in the party's journal."""
+    path = HERE / "state" / "private-data.example.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def meet(kind: str) -> None:

@@ -76,6 +76,11 @@ def let_double(member: Member) -> None:
     shutil.copy(doubling.__file__, member.folder / "sitecustomize.py")
 
 
+def plan_when_paid(member: Member, kind: str) -> None:
+    """Let a party fail when it next makes a model after it has paid for an answer."""
+    plan(member, f"{kind} {len(journal(member)) + 1}")
+
+
 def plan(member: Member, kind: str) -> None:
     """Let a party fail when it next makes a model."""
     for name in ("met", "go"):

@@ -1,6 +1,7 @@
 """A deployed federation: files, keys and node-configs of parties, and their real processes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.common.config import flatten_dict
+from flwr.common.config import flatten_dict, parse_config_args
+from sklearn.datasets import load_breast_cancer
 
 from clients import SklearnLearner, client_app
 from clients.app import FAILED
@@ -58,6 +61,7 @@ SETTINGS = Settings.of(
 )
 FEDKT = SETTINGS
 PETS = ("cat", "dog")
+DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
 
 
 # Files
@@ -382,6 +386,78 @@ def test_a_party_with_a_budget_refuses_a_run_without_noise(
         run_local(strategy, app, NUM_PARTIES)
 
     assert not list(tmp_path.glob("**/*.jsonl"))
+
+
+def test_the_run_of_the_docs_reaches_the_party_of_the_docs(tmp_path: Path) -> None:
+    """docs/deployment.md's own node.toml and run: each party pays once and has the model."""
+    text = DEPLOYMENT.read_text(encoding="utf-8")
+    (node,) = re.findall(r"```toml\n(partition-id.*?)```", text, re.DOTALL)
+    (run,) = re.findall(r"--run-config '(.*?)'", text, re.DOTALL)
+    config = flatten_dict(parse_config_args([" ".join(run.split())]))
+    write_tables(tmp_path, int(config["num-parties"]))
+
+    def load_one(given: Context) -> Party:
+        number = int(given.node_config[keys.PARTITION_ID])
+        own = {
+            keys.PARTITION_ID: number,
+            "data-file": str(tmp_path / f"patients-{number}.csv"),
+            "public-file": str(tmp_path / "public.csv"),
+            "state-dir": str(tmp_path / f"state-{number}"),
+        }
+        return build_party({**tomllib.loads(node), **own}, run=str(given.run_id))
+
+    files = {key: str(tmp_path / Path(str(config[key])).name) for key in FILES}
+    federation = load({**config, **files, "members-file": ""})
+    strategy = federation.strategy()
+    app = client_app(load_one, on_model=save_model)
+    result = run_local(strategy, app, int(config["num-parties"]))
+    report = make_report(federation, strategy, result, seconds=0.0)
+
+    for number in range(int(config["num-parties"])):
+        folder = tmp_path / f"state-{number}"
+        (journal,) = folder.glob("*.jsonl")
+        assert len(journal.read_text().splitlines()) == 1
+        assert len(list(folder.glob("model-*.npz"))) == 1, "a party has paid for nothing"
+    assert report["rejected"] == report["undelivered"] == {}
+    assert report["accuracy"] > 0.8
+
+
+FILES = ("public-file", "test-file")
+
+
+def write_tables(folder: Path, num_parties: int) -> None:
+    """Write tables as docs/deployment.md names them: public, test, and one a party."""
+    data = load_breast_cancer()
+    table = pd.DataFrame(data.data, columns=data.feature_names)
+    table["diagnosis"] = np.where(data.target == 0, "ill", "healthy")
+    table = table.sample(frac=1, random_state=0)
+    table[:114].drop(columns="diagnosis").to_csv(folder / "public.csv", index=False)
+    table[114:228].to_csv(folder / "test.csv", index=False)
+    for number in range(num_parties):
+        table[228 + number :: num_parties].to_csv(
+            folder / f"patients-{number}.csv", index=False
+        )
+
+
+def test_a_party_finds_out_beforehand_that_it_could_not_read_a_model(
+    node_config: dict[str, Value], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`check` names usual models that are not in `receives`, and answers for one run."""
+    file = tmp_path / "node.toml"
+    node_config |= {"receives": "mlp", "allow-unprotected": True}
+    file.write_text(to_toml(node_config).replace(" ", "\n"))
+    command = ["check", str(file), "--set", "strategy=fedregression"]
+
+    assert main([*command[:2]]) == 0
+    said = capsys.readouterr().out
+    assert "reads models of: logistic-regression, mlp, random-forest, ridge\n" in said
+    assert "cannot read: extra-trees, the usual final model of fedkt; add it to rec" in said
+    assert main(command) == 0
+    assert "this run: the party takes part" in capsys.readouterr().out
+    assert main([*command, "--set", "final-learner=extra-trees"]) == 1
+    assert "got 'extra-trees'. Add it to the party's catalogue, which is receives in" in (
+        capsys.readouterr().err
+    )
 
 
 def _state(folder: Path) -> dict[str, Value]:

@@ -306,6 +306,7 @@ class Chain(KnowledgeStrategy[Any]):
     ) -> MetricRecord | None:
         """Let the link combine what parties have measured."""
         metrics = self.link.aggregate_evaluate(server_round, replies)
+        self.undelivered_ = self.link.undelivered_
         if metrics is not None:
             self.state.history["evaluate"][self.round_] = dict(metrics)
         if not self._judged_later:

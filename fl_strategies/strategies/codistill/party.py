@@ -114,9 +114,11 @@ class CodistillParty(PartyRole):
         recipe = make_recipe(party.task, CodistillOptions.received(config).target_loss)
         learner = require_soft(party.owner, new_portable(party))
         plan = plan_of(learner, len(party.x), epochs=recipe.epochs, distill=True)
+        # Before it is paid for: whoever can read none of the models takes no part.
+        models, refused = ([], 0) if received is None else _readable(party, received)
         ledger, metrics = charge_model(party, plan, state, scheme)
         kept = CodistillPartyState(state.records)
-        targets, refused = _targets(party, scheme, received, kept)
+        targets = _targets(party, scheme, models, kept)
         rng = party.rng(read_seed(config), "codistill", server_round)
 
         def train() -> PortableLearner:
@@ -252,9 +254,9 @@ def _labels(party: Party) -> FloatArray:
     return np.eye(party.num_classes)[party.y]
 
 
-def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], int]:
-    """Return what each received model predicts on the agent's inputs, and how many cannot."""
-    found: list[FloatArray] = []
+def _readable(party: Party, received: Knowledge) -> tuple[list[Learner], int]:
+    """Return the received models that this agent can use, and how many it cannot."""
+    found: list[Learner] = []
     relayed = part_models(received)
     reason = ""
     for part in relayed:
@@ -264,7 +266,7 @@ def _predictions(party: Party, received: Knowledge) -> tuple[list[FloatArray], i
         except Exception as error:  # a hostile model may make a learner raise anything
             reason = describe(error)
         else:
-            found.append(_on_records(party, model))
+            found.append(model)
     if not found:
         raise KnowledgeMismatch(
             f"{party.owner}: a model to learn from must be one that this party "
@@ -296,17 +298,17 @@ def _on_record(party: Party, model: Learner, row: Array) -> FloatArray:
 
 
 def _targets(
-    party: Party, scheme: str, received: Knowledge | None, state: CodistillPartyState
-) -> tuple[FloatArray, int]:
-    """Return what the agent is to learn, and how many received models it cannot read."""
-    if received is None:
-        return _labels(party), 0
-    predictions, refused = _predictions(party, received)
+    party: Party, scheme: str, models: Sequence[Learner], state: CodistillPartyState
+) -> FloatArray:
+    """Return what the agent is to learn: its labels, or what the scheme makes of models."""
+    if not models:
+        return _labels(party)
+    predictions = [_on_records(party, model) for model in models]
     if scheme == "avgkd":
         predictions.append(_labels(party))
     if scheme == "pkd":
         predictions += _own_predictions(party, state)
-    return np.asarray(np.mean(predictions, axis=0)), refused
+    return np.asarray(np.mean(predictions, axis=0))
 
 
 def _own_predictions(party: Party, state: CodistillPartyState) -> list[FloatArray]:

@@ -172,6 +172,11 @@ class FedDF(FlowerStrategy):
         only = self.model_name if len(models) == 1 else ""
         return models.get(self.state.learners.get(node_id, only))
 
+    @property
+    def delivered_learner(self) -> str:
+        """The one kind there is; of several, each party is given its own."""
+        return super().delivered_learner if len(self.model_fns) == 1 else ""
+
     # What they answer.
 
     def aggregate_train(

@@ -16,7 +16,13 @@ from fl_strategies.core.party import Party
 from fl_strategies.core.party_state import PartyState
 from fl_strategies.core.policy import Request, asked_number
 from fl_strategies.core.protocols import Learner, TrainingSet
-from fl_strategies.core.role import PartyRole, check_public_data, read_round, read_seed
+from fl_strategies.core.role import (
+    PartyRole,
+    check_public_data,
+    read_round,
+    read_seed,
+    receive_model,
+)
 from fl_strategies.core.tasks import METRICS
 from fl_strategies.core.training import finite_logits
 from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, require_known
@@ -67,6 +73,8 @@ class FedMDParty(PartyRole):
         context = RoundContext(party, config, state)
         lesson = context.lesson(received, newest=context.server_round - 1)
         given = received if _is_own_model(party, received) else None
+        if given is not None:
+            receive_model(party, given)  # what cannot be read is refused before it is paid for
         training = context.charge(lesson)
         model = context.student.learn(context.server_round, lesson, given)
         context.student.keep(model)

@@ -271,6 +271,11 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         return self.start_model if self.round_ == 1 else self.state.delivery
 
     @property
+    def delivered_learner(self) -> str:
+        """None: parties are given a consensus, and learn it by their own models."""
+        return ""
+
+    @property
     def most_score_bytes(self) -> int:
         """Bytes of a party's scores, if it sends any; noise is on them before they leave."""
         cells = self.settings.num_public * self.settings.num_classes

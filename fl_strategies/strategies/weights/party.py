@@ -93,9 +93,9 @@ class WeightsParty(PartyRole):
         plan = plan_of(learner, len(party.y), epochs=epochs)
         charges = (*(plan or UNPROTECTED), *self.also_leaves)
         purpose = f"{config[keys.STRATEGY]!s}, round {server_round}"
-        ledger = spend(party, charges, purpose, DEFAULT_DELTA, state)
-        if received is not None:
+        if received is not None:  # what cannot be read is refused before it is paid for
             learner = learner.from_arrays(self.weights_of(received))
+        ledger = spend(party, charges, purpose, DEFAULT_DELTA, state)
         rng = self.rng(party, received, config)
         guided = {} if objective is None else {"objective": objective}
 
