@@ -4,13 +4,15 @@ PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 AUDIT := .venv-audit
 TRACKERS := .venv-trackers
+FLOWER := .venv-flower
+NEWEST_FLOWER := 1.42.0
 SOURCES := fl_strategies clients simulations tests benchmarks examples apps
 USUAL := not paper and not deployment and not faults and not slow and not trackers and not wheel
 
 PARTIES := tests/attacks tests/clients tests/fuzz tests/simulations
 PROCESSES := tests/flower tests/faults tests/test_bench.py
 
-.PHONY: install run test test-logic test-parties test-processes lint test-slow test-trackers test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples wheel-check notebooks bench
+.PHONY: install run test test-logic test-parties test-processes lint test-slow test-trackers test-flower test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples wheel-check notebooks bench
 
 install: $(INSTALLED)
 
@@ -52,6 +54,19 @@ test-trackers: install
 	$(TRACKERS)/bin/python -m pip install --quiet --constraint constraints.txt \
 		--editable ".[tensorboard,mlflow,wandb]"
 	$(TRACKERS)/bin/python -m pytest tests/test_trackers.py tests/test_licences.py
+
+# The tests of `make test` on the newest Flower, which has an environment of its own on top of the
+# usual one. Where pip cannot have all that it asks for, as where an index lacks the newest
+# certifi, it is tested with the dependencies of the usual one. Only pip needs the network.
+test-flower: install
+	python3 -m venv $(FLOWER)
+	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> "$$($(FLOWER)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/usual.pth"
+	$(FLOWER)/bin/python -m pip install --quiet --no-deps --editable .
+	$(FLOWER)/bin/python -m pip install --quiet "flwr[simulation]==$(NEWEST_FLOWER)" \
+		|| $(FLOWER)/bin/python -m pip install --quiet --no-deps "flwr==$(NEWEST_FLOWER)"
+	$(MAKE) --no-print-directory -j3 PYTHON=$(FLOWER)/bin/python \
+		test-logic test-parties test-processes
 
 # All strategies on SuperLink and SuperNodes with TLS and node keys, and on Ray; several minutes.
 test-deployment: install
@@ -119,4 +134,4 @@ paper: install
 	$(PYTHON) -m pytest -m paper
 
 clean:
-	rm -rf $(VENV) $(AUDIT) $(TRACKERS) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(AUDIT) $(TRACKERS) $(FLOWER) build dist .mypy_cache .pytest_cache .ruff_cache

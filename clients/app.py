@@ -41,6 +41,7 @@ from fl_strategies.exceptions import (
     UnsupportedLearner,
     require_known,
 )
+from fl_strategies.runtime._compat import warn_of_untested_flower
 from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.wire import keys
 from fl_strategies.wire.compact import as_offered
@@ -88,6 +89,7 @@ def client_app(
     that may go wrong the server learns a sentence that is always the same, because the text,
     and even the type, of an error may depend on a record; the party's own log has it all.
     """
+    warn_of_untested_flower()
     every = {name: algorithm.party for name, algorithm in REGISTRY.items()}
     known = roles or {**every, FLOWER: WeightsParty()}
     everywhere = [mod for mod in mods if not is_for_weights(mod)]

@@ -19,6 +19,10 @@ def import_torchvision(owner: str) -> ModuleType:
         return import_library(owner, "torchvision", "simulation")
     except RuntimeError as error:
         if "torchvision::nms does not exist" not in str(error):
+            error.add_note(
+                "torch and torchvision must be of one build; docs/getting_started.md says how "
+                "to install them."
+            )
             raise
     _declare_torchvision_operators()
     for name in [name for name in sys.modules if name.startswith("torchvision.")]:

@@ -1,5 +1,4 @@
 import importlib.metadata
-import re
 import tomllib
 from pathlib import Path
 
@@ -38,19 +37,6 @@ def test_the_core_depends_on_four_packages() -> None:
 
     names = [name.split(">")[0] for name in project["dependencies"]]
     assert names == ["flwr", "httpx", "numpy", "scipy"]
-
-
-def test_flower_is_allowed_as_far_as_it_was_tested() -> None:
-    """`_compat` rests on names that the next minor release may move."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["simulation"]]
-    ranges = {name.partition(">")[2] for name in wanted if name.startswith("flwr")}
-    pinned = re.search(r"^flwr==(\d+)\.(\d+)", (ROOT / "constraints.txt").read_text(), re.M)
-
-    assert pinned is not None
-    major, minor = map(int, pinned.groups())
-    assert ranges == {f"={major}.{minor},<{major}.{minor + 1}"}
-    assert importlib.metadata.version("flwr").startswith(f"{major}.{minor}.")
 
 
 def test_every_error_is_drawn_in_the_tree() -> None:

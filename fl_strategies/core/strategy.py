@@ -25,6 +25,7 @@ from fl_strategies.core.members import registered, settle
 from fl_strategies.core.outcome import Outcome
 from fl_strategies.core.wrapping import refuse_wrapper
 from fl_strategies.exceptions import NotEnoughParties, require
+from fl_strategies.runtime._compat import warn_of_untested_flower
 from fl_strategies.runtime.connections import wait_for_parties
 from fl_strategies.runtime.runs import EvaluateFn, KeptRun, Run, once_there_is_a_model
 from fl_strategies.wire import keys
@@ -176,6 +177,7 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         With a checkpoint `num_rounds` counts from the beginning of the run, and rounds that
         are over are not repeated.
         """
+        warn_of_untested_flower()
         begin = partial(
             super().start,
             initial_arrays=initial_arrays,

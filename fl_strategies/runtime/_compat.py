@@ -4,9 +4,12 @@ They are imported where they are used: if another Flower lacks one, what needs i
 not every import of this package.
 """
 
+import functools
+import logging
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import flwr
 import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from flwr.supercore.run import Run as Run
 
 __all__ = [
+    "TESTED_FLOWER",
     "TRANSPORT_ERRORS",
     "assign_message_id",
     "claim_task_identity",
@@ -25,10 +29,32 @@ __all__ = [
     "message_to_bytes",
     "records_from_bytes",
     "records_to_bytes",
+    "warn_of_untested_flower",
 ]
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+TESTED_FLOWER: Final = ("1.41", "1.42")
+"""Releases of Flower that all tests pass with, oldest first."""
 
 TRANSPORT_ERRORS = (OSError, httpx.HTTPError)
 """What Flower's grid raises if the SuperLink cannot be reached."""
+
+
+def warn_of_untested_flower() -> None:
+    """Log once per process if the installed Flower is none of `TESTED_FLOWER`."""
+    _warn_of(flwr.__version__)
+
+
+@functools.cache
+def _warn_of(version: str) -> None:
+    if ".".join(version.split(".")[:2]) not in TESTED_FLOWER:
+        logger.warning(
+            "fl-strategies is tested with flwr %s, got %s, in which names it needs may have "
+            "moved. If something fails, install one of these.",
+            " and ".join(TESTED_FLOWER),
+            version,
+        )
 
 
 def is_temporary(error: Exception) -> bool:

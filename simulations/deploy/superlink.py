@@ -2,7 +2,7 @@
 
 Run: ``python -m simulations.deploy.superlink`` with the arguments of ``flower-superlink``.
 
-Flower 1.41 serves up to 40 requests at once, on up to 15 connections to one SQLite file, of
+Flower serves up to 40 requests at once, on up to 15 connections to one SQLite file, of
 which one may write. Who waits asks again and again, in no order, and after five seconds is
 told ``database is locked``. Flower answers that with an error that no SuperNode
 repeats: the reply is gone, and the party has paid for it. All of these connections belong to
@@ -23,6 +23,7 @@ from flwr.common.logger import log
 from flwr.supercore.sql_mixin import SqlMixin
 
 from fl_strategies.exceptions import StrategyError
+from fl_strategies.runtime._compat import TESTED_FLOWER
 
 _LONG_WAIT_SECONDS: Final = 10.0
 Session = Callable[[SqlMixin], AbstractContextManager[Any]]
@@ -57,8 +58,8 @@ def queue_for_the_database() -> None:
     session = getattr(SqlMixin, "session", None)
     if not callable(session):
         raise UnknownSuperLink(
-            "superlink: flwr must have SqlMixin.session, as 1.41 has, got another release. "
-            "Use flower-superlink."
+            "superlink: flwr must have SqlMixin.session, as "
+            f"{' and '.join(TESTED_FLOWER)} have, got another release. Use flower-superlink."
         )
     SqlMixin.session = one_after_the_other(session)  # type: ignore[assignment,method-assign]
 

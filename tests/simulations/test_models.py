@@ -1,12 +1,15 @@
 import pickle
+import re
 import subprocess
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from fl_strategies.core.protocols import Learner, LearnerFactory
 from fl_strategies.core.tasks import quality
@@ -345,14 +348,30 @@ def test_importing_the_models_loads_no_library() -> None:
 def test_torchvision_that_fails_otherwise_is_not_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only the one known failure is worked around; any other is shown."""
+    """Only the one known failure is worked around; any other is shown, with what may help."""
 
     def broken(_owner: str, _module: str, _extra: str) -> types.ModuleType:
         raise RuntimeError("something else")
 
     monkeypatch.setattr(libraries, "import_library", broken)
-    with pytest.raises(RuntimeError, match="something else"):
+    with pytest.raises(RuntimeError, match="something else") as caught:
         import_torchvision("mnist")
+    assert "must be of one build" in caught.value.__notes__[0]
+
+
+def test_the_pinned_torch_is_of_torchvisions_release() -> None:
+    """Both are pinned, and the installed torchvision asks for that torch."""
+    pins = dict(
+        re.findall(
+            r"^(torch|torchvision)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M
+        )
+    )
+    wanted = [Requirement(each) for each in metadata.requires("torchvision") or ()]
+    (torch,) = [each for each in wanted if each.name == "torch"]
+
+    assert metadata.version("torchvision") == pins["torchvision"]
+    assert pins["torch"] in torch.specifier
+    assert metadata.version("torch").partition("+")[0] == pins["torch"]
 
 
 def test_torchvision_that_is_not_installed_names_its_extra(
