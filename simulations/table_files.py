@@ -56,7 +56,7 @@ def read_table(path: Path) -> Any:
 
 def _cells(pandas: ModuleType, names: Any, separator: str, lines: Iterable[str]) -> Any:
     """Return lines below a header as a data frame of texts."""
-    # Python refuses longer cells unless told otherwise, whoever else reads such files.
+    # By default Python refuses a cell beyond 128 KiB, which would be an error of one record.
     csv.field_size_limit(_LONGEST_CELL)
     reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
     next(reader, None)

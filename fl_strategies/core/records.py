@@ -128,7 +128,7 @@ class RecordForm:
         return converted
 
     def _has_gaps(self, owner: str, name: str, value: Any, x: Array) -> bool:
-        """Say in the party's own log what is not taken as it stands; return if gaps are."""
+        """Log, at home, which values are replaced or cut; return whether any are missing."""
         gaps = np.isnan(x)
         if gaps.any():
             columns = [*getattr(value, "columns", ())]
