@@ -264,7 +264,7 @@ class EvidencePool:
             len(counted[0].values),
         )
 
-    def _believed(self, counts: Sequence[FloatArray]) -> FloatArray:
+    def _believed(self, counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
         """Return class counts as far as the others' make them plausible."""
         stated = np.asarray(counts, dtype=np.float64)
         return stated if self._task == "multi-label" else believed_counts(stated)
