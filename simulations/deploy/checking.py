@@ -6,7 +6,7 @@ questions as servers send them. Nothing is trained, nothing leaves, and nothing 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
@@ -59,7 +59,7 @@ def questions(party: Party) -> Iterator[tuple[str, ConfigRecord]]:
         options = algorithm.strategy.options_type
         for level, given in _SEVERAL.get(name, {"": {}}).items():
             config = options.from_config(options.completed(given)).to_config()
-            asked = {**common, **config, keys.STRATEGY: name}
+            asked: dict[str, Any] = {**common, **config, keys.STRATEGY: name}
             yield f"{name} {level}".strip(), ConfigRecord(asked)
     yield FLOWER, ConfigRecord({**common, **PLAIN_CONFIG})
 

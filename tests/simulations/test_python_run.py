@@ -35,7 +35,9 @@ def test_the_folder_has_a_report_and_a_model_to_load(tmp_path: Path) -> None:
             partition_id=number,
         )
 
-    strategy = FedKD(public=x[40:], num_classes=2, learner_fn=tree, num_parties=2)
+    strategy = FedKD(
+        public=x[40:], num_classes=2, learner_fn=tree, learner_name="my-tree", num_parties=2
+    )
     result = run_local(strategy, client_app(load_party), num_nodes=2)
     card = ModelCard(learner="tree", row_shape=(3,), classes=("no", "yes"))
     page = write_run(strategy, result, tmp_path / "run", card=card, accuracy=0.915)
