@@ -251,7 +251,7 @@ def assert_silent(setting: str, learner: str, pair: str) -> None:
 
 
 @pytest.mark.parametrize("pair", NEIGHBOURS)
-@pytest.mark.parametrize("setting", [*NOISY, "fedmd nfdp"])
+@pytest.mark.parametrize("setting", [*NOISY, "fedmd nfdp", "fedmd nfdp scores"])
 def test_replies_with_noise_depend_on_no_record(setting: str, pair: str) -> None:
     """Every level, noise and payload, for a network that a large record drives to NaN.
 
