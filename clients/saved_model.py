@@ -45,6 +45,7 @@ XGBOOST: Final = "xgboost.json"
 TORCH: Final = "state_dict.pt"
 SKOPS: Final = "model.skops"
 MOST_DESCRIPTION_BYTES: Final = 2**20
+MOST_REASON: Final = 600
 # Learners by name belong to a package above this one, which may be missing.
 CATALOGUE: Final = "simulations.models"
 _KEYS: Final = {
@@ -270,7 +271,8 @@ def _named(card: ModelCard) -> LearnerFactory:
             f"got none for {card.learner!r}."
         ) from error
     except StrategyError as error:
-        raise InvalidData(f"{OWNER}: {DESCRIPTION} must name a learner. {error}") from error
+        reason = str(error)[:MOST_REASON]  # it quotes a name that may be a megabyte long
+        raise InvalidData(f"{OWNER}: {DESCRIPTION} must name a learner. {reason}") from error
     return named
 
 

@@ -224,6 +224,19 @@ def test_a_description_that_is_not_one_is_refused(
     assert sentence in str(error.value)
 
 
+def test_a_name_of_a_megabyte_is_not_quoted(tmp_path: Path) -> None:
+    """An error is a sentence, however long what it is about."""
+    saved(tmp_path)
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "learner": "x" * 10**6}))
+
+    with pytest.raises(InvalidData) as error:
+        load_model(tmp_path)
+
+    assert "must name a learner" in str(error.value)
+    assert len(str(error.value)) < 1000
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"format": NaN}', "[" * 100_000])
 def test_a_description_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
     """Broken, endless and foreign JSON end in a sentence too."""
