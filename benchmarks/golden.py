@@ -121,6 +121,42 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "num-public": 50,
         "seeded-noise": True,
     },
+    "fedhistogram": {"strategy": "fedhistogram"},
+    "fedhistogram L1": {
+        "strategy": "fedhistogram",
+        "privacy-level": "L1",
+        "target-epsilon": 100.0,
+        "seeded-noise": True,
+    },
+    "fedhistogram L2": {
+        "strategy": "fedhistogram",
+        "target-epsilon": 4.0,
+        "seeded-noise": True,
+    },
+    "fedhistogram central": {
+        "strategy": "fedhistogram",
+        "privacy-level": "central",
+        "target-epsilon": 1.0,
+        "seeded-noise": True,
+    },
+    "fedregression": {"strategy": "fedregression"},
+    "fedregression L1": {
+        "strategy": "fedregression",
+        "privacy-level": "L1",
+        "target-epsilon": 100.0,
+        "seeded-noise": True,
+    },
+    "fedregression L2": {
+        "strategy": "fedregression",
+        "target-epsilon": 4.0,
+        "seeded-noise": True,
+    },
+    "fedregression central": {
+        "strategy": "fedregression",
+        "privacy-level": "central",
+        "target-epsilon": 1.0,
+        "seeded-noise": True,
+    },
     "akd": {
         "strategy": "akd",
         "num-server-rounds": 3,

@@ -246,7 +246,7 @@ def valid_counts(noisy: FloatArray, scale: float) -> FloatArray:
     return kept
 
 
-def believed_sizes(sizes: FloatArray) -> FloatArray:
+def believed_sizes(sizes: FloatArray, total: int | None = None) -> FloatArray:
     """Return how many records each party is believed to have, given what all claim.
 
     Honest sizes differ much, and one claim of a trillion must not decide everything. From
@@ -255,30 +255,67 @@ def believed_sizes(sizes: FloatArray) -> FloatArray:
     believed to be larger than the others' sizes make likely: were they log-normal, with
     this median and lower quartile, two in a hundred would be.
 
+    Parameters
+    ----------
+    sizes : (num_parties,)
+    total : int, optional
+        Records of all parties, as somebody knows who is none of them. If claims exceed it,
+        those large enough to be the reason share what the others leave; but a party no
+        larger than the median one is never cut.
+
     Examples
     --------
     >>> believed_sizes(np.array([1e12, 100.0, 400.0, 100.0, 1e12]))
     array([2000.,  100.,  400.,  100., 2000.])
     >>> believed_sizes(np.array([100.0, 100.0, 100.0, 1e12]))
     array([100., 100., 100., 200.])
+    >>> believed_sizes(np.array([100.0, 80.0, 120.0, 1e12]), total=400)
+    array([100.,  80., 120., 110.])
     """
     believed = np.array(sizes, dtype=np.float64)
-    usual, total, count = MOST_TIMES_MEDIAN * float(np.median(sizes)), 0.0, 0
+    usual, smaller, count = MOST_TIMES_MEDIAN * float(np.median(sizes)), 0.0, 0
     distinct, which, numbers = np.unique(believed, return_inverse=True, return_counts=True)
     granted = np.empty(len(distinct))
     for place, (size, number) in enumerate(
         zip(distinct.tolist(), numbers.tolist(), strict=True)
     ):
-        most = max(MOST_TIMES_SMALLER * total / count, usual) if count else math.inf
+        most = max(MOST_TIMES_SMALLER * smaller / count, usual) if count else math.inf
         granted[place] = min(size, most)
-        total += min(size, most) * number
+        smaller += min(size, most) * number
         count += number
-    return np.asarray(np.minimum(granted[which], _likely_size(sizes)))
+    likely = np.minimum(granted[which], _likely_size(sizes))
+    return np.asarray(likely if total is None else np.minimum(likely, _left(sizes, total)))
 
 
 def _likely_size(sizes: FloatArray) -> float:
     quarter, median = (max(float(np.quantile(sizes, q)), 1.0) for q in (0.25, 0.5))
     return median * max(MOST_TIMES_ALIKE, (median / quarter) ** 3)
+
+
+def _left(sizes: FloatArray, total: float) -> FloatArray:
+    """Return what the total leaves to those whose claims can be why it is exceeded.
+
+    The fewest claims that are together as large as the excess, and whichever could replace
+    the smallest of them, are cut to one level at which the total is kept.
+    """
+    excess = float(sizes.sum()) - total
+    if excess <= 0:
+        return sizes
+    largest = np.sort(sizes)[::-1]
+    reached = np.cumsum(largest)
+    fewest = int(np.searchsorted(reached, min(excess, reached[-1])))
+    suspects = sizes >= excess - (reached[fewest - 1] if fewest else 0.0)
+    room = total - float(sizes[~suspects].sum())
+    level = max(_level(sizes[suspects], room), float(np.median(sizes)))
+    return np.where(suspects, np.minimum(sizes, level), sizes)
+
+
+def _level(sizes: FloatArray, room: float) -> float:
+    """Return to which level sizes, more than `room` together, are to be cut to fill it."""
+    ascending = np.sort(sizes)
+    below = np.cumsum(ascending) - ascending
+    levels = (room - below) / np.arange(len(sizes), 0, -1)
+    return float(levels[np.argmax(levels < ascending)])
 
 
 def believed_parts(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fl_strategies.arrays import Array
+from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.exceptions import require, require_data
 from fl_strategies.privacy import secure
 from fl_strategies.privacy._numeric import check_positive
@@ -17,6 +17,7 @@ MOST_SUMS = 2**20
 """Most numbers of one release."""
 # Counts, as multiples of the noise's unit, must fit into 63 bits.
 _LARGEST_COUNT = 2**31
+_MOST_ADDED = 2**20
 SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-7, 2.0**24
 _MOST_COUNTS = 2**12
 
@@ -140,15 +141,43 @@ class GaussianSums:
         )
         return (_charge(event, 1, seeded),)
 
-    def release(self, sums: Array, rng: np.random.Generator | None = None) -> Release:
-        """Return noisy numbers as float64 of the same shape; beyond 2**31 they are cut."""
+    @property
+    def grain(self) -> float:
+        """What noise is drawn in whole multiples of."""
+        return 1 / self._units_per_one
+
+    def in_units(self, fractions: FloatArray) -> IntArray:
+        """Return numbers from 0 to 1 as the nearest whole multiples of the noise's unit."""
+        return np.asarray(np.rint(fractions * self._units_per_one), dtype=np.int64)
+
+    def release(
+        self,
+        sums: Array,
+        rng: np.random.Generator | None = None,
+        *,
+        units: IntArray | None = None,
+    ) -> Release:
+        """Return noisy numbers as float64 of the same shape; beyond 2**31 they are cut.
+
+        Parameters
+        ----------
+        sums : whole numbers
+        rng : Generator, optional
+            For noise that protects nobody.
+        units : array of the shape of `sums`, optional
+            Whole units of the noise to be added, 0 to 2**20 times those of one, where
+            numbers are no whole ones.
+        """
         owner, whole = "GaussianSums", sums.dtype.kind in "iu" and sums.size > 0
         require_data(whole, owner, "sums", "whole numbers", sums.dtype)
         few, most = sums.size <= MOST_SUMS, f"at most {MOST_SUMS}"
         require_data(few, owner, "sums", most, sums.size)
         # Cut, not refused, which would tell of a record; cutting moves no two sums apart.
-        inside = np.clip(sums, -_LARGEST_COUNT, _LARGEST_COUNT).astype(np.int64)
-        noisy = inside * self._units_per_one
+        near = _LARGEST_COUNT + (0 if units is None else _MOST_ADDED)
+        noisy = np.clip(sums, -near, near).astype(np.int64) * self._units_per_one
+        if units is not None:
+            largest = _LARGEST_COUNT * self._units_per_one
+            noisy = np.clip(noisy + units, -largest, largest)
         noisy += secure.discrete_gaussian(sums.size, rng).reshape(sums.shape)
         charges = self.charges(sums.size, seeded=rng is not None)
         return Release(noisy / self._units_per_one, charges)

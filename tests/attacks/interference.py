@@ -120,8 +120,10 @@ def _release_nothing(
 ) -> None:
     release = kind.release
 
-    def data_free(self: Any, values: Array, rng: np.random.Generator | None = None) -> Any:
-        return release(self, nothing(values), rng)
+    def data_free(
+        self: Any, values: Array, rng: np.random.Generator | None = None, **rest: Array
+    ) -> Any:
+        return release(self, nothing(values), rng, **{k: 0 * v for k, v in rest.items()})
 
     patch.setattr(kind, "release", data_free)
 

@@ -165,7 +165,9 @@ def audit_l1(kind: Any, make: Callable[[Any], Any] = lambda m: m) -> AuditResult
     mechanism = own.strategy._mechanism = make(own.strategy._mechanism)
     checked = [
         [
-            own.strategy.check(Knowledge("sums", {"sums": party.direction(s).astype("i4")}))
+            own.strategy.check(
+                Knowledge("sums", {"sums": party.direction(s).astype("i4")})
+            ).sums
             for s in side
         ]
         for side in own.sums

@@ -123,6 +123,18 @@ class Cells(Summary):
         labels = num_classes if task == "multi-label" else 1
         return math.sqrt(2 * labels * self.num_divisions)
 
+    def possible(self, sums: IntArray, num_records: int, task: Task) -> bool:
+        """Tell whether so many records can be counted like this.
+
+        Each division has all of them, and as many of a class as any other.
+        """
+        totals = sums.sum(axis=1)
+        if sums.min() < 0 or (totals != totals[0]).any():
+            return False
+        if task == "multi-label":
+            return bool((totals[0].sum(axis=0) <= num_records).all())
+        return int(totals[0].sum()) == num_records
+
     def counts_of(self, rows: Array, totals: FloatArray) -> FloatArray:
         """Return the mean counts of the cells that rows are in, (n, ...)."""
         by_division = zip(totals, self.find(rows), strict=True)

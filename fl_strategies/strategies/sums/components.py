@@ -17,7 +17,7 @@ import scipy
 
 from fl_strategies.arrays import Array, FloatArray, IntArray
 from fl_strategies.core.tasks import Task
-from fl_strategies.strategies.sums.summary import Summary, principal_axes
+from fl_strategies.strategies.sums.summary import LARGEST_SUM, Summary, principal_axes
 from fl_strategies.threads import one_blas_thread
 
 LEVELS: Final = 2**8
@@ -28,6 +28,8 @@ RIDGE: Final = 0.5
 _LEAST_RIDGE: Final = 1e-6
 _CONSTANT: Final = 0.2
 """The entry that every row has, for a model's intercept, before rows have length 1."""
+CONSTANT: Final = round(LEVELS * _CONSTANT / math.hypot(1.0, _CONSTANT))
+"""What it is rounded to."""
 _INSIDE: Final = 0.9
 """Share of public rows that are not shortened."""
 _STEPS: Final = 300
@@ -127,6 +129,34 @@ class Components(Summary):
         """
         labels = num_classes if task == "multi-label" else 1
         return 2 * self.longest * math.sqrt(labels)
+
+    def unused(self, num_classes: int, task: Task) -> float:
+        """Return how much less than `moved` replacing one record moves a sum, at least.
+
+        `moved` has a half for rounding the constant too, which is the same for every row.
+        """
+        placed = LEVELS / math.hypot(1.0, _CONSTANT) + math.sqrt(self.num_features - 1) / 2
+        used = math.hypot(placed, CONSTANT) / self.longest
+        return self.moved(num_classes, task) * (1 - used)
+
+    def possible(self, sums: IntArray, num_records: int, task: Task) -> bool:
+        """Tell whether the features of so many records can have these sums.
+
+        The last feature is constant: its sums are the records of the classes, and no
+        other is longer than these records can make it.
+        """
+        counts, rest = np.divmod(sums[-1], CONSTANT)
+        lengths = np.linalg.norm(sums.astype(np.float64), axis=0)
+        several = task == "multi-label" or sums.shape[1] == 1
+        holders = np.full(len(counts), num_records) if several else counts
+        if num_records * LEVELS > LARGEST_SUM:
+            # Entries beyond it have been cut.
+            return bool((lengths <= num_records * self.longest).all())
+        if rest.any() or (lengths > holders * self.longest).any():
+            return False
+        if several:
+            return bool((np.abs(counts) <= num_records).all())
+        return bool(counts.min() >= 0) and int(counts.sum()) == num_records
 
     @classmethod
     def _fits(cls, arrays: Mapping[str, Array]) -> bool:

@@ -6,11 +6,12 @@ of public rows, classes and cells. The idea of counting records near public rows
 """
 
 import math
+from functools import cached_property
 from typing import ClassVar, Final
 
 import numpy as np
 
-from fl_strategies.arrays import FloatArray
+from fl_strategies.arrays import FloatArray, IntArray
 from fl_strategies.exceptions import require
 from fl_strategies.privacy.counts import MOST_SUMS
 from fl_strategies.privacy.planning.rules import (
@@ -26,8 +27,9 @@ from fl_strategies.strategies.sums.cells import (
     Cells,
     class_shares,
 )
+from fl_strategies.strategies.sums.limits import PartySums, known_classes, plausible_counts
 from fl_strategies.strategies.sums.options import FedHistogramOptions
-from fl_strategies.strategies.sums.server import SumStrategy
+from fl_strategies.strategies.sums.server import Counted, SumStrategy
 from fl_strategies.strategies.sums.summary import DIRECTION
 from fl_strategies.wire.knowledge import Metrics
 
@@ -103,7 +105,34 @@ class FedHistogram(SumStrategy[Cells]):
     def _planner(self, level: str, num_labels: int) -> Histogram:
         return Histogram(level=level, num_labels=num_labels)
 
-    def _shares(self, total: FloatArray, noise: float, num_answers: int) -> FloatArray:  # noqa: ARG002
+    def _plausible(self, one: PartySums, noise: float) -> FloatArray | IntArray:
+        """Return counts within what noise makes likely; without noise all are possible."""
+        return plausible_counts(one.sums, one.num_records, noise) if noise else one.sums
+
+    def _evidence(
+        self, sums: FloatArray | IntArray, num_records: float, noise: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return how crowded each class is where a public row is, against all public rows.
+
+        Where noise is more than a party has in a cell, counts as they are.
+        """
+        usual = num_records * self._public_shares + noise
+        spread = usual.reshape(*usual.shape, *[1] * (sums.ndim - 2))
+        dense = self._summary.counts_of(self.public, sums / spread)
+        counts = sums.sum(axis=1).mean(axis=0)
+        if self.task == "multi-label":
+            dense, counts = dense[:, 1], counts[1]
+        of_class = self._of_one_division(noise) * math.sqrt(self._summary.num_cells)
+        return dense, known_classes(counts, of_class)
+
+    @cached_property
+    def _public_shares(self) -> FloatArray:
+        """Share of the public rows that each cell has, none of them 0."""
+        cells = self._summary.find(self.public)
+        counts = [np.bincount(found, minlength=self._summary.num_cells) for found in cells]
+        return (np.stack(counts) + 1.0) / len(self.public)
+
+    def _shares(self, total: FloatArray, noise: float, counted: Counted) -> FloatArray:  # noqa: ARG002
         """Return the class shares of the cells that every public row is in."""
         counts = self._summary.counts_of(self.public, total)
         return class_shares(counts, self._of_one_division(noise))

@@ -89,12 +89,19 @@ class SumOptions(Options):
         None: exact sums leave the parties, and epsilon is infinite.
     num_records : int, optional
         Records of all parties together, as announced; as many as there are public rows if
-        omitted. It decides how much detail there is and nothing about privacy.
+        omitted. It decides how much detail there is and nothing about privacy. Parties that
+        claim more together are cut; see `aggregation.evidence.believed_sizes`.
+    exclude_outliers : bool
+        Parties whose sums contradict most others' are not counted: without noise, or with
+        that of parties; see `aggregation.outliers`.
     """
 
     privacy: SumPrivacy | None = group(SumPrivacy)
     num_records: int | None = option(
         None, "records of all parties, as announced; 0: as many as public rows", least=1
+    )
+    exclude_outliers: bool = option(
+        True, "no sums of parties that contradict most, unless the noise is the server's"
     )
 
     @property

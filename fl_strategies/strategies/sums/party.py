@@ -24,11 +24,10 @@ from fl_strategies.strategies.sums.options import (
     UNPROTECTED,
     SumOptions,
 )
-from fl_strategies.strategies.sums.summary import Summary, direction
+from fl_strategies.strategies.sums.summary import LARGEST_SUM, Summary, direction
+from fl_strategies.wire import keys
 from fl_strategies.wire.config import config_choice
 from fl_strategies.wire.knowledge import Knowledge, Metrics
-
-LARGEST_SUM = 2**31 - 1
 
 
 class SumParty(PartyRole):
@@ -94,7 +93,9 @@ class SumParty(PartyRole):
             sums = direction(sums)
         limited = np.clip(sums, -LARGEST_SUM, LARGEST_SUM).astype(np.int32)
         metrics = privacy_metrics(party=unprotected(reason), example=ledger)
-        return Knowledge(SUMS, {SUMS: limited}), metrics
+        # All directions weigh the same, whatever they are of.
+        claim = {} if options.level == "L1" else {keys.NUM_EXAMPLES: len(party.y)}
+        return Knowledge(SUMS, {SUMS: limited}, claim), metrics
 
     def _read(
         self, party: Party, received: Knowledge | None

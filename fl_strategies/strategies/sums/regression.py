@@ -1,10 +1,11 @@
 """FedRegression: logistic regression on public components, by one noisy sum of each party."""
 
+from functools import cached_property
 from typing import ClassVar, Final
 
 import numpy as np
 
-from fl_strategies.arrays import FloatArray
+from fl_strategies.arrays import FloatArray, IntArray
 from fl_strategies.exceptions import require
 from fl_strategies.privacy.counts import MOST_SUMS
 from fl_strategies.privacy.planning.rules import (
@@ -14,13 +15,15 @@ from fl_strategies.privacy.planning.rules import (
 )
 from fl_strategies.privacy.planning.sums import Regression
 from fl_strategies.strategies.sums.components import (
+    CONSTANT,
     LEVELS,
     MOST_COMPONENTS,
     Components,
     fitted_shares,
 )
+from fl_strategies.strategies.sums.limits import Ellipsoid, PartySums, known_classes
 from fl_strategies.strategies.sums.options import FedRegressionOptions
-from fl_strategies.strategies.sums.server import SumStrategy
+from fl_strategies.strategies.sums.server import Counted, SumStrategy
 from fl_strategies.strategies.sums.summary import DIRECTION
 from fl_strategies.wire.knowledge import Metrics
 
@@ -93,16 +96,37 @@ class FedRegression(SumStrategy[Components]):
     def _planner(self, level: str, num_labels: int) -> Regression:
         return Regression(level=level, num_labels=num_labels)
 
-    def _shares(self, total: FloatArray, noise: float, num_answers: int) -> FloatArray:
+    def _plausible(self, one: PartySums, noise: float) -> FloatArray | IntArray:
+        """Return the nearest sums that rows like the public ones give."""
+        labels = self.num_classes if self.task == "multi-label" else 1
+        return self._ellipsoid.project(one.sums, one.num_records, noise, labels)
+
+    @cached_property
+    def _ellipsoid(self) -> Ellipsoid:
+        return Ellipsoid.of_features(self._features, self._summary.longest)
+
+    @cached_property
+    def _features(self) -> IntArray:
+        return self._summary.features(self.public)
+
+    def _evidence(
+        self, sums: FloatArray | IntArray, num_records: float, noise: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return how far public rows point where a class does; of two, or labels, one scale."""
+        scores = self._features @ (sums / num_records)
+        if self.task == "multi-label" or self.num_classes == 2:
+            return scores, np.ones(scores.shape[1])
+        return scores, known_classes(sums[-1] / CONSTANT, noise / CONSTANT)
+
+    def _shares(self, total: FloatArray, noise: float, counted: Counted) -> FloatArray:
         """Return the classes of public rows by the regression that fits the sums."""
         by_party = self.options.level == "L1"
         if by_party:
-            whole = num_answers * DIRECTION / _SMALL
+            whole = counted.num_parties * DIRECTION / _SMALL
         else:
-            whole = LEVELS * self._num_records * num_answers / self.num_parties
-        features = self._summary.features(self.public)
+            whole = LEVELS * counted.num_records
         shares = fitted_shares(
-            features, total / whole, noise / whole, self.num_classes, self.task
+            self._features, total / whole, noise / whole, self.num_classes, self.task
         )
         return _hard(shares, several=self.task == "multi-label") if by_party else shares
 

@@ -3,18 +3,20 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final, Generic, TypeVar, Unpack
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord
 
+from fl_strategies.aggregation.evidence import believed_sizes
+from fl_strategies.aggregation.outliers import LEAST_TYPICAL, outliers
 from fl_strategies.arrays import Array, FloatArray, IntArray, content_hash
 from fl_strategies.core.accounting import AUDIENCES as USUAL_AUDIENCES
 from fl_strategies.core.accounting import privacy_metrics
 from fl_strategies.core.inputs import check_factories, public_array
 from fl_strategies.core.protocols import Learner, LearnerFactory, Link, Recipe, SoftLearner
 from fl_strategies.core.state import State
-from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy
+from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.core.tasks import Task, check_task
 from fl_strategies.exceptions import KnowledgeMismatch, require
 from fl_strategies.privacy.accountant import Entry
@@ -26,8 +28,10 @@ from fl_strategies.privacy.planning.draft import Planner
 from fl_strategies.privacy.planning.facts import Facts
 from fl_strategies.privacy.planning.remedies import advice
 from fl_strategies.randomness import derive_rng
+from fl_strategies.strategies.sums.limits import LEAST_AGREEMENT, PartySums
 from fl_strategies.strategies.sums.options import SUMS, TASK, UNPROTECTED, SumOptions
-from fl_strategies.strategies.sums.summary import DIRECTION, Summary, is_direction, limited
+from fl_strategies.strategies.sums.summary import DIRECTION, Summary, is_direction
+from fl_strategies.strategies.weights.restraint import read_num_records
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 
@@ -44,11 +48,20 @@ _PRICES: Final[Mapping[str, Sequence[str]]] = {
 _TOTAL: Final = "total"
 
 
-class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
+class Counted(NamedTuple):
+    """Whose sums were added up."""
+
+    num_parties: int
+    num_records: float
+    """As many as these parties are believed to have."""
+
+
+class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     """One round: parties sum their records up as public rows say, and add noise.
 
     A subclass says how records are summed up (`_summarise`), when noise drowns the sums
-    (`_drowned`) and which classes public rows have by the sums (`_shares`).
+    (`_drowned`), which sums are plausible (`_plausible`), how two parties' are compared
+    (`_evidence`) and which classes public rows have by the sums (`_shares`).
 
     Parameters
     ----------
@@ -64,6 +77,12 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
     options : SumOptions, optional
     **federation
         See `KnowledgeStrategy`.
+
+    Attributes
+    ----------
+    outliers_ : tuple of int
+        Partition ids of the parties whose sums contradict most others'; they are not
+        counted. Nobody is judged where the noise is the server's.
     """
 
     options_type: ClassVar[type[SumOptions]] = SumOptions
@@ -97,6 +116,7 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
         self._public_hash = content_hash(self.public)
         self._summary = self._summarise()
         self._mechanism = self._make_mechanism()
+        self.outliers_: tuple[int, ...] = ()
         self.state = State(ledger=self._new_ledger())
         privacy = self.options.privacy
         accepted = privacy is not None and privacy.accept_noise
@@ -118,7 +138,23 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
         """Return what plans this strategy."""
 
     @abstractmethod
-    def _shares(self, total: FloatArray, noise: float, num_answers: int) -> FloatArray:
+    def _plausible(self, one: PartySums, noise: float) -> FloatArray | IntArray:
+        """Return the plausible sums nearest to a party's; plausible ones as they are.
+
+        They depend on the party's sums alone, and on public facts.
+        """
+
+    @abstractmethod
+    def _evidence(
+        self, sums: FloatArray | IntArray, num_records: float, noise: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return how a party ranks the public rows, class by class, and 1 where it knows one.
+
+        They are (num_public, num_classes) and (num_classes,); see `aggregation.outliers`.
+        """
+
+    @abstractmethod
+    def _shares(self, total: FloatArray, noise: float, counted: "Counted") -> FloatArray:
         """Return the shares of classes in every public row, (num_public, num_classes)."""
 
     def _what_works(self) -> str:
@@ -192,32 +228,130 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
         """Return how records are summed up, the same for everybody."""
         return Knowledge(self._summary.kind, self._summary.to_arrays())
 
-    def check(self, knowledge: Knowledge) -> IntArray:
+    def check(self, knowledge: Knowledge) -> PartySums:
         """Check one party's sums: whole numbers of the right shape, and possible ones."""
         sums, shape = knowledge.arrays.get(SUMS), self._shape
         if set(knowledge.arrays) != {SUMS} or sums is None or sums.dtype != np.int32:
             raise KnowledgeMismatch("Reply: it must hold sums as int32 and nothing else.")
         if sums.shape != shape:
             raise KnowledgeMismatch(f"Reply: sums must have shape {shape}, got {sums.shape}.")
-        exact = self.options.level != "L2"
-        if exact and not self._summary.signed and sums.min() < 0:
+        level = self.options.level
+        num_records = 1 if level == "L1" else read_num_records(knowledge.meta)
+        if level != "L2" and not self._summary.signed and sums.min() < 0:
             raise KnowledgeMismatch("Reply: counts without noise must be at least 0, got less.")
         whole = sums.astype(np.int64)
-        if self.options.level == "L1" and not is_direction(whole):
+        if level == "L1" and not is_direction(whole):
             raise KnowledgeMismatch(f"Reply: sums must be at most {DIRECTION} long, got more.")
-        return whole
+        exact = level in ("L0", "central")
+        if exact and not self._summary.possible(whole, num_records, self.task):
+            raise KnowledgeMismatch(
+                f"Reply: sums without noise must be those of {num_records} records, got others."
+            )
+        return PartySums(whole, num_records)
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Sum over parties, label the public rows, and train the final model."""
         self.ledger_.charge_all(self._charges())
-        sums, capped = [reply.knowledge for reply in self.replies], 0
-        if self.options.level in ("L0", "L2"):
-            # Elsewhere a limit that depends on other parties would let a unit move more.
-            sums, capped = limited(sums)
-        noise = self._summed(self._mechanism, len(sums))
-        shares = self._shares(self._total(sums), noise, len(sums))
-        found = {NOISE_SCALE: noise, keys.NUM_CAPPED: capped, **self._details()}
-        return self.keep_model(self._learn(shares)), {**found, **self._server_price()}
+        said = [reply.knowledge for reply in self.replies]
+        sizes = self._believed(said)
+        parts = [self._limited(one, size) for one, size in zip(said, sizes, strict=True)]
+        contradicting = self._find_outliers(parts, sizes)
+        self.outliers_ = tuple(self.replies[k].partition_id for k in contradicting)
+        kept = [k for k in range(len(said)) if k not in contradicting]
+        noise = self._summed(self._mechanism, len(kept))
+        total = self._total([parts[k] for k in kept])
+        shares = self._shares(total, noise, Counted(len(kept), float(sizes[kept].sum())))
+        found: Metrics = {NOISE_SCALE: noise, **self._counted(said, sizes, parts)}
+        model = self.keep_model(self._learn(shares))
+        return model, {**found, **self._details(), **self._server_price()}
+
+    def _believed(self, said: Sequence[PartySums]) -> FloatArray:
+        """Return for how many records each party counts; at L1 all weigh the same."""
+        claimed = np.array([one.num_records for one in said], dtype=np.float64)
+        if self.options.level == "L1":
+            return claimed
+        return believed_sizes(claimed, self.options.num_records)
+
+    def _limited(self, one: PartySums, size: float) -> FloatArray | IntArray:
+        """Return what counts of a party's sums; all of them as whole numbers if it can.
+
+        At `central` this must bring no two sums of one party farther apart. Multiples of
+        whole numbers by 1 at most do not, rounded one by one. A projection does not
+        either, but its rounding to the noise's units does, which `_is_fine` is about.
+        """
+        level, part = self.options.level, one.sums
+        if level == "L1":
+            return part
+        projected = level != "central" or self._is_fine
+        found = self._plausible(one, self._noise_of_party) if projected else part
+        if size < one.num_records:
+            found = found * (size / one.num_records)
+            if level == "central" and (not self._summary.signed or not projected):
+                return np.rint(found).astype(np.int64)
+        return found
+
+    @property
+    def _noise_of_party(self) -> float:
+        """The deviation of the noise on a party's own sums."""
+        own = self._mechanism if self.options.level == "L2" else None
+        return 0.0 if own is None else own.drawn_scale
+
+    @property
+    def _is_fine(self) -> bool:
+        """Whether rounding to the noise's units is covered by what the noise is made for.
+
+        Each of two vectors is moved by half a unit an entry. As much again is left for the
+        projection's own arithmetic.
+        """
+        mechanism, size = self._mechanism, int(np.prod(self._shape))
+        unused = self._summary.unused(self.num_classes, self.task)
+        return mechanism is not None and 2 * mechanism.grain * math.sqrt(size) <= unused
+
+    def _find_outliers(
+        self, parts: Sequence[FloatArray | IntArray], sizes: FloatArray
+    ) -> Sequence[int]:
+        """Return the positions of parties whose sums contradict most others'.
+
+        A rule that looks at several parties lets a unit move more than its own sums, so there
+        is none where the noise comes later.
+        """
+        options, noise = self.options, self._noise_of_party
+        if options.level not in ("L0", "L2") or not options.exclude_outliers:
+            return []
+        judged = [
+            self._evidence(part, size, noise) for part, size in zip(parts, sizes, strict=True)
+        ]
+        found = outliers(
+            lambda position: judged[position][0],
+            np.array([known for _, known in judged]),
+            np.ones(len(judged), dtype=np.int64),
+            least_typical=LEAST_AGREEMENT if noise else LEAST_TYPICAL,
+        )
+        if found:
+            names = [self.replies[position].partition_id for position in found]
+            logger.warning(
+                "%s does not count the sums of parties %s, which contradict most others.",
+                self.name,
+                names,
+            )
+        return found
+
+    def _counted(
+        self,
+        said: Sequence[PartySums],
+        sizes: FloatArray,
+        parts: Sequence[FloatArray | IntArray],
+    ) -> Metrics:
+        """Return how many parties count for less than they sent.
+
+        Where the noise is the server's, only what their public claims say.
+        """
+        pairs = zip(said, sizes.tolist(), strict=True)
+        claims = [size < one.num_records for one, size in pairs]
+        if self.options.level not in ("L0", "L2"):
+            return {keys.NUM_CAPPED: sum(claims)}
+        moved = [part is not one.sums for one, part in zip(said, parts, strict=True)]
+        return {keys.NUM_CAPPED: sum(moved), keys.NUM_OUTLIERS: len(self.outliers_)}
 
     def _details(self) -> Metrics:
         """Return how detailed the sums are."""
@@ -228,13 +362,13 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
         found = privacy_metrics(party=self.ledger_, example=self.ledger_)
         return {key: found[key] for key in _PRICES.get(self.options.level, ())}
 
-    def _total(self, sums: Sequence[IntArray]) -> FloatArray:
+    def _total(self, parts: Sequence[FloatArray | IntArray]) -> FloatArray:
         """Return the sum over parties; with noise, where the server is to add it."""
-        privacy, mechanism, whole = self.options.privacy, self._mechanism, np.sum(sums, axis=0)
+        privacy, mechanism = self.options.privacy, self._mechanism
         if privacy is None or mechanism is None or self.options.level == "L2":
-            return np.asarray(whole, dtype=np.float64)
+            return np.asarray(np.sum(parts, axis=0), dtype=np.float64)
         rng = privacy.rng(self.seed, SUMS)
-        drawn = self.run.draw_once(SUMS, lambda: {_TOTAL: mechanism.release(whole, rng).values})
+        drawn = self.run.draw_once(SUMS, lambda: {_TOTAL: _released(mechanism, parts, rng)})
         return np.asarray(drawn[_TOTAL], dtype=np.float64)
 
     def _learn(self, shares: FloatArray) -> Learner:
@@ -262,3 +396,18 @@ class SumStrategy(KnowledgeStrategy[IntArray], Generic[S]):
             return [(NonPrivateEvent(unit="example", reason=UNPROTECTED), 1)]
         once = mechanism.charges(int(np.prod(self._shape)), seeded=privacy.seeded_noise)
         return once * (self.run.num_attempts if self.options.level == "L2" else 1)
+
+
+def _released(
+    mechanism: GaussianSums,
+    parts: Sequence[FloatArray | IntArray],
+    rng: np.random.Generator | None,
+) -> FloatArray:
+    """Return the sum of parts with noise; fractions are rounded to the noise's units."""
+    below = [np.floor(part).astype(np.int64) for part in parts]
+    whole = np.sum(below, axis=0)
+    if all(part.dtype.kind == "i" for part in parts):
+        return mechanism.release(whole, rng).values
+    pairs = zip(parts, below, strict=True)
+    units = np.sum([mechanism.in_units(part - low) for part, low in pairs], axis=0)
+    return mechanism.release(whole, rng, units=units).values

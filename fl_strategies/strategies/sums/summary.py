@@ -16,11 +16,10 @@ from fl_strategies.arrays import Array, FloatArray, IntArray, column_scales
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import KnowledgeMismatch
 
+LARGEST_SUM: Final = 2**31 - 1
+"""Largest number that travels; larger ones are cut."""
 DIRECTION: Final = 2**12
 """Length of the vector of a party where all parties weigh the same."""
-MOST_TIMES_NORM: Final = 4.0
-"""A party's numbers are at most so many times those of the median party, by their norm."""
-_FEWEST_LIMITED: Final = 3
 
 
 class Summary(ABC):
@@ -46,6 +45,17 @@ class Summary(ABC):
     @abstractmethod
     def moved(self, num_classes: int, task: Task) -> float:
         """Return the most, in L2 norm, by which replacing one record moves a sum."""
+
+    def unused(self, num_classes: int, task: Task) -> float:  # noqa: ARG002
+        """Return how much less than `moved` replacing one record moves a sum, at least."""
+        return 0.0
+
+    @abstractmethod
+    def possible(self, sums: IntArray, num_records: int, task: Task) -> bool:
+        """Tell whether so many records can have these sums, without noise.
+
+        Those of records always can, so that a refusal tells of no record.
+        """
 
     @classmethod
     @abstractmethod
@@ -137,20 +147,3 @@ def is_direction(sums: IntArray) -> bool:
     """Tell whether a received vector is at most `DIRECTION` long; exactly, by whole numbers."""
     # Entries beyond it are found first, because their squares may overflow.
     return bool(np.abs(sums).max() <= DIRECTION) and int(np.square(sums).sum()) <= DIRECTION**2
-
-
-def limited(sums: Sequence[IntArray]) -> tuple[list[IntArray], int]:
-    """Return sums none of which outweighs the others, and how many were cut down.
-
-    One whose norm is many times that of the median party is shrunk to it; fewer than three
-    have no middle.
-    """
-    norms = [float(np.linalg.norm(part)) for part in sums]
-    if len(sums) < _FEWEST_LIMITED:
-        return list(sums), 0
-    most = MOST_TIMES_NORM * float(np.median(norms))
-    shrunk = [
-        np.rint(part * (most / norm)).astype(np.int64) if norm > most else part
-        for part, norm in zip(sums, norms, strict=True)
-    ]
-    return shrunk, sum(norm > most for norm in norms)
