@@ -1,5 +1,7 @@
 """What Flower prints when something is set up wrongly, as docs/deployment.md explains it."""
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,7 @@ from simulations.config import Settings
 from simulations.deploy.credentials import make_certificates, make_node_key
 from simulations.deploy.federation import Deployment, prepare
 from simulations.flower import flower_environment, free_port
+from simulations.processes import _below
 
 pytestmark = [pytest.mark.flower, pytest.mark.deployment]
 

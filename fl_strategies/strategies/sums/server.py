@@ -334,7 +334,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
                 self.name,
                 names,
             )
-        return found
+        return [*found]
 
     def _counted(
         self,
@@ -409,5 +409,6 @@ def _released(
     if all(part.dtype.kind == "i" for part in parts):
         return mechanism.release(whole, rng).values
     pairs = zip(parts, below, strict=True)
-    units = np.sum([mechanism.in_units(part - low) for part, low in pairs], axis=0)
+    rests = [np.asarray(part - low, dtype=np.float64) for part, low in pairs]
+    units = np.sum([mechanism.in_units(rest) for rest in rests], axis=0)
     return mechanism.release(whole, rng, units=units).values
