@@ -28,6 +28,7 @@ from fl_strategies.aggregation.evidence import (
     pooled_share,
 )
 from fl_strategies.aggregation.outliers import (
+    CONTRADICTION,
     LEAST_OF_TYPICAL,
     LEAST_OF_TYPICAL_LIMITED,
     outliers,
@@ -51,9 +52,9 @@ LEAST_SHARE: Final = 0.25
 """A party is judged by classes of at least this part of its mean class."""
 MOST_JUDGED: Final = 1000
 """Most parties among which outliers are sought."""
-MOST_TIMES_BELIEVED: Final = 10.0
-"""A claim of more records than this many times what is believed deserves a warning; honest
-parties that are larger than the others rarely reach it."""
+MOST_TIMES_BELIEVED: Final = 100.0
+"""A claim of more records than this many times what is believed deserves a warning. Honest
+parties that are larger than the others do not reach it."""
 
 
 class EvidenceConsensus:
@@ -237,7 +238,9 @@ class EvidencePool:
         found = self._find_outliers(heard)
         self.outliers = tuple(heard[position].party for position in found)
         self._contradicting = tuple(
-            heard[position].party for position, agreed in found.items() if agreed < 0
+            heard[position].party
+            for position, agreed in found.items()
+            if agreed < CONTRADICTION
         )
         counted = [one for position, one in enumerate(heard) if position not in found]
         believed = self._believed([one.counts for one in counted])

@@ -21,6 +21,9 @@ LEAST_OF_TYPICAL: Final = 0.25
 LEAST_OF_TYPICAL_LIMITED: Final = 0.1
 """The same where one party's influence on a row is limited: an honest party of few records
 is lost for less."""
+CONTRADICTION: Final = -0.25
+"""A party whose agreement is below this share of the median party's contradicts the others; of
+231 honest federations three had one (docs/results/robustness.md)."""
 LEAST_TYPICAL: Final = 0.2
 """Where the median party agrees less than this with others, nobody knows enough to judge."""
 FEWEST_COMPARED: Final = 3
@@ -42,8 +45,8 @@ def outliers(
 ) -> dict[int, float]:
     """Return the positions of parties that do not agree with most others, ascending.
 
-    With each its agreement: below 0 the party contradicts the others, otherwise it may as
-    well be honest and know little. Less than half of those that can be judged are outliers.
+    With each its agreement as a multiple of the median party's: one below
+    `CONTRADICTION` contradicts the others, any other may as well be honest and know little. Less than half of those that can be judged are outliers.
 
     Parameters
     ----------
@@ -65,7 +68,7 @@ def outliers(
     if typical < least_typical:
         return {}
     found = np.flatnonzero(judged & (agreed < least_of_typical * typical))
-    return {int(position): float(agreed[position]) for position in found}
+    return {int(position): float(agreed[position]) / typical for position in found}
 
 
 def agreements(evidence: Evidence, known: Array, fewest_common: IntArray) -> FloatArray:

@@ -205,7 +205,7 @@ def test_absurd_counts_beside_honest_evidence_are_capped(
     assert right(pool) > 0.97
     assert pool.outliers == ()
     assert pool.report("FedKD") == {keys.NUM_OUTLIERS: 0, keys.NUM_CAPPED: 1}
-    assert "limits the weight of parties (9,), which claim more than 10 times" in caplog.text
+    assert "limits the weight of parties (9,), which claim more than 100 times" in caplog.text
 
 
 def test_claims_beyond_the_largest_size_do_not_end_the_round() -> None:
