@@ -45,8 +45,9 @@ def outliers(
 ) -> dict[int, float]:
     """Return the positions of parties that do not agree with most others, ascending.
 
-    With each its agreement as a multiple of the median party's: one below
-    `CONTRADICTION` contradicts the others, any other may as well be honest and know little. Less than half of those that can be judged are outliers.
+    With each its agreement as a multiple of the median party's: one below `CONTRADICTION`
+    contradicts the others, any other may as well be honest and know little. Less than half
+    of those that can be judged are outliers.
 
     Parameters
     ----------
