@@ -116,7 +116,9 @@ def test_an_evaluation_survives_one_hostile_reply(name: str, trials: Trials) -> 
             metrics = strategy.aggregate_evaluate(1, replies)
         node = exchange.sent[number].metadata.dst_node_id
         trials.count(refused=node in strategy.rejected_)
-        assert (metrics is None) == (len(strategy.rejected_) == len(exchange.sent))
+        assert metrics is not None
+        assert metrics[keys.NUM_UNDELIVERED] == len(strategy.undelivered_)
+        assert strategy.undelivered_ == strategy.rejected_
         assert set(strategy.rejected_) <= {m.metadata.dst_node_id for m in exchange.sent}
     trials.require_both()
 
