@@ -27,6 +27,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -81,6 +82,17 @@ DEALS: Mapping[str, Mapping[str, Value]] = {
         **MEDIUM,
     },
 }
+UNLIKE: Mapping[str, Mapping[str, Value]] = {
+    "Dirichlet 0.1": {"partition": "dirichlet", "beta": 0.1},
+    "Adult, Dirichlet 0.1": {"partition": "dirichlet", "beta": 0.1, "data": "adult", **MEDIUM},
+    "cod-rna, Dirichlet 0.1": {
+        "partition": "dirichlet",
+        "beta": 0.1,
+        "data": "cod-rna",
+        **MEDIUM,
+    },
+}
+"""Deals in which nobody lies: what the defence of FedKD costs parties of one or two classes."""
 MIXED = {"learner": "random-forest,logistic-regression", "num-trees": 30}
 AGENTS = {"learner": "ridge", "final-learner": "ridge", "num-server-rounds": 3}
 NETWORKS = {"learner": "mlp", "final-learner": "mlp", "num-server-rounds": 4}
@@ -334,7 +346,12 @@ def require_all_read(rounds: Mapping[int, MetricRecord]) -> None:
 @lru_cache(maxsize=1)
 def laboratory(row: str, deal: str, seed: int) -> Laboratory:
     """Return the federation of a row."""
-    own = {"num-parties": NUM_PARTIES, **ROWS[row], **DEALS[deal], "seed": seed}
+    own = {
+        "num-parties": NUM_PARTIES,
+        **ROWS[row],
+        **{**DEALS, **UNLIKE}[deal],
+        "seed": seed,
+    }
     return Laboratory(Settings.from_run_config(own))
 
 
@@ -346,6 +363,12 @@ def experiments(seeds: Sequence[int]) -> Iterator[tuple[str, str, int, str, int]
                 for attack in attacks_on(str(settings["strategy"])):
                     for count in (1, 2, 3):
                         yield row, deal, seed, attack, count
+
+
+def honest_experiments(seeds: Sequence[int]) -> Iterator[tuple[str, str, int, str, int]]:
+    for deal in UNLIKE:
+        for seed in seeds:
+            yield "FedKD", deal, seed, NOBODY, 0
 
 
 def rows_of(deal: str) -> Mapping[str, Mapping[str, Value]]:
@@ -362,7 +385,7 @@ def name_of(row: str, deal: str, seed: int, attack: str, count: int) -> str:
 def measure(path: Path, seeds: Sequence[int], rows: Sequence[str]) -> None:
     """Measure what is missing of some rows in a file of results."""
     found: Outcomes = json.loads(path.read_text()) if path.exists() else {}
-    for row, deal, seed, attack, count in experiments(seeds):
+    for row, deal, seed, attack, count in chain(experiments(seeds), honest_experiments(seeds)):
         name = name_of(row, deal, seed, attack, count)
         if name not in found and row in rows:
             found[name] = laboratory(row, deal, seed).outcome(attack, count)
