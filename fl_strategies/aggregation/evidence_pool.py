@@ -183,6 +183,7 @@ class EvidencePool:
         self._task, self._share, self._decode = task, share, decode
         self._exclude_outliers, self._limited = exclude_outliers, limited
         self._heard: list[Heard] = []
+        self._mean: FloatArray | None = None
         self._counts: list[tuple[int, FloatArray]] = []
         self._contrasts = Counter[str]()
         self._contradicting: tuple[int, ...] = ()
@@ -232,7 +233,7 @@ class EvidencePool:
     def _combine(self) -> FloatArray:
         """Return the mean evidence of those who do not contradict most others."""
         if not self._heard:
-            return self._consensus.result()
+            return self._consensus.result() if self._mean is None else self._mean
         heard = sorted(self._heard, key=lambda one: one.party)
         self._heard = []
         found = self._find_outliers(heard)
@@ -245,7 +246,8 @@ class EvidencePool:
         counted = [one for position, one in enumerate(heard) if position not in found]
         believed = self._believed([one.counts for one in counted])
         if self._limited:
-            return self._limited_mean(counted, believed)
+            self._mean = self._limited_mean(counted, believed)
+            return self._mean
         for one, counts in zip(counted, believed, strict=True):
             self._count(one, counts)
         return self._consensus.result()
@@ -332,8 +334,8 @@ class EvidencePool:
         Evidence relative to the public rows knows better, if most parties send such.
         """
         relative = 2 * self._contrasts["public"] > self._contrasts.total()
-        several = len(believed) >= FEWEST_COMPARED and self._limited
-        return self._share == "auto" and relative and several and not are_alike(believed)
+        open_ = self._share == "auto" and self._limited and len(believed) >= FEWEST_COMPARED
+        return open_ and relative and not are_alike(believed)
 
     def _note_capped(self, stated: FloatArray, believed: FloatArray) -> None:
         """Note who counts with fewer records than it claims."""
