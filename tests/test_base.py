@@ -63,7 +63,7 @@ def test_all_connected_parties_take_part_even_if_fewer_were_expected() -> None:
     """`num_parties` is what to wait for, not how many to pick."""
     strategy = toy_fedkt(num_parties=2)
 
-    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
+    sent = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
 
     assert [message.metadata.dst_node_id for message in sent] == [1000, 1001, 1002, 1003]
 
@@ -72,7 +72,7 @@ def test_messages_are_a_list() -> None:
     """A generator works in simulation and fails in deployment."""
     strategy = toy_fedkt()
 
-    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
+    sent = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
 
     assert type(sent) is list
 
@@ -85,7 +85,7 @@ def test_waiting_reminds_and_then_warns(
     strategy = toy_fedkt(num_parties=5, max_wait=0.5)
 
     with caplog.at_level(logging.INFO, logger="flwr.fl_strategies"):
-        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
+        strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
 
     assert "FedKT waits for parties: 4 of 5 are connected." in caplog.text
     assert "FedKT continues with 4 of 5 parties" in caplog.text
@@ -95,7 +95,7 @@ def test_waiting_ends_in_time() -> None:
     """`max_wait` bounds the wait."""
     start = time.monotonic()
 
-    toy_fedkt(num_parties=5, max_wait=0.4).configure_train(
+    toy_fedkt(num_parties=5, max_wait=0.4).ask_parties(
         1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4)
     )
 
@@ -172,7 +172,7 @@ def test_a_strategy_says_how_many_replies_it_needs(
 ) -> None:
     """Fewer valid replies end the round, but never are more needed than were asked."""
     strategy, grid = choosy(needed=needed), InMemoryGrid(APP, 4)
-    messages = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    messages = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
     replies = grid.send_and_receive(messages)
 
     _, metrics = strategy.aggregate_train(1, replies[silent:])
@@ -353,7 +353,7 @@ def test_users_settings_reach_the_parties() -> None:
     strategy = toy_fedkt()
     grid = InMemoryGrid(APP, 4)
 
-    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord({"mine": 7}), grid)
+    sent = strategy.ask_parties(1, ArrayRecord(), ConfigRecord({"mine": 7}), grid)
 
     config = sent[0].content.config_records[keys.CONFIG]
     assert config["mine"] == 7
@@ -365,9 +365,9 @@ def test_a_reply_to_no_question_is_ignored(caplog: pytest.LogCaptureFixture) -> 
     asked, other = toy_fedkt(), toy_fedkt()
     grid = InMemoryGrid(APP, 4)
     stray = grid.send_and_receive(
-        other.configure_train(1, ArrayRecord(), ConfigRecord({"x": 1}), grid)
+        other.ask_parties(1, ArrayRecord(), ConfigRecord({"x": 1}), grid)
     )
-    asked.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    asked.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
 
     assert asked.aggregate_train(1, stray) == (None, None)
     assert "fedkt ignores a reply to no open question." in caplog.text

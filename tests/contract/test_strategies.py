@@ -171,7 +171,7 @@ def test_no_replies_means_no_result(name: str) -> None:
     """Without a single reply there is neither a model nor a metric, but a reason."""
     strategy = build(name)
     grid = InMemoryGrid(APP, NUM_PARTIES)
-    strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
 
     assert strategy.aggregate_train(1, []) == (None, None)
     with pytest.raises(NotFitted, match="0 of 4 parties sent a valid reply and 2 are needed"):
@@ -376,7 +376,7 @@ def test_errors_of_dead_nodes_are_mapped_by_message(name: str) -> None:
     """Flower answers for a dead node as node 1; the strategy still knows who it was."""
     strategy = build(name)
     grid = InMemoryGrid(APP, NUM_PARTIES)
-    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    sent = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
     replies = grid.send_and_receive(sent)
     dead = Message(Error(5, "Node Unavailable"), reply_to=sent[2])
 
@@ -390,7 +390,7 @@ def test_a_second_reply_to_one_question_is_ignored(name: str) -> None:
     strategy, honest = build(name), build(name)
     grid = InMemoryGrid(APP, NUM_PARTIES)
     replies = grid.send_and_receive(
-        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+        strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
     )
 
     _, metrics = strategy.aggregate_train(1, [*replies, *replies])

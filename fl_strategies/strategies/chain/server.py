@@ -25,7 +25,6 @@ from fl_strategies.core.identity import described
 from fl_strategies.core.protocols import Learner, require_portable
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import KnowledgeStrategy
-from fl_strategies.core.wrapping import refuse_wrapper
 from fl_strategies.exceptions import require
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.runtime.runs import EvaluateFn, KeptRun, Resumable, Run
@@ -244,7 +243,7 @@ class Chain(KnowledgeStrategy[Any]):
         for link in self.links:
             link.summary()
 
-    def configure_train(
+    def ask_parties(
         self,
         server_round: int,  # noqa: ARG002 - Flower's signature
         arrays: ArrayRecord,
@@ -252,10 +251,9 @@ class Chain(KnowledgeStrategy[Any]):
         grid: Grid,
     ) -> list[Message]:
         """Let the link whose turn it is ask the parties."""
-        refuse_wrapper(self)
         self._callbacks.begin(self.round_)
         self._hand_over()
-        sent = _asked_by(self.link, arrays, config, grid)
+        sent = self.link.ask_parties(self.link.round_ + 1, arrays, config, grid)
         self.state.round += 1
         return sent
 
@@ -354,13 +352,6 @@ class Chain(KnowledgeStrategy[Any]):
     def ledger_(self) -> PrivacyLedger:
         """The releases of all links so far."""
         return composed([link for link in self.links if link.round_] or self.links[:1])
-
-
-def _asked_by(
-    link: Link, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-) -> list[Message]:
-    """Let a link ask; from a function, because a link refuses to be asked by a wrapper."""
-    return link.configure_train(link.round_ + 1, arrays, config, grid)
 
 
 def _check_links(links: Sequence[Link], num_rounds: Sequence[int]) -> None:
