@@ -16,6 +16,7 @@ from fl_strategies import REGISTRY, FedKT, FedKTOptions, Party, PartyState
 from fl_strategies.core.role import receive_model
 from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import (
+    InvalidParameter,
     KnowledgeMismatch,
     NotFitted,
     RunFailed,
@@ -428,3 +429,13 @@ def test_a_users_evaluation_gets_arrays_that_make_the_model() -> None:
 
     assert seen == {1: strategy.model_.predict(PUBLIC).tolist()}
     assert sorted(result.evaluate_metrics_serverapp) == [1]
+
+
+def test_an_argument_that_is_declared_but_not_taken_is_named() -> None:
+    """It would be given by a simulation and read by nobody."""
+
+    class Mistaken(FedKT):
+        takes = (*FedKT.takes, "task")
+
+    with pytest.raises(InvalidParameter, match=r"Mistaken: takes must be .*, got 'task'"):
+        Mistaken(**common_options(), task="single-label")  # type: ignore[arg-type]

@@ -143,15 +143,8 @@ class KnowledgeStrategy(Outcome[T], Strategy):
 
     def identity(self) -> dict[str, object]:
         """Return what must be the same to resume a run: all settings but patience."""
-        patience = {*FederationOptions.__annotations__, "state", "run"} - {
-            "num_parties",
-            "seed",
-        }
-        own = {
-            name: described(value)
-            for name, value in vars(self).items()
-            if not (name.startswith("_") or name.endswith("_") or name in patience)
-        }
+        names = ("num_parties", "seed", "run_settings", *self.identified_by)
+        own = {name: described(getattr(self, name)) for name in names}
         ledger = self.state.ledger
         budget = [ledger.unit, ledger.delta, ledger.max_epsilon]
         own |= self.party_config() | self.precision

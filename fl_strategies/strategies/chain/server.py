@@ -157,6 +157,7 @@ class Chain(KnowledgeStrategy[Any]):
     """
 
     state_type = ChainState
+    takes = ()
 
     def __init__(
         self,
