@@ -56,7 +56,7 @@ def measure(rule: ConsensusRule, num_parties: int) -> tuple[float, float]:
         evaluate=False,
     )
     grid = InMemoryGrid(ClientApp(), num_parties)
-    requests = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    requests = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
     for message in requests:
         _compat.assign_message_id(message)
     weighted = rule == "class-weighted"

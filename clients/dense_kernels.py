@@ -33,8 +33,7 @@ from fl_strategies.arrays import Array
 
 ROWS_AT_ONCE: Final = 4
 
-ONE: Final = (0,)
-"""The strip of one vector."""
+_ONE: Final = (0,)
 _ZERO: Final = np.float32(0)
 _KEPT_MEAN, _NEW_MEAN = np.float32(0.9), np.float32(1 - 0.9)
 _KEPT_SQUARE, _NEW_SQUARE = np.float32(0.999), np.float32(1 - 0.999)
@@ -115,30 +114,17 @@ def train(
     for step in range(len(stops)):
         batch = order[start : stops[step]]
         start = stops[step]
-        pace = steps.rates[step], steps.roots[step], steps.decay
         _first_results(strip, rows, batch, layers, learned.values, scratch)
-        step_later(goal, batch, layers, learned, pace, scratch)
+        padded = _padded(len(batch))
+        for layer in range(1, len(layers.units)):
+            _results(layer, padded, layers, learned.values, scratch)
+        _slopes_of_scores(goal, batch, layers, scratch)
+        pace = steps.rates[step], steps.roots[step], steps.decay
+        for layer in range(len(layers.units) - 1, 0, -1):
+            _slopes(layer, padded, layers, learned.values, scratch)
+            _update(layer, len(batch), layers, learned, pace, scratch)
         _turn(rows, batch, layers.widths[0], scratch)
         _update_first(strip, len(batch), rows, layers, learned, pace, scratch)
-
-
-@fast_part
-def step_later(
-    goal: Goal,
-    batch: Array,
-    layers: Layers,
-    learned: Learned,
-    pace: tuple[Any, Any, Any],
-    scratch: Scratch,
-) -> None:
-    """Take a step of all layers but the first, whose results are there; write its slopes."""
-    padded = _padded(len(batch))
-    for layer in range(1, len(layers.units)):
-        _results(layer, padded, layers, learned.values, scratch)
-    _slopes_of_scores(goal, batch, layers, scratch)
-    for layer in range(len(layers.units) - 1, 0, -1):
-        _slopes(layer, padded, layers, learned.values, scratch)
-        _update(layer, len(batch), layers, learned, pace, scratch)
 
 
 @fast_part
@@ -192,9 +178,9 @@ def _sums(
     x: Array, at: int, across: int, along: int, y: Array, start: int, width: int, count: int
 ) -> tuple[Any, Any, Any, Any]:
     """Add up ``x[i, k] * y[k]`` over `count` vectors y, for four i at once."""
-    a = b = c = d = zeros(ONE)
+    a = b = c = d = zeros(_ONE)
     for k in range(count):
-        z, one = load(ONE, y, start + k * width), at + k * along
+        z, one = load(_ONE, y, start + k * width), at + k * along
         a = a + take(x, one) * z
         b = b + take(x, one + across) * z
         c = c + take(x, one + 2 * across) * z
@@ -210,7 +196,7 @@ def _results(layer: int, padded: int, layers: Layers, values: Array, scratch: Sc
     for r in range(0, padded, ROWS_AT_ONCE):
         source = layers.results[layer - 1] + r * gap
         for j in range(0, width, WIDTH):
-            bias = load(ONE, values, layers.biases[layer] + j)
+            bias = load(_ONE, values, layers.biases[layer] + j)
             start = layers.weights[layer] + j
             a, b, c, d = _sums(out, source, gap, 1, values, start, width, inputs)
             a, b, c, d = a + bias, b + bias, c + bias, d + bias
@@ -246,7 +232,7 @@ def _slopes(layer: int, padded: int, layers: Layers, values: Array, scratch: Scr
 @fast_part
 def _keep(slope: Any, at: int, floor: Any, results: Array, slopes: Array) -> None:
     """Write a slope where ReLU lets it through."""
-    store(slopes, at, kept_above(slope, load(ONE, results, at), floor, _ZERO))
+    store(slopes, at, kept_above(slope, load(_ONE, results, at), floor, _ZERO))
 
 
 @fast_part
@@ -267,12 +253,12 @@ def _update(
         for j in range(0, width, WIDTH):
             a, b, c, d = _sums(results, source + i, 1, gap, slopes, given + j, width, count)
             at = layers.weights[layer] + i * width + j
-            adam(learned, at, a, pace)
-            adam(learned, at + width, b, pace)
-            adam(learned, at + 2 * width, c, pace)
-            adam(learned, at + 3 * width, d, pace)
+            _adam(learned, at, a, pace)
+            _adam(learned, at + width, b, pace)
+            _adam(learned, at + 2 * width, c, pace)
+            _adam(learned, at + 3 * width, d, pace)
     for j in range(0, width, WIDTH):
-        adam(learned, layers.biases[layer] + j, load(ONE, scratch.sums, j), pace)
+        _adam(learned, layers.biases[layer] + j, load(_ONE, scratch.sums, j), pace)
 
 
 @fast_part
@@ -280,9 +266,9 @@ def _add_up(layer: int, count: int, layers: Layers, slopes: Array, out: Array) -
     """Write the sums of slopes over rows, which are the gradient of the biases."""
     width = layers.widths[layer]
     for j in range(0, width, WIDTH):
-        total = zeros(ONE)
+        total = zeros(_ONE)
         for r in range(count):
-            total = total + load(ONE, slopes, layers.results[layer] + r * width + j)
+            total = total + load(_ONE, slopes, layers.results[layer] + r * width + j)
         store(out, j, total)
 
 
@@ -327,19 +313,19 @@ def _update_first(
             store(sums, width + j, y)
         start = ends[i]
         for j in range(0, width, WIDTH):
-            adam(learned, i * width + j, load(ONE, sums, width + j), pace)
+            _adam(learned, i * width + j, load(_ONE, sums, width + j), pace)
     for j in range(0, width, WIDTH):
-        adam(learned, layers.biases[0] + j, load(ONE, sums, j), pace)
+        _adam(learned, layers.biases[0] + j, load(_ONE, sums, j), pace)
 
 
 @fast_part
-def adam(learned: Learned, at: int, gradient: Any, pace: tuple[Any, Any, Any]) -> None:
+def _adam(learned: Learned, at: int, gradient: Any, pace: tuple[Any, Any, Any]) -> None:
     """Take Adam's step of one vector of weights, with the gradient of the penalty."""
     rate, correction, decay = pace
-    value = load(ONE, learned.values, at)
+    value = load(_ONE, learned.values, at)
     slope = gradient + decay * value
-    mean = _KEPT_MEAN * load(ONE, learned.means, at) + _NEW_MEAN * slope
-    square = _KEPT_SQUARE * load(ONE, learned.squares, at) + _NEW_SQUARE * slope * slope
+    mean = _KEPT_MEAN * load(_ONE, learned.means, at) + _NEW_MEAN * slope
+    square = _KEPT_SQUARE * load(_ONE, learned.squares, at) + _NEW_SQUARE * slope * slope
     store(learned.means, at, mean)
     store(learned.squares, at, square)
     step = rate * mean / (correction * root(square) + _EPSILON)

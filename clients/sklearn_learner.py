@@ -17,7 +17,6 @@ from clients.sklearn_arrays import (
     width_after,
 )
 from clients.sklearn_trees import ReceivedTrees, trees_from_arrays, trees_to_arrays
-from clients.sklearn_weights import fit_weighted, takes_weights
 from clients.soft_labels import WeightedLabels
 from clients.tabular import TabularLearner, to_float32
 from clients.tree_arrays import num_received_trees
@@ -35,12 +34,16 @@ from sklearn import clone, config_context
 from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression, Perceptron, RidgeClassifier, SGDClassifier
 from sklearn.pipeline import Pipeline
-from sklearn.svm import LinearSVC
+from sklearn.svm import SVC, LinearSVC, NuSVC
 from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
+from sklearn.utils.validation import has_fit_parameter
 
 TREES: Final = (DecisionTreeClassifier, ExtraTreeClassifier)
 FORESTS: Final = (RandomForestClassifier, ExtraTreesClassifier)
 LINEAR: Final = (LogisticRegression, RidgeClassifier, LinearSVC, SGDClassifier, Perceptron)
+# The hinge loss asks which class is likelier and not by how much, so rows of several classes
+# would teach them nothing, at a hundred times the cost.
+HINGED: Final = (SVC, NuSVC, LinearSVC)
 _LARGEST_SEED: Final = np.iinfo(np.int32).max
 
 
@@ -364,3 +367,29 @@ _FORMS: Final = (
     _Form(MODELS, model_to_arrays, model_from_arrays),
     _Form((Pipeline,), _pipeline_to_arrays, _pipeline_from_arrays),
 )
+
+
+def takes_weights(estimator: Any) -> bool:
+    """Tell whether an estimator, and all that it is made of, gains from weighted rows."""
+    if isinstance(estimator, Pipeline):
+        return takes_weights(estimator.steps[-1][1])
+    nested = [part for part in estimator.get_params().values() if hasattr(part, "fit")]
+    return all(
+        has_fit_parameter(each, "sample_weight") and not isinstance(each, HINGED)
+        for each in (estimator, *nested)
+    )
+
+
+def fit_weighted(model: Any, x: Array, labels: WeightedLabels) -> Any:
+    """Fit an estimator that takes weights to rows (n, d), and return it.
+
+    The steps of a pipeline before the last see every row once, as they do without weights.
+    """
+    if not isinstance(model, Pipeline):
+        return model.fit(x[labels.rows], labels.classes, sample_weight=labels.weights)
+    if len(model.steps) > 1:
+        before = model[:-1]
+        x = before.fit_transform(x, labels.likeliest)
+        model.steps[:-1] = before.steps
+    fit_weighted(model.steps[-1][1], x, labels)
+    return model

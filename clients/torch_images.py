@@ -74,15 +74,6 @@ class ImageStack:
             for module, value in zip(self._modules, values, strict=True):
                 module.get_parameter(name).copy_(value)
 
-    def layers(self) -> list[tuple[str, nn.Module]]:
-        """Return the layers of the first module with their names."""
-        return _layers(self._modules[0], "") or []
-
-    def values_of(self, model: int) -> dict[str, Array]:
-        """Return the parameters of a module by name, as they are trained."""
-        named = self._named() if self._stacked is None else self._stacked
-        return {name: values.detach()[model].numpy() for name, values in named.items()}
-
     def _named(self) -> dict[str, Tensor]:
         return {name: one.unsqueeze(0) for name, one in self._modules[0].named_parameters()}
 

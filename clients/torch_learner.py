@@ -11,10 +11,11 @@ side do not fight for cores.
 """
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, get_args
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from clients.torch_devices import CPU, DeviceName, find_device
 from clients.torch_images import image_steps
 from clients.torch_loop import Augment, TrainingLoop
 from clients.torch_objective import gradient_of, stepping
-from clients.torch_settings import check_settings
 from clients.torch_stacks import accelerated, can_stack, make_stack, trainable
 from clients.torch_stopping import STOPPING_LOSSES, EarlyStopping, Rows, hold_out
 from clients.torch_training import (
@@ -156,7 +156,7 @@ class TorchLearner(TrainingLoop, DenseModules):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_settings(self)
+        _check_settings(self)
         self._device = find_device(self.device)
 
     @property
@@ -398,3 +398,28 @@ class TorchLearner(TrainingLoop, DenseModules):
         return EarlyStopping(
             modules, watched, scores=self._scores, loss=loss, patience=self.patience
         )
+
+
+def _check_settings(learner: TorchLearner) -> None:
+    """Raise `InvalidParameter` for the first setting of a learner that cannot be used."""
+    require(callable(learner.module_fn), OWNER, "module_fn", "callable", learner.module_fn)
+    usable = learner.augment is None or callable(learner.augment)
+    require(usable, OWNER, "augment", "callable", learner.augment)
+    for name, kind in (("task", Task), ("optimizer", OptimizerName), ("schedule", Schedule)):
+        options, given = get_args(kind), getattr(learner, name)
+        require(given in options, OWNER, name, f"one of {', '.join(options)}", given)
+    check_count("num_classes", learner.num_classes, 2 if learner.task == "single-label" else 1)
+    for name in ("epochs", "batch_size"):
+        check_count(name, getattr(learner, name))
+    check_count("patience", learner.patience, least=0)
+    rate, decay = learner.learning_rate, learner.weight_decay
+    require(0 < rate < math.inf, OWNER, "learning_rate", "finite and above 0", rate)
+    require(0 <= decay < math.inf, OWNER, "weight_decay", "finite and at least 0", decay)
+    for name in ("momentum", "validation_share"):
+        share = getattr(learner, name)
+        require(0 <= share < 1, OWNER, name, "at least 0 and below 1", share)
+    stops = learner.patience > 0 or learner.validation_share == 0
+    require(stops, OWNER, "patience", "at least 1 with a validation_share", learner.patience)
+    last = learner.final_learning_rate
+    falls = last is None or 0 <= last <= rate
+    require(falls, OWNER, "final_learning_rate", "between 0 and learning_rate", last)

@@ -5,8 +5,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from clients.torch_compiled import CompiledModels, CompiledPerceptrons
-from clients.torch_compiled_images import CompiledImages
+from clients.torch_compiled import CompiledPerceptrons
 from clients.torch_devices import CPU
 from clients.torch_objective import ObjectiveGradient
 from clients.torch_stacks import Stack
@@ -74,15 +73,11 @@ class TrainingLoop:
 
     def _compiled(
         self, model: nn.Module | Stack, sets: Sequence[TrainingSet], loss: BatchLoss
-    ) -> CompiledModels | None:
+    ) -> CompiledPerceptrons | None:
         if self.optimizer != "adam" or self.augment is not None or self._device != CPU:
             return None
         size, decay = self.batch_size, self.weight_decay
-        for kind in (CompiledPerceptrons, CompiledImages):
-            found = kind.of(model, sets, loss, batch_size=size, weight_decay=decay)
-            if found is not None:
-                return found
-        return None
+        return CompiledPerceptrons.of(model, sets, loss, batch_size=size, weight_decay=decay)
 
     def _step_by_step(
         self,

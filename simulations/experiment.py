@@ -1,6 +1,5 @@
 """From settings to a federation: its data, its parties, its strategy and its comparisons."""
 
-import inspect
 import logging
 import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
@@ -193,7 +192,7 @@ class Federation:
     def _link(
         self, kind: type[KnowledgeStrategy[Any]], options: Options, **kept: Any
     ) -> KnowledgeStrategy[Any]:
-        """Return one strategy; of what there is, it takes what its constructor names."""
+        """Return one strategy, made of what it takes."""
         settings = self.settings
         available: dict[str, Any] = {
             "public": self.dataset.x_public,
@@ -211,7 +210,6 @@ class Federation:
             # How many records there are is public in every claim; a deployed server has none.
             expected = options.num_records or sum(map(len, self.rows)) or None
             available["options"] = replace(options, num_records=expected)
-        own = inspect.signature(kind.__init__).parameters
         return kind(
             num_parties=settings.num_parties,
             seed=settings.seed,
@@ -222,7 +220,7 @@ class Federation:
             half_precision=settings.half_precision,
             members=self.members,
             **kept,
-            **{name: value for name, value in available.items() if name in own},
+            **{name: available[name] for name in kind.takes if name in available},
         )
 
     def _fedmd(self, options: FedMDOptions) -> dict[str, Any]:

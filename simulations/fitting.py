@@ -1,6 +1,5 @@
 """One line of a comparison or a curve: a strategy with models that fit it and the data."""
 
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
@@ -143,5 +142,5 @@ def _built(
 
 def _check_task(name: str, task: Task) -> None:
     """Raise for labels of a kind that a strategy cannot even be told of."""
-    told = "task" in inspect.signature(find_algorithm(name).strategy.__init__).parameters
+    told = "task" in find_algorithm(name).strategy.takes
     require(told or task == "single-label", name, "task", "single-label", task)

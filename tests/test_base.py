@@ -16,6 +16,7 @@ from fl_strategies import REGISTRY, FedKT, FedKTOptions, Party, PartyState
 from fl_strategies.core.role import receive_model
 from fl_strategies.core.strategy import KnowledgeStrategy
 from fl_strategies.exceptions import (
+    InvalidParameter,
     KnowledgeMismatch,
     NotFitted,
     RunFailed,
@@ -63,7 +64,7 @@ def test_all_connected_parties_take_part_even_if_fewer_were_expected() -> None:
     """`num_parties` is what to wait for, not how many to pick."""
     strategy = toy_fedkt(num_parties=2)
 
-    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
+    sent = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
 
     assert [message.metadata.dst_node_id for message in sent] == [1000, 1001, 1002, 1003]
 
@@ -72,7 +73,7 @@ def test_messages_are_a_list() -> None:
     """A generator works in simulation and fails in deployment."""
     strategy = toy_fedkt()
 
-    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
+    sent = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
 
     assert type(sent) is list
 
@@ -85,7 +86,7 @@ def test_waiting_reminds_and_then_warns(
     strategy = toy_fedkt(num_parties=5, max_wait=0.5)
 
     with caplog.at_level(logging.INFO, logger="flwr.fl_strategies"):
-        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
+        strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
 
     assert "FedKT waits for parties: 4 of 5 are connected." in caplog.text
     assert "FedKT continues with 4 of 5 parties" in caplog.text
@@ -95,7 +96,7 @@ def test_waiting_ends_in_time() -> None:
     """`max_wait` bounds the wait."""
     start = time.monotonic()
 
-    toy_fedkt(num_parties=5, max_wait=0.4).configure_train(
+    toy_fedkt(num_parties=5, max_wait=0.4).ask_parties(
         1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4)
     )
 
@@ -172,7 +173,7 @@ def test_a_strategy_says_how_many_replies_it_needs(
 ) -> None:
     """Fewer valid replies end the round, but never are more needed than were asked."""
     strategy, grid = choosy(needed=needed), InMemoryGrid(APP, 4)
-    messages = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    messages = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
     replies = grid.send_and_receive(messages)
 
     _, metrics = strategy.aggregate_train(1, replies[silent:])
@@ -353,7 +354,7 @@ def test_users_settings_reach_the_parties() -> None:
     strategy = toy_fedkt()
     grid = InMemoryGrid(APP, 4)
 
-    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord({"mine": 7}), grid)
+    sent = strategy.ask_parties(1, ArrayRecord(), ConfigRecord({"mine": 7}), grid)
 
     config = sent[0].content.config_records[keys.CONFIG]
     assert config["mine"] == 7
@@ -365,9 +366,9 @@ def test_a_reply_to_no_question_is_ignored(caplog: pytest.LogCaptureFixture) -> 
     asked, other = toy_fedkt(), toy_fedkt()
     grid = InMemoryGrid(APP, 4)
     stray = grid.send_and_receive(
-        other.configure_train(1, ArrayRecord(), ConfigRecord({"x": 1}), grid)
+        other.ask_parties(1, ArrayRecord(), ConfigRecord({"x": 1}), grid)
     )
-    asked.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    asked.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
 
     assert asked.aggregate_train(1, stray) == (None, None)
     assert "fedkt ignores a reply to no open question." in caplog.text
@@ -428,3 +429,13 @@ def test_a_users_evaluation_gets_arrays_that_make_the_model() -> None:
 
     assert seen == {1: strategy.model_.predict(PUBLIC).tolist()}
     assert sorted(result.evaluate_metrics_serverapp) == [1]
+
+
+def test_an_argument_that_is_declared_but_not_taken_is_named() -> None:
+    """It would be given by a simulation and read by nobody."""
+
+    class Mistaken(FedKT):
+        takes = (*FedKT.takes, "task")
+
+    with pytest.raises(InvalidParameter, match=r"Mistaken: takes must be .*, got 'task'"):
+        Mistaken(**common_options(), task="single-label")  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ from fl_strategies.privacy.events import (
     Unit,
 )
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.strategies.chain.ledgers import compose_ledgers
+from fl_strategies.strategies.chain.server import compose_ledgers
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
 from simulations.local import InMemoryGrid, run_local

@@ -389,8 +389,8 @@ def test_messages_hold_a_consensus_and_no_positions() -> None:
     federation, strategy = Federation(), linear_fedmd(evaluate=False)
     federation.run(strategy, 1)
     labels = strategy.consensus_
-    fresh = linear_fedmd().configure_train(1, ArrayRecord(), ConfigRecord(), federation.grid)
-    later = strategy.configure_train(2, ArrayRecord(), ConfigRecord(), federation.grid)
+    fresh = linear_fedmd().ask_parties(1, ArrayRecord(), ConfigRecord(), federation.grid)
+    later = strategy.ask_parties(2, ArrayRecord(), ConfigRecord(), federation.grid)
 
     assert keys.ARRAYS not in fresh[0].content
     assert labels is not None
@@ -501,7 +501,7 @@ def test_a_bad_answer_is_refused_and_leaves_no_trace(
     strategy, honest = linear_fedmd(**changes), linear_fedmd(**changes, num_parties=3)
     grid = Federation().grid
     replies = grid.send_and_receive(
-        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+        strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
     )
     meta = replies[3].content.config_records[keys.META]
     hostile = RecordDict()

@@ -81,7 +81,7 @@ def one_sided_run(
 def answered(strategy: FedMD, federation: Federation) -> list[Any]:
     grid = federation.grid
     return list(
-        grid.send_and_receive(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+        grid.send_and_receive(strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid))
     )
 
 

@@ -241,23 +241,42 @@ def test_local_noise_by_a_mod_changes_the_weights() -> None:
     assert moved[0] < 1e-3 < moved[1]
 
 
+class IndirectWrapper(flower.FedAvg):
+    """A wrapper that is not the one to call what it wraps."""
+
+    def __init__(self, inner: Strategy) -> None:
+        super().__init__(min_available_nodes=NUM_PARTIES)
+        self.inner = inner
+
+    def configure_train(self, *request: Any) -> Any:
+        return _forwarded(self.inner, *request)
+
+
+def _forwarded(inner: Strategy, *request: Any) -> Any:
+    return inner.configure_train(*request)
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
         lambda s: flower.DifferentialPrivacyClientSideFixedClipping(s, 1.0, 1.0, 4),
         lambda s: flower.DifferentialPrivacyServerSideFixedClipping(s, 1.0, 1.0, 4),
         lambda s: flower.DifferentialPrivacyClientSideAdaptiveClipping(s, 0.1, 4),
+        IndirectWrapper,
     ],
 )
-def test_a_wrapper_around_our_strategies_is_refused(wrap: Any) -> None:
-    """It would run and protect nothing."""
+@pytest.mark.parametrize("runs_before", [0, 1])
+def test_a_wrapper_around_our_strategies_is_refused(wrap: Any, runs_before: int) -> None:
+    """It would run and protect nothing, also around a strategy that has run by itself."""
     from tests.toys import load_toy_party
 
-    wrapper = wrap(FedKT(**common_options(NUM_PARTIES)))  # type: ignore[arg-type]
+    strategy = FedKT(**common_options(NUM_PARTIES))  # type: ignore[arg-type]
     grid = InMemoryGrid(client_app(load_toy_party), NUM_PARTIES)
+    for _ in range(runs_before):
+        strategy.start(grid, ArrayRecord(), num_rounds=1)
 
     with pytest.raises(InvalidParameter, match="FedKT: it must be run by its own start"):
-        wrapper.start(grid, ArrayRecord(), num_rounds=1)
+        wrap(strategy).start(grid, ArrayRecord(), num_rounds=1)
 
 
 # Under our base.

@@ -55,6 +55,8 @@ class RobustLogits(KnowledgeStrategy[FloatArray]):
 
     name: ClassVar[str] = NAME
     options_type = RobustLogitsOptions
+    takes = ("public", "num_classes", "learner_fn", "learner_name", "options")
+    identified_by = ("public", "num_classes", "learner_fn", "model_name", "options")
     final_learner_needs = (SoftLearner,)
     reply_kind = "logits"
     last_round = 1

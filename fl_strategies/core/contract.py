@@ -1,6 +1,5 @@
 """What a strategy says about its algorithm: the page to read before writing one."""
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from fl_strategies.core.federation import FederationOptions
 from fl_strategies.core.members import Known
 from fl_strategies.core.protocols import can_travel
 from fl_strategies.core.state import State
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.exceptions import InvalidParameter, require
 from fl_strategies.naming import nearest_name, require_argument
 from fl_strategies.options import Options, key_of
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
@@ -39,6 +38,24 @@ class Contract(ABC, Generic[T]):
     """What parties call the final model; they need a factory of this name to receive it."""
     options_type: ClassVar[type[Options]] = Options
     """What can be set about the algorithm itself."""
+    takes: ClassVar[tuple[str, ...]] = (
+        "public",
+        "num_classes",
+        "learner_fn",
+        "learner_name",
+        "task",
+        "options",
+    )
+    """Keyword arguments of the constructor, besides those of `FederationOptions`."""
+    identified_by: ClassVar[tuple[str, ...]] = (
+        "public",
+        "num_classes",
+        "learner_fn",
+        "model_name",
+        "task",
+        "options",
+    )
+    """Attributes that must be as before in a resumed run: every setting of the strategy."""
     run_settings: Mapping[str, Scalar]
     """What else a resumed run must have as before, such as the settings of its learner."""
     last_round: int | None = None
@@ -92,9 +109,7 @@ class Contract(ABC, Generic[T]):
     @classmethod
     def arguments(cls) -> list[str]:
         """Return what the constructor takes."""
-        own = inspect.signature(cls.__init__).parameters.values()
-        named = [argument.name for argument in own if argument.kind is argument.KEYWORD_ONLY]
-        return list(dict.fromkeys([*named, *FederationOptions.__annotations__]))
+        return [*cls.takes, *FederationOptions.__annotations__]
 
     @classmethod
     def setting_names(cls) -> list[str]:
@@ -106,6 +121,8 @@ class Contract(ABC, Generic[T]):
         """Raise `InvalidParameter`, saying what to write, for an argument nobody knows."""
         own, settings = cls.arguments(), cls.setting_names()
         for name in given:
+            rule = "names of arguments of its constructor"
+            require(name not in cls.takes, cls.__name__, "takes", rule, name)
             meant = nearest_name(name, [*own, *settings])
             said = "" if meant == name else f"Did you mean {meant!r}? "
             hint = (

@@ -5,14 +5,16 @@ from typing import TypeVar
 
 from flwr.app import ArrayRecord
 
+from fl_strategies.core.contract import Contract
 from fl_strategies.core.members import Known
 from fl_strategies.core.protocols import Learner, require_portable
-from fl_strategies.core.smaller import SmallerReplies
-from fl_strategies.exceptions import NotFitted, RunFailed, UnsupportedLearner
+from fl_strategies.exceptions import NotFitted, RunFailed, UnsupportedLearner, require
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.statement import describe_releases
+from fl_strategies.runtime.runs import Run
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import Knowledge, encode_arrays
+from fl_strategies.wire.compact import HALF_PRECISION, as_meant, offer
+from fl_strategies.wire.knowledge import Knowledge, Scalar, encode_arrays
 from fl_strategies.wire.replies import PartyReport
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -20,11 +22,16 @@ logger = logging.getLogger("flwr.fl_strategies")
 T = TypeVar("T")
 
 
-class Outcome(SmallerReplies[T]):
-    """The part of a strategy that is read after a run."""
+class Outcome(Contract[T]):
+    """The part of a strategy that is read after a run, and how small its replies may be.
+
+    Parties may compress scores, and models may be of half precision.
+    """
 
     failure_: str = "the strategy has not run"
     """Why the last round that failed has no result."""
+    run: Run
+    _half = False
     _model: Learner | None
     _registered: Known
 
@@ -88,3 +95,21 @@ class Outcome(SmallerReplies[T]):
             f"{type(self).__name__}: the run must end with a result, got none: "
             f"{self.failure_}. What has left the parties all the same: {released}"
         )
+
+    @property
+    def precision(self) -> dict[str, Scalar]:
+        """What a resumed run must have as before, besides its settings."""
+        return {HALF_PRECISION: True} if self._half else {}
+
+    def check_precision(self) -> None:
+        """Raise `InvalidParameter` for half precision where no models are sent."""
+        fits, rule = self.sends_models or not self._half, "false unless parties send models"
+        require(fits, type(self).__name__, "half_precision", rule, self._half)
+
+    def offered(self) -> dict[str, Scalar]:
+        """Return what a question says about smaller replies."""
+        return offer(self.most_score_bytes, half=self._half, kept=self.run.is_kept)
+
+    def restored(self, knowledge: Knowledge) -> Knowledge:
+        """Return what a reply says, as it was before it was made smaller."""
+        return as_meant(knowledge, self.most_score_bytes, half=self._half)

@@ -23,8 +23,7 @@ from fl_strategies.core.federation import check_federation, expected_parties, sa
 from fl_strategies.core.identity import described
 from fl_strategies.core.members import registered, settle
 from fl_strategies.core.outcome import Outcome
-from fl_strategies.core.wrapping import refuse_wrapper
-from fl_strategies.exceptions import NotEnoughParties, require
+from fl_strategies.exceptions import InvalidParameter, NotEnoughParties, require
 from fl_strategies.runtime._compat import warn_of_untested_flower
 from fl_strategies.runtime.connections import wait_for_parties
 from fl_strategies.runtime.runs import EvaluateFn, KeptRun, Run, once_there_is_a_model
@@ -129,6 +128,7 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         self._refused = 0
         self._callbacks = Callbacks(owner, federation.get("on_round"))
         self._judged_later = False
+        self._is_started = False
 
     def _make_run(self, folder: str | Path | None, resume: bool | None) -> Run:
         given, owner = bool(folder) or not resume, type(self).__name__
@@ -143,15 +143,8 @@ class KnowledgeStrategy(Outcome[T], Strategy):
 
     def identity(self) -> dict[str, object]:
         """Return what must be the same to resume a run: all settings but patience."""
-        patience = {*FederationOptions.__annotations__, "state", "run"} - {
-            "num_parties",
-            "seed",
-        }
-        own = {
-            name: described(value)
-            for name, value in vars(self).items()
-            if not (name.startswith("_") or name.endswith("_") or name in patience)
-        }
+        names = ("num_parties", "seed", "run_settings", *self.identified_by)
+        own = {name: described(getattr(self, name)) for name in names}
         ledger = self.state.ledger
         budget = [ledger.unit, ledger.delta, ledger.max_epsilon]
         own |= self.party_config() | self.precision
@@ -190,7 +183,11 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         judged = evaluate_fn and once_there_is_a_model(evaluate_fn)
         self._judged_later = judged is not None
         judged = judged and followed_by(judged, self._end_round)
-        result = self.run.execute(self, begin, grid, num_rounds, judged)
+        self._is_started = True
+        try:
+            result = self.run.execute(self, begin, grid, num_rounds, judged)
+        finally:
+            self._is_started = False
         self.require_result()
         return result
 
@@ -201,6 +198,24 @@ class KnowledgeStrategy(Outcome[T], Strategy):
             logger.info("\t│\t├── %s: %s", key, value)
 
     def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask the parties of this round, for `start` alone.
+
+        Flower's wrappers call this from a `start` of their own. They clip and blur arrays as
+        if they were updates of weights: around a strategy whose messages are votes, scores or
+        whole models they would run and protect nothing.
+        """
+        if not self._is_started:
+            owner = type(self).__name__
+            raise InvalidParameter(
+                f"{owner}: it must be run by its own start, got run by something else. "
+                f"Around {owner} a wrapper protects nothing: use the strategy's own privacy "
+                f"options, or wrap Flower's own class and give that to FlowerStrategy."
+            )
+        return self.ask_parties(server_round, arrays, config, grid)
+
+    def ask_parties(
         self,
         server_round: int,
         arrays: ArrayRecord,  # noqa: ARG002 - Flower's signature
@@ -208,7 +223,6 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         grid: Grid,
     ) -> list[Message]:
         """Ask the parties of this round, once the expected ones are there."""
-        refuse_wrapper(self)
         self.check_precision()
         self._callbacks.begin(self.round_)
         self._sent = []

@@ -128,7 +128,7 @@ def ask(party: Party, public: PublicData, assignments: Sequence[str]) -> None:
     settings = Settings.from_run_config(parse_assignments(assignments))
     strategy = DeployedFederation(settings, _dataset(public), []).strategy()
     grid = InMemoryGrid(client_app(lambda _: party), settings.num_parties)
-    question, *_ = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    question, *_ = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
     config = question.content.config_records[keys.CONFIG]
     check_question(party, ROLES[role_of(config, ROLES)], config)
 

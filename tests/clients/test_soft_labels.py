@@ -23,8 +23,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from clients.boosted_trees_learner import BoostedTreesLearner
 from clients.multilabel import MultiLabelLearner
-from clients.sklearn_learner import SklearnLearner
-from clients.sklearn_weights import takes_weights
+from clients.sklearn_learner import SklearnLearner, takes_weights
 from clients.soft_labels import (
     LARGEST_CUT,
     SMALLEST_CUT,

@@ -257,7 +257,7 @@ def test_where_kernels_are_slower_pytorch_trains() -> None:
 def test_without_numba_pytorch_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = TorchLearner(lambda: perceptron(20), num_classes=CLASSES, epochs=4)
     ours = learner.fit(FEW, LABELS, rng=generator()).logits(FEW)
-    monkeypatch.setattr(torch_compiled, "have_kernels", lambda: False)
+    monkeypatch.setattr(torch_compiled, "_have_kernels", lambda: False)
 
     assert of() is None
     theirs = learner.fit(FEW, LABELS, rng=generator()).logits(FEW)

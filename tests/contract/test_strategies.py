@@ -1,5 +1,6 @@
 """What every strategy of the registry must keep, checked before its author writes a test."""
 
+import inspect
 import math
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from fl_strategies import (
     Party,
     find_algorithm,
 )
+from fl_strategies.core.federation import FederationOptions
 from fl_strategies.exceptions import InvalidParameter, NotEnoughParties, NotFitted, RunFailed
 from fl_strategies.wire import keys
 from fl_strategies.wire.compact import ENCODING
@@ -96,6 +98,27 @@ def test_defaults_and_summary(name: str, caplog: pytest.LogCaptureFixture) -> No
 
     assert strategy.name == name
     assert type(strategy).__name__ in caplog.text
+
+
+def test_it_declares_what_its_constructor_takes(name: str) -> None:
+    """A simulation gives what is declared, and an error names it."""
+    kind = find_algorithm(name).strategy
+
+    own = inspect.signature(kind.__init__).parameters.values()
+
+    assert list(kind.takes) == [each.name for each in own if each.kind is each.KEYWORD_ONLY]
+
+
+def test_it_declares_every_setting_that_a_resumed_run_must_have(name: str) -> None:
+    """A setting that is not declared could change, and nobody would notice."""
+    strategy = build(name)
+    common = {*FederationOptions.__annotations__, "state", "run", "run_settings"}
+
+    public = {each for each in vars(strategy) if not each.startswith("_")}
+
+    assert {each for each in public - common if not each.endswith("_")} == {
+        *strategy.identified_by
+    }
 
 
 def test_a_run_learns(name: str) -> None:
@@ -171,7 +194,7 @@ def test_no_replies_means_no_result(name: str) -> None:
     """Without a single reply there is neither a model nor a metric, but a reason."""
     strategy = build(name)
     grid = InMemoryGrid(APP, NUM_PARTIES)
-    strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
 
     assert strategy.aggregate_train(1, []) == (None, None)
     with pytest.raises(NotFitted, match="0 of 4 parties sent a valid reply and 2 are needed"):
@@ -376,7 +399,7 @@ def test_errors_of_dead_nodes_are_mapped_by_message(name: str) -> None:
     """Flower answers for a dead node as node 1; the strategy still knows who it was."""
     strategy = build(name)
     grid = InMemoryGrid(APP, NUM_PARTIES)
-    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    sent = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
     replies = grid.send_and_receive(sent)
     dead = Message(Error(5, "Node Unavailable"), reply_to=sent[2])
 
@@ -390,7 +413,7 @@ def test_a_second_reply_to_one_question_is_ignored(name: str) -> None:
     strategy, honest = build(name), build(name)
     grid = InMemoryGrid(APP, NUM_PARTIES)
     replies = grid.send_and_receive(
-        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+        strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
     )
 
     _, metrics = strategy.aggregate_train(1, [*replies, *replies])

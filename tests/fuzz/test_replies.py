@@ -96,7 +96,7 @@ def check_what_follows(name: str, strategy: KnowledgeStrategy[Any], grid: InMemo
         assert np.isfinite(model.logits(TEST[0])).all()
     assert strategy.ledger_.statement()
     sent = strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), grid)
-    sent += strategy.configure_train(2, ArrayRecord(), ConfigRecord(), grid)
+    sent += strategy.ask_parties(2, ArrayRecord(), ConfigRecord(), grid)
     for message in sent:
         assert message_from_bytes(message_to_bytes(message)).content is not None
 

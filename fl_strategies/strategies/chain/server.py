@@ -8,6 +8,8 @@ There is one ledger, in which the releases of all links are composed, one number
 rounds, one checkpoint, and one list of who is which party.
 """
 
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,17 +21,17 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fl_strategies.arrays import Array
+from fl_strategies.core.accounting import AUDIENCES
 from fl_strategies.core.callbacks import OnRound
 from fl_strategies.core.contract import Contract
 from fl_strategies.core.identity import described
 from fl_strategies.core.protocols import Learner, require_portable
+from fl_strategies.core.reported_ledgers import most_expensive
 from fl_strategies.core.state import State
 from fl_strategies.core.strategy import KnowledgeStrategy
-from fl_strategies.core.wrapping import refuse_wrapper
 from fl_strategies.exceptions import require
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.runtime.runs import EvaluateFn, KeptRun, Resumable, Run
-from fl_strategies.strategies.chain.ledgers import composed
 from fl_strategies.strategies.weights import FlowerStrategy
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
@@ -38,6 +40,7 @@ from fl_strategies.wire.replies import PartyReport
 Link = KnowledgeStrategy[Any]
 
 _OWNER: Final = "chain"
+_WEAKEST_FIRST: Final = (AUDIENCES["L0"], AUDIENCES["L1"])
 
 
 def chain(
@@ -158,6 +161,7 @@ class Chain(KnowledgeStrategy[Any]):
     """
 
     state_type = ChainState
+    takes = ()
 
     def __init__(
         self,
@@ -244,7 +248,7 @@ class Chain(KnowledgeStrategy[Any]):
         for link in self.links:
             link.summary()
 
-    def configure_train(
+    def ask_parties(
         self,
         server_round: int,  # noqa: ARG002 - Flower's signature
         arrays: ArrayRecord,
@@ -252,10 +256,9 @@ class Chain(KnowledgeStrategy[Any]):
         grid: Grid,
     ) -> list[Message]:
         """Let the link whose turn it is ask the parties."""
-        refuse_wrapper(self)
         self._callbacks.begin(self.round_)
         self._hand_over()
-        sent = _asked_by(self.link, arrays, config, grid)
+        sent = self.link.ask_parties(self.link.round_ + 1, arrays, config, grid)
         self.state.round += 1
         return sent
 
@@ -353,14 +356,7 @@ class Chain(KnowledgeStrategy[Any]):
     @property
     def ledger_(self) -> PrivacyLedger:
         """The releases of all links so far."""
-        return composed([link for link in self.links if link.round_] or self.links[:1])
-
-
-def _asked_by(
-    link: Link, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-) -> list[Message]:
-    """Let a link ask; from a function, because a link refuses to be asked by a wrapper."""
-    return link.configure_train(link.round_ + 1, arrays, config, grid)
+        return _composed([link for link in self.links if link.round_] or self.links[:1])
 
 
 def _check_links(links: Sequence[Link], num_rounds: Sequence[int]) -> None:
@@ -382,3 +378,47 @@ def _check_links(links: Sequence[Link], num_rounds: Sequence[int]) -> None:
         same = after.model_name == before.model_name
         rule = f"{before.model_name!r} in all links: one model starts the next"
         require(same, _OWNER, "learner_name", rule, after.model_name)
+
+
+def _composed(links: Sequence[Link]) -> PrivacyLedger:
+    """Return one ledger for what several strategies have released to the same parties."""
+    ledgers = [link.ledger_ for link in links]
+    by_party = [getattr(link.state, "ledgers", {}) for link in links]
+    known = sorted({number for one in by_party for number in one})
+    if not known:
+        return compose_ledgers(ledgers)
+    totals: dict[str, PrivacyLedger] = {}
+    for number in known:
+        own = [
+            one[number][1] if number in one else ledger.emptied() if one else ledger
+            for one, ledger in zip(by_party, ledgers, strict=True)
+        ]
+        total = compose_ledgers(own)
+        totals.setdefault(json.dumps(total.state_dict()["entries"]), total)
+    # What parties tell of epsilon is about their own past, not about this composition.
+    return most_expensive((math.inf, total) for total in totals.values())
+
+
+def compose_ledgers(ledgers: Sequence[PrivacyLedger]) -> PrivacyLedger:
+    """Return a ledger of all that some ledgers have recorded about the same data.
+
+    Of different units it is about an example; see `PrivacyLedger.include`. Delta is the
+    largest of theirs.
+    """
+    mixed = len({ledger.unit for ledger in ledgers}) > 1
+    unit = "example" if mixed else ledgers[0].unit
+    audiences = [ledger.audience for ledger in ledgers]
+    weakest = [audience for audience in _WEAKEST_FIRST if audience in audiences]
+    total = PrivacyLedger(
+        unit,
+        delta=max(ledger.delta for ledger in ledgers),
+        audience=[*weakest, audiences[-1]][0],
+        num_records=_smallest(ledger.num_records for ledger in ledgers),
+        num_parties=_smallest(ledger.num_parties for ledger in ledgers),
+    )
+    total.include(ledgers)
+    return total
+
+
+def _smallest(sizes: Iterable[int | None]) -> int | None:
+    return min((size for size in sizes if size is not None), default=None)

@@ -74,6 +74,23 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
     reach everybody. See `Codistillation` for parameters.
     """
 
+    takes: ClassVar[tuple[str, ...]] = (
+        "num_classes",
+        "learner_fn",
+        "learner_name",
+        "model_fns",
+        "public",
+        "row_shape",
+        "task",
+        "options",
+    )
+    identified_by: ClassVar[tuple[str, ...]] = (
+        "num_classes",
+        "task",
+        "model_name",
+        "model_fns",
+        "options",
+    )
     relays_models: ClassVar[bool] = True
     reply_kind = MODEL
     party_learner_needs: ClassVar[tuple[type, ...]] = (PortableLearner,)

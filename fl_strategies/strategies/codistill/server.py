@@ -1,15 +1,17 @@
 """The server side of AKD, AvgKD, PKD and EKD; see `fl_strategies.strategies.codistill`."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Unpack
+from typing import ClassVar, Final, Unpack
 
+import numpy as np
 from flwr.app import ArrayRecord
 
-from fl_strategies.aggregation.ensembles import MeanEnsemble
-from fl_strategies.arrays import Array
+from fl_strategies.aggregation.ensembles import MeanEnsemble, outputs
+from fl_strategies.aggregation.outliers import outliers
+from fl_strategies.arrays import Array, FloatArray
 from fl_strategies.core.protocols import (
     Learner,
     LearnerFactory,
@@ -19,7 +21,6 @@ from fl_strategies.core.protocols import (
 from fl_strategies.core.strategy import FederationOptions
 from fl_strategies.core.tasks import Task
 from fl_strategies.exceptions import require
-from fl_strategies.strategies.codistill.judging import MOST_ROWS, find_outliers
 from fl_strategies.strategies.codistill.model_exchange import Chain, join_models
 from fl_strategies.strategies.codistill.options import CodistillOptions
 from fl_strategies.strategies.codistill.party import KEPT, NUM_MODELS_REFUSED
@@ -28,6 +29,11 @@ from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 
 logger = logging.getLogger("flwr.fl_strategies")
+
+MOST_ROWS: Final = 1000
+LEAST_TYPICAL: Final = 0.5
+"""Models are judged only where most predict about the same. Agents do not say which classes
+they know, and honest ones that know different classes contradict each other."""
 
 
 @dataclass(kw_only=True)
@@ -72,7 +78,7 @@ class Codistillation(ModelRelay):
     public : (num_public, ...), optional
         Not learned from. If it is given, agents that hold other public rows are excluded:
         that mostly means other preprocessing; and models that contradict most others on
-        them, where most agree, are not relayed (`fl_strategies.strategies.codistill.judging`).
+        them, where most agree, are not relayed.
     row_shape : tuple of int, optional
         Shape of a record, if there are no public rows to tell: a row of zeros is scored.
     task : "single-label" or "regression"
@@ -158,7 +164,7 @@ class Codistillation(ModelRelay):
         }
         if self._public is None or not models:
             return ()
-        found = find_outliers(models, self._public[:MOST_ROWS], self.task)
+        found = _contradicting(models, self._public[:MOST_ROWS], self.task)
         outliers = tuple(agent for agent in found if agent in new)
         if outliers:
             logger.warning(
@@ -198,3 +204,26 @@ class Codistillation(ModelRelay):
     def delivery_for(self, node_id: int) -> Knowledge | None:
         """Ask agents whose model was accepted to measure it; they have kept it."""
         return None if node_id in self.rejected_ else Knowledge(KEPT, {})
+
+
+def _contradicting(
+    models: Mapping[int, Callable[[], Learner]], rows: Array, task: Task
+) -> tuple[int, ...]:
+    """Return the agents, of those whose models are given, that contradict most others."""
+    agents = sorted(models)
+    said = [_outputs(models[agent], rows, task) for agent in agents]
+    found = outliers(
+        lambda position: said[position],
+        np.ones((len(said), said[0].shape[1])),
+        np.ones(len(said), dtype=np.int64),
+        least_typical=LEAST_TYPICAL,
+    )
+    return tuple(agents[position] for position in found)
+
+
+def _outputs(make: Callable[[], Learner], rows: Array, task: Task) -> FloatArray:
+    model = make()
+    try:
+        return outputs(model, rows, task)
+    except Exception:  # a hostile model may make a learner raise anything
+        return np.zeros((len(rows), model.num_classes))

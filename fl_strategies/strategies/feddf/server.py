@@ -95,6 +95,16 @@ class FedDF(FlowerStrategy):
 
     name: ClassVar[str] = "feddf"
     options_type = FedDFOptions
+    takes = (
+        "public",
+        "num_classes",
+        "learner_fn",
+        "learner_name",
+        "model_fns",
+        "task",
+        "options",
+    )
+    identified_by = (*FlowerStrategy.identified_by, "public", "model_fns")
     state_type = FedDFState
     same_learner: ClassVar[bool] = False
     party_learner_needs: ClassVar[tuple[type, ...]] = (StartingLearner,)

@@ -70,6 +70,7 @@ class FedGen(FlowerStrategy):
 
     name: ClassVar[str] = "fedgen"
     options_type = FedGenOptions
+    takes = ("num_classes", "learner_fn", "learner_name", "public", "options")
     options: FedGenOptions
     state_type = FedGenState
     state: FedGenState

@@ -126,6 +126,7 @@ class FedKD(KnowledgeStrategy[Said]):
 
     name: ClassVar[str] = "fedkd"
     options_type = FedKDOptions
+    identified_by = (*KnowledgeStrategy.identified_by, "class_share")
     final_learner_needs = (SoftLearner,)
     state_type = FedKDState
 

@@ -143,6 +143,24 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
 
     name: ClassVar[str] = "fedkt"
     options_type = FedKTOptions
+    takes = (
+        "public",
+        "num_classes",
+        "learner_fn",
+        "learner_name",
+        "student_fns",
+        "options",
+    )
+    identified_by = (
+        "public",
+        "num_classes",
+        "learner_fn",
+        "model_name",
+        "student_fns",
+        "options",
+        "reply_kind",
+        "class_share",
+    )
     last_round = 1
     state_type = FedKTState
 

@@ -161,6 +161,23 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
     name: ClassVar[str] = "fedmd"
     central: ClassVar[bool] = False
     options_type: ClassVar[type[FedMDOptions]] = FedMDOptions
+    takes = (
+        "public",
+        "num_classes",
+        "learner_fn",
+        "learner_name",
+        "options",
+        "pretrained",
+    )
+    identified_by = (
+        "settings",
+        "options",
+        "public",
+        "learner_fn",
+        "model_name",
+        "class_share",
+        "start_model",
+    )
     usual_rounds: ClassVar[int] = 5
     reply_kind = ANSWERS
     state_type = FedMDState

@@ -101,6 +101,7 @@ class FENS(ModelRelay):
 
     name: ClassVar[str] = "fens"
     options_type = FENSOptions
+    identified_by = (*ModelRelay.identified_by, "last_round")
     usual_rounds: ClassVar[int] = 11
     state_type = FENSState
     state: FENSState

@@ -108,6 +108,7 @@ class PFNM(FlowerStrategy):
 
     name: ClassVar[str] = "pfnm"
     options_type = PFNMOptions
+    takes = ("num_classes", "learner_fn", "learner_name", "public", "options")
     options: PFNMOptions
     usual_rounds: ClassVar[int] = 1
     last_round = 1

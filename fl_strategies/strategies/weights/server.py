@@ -141,6 +141,25 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
     name: ClassVar[str] = "flower"
     flower_type: ClassVar[type[Strategy]] = flower_strategies.FedAvg
     options_type = WeightsOptions
+    takes: ClassVar[tuple[str, ...]] = (
+        "num_classes",
+        "learner_fn",
+        "flower",
+        "learner_name",
+        "task",
+        "public",
+        "options",
+    )
+    identified_by: ClassVar[tuple[str, ...]] = (
+        "public_hash",
+        "num_classes",
+        "task",
+        "options",
+        "learner_fn",
+        "model_name",
+        "initial_hash",
+        "flower_settings",
+    )
     usual_rounds: ClassVar[int] = 10
     same_learner: ClassVar[bool] = True
     relays_models: ClassVar[bool] = True
