@@ -457,8 +457,12 @@ def assert_silent_reader(setting: str, kind: str, way: str, folder: Path) -> Non
     assert said(setting, learner_of(learner), other) == first
 
 
+PRIVATE_REPLIES = [*NOISY, *TRAINED_PRIVATELY]
+"""Settings in which the reply itself is private, whoever the server is."""
+
+
 @pytest.mark.parametrize("kind", HOSTILE)
-@pytest.mark.parametrize("setting", MAKERS)
+@pytest.mark.parametrize("setting", PRIVATE_REPLIES)
 def test_replies_depend_on_no_record_of_any_reader(
     setting: str, kind: str, tmp_path: Path
 ) -> None:
@@ -466,7 +470,7 @@ def test_replies_depend_on_no_record_of_any_reader(
 
     `test_readers.py` has all of them, and what they make of records.
     """
-    place = [*MAKERS].index(setting) + 3 * [*HOSTILE].index(kind)
+    place = PRIVATE_REPLIES.index(setting) + 3 * [*HOSTILE].index(kind)
     assert_silent_reader(setting, kind, [*WAYS][place % len(WAYS)], tmp_path)
 
 

@@ -52,7 +52,7 @@ def most_of_noise(noise: float, number: int = 1) -> float:
     Examples
     --------
     >>> round(most_of_noise(1.0), 2), round(most_of_noise(2.0, 1000), 2)
-    (5.26, 12.87)
+    (5.26, 12.88)
     """
     return noise * math.sqrt(2 * math.log(number / _CHANCE))
 
