@@ -28,7 +28,15 @@ from fl_strategies.strategies.sums.limits import (
 )
 from fl_strategies.wire import keys
 from simulations.local import InMemoryGrid
-from tests.toys import PUBLIC, TEST, accuracy, common_options, load_toy_party, toy_party
+from tests.toys import (
+    PUBLIC,
+    TEST,
+    CentroidLearner,
+    accuracy,
+    common_options,
+    load_toy_party,
+    toy_party,
+)
 
 NUM_PARTIES, NUM_RECORDS, TARGET = 10, 40, 2
 BOTH = [FedHistogram, FedRegression]
@@ -260,6 +268,7 @@ def test_noise_that_is_too_coarse_is_projected_for_by_nobody() -> None:
     width, num_classes = 200, 50
     wide = {
         **common_options(NUM_PARTIES),
+        "learner_fn": type("Wide", (CentroidLearner,), {"num_classes": num_classes}),
         "public": np.random.default_rng(0).normal(size=(1000, width)),
         "num_classes": num_classes,
         "num_components": width,
