@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fl_strategies.arrays import Array
-from fl_strategies.privacy.bounds.bounded_range import bounded_range_optimal
+from fl_strategies._util.arrays import Array
+from fl_strategies.privacy.bounds.curves import bounded_range_optimal
 from fl_strategies.privacy.bounds.moments import data_dependent_moments, default_moments
 from fl_strategies.privacy.bounds.pure import pure_heterogeneous, pure_optimal
 from fl_strategies.privacy.bounds.renyi import rdp_of_pure

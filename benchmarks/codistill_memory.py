@@ -17,17 +17,17 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context
 
 from clients.app import client_app
-from clients.kernel_learner import RidgeLearner
+from clients.tabular.kernel import RidgeLearner
 from fl_strategies import Knowledge, Party, PartyRole
-from fl_strategies.core.accounting import ledger_of, ledger_to_text
-from fl_strategies.core.party_state import PartyState
+from fl_strategies.party.accounting import ledger_of, ledger_to_text
+from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation
 from fl_strategies.strategies.codistill.party import PRIVACY_EVENTS, UNPROTECTED_MODEL
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Metrics
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 
 NUM_AGENTS, NUM_ROUNDS, WIDTH = 5, 10, 2**17
 STRATEGIES: tuple[type[Codistillation], ...] = (AKD, AvgKD, PKD, EKD)

@@ -14,14 +14,13 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.kernel_learner import RidgeLearner
-from fl_strategies import Knowledge
+from clients.tabular.kernel import RidgeLearner
+from fl_strategies import Knowledge, _compat
+from fl_strategies._util.arrays import Array
 from fl_strategies.aggregation.consensus import ConsensusRule
-from fl_strategies.arrays import Array
-from fl_strategies.runtime import _compat
 from fl_strategies.strategies.fedmd import FedMD
 from fl_strategies.wire import keys
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 
 NUM_PUBLIC, NUM_CLASSES = 5000, 100
 

@@ -16,8 +16,8 @@ from clients.app import client_app
 from fl_strategies import Party
 from fl_strategies.wire import keys
 from simulations.config import Settings
-from simulations.experiment import load_federation
-from simulations.local import run_local
+from simulations.federation import load_federation
+from simulations.runtime.local import run_local
 
 SEEDS = (200, 201, 202)
 COMMON: dict[str, Any] = {

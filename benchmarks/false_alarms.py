@@ -18,8 +18,8 @@ from clients.app import client_app
 from fl_strategies import FedKD
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value
-from simulations.experiment import load_federation
-from simulations.local import run_local
+from simulations.federation import load_federation
+from simulations.runtime.local import run_local
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results" / "false_alarms.json"
 SEEDS: Final = (210, 211, 212)

@@ -39,7 +39,7 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 
 from clients.app import client_app
-from clients.sklearn_learner import SklearnLearner
+from clients.tabular.sklearn import SklearnLearner
 from fl_strategies import (
     FedKT,
     FedKTOptions,
@@ -48,16 +48,16 @@ from fl_strategies import (
     Party,
     VotePrivacy,
 )
-from fl_strategies.arrays import Array
+from fl_strategies._util.arrays import Array
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.strategies.fedkt.tally import PartyAnswer
+from fl_strategies.server.replies import PartyReply
+from fl_strategies.strategies.fedkt.server import PartyAnswer
 from fl_strategies.wire import keys
-from fl_strategies.wire.replies import PartyReply
 from simulations.config import Settings
-from simulations.experiment import load_federation
-from simulations.local import run_local
+from simulations.federation import load_federation
 from simulations.presets import preset
 from simulations.report import table
+from simulations.runtime.local import run_local
 
 SEEDS = (0, 1, 2)
 RULES = ("paid", "corrected", "share")

@@ -55,16 +55,15 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
 
 from clients.app import client_app
-from fl_strategies import KnowledgeStrategy, Learner, Party, write_epsilon_csv
-from fl_strategies.core.policy import SIMULATED, PartyPolicy
-from fl_strategies.exceptions import InvalidData, StrategyError
-from fl_strategies.runtime import _compat
+from fl_strategies import KnowledgeStrategy, Learner, Party, _compat, write_epsilon_csv
+from fl_strategies.errors import InvalidData, StrategyError
+from fl_strategies.party.policy import SIMULATED, PartyPolicy
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import encode_arrays
-from simulations.client_app import load_party
 from simulations.config import Settings, Value
-from simulations.experiment import Federation, load_federation
-from simulations.local import InMemoryGrid
+from simulations.federation import Federation, load_federation
+from simulations.runtime.client_app import load_party
+from simulations.runtime.local import InMemoryGrid
 
 Sections: TypeAlias = dict[str, dict[str, str]]
 """Of a case, in the order in which things happened: title, field, value."""
@@ -87,9 +86,9 @@ PACKAGES: Final = (
 )
 SOURCES: Final = (
     "fl_strategies.privacy.secure.os",
-    "fl_strategies.runtime._compat.secrets",
-    "fl_strategies.runtime.checkpoint.secrets",
-    "fl_strategies.strategies.fedmd.sampling.secrets",
+    "fl_strategies._compat.secrets",
+    "fl_strategies.server.run.secrets",
+    "fl_strategies.strategies.fedmd.samples.secrets",
 )
 """Where this package draws from the operating system."""
 

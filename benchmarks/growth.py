@@ -18,9 +18,9 @@ from flwr.app import Context
 from benchmarks.machine import interleaved
 from clients import RidgeLearner, client_app
 from fl_strategies import FedKD, FedMD
-from fl_strategies.core.party import Party
-from fl_strategies.threads import one_blas_thread
-from simulations.local import run_local
+from fl_strategies._util.threads import one_blas_thread
+from fl_strategies.party.party import Party
+from simulations.runtime.local import run_local
 
 USUAL = {"parties": 8, "public-rows": 400, "rounds": 1, "records": 800, "classes": 5}
 NUM_FEATURES = 10

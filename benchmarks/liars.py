@@ -37,16 +37,21 @@ from flwr.clientapp import ClientApp
 
 from clients.app import client_app
 from fl_strategies import Knowledge, Party
-from fl_strategies.aggregation.class_weights import CLASS_COUNTS
+from fl_strategies._util.arrays import Array
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.aggregation.claims import CLASS_COUNTS
 from fl_strategies.aggregation.consensus import MAX_WEIGHT
-from fl_strategies.arrays import Array
-from fl_strategies.randomness import derive_rng
 from fl_strategies.wire import keys
-from fl_strategies.wire.compact import ENCODING, PLAIN_BYTES, as_meant
-from fl_strategies.wire.packing import pack_labels, unpack_labels
+from fl_strategies.wire.formats import (
+    ENCODING,
+    PLAIN_BYTES,
+    as_meant,
+    pack_labels,
+    unpack_labels,
+)
 from simulations.config import Settings, Value
-from simulations.experiment import load_federation
-from simulations.local import run_local
+from simulations.federation import load_federation
+from simulations.runtime.local import run_local
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results" / "liars.json"
 SEEDS: Final = (200, 201, 202, 203, 204)

@@ -35,17 +35,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.app import client_app
-from fl_strategies import KnowledgeStrategy
-from fl_strategies.arrays import Array
-from fl_strategies.randomness import derive_rng
-from fl_strategies.runtime import _compat
+from fl_strategies import KnowledgeStrategy, _compat
+from fl_strategies._util.arrays import Array
+from fl_strategies._util.randomness import derive_rng
 from fl_strategies.strategies.fedmd.samples import NUM_RECORDS
 from fl_strategies.wire import keys
+from fl_strategies.wire.formats import pack_labels, unpack_labels
 from fl_strategies.wire.knowledge import decode_array, encode_arrays
-from fl_strategies.wire.packing import pack_labels, unpack_labels
 from simulations.config import Settings, Value
-from simulations.experiment import Federation, load_federation
-from simulations.local import InMemoryGrid
+from simulations.federation import Federation, load_federation
+from simulations.runtime.local import InMemoryGrid
 
 SIZES = (1_000, 10_000)
 SIZES_OF_CHECKPOINTS = (500, 5_000)

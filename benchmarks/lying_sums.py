@@ -37,13 +37,13 @@ from flwr.clientapp import ClientApp
 
 from clients.app import client_app
 from fl_strategies import FedHistogram, Knowledge
-from fl_strategies.arrays import FloatArray, IntArray
-from fl_strategies.randomness import derive_rng
+from fl_strategies._util.arrays import FloatArray, IntArray
+from fl_strategies._util.randomness import derive_rng
 from fl_strategies.strategies.sums.summary import direction
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value
-from simulations.experiment import load_federation
-from simulations.local import run_local
+from simulations.federation import load_federation
+from simulations.runtime.local import run_local
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results" / "lying_sums.json"
 SEEDS: Final = (400, 401, 402, 403, 404)

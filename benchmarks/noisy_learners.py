@@ -7,10 +7,10 @@ import numpy as np
 from scipy.special import expit, logit
 from sklearn.linear_model import LogisticRegression
 
-from clients.sklearn_learner import SklearnLearner
+from clients.tabular.sklearn import SklearnLearner
 from fl_strategies import Learner, LearnerFactory
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.protocols import TrainingSet
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.learners import TrainingSet
 
 Projection: TypeAlias = Callable[[Array], Array]
 

@@ -24,15 +24,15 @@ from benchmarks.machine import (
     peak_so_far,
 )
 from benchmarks.workloads import NAMES, NUM_SPLITS, NUM_TEACHERS, SEED, Workload, make, make_all
-from fl_strategies.aggregation.voting import plurality
-from fl_strategies.arrays import IntArray
-from fl_strategies.core.party import Party
-from fl_strategies.strategies.fedkt.teaching import (
+from fl_strategies._util.arrays import IntArray
+from fl_strategies._util.threads import one_blas_thread
+from fl_strategies.aggregation.votes import plurality
+from fl_strategies.party.party import Party
+from fl_strategies.strategies.fedkt.party import (
     teacher_votes,
     train_students,
     train_teachers,
 )
-from fl_strategies.threads import one_blas_thread
 from simulations.models import LEARNERS, _module_factory
 
 SIDES = ("plain", "ours")

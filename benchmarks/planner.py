@@ -22,17 +22,17 @@ from typing import Any
 import numpy as np
 
 from fl_strategies import FedHistogram, FedKT, FedRegression
-from fl_strategies.arrays import Array, FloatArray, IntArray
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
 from fl_strategies.privacy import DEFAULT_MARGINS, Plan, plan
 from fl_strategies.privacy.votes import choose_queries
-from fl_strategies.strategies.fedkt.teaching import (
+from fl_strategies.strategies.fedkt.party import (
     teacher_counts,
     teacher_votes,
     train_teachers,
 )
 from fl_strategies.strategies.sums.server import SumStrategy
 from simulations.config import Settings
-from simulations.experiment import Federation, load_federation
+from simulations.federation import Federation, load_federation
 from simulations.report import table
 
 EPSILONS = {"adult": (0.3, 1.0, 3.0), "digits": (1.0, 2.0, 4.0, 8.0)}

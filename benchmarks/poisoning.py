@@ -39,19 +39,19 @@ from fl_strategies import (
     Knowledge,
     Party,
 )
-from fl_strategies.arrays import Array
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.exceptions import InvalidData
-from fl_strategies.randomness import derive_rng
+from fl_strategies._util.arrays import Array
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.errors import InvalidData
+from fl_strategies.party.state import PartyState
 from fl_strategies.strategies.fedkd import FedKDParty
 from fl_strategies.strategies.fedmd import FedMDParty
-from fl_strategies.strategies.fedmd.release import SCORES, plain_limits
+from fl_strategies.strategies.fedmd.options import SCORES, plain_limits
 from fl_strategies.wire import keys
+from fl_strategies.wire.formats import pack_labels, unpack_labels
 from fl_strategies.wire.knowledge import Metrics
-from fl_strategies.wire.packing import pack_labels, unpack_labels
 from simulations.config import Settings, Value
-from simulations.experiment import Federation, load_federation
-from simulations.local import run_local
+from simulations.federation import Federation, load_federation
+from simulations.runtime.local import run_local
 
 SHARE_HOSTILE = 0.2
 NOBODY, AWAY = "nobody", "away"

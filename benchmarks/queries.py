@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from fl_strategies import VotePrivacy
+from fl_strategies._util.arrays import Array, IntArray
 from fl_strategies.aggregation.evidence import corrected_labels
-from fl_strategies.aggregation.voting import count_votes, plurality
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.protocols import Learner, LearnerFactory
+from fl_strategies.aggregation.votes import count_votes, plurality
+from fl_strategies.learners import Learner, LearnerFactory
 from fl_strategies.privacy.planning.rules import MOST_TEACHERS
 from simulations.config import Settings
-from simulations.experiment import Federation, load_federation
+from simulations.federation import Federation, load_federation
 
 QUERIES = (10, 20, 40, 80, 160, 320, 640, 1280, 2560)
 EPSILONS = (0.3, 1.0, 3.0)

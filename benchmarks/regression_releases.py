@@ -24,15 +24,15 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from fl_strategies import SumPrivacy
-from fl_strategies.arrays import FloatArray, IntArray
+from fl_strategies._util.arrays import FloatArray, IntArray
 from fl_strategies.privacy.planning.rules import USUAL_STRENGTH, usual_components
-from fl_strategies.strategies.sums.components import (
+from fl_strategies.strategies.sums.regression import (
     LEVELS,
     Components,
     fitted_weights,
 )
 from simulations.config import Settings
-from simulations.experiment import load_federation
+from simulations.federation import load_federation
 
 PARTIES = 20
 PENALTIES = (0.001, 0.01, 0.03, 0.1)

@@ -32,7 +32,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, pull_obj
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from simulations.deploy.federation import Deployment
-from simulations.flower import SuperLink
+from simulations.runtime.flower import SuperLink
 
 SUPERLINKS = {"queued": Deployment.superlink, "flower": ("flower-superlink",)}
 PATIENCE_SECONDS = 120.0

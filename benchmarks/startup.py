@@ -19,9 +19,9 @@ from statistics import median
 from typing import Any
 
 from simulations.config import Settings, Value
-from simulations.flower import SuperLink
+from simulations.runtime.flower import SuperLink
 
-MODULES = ("flwr", "fl_strategies", "clients.app", "simulations.client_app")
+MODULES = ("flwr", "fl_strategies", "clients.app", "simulations.runtime.client_app")
 FLOWER, OURS = "flower", "ours"
 PROBE = "startup_probe"
 NUM_PARTIES = Settings().num_parties
@@ -62,8 +62,8 @@ def stamp(context):
 PROBES = {
     OURS: """
 from clients.app import client_app
-from simulations.client_app import load_party
-from simulations.server_app import app
+from simulations.runtime.client_app import load_party
+from simulations.runtime.server_app import app
 
 server = app
 

@@ -25,8 +25,8 @@ from typing import Any
 
 from simulations.config import Settings
 from simulations.deploy.federation import Deployment, Prepared, prepare
-from simulations.flower import FlowerRunFailed
-from simulations.processes import Processes
+from simulations.runtime.flower import FlowerRunFailed
+from simulations.runtime.processes import Processes
 
 RECORDS = 40
 GIGABYTE = 2**30

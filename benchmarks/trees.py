@@ -19,13 +19,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.ensemble import fit_ensemble
-from fl_strategies.core.protocols import Learner, LearnerFactory
-from simulations.datasets import load_dataset
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.learners import Learner, LearnerFactory, fit_ensemble
+from simulations.data.sets import load_dataset
 from simulations.libraries import import_library
-from simulations.model_options import ModelOptions
-from simulations.models import learner_factory
+from simulations.models import ModelOptions, learner_factory
 
 NUM_SPLITS, NUM_TEACHERS, NUM_PARTIES, VALIDATION_ROWS = 2, 5, 50, 4000
 ADULT = ModelOptions(num_trees=100, max_depth=6)

@@ -16,15 +16,22 @@ from flwr.app import ArrayRecord, Message
 
 from benchmarks.machine import seconds
 from clients.app import client_app
-from fl_strategies.arrays import Array
-from fl_strategies.wire import compact, keys
-from fl_strategies.wire.compact import ENCODING, ENCODINGS, SCORES, as_meant, as_offered
+from fl_strategies._util.arrays import Array
+from fl_strategies.wire import formats, keys
+from fl_strategies.wire.formats import (
+    ENCODING,
+    ENCODINGS,
+    SCORES,
+    Quantizer,
+    as_meant,
+    as_offered,
+    pack_labels,
+    unpack_labels,
+)
 from fl_strategies.wire.knowledge import Knowledge, count_bytes, decode_array
-from fl_strategies.wire.packing import pack_labels, unpack_labels
-from fl_strategies.wire.quantization import Quantizer
 from simulations.config import Settings, Value
-from simulations.experiment import load_federation
-from simulations.local import InMemoryGrid
+from simulations.federation import load_federation
+from simulations.runtime.local import InMemoryGrid
 
 LEVELS = Quantizer(num_levels=200, bound=10.0)
 SHAPE = 50_000, 10
@@ -66,7 +73,7 @@ def codes_of(rows: int, num_levels: int = 200) -> Array:
 def scores(repeats: int) -> dict[str, Any]:
     plain, exact = codes_of(SHAPE[0]), 8 * SHAPE[0] * SHAPE[1]
     found: dict[str, Any] = {"rows": SHAPE[0], "classes": SHAPE[1], "float64-bytes": exact}
-    for encoding in compact.readable():
+    for encoding in formats.readable():
         knowledge = Knowledge("", {SCORES: plain})
         small = as_offered(knowledge, {ENCODINGS: encoding})
         packing, reading = seconds(
@@ -96,7 +103,7 @@ def _both_ways(
 def _bytes_of(num_levels: int) -> dict[str, float]:
     """Return what few-bit scores take, packed and compressed."""
     packed = codes_of(SHAPE[0], num_levels)
-    small = as_offered(Knowledge("", {SCORES: packed}), {ENCODINGS: compact.readable()[0]})
+    small = as_offered(Knowledge("", {SCORES: packed}), {ENCODINGS: formats.readable()[0]})
     sent, exact = small.arrays[SCORES].nbytes, 8 * SHAPE[0] * SHAPE[1]
     return {"packed": packed.nbytes, "sent": sent, "times-smaller-than-float64": exact / sent}
 
@@ -105,9 +112,9 @@ def _growth(repeats: int) -> dict[str, list[float]]:
     parts = []
     for rows in SIZES:
         knowledge = Knowledge("", {SCORES: codes_of(rows)})
-        small = as_offered(knowledge, {ENCODINGS: compact.readable()[0]})
+        small = as_offered(knowledge, {ENCODINGS: formats.readable()[0]})
         size = knowledge.arrays[SCORES].nbytes
-        parts += _both_ways(knowledge, small, compact.readable()[0], size)
+        parts += _both_ways(knowledge, small, formats.readable()[0], size)
     found = seconds(repeats, *parts)
     return {
         "rows": list(map(float, SIZES)),

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fl_strategies.arrays import Array
-from simulations.model_options import ModelOptions
-from simulations.models import Problem
+from fl_strategies._util.arrays import Array
+from simulations.models import ModelOptions, Problem
 
 NUM_SPLITS, NUM_TEACHERS = 2, 5
 SEED = 0

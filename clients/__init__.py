@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clients.app import client_app
-    from clients.boosted_trees_learner import BoostedTreesLearner
     from clients.checks import check_learner
     from clients.dealt_data import party_loader
-    from clients.forest_learner import ForestLearner
-    from clients.forest_scores import ForestScores
-    from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
-    from clients.multilabel import MultiLabelLearner
-    from clients.opacus_learner import DPTorchLearner
-    from clients.random_features import RandomFeaturesLearner
+    from clients.networks.images import crop_and_flip
+    from clients.networks.learner import TorchLearner
+    from clients.networks.private import DPTorchLearner
     from clients.saved_model import ModelCard, load_model, save_model
-    from clients.sklearn_learner import SklearnLearner
-    from clients.soft_trees import XGBoostScores
-    from clients.torch_augment import crop_and_flip
-    from clients.torch_learner import TorchLearner
-    from clients.xgboost_learner import XGBoostLearner
+    from clients.tabular.boosted_trees import BoostedTreesLearner
+    from clients.tabular.forest import ForestLearner
+    from clients.tabular.kernel import KernelRidgeLearner, RidgeLearner
+    from clients.tabular.multilabel import MultiLabelLearner
+    from clients.tabular.random_features import RandomFeaturesLearner
+    from clients.tabular.sklearn import ForestScores, SklearnLearner
+    from clients.tabular.xgboost import XGBoostLearner, XGBoostScores
 
 __all__ = [
     "BoostedTreesLearner",
@@ -48,22 +46,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "BoostedTreesLearner": "clients.boosted_trees_learner",
-    "DPTorchLearner": "clients.opacus_learner",
-    "ForestLearner": "clients.forest_learner",
-    "ForestScores": "clients.forest_scores",
-    "KernelRidgeLearner": "clients.kernel_learner",
+    "BoostedTreesLearner": "clients.tabular.boosted_trees",
+    "DPTorchLearner": "clients.networks.private",
+    "ForestLearner": "clients.tabular.forest",
+    "ForestScores": "clients.tabular.sklearn",
+    "KernelRidgeLearner": "clients.tabular.kernel",
     "ModelCard": "clients.saved_model",
-    "MultiLabelLearner": "clients.multilabel",
-    "RandomFeaturesLearner": "clients.random_features",
-    "RidgeLearner": "clients.kernel_learner",
-    "SklearnLearner": "clients.sklearn_learner",
-    "TorchLearner": "clients.torch_learner",
-    "XGBoostLearner": "clients.xgboost_learner",
-    "XGBoostScores": "clients.soft_trees",
+    "MultiLabelLearner": "clients.tabular.multilabel",
+    "RandomFeaturesLearner": "clients.tabular.random_features",
+    "RidgeLearner": "clients.tabular.kernel",
+    "SklearnLearner": "clients.tabular.sklearn",
+    "TorchLearner": "clients.networks.learner",
+    "XGBoostLearner": "clients.tabular.xgboost",
+    "XGBoostScores": "clients.tabular.xgboost",
     "check_learner": "clients.checks",
     "client_app": "clients.app",
-    "crop_and_flip": "clients.torch_augment",
+    "crop_and_flip": "clients.networks.images",
     "load_model": "clients.saved_model",
     "party_loader": "clients.dealt_data",
     "save_model": "clients.saved_model",

@@ -1,26 +1,24 @@
-"""The Flower client side: one function turns a party into a `ClientApp`."""
+"""The Flower client side: messages in, answers out, state kept in between."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import Mod
-
-from clients.at_home import answers_openly, compare_at_home, verdict_to_tell
-from clients.flower_messages import (
-    PLAIN_CONFIG,
-    error_reply,
-    is_for_weights,
-    is_plain,
-    plain_figures,
-    plain_model,
-    plain_weights,
-    refuse_useless,
-    role_of,
+import numpy as np
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
 )
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
 from clients.kept_run import answer_once, run_name
 from fl_strategies import (
     REGISTRY,
@@ -29,10 +27,9 @@ from fl_strategies import (
     PartyRole,
     WeightsParty,
 )
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.core.policy import Request, check_request
-from fl_strategies.core.role import require_public_rows, require_readable
-from fl_strategies.exceptions import (
+from fl_strategies._compat import warn_of_untested_flower
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies.errors import (
     InvalidData,
     KnowledgeMismatch,
     PrivacyBudgetExceeded,
@@ -41,20 +38,190 @@ from fl_strategies.exceptions import (
     UnsupportedLearner,
     require_known,
 )
-from fl_strategies.runtime._compat import warn_of_untested_flower
+from fl_strategies.learners import StartingLearner
+from fl_strategies.party.policy import Request, check_request
+from fl_strategies.party.role import read_seed, require_public_rows, require_readable
+from fl_strategies.party.state import PartyState
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.ledger import DEFAULT_DELTA
+from fl_strategies.server.replies import EVALUATION
 from fl_strategies.strategies.weights import FLOWER
+from fl_strategies.strategies.weights.restraint import as_layout
+from fl_strategies.tasks import METRICS, judge, paired_error
 from fl_strategies.wire import keys
-from fl_strategies.wire.compact import as_offered
+from fl_strategies.wire.formats import as_offered
 from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,
     Knowledge,
     Metrics,
     Scalar,
     count_bytes,
+    decode_arrays,
+    encode_arrays,
 )
-from fl_strategies.wire.replies import EVALUATION
+
+CLIENT_APP_RAISED_EXCEPTION: Final = 2
+"""Flower's error code for a client that failed by itself."""
+PLAIN_CONFIG: Final[Mapping[str, str | int]] = {
+    keys.STRATEGY: FLOWER,
+    keys.SEED: 0,
+    "local-epochs": 1,
+}
+"""What a plain message leaves open."""
+_FOR_WEIGHTS: Final = (
+    "LocalDpMod",
+    "adaptiveclipping_mod",
+    "fixedclipping_mod",
+    "secagg_mod",
+    "secaggplus_mod",
+)
+
+
+def error_reply(message: Message, reason: str) -> Message:
+    """Return an answer that says why there is none."""
+    return Message(Error(CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def is_plain(message: Message) -> bool:
+    """Return whether a message comes from one of Flower's own strategies."""
+    config = message.content.get(keys.CONFIG)
+    return isinstance(config, ConfigRecord) and keys.STRATEGY not in config
+
+
+def role_of(config: ConfigRecord, roles: Mapping[str, PartyRole]) -> str:
+    """Return which role answers a strategy; one does for all that are Flower's."""
+    name = str(config.get(keys.STRATEGY))
+    return FLOWER if name not in roles and name.startswith(f"{FLOWER}:") else name
+
+
+def plain_model(message: Message, party: Party) -> Knowledge | None:
+    """Return the weights that came, in the types of the party's own; None for none at all.
+
+    Flower's means turn whole numbers, such as the counters of a normalisation, into others.
+    """
+    record = message.content.get(keys.ARRAYS)
+    if not isinstance(record, ArrayRecord) or not record:
+        return None
+    arrays = decode_arrays(record, MAX_REPLY_BYTES)
+    learner = party.learner_fn()
+    if isinstance(learner, StartingLearner):
+        own = learner.initialised(rng=np.random.default_rng(0)).to_arrays()
+        typed = as_layout(arrays, own)
+        arrays = {name: typed[name] for name in arrays}
+    return Knowledge("model", arrays, {keys.LEARNER: party.learner_name})
+
+
+def plain_weights(received: Knowledge | None, sent: Knowledge) -> RecordDict:
+    """Return weights in the order in which they came, and how many records they have seen."""
+    names = sent.arrays if received is None else received.arrays
+    arrays = encode_arrays({name: sent.arrays[name] for name in names})
+    count = MetricRecord({keys.NUM_EXAMPLES: sent.meta[keys.NUM_EXAMPLES]})  # type: ignore[dict-item]
+    return RecordDict({keys.ARRAYS: arrays, keys.METRICS: count})
+
+
+def plain_figures(party: Party, figures: Metrics) -> RecordDict:
+    """Return what was measured; raise if that is nothing, which Flower cannot average."""
+    if not figures[keys.NUM_EXAMPLES]:
+        raise RequestRefused(
+            f"{party.owner}: a model must be measured at home only, got a request for figures."
+        )
+    return RecordDict({keys.METRICS: MetricRecord({**figures})})
+
+
+def refuse_useless(mods: Sequence[Mod], roles: Mapping[str, PartyRole]) -> Mod:
+    """Return a mod that refuses messages for which others would protect nothing."""
+    useless = [_name(mod) for mod in mods if is_for_weights(mod)]
+
+    def refuse(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        config = message.content.get(keys.CONFIG)
+        named = isinstance(config, ConfigRecord) and not is_plain(message)
+        if useless and named and isinstance(config, ConfigRecord):
+            role = roles.get(role_of(config, roles))
+            if not isinstance(role, WeightsParty):
+                return error_reply(
+                    message,
+                    f"ClientApp: mods must be none that work on weights for "
+                    f"{str(config[keys.STRATEGY])[:40]}, which sends none, got "
+                    f"{', '.join(useless)}. Use the strategy's own privacy options.",
+                )
+        return call_next(message, context)
+
+    return refuse
+
+
+def is_for_weights(mod: Mod) -> bool:
+    """Return whether a mod is one of Flower's that change the weights of an answer."""
+    return _name(mod) in _FOR_WEIGHTS
+
+
+def _name(mod: Mod) -> str:
+    return getattr(mod, "__name__", type(mod).__name__)
+
 
 logger = logging.getLogger("flwr.fl_strategies")
+
+
+def compare_at_home(
+    model: Learner, party: Party, config: ConfigRecord, state: PartyState
+) -> bool | None:
+    """Log whether a model beats the party's own on its held-out rows; None if unknown.
+
+    It does if its figure is better by more than one standard error of the difference. An
+    error is logged and goes no further: what is answered must not depend on it.
+    """
+    x, y = party.x_test, party.y_test
+    if not party.compare_at_home or x is None or y is None or not len(y):
+        return None
+    try:
+        own = _shares_alone(party, x, y, config, state)
+        return _log(party, judge(model, x, y, party.task).shares, own)
+    except Exception:
+        logger.exception("The model of the run could not be compared with one of its own.")
+        return None
+
+
+def verdict_to_tell(party: Party, better: bool | None, told: Metrics) -> Metrics:
+    """Return the one bit if the party tells it, and its metrics as well."""
+    if not party.tell_verdict or math.isnan(told[METRICS[party.task]]):
+        return {}
+    return {keys.BETTER_THAN_ALONE: math.nan if better is None else float(better)}
+
+
+def answers_openly(state: PartyState) -> bool:
+    """Tell whether the party has released something in this run, and all without noise."""
+    released = [event for event, _ in state.ledger(DEFAULT_DELTA).entries]
+    return bool(released) and all(isinstance(event, NonPrivateEvent) for event in released)
+
+
+def _shares_alone(
+    party: Party, x: Array, y: Array, config: ConfigRecord, state: PartyState
+) -> FloatArray:
+    """Judge a model that learned from the party's records only; trained once a run."""
+    if state.alone is not None:
+        return state.alone
+    rng = party.rng(read_seed(config), "alone")
+    shares = judge(party.learner_fn().fit(party.x, party.y, rng=rng), x, y, party.task).shares
+    state.alone = shares
+    return shares
+
+
+def _log(party: Party, received: FloatArray, own: FloatArray) -> bool:
+    sign = -1 if party.task == "regression" else 1
+    gain, error = sign * (received.mean() - own.mean()), paired_error(received, own)
+    better = bool(gain > error)
+    word = "better than" if better else "worse than" if -gain > error else "level with"
+    logger.info(
+        "%s: the model of this run is %s one of its own: %s %.4g against %.4g on %d held-out "
+        "rows.",
+        party.owner,
+        word,
+        METRICS[party.task],
+        received.mean(),
+        own.mean(),
+        len(own),
+    )
+    return better
+
 
 LoadParty: TypeAlias = Callable[[Context], Party]
 OnModel: TypeAlias = Callable[[Learner, Party, Context], None]

@@ -13,8 +13,8 @@ it scores and, in a `MultiLabelLearner`, its labels (350: 1.7 s).
 from collections.abc import Mapping
 from typing import Final
 
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.exceptions import require_known
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.errors import require_known
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
 
 GROWTH: Final = 24

@@ -12,9 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from fl_strategies.arrays import Array, IntArray, to_array
-from fl_strategies.core.party import check_rows
-from fl_strategies.core.protocols import (
+from fl_strategies._util.arrays import Array, IntArray, to_array
+from fl_strategies.errors import (
+    KnowledgeMismatch,
+    NotFitted,
+    UnsupportedLearner,
+    require,
+    require_data,
+)
+from fl_strategies.learners import (
     EnsembleLearner,
     IncrementalLearner,
     Learner,
@@ -24,14 +30,8 @@ from fl_strategies.core.protocols import (
     SoftLearner,
     TrainingSet,
 )
-from fl_strategies.core.tasks import check_labels
-from fl_strategies.exceptions import (
-    KnowledgeMismatch,
-    NotFitted,
-    UnsupportedLearner,
-    require,
-    require_data,
-)
+from fl_strategies.party.party import check_rows
+from fl_strategies.tasks import check_labels
 
 _OWNER = "check_learner"
 _ROWS_PER_CLASS = 12
@@ -65,7 +65,7 @@ def check_learner(
     Examples
     --------
     >>> from sklearn.tree import DecisionTreeClassifier
-    >>> from clients.sklearn_learner import SklearnLearner
+    >>> from clients.tabular.sklearn import SklearnLearner
     >>> check_learner(lambda: SklearnLearner(DecisionTreeClassifier(), num_classes=3))
     >>> x, y = np.arange(12.0).reshape(6, 2), np.array([0, 0, 0, 1, 1, 1])
     >>> check_learner(lambda: SklearnLearner(DecisionTreeClassifier(), num_classes=2), x=x, y=y)

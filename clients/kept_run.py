@@ -20,10 +20,9 @@ from typing import Final
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fl_strategies import Party
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.runtime import _compat
-from fl_strategies.runtime.atomic_files import make_folder, replace_file
+from fl_strategies import Party, _compat
+from fl_strategies._util.files import make_folder, replace_file
+from fl_strategies.party.state import PartyState
 from fl_strategies.wire import keys
 
 logger = logging.getLogger("flwr.fl_strategies")

@@ -17,21 +17,90 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args
 
-from clients.array_files import read_arrays, write_arrays
+import numpy as np
+
 from clients.budget import MAX_WIDTH
 from fl_strategies import __version__
-from fl_strategies.aggregation.ensembles import MAX_MEMBERS, MeanEnsemble, SignedEnsemble
-from fl_strategies.aggregation.stacking import StackedEnsemble
-from fl_strategies.arrays import Array
-from fl_strategies.core.protocols import (
+from fl_strategies._util.arrays import Array
+from fl_strategies._util.files import SHARED, replace_file
+from fl_strategies.aggregation.ensembles import (
+    MAX_MEMBERS,
+    MeanEnsemble,
+    SignedEnsemble,
+    StackedEnsemble,
+)
+from fl_strategies.errors import InvalidData, StrategyError, require_data
+from fl_strategies.learners import (
     DenseLearner,
     Learner,
     LearnerFactory,
     require_portable,
 )
-from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import InvalidData, StrategyError, require_data
-from fl_strategies.runtime.atomic_files import SHARED, replace_file
+from fl_strategies.tasks import Task
+
+SUFFIX: Final = ".npy"
+NUMBERS: Final = "biuf"
+FIRST_FORMAT: Final = (1, 0)
+MOST_ARRAYS: Final = 100_000
+
+
+def write_arrays(arrays: Mapping[str, Array], path: Path) -> None:
+    """Write named arrays; equal arrays give equal bytes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            content = io.BytesIO()
+            plain = np.asarray(array, order="C")
+            np.lib.format.write_array(content, plain, allow_pickle=False)
+            # A member without a date, which would make every file another one.
+            archive.writestr(zipfile.ZipInfo(f"{name}{SUFFIX}"), content.getvalue())
+    replace_file(path, file.getvalue(), SHARED)
+
+
+def read_arrays(owner: str, path: Path) -> dict[str, Array]:
+    """Read named arrays of numbers; raise `InvalidData`, with the reason, for anything else."""
+    try:
+        size = path.stat().st_size
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _check_members(owner, members, size)
+            return {
+                member.filename.removesuffix(SUFFIX): _array(owner, archive.read(member))
+                for member in members
+            }
+    except InvalidData:
+        raise
+    except Exception as error:  # a hostile archive may fail in any way
+        kind = type(error).__name__
+        raise InvalidData(
+            f"{owner}: {path} must be an archive of arrays, got {kind}."
+        ) from error
+
+
+def _check_members(owner: str, members: list[zipfile.ZipInfo], size: int) -> None:
+    names = {member.filename for member in members}
+    few = len(names) == len(members) <= MOST_ARRAYS
+    rule = f"at most {MOST_ARRAYS} different arrays"
+    require_data(few, owner, "the archive", rule, f"{len(members)} of {len(names)} names")
+    plain = all(
+        member.compress_type == zipfile.ZIP_STORED and member.filename.endswith(SUFFIX)
+        for member in members
+    )
+    require_data(plain, owner, "the archive", f"{SUFFIX} files, not compressed", "others")
+    claimed = sum(member.file_size for member in members)
+    require_data(claimed <= size, owner, "the archive", f"at most {size} bytes", claimed)
+
+
+def _array(owner: str, content: bytes) -> Array:
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    require_data(version == FIRST_FORMAT, owner, "an array", "of format 1.0", version)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    require_data(dtype.kind in NUMBERS, owner, "an array", "of numbers", dtype)
+    claimed, there = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
+    require_data(claimed == there, owner, "an array", f"of {there} bytes", claimed)
+    return np.asarray(np.lib.format.read_array(io.BytesIO(content), allow_pickle=False))
+
 
 OWNER: Final = "load_model"
 FORMAT: Final = 1
@@ -282,7 +351,9 @@ def _num_values(learner: Learner) -> int | None:
     if make is None:
         return None
     try:
-        state: Mapping[str, Array] = import_module("clients.torch_training").blank_state(make)
+        state: Mapping[str, Array] = import_module("clients.networks.training").blank_state(
+            make
+        )
     except (RuntimeError, TypeError) as error:  # such as an image smaller than a kernel
         reason = str(error).partition("\n")[0]
         raise InvalidData(f"{OWNER}: the network must be possible, got: {reason}.") from error

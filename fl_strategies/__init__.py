@@ -10,10 +10,8 @@ from typing import Any
 
 from flwr.serverapp import strategy
 
-from fl_strategies.core.epsilon_file import write_epsilon_csv
-from fl_strategies.core.party import Party
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.core.protocols import (
+from fl_strategies.errors import InvalidParameter
+from fl_strategies.learners import (
     EnsembleLearner,
     GuidedLearner,
     IncrementalLearner,
@@ -24,11 +22,13 @@ from fl_strategies.core.protocols import (
     Recipe,
     SoftLearner,
 )
-from fl_strategies.core.role import PartyRole
-from fl_strategies.core.strategy import KnowledgeStrategy
-from fl_strategies.exceptions import InvalidParameter
-from fl_strategies.privacy.scores import ScorePrivacy
+from fl_strategies.party.party import Party
+from fl_strategies.party.role import PartyRole
+from fl_strategies.party.state import PartyState
+from fl_strategies.privacy.noise import ScorePrivacy
 from fl_strategies.privacy.votes import VotePrivacy
+from fl_strategies.server.ledgers import write_epsilon_csv
+from fl_strategies.server.strategy import KnowledgeStrategy
 from fl_strategies.strategies.chain import Chain, chain
 from fl_strategies.strategies.codistill import (
     AKD,

@@ -26,8 +26,8 @@ from typing import (
     get_type_hints,
 )
 
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, between, require
-from fl_strategies.naming import nearest, require_argument
+from fl_strategies._util.naming import nearest, require_argument
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, between, require
 
 Scalar: TypeAlias = str | int | float | bool
 
@@ -124,7 +124,7 @@ class Options:
     Walk(num_steps=3)
     >>> Walk(num_steps=0)
     Traceback (most recent call last):
-    fl_strategies.exceptions.InvalidParameter: Walk: num_steps must be at least 1, got 0.
+    fl_strategies.errors.InvalidParameter: Walk: num_steps must be at least 1, got 0.
     """
 
     owner: ClassVar[str] = ""

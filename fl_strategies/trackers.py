@@ -16,7 +16,7 @@ from pathlib import Path
 from time import time
 from typing import Any, Final, Self
 
-from fl_strategies.extras import import_library
+from fl_strategies._util.extras import import_library
 from fl_strategies.wire.keys import UNBOUNDED
 
 __all__ = ["MLflowTracker", "TensorBoardTracker", "Tracker", "WandbTracker"]

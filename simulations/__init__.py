@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from fl_strategies.exceptions import ForeignPackage
+from fl_strategies.errors import ForeignPackage
 
 
 def _require_own(name: str) -> None:

@@ -7,24 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
-from fl_strategies.exceptions import StrategyError
+from fl_strategies.errors import StrategyError
 from simulations.arguments import STOPPED, say
 from simulations.compare_command import add_compare
 from simulations.config import Settings, describe, parse_assignments
 from simulations.curve_command import add_curve
-from simulations.datasets import LOADERS
-from simulations.flower import run_with_flower
+from simulations.data.sets import LOADERS
 from simulations.models import LEARNERS
 from simulations.outputs import require_files, require_folder
 from simulations.presets import PRESETS, paper_table, preset
-from simulations.progress import watching
 from simulations.report import Report, percent, render, summarise, table
 from simulations.report_command import add_report
 from simulations.run_folder import PAGE, RunFolder
-from simulations.running import Finished, run_federation, run_once
+from simulations.runtime.flower import run_with_flower
+from simulations.runtime.progress import watching
+from simulations.runtime.running import Finished, run_federation, run_once
+from simulations.runtime.tracking import Tracking, add_tracking
 from simulations.strict_json import write_json
 from simulations.tables_command import add_tables
-from simulations.tracking import Tracking, add_tracking
 from simulations.understood import tell_data
 
 NOTHING = "Nothing is finished"

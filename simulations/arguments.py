@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
-from fl_strategies.exceptions import InvalidParameter, require
+from fl_strategies.errors import InvalidParameter, require
 from simulations.config import Settings, parse_assignments
 from simulations.fitting import Given, shared
 

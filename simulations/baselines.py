@@ -8,9 +8,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies.core.tasks import Judgement, paired_error
+from fl_strategies.tasks import Judgement, paired_error
 from fl_strategies.wire import keys
-from simulations.experiment import Federation
+from simulations.federation import Federation
 from simulations.references import judge_pate, judge_public
 
 MAJORITY: Final = "majority"

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies.arrays import FloatArray
+from fl_strategies._util.arrays import FloatArray
 from fl_strategies.wire import keys
 
 Report: TypeAlias = Mapping[str, Any]

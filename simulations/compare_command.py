@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from fl_strategies import REGISTRY
-from fl_strategies.exceptions import require
+from fl_strategies.errors import require
 from simulations.arguments import (
     AddData,
     add_command,

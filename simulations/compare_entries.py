@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fl_strategies import SampleOnce, find_algorithm
-from fl_strategies.exceptions import StrategyError, require
+from fl_strategies.errors import StrategyError, require
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
 from simulations.config import Settings, options_of
-from simulations.experiment import Federation, load_federation
+from simulations.federation import Federation, load_federation
 from simulations.fitting import Draft, Entry, Given, fit, refuse_settings, shared
 from simulations.private_variants import VARIANTS, Variant
 

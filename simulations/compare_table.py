@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from simulations.compare import Comparison
 from simulations.config import Settings
-from simulations.experiment import load_federation
+from simulations.federation import load_federation
 from simulations.fitting import Entry
 from simulations.report import summarise, table
 from simulations.reproduce import Outcome, find

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY, LocalNoise, find_algorithm
-from fl_strategies.exceptions import InvalidParameter, require
-from fl_strategies.naming import nearest_name
+from fl_strategies._util.naming import nearest_name
+from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.options import Options, Setting, key_of, option, require_setting
-from simulations.datasets import check_dataset_name, check_joint_classes, check_public_name
-from simulations.model_options import ModelOptions
-from simulations.models import check_learner_name
-from simulations.partition import Scheme
+from simulations.data.partition import Scheme
+from simulations.data.sets import check_dataset_name, check_joint_classes, check_public_name
+from simulations.models import ModelOptions, check_learner_name
 
 Value: TypeAlias = str | int | float | bool
 
@@ -33,14 +32,14 @@ class Settings(ModelOptions):
     --------
     >>> Settings.of(num_parties=0)
     Traceback (most recent call last):
-    fl_strategies.exceptions.InvalidParameter: Settings: num-parties must be at least 1, got 0.
+    fl_strategies.errors.InvalidParameter: Settings: num-parties must be at least 1, got 0.
     >>> Settings.from_run_config({"num-partys": 8})
     Traceback (most recent call last):
-    fl_strategies.exceptions.InvalidParameter: Settings: key must be a known setting, \
+    fl_strategies.errors.InvalidParameter: Settings: key must be a known setting, \
 got 'num-partys'. Did you mean 'num-parties'?
     >>> Settings.of(strategy="fedmd", num_splits=2)
     Traceback (most recent call last):
-    fl_strategies.exceptions.InvalidParameter: Settings: key must be a setting of fedmd, \
+    fl_strategies.errors.InvalidParameter: Settings: key must be a setting of fedmd, \
 got 'num-splits', which fedkt has.
     """
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fl_strategies.exceptions import StrategyError, require
+from fl_strategies.errors import StrategyError, require
 from simulations.config import Settings
-from simulations.experiment import Federation, load_federation
+from simulations.federation import Federation, load_federation
 from simulations.fitting import Draft, Entry, Given, fit, refuse_settings, shared
 from simulations.private_variants import VARIANTS, Unit, Variant
 from simulations.reproduce import Runner

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from fl_strategies.exceptions import require
-from fl_strategies.runtime.atomic_files import SHARED, replace_file
+from fl_strategies._util.files import SHARED, replace_file
+from fl_strategies.errors import require
 from simulations.curve import OWNER
 from simulations.curve_table import CurveSummary, markdown
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fl_strategies.exceptions import require
+from fl_strategies.errors import require
 from fl_strategies.wire import keys
 from simulations.libraries import import_library
 from simulations.report import summarise

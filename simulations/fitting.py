@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from fl_strategies import find_algorithm
-from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import StrategyError, require
+from fl_strategies.errors import StrategyError, require
+from fl_strategies.tasks import Task
 from simulations.config import Settings, Value
-from simulations.experiment import SCORERS, WORD_MODEL, Federation
+from simulations.federation import SCORERS, WORD_MODEL, Federation
 
 Given: TypeAlias = Mapping[str, Value]
 

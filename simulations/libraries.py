@@ -5,7 +5,7 @@ import importlib
 import sys
 from types import ModuleType
 
-from fl_strategies.extras import import_library as import_library
+from fl_strategies._util.extras import import_library as import_library
 
 
 def import_torchvision(owner: str) -> ModuleType:

@@ -8,14 +8,46 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from fl_strategies.core.protocols import Learner, LearnerFactory
-from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import InvalidParameter, require
+from fl_strategies.errors import InvalidParameter, require
+from fl_strategies.learners import Learner, LearnerFactory
+from fl_strategies.options import Options, option
+from fl_strategies.tasks import Task
 from simulations.libraries import import_library
-from simulations.model_options import ModelOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Options):
+    """Hyper-parameters of all models; each takes those that it has."""
+
+    num_trees: int = option(100, "trees of a forest", least=1)
+    max_depth: int = option(0, "depth of trees; 0: unlimited, and 6 in boosting", least=0)
+    boosting_rounds: int = option(100, "rounds of gradient boosting", least=1)
+    boosting_learning_rate: float = option(0.3, "shrinkage of a boosting round", above=0)
+    boosting_gamma: float = option(0.0, "least gain of a split in XGBoost", least=0)
+    kernel: Literal["linear", "rbf", "polynomial", "laplace"] = option("rbf", "of kernel-ridge")
+    ridge: float = option(0.001, "penalty of kernel-ridge and ridge, per row", least=0)
+    num_features: int = option(2000, "cosines of random-features", least=1)
+    reveal_rows: bool = option(False, "kernel-ridge models may travel with their training rows")
+    epochs: int = option(30, "passes of a network over its data", least=1)
+    batch_size: int = option(32, "rows in a step of a network", least=1)
+    optimizer: Literal["adam", "sgd"] = option("adam", "of networks")
+    momentum: float = option(0.9, "of sgd", least=0)
+    learning_rate: float = option(0.001, "step size of the optimizer", above=0)
+    end_learning_rate: float = option(0.0, "last of a cosine; 0: a hundredth", least=0)
+    schedule: Literal["constant", "cosine"] = option("constant", "of the step size")
+    weight_decay: float = option(0.00001, "L2 penalty of the optimizer", least=0)
+    augment: bool = option(False, "networks see images shifted and mirrored")
+    patience: int = option(
+        0, "epochs without fewer mistakes after which a network stops; 0: never", least=0
+    )
+    validation_share: float = option(
+        0.0, "rows that it stops by and does not learn; 0: those it learns", least=0, below=1
+    )
+
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +96,7 @@ def _classifier(build: ClassifierBuilder, settings: ModelOptions, problem: Probl
         return build(settings, problem.num_classes)
     has_labels, rule = problem.task == "multi-label", "single-label or multi-label"
     require(has_labels, "learner_factory", "task", f"{rule} for a classifier", problem.task)
-    from clients.multilabel import MultiLabelLearner
+    from clients.tabular.multilabel import MultiLabelLearner
 
     return MultiLabelLearner(
         functools.partial(build, settings, 2), num_classes=problem.num_classes
@@ -75,7 +107,7 @@ def _sklearn_learner(
     name: str, module: str, estimator: str, num_classes: int, **parameters: Any
 ) -> Learner:
     library = import_library(name, f"sklearn.{module}", "sklearn")
-    from clients.sklearn_learner import SklearnLearner
+    from clients.tabular.sklearn import SklearnLearner
 
     return SklearnLearner(getattr(library, estimator)(**parameters), num_classes=num_classes)
 
@@ -93,8 +125,7 @@ def _random_forest(settings: ModelOptions, num_classes: int) -> Learner:
 
 
 def _forest(settings: ModelOptions, num_classes: int) -> Learner:
-    from clients.forest_growing import MOST_LEVELS
-    from clients.forest_learner import ForestLearner
+    from clients.tabular.forest import MOST_LEVELS, ForestLearner
 
     return ForestLearner(
         num_classes=num_classes,
@@ -175,14 +206,14 @@ def _boosting_options(settings: ModelOptions) -> dict[str, Any]:
 
 def _boosted_trees(settings: ModelOptions, num_classes: int) -> Learner:
     import_library("boosted-trees", "numba", "fast")
-    from clients.boosted_trees_learner import BoostedTreesLearner
+    from clients.tabular.boosted_trees import BoostedTreesLearner
 
     return BoostedTreesLearner(num_classes=num_classes, **_boosting_options(settings))
 
 
 def _xgboost(settings: ModelOptions, num_classes: int) -> Learner:
     import_library("xgboost", "xgboost", "xgboost")
-    from clients.xgboost_learner import XGBoostLearner
+    from clients.tabular.xgboost import XGBoostLearner
 
     options = _boosting_options(settings)
     return XGBoostLearner(num_classes=num_classes, num_threads=1, **options)
@@ -193,7 +224,7 @@ def _xgboost(settings: ModelOptions, num_classes: int) -> Learner:
 
 def _xgboost_scores(settings: ModelOptions, problem: Problem) -> Learner:
     import_library("xgboost-scores", "xgboost", "xgboost")
-    from clients.soft_trees import XGBoostScores
+    from clients.tabular.xgboost import XGBoostScores
 
     return XGBoostScores(
         num_classes=problem.num_classes,
@@ -205,7 +236,7 @@ def _xgboost_scores(settings: ModelOptions, problem: Problem) -> Learner:
 
 def _forest_scores(settings: ModelOptions, problem: Problem) -> Learner:
     library = import_library("forest-scores", "sklearn.ensemble", "sklearn")
-    from clients.forest_scores import ForestScores
+    from clients.tabular.sklearn import ForestScores
 
     # A third of the columns at every split, as is usual for forests of numbers: with all of
     # them the trees would hardly differ.
@@ -219,7 +250,7 @@ def _forest_scores(settings: ModelOptions, problem: Problem) -> Learner:
 
 
 def _kernel_ridge(settings: ModelOptions, problem: Problem) -> Learner:
-    from clients.kernel_learner import KernelRidgeLearner
+    from clients.tabular.kernel import KernelRidgeLearner
 
     return KernelRidgeLearner(
         num_classes=problem.num_classes,
@@ -231,7 +262,7 @@ def _kernel_ridge(settings: ModelOptions, problem: Problem) -> Learner:
 
 
 def _ridge(settings: ModelOptions, problem: Problem) -> Learner:
-    from clients.kernel_learner import RidgeLearner
+    from clients.tabular.kernel import RidgeLearner
 
     return RidgeLearner(
         num_classes=problem.num_classes, task=problem.task, ridge=settings.ridge
@@ -239,7 +270,7 @@ def _ridge(settings: ModelOptions, problem: Problem) -> Learner:
 
 
 def _random_features(settings: ModelOptions, problem: Problem) -> Learner:
-    from clients.random_features import RandomFeaturesLearner
+    from clients.tabular.random_features import RandomFeaturesLearner
 
     return RandomFeaturesLearner(
         num_classes=problem.num_classes,
@@ -253,7 +284,7 @@ def _random_features(settings: ModelOptions, problem: Problem) -> Learner:
 
 def _network(name: str, settings: ModelOptions, problem: Problem) -> Learner:
     import_library(name, "torch", "torch")
-    from clients.torch_learner import TorchLearner
+    from clients.networks.learner import TorchLearner
 
     is_image = len(problem.row_shape) == 3
     training: dict[str, Any] = {"optimizer": settings.optimizer, "schedule": settings.schedule}
@@ -277,7 +308,7 @@ def _network(name: str, settings: ModelOptions, problem: Problem) -> Learner:
 
 def _private_network(settings: ModelOptions, problem: Problem) -> Learner:
     """Return the network `mlp` trained by DP-SGD, else with the learner's own defaults."""
-    from clients.opacus_learner import DPTorchLearner
+    from clients.networks.private import DPTorchLearner
 
     rule = "0 for dp-mlp: when to stop would not be private"
     for name in ("patience", "validation_share"):
@@ -308,7 +339,7 @@ def _module_factory(name: str, problem: Problem) -> "Callable[[], torch.nn.Modul
 
 def _augment(problem: Problem) -> "Callable[[torch.Tensor], torch.Tensor]":
     """Return random crops, and mirror images of photographs but not of grey digits."""
-    from clients.torch_augment import crop_and_flip
+    from clients.networks.images import crop_and_flip
 
     return crop_and_flip(padding=AUGMENT_PADDING, flip=problem.row_shape[0] == 3)
 
@@ -399,12 +430,12 @@ def learner_factory(
 
     Examples
     --------
-    >>> from simulations.model_options import ModelOptions
+    >>> from simulations.models import ModelOptions
     >>> learner_factory(
     ...     "trees", row_shape=(4,), num_classes=2, settings=ModelOptions()
     ... )  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    fl_strategies.exceptions.InvalidParameter: learner_factory: name must be one of \
+    fl_strategies.errors.InvalidParameter: learner_factory: name must be one of \
 random-forest, ..., cnn-2-A-B or cnn-3-A-B-C with numbers of filters, got 'trees'.
     """
     check_learner_name("learner_factory", "name", name)

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from fl_strategies.exceptions import MissingExtra, require
+from fl_strategies.errors import MissingExtra, require
+from simulations.data.texts import MAX_TOKENS, PADDING
 from simulations.libraries import import_torchvision
-from simulations.texts import MAX_TOKENS, PADDING
 
 try:
     import torch
@@ -174,7 +174,7 @@ def _fedmd_layer(
 def embedding_bag(row_shape: Shape, num_classes: int) -> nn.Module:
     """Return a text classifier: the mean of the words' vectors, then one hidden layer.
 
-    Rows are word numbers below 10,000 (see `simulations.texts`), also when they come as
+    Rows are word numbers below 10,000 (see `simulations.data.texts`), also when they come as
     floats; 0 is no word.
     """
     is_text = len(row_shape) == 1

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.errors import InvalidParameter
 
 OUTPUT_HINT: Final = "Name another one: --set output-dir=FOLDER"
 

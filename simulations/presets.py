@@ -4,7 +4,7 @@ import tomllib
 from importlib import resources
 from typing import Any, Final
 
-from fl_strategies.exceptions import require
+from fl_strategies.errors import require
 from simulations.config import Value
 
 PRESETS: Final = ("paper",)

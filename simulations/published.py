@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from fl_strategies.exceptions import require
+from fl_strategies.errors import require
 
 WORDS: Final[Mapping[str, str]] = {
     "federation": "",

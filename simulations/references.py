@@ -5,13 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_strategies.aggregation.voting import count_votes, plurality
-from fl_strategies.core.ensemble import fit_ensemble
-from fl_strategies.core.protocols import Learner
-from fl_strategies.core.tasks import Judgement
-from fl_strategies.exceptions import InvalidParameter, require
-from fl_strategies.randomness import derive_rng
-from simulations.experiment import Federation
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.aggregation.votes import count_votes, plurality
+from fl_strategies.errors import InvalidParameter, require
+from fl_strategies.learners import Learner, fit_ensemble
+from fl_strategies.tasks import Judgement
+from simulations.federation import Federation
 
 logger = logging.getLogger("flwr.fl_strategies")
 

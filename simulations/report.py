@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy
-from fl_strategies.aggregation.class_weights import class_counts
-from fl_strategies.arrays import IntArray
-from fl_strategies.core.tasks import figure_names
-from fl_strategies.exceptions import MissingExtra, StrategyError
+from fl_strategies._util.arrays import IntArray
+from fl_strategies.aggregation.claims import class_counts
+from fl_strategies.errors import MissingExtra, StrategyError
+from fl_strategies.tasks import figure_names
 from fl_strategies.wire import keys
 from simulations.baselines import (
     BEST_PARTY,
@@ -30,8 +30,8 @@ from simulations.baselines import (
     existing,
     judge_baselines,
 )
-from simulations.experiment import Federation
-from simulations.progress import ALONE, EVALUATE, TRAIN, Watch
+from simulations.federation import Federation
+from simulations.runtime.progress import ALONE, EVALUATE, TRAIN, Watch
 from simulations.verdict import CONSTANTS, find_warnings, own_models, verdict
 
 logger = logging.getLogger("flwr.fl_strategies")

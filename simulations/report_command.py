@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from fl_strategies.exceptions import InvalidData, StrategyError, require, require_data
-from fl_strategies.runtime.atomic_files import SHARED, replace_file
+from fl_strategies._util.files import SHARED, replace_file
+from fl_strategies.errors import InvalidData, StrategyError, require, require_data
 from simulations.outputs import require_files
 from simulations.report import Report
 from simulations.report_compare import comparison_page

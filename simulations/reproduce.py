@@ -16,13 +16,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
-from fl_strategies.exceptions import InvalidParameter, require
+from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value
-from simulations.cpu_time import cpu_seconds
-from simulations.progress import duration
 from simulations.published import Published
 from simulations.report import Report
+from simulations.runtime.progress import duration
+from simulations.runtime.running import cpu_seconds
 from simulations.strict_json import write_json
 
 Runner: TypeAlias = Callable[[Settings], Report]

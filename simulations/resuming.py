@@ -17,17 +17,17 @@ from statistics import fmean
 from typing import Any, Final
 
 from fl_strategies import __version__
-from fl_strategies.exceptions import StrategyError
-from fl_strategies.runtime.atomic_files import SHARED, replace_file
+from fl_strategies._util.files import SHARED, replace_file
+from fl_strategies.errors import StrategyError
 from fl_strategies.wire import keys
 from simulations.baselines import PREFIXES, judge_baselines
 from simulations.config import Settings
-from simulations.datasets import FILE_SUFFIXES
-from simulations.experiment import load_federation
+from simulations.data.sets import FILE_SUFFIXES
+from simulations.federation import load_federation
 from simulations.fitting import Entry, Given, shared
-from simulations.progress import duration, log_level
 from simulations.report import Report
 from simulations.reproduce import Outcome, Runner, find, outcome_of, read_outcomes
+from simulations.runtime.progress import duration, log_level
 from simulations.strict_json import finite
 
 Say = Callable[[str], None]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from fl_strategies.exceptions import require
+from fl_strategies.errors import require
 from simulations.libraries import import_library
 from simulations.reproduce import COLUMNS, Table, read_outcomes
 from simulations.reproduce_text import Line, lines_of

@@ -28,13 +28,12 @@ from clients.saved_model import (
     save_model,
 )
 from fl_strategies import KnowledgeStrategy, Learner, write_epsilon_csv
-from fl_strategies.aggregation.ensembles import MeanEnsemble, SignedEnsemble
-from fl_strategies.aggregation.stacking import StackedEnsemble
-from fl_strategies.core.protocols import require_portable
-from fl_strategies.exceptions import StrategyError, UnsupportedLearner
-from fl_strategies.runtime.atomic_files import SHARED, replace_file
-from simulations.experiment import Federation
-from simulations.model_options import ModelOptions
+from fl_strategies._util.files import SHARED, replace_file
+from fl_strategies.aggregation.ensembles import MeanEnsemble, SignedEnsemble, StackedEnsemble
+from fl_strategies.errors import StrategyError, UnsupportedLearner
+from fl_strategies.learners import require_portable
+from simulations.federation import Federation
+from simulations.models import ModelOptions
 from simulations.report import Report
 from simulations.report_page import page
 from simulations.strict_json import write_json

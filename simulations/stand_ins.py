@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from fl_strategies.arrays import Array
-from simulations.datasets import LIBSVM_FILES
-from simulations.image_sets import DIGITS, FEDMD_CLASSES
-from simulations.texts import TEXT_SETS
+from fl_strategies._util.arrays import Array
+from simulations.data.images import DIGITS, FEDMD_CLASSES
+from simulations.data.sets import LIBSVM_FILES
+from simulations.data.texts import TEXT_SETS
 
 COMPLETE: Final = "README"
 NUM_TRAIN: Final = 300

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_strategies.exceptions import InvalidData
-from fl_strategies.runtime.atomic_files import SHARED, replace_file
+from fl_strategies._util.files import SHARED, replace_file
+from fl_strategies.errors import InvalidData
 from fl_strategies.wire.keys import UNBOUNDED
 
 

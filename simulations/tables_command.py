@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fl_strategies.exceptions import MissingExtra, require
+from fl_strategies.errors import MissingExtra, require
 from simulations.arguments import say, say_stopped, seeds_of
 from simulations.calculated import calculate, calculation_names
 from simulations.config import Settings

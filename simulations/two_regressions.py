@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fl_strategies.arrays import FloatArray
+from fl_strategies._util.arrays import FloatArray
 
 NUM_AGENTS = 2
 

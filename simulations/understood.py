@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_strategies.arrays import IntArray
+from fl_strategies._util.arrays import IntArray
 from simulations.arguments import say
 from simulations.config import Settings
-from simulations.datasets import LOADERS
-from simulations.experiment import Federation, load_federation
-from simulations.table_files import listed
+from simulations.data.csv import listed
+from simulations.data.sets import LOADERS
+from simulations.federation import Federation, load_federation
 
 _MOST_CLASSES = 12
 

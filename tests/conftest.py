@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_strategies.runtime._compat import claim_task_identity
+from fl_strategies._compat import claim_task_identity
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ from flwr.serverapp.strategy import Result
 
 from clients import client_app
 from fl_strategies import REGISTRY, KnowledgeStrategy, Party
+from fl_strategies._compat import assign_message_id
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.runtime._compat import assign_message_id
 from fl_strategies.wire import keys
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.toys import SHORT, TEST, common_options, load_toy_party
 
 NUM_PARTIES = 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.processes import marked, send_signal
+from simulations.runtime.processes import marked, send_signal
 
 MARK = "FL_STRATEGIES_TESTS"
 _GRACE_SECONDS = 15.0

@@ -8,11 +8,9 @@ import sys
 
 import numpy as np
 
-from clients.boosting import boost_trees
-from clients.boosting_bins import bin_rows
-from clients.boosting_kernels import Rule
-from clients.tree_sums import sum_of_trees
-from fl_strategies.arrays import FloatArray
+from clients.compiled.boosting import Rule, bin_rows
+from clients.tabular.boosted_trees import boost_trees, sum_of_trees
+from fl_strategies._util.arrays import FloatArray
 
 NUM_ROWS = 240
 

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fl_strategies.runtime.atomic_files import replace_file
+from fl_strategies._util.files import replace_file
 
 
 def test_a_file_has_the_whole_content_of_one_writer(tmp_path: Path) -> None:

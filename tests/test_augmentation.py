@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fl_strategies import FedKDOptions
-from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch
-from fl_strategies.strategies.fedkd.augmentation import (
+from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
+from fl_strategies.strategies.fedkd.options import (
     augmented,
     check_augmentation,
     crop,

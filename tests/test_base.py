@@ -13,20 +13,20 @@ from flwr.clientapp import ClientApp
 
 from clients.app import client_app
 from fl_strategies import REGISTRY, FedKT, FedKTOptions, Party, PartyState
-from fl_strategies.core.role import receive_model
-from fl_strategies.core.strategy import KnowledgeStrategy
-from fl_strategies.exceptions import (
+from fl_strategies.errors import (
     InvalidParameter,
     KnowledgeMismatch,
     NotFitted,
     RunFailed,
     UnsupportedLearner,
 )
+from fl_strategies.party.role import receive_model
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.strategies.codistill.model_exchange import join_models
+from fl_strategies.server.strategy import KnowledgeStrategy
+from fl_strategies.strategies.codistill.options import join_models
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
-from simulations.local import InMemoryGrid, run_local
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
     TEST,
@@ -82,7 +82,7 @@ def test_waiting_reminds_and_then_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody who watches the log sees who is missing."""
-    monkeypatch.setattr("fl_strategies.runtime.connections._SECONDS_BETWEEN_REMINDERS", 0.1)
+    monkeypatch.setattr("fl_strategies.server.connections._SECONDS_BETWEEN_REMINDERS", 0.1)
     strategy = toy_fedkt(num_parties=5, max_wait=0.5)
 
     with caplog.at_level(logging.INFO, logger="flwr.fl_strategies"):

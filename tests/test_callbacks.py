@@ -11,10 +11,10 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from clients.app import client_app
 from fl_strategies import FedKT
-from fl_strategies.exceptions import InvalidParameter, MissingExtra, RunFailed
+from fl_strategies.errors import InvalidParameter, MissingExtra, RunFailed
 from fl_strategies.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker
 from fl_strategies.wire import keys
-from simulations.local import InMemoryGrid, run_local
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.kept import NUM_PARTIES, Killed, MortalGrid, build, start
 from tests.toys import load_toy_party, load_with, toy_fedkd, toy_fedkt, without_records
 

@@ -25,8 +25,8 @@ from fl_strategies import (
     flower_strategy,
     write_epsilon_csv,
 )
-from fl_strategies.core.accounting import AUDIENCES
-from fl_strategies.exceptions import InvalidData, InvalidParameter, RunFailed
+from fl_strategies.errors import InvalidData, InvalidParameter, RunFailed
+from fl_strategies.party.accounting import AUDIENCES
 from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,
@@ -35,10 +35,10 @@ from fl_strategies.privacy.events import (
     Unit,
 )
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.strategies.chain.server import compose_ledgers
+from fl_strategies.strategies.chain import compose_ledgers
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
-from simulations.local import InMemoryGrid, run_local
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.kept import NUM_PARTIES, Killed, MortalGrid, bits, figures, journal_app
 from tests.toys import TEST, CentroidLearner, accuracy, common_options, load_toy_party
 

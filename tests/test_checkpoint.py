@@ -18,7 +18,7 @@ from fl_strategies import (
     KnowledgeStrategy,
     Party,
 )
-from fl_strategies.exceptions import (
+from fl_strategies.errors import (
     CheckpointUnavailable,
     InvalidData,
     InvalidParameter,
@@ -27,8 +27,8 @@ from fl_strategies.exceptions import (
     RunFailed,
 )
 from fl_strategies.privacy.events import event_from_json
-from fl_strategies.runtime.checkpoint import Checkpoint
-from fl_strategies.runtime.state_codec import dump_state, load_state
+from fl_strategies.server.run import Checkpoint
+from fl_strategies.server.state import dump_state, load_state
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
 from tests.kept import (

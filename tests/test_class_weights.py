@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fl_strategies.aggregation.class_weights import (
+from fl_strategies.aggregation.claims import (
     CLASS_COUNTS,
     class_counts,
     class_weights,
@@ -14,9 +14,9 @@ from fl_strategies.aggregation.class_weights import (
     read_counts,
     weighted_mean,
 )
-from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.privacy.scores import ScorePrivacy
-from fl_strategies.wire.quantization import PlainScores, Quantizer
+from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.privacy.noise import ScorePrivacy
+from fl_strategies.wire.formats import PlainScores, Quantizer
 
 
 def test_counts_of_single_labels() -> None:

@@ -15,20 +15,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
 from sklearn.ensemble import RandomForestRegressor
 
 from clients.app import NO_BUDGET, client_app
-from clients.forest_scores import ForestScores
-from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
+from clients.tabular.kernel import KernelRidgeLearner, RidgeLearner
+from clients.tabular.sklearn import ForestScores
 from fl_strategies import Knowledge, Party
+from fl_strategies._util.randomness import derive_rng
 from fl_strategies.aggregation.ensembles import SignedEnsemble
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.core.protocols import LearnerFactory, Recipe
-from fl_strategies.exceptions import (
+from fl_strategies.errors import (
     InvalidParameter,
     KnowledgeMismatch,
     NotEnoughParties,
 )
+from fl_strategies.learners import LearnerFactory, Recipe
+from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.events import MOST, GaussianEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.codistill import (
     AKD,
     EKD,
@@ -37,7 +37,7 @@ from fl_strategies.strategies.codistill import (
     Codistillation,
     CodistillParty,
 )
-from fl_strategies.strategies.codistill.model_exchange import join_models
+from fl_strategies.strategies.codistill.options import join_models
 from fl_strategies.strategies.codistill.party import (
     FIRST_TERM,
     KEPT,
@@ -48,7 +48,7 @@ from fl_strategies.strategies.codistill.party import (
 )
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import encode_arrays
-from simulations.local import InMemoryGrid, run_local
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.closed_forms import (
     KernelAgent,
     KernelFederation,
@@ -459,7 +459,7 @@ def test_agents_learn_probabilities_by_the_chosen_loss(loss: str) -> None:
 def test_a_network_and_a_forest_teach_each_other() -> None:
     """Figures 13 and 14: models that have nothing in common but their predictions."""
     pytest.importorskip("torch")
-    from clients.torch_learner import TorchLearner
+    from clients.networks.learner import TorchLearner
     from simulations.models import multilayer_perceptron
 
     factories: dict[str, LearnerFactory] = {
@@ -1117,7 +1117,7 @@ def train_with_noise(private_distill: bool, journal_folder: Any = None) -> tuple
     pytest.importorskip("dp_accounting")
     from torch import nn
 
-    from clients.opacus_learner import DPTorchLearner
+    from clients.networks.private import DPTorchLearner
 
     def learner_fn() -> DPTorchLearner:
         return DPTorchLearner(

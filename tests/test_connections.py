@@ -13,9 +13,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from clients import client_app
 from fl_strategies import REGISTRY
-from fl_strategies.runtime._compat import is_flowers_own
-from fl_strategies.runtime.connections import StreamingGrid
-from simulations.local import InMemoryGrid
+from fl_strategies._compat import is_flowers_own
+from fl_strategies.server.connections import StreamingGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.toys import common_options, load_toy_party
 
 NUM_NODES = 3

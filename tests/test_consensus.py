@@ -20,7 +20,7 @@ from fl_strategies.aggregation.consensus import (
     make_consensus,
     to_probabilities,
 )
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.errors import InvalidParameter
 
 RULES: list[ConsensusRule] = ["mean", "class-weighted", "median", "trimmed-mean", "robust-mean"]
 SCORES = arrays(

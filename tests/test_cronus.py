@@ -7,11 +7,11 @@ import pytest
 from scipy.special import softmax
 
 from fl_strategies import Cronus, CronusOptions, FedMD, Knowledge
-from fl_strategies.aggregation.robust_mean import MOST_LOST, filtered_mean
-from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies.aggregation.consensus import MOST_LOST, filtered_mean
+from fl_strategies.errors import InvalidParameter
+from fl_strategies.strategies.fedmd.options import SCORES
 from fl_strategies.strategies.fedmd.party import ANSWERS
-from fl_strategies.strategies.fedmd.release import SCORES
 from tests.toys import PUBLIC, PUBLIC_LABELS, common_options, hear
 
 NUM_SETS, NUM_POINTS, WIDTH = 20, 60, 8

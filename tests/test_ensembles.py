@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from scipy.special import softmax
 
-from clients.kernel_learner import RidgeLearner
+from clients.tabular.kernel import RidgeLearner
+from fl_strategies._util.arrays import FloatArray
+from fl_strategies._util.randomness import derive_rng
 from fl_strategies.aggregation.consensus import to_probabilities
 from fl_strategies.aggregation.ensembles import (
     MeanEnsemble,
@@ -18,10 +20,8 @@ from fl_strategies.aggregation.ensembles import (
     SignedEnsemble,
     outputs,
 )
-from fl_strategies.arrays import FloatArray
-from fl_strategies.core.protocols import Learner, PortableLearner
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
-from fl_strategies.randomness import derive_rng
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
+from fl_strategies.learners import Learner, PortableLearner
 from tests.toys import TEST, CentroidLearner, blobs
 
 RNG = np.random.default_rng(0)

@@ -10,9 +10,9 @@ from flwr.app import ArrayRecord, Message
 
 from clients.app import client_app
 from fl_strategies import KnowledgeStrategy, write_epsilon_csv
-from fl_strategies.exceptions import RunFailed
+from fl_strategies.errors import RunFailed
 from fl_strategies.wire import keys
-from simulations.local import InMemoryGrid, run_local
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.kept import NUM_PARTIES, Killed, MortalGrid, build, start
 from tests.toys import load_toy_party, toy_fedkt
 

@@ -10,6 +10,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 from scipy.stats import norm
 
+from fl_strategies._util.arrays import FloatArray
 from fl_strategies.aggregation.evidence import (
     LEAST_PART,
     LEAST_PROBABILITY,
@@ -35,13 +36,12 @@ from fl_strategies.aggregation.evidence import (
     valid_counts,
     vote_evidence,
 )
-from fl_strategies.aggregation.evidence_pool import (
+from fl_strategies.aggregation.pool import (
     EvidenceConsensus,
     EvidencePool,
     read_class_share,
 )
-from fl_strategies.arrays import FloatArray
-from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.errors import InvalidData, InvalidParameter
 
 MEANS = np.array([-1.0, 0.0, 1.5])
 ROWS = np.linspace(-1.0, 1.5, 41)  # where no class is below a thousandth

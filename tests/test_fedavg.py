@@ -14,23 +14,23 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from clients.app import client_app
 from fl_strategies import FedAvg, Party
-from fl_strategies.arrays import Array
-from fl_strategies.core.protocols import ContinuingLearner, LearnerFactory, StartingLearner
-from fl_strategies.core.reported_ledgers import MAX_DISTINCT_EVENTS, reported_epsilon
-from fl_strategies.exceptions import (
+from fl_strategies._util.arrays import Array
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.errors import (
     InvalidParameter,
     KnowledgeMismatch,
     RunFailed,
     UnsupportedLearner,
 )
+from fl_strategies.learners import ContinuingLearner, LearnerFactory, StartingLearner
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.randomness import derive_rng
+from fl_strategies.server.ledgers import MAX_DISTINCT_EVENTS, reported_epsilon
 from fl_strategies.strategies.weights.restraint import as_layout
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays
-from simulations.local import InMemoryGrid, run_local
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
     TEST,
@@ -85,7 +85,7 @@ def run(
 
 def network(**changes: Any) -> LearnerFactory:
     """Return a factory of small networks that take one step of plain descent an epoch."""
-    from clients.torch_learner import TorchLearner
+    from clients.networks.learner import TorchLearner
 
     options = {"optimizer": "sgd", "momentum": 0.0, "batch_size": 10_000, "learning_rate": 0.1}
     return lambda: TorchLearner(
@@ -224,7 +224,7 @@ def test_more_local_epochs_move_further() -> None:
 
 def test_buffers_are_averaged_too() -> None:
     """Those of a normalisation; its counter of batches stays a whole number."""
-    from clients.torch_learner import TorchLearner
+    from clients.networks.learner import TorchLearner
 
     def factory() -> TorchLearner:
         module = torch.nn.Sequential
@@ -476,7 +476,7 @@ def test_a_model_from_the_server_is_checked_by_the_party() -> None:
 
 def private_network() -> Any:
     pytest.importorskip("opacus")
-    from clients.opacus_learner import DPTorchLearner
+    from clients.networks.private import DPTorchLearner
 
     return DPTorchLearner(
         lambda: torch.nn.Linear(2, 3), num_classes=3, batch_size=10, noise_multiplier=3.0
@@ -508,7 +508,7 @@ def test_private_training_adds_up_over_rounds() -> None:
 
 def test_one_party_without_noise_leaves_no_guarantee() -> None:
     """The party that is protected least counts."""
-    from clients.torch_learner import TorchLearner
+    from clients.networks.learner import TorchLearner
 
     strategy = toy_fedavg(learner_fn=private_network)
 

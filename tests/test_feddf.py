@@ -19,13 +19,13 @@ from scipy.special import softmax
 
 from clients.app import client_app
 from fl_strategies import FedAvg, FedDF, FlowerStrategy, Party
-from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.core.protocols import LearnerFactory, StartingLearner
-from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner
-from fl_strategies.randomness import derive_rng
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.errors import InvalidParameter, UnsupportedLearner
+from fl_strategies.learners import LearnerFactory, StartingLearner
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.toys import (
     NUM_CLASSES,
     PUBLIC,
@@ -48,14 +48,14 @@ DESCENT: dict[str, Any] = {
 
 
 def linear(**changes: Any) -> Any:
-    from clients.torch_learner import TorchLearner
+    from clients.networks.learner import TorchLearner
 
     module = lambda: torch.nn.Linear(2, NUM_CLASSES)  # noqa: E731
     return TorchLearner(module, num_classes=NUM_CLASSES, **{**DESCENT, **changes})
 
 
 def layered(**changes: Any) -> Any:
-    from clients.torch_learner import TorchLearner
+    from clients.networks.learner import TorchLearner
 
     def module() -> Any:
         hidden = torch.nn.Linear(2, 7)

@@ -13,17 +13,17 @@ from torch.nn.functional import cross_entropy
 
 from clients import TorchLearner, client_app
 from fl_strategies import FedAvg, FedGen, FedGenParty, KnowledgeStrategy, Objective, Party
-from fl_strategies.arrays import Array
-from fl_strategies.core.protocols import DenseLayer
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
-from fl_strategies.strategies.fedgen.generator import (
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
+from fl_strategies.learners import DenseLayer
+from fl_strategies.strategies.fedgen import (
     NAMES,
     Adam,
     Generator,
     Heads,
     diversity_loss,
 )
-from simulations.local import run_local
+from simulations.runtime.local import run_local
 from tests.toys import NUM_CLASSES, PUBLIC, TEST, accuracy, toy_party
 
 SIZES = (3, 2, 5, 4)

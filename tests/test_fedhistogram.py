@@ -17,21 +17,21 @@ from scipy.stats import kstest
 
 from clients.app import client_app
 from fl_strategies import FedHistogram, Party
-from fl_strategies.arrays import Array
-from fl_strategies.core.policy import PartyPolicy
-from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, RunFailed
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
+from fl_strategies.party.policy import PartyPolicy
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.planning.rules import usual_cells
-from fl_strategies.strategies.sums.cells import (
+from fl_strategies.strategies.sums.options import SumPrivacy
+from fl_strategies.strategies.sums.summary import (
     Cells,
     class_shares,
     count_records,
 )
-from fl_strategies.strategies.sums.options import SumPrivacy
+from fl_strategies.tasks import Task
 from fl_strategies.wire import keys
-from simulations.local import InMemoryGrid, run_local
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.kept import Killed, MortalGrid
 from tests.toys import (
     PUBLIC,

@@ -13,14 +13,14 @@ from scipy.special import softmax
 
 from clients.app import FAILED, client_app
 from fl_strategies import FedKD, FedKDOptions, Party
-from fl_strategies.aggregation.class_weights import CLASS_COUNTS
-from fl_strategies.arrays import FloatArray
-from fl_strategies.core.protocols import Recipe
-from fl_strategies.exceptions import InvalidParameter, NotFitted, RunFailed, UnsupportedLearner
-from fl_strategies.strategies.fedkd import combining
+from fl_strategies._util.arrays import FloatArray
+from fl_strategies.aggregation.claims import CLASS_COUNTS
+from fl_strategies.errors import InvalidParameter, NotFitted, RunFailed, UnsupportedLearner
+from fl_strategies.learners import Recipe
+from fl_strategies.strategies.fedkd import server
 from fl_strategies.wire import keys
-from fl_strategies.wire.quantization import Quantizer
-from simulations.local import InMemoryGrid, run_local
+from fl_strategies.wire.formats import Quantizer
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
     PUBLIC_LABELS,
@@ -570,7 +570,7 @@ def test_scores_of_many_parties_are_summed(
     """Beyond some number nothing but sums is kept, and the consensus is nearly the same."""
     few = recorded(weights=weights)
     kept = run(few)
-    monkeypatch.setattr(combining, "MOST_KEPT", 1)
+    monkeypatch.setattr(server, "MOST_KEPT", 1)
     many = recorded(weights=weights)
     held: list[int] = []
     really = many.finish
@@ -597,5 +597,5 @@ def test_medians_and_noise_need_all_scores(monkeypatch: pytest.MonkeyPatch) -> N
     for changes in settings:
         kept = run(recorded(**changes))
         with monkeypatch.context() as patch:
-            patch.setattr(combining, "MOST_KEPT", 1)
+            patch.setattr(server, "MOST_KEPT", 1)
             assert run(recorded(**changes)).targets.tobytes() == kept.targets.tobytes()

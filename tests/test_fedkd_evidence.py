@@ -12,9 +12,9 @@ from sklearn.naive_bayes import GaussianNB
 
 from clients import SklearnLearner, client_app
 from fl_strategies import FedKD, Party
-from fl_strategies.aggregation.class_weights import CLASS_COUNTS
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.contrast import (
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.aggregation.claims import CLASS_COUNTS
+from fl_strategies.party.contrast import (
     LEAST_COVERAGE,
     contrasted,
     coverage,
@@ -25,7 +25,7 @@ from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.mechanisms import Release
 from fl_strategies.wire import keys
-from simulations.local import InMemoryGrid, run_local
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import CentroidLearner, Planned, load_toy_party, toy_fedkd, toy_party
 
 NUM_PARTIES = 4
@@ -315,7 +315,7 @@ def test_several_labels_are_corrected_one_by_one() -> None:
     y = (x + rng.normal(scale=0.3, size=x.shape) > 0).astype(np.int64)
 
     def regressions() -> Any:
-        from clients.multilabel import MultiLabelLearner
+        from clients.tabular.multilabel import MultiLabelLearner
 
         return MultiLabelLearner(
             lambda: SklearnLearner(LogisticRegression(), num_classes=2), num_classes=2

@@ -11,13 +11,13 @@ from flwr.serverapp.strategy import Result
 
 from clients.app import NO_BUDGET, client_app
 from fl_strategies import FedKD, Party
-from fl_strategies.exceptions import InvalidParameter, RunFailed
+from fl_strategies.errors import InvalidParameter, RunFailed
 from fl_strategies.privacy.accountant import claim
 from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, LaplaceEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.wire import keys
-from simulations.local import InMemoryGrid, run_local
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import CentroidLearner, Planned, load_toy_party, toy_fedkd
 
 NUM_PARTIES = 4

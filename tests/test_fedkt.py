@@ -15,22 +15,22 @@ from fl_strategies import (
     Learner,
     Party,
 )
-from fl_strategies.core.ensemble import fit_ensemble
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.exceptions import (
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.errors import (
     InvalidParameter,
     KnowledgeMismatch,
     NotFitted,
     PublicDataMismatch,
     UnsupportedLearner,
 )
-from fl_strategies.randomness import derive_rng
-from fl_strategies.strategies.fedkt.teaching import teacher_votes, train_teachers
+from fl_strategies.learners import fit_ensemble
+from fl_strategies.party.state import PartyState
+from fl_strategies.strategies.fedkt.party import teacher_votes, train_teachers
 from fl_strategies.wire import keys
-from fl_strategies.wire.packing import pack_labels
+from fl_strategies.wire.formats import pack_labels
 from simulations.config import Settings
-from simulations.experiment import load_federation
-from simulations.local import InMemoryGrid, run_local
+from simulations.federation import load_federation
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import (
     NUM_CLASSES,
     PAPER,

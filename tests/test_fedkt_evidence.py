@@ -16,24 +16,24 @@ from fl_strategies import (
     Knowledge,
     Party,
 )
-from fl_strategies.aggregation.class_weights import CLASS_COUNTS
+from fl_strategies.aggregation.claims import CLASS_COUNTS
 from fl_strategies.aggregation.evidence import VOTE_STRENGTH, corrected_labels, vote_evidence
-from fl_strategies.aggregation.evidence_pool import EvidencePool
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.exceptions import (
+from fl_strategies.aggregation.pool import EvidencePool
+from fl_strategies.errors import (
     InvalidParameter,
     KnowledgeMismatch,
     PrivacyBudgetExceeded,
 )
+from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, NoisyMaxEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.strategies.fedkt.tally import PartyVotes
-from fl_strategies.strategies.fedkt.teaching import teacher_counts, train_teachers
+from fl_strategies.strategies.fedkt.party import teacher_counts, train_teachers
+from fl_strategies.strategies.fedkt.server import PartyVotes
 from fl_strategies.wire import keys
-from fl_strategies.wire.packing import pack_labels, unpack_labels
-from simulations.local import run_local
+from fl_strategies.wire.formats import pack_labels, unpack_labels
+from simulations.runtime.local import run_local
 from tests.toys import (
     NUM_CLASSES,
     PUBLIC,

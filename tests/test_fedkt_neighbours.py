@@ -9,14 +9,14 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fl_strategies import FedKTParty, Knowledge, Party
-from fl_strategies.aggregation.class_weights import CLASS_COUNTS, class_counts
+from fl_strategies.aggregation.claims import CLASS_COUNTS, class_counts
 from fl_strategies.aggregation.evidence import corrected_labels
-from fl_strategies.core.party_state import PartyState
+from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
 from fl_strategies.privacy.mechanisms import NoisyMax, Release
 from fl_strategies.privacy.votes import VotePrivacy
 from fl_strategies.strategies.fedkt.options import FedKTOptions
-from fl_strategies.strategies.fedkt.teaching import (
+from fl_strategies.strategies.fedkt.party import (
     deal_records,
     teacher_counts,
     teacher_votes,

@@ -10,23 +10,23 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from clients.app import client_app
-from clients.kernel_learner import RidgeLearner
+from clients.tabular.kernel import RidgeLearner
 from fl_strategies import (
     FedKT,
     FedKTParty,
     Knowledge,
     Party,
 )
-from fl_strategies.aggregation.voting import count_votes, least_agreeing
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, RunFailed
+from fl_strategies.aggregation.votes import count_votes, least_agreeing
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
+from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.votes import VotePrivacy, choose_queries
 from fl_strategies.strategies.fedkt.options import FedKTOptions
 from fl_strategies.wire import keys
-from fl_strategies.wire.packing import pack_labels
-from simulations.local import InMemoryGrid, run_local
+from fl_strategies.wire.formats import pack_labels
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
     TEST,

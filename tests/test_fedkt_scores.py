@@ -7,15 +7,15 @@ import pytest
 
 from clients.app import client_app
 from fl_strategies import FedKT, Knowledge
-from fl_strategies.aggregation.class_weights import CLASS_COUNTS
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
-from fl_strategies.strategies.fedkt.scores import (
+from fl_strategies.aggregation.claims import CLASS_COUNTS
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
+from fl_strategies.strategies.fedkt.options import (
     SCORE_STRENGTH,
     SCORES,
     one_scale,
     score_evidence,
 )
-from simulations.local import run_local
+from simulations.runtime.local import run_local
 from tests.toys import NUM_CLASSES, PUBLIC, TEST, accuracy, load_toy_party, toy_fedkt
 
 BOUGHT = {

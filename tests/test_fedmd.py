@@ -14,21 +14,21 @@ from flwr.serverapp.strategy import Result
 
 from clients.app import client_app
 from fl_strategies import FedMDOptions, Knowledge, LocalNoise, Party, SampleOnce
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.core.protocols import IncrementalLearner, PortableLearner, Recipe
-from fl_strategies.exceptions import (
+from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
     NotFitted,
     RunFailed,
 )
+from fl_strategies.learners import IncrementalLearner, PortableLearner, Recipe
+from fl_strategies.party.state import PartyState
 from fl_strategies.strategies.fedmd import FedMD, FedMDParty
-from fl_strategies.strategies.fedmd.release import LOGIT_SPREAD, answer, public_rows
+from fl_strategies.strategies.fedmd.options import LOGIT_SPREAD, answer, public_rows
 from fl_strategies.wire import keys
+from fl_strategies.wire.formats import pack_labels, packed_size
 from fl_strategies.wire.knowledge import encode_arrays
-from fl_strategies.wire.packing import pack_labels, packed_size
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.toys import (
     NUM_CLASSES,
     PUBLIC,

@@ -14,31 +14,30 @@ from flwr.serverapp.strategy import Result
 
 from clients.app import NO_BUDGET
 from fl_strategies import Knowledge, Party
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.exceptions import (
+from fl_strategies._util.files import sealed, unsealed
+from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
     NotFitted,
     PrivacyBudgetExceeded,
 )
+from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, SubsampleEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
-from fl_strategies.runtime.atomic_files import sealed, unsealed
+from fl_strategies.privacy.noise import calibrate_scale
 from fl_strategies.strategies.fedmd import FedMD, FedMDParty
-from fl_strategies.strategies.fedmd.party_state import FedMDPartyState
-from fl_strategies.strategies.fedmd.release import (
+from fl_strategies.strategies.fedmd.options import (
     AnswerNoise,
     GaussianProbabilities,
     least_scale,
 )
-from fl_strategies.strategies.fedmd.sampling import spent_metrics
+from fl_strategies.strategies.fedmd.samples import FedMDPartyState, spent_metrics
 from fl_strategies.wire import keys
-from fl_strategies.wire.packing import pack_labels
+from fl_strategies.wire.formats import pack_labels
 from tests.test_fedmd import (
     Federation,
     Refitted,

@@ -13,20 +13,20 @@ from sklearn.linear_model import LogisticRegression
 
 from clients.app import client_app
 from fl_strategies import REGISTRY, FedRegression
-from fl_strategies.arrays import Array
-from fl_strategies.core.policy import PartyPolicy
-from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, RunFailed
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
+from fl_strategies.party.policy import PartyPolicy
 from fl_strategies.privacy.planning.rules import usual_components
-from fl_strategies.strategies.sums.components import (
+from fl_strategies.strategies.sums.options import SumPrivacy
+from fl_strategies.strategies.sums.regression import (
     LEVELS,
     Components,
     fitted_shares,
 )
-from fl_strategies.strategies.sums.options import SumPrivacy
 from fl_strategies.strategies.sums.summary import DIRECTION, direction, is_direction
+from fl_strategies.tasks import Task
 from fl_strategies.wire import keys
-from simulations.local import InMemoryGrid, run_local
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import PUBLIC, TEST, accuracy, blobs, common_options, load_toy_party, load_with
 
 NUM_PARTIES = 4

@@ -11,7 +11,9 @@ from scipy.special import log_softmax
 
 from clients import client_app
 from fl_strategies import FENS, FENSOptions, FENSParty, Party
-from fl_strategies.aggregation.stacking import (
+from fl_strategies._compat import records_to_bytes
+from fl_strategies._util.arrays import FloatArray, IntArray
+from fl_strategies.aggregation.ensembles import (
     HIDDEN,
     StackedEnsemble,
     Unreadable,
@@ -21,16 +23,14 @@ from fl_strategies.aggregation.stacking import (
     learned,
     read_weights,
 )
-from fl_strategies.arrays import FloatArray, IntArray
-from fl_strategies.core.policy import SIMULATED
-from fl_strategies.core.protocols import PrivateLearner
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
+from fl_strategies.learners import PrivateLearner
+from fl_strategies.party.policy import SIMULATED
 from fl_strategies.privacy.events import DPSGDEvent
-from fl_strategies.runtime._compat import records_to_bytes
-from fl_strategies.strategies.fens.party import held_back
+from fl_strategies.strategies.fens import held_back
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import encode_arrays
-from simulations.local import InMemoryGrid, run_local
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import (
     TEST,
     CentroidLearner,

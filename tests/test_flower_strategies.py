@@ -24,13 +24,13 @@ from fl_strategies import (
     WeightsOptions,
     find_algorithm,
 )
-from fl_strategies.arrays import Array
-from fl_strategies.core.policy import PartyPolicy
-from fl_strategies.core.protocols import LearnerFactory, PortableLearner, StartingLearner
-from fl_strategies.exceptions import InvalidData, InvalidParameter, NotEnoughParties, RunFailed
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import InvalidData, InvalidParameter, NotEnoughParties, RunFailed
+from fl_strategies.learners import LearnerFactory, PortableLearner, StartingLearner
+from fl_strategies.party.policy import PartyPolicy
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
-from simulations.local import InMemoryGrid, run_local
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.kept import Killed, MortalGrid
 from tests.toys import TEST, accuracy, common_options, toy_party
 
@@ -60,7 +60,7 @@ OWN: dict[str, Callable[[], Strategy]] = {
 
 def factory() -> Any:
     """Return a network with a normalisation, whose counter of batches is a whole number."""
-    from clients.torch_learner import TorchLearner
+    from clients.networks.learner import TorchLearner
 
     def module() -> Any:
         hidden = torch.nn.Linear(2, 8, bias=False)  # its normalisation has one

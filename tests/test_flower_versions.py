@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 
 import fl_strategies
 from clients.app import client_app
-from fl_strategies.runtime._compat import TESTED_FLOWER
-from simulations.local import run_local
+from fl_strategies._compat import TESTED_FLOWER
+from simulations.runtime.local import run_local
 from tests.toys import load_toy_party, toy_fedkt
 
 ROOT = Path(fl_strategies.__file__).parent.parent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fl_strategies
-from fl_strategies.runtime import _compat
+from fl_strategies import _compat
 
 ROOT = Path(fl_strategies.__file__).parent
 PACKAGES = ("fl_strategies", "clients", "simulations")
@@ -130,36 +130,47 @@ def test_no_modules_import_each_other() -> None:
     assert not rest
 
 
-def test_a_module_with_one_user_stands_beside_it() -> None:
-    """What only one module needs is in its folder; what a package publishes is for users.
+STACK = {
+    "fl_strategies": [
+        ("errors", "_util", "options", "_compat"),
+        ("wire",),
+        ("privacy",),
+        ("learners", "tasks"),
+        ("aggregation",),
+        ("party",),
+        ("server",),
+        ("strategies",),
+        ("trackers",),
+    ],
+    "clients": [
+        ("budget", "compiled", "kept_run"),
+        ("tabular", "networks"),
+        ("app", "checks", "dealt_data", "saved_model"),
+    ],
+}
+"""Lowest first: a folder or module imports its own level and those below."""
 
-    The names that an ``__init__`` takes from below it are the package's own surface.
-    """
-    packages = {module_name(path) for path in sources() if path.name == "__init__.py"}
-    users: dict[str, set[str]] = {}
-    for name, needs in graph().items():
-        for need in needs:
-            users.setdefault(need, set()).add(name)
 
-    apart = {}
-    for name, (user, *others) in users.items():
-        published = user in packages and name.startswith(f"{user}.")
-        if not others and not published and user.rpartition(".")[0] != name.rpartition(".")[0]:
-            apart[name] = user
+@pytest.mark.parametrize("package", STACK)
+def test_folders_form_a_stack(package: str) -> None:
+    """No folder imports one above it, and every folder has its place."""
+    level = {name: height for height, names in enumerate(STACK[package]) for name in names}
+    inside = [name.split(".") for name in graph() if name.startswith(f"{package}.")]
+    upwards = [
+        (name, need)
+        for name, needs in graph().items()
+        for need in needs
+        if name.startswith(f"{package}.") and need.startswith(f"{package}.")
+        if level[name.split(".")[1]] < level[need.split(".")[1]]
+    ]
 
-    assert not apart
+    assert {parts[1] for parts in inside} == {*level}
+    assert not upwards
 
 
 def test_privacy_knows_nothing_of_the_federation() -> None:
     """Accountants, mechanisms and journals can be used, and reviewed, by themselves."""
-    allowed = (
-        "privacy",
-        "arrays",
-        "exceptions",
-        "options",
-        "randomness",
-        "runtime.atomic_files",
-    )
+    allowed = ("privacy", "_util", "errors", "options")
     for name, needs in graph().items():
         if name.startswith("fl_strategies.privacy"):
             foreign = {
@@ -172,7 +183,7 @@ def test_privacy_knows_nothing_of_the_federation() -> None:
 
 def test_unpublished_names_are_imported_where_they_are_used() -> None:
     """If another Flower lacks one, importing the package does not fail."""
-    for path in (Path(_compat.__file__), ROOT.parent / "simulations" / "control.py"):
+    for path in (Path(_compat.__file__), ROOT.parent / "simulations" / "runtime" / "flower.py"):
         tree = ast.parse(path.read_text())
         at_once = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
         flower = {name for name in at_once if name and name.startswith("flwr")}
@@ -182,7 +193,7 @@ def test_unpublished_names_are_imported_where_they_are_used() -> None:
 
 def test_unpublished_names_exist() -> None:
     """Whatever Flower moves in its next release shows up here first."""
-    for path in (Path(_compat.__file__), ROOT.parent / "simulations" / "control.py"):
+    for path in (Path(_compat.__file__), ROOT.parent / "simulations" / "runtime" / "flower.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("flwr"):
                 module = importlib.import_module(str(node.module))

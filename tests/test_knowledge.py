@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.runtime._compat import records_to_bytes
+from fl_strategies._compat import records_to_bytes
+from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.wire import keys
-from fl_strategies.wire.config import config_choice, config_float, config_int
 from fl_strategies.wire.knowledge import (
     Knowledge,
+    config_choice,
+    config_float,
+    config_int,
     count_bytes,
     decode_array,
     join_arrays,

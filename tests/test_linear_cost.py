@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord, Message
 import fl_strategies
 from clients import client_app
 from fl_strategies import REGISTRY
-from fl_strategies.core.members import settle
-from fl_strategies.wire.replies import PartyReply
-from simulations.local import InMemoryGrid
+from fl_strategies.server.members import settle
+from fl_strategies.server.replies import PartyReply
+from simulations.runtime.local import InMemoryGrid
 from tests.toys import SHORT, common_options, load_toy_party
 
 APP = client_app(load_toy_party)

@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_strategies import Knowledge
-from fl_strategies.core.accounting import ledger_to_text
-from fl_strategies.core.reported_ledgers import (
-    MAX_DISTINCT_EVENTS,
-    UNCOUNTED,
-    read_ledger,
-    reported_epsilon,
-)
-from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.party.accounting import ledger_to_text
 from fl_strategies.privacy.events import (
     MOST,
     DPSGDEvent,
@@ -26,7 +20,13 @@ from fl_strategies.privacy.events import (
     PrivacyEvent,
     event_to_json,
 )
-from fl_strategies.strategies.codistill.model_exchange import (
+from fl_strategies.server.ledgers import (
+    MAX_DISTINCT_EVENTS,
+    UNCOUNTED,
+    read_ledger,
+    reported_epsilon,
+)
+from fl_strategies.strategies.codistill.options import (
     MAX_MODELS,
     NUM_MODELS,
     Chain,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fl_strategies import FedKT, FedKTOptions, FedMDOptions
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.errors import InvalidParameter
 from tests.toys import common_options
 
 

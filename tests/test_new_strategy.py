@@ -22,18 +22,18 @@ from fl_strategies import (
     WeightsParty,
     flower_strategy,
 )
+from fl_strategies._util.arrays import FloatArray, content_hash
+from fl_strategies._util.randomness import derive_rng
 from fl_strategies.aggregation.consensus import RobustConsensus
-from fl_strategies.arrays import FloatArray, content_hash
-from fl_strategies.core.accounting import privacy_metrics, spend, unprotected
-from fl_strategies.core.protocols import Recipe, SoftLearner, link_scores, require_soft
-from fl_strategies.core.role import check_public_data, read_seed
-from fl_strategies.core.state import State
-from fl_strategies.core.training import finite_logits
-from fl_strategies.exceptions import KnowledgeMismatch, require_known
+from fl_strategies.errors import KnowledgeMismatch, require_known
+from fl_strategies.learners import Recipe, SoftLearner, link_scores, require_soft
 from fl_strategies.options import Options, option
+from fl_strategies.party.accounting import privacy_metrics, spend, unprotected
+from fl_strategies.party.role import check_public_data, read_seed
+from fl_strategies.party.training import finite_logits
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
-from fl_strategies.randomness import derive_rng
+from fl_strategies.server.state import State
 from fl_strategies.wire import keys
 
 NAME = "robust-logits"

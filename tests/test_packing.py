@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.wire.packing import bits_per_label, pack_labels, packed_size, unpack_labels
+from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.wire.formats import bits_per_label, pack_labels, packed_size, unpack_labels
 
 
 @pytest.mark.parametrize(

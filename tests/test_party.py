@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_strategies.arrays import content_hash
-from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies._util.arrays import content_hash
+from fl_strategies.errors import InvalidData, InvalidParameter
 from tests.toys import toy_party, without_records
 
 PARTY = toy_party(3)

@@ -22,22 +22,22 @@ from xgboost import XGBClassifier
 
 import fl_strategies
 from clients.app import FAILED, client_app
-from clients.kernel_learner import RidgeLearner
-from clients.sklearn_learner import SklearnLearner
-from clients.torch_learner import TorchLearner
+from clients.networks.learner import TorchLearner
+from clients.tabular.kernel import RidgeLearner
+from clients.tabular.sklearn import SklearnLearner
 from fl_strategies import REGISTRY, AvgKD, Party
-from fl_strategies.core.party import public_bound
-from fl_strategies.core.role import receive_model
-from fl_strategies.core.training import public_model
-from fl_strategies.exceptions import (
+from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
     RunFailed,
 )
+from fl_strategies.party.party import public_bound
+from fl_strategies.party.role import receive_model
+from fl_strategies.party.training import public_model
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
-from simulations.local import run_local
+from simulations.runtime.local import run_local
 from tests.toys import (
     CentroidLearner,
     accuracy,

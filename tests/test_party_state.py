@@ -8,18 +8,18 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from clients import client_app
 from fl_strategies import REGISTRY, Knowledge, PartyState
-from fl_strategies.core.party_state import (
+from fl_strategies._compat import records_from_bytes, records_to_bytes
+from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.party.state import (
     ArrayField,
     ArraysField,
     Field,
     KnowledgeField,
     ScalarField,
 )
-from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.privacy.events import LaplaceEvent
-from fl_strategies.runtime._compat import records_from_bytes, records_to_bytes
 from fl_strategies.wire.knowledge import decode_arrays
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.toys import common_options, load_toy_party
 
 EVENT = LaplaceEvent(unit="example", relation="replace-one", scale=4.0, l1_sensitivity=2.0)

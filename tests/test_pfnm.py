@@ -13,23 +13,23 @@ from torch import nn
 
 from clients import ModelCard, TorchLearner, client_app, load_model, save_model
 from fl_strategies import PFNM, Party, PFNMOptions
-from fl_strategies.arrays import Array
-from fl_strategies.core.policy import PartyPolicy
-from fl_strategies.core.protocols import DenseLayer
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
-from fl_strategies.strategies.pfnm.matching import (
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
+from fl_strategies.learners import DenseLayer
+from fl_strategies.party.policy import PartyPolicy
+from fl_strategies.strategies.pfnm import (
     Network,
     Prior,
     Units,
+    as_large_as_most,
     match_gains,
     match_layer,
     match_networks,
 )
-from fl_strategies.strategies.pfnm.server import as_large_as_most
-from fl_strategies.strategies.weights.counted import CLASS_COUNTS
+from fl_strategies.strategies.weights.party import CLASS_COUNTS
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
-from simulations.local import run_local
+from simulations.runtime.local import run_local
 from tests.toys import NUM_CLASSES, PUBLIC, TEST, accuracy, toy_party
 
 VAGUE = Prior(sigma=1.0, sigma0=1e9, gamma=1e-9)

@@ -3,8 +3,9 @@ import tomllib
 from pathlib import Path
 
 import fl_strategies
-from fl_strategies import REGISTRY, KnowledgeStrategy, PartyRole, exceptions
-from fl_strategies.exceptions import StrategyError
+from fl_strategies import REGISTRY, KnowledgeStrategy, PartyRole
+from fl_strategies import errors as exceptions
+from fl_strategies.errors import StrategyError
 
 ROOT = Path(fl_strategies.__file__).parent.parent
 

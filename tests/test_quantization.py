@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch
-from fl_strategies.wire.quantization import PlainScores, Quantizer, score_format
+from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
+from fl_strategies.wire.formats import PlainScores, Quantizer, score_format
 
 bounds = st.floats(min_value=1e-6, max_value=1e6)
 levels = st.integers(min_value=2, max_value=2**16)

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_strategies.randomness import derive_rng
+from fl_strategies._util.randomness import derive_rng
 
 PATHS = st.lists(st.one_of(st.integers(0, 5), st.sampled_from(["a", "b", "1"])), max_size=4)
 

@@ -8,9 +8,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
 from clients import client_app
 from fl_strategies import FedKT
+from fl_strategies.server.replies import MAX_ERROR, MAX_METRICS, cut_short
 from fl_strategies.wire import keys
-from fl_strategies.wire.replies import MAX_ERROR, MAX_METRICS, cut_short
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.toys import load_toy_party, toy_fedkt
 
 LIMIT = 10_000

@@ -12,11 +12,11 @@ from scipy.special import softmax
 
 from clients.app import client_app
 from fl_strategies import FedAvg, FlowerStrategy, Party, Scaffold
-from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.core.protocols import LearnerFactory, StartingLearner
-from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner
-from fl_strategies.randomness import derive_rng
-from fl_strategies.runtime._compat import records_from_bytes
+from fl_strategies._compat import records_from_bytes
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner
+from fl_strategies.learners import LearnerFactory, StartingLearner
 from fl_strategies.strategies.scaffold import (
     LARGEST_CONTROL,
     ControlledWeights,
@@ -30,7 +30,7 @@ from fl_strategies.wire.knowledge import (
     encode_arrays,
     join_arrays,
 )
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.toys import NUM_CLASSES, CentroidLearner, common_options, load_with, toy_party
 
 torch = pytest.importorskip("torch")
@@ -40,7 +40,7 @@ EPOCHS, RATE, NUM_PARTIES = 4, 0.3, 3
 
 def logistic(**changes: Any) -> LearnerFactory:
     """Return a factory of logistic regressions that learn all records at once."""
-    from clients.torch_learner import TorchLearner
+    from clients.networks.learner import TorchLearner
 
     options = {"batch_size": 10_000, "weight_decay": 0.0, **changes}
     return lambda: TorchLearner(

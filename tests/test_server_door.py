@@ -12,7 +12,7 @@ from sklearn.ensemble import RandomForestClassifier
 from xgboost import XGBClassifier
 
 from fl_strategies import REGISTRY, KnowledgeStrategy
-from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.wire import keys
 from tests.toys import PUBLIC, CentroidLearner, common_options
 

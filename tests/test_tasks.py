@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from scipy.stats import rankdata
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.protocols import Recipe, link_scores
-from fl_strategies.core.tasks import (
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.errors import InvalidData, InvalidParameter
+from fl_strategies.learners import Recipe, link_scores
+from fl_strategies.tasks import (
     METRICS,
     TASKS,
     Task,
@@ -26,7 +27,6 @@ from fl_strategies.core.tasks import (
     mean_auc,
     quality,
 )
-from fl_strategies.exceptions import InvalidData, InvalidParameter
 from tests.toys import TEST, CentroidLearner, blobs
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-from clients.random_features import RandomFeaturesLearner
-from fl_strategies import threads
-from fl_strategies.strategies.sums.cells import Cells
-from fl_strategies.strategies.sums.components import Components
-from fl_strategies.threads import one_blas_thread
+from clients.tabular.random_features import RandomFeaturesLearner
+from fl_strategies._util import threads
+from fl_strategies._util.threads import one_blas_thread
+from fl_strategies.strategies.sums.regression import Components
+from fl_strategies.strategies.sums.summary import Cells
 
 MANY = 2
 

@@ -14,11 +14,11 @@ import pytest
 
 from clients.app import client_app
 from fl_strategies import FedMD, MLflowTracker, TensorBoardTracker, WandbTracker
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.errors import InvalidParameter
 from simulations.__main__ import main
 from simulations.config import Settings
-from simulations.local import run_local
-from simulations.tracking import Tracking
+from simulations.runtime.local import run_local
+from simulations.runtime.tracking import Tracking
 from tests.kept import build
 from tests.toys import load_toy_party
 
@@ -229,7 +229,7 @@ def test_a_stopped_run_is_tracked_as_failed(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulations.running.run_local", interrupted)
+    monkeypatch.setattr("simulations.runtime.running.run_local", interrupted)
 
     assert main(["run", *FAST, f"--set=output-dir={tmp_path}", "--track=mlflow"]) == 130
 

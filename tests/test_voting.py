@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fl_strategies.aggregation import voting
-from fl_strategies.aggregation.voting import (
+from fl_strategies.aggregation import votes as voting
+from fl_strategies.aggregation.votes import (
     VoteSum,
     add_votes,
     agreement,

@@ -48,7 +48,7 @@ def test_the_command_line_counts_processor_time_without_resource() -> None:
     """That of this process alone, which is all that Windows tells."""
     code = """
 sys.modules["resource"] = None
-from simulations.cpu_time import cpu_seconds
+from simulations.runtime.running import cpu_seconds
 start = cpu_seconds()
 sum(range(10**6))
 print(cpu_seconds() > start >= 0)
@@ -65,7 +65,7 @@ import threading, time
 from pathlib import Path
 from fl_strategies.privacy.events import LaplaceEvent
 from fl_strategies.privacy.journal import PartyJournal
-from fl_strategies.runtime.atomic_files import locked
+from fl_strategies._util.files import locked
 
 folder = Path(sys.argv[1])
 journal = PartyJournal(folder, fingerprint="0" * 64)

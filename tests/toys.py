@@ -9,12 +9,12 @@ from flwr.app import Context
 from scipy.special import softmax
 
 from fl_strategies import FedKD, FedKT, Knowledge, KnowledgeStrategy, Party
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.protocols import DenseLayer, Objective, Recipe
-from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.learners import DenseLayer, Objective, Recipe
 from fl_strategies.privacy.events import PrivacyEvent
-from fl_strategies.randomness import derive_rng
-from fl_strategies.wire.replies import PartyReply
+from fl_strategies.server.replies import PartyReply
 
 NUM_CLASSES = 3
 CENTRES = np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]])

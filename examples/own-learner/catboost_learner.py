@@ -6,7 +6,7 @@ how it is fitted and what it finds probable.
 
 import catboost
 import numpy as np
-from clients.tabular import TabularLearner
+from clients.tabular.base import TabularLearner
 
 
 class CatBoostLearner(TabularLearner):

@@ -3,7 +3,7 @@
 import numpy as np
 from clients import SklearnLearner, client_app
 from fl_strategies import FedKD, Party
-from simulations.local import run_local
+from simulations.runtime.local import run_local
 from sklearn.datasets import load_digits
 from sklearn.ensemble import ExtraTreesClassifier
 

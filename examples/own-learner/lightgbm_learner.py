@@ -4,7 +4,7 @@ from typing import Self
 
 import lightgbm
 import numpy as np
-from fl_strategies.exceptions import NotFitted
+from fl_strategies.errors import NotFitted
 
 TINY = 1e-7
 

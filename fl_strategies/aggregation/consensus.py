@@ -13,12 +13,90 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
-from fl_strategies.aggregation.capping import Claims, believed_loudness, loudness
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.aggregation.claims import Claims, believed_loudness, loudness
 from fl_strategies.aggregation.evidence import believed_sizes
-from fl_strategies.aggregation.robust_mean import filtered_mean
-from fl_strategies.aggregation.voting import VoteSum
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.exceptions import require
+from fl_strategies.aggregation.votes import VoteSum
+from fl_strategies.errors import require
+
+MOST_TIMES_USUAL: Final = 1.5
+"""A deviation is large beyond so many times the usual one, by the median distance."""
+MOST_LOST: Final = 0.5
+"""Share of all weight that can be lost at most, however many liars are expected."""
+_DEVIATION_OF_MEDIAN: Final = 1.4826
+_LEAST_VARIANCE: Final = 1e-12
+
+
+def filtered_mean(points: FloatArray, share: float) -> FloatArray:
+    """Return the mean of points after filtering, for many sets of points at once.
+
+    Parameters
+    ----------
+    points : (num_sets, num_points, num_dimensions)
+    share : float
+        Largest share of liars; their number is rounded up.
+
+    Returns
+    -------
+    array of (num_sets, num_dimensions)
+
+    Examples
+    --------
+    >>> filtered_mean(np.array([[[0.0], [1.0], [2.0], [1.0], [900.0]]]), 0.2).round(2)
+    array([[1.]])
+    """
+    num_points = points.shape[1]
+    weights = np.full(points.shape[:2], 1 / num_points)
+    most_liars = math.ceil(share * num_points) / num_points
+    least = 1 - min(2 * most_liars, MOST_LOST)
+    open_ = np.arange(len(points))
+    while len(open_):
+        squares, suspicious = _suspicion(points[open_], weights[open_])
+        open_, squares = open_[suspicious], squares[suspicious]
+        shares = squares / squares.max(axis=1, keepdims=True)
+        room, lost = weights[open_].sum(axis=1) - least, (weights[open_] * shares).sum(axis=1)
+        # Honest points are what is lost beyond twice the share of liars.
+        part = np.clip(room / lost, 0.0, 1.0)
+        weights[open_] *= 1 - part[:, None] * shares
+        open_ = open_[room > lost]
+    return _means(points, weights)
+
+
+def _suspicion(points: FloatArray, weights: FloatArray) -> tuple[FloatArray, Array]:
+    """Return squared distances in the direction of most variance, and whether it is large.
+
+    Points without weight have distance 0.
+    """
+    away = points - _means(points, weights)[:, None, :]
+    along = np.einsum("snd,sd->sn", away, _directions(away, weights))
+    squares = np.where(weights > 0, along**2, 0.0)
+    variance = (weights * squares).sum(axis=1) / weights.sum(axis=1)
+    usual = _DEVIATION_OF_MEDIAN * _median_distance(along)
+    large = variance > np.maximum((MOST_TIMES_USUAL * usual) ** 2, _LEAST_VARIANCE)
+    return squares, large
+
+
+def _median_distance(along: FloatArray) -> FloatArray:
+    """Return the median distance of all points to their median, on which few have a hold."""
+    middle = np.median(along, axis=1, keepdims=True)
+    return np.asarray(np.median(np.abs(along - middle), axis=1))
+
+
+def _directions(away: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the unit vector of most variance of each set, by the smaller of two problems."""
+    scaled = np.sqrt(weights)[:, :, None] * away
+    if scaled.shape[1] >= scaled.shape[2]:
+        return np.asarray(np.linalg.eigh(np.einsum("snd,sne->sde", scaled, scaled))[1][..., -1])
+    left = np.linalg.eigh(np.einsum("snd,smd->snm", scaled, scaled))[1][..., -1]
+    found = np.einsum("sn,snd->sd", left, scaled)
+    lengths = np.linalg.norm(found, axis=1, keepdims=True)
+    return np.asarray(found / np.where(lengths > 0, lengths, 1.0))
+
+
+def _means(points: FloatArray, weights: FloatArray) -> FloatArray:
+    total = weights.sum(axis=1, keepdims=True)
+    return np.asarray(np.einsum("sn,snd->sd", weights, points) / total)
+
 
 ConsensusRule: TypeAlias = Literal[
     "mean", "class-weighted", "median", "trimmed-mean", "robust-mean"
@@ -182,7 +260,7 @@ class RobustConsensus:
     trim_fraction : float
         Share of parties that a trimmed mean drops at either end, rounded up: with
         three parties and more at least one. Something always remains. Of a robust mean the
-        largest share of liars; see `aggregation.robust_mean`.
+        largest share of liars; see `aggregation.consensus`.
     decode : callable, optional
         Makes float32 of what is added, a few rows at a time; by then it is kept as it came.
     """

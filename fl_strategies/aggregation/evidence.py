@@ -11,7 +11,7 @@ parties that lack a class outvote those that know it. Here the shares are taken 
 
 The constant is the mean over the classes that the party has seen, so only the difference
 between these counts; or it makes A an estimate of log p(x|c) / p_public(x), for parties that
-also learn to tell their own records from public rows (`core.contrast`). Then a
+also learn to tell their own records from public rows (`party.contrast`). Then a
 party says of a row that it is like nothing it knows, and one that has a single class can
 speak too. b_c gives the classes their shares (`match_share`, `add_share`).
 
@@ -29,8 +29,8 @@ from typing import Final
 
 import numpy as np
 
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.exceptions import require_data
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.errors import require_data
 
 LEAST_PROBABILITY: Final = 1e-3
 """Smaller probabilities count as this, of rare classes as less: no answer is worth more than

@@ -5,7 +5,6 @@ events, checks a budget before anything leaves, and says in plain words what is 
 """
 
 from fl_strategies.privacy.accountant import METHODS, Claim, bounds, claim, delta_at
-from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,
@@ -29,6 +28,7 @@ from fl_strategies.privacy.mechanisms import (
     Release,
     SubsampleOnce,
 )
+from fl_strategies.privacy.noise import calibrate_scale
 from fl_strategies.privacy.planning import DEFAULT_MARGINS, Plan, Plans, plan
 
 __all__ = [

@@ -6,25 +6,297 @@ ledger of a run uses, so that the two can never disagree.
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from fl_strategies.exceptions import (
+import numpy as np
+
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import (
+    InvalidData,
     InvalidParameter,
     StrategyError,
+    require,
+    require_data,
 )
-from fl_strategies.privacy._commands import (
-    Answer,
-    answer_audit,
-    answer_dpsgd,
-    answer_epsilon,
-    answer_nfdp,
-    answer_plan,
+from fl_strategies.privacy import accountant
+from fl_strategies.privacy._numeric import (
+    check_count,
+    check_delta,
+    check_positive,
+    check_votes,
 )
-from fl_strategies.privacy.events import NOISES, UNITS
-from fl_strategies.privacy.planning import DEFAULT_MARGINS
+from fl_strategies.privacy.audit import audit_all
+from fl_strategies.privacy.bounds import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.bounds.pld import two_class_laplace_epsilon
+from fl_strategies.privacy.events import NOISES, UNITS, DPSGDEvent
+from fl_strategies.privacy.mechanisms import NoisyMax
+from fl_strategies.privacy.planning import DEFAULT_MARGINS, plan
+from fl_strategies.privacy.statement import FEW_PARTIES, LARGE_EPSILON
+from fl_strategies.privacy.votes import data_dependent_figure
+
+BOUNDS = ("moments", "optimal-composition", "bounded-range", "zcdp", "pld", "data-dependent")
+_MOST_VOTERS = 10_000
+_LARGEST_LEAD = 50.0
+_NOT_PUBLISHABLE = (
+    "The data-dependent figure is computed from private votes and holds in one direction "
+    "only: do not publish it."
+)
+
+
+class Answer(NamedTuple):
+    """What a command found, for machines and for people, and its exit code."""
+
+    report: Mapping[str, Any]
+    lines: Sequence[str]
+    code: int = 0
+
+
+class _Labelling(NamedTuple):
+    """All releases of one setting: the noise, how often, and the inverse scale or sigma."""
+
+    mechanism: NoisyMax
+    releases: int
+    parameter: float
+    moved: int
+
+
+def _noise_parameter(options: argparse.Namespace) -> tuple[float, float]:
+    """Return gamma or sigma as given, and the scale of the noise."""
+    name, other = ("sigma", "gamma") if options.mechanism == "gaussian" else ("gamma", "sigma")
+    noise = f"{options.mechanism} noise"
+    value, unused = getattr(options, name), getattr(options, other)
+    require(unused is None, "epsilon", other, f"omitted for {noise}, use {name}", unused)
+    require(value is not None, "epsilon", name, f"given for {noise}", value)
+    check_positive("epsilon", name, value)
+    return value, value if name == "sigma" else 1 / value
+
+
+def _labelling(options: argparse.Namespace) -> _Labelling:
+    check_count("epsilon", "classes", options.classes, least=2)
+    check_count("epsilon", "splits", options.splits, least=1)
+    check_count("epsilon", "queries", options.queries, least=1)
+    check_delta("epsilon", options.delta)
+    if options.voters is not None:
+        possible = 1 <= options.voters <= _MOST_VOTERS
+        rule = f"between 1 and {_MOST_VOTERS}"
+        require(possible, "epsilon", "voters", rule, options.voters)
+    parameter, scale = _noise_parameter(options)
+    # A party's votes move together; a record is in every partition and moves one vote there.
+    whole = options.unit == "party"
+    moved, releases = (options.splits, 1) if whole else (1, options.splits)
+    mechanism = NoisyMax(
+        noise=options.mechanism,
+        scale=scale,
+        sensitivity=moved,
+        unit=options.unit,
+        num_classes=options.classes,
+    )
+    return _Labelling(mechanism, releases * options.queries, parameter, moved)
+
+
+def _read_votes(path: Path, labelling: _Labelling) -> Array:
+    try:
+        # Mapped, so that a header that promises terabytes is refused before they are read.
+        votes = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError) as error:
+        raise InvalidData(
+            f"epsilon: votes must be a .npy file of numbers, got {str(path)!r} ({error})."
+        ) from error
+    expected = (labelling.releases, labelling.mechanism.num_classes)
+    rule = f"one row a release and one column a class, {expected}"
+    require_data(votes.shape == expected, "epsilon", "votes", rule, votes.shape)
+    check_votes("epsilon", votes)
+    return np.array(votes)
+
+
+def _two_class_pld(
+    options: argparse.Namespace, labelling: _Labelling
+) -> Callable[[float], float] | None:
+    mechanism = labelling.mechanism
+    applies = mechanism.noise == "laplace" and mechanism.num_classes == 2
+    if options.voters is None or not applies:
+        return None
+    gamma, splits = labelling.parameter, labelling.moved
+    # Larger leads are overturned with a chance below 1e-20 and would only take memory.
+    voters = min(options.voters, math.ceil(_LARGEST_LEAD / (gamma * splits)))
+    return lambda delta: two_class_laplace_epsilon(
+        gamma, voters, labelling.releases, delta, splits=splits
+    )
+
+
+def _claim(
+    options: argparse.Namespace, labelling: _Labelling
+) -> tuple[float, str, dict[str, float | None]]:
+    """Return the claim, how it is proved, and all bounds for ideal noise."""
+    entries, adaptive = [(labelling.mechanism.event, labelling.releases)], options.adaptive
+    known = accountant.bounds(entries, options.delta, adaptive=adaptive)
+    best = accountant.claim(entries, options.delta, adaptive=adaptive)
+    found = {name: known.get(name) for name in BOUNDS}
+    # Gaussian noise has one privacy loss distribution, known in closed form.
+    exact = known["gaussian"]
+    two_class = _two_class_pld(options, labelling)
+    found["pld"] = exact if two_class is None else two_class(options.delta)
+    name = "pld" if best.method == "gaussian" else best.method
+    if name not in found and best.epsilon < math.inf:
+        found[name] = best.epsilon
+    if two_class is None:
+        return best.epsilon, name, found
+    exact = accountant.paid_epsilon(two_class, options.delta, accountant.error_of(entries))
+    return (*min((best.epsilon, name), (exact, "pld")), found)
+
+
+def answer_epsilon(options: argparse.Namespace) -> Answer:
+    """Say what labels voted with noise cost."""
+    labelling = _labelling(options)
+    votes = None if options.votes is None else _read_votes(options.votes, labelling)
+    epsilon, method, found = _claim(options, labelling)
+    if votes is not None:
+        figure = data_dependent_figure(labelling.mechanism, votes, options.delta)
+        found["data-dependent"] = figure
+    report = {
+        "epsilon": _finite(epsilon),
+        "method": method,
+        "bounds": {name: _finite(value) for name, value in found.items()},
+    }
+    warnings = _epsilon_warnings(options, epsilon)
+    lines = [
+        f"epsilon {_number(epsilon)} at delta {options.delta:g} by {method}",
+        *_describe(labelling),
+        *(f"  {name:20} {_number(value)}" for name, value in found.items()),
+    ]
+    return _with_warnings(report, lines, warnings)
+
+
+def _describe(labelling: _Labelling) -> list[str]:
+    event = labelling.mechanism.event
+    unit = {"party": "one party", "example": "one record of one party"}[event.unit]
+    return [
+        f"protects {unit}, replaced by another; votes that move: {labelling.moved} a label",
+        f"labels: {labelling.releases} of {event.num_classes} classes",
+        f"noise: {event.noise}, scale {event.scale:g}",
+    ]
+
+
+def _epsilon_warnings(options: argparse.Namespace, epsilon: float) -> list[str]:
+    parties = options.voters if options.unit == "party" else None
+    warnings = _size_warnings(epsilon, options.delta, parties)
+    if parties is not None and parties < FEW_PARTIES:
+        warnings.append(
+            f"With fewer than {FEW_PARTIES} parties, noise that hides one spoils the labels."
+        )
+    return warnings + ([] if options.votes is None else [_NOT_PUBLISHABLE])
+
+
+def _size_warnings(epsilon: float, delta: float, units: int | None) -> list[str]:
+    warnings = []
+    if math.isinf(epsilon):
+        warnings.append("No finite epsilon holds at this delta.")
+    elif epsilon > LARGE_EPSILON:
+        warnings.append(f"An epsilon above {LARGE_EPSILON} promises next to nothing.")
+    if units is not None and delta * units >= 1:
+        warnings.append(f"delta must be well below 1 / {units}, one over the units protected.")
+    return warnings
+
+
+def answer_nfdp(options: argparse.Namespace) -> Answer:
+    """Say what training on a random sample promises."""
+    records, samples = options.records, options.samples
+    replacement = options.with_replacement
+    theorem = nfdp_theorem(records, samples, replacement=replacement)
+    tight = nfdp_tight(records, samples, replacement=replacement)
+    report: dict[str, Any] = {**theorem._asdict(), "tight": tight._asdict()}
+    lines = [
+        f"theorem: epsilon {_number(theorem.epsilon)} at delta {tight.delta:.6g}",
+        f"tight: epsilon 0 at delta {tight.delta:.6g}, the chance that a record is drawn",
+    ]
+    if tight.delta * records > 1 + 1e-9:
+        report["warning"] = (
+            f"delta exceeds 1 / {records}: publishing the {samples} drawn records in the "
+            "clear would satisfy the same guarantee."
+        )
+        lines.append(f"warning: {report['warning']}")
+    return Answer(report, lines)
+
+
+def answer_dpsgd(options: argparse.Namespace) -> Answer:
+    """Say what DP-SGD costs."""
+    event = DPSGDEvent(
+        noise_multiplier=options.noise_multiplier,
+        records=options.records,
+        batch_size=options.batch,
+        steps=options.steps,
+    )
+    best = accountant.claim([(event, 1)], options.delta)
+    report = {
+        "epsilon": _finite(best.epsilon),
+        "delta": options.delta,
+        "method": best.method,
+        "unit": event.unit,
+        "relation": event.relation,
+    }
+    lines = [
+        f"epsilon {_number(best.epsilon)} at delta {options.delta:g} by {best.method}",
+        "protects one record, blanked; every later prediction is free",
+    ]
+    warnings = _size_warnings(best.epsilon, options.delta, options.records)
+    return _with_warnings(report, lines, warnings)
+
+
+def answer_plan(options: argparse.Namespace) -> Answer:
+    """Say what every private strategy can do; fail if none can work."""
+    plans = plan(
+        target_epsilon=options.target_epsilon,
+        num_parties=options.parties,
+        num_records=options.records,
+        num_classes=options.classes,
+        num_public=options.public,
+        num_columns=options.columns,
+        unit=options.unit,
+        delta=options.delta,
+        margins=options.margins,
+    )
+    units = options.parties if options.unit == "party" else options.records
+    warnings = _size_warnings(options.target_epsilon, options.delta, units)
+    answer = _with_warnings(plans.to_json(), [*plans.lines()], warnings)
+    return answer._replace(code=int(plans.best is None))
+
+
+def answer_audit(options: argparse.Namespace) -> Answer:
+    """Attack every mechanism, and say which kept its promise."""
+    results = audit_all(runs=options.runs)
+    failed = [name for name, result in results.items() if not result.passed]
+    report = {
+        "passed": not failed,
+        "runs": options.runs,
+        "results": {name: result.to_json() for name, result in results.items()},
+    }
+    lines = [f"{'mechanism':30} {'claimed':>8} {'attacked':>8} {'p-value':>8}  verdict"]
+    lines += [
+        f"{name:30} {result.claimed_epsilon:8.4f} {result.lower_bound:8.4f} "
+        f"{result.p_value:8.2g}  {'passed' if result.passed else 'FAILED'}"
+        for name, result in results.items()
+    ]
+    return Answer(report, lines, int(bool(failed)))
+
+
+def _with_warnings(
+    report: Mapping[str, Any], lines: Sequence[str], warnings: Sequence[str]
+) -> Answer:
+    extra = {"warnings": list(warnings)} if warnings else {}
+    return Answer({**report, **extra}, [*lines, *(f"warning: {text}" for text in warnings)])
+
+
+def _finite(value: float | None) -> float | None:
+    # JSON has no infinity: where nothing is promised there is no number.
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
 
 
 class _Parser(argparse.ArgumentParser):

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from fl_strategies.exceptions import require
+from fl_strategies.errors import require
 from fl_strategies.privacy._numeric import (
     check_count,
     check_delta,

@@ -1,50 +1,19 @@
-"""Attack our own mechanisms: the noise must be what the account says.
+"""Every mechanism audited on inputs that show an attacker most of what there is."""
 
-Every mechanism is run many times on two neighbouring inputs, through the code that real
-releases use, and has to pass two tests.
-
-1. An attacker who knows both inputs guesses from the output which one it was, by the
-   optimal rule (the likelihood ratio). The hit rates bound epsilon from below (Clopper and
-   Pearson) at every delta, and no bound may exceed the claim. This catches too little noise
-   and a sensitivity that is too small.
-2. The outputs must follow the exact distribution of the mechanism (chi-square). This also
-   catches what an attacker does not notice: too much noise, a scale that is a tenth off,
-   noise that is shared between classes, rows or entries.
-
-Each of the two fails a correct mechanism with a chance of `SIGNIFICANCE`, one in a million,
-whatever the number of runs, because attacks and tables are corrected for being many. An
-audit of a dozen mechanisms is thus wrong about once in forty thousand times. Both tests look
-at the inputs given; what other inputs would show is the accountant's proof, not measured.
-
-References
-----------
-Jagielski, Ullman, Oprea (2020), Auditing differentially private machine learning.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import scipy
 
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.exceptions import InvalidParameter, require, require_data
-from fl_strategies.privacy._evidence import (
-    CELLS,
-    SIGNIFICANCE,
-    corrected,
-    fit,
-    lower_bounds,
-    pair_tables,
-    reached,
-    selection_chances,
-    symmetric,
-)
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.errors import InvalidParameter, require, require_data
 from fl_strategies.privacy._numeric import check_count
 from fl_strategies.privacy.accountant import claim, delta_at
 from fl_strategies.privacy.bounds import nfdp_tight
 from fl_strategies.privacy.counts import GaussianSums
+from fl_strategies.privacy.events import NOISES
 from fl_strategies.privacy.mechanisms import (
     UNANSWERED,
     Charges,
@@ -54,6 +23,99 @@ from fl_strategies.privacy.mechanisms import (
     NoisyMax,
     SubsampleOnce,
 )
+
+SIGNIFICANCE = 1e-6
+"""Chance that a correct mechanism fails either of the two tests."""
+
+CELLS = 8
+"""Quantiles of noise that a table tells apart, per entry."""
+
+# Cells in which fewer hits are expected are pooled: chi-square is an approximation.
+_LEAST_EXPECTED = 10.0
+
+
+def selection_chances(scaled: FloatArray, noise: Any) -> FloatArray:
+    """Integrate density times the rivals' distribution functions, (num_classes,)."""
+    # Laplace densities have a kink at every count: panels end there, and are exact between.
+    steps = np.arange(scaled.min() - 40, scaled.max() + 41)
+    ends = np.unique(np.concatenate([scaled, steps]))
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    half, middle = np.diff(ends) / 2, (ends[:-1] + ends[1:]) / 2
+    points = (middle[:, None] + half[:, None] * nodes).ravel()
+    gaps = points - scaled[:, None]
+    below = noise.cdf(gaps)
+    rivals = np.stack(
+        [np.delete(below, own, axis=0).prod(axis=0) for own in range(len(scaled))]
+    )
+    return np.asarray((noise.pdf(gaps) * rivals) @ (half[:, None] * weights).ravel())
+
+
+def fit(observed: IntArray, chances: FloatArray) -> float:
+    """Return the p-value of tables (num_tables, num_cells) under their exact chances."""
+    return corrected(
+        np.array([_chi_square(*pair) for pair in zip(observed, chances, strict=True)])
+    )
+
+
+def corrected(p_values: Array) -> float:
+    """Return the smallest p-value, corrected for choosing it among several."""
+    return min(1.0, float(np.size(p_values) * np.min(p_values)))
+
+
+def _chi_square(observed: IntArray, chances: FloatArray) -> float:
+    expected = observed.sum() * chances
+    # Cells too rare for the approximation join the rarest that is not.
+    kept = max(1, int(np.count_nonzero(expected >= _LEAST_EXPECTED)))
+    group = np.empty(expected.size, dtype=np.int64)
+    group[np.argsort(-expected)] = np.minimum(np.arange(expected.size), kept - 1)
+    counted = np.bincount(group, weights=observed)
+    foreseen = np.bincount(group, weights=expected)
+    statistic = ((counted - foreseen) ** 2 / foreseen).sum()
+    return float(scipy.stats.chi2.sf(statistic, kept - 1)) if kept > 1 else 1.0
+
+
+def pair_tables(uniform: FloatArray) -> IntArray:
+    """Count cells of neighbouring entries, (num_pairs, num_cells); evenly filled if right.
+
+    Pairs rather than single entries show noise that entries share.
+    """
+    cells = np.minimum((uniform * CELLS).astype(np.int64), CELLS - 1)
+    codes = cells if cells.shape[1] == 1 else cells[:, :-1] * CELLS + cells[:, 1:]
+    width = CELLS ** min(2, cells.shape[1])
+    return np.stack([np.bincount(column, minlength=width) for column in codes.T])
+
+
+def symmetric(span: float, count: int) -> FloatArray:
+    """Return `count` thresholds for log-ratios between -span and span."""
+    # Rounding must not keep the most telling outputs just below the last threshold.
+    return np.linspace(-span, span, count) * (1 - 1e-9)
+
+
+def reached(ratios: FloatArray, thresholds: FloatArray) -> IntArray:
+    """Count the runs whose ratio is at least each threshold, (num_thresholds,)."""
+    return ratios.size - np.searchsorted(np.sort(ratios), thresholds)
+
+
+def lower_bounds(hits: IntArray, runs: int, deltas: Array) -> FloatArray:
+    """Return what bets on sets of outputs prove about epsilon, (num_deltas,).
+
+    Parameters
+    ----------
+    hits : (2, num_sets)
+        How often each set was hit under the first and under the second input.
+    runs : int
+    deltas : (num_deltas,)
+    """
+    both = np.concatenate([hits, runs - hits], axis=1)
+    # All bounds hold together: the upper bound of a set is the lower one of its complement.
+    level = SIGNIFICANCE / both.size
+    least = np.where(both > 0, scipy.stats.beta.ppf(level, both, runs - both + 1), 0.0)
+    most = 1 - np.roll(least, hits.shape[1], axis=1)
+    surplus = np.maximum(least - np.reshape(deltas, (-1, 1, 1)), 0.0)
+    with np.errstate(divide="ignore"):
+        proved = np.log(surplus / most[::-1])
+    return np.asarray(np.maximum(proved.max(axis=(1, 2)), 0.0))
+
 
 Mechanism: TypeAlias = (
     NoisyMax | ConfidentNoisyMax | LaplaceScores | GaussianScores | GaussianSums | SubsampleOnce
@@ -394,3 +456,71 @@ def _judge(
         delta=float(deltas[worst]),
         runs=runs,
     )
+
+
+def audit_all(*, runs: int = 300_000, rng: Source = None) -> Mapping[str, AuditResult]:
+    """Audit every mechanism, on inputs that show an attacker most of what there is.
+
+    Parameters
+    ----------
+    runs : int
+        Releases of each input. Forty queries are attacked a tenth as often, and samples are
+        drawn a fiftieth as often, because each takes longer.
+    rng : Generator, optional
+
+    Returns
+    -------
+    results : mapping of a name to an `AuditResult`
+    """
+    check_count("audit_all", "runs", runs, least=LEAST_RUNS)
+    results = {}
+    for name, mechanism, neighbours in _suite():
+        share = 50 if isinstance(mechanism, SubsampleOnce) else 1
+        times = max(LEAST_RUNS, runs // share)
+        results[name] = audit(mechanism, neighbours, runs=times, rng=rng)
+    for noise in NOISES:
+        many = NoisyMax(noise=noise, scale=6.0, sensitivity=1, unit="party", num_classes=2)
+        votes = np.array([6, 5]), np.array([5, 6])
+        times = max(LEAST_RUNS, runs // 10)
+        found = audit_queries(many, votes, runs=times, rng=rng)
+        results[f"noisy-max-{noise}-40-queries"] = found
+    return results
+
+
+def _suite() -> Iterator[tuple[str, Mechanism, Neighbours]]:
+    """Yield the name, the mechanism and the two inputs of every single-release audit."""
+    votes = np.array([8, 4, 4]), np.array([7, 5, 4])
+    for noise in NOISES:
+        mechanism = NoisyMax(noise=noise, scale=2.0, sensitivity=1, unit="party", num_classes=3)
+        yield f"noisy-max-{noise}", mechanism, votes
+    confident = ConfidentNoisyMax(
+        threshold=7.0,
+        threshold_scale=2.0,
+        scale=2.0,
+        sensitivity=1,
+        unit="party",
+        num_classes=3,
+    )
+    yield "confident-noisy-max", confident, votes
+    # Far outside the bound, so that a mechanism that forgets to clip is noticed.
+    scores = np.array([[5.0, 0.0]]), np.array([[-5.0, 0.0]])
+    laplace = LaplaceScores(bound=1.0, scale=2.0, num_values=2, unit="party")
+    yield "scores-laplace", laplace, scores
+    gaussian = GaussianScores(bound=1.0, scale=2.0, num_values=2, unit="party")
+    yield "scores-gaussian", gaussian, scores
+    yield from _sums()
+    records = np.arange(20), np.r_[20, 1:20]
+    yield "sample", SubsampleOnce(records=20, samples=5, replacement=False), records
+    drawn = SubsampleOnce(records=20, samples=5, replacement=True)
+    yield "sample-with-replacement", drawn, records
+
+
+def _sums() -> Iterator[tuple[str, Mechanism, Neighbours]]:
+    """Yield sums over records of which one is replaced."""
+    # It leaves one count and enters another.
+    histogram = GaussianSums(scale=2.0, l2_sensitivity=2**0.5, unit="example")
+    yield "sums-histogram", histogram, (np.array([6, 3, 0, 2]), np.array([5, 3, 1, 2]))
+    # Features as long as they may be, and their opposite.
+    rest, own = np.array([120, -75, 9]), np.array([36, -48, 0])
+    signed = GaussianSums(scale=100.0, l2_sensitivity=120.0, unit="example")
+    yield "sums-signed", signed, (rest + own, rest - own)

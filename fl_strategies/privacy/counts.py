@@ -5,13 +5,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.exceptions import require, require_data
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.errors import require, require_data
 from fl_strategies.privacy import secure
 from fl_strategies.privacy._numeric import check_positive
-from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import GaussianEvent, LaplaceEvent, Unit
 from fl_strategies.privacy.mechanisms import Charges, Release, _charge
+from fl_strategies.privacy.noise import calibrate_scale
 
 MOST_SUMS = 2**20
 """Most numbers of one release."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter, require
+from fl_strategies.errors import InvalidData, InvalidParameter, require
 from fl_strategies.privacy._numeric import check_count
 
 Unit: TypeAlias = Literal["party", "example"]

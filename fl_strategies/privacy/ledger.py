@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from fl_strategies.exceptions import (
+from fl_strategies.errors import (
     InvalidData,
     PrivacyBudgetExceeded,
     StrategyError,

@@ -27,8 +27,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fl_strategies.arrays import FloatArray, IntArray
-from fl_strategies.exceptions import require
+from fl_strategies._util.arrays import FloatArray, IntArray
+from fl_strategies.errors import require
 from fl_strategies.privacy._numeric import check_count
 
 Words: TypeAlias = NDArray[np.uint64]

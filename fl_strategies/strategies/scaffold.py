@@ -17,18 +17,18 @@ from typing import ClassVar, Final
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies.arrays import Array
-from fl_strategies.core.party import Party
-from fl_strategies.core.party_state import ArraysField, PartyState
-from fl_strategies.core.protocols import (
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.learners import (
     GuidedLearner,
     Learner,
     Objective,
     StartingLearner,
     require_guided,
 )
-from fl_strategies.exceptions import KnowledgeMismatch
 from fl_strategies.options import option
+from fl_strategies.party.party import Party
+from fl_strategies.party.state import ArraysField, PartyState
 from fl_strategies.strategies.weights.options import MODEL, WeightsOptions
 from fl_strategies.strategies.weights.party import WeightsParty, require_starting
 from fl_strategies.strategies.weights.restraint import (

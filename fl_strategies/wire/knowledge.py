@@ -1,9 +1,4 @@
-"""What may cross the trust boundary, and how it is read on the other side.
-
-`Knowledge` is the only thing a party sends besides metrics. Whoever receives it treats
-every byte as hostile: sizes are compared with the bytes that are really there before
-anything is allocated, and only plain numbers are accepted.
-"""
+"""Readers of settings that another side sent: typed, and within limits."""
 
 import math
 import re
@@ -15,8 +10,8 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fl_strategies.arrays import Array
-from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import KnowledgeMismatch, between
 from fl_strategies.wire import keys
 
 Scalar: TypeAlias = str | int | float | bool
@@ -190,3 +185,36 @@ def _count_record(record: ArrayRecord | ConfigRecord | MetricRecord) -> int:
     full = {name: value for name, value in record.items() if value not in ("", b"", [])}
     empty = sum(len(name) for name in record if name not in full)
     return ConfigRecord(full).count_bytes() + empty
+
+
+def config_int(config: ConfigRecord, key: str, *, minimum: int, maximum: int) -> int:
+    """Read a whole number that the server sent, within the bounds that a party accepts."""
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+        raise KnowledgeMismatch(
+            f"Server: {key} must be {between(minimum, maximum, 'a whole number')}, "
+            f"got {shown(value)}."
+        )
+    return value
+
+
+def config_float(config: ConfigRecord, key: str, *, minimum: float, maximum: float) -> float:
+    """Read a number that the server sent, within the bounds that a party accepts."""
+    value = config.get(key)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not minimum <= value <= maximum:  # type: ignore[operator]
+        raise KnowledgeMismatch(
+            f"Server: {key} must be {between(minimum, maximum, 'a number')}, "
+            f"got {shown(value)}."
+        )
+    return float(value)  # type: ignore[arg-type]
+
+
+def config_choice(config: ConfigRecord, key: str, choices: Sequence[str]) -> str:
+    """Read a string that the server sent, which must be one of a party's choices."""
+    value = config.get(key)
+    if not isinstance(value, str) or value not in choices:
+        raise KnowledgeMismatch(
+            f"Server: {key} must be one of {', '.join(choices)}, got {shown(value)}."
+        )
+    return value

@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from fl_strategies.exceptions import InvalidData, StrategyError
+from fl_strategies.errors import InvalidData, StrategyError
 from fl_strategies.privacy.journal import PartyJournal
 from simulations.config import Settings, Value, parse_assignments
-from simulations.deploy.app_folder import write_app
 from simulations.deploy.checking import ask, describe
 from simulations.deploy.client_app import build_party, checked, party_public, understood
-from simulations.deploy.federation import FORMATS, Deployment, prepare, write_split
+from simulations.deploy.federation import FORMATS, Deployment, prepare, write_app, write_split
 from simulations.report import percent
 
 logger = logging.getLogger("flwr.fl_strategies")

@@ -11,19 +11,18 @@ from typing import Any, Final
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 
-from clients.app import check_question, client_app
-from clients.flower_messages import PLAIN_CONFIG, role_of
+from clients.app import PLAIN_CONFIG, check_question, client_app, role_of
 from fl_strategies import REGISTRY, Party, PartyRole, WeightsParty, find_algorithm
-from fl_strategies.exceptions import RequestRefused, StrategyError
+from fl_strategies.errors import RequestRefused, StrategyError
 from fl_strategies.strategies.fedkt.options import LEVELS
 from fl_strategies.strategies.sums.options import LEVELS as SUM_LEVELS
 from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value, parse_assignments
+from simulations.data.splits import Dataset
 from simulations.deploy.data import PublicData
 from simulations.deploy.server_app import DeployedFederation, public_dataset
-from simulations.local import InMemoryGrid
-from simulations.splits import Dataset
+from simulations.runtime.local import InMemoryGrid
 
 Given = Mapping[str, Value]
 

@@ -3,7 +3,7 @@
 What a file means is decided by the public file alone, which everybody holds. If it is an
 archive (``.npz``), its rows are taken as they are, and so are all others. If it is a table
 (``.csv``, ``.parquet``), columns are found by their names and become numbers as its rows say
-(see `simulations.table_columns`), in simulations and deployments alike.
+(see `simulations.data.columns`), in simulations and deployments alike.
 """
 
 import logging
@@ -15,25 +15,25 @@ from typing import Any, Final
 
 import numpy as np
 
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.party import check_rows
-from fl_strategies.core.records import RecordForm
-from fl_strategies.exceptions import require, require_data
-from fl_strategies.runtime.atomic_files import PRIVATE
-from simulations.files import read_npz
-from simulations.libraries import import_library
-from simulations.table_cells import MISSING, numbers
-from simulations.table_columns import TableEncoder
-from simulations.table_files import (
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util.files import PRIVATE
+from fl_strategies.errors import require, require_data
+from fl_strategies.party.party import check_rows
+from fl_strategies.party.records import RecordForm
+from simulations.data.columns import UNLABELLED, TableEncoder, label_texts
+from simulations.data.csv import (
+    MISSING,
     TABLES,
     dropped,
     import_pandas,
     listed,
     names_in,
+    numbers,
     read_table,
     require_label,
 )
-from simulations.table_labels import UNLABELLED, label_texts
+from simulations.data.files import read_npz
+from simulations.libraries import import_library
 
 logger = logging.getLogger("flwr.fl_strategies")
 

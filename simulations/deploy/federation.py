@@ -14,36 +14,126 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from fl_strategies.exceptions import require
-from fl_strategies.runtime.atomic_files import replace_file
+from fl_strategies._util.files import replace_file
+from fl_strategies.errors import StrategyError, require
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value
-from simulations.control import Control
-from simulations.deploy.app_folder import write_app
+from simulations.data.csv import TABLES
 from simulations.deploy.client_app import MODEL_SETTINGS
-from simulations.deploy.credentials import (
-    LOOPBACK,
-    Certificates,
-    make_certificates,
-    make_node_key,
-)
 from simulations.deploy.data import ARCHIVE, LABEL, write_labelled
-from simulations.deploy.server_app import SIMULATED, result_folder
-from simulations.experiment import load_federation
-from simulations.flower import (
+from simulations.deploy.server_app import SIMULATED, result_folder, run_settings
+from simulations.federation import load_federation
+from simulations.outputs import require_folder
+from simulations.run_folder import RESULT
+from simulations.runtime.flower import (
     CONNECTION,
+    Control,
     FlowerRunFailed,
     SuperLink,
     flower_environment,
     free_port,
 )
-from simulations.outputs import require_folder
-from simulations.run_folder import RESULT
 from simulations.strict_json import read_json
-from simulations.table_files import TABLES
+
+_DAYS: Final = "365"
+LOOPBACK: Final = "DNS:localhost,IP:127.0.0.1"
+
+
+class CredentialsFailed(StrategyError, RuntimeError):
+    """A certificate or key could not be made."""
+
+
+class Certificates(NamedTuple):
+    """Files of an own certificate authority and of the server that it vouches for."""
+
+    authority: Path
+    server: Path
+    server_key: Path
+
+
+def make_certificates(folder: Path, names: str = LOOPBACK) -> Certificates:
+    """Make an own certificate authority and a server certificate for these names."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / "server.ext").write_text(
+        f"subjectAltName={names}\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n"
+        "authorityKeyIdentifier=keyid\n"
+    )
+    new_key = ["-newkey", "rsa:2048", "-nodes"]
+    authority = ["openssl", "req", "-x509", *new_key, "-days", _DAYS]
+    authority += ["-subj", "/CN=federation CA"]
+    authority += ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+    _run([*authority, "-keyout", "ca.key", "-out", "ca.crt"], folder)
+    request = ["openssl", "req", *new_key, "-subj", "/CN=superlink"]
+    _run([*request, "-keyout", "server.key", "-out", "server.csr"], folder)
+    signed = ["openssl", "x509", "-req", "-in", "server.csr", "-days", _DAYS]
+    signed += ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "server.ext"]
+    _run([*signed, "-out", "server.crt"], folder)
+    return Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+
+
+def make_node_key(path: Path) -> Path:
+    """Make the key pair of a party, `path` and `path`.pub; return the public one."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", ""]
+    _run([*command, "-f", path.name], path.parent)
+    return path.with_name(f"{path.name}.pub")
+
+
+def _run(command: list[str], folder: Path) -> None:
+    try:
+        subprocess.run(
+            command,
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except FileNotFoundError as error:
+        raise CredentialsFailed(
+            f"{command[0]}: the command must be installed, got none."
+        ) from error
+    except subprocess.CalledProcessError as error:
+        raise CredentialsFailed(
+            f"{command[0]}: the command must end well, got {error.stderr.strip()[-300:]}"
+        ) from error
+
+
+_HEAD = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fl-strategies-deployment"
+version = "{version}"
+description = "Names the components of fl-strategies; the code is installed on each machine."
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fl-strategies"
+
+[tool.flwr.app.components]
+serverapp = "simulations.deploy.server_app:app"
+clientapp = "simulations.deploy.client_app:app"
+
+[tool.flwr.app.config]
+"""
+
+
+def write_app(folder: Path) -> Path:
+    """Write the app and return its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = [f"{key} = {json.dumps(value)}" for key, value in run_settings().items()]
+    text = _HEAD.format(version=metadata.version("fl-strategies"))
+    (folder / "pyproject.toml").write_text(text + "\n".join(settings) + "\n", encoding="utf-8")
+    return folder
+
 
 FORMATS: Final = ("npz", "csv", "parquet")
 _POLL_SECONDS: Final = 0.5

@@ -16,15 +16,15 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy, Learner, PortableLearner
-from fl_strategies.arrays import Array, IntArray, content_hash
-from fl_strategies.exceptions import InvalidData, UnsupportedLearner, require, require_data
+from fl_strategies._util.arrays import Array, IntArray, content_hash
+from fl_strategies.errors import InvalidData, UnsupportedLearner, require, require_data
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value, describe
+from simulations.data.splits import Dataset
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
-from simulations.experiment import Federation
+from simulations.federation import Federation
 from simulations.outputs import require_folder
 from simulations.run_folder import RunFolder
-from simulations.splits import Dataset
 from simulations.strict_json import flagged
 
 logger = logging.getLogger("flwr.fl_strategies")

@@ -22,8 +22,8 @@ from typing import Any, Final
 from flwr.common.logger import log
 from flwr.supercore.sql_mixin import SqlMixin
 
-from fl_strategies.exceptions import StrategyError
-from fl_strategies.runtime._compat import TESTED_FLOWER
+from fl_strategies._compat import TESTED_FLOWER
+from fl_strategies.errors import StrategyError
 
 _LONG_WAIT_SECONDS: Final = 10.0
 Session = Callable[[SqlMixin], AbstractContextManager[Any]]

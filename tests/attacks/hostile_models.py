@@ -32,8 +32,14 @@ from clients import (
     XGBoostScores,
     load_model,
 )
-from clients.array_files import write_arrays
-from clients.saved_model import ARRAYS, DESCRIPTION, MEAN, ModelCard, member_folder
+from clients.saved_model import (
+    ARRAYS,
+    DESCRIPTION,
+    MEAN,
+    ModelCard,
+    member_folder,
+    write_arrays,
+)
 from fl_strategies.aggregation.ensembles import SignedEnsemble
 from simulations import networks
 

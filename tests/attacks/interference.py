@@ -14,17 +14,16 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message
 
-from clients import dp_sgd
 from clients.app import client_app
-from fl_strategies import Party
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.strategy import KnowledgeStrategy
-from fl_strategies.exceptions import RunFailed
+from clients.networks import private
+from fl_strategies import Party, _compat
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.errors import RunFailed
 from fl_strategies.privacy import mechanisms, secure
 from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
-from fl_strategies.runtime import _compat
-from fl_strategies.strategies.fedmd import sampling
-from simulations.local import InMemoryGrid
+from fl_strategies.server.strategy import KnowledgeStrategy
+from fl_strategies.strategies.fedmd import samples
+from simulations.runtime.local import InMemoryGrid
 
 NUM_RECORDS, NUM_CLASSES, WIDTH = 24, 3, 3
 COUNTS = LaplaceCounts, GaussianSums
@@ -105,13 +104,13 @@ def noise_without_data() -> Iterator[None]:
             return words(size, source if rng is None else rng)
 
         patch.setattr(secure, "random_words", fixed_words)
-        patch.setattr(dp_sgd, "random_words", fixed_words)
-        patch.setattr(sampling.secrets, "token_bytes", lambda size: bytes(size))
+        patch.setattr(private, "random_words", fixed_words)
+        patch.setattr(samples.secrets, "token_bytes", lambda size: bytes(size))
         for kind in (mechanisms.NoisyMax, mechanisms.ConfidentNoisyMax, *COUNTS):
             _release_nothing(patch, kind, np.zeros_like)
         _release_nothing(patch, mechanisms._NoisyScores, _even)
         patch.setattr(mechanisms.SubsampleOnce, "release", _first_rows)
-        patch.setattr(dp_sgd.NoisyOptimizer, "add_noise", _noise_alone)
+        patch.setattr(private.NoisyOptimizer, "add_noise", _noise_alone)
         yield
 
 
@@ -137,7 +136,7 @@ def _first_rows(self: mechanisms.SubsampleOnce, rng: Any = None) -> mechanisms.R
     return mechanisms.Release(np.arange(self.samples), charges)
 
 
-_add_noise = dp_sgd.NoisyOptimizer.add_noise
+_add_noise = private.NoisyOptimizer.add_noise
 
 
 def _noise_alone(self: Any) -> None:

@@ -78,7 +78,7 @@ def _own_bytes(array: Any) -> int:
 
 def _attempt(attack: str) -> dict[str, Any]:
     """Receive one hostile model and let it predict, under a limit that saves the machine."""
-    from fl_strategies.exceptions import StrategyError
+    from fl_strategies.errors import StrategyError
     from tests.attacks.hostile_models import ATTACKS, ROWS
 
     learner, arrays = ATTACKS[attack]()

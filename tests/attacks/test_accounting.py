@@ -19,21 +19,21 @@ from fl_strategies import (
     KnowledgeStrategy,
     Party,
 )
-from fl_strategies.core.accounting import ledger_of, ledger_to_text
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.exceptions import RunFailed
+from fl_strategies.errors import RunFailed
+from fl_strategies.party.accounting import ledger_of, ledger_to_text
+from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import DPSGDEvent, OneVoteEvent, PrivacyEvent, event_to_json
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.scores import ScorePrivacy
+from fl_strategies.privacy.noise import ScorePrivacy
 from fl_strategies.privacy.votes import VotePrivacy
-from fl_strategies.strategies.fedkt.teaching import deal_records
+from fl_strategies.server.replies import PartyReply
+from fl_strategies.strategies.fedkt.party import deal_records
 from fl_strategies.strategies.weights.restraint import LocalWeights
 from fl_strategies.wire import keys
-from fl_strategies.wire.packing import pack_labels
-from fl_strategies.wire.replies import PartyReply
-from simulations.local import run_local
+from fl_strategies.wire.formats import pack_labels
+from simulations.runtime.local import run_local
 from tests.toys import CentroidLearner, load_toy_party, toy_fedkd, toy_fedkt, toy_party
 
 SMALL = DPSGDEvent(noise_multiplier=8.0, records=40, batch_size=8, steps=10)

@@ -8,14 +8,14 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients.app import FAILED
 from fl_strategies import Party
-from fl_strategies.exceptions import InvalidParameter, PrivacyBudgetExceeded
+from fl_strategies._compat import assign_message_id
+from fl_strategies.errors import InvalidParameter, PrivacyBudgetExceeded
 from fl_strategies.privacy.events import GaussianEvent, SubsampleEvent
 from fl_strategies.privacy.journal import PartyJournal
-from fl_strategies.runtime._compat import assign_message_id
 from fl_strategies.wire import keys
-from simulations.client_app import app, load_party
 from simulations.config import Settings, Value
-from simulations.experiment import load_federation
+from simulations.federation import load_federation
+from simulations.runtime.client_app import app, load_party
 
 RUN = Settings.of(
     strategy="fedkt",

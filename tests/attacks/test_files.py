@@ -16,10 +16,10 @@ from flwr.clientapp import ClientApp
 from clients import client_app
 from clients.kept_run import MAX_RUNS
 from fl_strategies import REGISTRY
-from fl_strategies.exceptions import CheckpointUnavailable, InvalidData, NotEnoughParties
+from fl_strategies.errors import CheckpointUnavailable, InvalidData, NotEnoughParties
 from simulations.config import Settings
 from simulations.deploy.federation import prepare
-from simulations.flower import SuperLink
+from simulations.runtime.flower import SuperLink
 from simulations.strict_json import write_json
 from tests.disks import full_disk
 from tests.kept import Killed, MortalGrid, bits, build, journal_app, start

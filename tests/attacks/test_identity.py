@@ -9,10 +9,10 @@ from flwr.app import ArrayRecord, Message
 
 from clients import client_app
 from fl_strategies import REGISTRY, KnowledgeStrategy
-from fl_strategies.exceptions import InvalidData, InvalidParameter, NotEnoughParties
+from fl_strategies.errors import InvalidData, InvalidParameter, NotEnoughParties
 from fl_strategies.wire import keys
 from simulations.deploy.server_app import read_members
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.kept import Killed
 from tests.toys import common_options, load_toy_party
 

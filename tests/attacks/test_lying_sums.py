@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 
 from clients.app import client_app
 from fl_strategies import FedHistogram, FedRegression, Knowledge
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.privacy.counts import GaussianSums
-from fl_strategies.strategies.sums.cells import Cells
-from fl_strategies.strategies.sums.components import Components
 from fl_strategies.strategies.sums.limits import (
     FARTHEST,
     Ellipsoid,
     PartySums,
     plausible_counts,
 )
+from fl_strategies.strategies.sums.regression import Components
+from fl_strategies.strategies.sums.summary import Cells
+from fl_strategies.tasks import Task
 from fl_strategies.wire import keys
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.toys import (
     PUBLIC,
     TEST,

@@ -11,7 +11,7 @@ from clients import client_app
 from fl_strategies import REGISTRY
 from fl_strategies.aggregation.metrics import LONGEST_NAME, clean_metrics
 from fl_strategies.wire import keys
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.toys import common_options, load_toy_party, toy_fedkt
 
 NUM_PARTIES = 4

@@ -25,8 +25,8 @@ from torch import nn
 
 import clients.app
 from clients.app import FAILED, NO_BUDGET, client_app
-from clients.opacus_learner import DPTorchLearner
-from clients.torch_learner import TorchLearner
+from clients.networks.learner import TorchLearner
+from clients.networks.private import DPTorchLearner
 from fl_strategies import (
     FENS,
     REGISTRY,
@@ -36,25 +36,25 @@ from fl_strategies import (
     FedMD,
     FedRegression,
 )
-from fl_strategies.core import training
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.core.protocols import LearnerFactory
-from fl_strategies.core.records import RecordForm, number_of_cell
-from fl_strategies.core.role import PartyRole
-from fl_strategies.core.strategy import KnowledgeStrategy
-from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.learners import LearnerFactory
+from fl_strategies.party import training
+from fl_strategies.party.records import RecordForm, number_of_cell
+from fl_strategies.party.role import PartyRole
+from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.server.strategy import KnowledgeStrategy
 from fl_strategies.strategies.fedkd import FedKDParty
 from fl_strategies.strategies.fedkt import FedKTParty
-from fl_strategies.strategies.sums.cells import Cells
-from fl_strategies.strategies.sums.components import Components
+from fl_strategies.strategies.sums.regression import Components
+from fl_strategies.strategies.sums.summary import Cells
 from fl_strategies.strategies.weights import FedAvg
 from fl_strategies.wire import keys
 from simulations.config import Settings
-from simulations.datasets import load_dataset
+from simulations.data.sets import load_dataset
 from simulations.deploy.data import read_labelled, read_public
-from simulations.local import InMemoryGrid, run_local
 from simulations.models import LEARNERS, learner_factory
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.attacks import interference
 from tests.attacks.interference import (
     NEIGHBOURS,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_strategies.aggregation.capping import believed_loudness
-from fl_strategies.aggregation.class_weights import believed_counts, heard_parts
+from fl_strategies._util.arrays import FloatArray, IntArray
+from fl_strategies.aggregation.claims import believed_counts, believed_loudness, heard_parts
 from fl_strategies.aggregation.consensus import (
     MAX_WEIGHT,
     ClassWeightedConsensus,
@@ -23,12 +23,10 @@ from fl_strategies.aggregation.consensus import (
     VoteCounts,
 )
 from fl_strategies.aggregation.evidence import vote_evidence
-from fl_strategies.aggregation.evidence_pool import MOST_JUDGED, EvidencePool
-from fl_strategies.aggregation.outliers import outliers
-from fl_strategies.arrays import FloatArray, IntArray
+from fl_strategies.aggregation.pool import MOST_JUDGED, EvidencePool, outliers
 from fl_strategies.strategies.weights.restraint import LocalWeights, restrained
 from fl_strategies.wire import keys
-from fl_strategies.wire.quantization import PlainScores
+from fl_strategies.wire.formats import PlainScores
 from simulations.config import Settings
 
 LIARS = Path(__file__).parents[2] / "benchmarks" / "liars.py"

@@ -10,22 +10,20 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from clients.app import NO_BUDGET
-from clients.flower_messages import role_of
-from clients.kernel_learner import RidgeLearner
+from clients.app import NO_BUDGET, role_of
+from clients.tabular.kernel import RidgeLearner
 from fl_strategies import REGISTRY
-from fl_strategies.exceptions import InvalidParameter, PrivacyBudgetExceeded
+from fl_strategies._compat import assign_message_id
+from fl_strategies.errors import InvalidParameter, PrivacyBudgetExceeded
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.runtime._compat import assign_message_id
 from fl_strategies.wire import keys
 from simulations.config import Value
 from simulations.deploy.__main__ import main
 from simulations.deploy.checking import ROLES, questions
-from simulations.deploy.client_app import app, build_party
+from simulations.deploy.client_app import FORMS, app, build_party
 from simulations.deploy.data import write_labelled
-from simulations.deploy.policy import FORMS
-from simulations.flower import to_toml
+from simulations.runtime.flower import to_toml
 
 NUM_RECORDS, NUM_PUBLIC = 30, 20
 CLASSES = ("cat", "dog")

@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 import torch
 
-from fl_strategies.arrays import Array, to_array
-from fl_strategies.core import labels as labels_module
-from fl_strategies.core import records
-from fl_strategies.core.records import RecordForm
-from simulations import files, table_cells
+from fl_strategies._util.arrays import Array, to_array
+from fl_strategies.party import records
+from fl_strategies.party import records as labels_module
+from fl_strategies.party.records import RecordForm
+from simulations.data import csv as table_cells
+from simulations.data import files
 from simulations.deploy import data
 from tests.attacks.interference import NUM_CLASSES, PUBLIC
 from tests.attacks.ways_in import (

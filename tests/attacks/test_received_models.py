@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fl_strategies import Knowledge
-from fl_strategies.core.role import receive_model
-from fl_strategies.exceptions import KnowledgeMismatch
+from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.party.role import receive_model
 from fl_strategies.wire import keys
 from simulations.config import Value
 from simulations.deploy.client_app import build_party

@@ -13,10 +13,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from clients.app import client_app
-from clients.kernel_learner import KernelRidgeLearner, RidgeLearner
-from clients.sklearn_learner import SklearnLearner
+from clients.tabular.kernel import KernelRidgeLearner, RidgeLearner
+from clients.tabular.sklearn import SklearnLearner
 from fl_strategies import Knowledge, Party
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
 from fl_strategies.strategies.codistill import (
     AKD,
     EKD,
@@ -25,7 +25,7 @@ from fl_strategies.strategies.codistill import (
     Codistillation,
     CodistillParty,
 )
-from fl_strategies.strategies.codistill.model_exchange import (
+from fl_strategies.strategies.codistill.options import (
     MODEL,
     MODELS,
     NUM_MODELS,
@@ -33,7 +33,7 @@ from fl_strategies.strategies.codistill.model_exchange import (
 )
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import encode_arrays
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.toys import NUM_CLASSES, PUBLIC, toy_party
 
 SCHEMES: dict[str, type[Codistillation]] = {"akd": AKD, "avgkd": AvgKD, "pkd": PKD, "ekd": EKD}
@@ -117,7 +117,7 @@ def test_an_oversized_model_costs_only_its_sender_the_round(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fits into a reply, but not into the message to others, together with their models."""
-    for place in ("clients.app", "fl_strategies.strategies.codistill.relay"):
+    for place in ("clients.app", "fl_strategies.strategies.codistill.server"):
         monkeypatch.setattr(f"{place}.MAX_REPLY_BYTES", LIMIT, raising=False)
 
     num_rows = LIMIT // (8 * (2 + NUM_CLASSES)) - 40

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from clients.app import client_app
 from fl_strategies import FedHistogram, FedRegression
-from fl_strategies.arrays import IntArray
-from fl_strategies.exceptions import RunFailed
+from fl_strategies._util.arrays import IntArray
+from fl_strategies.errors import RunFailed
 from fl_strategies.privacy.counts import GaussianSums
-from fl_strategies.strategies.sums.cells import Cells
-from fl_strategies.strategies.sums.components import Components
-from fl_strategies.strategies.sums.summary import DIRECTION, direction, is_direction
+from fl_strategies.strategies.sums.regression import Components
+from fl_strategies.strategies.sums.summary import DIRECTION, Cells, direction, is_direction
 from fl_strategies.wire import keys
-from simulations.local import run_local
+from simulations.runtime.local import run_local
 from tests.attacks import test_non_interference as check
 from tests.attacks.interference import NEIGHBOURS, ORDINARY, Records
 from tests.kept import Killed, MortalGrid

@@ -12,19 +12,18 @@ from flwr.app import ConfigRecord
 
 from clients.app import client_app
 from fl_strategies import REGISTRY, FedHistogram, FedRegression, Knowledge, Party
-from fl_strategies.arrays import Array, content_hash
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.core.policy import PartyPolicy
-from fl_strategies.exceptions import KnowledgeMismatch, PrivacyBudgetExceeded, RunFailed
+from fl_strategies._util.arrays import Array, content_hash
+from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, RunFailed
+from fl_strategies.party.policy import PartyPolicy
+from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.mechanisms import Release
 from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY, SumParty
-from fl_strategies.strategies.sums.cells import Cells
-from fl_strategies.strategies.sums.components import Components
-from fl_strategies.strategies.sums.summary import DIRECTION
+from fl_strategies.strategies.sums.regression import Components
+from fl_strategies.strategies.sums.summary import DIRECTION, Cells
 from fl_strategies.wire import keys
-from simulations.local import run_local
+from simulations.runtime.local import run_local
 from tests.toys import PUBLIC, common_options, load_toy_party, toy_party
 
 BOTH = [FedHistogram, FedRegression]

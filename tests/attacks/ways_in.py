@@ -22,8 +22,8 @@ from flwr.app import Context, RecordDict
 
 from clients.dealt_data import party_loader
 from fl_strategies import Party
-from fl_strategies.arrays import Array
-from simulations.datasets import load_dataset
+from fl_strategies._util.arrays import Array
+from simulations.data.sets import load_dataset
 from simulations.deploy.data import read_labelled, read_public
 from tests.attacks.interference import NUM_CLASSES, PUBLIC, WIDTH
 

@@ -7,17 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.tasks import Task
-from fl_strategies.privacy._evidence import SIGNIFICANCE
-from fl_strategies.privacy.audit import AuditResult
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.privacy.audit import SIGNIFICANCE, AuditResult
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.mechanisms import Release
 from fl_strategies.privacy.secure import discrete_gaussian
 from fl_strategies.strategies.sums import SumPrivacy
-from fl_strategies.strategies.sums.cells import Cells
-from fl_strategies.strategies.sums.components import Components
-from fl_strategies.strategies.sums.summary import Summary
+from fl_strategies.strategies.sums.regression import Components
+from fl_strategies.strategies.sums.summary import Cells, Summary
+from fl_strategies.tasks import Task
 
 Source = np.random.Generator | None
 EPSILON = 5.0

@@ -12,17 +12,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fl_strategies.aggregation.voting import add_votes, consistent_labels
-from fl_strategies.arrays import Array
-from fl_strategies.exceptions import InvalidData, InvalidParameter
-from fl_strategies.privacy._evidence import SIGNIFICANCE, corrected, fit, lower_bounds
+from fl_strategies._util.arrays import Array
+from fl_strategies.aggregation.votes import add_votes, consistent_labels
+from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.privacy.audit import (
+    SIGNIFICANCE,
     AuditResult,
     audit,
+    audit_all,
     audit_queries,
     class_chances,
+    corrected,
+    fit,
+    lower_bounds,
 )
-from fl_strategies.privacy.audit_suite import audit_all
 from fl_strategies.privacy.events import Noise
 from fl_strategies.privacy.mechanisms import (
     ConfidentNoisyMax,

@@ -7,15 +7,15 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fl_strategies import Knowledge, Party
-from fl_strategies.arrays import Array, content_hash
-from fl_strategies.core.party_state import PartyState
+from fl_strategies._util.arrays import Array, content_hash
+from fl_strategies.party.state import PartyState
 from fl_strategies.privacy import counts
 from fl_strategies.privacy.audit import AuditResult, audit_sums
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.mechanisms import Release
 from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY
 from fl_strategies.strategies.sums import party as party_side
-from fl_strategies.strategies.sums.cells import Cells
+from fl_strategies.strategies.sums.summary import Cells
 from fl_strategies.wire import keys
 from tests.audit.sum_cases import (
     CASES,

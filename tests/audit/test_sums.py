@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from fl_strategies import FedHistogram, FedRegression, Knowledge
-from fl_strategies.arrays import Array, IntArray
+from fl_strategies._util.arrays import Array, IntArray
 from fl_strategies.privacy.audit import AuditResult, audit, audit_sums
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.strategies.sums import party, server
-from fl_strategies.strategies.sums.cells import Cells
-from fl_strategies.strategies.sums.components import LEVELS, Components
-from fl_strategies.strategies.sums.summary import DIRECTION, Summary, direction
+from fl_strategies.strategies.sums.regression import LEVELS, Components
+from fl_strategies.strategies.sums.summary import DIRECTION, Cells, Summary, direction
 from tests.audit.sum_cases import (
     BROKEN,
     CASES,

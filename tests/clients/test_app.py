@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from clients.app import FAILED, client_app
 from fl_strategies import REGISTRY, FedKTParty, Party
-from fl_strategies.runtime._compat import assign_message_id
+from fl_strategies._compat import assign_message_id
 from fl_strategies.wire import keys
 from tests.toys import TEST, load_toy_party, toy_fedkt
 

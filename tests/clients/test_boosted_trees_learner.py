@@ -15,21 +15,22 @@ import xgboost
 from scipy.special import expit, softmax
 from sklearn.datasets import load_breast_cancer, load_digits
 
-from clients import boosting, boosting_bins, tree_sums
-from clients.boosted_trees_learner import BoostedTreesLearner
-from clients.boosting_bins import Bins, bin_rows
-from clients.boosting_kernels import Rule
-from clients.tabular import MIN_PROBABILITY
-from clients.xgboost_learner import XGBoostLearner
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.protocols import EnsembleLearner, PortableLearner, Recipe, SoftLearner
-from fl_strategies.exceptions import (
+from clients.compiled import boosting as boosting_bins
+from clients.compiled.boosting import Bins, Rule, bin_rows
+from clients.tabular import boosted_trees as boosting
+from clients.tabular import boosted_trees as tree_sums
+from clients.tabular.base import MIN_PROBABILITY
+from clients.tabular.boosted_trees import BoostedTreesLearner
+from clients.tabular.xgboost import XGBoostLearner
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
     MissingExtra,
     NotFitted,
 )
+from fl_strategies.learners import EnsembleLearner, PortableLearner, Recipe, SoftLearner
 from tests import lopsided_trees
 
 ROOT = Path(__file__).parent.parent.parent
@@ -522,11 +523,11 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
     """Without Numba the import says what to install."""
     for name in ("boosted_trees_learner", "boosting", "boosting_kernels", "boosting_bins"):
         monkeypatch.delitem(sys.modules, f"clients.{name}")
-    monkeypatch.delitem(sys.modules, "clients.compiling")
+    monkeypatch.delitem(sys.modules, "clients.compiled.compiling")
     monkeypatch.setitem(sys.modules, "numba", None)
 
     with pytest.raises(MissingExtra, match=r"fl-strategies\[fast\]"):
-        importlib.import_module("clients.boosted_trees_learner")
+        importlib.import_module("clients.tabular.boosted_trees")
 
 
 # --- travel -------------------------------------------------------------------------------

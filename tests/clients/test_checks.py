@@ -20,15 +20,15 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
-from clients.boosted_trees_learner import BoostedTreesLearner
 from clients.checks import check_learner
-from clients.forest_learner import ForestLearner
-from clients.sklearn_learner import SklearnLearner
-from clients.tabular import TabularLearner, require_array, require_names
-from clients.xgboost_learner import XGBoostLearner
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.protocols import Recipe, TrainingSet
-from fl_strategies.exceptions import InvalidParameter, UnsupportedLearner, require_data
+from clients.tabular.base import TabularLearner, require_array, require_names
+from clients.tabular.boosted_trees import BoostedTreesLearner
+from clients.tabular.forest import ForestLearner
+from clients.tabular.sklearn import SklearnLearner
+from clients.tabular.xgboost import XGBoostLearner
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.errors import InvalidParameter, UnsupportedLearner, require_data
+from fl_strategies.learners import Recipe, TrainingSet
 
 
 class CentroidLearner(TabularLearner):
@@ -139,7 +139,7 @@ def test_seeding_the_shared_generator_is_found() -> None:
 def test_torch_passes() -> None:
     """A network keeps the contract, also where it fits many at once."""
     torch = pytest.importorskip("torch")
-    module = pytest.importorskip("clients.torch_learner")
+    module = pytest.importorskip("clients.networks.learner")
     factory: Callable[[], Any] = lambda: module.TorchLearner(  # noqa: E731
         lambda: torch.nn.Linear(5, 3), num_classes=3, epochs=1
     )
@@ -161,7 +161,7 @@ def test_bad_settings_of_the_check_are_refused(settings: dict[str, int], message
 
 
 def network(module_fn: Callable[[], Any], num_classes: int) -> Callable[[], Any]:
-    from clients.torch_learner import TorchLearner
+    from clients.networks.learner import TorchLearner
 
     return lambda: TorchLearner(module_fn, num_classes=num_classes, epochs=1)
 

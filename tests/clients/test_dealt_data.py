@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from clients import client_app, party_loader
 from fl_strategies import Party
-from fl_strategies.exceptions import InvalidData, InvalidParameter
-from simulations.local import run_local
+from fl_strategies.errors import InvalidData, InvalidParameter
+from simulations.runtime.local import run_local
 from tests.toys import (
     NUM_CLASSES,
     PUBLIC,

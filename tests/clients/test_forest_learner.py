@@ -8,14 +8,12 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.ensemble import RandomForestClassifier
 
-from clients import forest_growing
-from clients.forest_bits import bit_table, bits_above, choose_thresholds, pack, unpack
-from clients.forest_growing import Limits, Planting, class_bits, grow_forests
-from clients.forest_learner import ForestLearner
-from clients.tree_arrays import Trees
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.protocols import EnsembleLearner, PortableLearner, Recipe, SoftLearner
-from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch
+from clients.tabular import forest as forest_growing
+from clients.tabular.forest import ForestLearner, Limits, Planting, class_bits, grow_forests
+from clients.tabular.trees import Trees, bit_table, bits_above, choose_thresholds, pack, unpack
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
+from fl_strategies.learners import EnsembleLearner, PortableLearner, Recipe, SoftLearner
 
 DIGITS = load_digits(return_X_y=True)
 NUM_CLASSES = 10
@@ -261,8 +259,8 @@ def test_soft_targets_become_the_scores() -> None:
 
 def test_labels_are_drawn_by_their_weights() -> None:
     """Trees see a class of a row as often as its weight says, and no other class."""
-    from clients.forest_learner import _drawn_labels
-    from clients.soft_labels import weigh
+    from clients.tabular.base import weigh
+    from clients.tabular.forest import _drawn_labels
 
     labels = weigh(np.array([[0.7, 0.3, 0.0], [0.0, 0.0, 1.0], [0.25, 0.25, 0.5]]))
 

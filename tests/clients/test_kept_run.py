@@ -14,10 +14,10 @@ from clients import client_app, kept_run
 from clients.app import FAILED, NO_BUDGET
 from clients.kept_run import run_name
 from fl_strategies import FedMD, Party
+from fl_strategies._compat import assign_message_id
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.runtime._compat import assign_message_id
 from fl_strategies.wire import keys
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.fuzz.federations import network
 from tests.toys import TEST, blobs, common_options, load_toy_party, toy_fedkt
 

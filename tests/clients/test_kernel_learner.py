@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.kernel_learner import KERNELS, KernelRidgeLearner, RidgeLearner, solve_shifted
-from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.exceptions import (
+from clients.tabular.kernel import KERNELS, KernelRidgeLearner, RidgeLearner, solve_shifted
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
@@ -143,7 +143,7 @@ def test_rows_are_answered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many pairs are compared at once has no effect beyond the last bits."""
     together = kernel_ridge().predict(NEW)
 
-    monkeypatch.setattr("clients.kernel_learner._PAIRS_AT_ONCE", 65)
+    monkeypatch.setattr("clients.tabular.kernel._PAIRS_AT_ONCE", 65)
 
     assert np.allclose(kernel_ridge().predict(NEW), together, atol=1e-12)
 

@@ -9,20 +9,20 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.tree import DecisionTreeClassifier
 
-from clients.kernel_learner import RidgeLearner
-from clients.multilabel import MultiLabelLearner
-from clients.sklearn_learner import SklearnLearner
-from clients.tabular import MIN_PROBABILITY
-from fl_strategies.arrays import Array
-from fl_strategies.core.protocols import Learner, PortableLearner
-from fl_strategies.core.tasks import quality
-from fl_strategies.exceptions import (
+from clients.tabular.base import MIN_PROBABILITY
+from clients.tabular.kernel import RidgeLearner
+from clients.tabular.multilabel import MultiLabelLearner
+from clients.tabular.sklearn import SklearnLearner
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
     NotFitted,
     UnsupportedLearner,
 )
+from fl_strategies.learners import Learner, PortableLearner
+from fl_strategies.tasks import quality
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(80, 5))

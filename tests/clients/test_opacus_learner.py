@@ -26,27 +26,26 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from clients import dp_sgd
 from clients.checks import check_learner
-from clients.dp_sgd import calibrated_noise
-from clients.opacus_learner import DPTorchLearner
-from clients.torch_learner import TorchLearner
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.ensemble import fit_ensemble
-from fl_strategies.core.party import Party
-from fl_strategies.core.protocols import (
+from clients.networks import private as dp_sgd
+from clients.networks.learner import TorchLearner
+from clients.networks.private import DPTorchLearner, calibrated_noise
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.errors import InvalidData, InvalidParameter, MissingExtra
+from fl_strategies.learners import (
     EnsembleLearner,
     IncrementalLearner,
     Learner,
     PortableLearner,
     Recipe,
     SoftLearner,
+    fit_ensemble,
 )
-from fl_strategies.exceptions import InvalidData, InvalidParameter, MissingExtra
+from fl_strategies.party.party import Party
 from fl_strategies.privacy.accountant import claim
 from fl_strategies.privacy.bounds.pld import dpsgd_epsilon
 from fl_strategies.privacy.events import DPSGDEvent, event_from_json, event_to_json
-from fl_strategies.strategies.fedkt.teaching import teacher_votes, train_teachers
+from fl_strategies.strategies.fedkt.party import teacher_votes, train_teachers
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X: Array = (DIGITS / 16).astype(np.float32)
@@ -1116,12 +1115,12 @@ def test_missing_package_names_its_extra(
     package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Opacus or PyTorch the import says what to install."""
-    monkeypatch.delitem(sys.modules, "clients.opacus_learner")
+    monkeypatch.delitem(sys.modules, "clients.networks.private")
     monkeypatch.setitem(sys.modules, package, None)
     if package == "opacus":
         monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
     else:
         # A second copy that loads would stay behind as an attribute of `clients`.
-        monkeypatch.delitem(sys.modules, "clients.torch_learner")
+        monkeypatch.delitem(sys.modules, "clients.networks.learner")
     with pytest.raises(MissingExtra, match=rf'pip install "fl-strategies\[{extra}\]"'):
-        importlib.import_module("clients.opacus_learner")
+        importlib.import_module("clients.networks.private")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from clients.random_features import RIDGES, RandomFeaturesLearner, solve_ridge
-from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch
+from clients.tabular.random_features import RIDGES, RandomFeaturesLearner, solve_ridge
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
 
 RNG = np.random.default_rng(0)
 X, NEW = RNG.normal(size=(80, 4)), RNG.normal(size=(7, 4))
@@ -121,7 +121,7 @@ def test_rows_are_answered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many values are held at once has no effect beyond the last bits."""
     together = learner().predict(NEW)
 
-    monkeypatch.setattr("clients.random_features._VALUES_AT_ONCE", 100)
+    monkeypatch.setattr("clients.tabular.random_features._VALUES_AT_ONCE", 100)
 
     assert np.allclose(learner().predict(NEW), together, atol=1e-5)
 

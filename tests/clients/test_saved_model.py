@@ -19,13 +19,11 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 from clients import ModelCard, SklearnLearner, TorchLearner, load_model, save_model
-from clients.array_files import read_arrays, write_arrays
-from clients.saved_model import member_folder, save_committee
+from clients.saved_model import member_folder, read_arrays, save_committee, write_arrays
+from fl_strategies._util.arrays import Array
 from fl_strategies.aggregation.ensembles import MeanEnsemble
-from fl_strategies.arrays import Array
-from fl_strategies.exceptions import InvalidData, StrategyError, UnsupportedLearner
-from simulations.model_options import ModelOptions
-from simulations.models import learner_factory
+from fl_strategies.errors import InvalidData, StrategyError, UnsupportedLearner
+from simulations.models import ModelOptions, learner_factory
 
 SMALL = ModelOptions(num_trees=3, boosting_rounds=3, epochs=1, reveal_rows=True)
 X = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)

@@ -9,21 +9,21 @@ from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 from sklearn.tree import DecisionTreeRegressor
 
 from clients.checks import check_learner
-from clients.forest_scores import ForestScores
-from clients.kernel_learner import Kernel, KernelRidgeLearner, RidgeLearner
-from clients.random_features import RandomFeaturesLearner
-from clients.scores import ScoreLearner, targets_of
-from clients.soft_trees import XGBoostScores
-from clients.tabular import MIN_PROBABILITY
-from fl_strategies.arrays import Array
-from fl_strategies.core.protocols import (
+from clients.tabular.base import MIN_PROBABILITY
+from clients.tabular.kernel import Kernel, KernelRidgeLearner, RidgeLearner
+from clients.tabular.random_features import RandomFeaturesLearner
+from clients.tabular.scores import ScoreLearner, targets_of
+from clients.tabular.sklearn import ForestScores
+from clients.tabular.xgboost import XGBoostScores
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch, NotFitted
+from fl_strategies.learners import (
     Link,
     PortableLearner,
     Recipe,
     SoftLearner,
 )
-from fl_strategies.core.tasks import Task, quality
-from fl_strategies.exceptions import InvalidData, InvalidParameter, KnowledgeMismatch, NotFitted
+from fl_strategies.tasks import Task, quality
 
 Maker = Callable[..., ScoreLearner]
 

@@ -34,11 +34,10 @@ from sklearn.preprocessing import (
 from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 
-from clients.sklearn_arrays import Shape
-from clients.sklearn_learner import SklearnLearner
-from clients.sklearn_trees import trees_from_arrays, trees_to_arrays
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner
+from clients.tabular.sklearn import SklearnLearner
+from clients.tabular.sklearn_arrays import Shape, trees_from_arrays, trees_to_arrays
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner
 
 DIGITS = load_digits(return_X_y=True)
 NUM_CLASSES = 10

@@ -29,11 +29,10 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 
 from clients.budget import MAX_WIDTH
-from clients.sklearn_learner import SklearnLearner
-from clients.tabular import MIN_PROBABILITY, TabularLearner
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.protocols import Learner, PortableLearner
-from fl_strategies.exceptions import (
+from clients.tabular.base import MIN_PROBABILITY, TabularLearner
+from clients.tabular.sklearn import SklearnLearner
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
@@ -41,6 +40,7 @@ from fl_strategies.exceptions import (
     NotFitted,
     UnsupportedLearner,
 )
+from fl_strategies.learners import Learner, PortableLearner
 
 DIGITS = load_digits(return_X_y=True)
 NUM_CLASSES = 10
@@ -553,4 +553,4 @@ def test_a_missing_package_names_its_extra(
     monkeypatch.setitem(sys.modules, package, None)
 
     with pytest.raises(MissingExtra, match=r"fl-strategies\[sklearn\]"):
-        importlib.import_module("clients.sklearn_learner")
+        importlib.import_module("clients.tabular.sklearn")

@@ -21,10 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
-from clients.boosted_trees_learner import BoostedTreesLearner
-from clients.multilabel import MultiLabelLearner
-from clients.sklearn_learner import SklearnLearner, takes_weights
-from clients.soft_labels import (
+from clients.tabular.base import (
     LARGEST_CUT,
     SMALLEST_CUT,
     check_soft_targets,
@@ -32,9 +29,13 @@ from clients.soft_labels import (
     label_shares,
     weigh,
 )
-from clients.xgboost_learner import XGBoostLearner
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.protocols import (
+from clients.tabular.boosted_trees import BoostedTreesLearner
+from clients.tabular.multilabel import MultiLabelLearner
+from clients.tabular.sklearn import SklearnLearner, takes_weights
+from clients.tabular.xgboost import XGBoostLearner
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.errors import InvalidData, InvalidParameter, UnsupportedLearner
+from fl_strategies.learners import (
     Learner,
     Link,
     Recipe,
@@ -42,8 +43,7 @@ from fl_strategies.core.protocols import (
     can_travel,
     link_scores,
 )
-from fl_strategies.core.tasks import mean_auc
-from fl_strategies.exceptions import InvalidData, InvalidParameter, UnsupportedLearner
+from fl_strategies.tasks import mean_auc
 from simulations.config import Settings
 from simulations.models import LEARNERS, learner_factory
 

@@ -15,11 +15,11 @@ from sklearn.datasets import load_digits
 from sklearn.ensemble import ExtraTreesRegressor, RandomForestClassifier, RandomForestRegressor
 from sklearn.tree import DecisionTreeRegressor, ExtraTreeRegressor
 
-from clients.forest_scores import ForestScores
-from clients.soft_trees import XGBoostScores
-from clients.tree_arrays import MAX_LEVELS, NativeTree, Trees, round_down
-from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, MissingExtra
+from clients.tabular.sklearn import ForestScores
+from clients.tabular.trees import MAX_LEVELS, NativeTree, Trees, round_down
+from clients.tabular.xgboost import XGBoostScores
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, MissingExtra
 
 DIGITS = load_digits().data[:300] / 7.0
 SCORES = np.random.default_rng(1).normal(size=(300, 3)) + DIGITS[:, 20:23]
@@ -153,8 +153,8 @@ def test_other_estimators_are_refused() -> None:
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
     [
-        ("clients.soft_trees", "xgboost", "xgboost"),
-        ("clients.forest_scores", "sklearn", "sklearn"),
+        ("clients.tabular.xgboost", "xgboost", "xgboost"),
+        ("clients.tabular.sklearn", "sklearn", "sklearn"),
     ],
 )
 def test_a_missing_package_names_its_extra(
@@ -214,7 +214,7 @@ def test_large_sets_are_walked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     model = boosted()
     together = model.logits(DIGITS)
 
-    monkeypatch.setattr("clients.tree_arrays.VALUES_AT_ONCE", 700)
+    monkeypatch.setattr("clients.tabular.trees.VALUES_AT_ONCE", 700)
 
     assert np.array_equal(model.logits(DIGITS), together)
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from clients.torch_augment import crop_and_flip
-from clients.torch_learner import TorchLearner
-from fl_strategies.exceptions import InvalidData, InvalidParameter
+from clients.networks.images import crop_and_flip
+from clients.networks.learner import TorchLearner
+from fl_strategies.errors import InvalidData, InvalidParameter
 
 
 def seeded(images: Tensor, padding: int = 4, flip: bool = True, seed: int = 0) -> Tensor:

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients import torch_compiled
-from clients.sparse_rows import share_of_others, sparse_rows
-from clients.torch_compiled import CompiledPerceptrons
-from clients.torch_learner import TorchLearner
-from clients.torch_perceptrons import PerceptronStack
-from clients.torch_training import TASK_LOSSES, BatchLoss, RecipeLoss
-from fl_strategies.arrays import Array
-from fl_strategies.core.protocols import Objective, Recipe
-from fl_strategies.exceptions import InvalidData
+from clients.networks import compiled as torch_compiled
+from clients.networks.compiled import CompiledPerceptrons
+from clients.networks.learner import TorchLearner
+from clients.networks.sparse_rows import share_of_others, sparse_rows
+from clients.networks.stacks import PerceptronStack
+from clients.networks.training import TASK_LOSSES, BatchLoss, RecipeLoss
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import InvalidData
+from fl_strategies.learners import Objective, Recipe
 
 INPUTS, CLASSES, EPOCHS = 40, 4, 3
 RNG = np.random.default_rng(7)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clients import torch_images
-from clients.torch_images import ImageStack, image_steps
-from clients.torch_learner import TorchLearner
-from clients.torch_stacks import ModuleStack, accelerated, make_stack
+from clients.networks import images
+from clients.networks.images import ImageStack, image_steps
+from clients.networks.learner import TorchLearner
+from clients.networks.stacks import ModuleStack, accelerated, make_stack
 from simulations.networks import convolutional, mnist_net
 
 CLASSES = 10
@@ -119,7 +119,7 @@ def test_a_watched_network_is_left_to_pytorch() -> None:
 
 
 def test_without_numba_pytorch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_images, "_have_kernels", lambda: False)
+    monkeypatch.setattr(images, "_have_kernels", lambda: False)
     assert isinstance(make_stack(_modules("lenet", 2)), ModuleStack)
 
 

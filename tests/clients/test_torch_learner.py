@@ -15,25 +15,25 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from clients.torch_learner import TorchLearner
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.ensemble import fit_ensemble
-from fl_strategies.core.protocols import (
-    EnsembleLearner,
-    IncrementalLearner,
-    Learner,
-    PortableLearner,
-    SoftLearner,
-    TrainingSet,
-)
-from fl_strategies.exceptions import (
+from clients.networks.learner import TorchLearner
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util.progress import listening
+from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
     MissingExtra,
     NotFitted,
 )
-from fl_strategies.progress import listening
+from fl_strategies.learners import (
+    EnsembleLearner,
+    IncrementalLearner,
+    Learner,
+    PortableLearner,
+    SoftLearner,
+    TrainingSet,
+    fit_ensemble,
+)
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X: Array = (DIGITS / 16).astype(np.float32)
@@ -742,6 +742,6 @@ def test_forked_processes_train_the_same_model() -> None:
 def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without PyTorch the import says what to install."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "clients.torch_learner")
+    monkeypatch.delitem(sys.modules, "clients.networks.learner")
     with pytest.raises(MissingExtra, match=r'pip install "fl-strategies\[torch\]"'):
-        importlib.import_module("clients.torch_learner")
+        importlib.import_module("clients.networks.learner")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.opacus_learner import DPTorchLearner
-from clients.sklearn_learner import SklearnLearner
-from clients.torch_learner import TorchLearner
+from clients.networks.learner import TorchLearner
+from clients.networks.private import DPTorchLearner
+from clients.tabular.sklearn import SklearnLearner
 from fl_strategies import GuidedLearner, Objective
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.protocols import require_guided
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
+from fl_strategies.learners import require_guided
 
 RATE, EPOCHS = 0.05, 3
 RNG = np.random.default_rng(0)

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clients.torch_learner import TorchLearner
-from clients.torch_perceptrons import PerceptronStack
-from clients.torch_stacks import ModuleStack, Stack, make_stack
-from clients.torch_training import tiny_as_zero
+from clients.networks.learner import TorchLearner
+from clients.networks.stacks import ModuleStack, PerceptronStack, Stack, make_stack
+from clients.networks.training import tiny_as_zero
 
 
 def perceptron() -> nn.Module:
@@ -171,7 +170,7 @@ def test_twins_follow_the_path_of_any_stack(
     by_us = [twin.logits(x) for twin in fitted()]
     alone = TorchLearner(perceptron, num_classes=3, epochs=3, **settings)
     alone.fit(x, y, rng=np.random.default_rng(0))
-    monkeypatch.setattr("clients.torch_learner.make_stack", ModuleStack)
+    monkeypatch.setattr("clients.networks.learner.make_stack", ModuleStack)
     by_vmap = [twin.logits(x) for twin in fitted()]
 
     np.testing.assert_allclose(by_us, by_vmap, rtol=1e-3, atol=1e-4)

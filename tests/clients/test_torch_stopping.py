@@ -10,11 +10,11 @@ import torch
 from sklearn.metrics import balanced_accuracy_score
 from torch import nn
 
-from clients.opacus_learner import DPTorchLearner
-from clients.torch_learner import TorchLearner
-from clients.torch_stopping import STOPPING_LOSSES, EarlyStopping, hold_out
-from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.exceptions import InvalidParameter
+from clients.networks.learner import TorchLearner
+from clients.networks.private import DPTorchLearner
+from clients.networks.stopping import STOPPING_LOSSES, EarlyStopping, hold_out
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies.errors import InvalidParameter
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(120, 6)).astype(np.float32)

@@ -15,12 +15,12 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from clients.torch_learner import TorchLearner
-from clients.torch_training import RECORD_LOSSES, TASK_LOSSES, RecipeLoss
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.protocols import Recipe
-from fl_strategies.core.tasks import mean_auc
-from fl_strategies.exceptions import InvalidData, InvalidParameter, MissingExtra
+from clients.networks.learner import TorchLearner
+from clients.networks.training import RECORD_LOSSES, TASK_LOSSES, RecipeLoss
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.errors import InvalidData, InvalidParameter, MissingExtra
+from fl_strategies.learners import Recipe
+from fl_strategies.tasks import mean_auc
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X: Array = (DIGITS / 16).astype(np.float32)
@@ -464,7 +464,7 @@ def test_rows_that_are_no_images_keep_their_layout() -> None:
     np.testing.assert_array_equal(told.logits(X), plain.logits(X))
 
 
-@pytest.mark.parametrize("name", ["torch_training", "torch_augment"])
+@pytest.mark.parametrize("name", ["networks.training", "networks.images"])
 def test_missing_torch_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without PyTorch the import says what to install."""
     importlib.import_module(f"clients.{name}")

@@ -10,17 +10,17 @@ import pytest
 import xgboost
 from sklearn.datasets import load_digits
 
-from clients.tabular import MIN_PROBABILITY
-from clients.xgboost_learner import XGBoostLearner
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.protocols import PortableLearner
-from fl_strategies.exceptions import (
+from clients.tabular.base import MIN_PROBABILITY
+from clients.tabular.xgboost import XGBoostLearner
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
     MissingExtra,
     NotFitted,
 )
+from fl_strategies.learners import PortableLearner
 
 DIGITS = load_digits(return_X_y=True)
 NUM_CLASSES = 10
@@ -198,11 +198,11 @@ def test_bad_data_are_refused() -> None:
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without XGBoost the import says what to install."""
-    monkeypatch.delitem(sys.modules, "clients.xgboost_learner")
+    monkeypatch.delitem(sys.modules, "clients.tabular.xgboost")
     monkeypatch.setitem(sys.modules, "xgboost", None)
 
     with pytest.raises(MissingExtra, match=r"fl-strategies\[xgboost\]"):
-        importlib.import_module("clients.xgboost_learner")
+        importlib.import_module("clients.tabular.xgboost")
 
 
 # --- travel -------------------------------------------------------------------------------

@@ -28,11 +28,11 @@ from fl_strategies import (
     Party,
     find_algorithm,
 )
-from fl_strategies.core.federation import FederationOptions
-from fl_strategies.exceptions import InvalidParameter, NotEnoughParties, NotFitted, RunFailed
+from fl_strategies.errors import InvalidParameter, NotEnoughParties, NotFitted, RunFailed
+from fl_strategies.server.strategy import FederationOptions
 from fl_strategies.wire import keys
-from fl_strategies.wire.compact import ENCODING
-from simulations.local import InMemoryGrid, run_local
+from fl_strategies.wire.formats import ENCODING
+from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,
     SHORT,

@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.flower import SuperLink, flower_environment
+from simulations.runtime.flower import SuperLink, flower_environment
 from tests.examples.flower_apps import ROOT, load_app, read_project
 
 APPS = {"quickstart-fedkt": 0.8, "fedmd-nfdp": 0.7, "private-histogram": 0.75}

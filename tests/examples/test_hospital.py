@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from simulations.deploy.app_folder import write_app
-from simulations.flower import flower_environment
+from simulations.deploy.federation import write_app
+from simulations.runtime.flower import flower_environment
 from tests.examples.flower_apps import ROOT, flat, read_project
 
 FOLDER = ROOT / "examples" / "hospital"

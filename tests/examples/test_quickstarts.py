@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulations.flower import SuperLink
+from simulations.runtime.flower import SuperLink
 from tests.examples.flower_apps import ROOT, FlowerApp, load_app
 
 NUM_NODES = 5

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import httpx
 from flwr.proto.control_pb2 import ListNodesRequest
 
-from fl_strategies.runtime.atomic_files import replace_file
+from fl_strategies._util.files import replace_file
 from simulations.config import Value
 from simulations.deploy.federation import Deployment, Member, _toml
-from simulations.flower import FlowerRunFailed
-from simulations.processes import _family, _wait_for, send_signal
+from simulations.runtime.flower import FlowerRunFailed
+from simulations.runtime.processes import _family, _wait_for, send_signal
 from tests.leftovers import command_line
 
 _POLL_SECONDS = 0.5

@@ -14,13 +14,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
 from clients import client_app
 from fl_strategies import KnowledgeStrategy, Party
-from fl_strategies.exceptions import InvalidData
+from fl_strategies.errors import InvalidData
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value
 from simulations.deploy.client_app import build_party
 from simulations.deploy.federation import Deployment, Member, Prepared, prepare
 from simulations.deploy.server_app import load, run_settings
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.faults import doubling, faulty
 from tests.faults.deployment import configure
 

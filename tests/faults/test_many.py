@@ -8,7 +8,7 @@ import pytest
 
 from simulations.config import Settings
 from simulations.deploy.federation import Deployment, prepare
-from simulations.processes import Processes
+from simulations.runtime.processes import Processes
 from tests.faults.conftest import Measured
 from tests.faults.federation import FEDKT, PATIENCE, check_journals
 

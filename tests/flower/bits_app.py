@@ -7,15 +7,15 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from clients import client_app
-from clients.array_files import write_arrays
+from clients.saved_model import write_arrays
 from fl_strategies import Learner, Party
-from fl_strategies.aggregation.stacking import StackedEnsemble
-from fl_strategies.core.protocols import require_portable
-from fl_strategies.exceptions import UnsupportedLearner
+from fl_strategies.aggregation.ensembles import StackedEnsemble
+from fl_strategies.errors import UnsupportedLearner
+from fl_strategies.learners import require_portable
 from fl_strategies.wire.knowledge import join_arrays
-from simulations.client_app import load_party
 from simulations.config import Settings
-from simulations.experiment import load_federation
+from simulations.federation import load_federation
+from simulations.runtime.client_app import load_party
 
 
 def write_model(model: Learner, path: Path) -> None:

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Self
 
-from simulations.flower import FlowerRunFailed, flower_environment, free_port
-from simulations.processes import Processes, _family
+from simulations.runtime.flower import FlowerRunFailed, flower_environment, free_port
+from simulations.runtime.processes import Processes, _family
 from tests.leftovers import command_line
 
 NUM_NODES: Final = 2

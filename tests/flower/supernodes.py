@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from simulations.config import Value
-from simulations.flower import SuperLink, free_port, to_toml
+from simulations.runtime.flower import SuperLink, free_port, to_toml
 
 
 class OpenSuperLink(SuperLink):

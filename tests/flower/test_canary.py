@@ -34,14 +34,20 @@ import pytest
 from flwr.app import Array as FlowerArray
 
 from clients.app import FAILED
-from fl_strategies.exceptions import KnowledgeMismatch
-from fl_strategies.wire.compact import as_offered, readable
+from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.wire.formats import as_offered, readable
 from fl_strategies.wire.knowledge import Knowledge, decode_array
 from simulations.config import Settings, Value
-from simulations.deploy.app_folder import write_app
 from simulations.deploy.data import class_list, read_labelled, read_public
+from simulations.deploy.federation import write_app
 from simulations.deploy.server_app import SIMULATED
-from simulations.flower import CONNECTION, SuperLink, flower_environment, free_port, to_toml
+from simulations.runtime.flower import (
+    CONNECTION,
+    SuperLink,
+    flower_environment,
+    free_port,
+    to_toml,
+)
 
 NUM_PARTIES = 3
 NUM_CANARIES = 4
@@ -73,7 +79,7 @@ from tokenize import TokenError
 
 import numpy as np
 
-from fl_strategies.exceptions import InvalidData
+from fl_strategies.errors import InvalidData
 
 FILE = Path(__file__).with_name("records.csv")
 

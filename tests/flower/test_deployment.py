@@ -22,16 +22,13 @@ from clients import SklearnLearner, client_app
 from clients.app import FAILED
 from clients.kept_run import MAX_RUNS
 from fl_strategies import KnowledgeStrategy, Party
-from fl_strategies.exceptions import InvalidData, InvalidParameter, RunFailed
-from fl_strategies.runtime._compat import assign_message_id, claim_task_identity
+from fl_strategies._compat import assign_message_id, claim_task_identity
+from fl_strategies.errors import InvalidData, InvalidParameter, RunFailed
 from fl_strategies.wire import keys
-from simulations.client_app import app as simulated_app
 from simulations.config import Settings, Value
 from simulations.deploy.__main__ import main
-from simulations.deploy.app_folder import write_app
 from simulations.deploy.client_app import app as deployed_app
 from simulations.deploy.client_app import build_party, load_party, save_model
-from simulations.deploy.credentials import CredentialsFailed, make_certificates, make_node_key
 from simulations.deploy.data import (
     class_indices,
     class_list,
@@ -39,11 +36,21 @@ from simulations.deploy.data import (
     read_public,
     write_labelled,
 )
-from simulations.deploy.federation import Deployment, Prepared, prepare, write_split
+from simulations.deploy.federation import (
+    CredentialsFailed,
+    Deployment,
+    Prepared,
+    make_certificates,
+    make_node_key,
+    prepare,
+    write_app,
+    write_split,
+)
 from simulations.deploy.server_app import load, make_report, model_hash, run_settings
-from simulations.experiment import load_federation
-from simulations.flower import FlowerRunFailed, to_toml
-from simulations.local import run_local
+from simulations.federation import load_federation
+from simulations.runtime.client_app import app as simulated_app
+from simulations.runtime.flower import FlowerRunFailed, to_toml
+from simulations.runtime.local import run_local
 
 NUM_PARTIES = 3
 PATIENCE = 480.0

@@ -9,7 +9,7 @@ import pytest
 
 from simulations.__main__ import main
 from simulations.config import Settings
-from simulations.flower import (
+from simulations.runtime.flower import (
     FlowerRunFailed,
     SuperLink,
     flower_environment,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from simulations.flower import APP_FOLDER
-from simulations.processes import marked
+from simulations.runtime.flower import APP_FOLDER
+from simulations.runtime.processes import marked
 from tests.leftovers import MARK, left_behind
 
 pytestmark = pytest.mark.flower

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from clients import load_model
-from simulations.client_app import app as simulated_app
 from simulations.config import Settings
 from simulations.deploy.server_app import model_hash
-from simulations.experiment import load_federation
-from simulations.flower import SuperLink, run_and_read
-from simulations.local import run_local
+from simulations.federation import load_federation
+from simulations.runtime.client_app import app as simulated_app
+from simulations.runtime.flower import SuperLink, run_and_read
+from simulations.runtime.local import run_local
 from tests.flower import namespaces
 from tests.flower.namespaces import NUM_PARTIES, SETTINGS
 from tests.flower.ray_cluster import RayCluster

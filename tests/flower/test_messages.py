@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from simulations.config import Settings
-from simulations.deploy.credentials import make_certificates, make_node_key
-from simulations.deploy.federation import Deployment, prepare
-from simulations.flower import flower_environment, free_port
-from simulations.processes import _below
+from simulations.deploy.federation import Deployment, make_certificates, make_node_key, prepare
+from simulations.runtime.flower import flower_environment, free_port
+from simulations.runtime.processes import _below
 
 pytestmark = [pytest.mark.flower, pytest.mark.deployment]
 

@@ -14,11 +14,9 @@ import pytest
 from clients import load_model
 from fl_strategies import REGISTRY
 from simulations.config import Settings, Value, describe
-from simulations.deploy.app_folder import write_app
-from simulations.deploy.credentials import make_node_key
-from simulations.deploy.federation import Deployment, prepare
-from simulations.flower import SuperLink, flower_environment, free_port
-from simulations.local import InMemoryGrid
+from simulations.deploy.federation import Deployment, make_node_key, prepare, write_app
+from simulations.runtime.flower import SuperLink, flower_environment, free_port
+from simulations.runtime.local import InMemoryGrid
 from tests.flower import bits_app
 
 pytestmark = pytest.mark.flower

@@ -13,8 +13,8 @@ from sklearn.tree import DecisionTreeClassifier
 
 from clients import RidgeLearner, SklearnLearner, TorchLearner, client_app
 from fl_strategies import REGISTRY, KnowledgeStrategy, Party
-from fl_strategies.runtime._compat import records_from_bytes
-from simulations.local import InMemoryGrid
+from fl_strategies._compat import records_from_bytes
+from simulations.runtime.local import InMemoryGrid
 from tests.toys import NUM_CLASSES, common_options, toy_party
 
 NUM_PARTIES = 4

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fl_strategies.exceptions import StrategyError
+from fl_strategies.errors import StrategyError
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_array
 

@@ -7,10 +7,10 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from clients.kept_run import KeptRun
+from fl_strategies import _compat
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.runtime import _compat
-from fl_strategies.runtime.checkpoint import Checkpoint
-from fl_strategies.runtime.state_codec import dump_state, load_state
+from fl_strategies.server.run import Checkpoint
+from fl_strategies.server.state import dump_state, load_state
 from fl_strategies.wire.knowledge import Knowledge
 from tests.fuzz.mutation import mutate_bytes
 from tests.fuzz.trials import Trials

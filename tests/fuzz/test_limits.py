@@ -23,11 +23,11 @@ import torch
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from fl_strategies.core.reported_ledgers import read_ledger
-from fl_strategies.exceptions import StrategyError
+from fl_strategies.errors import StrategyError
+from fl_strategies.server.ledgers import read_ledger
+from fl_strategies.server.replies import parse_reply
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_array
-from fl_strategies.wire.replies import parse_reply
 from tests.fuzz.federations import VARIANTS, recorded
 from tests.fuzz.mutation import SHAPES, mutate_array, npy, wrap
 from tests.fuzz.test_models import LEARNERS, arrays_of, use

@@ -34,7 +34,7 @@ from clients import (
     XGBoostScores,
 )
 from fl_strategies.aggregation.ensembles import SignedEnsemble
-from fl_strategies.exceptions import StrategyError
+from fl_strategies.errors import StrategyError
 from fl_strategies.wire.knowledge import decode_array
 from tests.fuzz.mutation import mutate_arrays, mutate_bytes, mutate_numbers
 from tests.fuzz.records import any_arrays, as_often_as

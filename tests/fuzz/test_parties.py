@@ -12,14 +12,14 @@ from google.protobuf.message import DecodeError
 
 from clients import client_app
 from fl_strategies import Party
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.runtime._compat import (
+from fl_strategies._compat import (
     message_from_bytes,
     message_to_bytes,
     records_from_bytes,
     records_to_bytes,
 )
-from simulations.local import InMemoryGrid
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from simulations.runtime.local import InMemoryGrid
 from tests.fuzz.federations import NUM_PARTIES, VARIANTS, private_numbers, recorded
 from tests.fuzz.mutation import mutate_bytes, mutate_records
 from tests.fuzz.trials import Trials, time_limit

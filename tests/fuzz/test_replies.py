@@ -9,11 +9,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from google.protobuf.message import DecodeError
 
 from fl_strategies import KnowledgeStrategy
-from fl_strategies.exceptions import StrategyError
-from fl_strategies.runtime._compat import message_from_bytes, message_to_bytes
+from fl_strategies._compat import message_from_bytes, message_to_bytes
+from fl_strategies.errors import StrategyError
+from fl_strategies.server.replies import parse_reply
 from fl_strategies.wire import keys
-from fl_strategies.wire.replies import parse_reply
-from simulations.local import InMemoryGrid
+from simulations.runtime.local import InMemoryGrid
 from tests.fuzz.federations import NUM_PARTIES, VARIANTS, Exchange, recorded
 from tests.fuzz.mutation import LONG, TEXTS, mutate_bytes, mutate_records
 from tests.fuzz.trials import Trials, time_limit

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from fl_strategies.exceptions import StrategyError
+from fl_strategies.errors import StrategyError
 
 SECONDS = 60
 """An input that keeps a decoder busy for longer hangs it; the slowest takes about a second."""

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies import privacy
-from fl_strategies.exceptions import InvalidParameter, MissingExtra
+from fl_strategies.errors import InvalidParameter, MissingExtra
 from fl_strategies.privacy import accountant
 from fl_strategies.privacy.accountant import METHODS, Entry, bounds, claim, delta_at
 from fl_strategies.privacy.bounds import pld

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from fl_strategies.exceptions import InvalidParameter
-from fl_strategies.privacy.bounds import bounded_range
-from fl_strategies.privacy.bounds.bounded_range import (
+from fl_strategies.errors import InvalidParameter
+from fl_strategies.privacy.bounds import curves
+from fl_strategies.privacy.bounds.curves import (
     bounded_range_optimal,
     bounded_range_optimal_delta,
 )
@@ -115,8 +115,8 @@ def test_search_finds_the_largest_candidate(count: int) -> None:
     """Zooming in gives the same maximum as looking at every candidate."""
     eta = 2 / math.sqrt(count)
     for epsilon in (0.0, 0.3, 1.1):
-        index = np.arange(bounded_range._num_candidates(eta, count, epsilon), dtype=float)
-        every = bounded_range._candidate_deltas(eta, count, epsilon, index)
+        index = np.arange(curves._num_candidates(eta, count, epsilon), dtype=float)
+        every = curves._candidate_deltas(eta, count, epsilon, index)
 
         assert bounded_range_optimal_delta(eta, count, epsilon) == pytest.approx(
             every.max(), rel=1e-12
@@ -127,12 +127,12 @@ def test_answer_does_not_rest_on_the_search(monkeypatch: pytest.MonkeyPatch) -> 
     """If the search missed the worst candidate, the final check would still find it."""
     expected = bounded_range_optimal(0.08, 40, 1e-5)
 
-    search = bounded_range._searched_delta
+    search = curves._searched_range
 
     def blind(eta: float, count: int, epsilon: float) -> float:
         return 0.5 * search(eta, count, epsilon)
 
-    monkeypatch.setattr(bounded_range, "_searched_delta", blind)
+    monkeypatch.setattr(curves, "_searched_range", blind)
 
     assert bounded_range_optimal(0.08, 40, 1e-5) == pytest.approx(expected, abs=1e-7)
 

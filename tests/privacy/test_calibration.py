@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.errors import InvalidParameter
 from fl_strategies.privacy.accountant import Entry, claim
-from fl_strategies.privacy.calibration import calibrate_scale
 from fl_strategies.privacy.events import (
     GaussianEvent,
     NoisyMaxEvent,
@@ -18,6 +17,7 @@ from fl_strategies.privacy.events import (
     SubsampleEvent,
     ThresholdEvent,
 )
+from fl_strategies.privacy.noise import calibrate_scale
 
 DELTA = 1e-5
 PARTY: Any = {"unit": "party", "relation": "replace-one"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.privacy import secure
 from fl_strategies.privacy.accountant import claim
 from fl_strategies.privacy.counts import LaplaceCounts

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter, StrategyError
+from fl_strategies.errors import InvalidData, InvalidParameter, StrategyError
 from fl_strategies.privacy.bounds.composition import LossLaw
 from fl_strategies.privacy.bounds.losses import Loss, loss_of, sampling_error
 from fl_strategies.privacy.events import (

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
-from fl_strategies.privacy.bounds.gnmax import (
+from fl_strategies.privacy.bounds.moments import (
     gaussian_error_rdp,
     gnmax_rdp,
     log_error_probability_gaussian,

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
-from fl_strategies.exceptions import (
+from fl_strategies.errors import (
     CorruptJournal,
     InvalidData,
     InvalidParameter,
@@ -26,7 +26,7 @@ from fl_strategies.exceptions import (
     PrivacyBudgetExceeded,
     StrategyError,
 )
-from fl_strategies.privacy import journal_lines
+from fl_strategies.privacy import journal as journal_lines
 from fl_strategies.privacy.events import (
     GaussianEvent,
     LaplaceEvent,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_strategies.exceptions import (
+from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     PrivacyBudgetExceeded,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.privacy.events import NoisyMaxEvent, PrivacyEvent, ThresholdEvent
 from fl_strategies.privacy.mechanisms import (
     UNANSWERED,

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.privacy.bounds.moments import (
     data_dependent_epsilon,
     data_dependent_moments,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.errors import InvalidParameter
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
 
 

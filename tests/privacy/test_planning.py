@@ -8,10 +8,9 @@ import pytest
 from scipy.special import ndtr
 
 from fl_strategies import FedHistogram, FedKT, FedMD, FedRegression
-from fl_strategies.arrays import FloatArray
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies._util.arrays import FloatArray
+from fl_strategies.errors import InvalidParameter
 from fl_strategies.privacy import DEFAULT_MARGINS, Plan, Plans, plan
-from fl_strategies.privacy.chances import chance_kept, chance_of_plurality
 from fl_strategies.privacy.events import Noise
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import NoisyMax
@@ -19,13 +18,15 @@ from fl_strategies.privacy.planning.facts import Facts, spread_gaps
 from fl_strategies.privacy.planning.planners import (
     PLANNERS,
     Answers,
+    Histogram,
+    Regression,
     Scores,
     Votes,
     with_knob,
 )
-from fl_strategies.privacy.planning.remedies import remedies
+from fl_strategies.privacy.planning.plans import remedies
 from fl_strategies.privacy.planning.rules import fewest_queries, queries_for
-from fl_strategies.privacy.planning.sums import Histogram, Regression
+from fl_strategies.privacy.votes import chance_kept, chance_of_plurality
 from tests.toys import common_options
 
 DRAWS = 100_000

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_strategies.exceptions import InvalidParameter, MissingExtra
+from fl_strategies.errors import InvalidParameter, MissingExtra
 from fl_strategies.privacy.bounds import pld
-from fl_strategies.privacy.bounds.bounded_range import bounded_range_optimal
+from fl_strategies.privacy.bounds.curves import bounded_range_optimal
 from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
 from fl_strategies.privacy.bounds.losses import Loss
 from fl_strategies.privacy.bounds.pure import pure_optimal

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fl_strategies.privacy.bounds.bounded_range import bounded_range_optimal
+from fl_strategies.privacy.bounds.curves import bounded_range_optimal
 from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon, gaussian_mu
-from fl_strategies.privacy.bounds.gnmax import gnmax_rdp
 from fl_strategies.privacy.bounds.losses import Loss
 from fl_strategies.privacy.bounds.moments import (
     data_dependent_epsilon,
+    gnmax_rdp,
     log_error_probability,
     moments_epsilon,
 )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.errors import InvalidParameter
 from fl_strategies.privacy.bounds import renyi
 from fl_strategies.privacy.bounds.gaussian import gaussian_delta, gaussian_epsilon
 from fl_strategies.privacy.bounds.losses import Loss

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fl_strategies.arrays import FloatArray
+from fl_strategies._util.arrays import FloatArray
 from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.mechanisms import ConfidentNoisyMax, NoisyMax
 from fl_strategies.privacy.votes import VOTE_NOISES, VoteMechanism, data_dependent_figure

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.errors import InvalidParameter
 from fl_strategies.privacy.accountant import bounds, claim
 from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
 from fl_strategies.privacy.bounds.pure import pure_optimal
-from fl_strategies.privacy.scores import ScorePrivacy
+from fl_strategies.privacy.noise import ScorePrivacy
 
 
 def cost(privacy: ScorePrivacy, rows: int, classes: int, parties: int, bound: float) -> float:

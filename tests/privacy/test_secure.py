@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.errors import InvalidParameter
 from fl_strategies.privacy import secure
 from fl_strategies.privacy.secure import (
     GRID,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from simulations import running
+from simulations.runtime import running
 
 FAST = {
     "data": "breast-cancer",

@@ -9,8 +9,8 @@ from flwr.app import Context, RecordDict
 
 from clients.app import NO_BUDGET
 from simulations.__main__ import main
-from simulations.client_app import load_party
 from simulations.config import Settings
+from simulations.runtime.client_app import load_party
 
 FAST = [
     "--strategy=fedkt",

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from fl_strategies import Chain
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.errors import InvalidParameter
 from simulations.config import Settings, parse_assignments
-from simulations.experiment import load_federation
-from simulations.running import run_once
+from simulations.federation import load_federation
+from simulations.runtime.running import run_once
 
 MU = "flower-fedprox.proximal-mu"
 SMALL: dict[str, Any] = {

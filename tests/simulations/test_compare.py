@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_strategies.exceptions import InvalidParameter, NotEnoughParties
-from simulations import running
+from fl_strategies.errors import InvalidParameter, NotEnoughParties
 from simulations.__main__ import main
 from simulations.compare import Comparison, run_comparison
 from simulations.compare_advice import recommend
@@ -26,9 +25,10 @@ from simulations.compare_table import (
     to_json,
 )
 from simulations.config import Settings
-from simulations.experiment import Federation, load_federation
+from simulations.federation import Federation, load_federation
 from simulations.figures import DOTS_PER_INCH
 from simulations.fitting import Entry
+from simulations.runtime import running
 from tests.pictures import size_of
 from tests.simulations import commands
 

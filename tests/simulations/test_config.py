@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.errors import InvalidParameter
 from simulations.config import Settings, Value, describe, parse_assignments
-from simulations.experiment import load_federation
-from simulations.partition import SCHEMES
+from simulations.data.partition import SCHEMES
+from simulations.federation import load_federation
 from simulations.presets import paper_table, preset
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"

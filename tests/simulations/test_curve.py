@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from fl_strategies.exceptions import InvalidParameter, NotEnoughParties
+from fl_strategies.errors import InvalidParameter, NotEnoughParties
 from simulations import __main__ as command
-from simulations import running
 from simulations.__main__ import main
 from simulations.config import Settings, options_of
 from simulations.curve import REFERENCES, plan_curves, run_curves
@@ -29,6 +28,7 @@ from simulations.curve_table import (
 from simulations.figures import DOTS_PER_INCH
 from simulations.private_variants import VARIANTS, Variant
 from simulations.resuming import PROMISES
+from simulations.runtime import running
 from tests.pictures import size_of
 from tests.simulations.commands import FAST, assigned, record_runs
 

@@ -12,10 +12,10 @@ import pytest
 import sklearn.datasets
 from scipy import sparse
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter
-from simulations import datasets
+from fl_strategies.errors import InvalidData, InvalidParameter
 from simulations.config import Settings
-from simulations.datasets import ADULT, COD_RNA, DATA_VARIABLE, Dataset, load_dataset
+from simulations.data import sets as datasets
+from simulations.data.sets import ADULT, COD_RNA, DATA_VARIABLE, Dataset, load_dataset
 
 ROOT = Path(__file__).parents[2]
 EMBEDDED = ("digits", "breast-cancer")

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_strategies.arrays import Array
-from fl_strategies.exceptions import InvalidData
-from simulations import downloads
-from simulations.datasets import load_dataset
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import InvalidData
+from simulations.data import downloads
+from simulations.data.sets import load_dataset
+from simulations.data.splits import Dataset
 from simulations.libraries import import_torchvision
-from simulations.splits import Dataset
 
 pytestmark = pytest.mark.skipif(not find_spec("torchvision"), reason="needs torchvision")
 RNG = np.random.default_rng(0)
@@ -86,7 +86,7 @@ def load(name: str) -> Dataset:
 
 def bytes_of(rows: Array, data: Dataset) -> Array:
     """Return normalised images as the bytes that they were, (n, height, width, channels)."""
-    from simulations.image_sets import IMAGE_SETS
+    from simulations.data.images import IMAGE_SETS
 
     mean, deviation = (np.array(part) for part in IMAGE_SETS[data.name].scale)
     images: Array = np.rint(255 * (rows.transpose(0, 2, 3, 1) * deviation + mean))

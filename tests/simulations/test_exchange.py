@@ -2,10 +2,10 @@
 
 import pytest
 
-from simulations.client_app import app
 from simulations.config import Settings
-from simulations.experiment import load_federation
-from simulations.local import run_local
+from simulations.federation import load_federation
+from simulations.runtime.client_app import app
+from simulations.runtime.local import run_local
 
 
 @pytest.mark.parametrize("final", ["random-forest", "xgboost", "logistic-regression", "mlp"])

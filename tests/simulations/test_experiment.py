@@ -7,13 +7,13 @@ from flwr.app import Context, RecordDict
 
 from clients import BoostedTreesLearner
 from fl_strategies import FedKT, Party
-from fl_strategies.exceptions import InvalidParameter
-from simulations import experiment
-from simulations.client_app import load_party
+from fl_strategies.errors import InvalidParameter
+from simulations import federation as experiment
 from simulations.config import Settings
-from simulations.datasets import Dataset, load_dataset
+from simulations.data.sets import Dataset, load_dataset
 from simulations.deploy.server_app import DeployedFederation
-from simulations.experiment import load_federation
+from simulations.federation import load_federation
+from simulations.runtime.client_app import load_party
 
 SETTINGS = Settings.of(num_parties=5, num_trees=5, learner="random-forest,decision-tree")
 

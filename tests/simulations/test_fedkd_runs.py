@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulations.client_app import app
 from simulations.config import Settings
-from simulations.experiment import Federation, load_federation
-from simulations.local import run_local
+from simulations.federation import Federation, load_federation
 from simulations.models import LEARNERS
 from simulations.report import make_report
+from simulations.runtime.client_app import app
+from simulations.runtime.local import run_local
 
 COMMON = {"strategy": "fedkd", "num-parties": 3, "solo": True, "central": True}
 IMAGE_NETWORKS = ("mnist-net", "convolutional", "vgg9", "resnet8", "resnet34")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fl_strategies.exceptions import InvalidParameter, MissingExtra
+from fl_strategies.errors import InvalidParameter, MissingExtra
 from simulations import figures
 from simulations.__main__ import main
 from simulations.figures import DOTS_PER_INCH, PANEL_INCHES, draw_table, make_panels

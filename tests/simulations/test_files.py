@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter, MissingExtra
-from simulations.datasets import load_dataset
+from fl_strategies.errors import InvalidData, InvalidParameter, MissingExtra
+from simulations.data.sets import load_dataset
 from tests.simulations.test_datasets import sizes, sorted_rows, tabular
 
 

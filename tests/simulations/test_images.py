@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.strategies.fedmd import FedMD
 from fl_strategies.strategies.fedmd.student import ContinuingLearner
-from simulations.client_app import app
 from simulations.config import Settings
-from simulations.datasets import DATA_VARIABLE, Dataset, load_dataset
-from simulations.experiment import load_federation
-from simulations.image_sets import IMAGE_SETS
-from simulations.images import fit_images, normalise
-from simulations.local import run_local
+from simulations.data.images import IMAGE_SETS, fit_images, normalise
+from simulations.data.sets import DATA_VARIABLE, Dataset, load_dataset
+from simulations.federation import load_federation
+from simulations.runtime.client_app import app
+from simulations.runtime.local import run_local
 
 REAL_DATA = os.environ.get(DATA_VARIABLE, "")
 

@@ -13,11 +13,11 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from fl_strategies.exceptions import InvalidParameter, RunFailed
-from fl_strategies.progress import counted
-from simulations import local, progress
-from simulations.local import InMemoryGrid, run_local
-from simulations.progress import Watch
+from fl_strategies._util.progress import counted
+from fl_strategies.errors import InvalidParameter, RunFailed
+from simulations.runtime import local, progress
+from simulations.runtime.local import InMemoryGrid, run_local
+from simulations.runtime.progress import Watch
 
 
 def counting_app(fail_on: int | None = None) -> ClientApp:

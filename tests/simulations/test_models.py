@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from fl_strategies.core.protocols import Learner, LearnerFactory
-from fl_strategies.core.tasks import quality
-from fl_strategies.exceptions import InvalidParameter, MissingExtra
+from fl_strategies.errors import InvalidParameter, MissingExtra
+from fl_strategies.learners import Learner, LearnerFactory
+from fl_strategies.tasks import quality
 from simulations import libraries, models
 from simulations.config import Settings
-from simulations.datasets import Dataset, load_dataset
+from simulations.data.sets import Dataset, load_dataset
 from simulations.libraries import import_torchvision
 from simulations.models import LEARNERS, learner_factory
 
@@ -42,7 +42,7 @@ def factory(name: str, settings: Settings = QUICK) -> LearnerFactory:
 def wrapped(name: str, settings: Settings) -> Any:
     """Return the estimator that the wrapper would get."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clients.sklearn_learner.SklearnLearner", lambda inner, **_: inner)
+        patch.setattr("clients.tabular.sklearn.SklearnLearner", lambda inner, **_: inner)
         return factory(name, settings)()
 
 
@@ -130,7 +130,7 @@ def test_the_forest_of_bits_takes_trees_and_depth() -> None:
     """A depth of 0 is none, and one beyond what travels is cut."""
     for depth, expected in ((4, 4), (0, None), (1000, 60)):
         settings = Settings.of(num_trees=7, max_depth=depth)
-        assert options("forest", "forest_learner.ForestLearner", settings) == {
+        assert options("forest", "tabular.forest.ForestLearner", settings) == {
             "num_classes": 10,
             "num_trees": 7,
             "max_depth": expected,
@@ -140,8 +140,8 @@ def test_the_forest_of_bits_takes_trees_and_depth() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "threads"),
     [
-        ("xgboost", "xgboost_learner.XGBoostLearner", {"num_threads": 1}),
-        ("boosted-trees", "boosted_trees_learner.BoostedTreesLearner", {}),
+        ("xgboost", "tabular.xgboost.XGBoostLearner", {"num_threads": 1}),
+        ("boosted-trees", "tabular.boosted_trees.BoostedTreesLearner", {}),
     ],
 )
 def test_boosted_trees_take_the_settings_of_the_paper(
@@ -167,7 +167,7 @@ def test_the_perceptron_takes_the_settings_of_training() -> None:
     """Epochs, batch size, step size, penalty and early stopping reach the learner."""
     given = {"epochs": 3, "batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.5}
     settings = Settings.of(**given, validation_share=0.1, patience=3)
-    assert options("mlp", "torch_learner.TorchLearner", settings) == {
+    assert options("mlp", "networks.learner.TorchLearner", settings) == {
         "num_classes": 10,
         "task": "single-label",
         "epochs": 3,
@@ -189,7 +189,7 @@ def network_options(name: str, row_shape: tuple[int, ...], **changes: Any) -> An
     """Return the keyword arguments that TorchLearner would get, with settings to come."""
     settings: Any = types.SimpleNamespace(**{**vars(Settings()), **changes})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clients.torch_learner.TorchLearner", lambda *_, **given: given)
+        patch.setattr("clients.networks.learner.TorchLearner", lambda *_, **given: given)
         return learner_factory(name, row_shape=row_shape, num_classes=2, settings=settings)()
 
 
@@ -223,13 +223,13 @@ def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
             "num_features": 30,
         }
     )
-    boosting = options("xgboost-scores", "soft_trees.XGBoostScores", settings)
+    boosting = options("xgboost-scores", "tabular.xgboost.XGBoostScores", settings)
     assert (boosting["num_rounds"], boosting["max_depth"], boosting["task"]) == (
         9,
         3,
         "single-label",
     )
-    kernel = options("kernel-ridge", "kernel_learner.KernelRidgeLearner", settings)
+    kernel = options("kernel-ridge", "tabular.kernel.KernelRidgeLearner", settings)
     assert kernel == {
         "num_classes": 10,
         "task": "single-label",
@@ -237,14 +237,16 @@ def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
         "ridge": 0.5,
         "reveal_rows": True,
     }
-    assert not options("kernel-ridge", "kernel_learner.KernelRidgeLearner", Settings())[
+    assert not options("kernel-ridge", "tabular.kernel.KernelRidgeLearner", Settings())[
         "reveal_rows"
     ]
-    assert options("ridge", "kernel_learner.RidgeLearner", settings)["ridge"] == 0.5
-    waves = options("random-features", "random_features.RandomFeaturesLearner", settings)
+    assert options("ridge", "tabular.kernel.RidgeLearner", settings)["ridge"] == 0.5
+    waves = options(
+        "random-features", "tabular.random_features.RandomFeaturesLearner", settings
+    )
     assert waves["num_features"] == 30
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clients.forest_scores.ForestScores", lambda inner, **_: inner)
+        patch.setattr("clients.tabular.sklearn.ForestScores", lambda inner, **_: inner)
         forest: Any = factory("forest-scores", settings)()
     assert (forest.n_estimators, forest.max_depth, forest.n_jobs) == (7, 3, 1)
 

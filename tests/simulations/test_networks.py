@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from clients.torch_learner import TorchLearner  # noqa: E402 - torch may be missing
-from fl_strategies.exceptions import InvalidParameter  # noqa: E402
+from clients.networks.learner import TorchLearner  # noqa: E402 - torch may be missing
+from fl_strategies.errors import InvalidParameter  # noqa: E402
 from simulations import networks  # noqa: E402
 from simulations.config import Settings  # noqa: E402
 from simulations.models import learner_factory  # noqa: E402

@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 
-from simulations.flower import SuperLink
-from simulations.processes import Processes
+from simulations.runtime.flower import SuperLink
+from simulations.runtime.processes import Processes
 from tests.leftovers import command_line
 
 

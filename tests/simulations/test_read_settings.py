@@ -2,9 +2,9 @@
 
 import pytest
 
-from fl_strategies.exceptions import InvalidParameter
-from simulations.client_app import read_settings
+from fl_strategies.errors import InvalidParameter
 from simulations.config import Settings
+from simulations.runtime.client_app import read_settings
 
 
 def test_equal_configurations_are_read_once() -> None:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from sklearn.tree import DecisionTreeClassifier
 
-from fl_strategies.arrays import Array
-from fl_strategies.exceptions import InvalidParameter
-from fl_strategies.randomness import derive_rng
+from fl_strategies._util.arrays import Array
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.errors import InvalidParameter
 from simulations.baselines import judge_baselines
 from simulations.config import Settings
-from simulations.experiment import Federation, load_federation
+from simulations.federation import Federation, load_federation
 from simulations.references import judge_pate, judge_public, num_pate_teachers
 
 SETTINGS = Settings.of(

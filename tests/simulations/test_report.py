@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from fl_strategies.exceptions import MissingExtra
+from fl_strategies.errors import MissingExtra
 from simulations import report as reports
 from simulations.baselines import PREFIXES
-from simulations.client_app import app
 from simulations.config import Settings
-from simulations.experiment import load_federation
-from simulations.local import run_local
+from simulations.federation import load_federation
 from simulations.report import make_report, percent, render, summarise, table
 from simulations.run_folder import write_report
+from simulations.runtime.client_app import app
+from simulations.runtime.local import run_local
 from simulations.strict_json import read_json
 
 SETTINGS = Settings.of(

@@ -16,11 +16,11 @@ from fl_strategies.privacy import PrivacyLedger
 from fl_strategies.privacy.events import SubsampleEvent
 from simulations.__main__ import main
 from simulations.config import Settings
-from simulations.progress import Watch
 from simulations.report_compare import comparison_page
 from simulations.report_page import page
 from simulations.report_svg import curve
-from simulations.running import run_federation
+from simulations.runtime.progress import Watch
+from simulations.runtime.running import run_federation
 from simulations.strict_json import write_json
 
 VOID = {"meta"}

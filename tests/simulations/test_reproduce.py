@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fl_strategies.exceptions import InvalidParameter
+from fl_strategies.errors import InvalidParameter
 from simulations.__main__ import main
 from simulations.config import Settings
 from simulations.published import Published
 from simulations.reproduce import Row, Table, read_outcomes, rounds_of, run_table, table_names
 from simulations.reproduce_text import markdown, summary_of
-from simulations.running import run_once
+from simulations.runtime.running import run_once
 from simulations.tables_command import _chosen
 
 PUBLISHED = Published.read({"federation": 81.0, "alone": 20.0, "note": "larger"})

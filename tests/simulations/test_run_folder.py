@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 from clients import load_model
-from fl_strategies.exceptions import InvalidData
+from fl_strategies.errors import InvalidData
 from simulations import __main__ as command
-from simulations import progress
 from simulations.__main__ import main
 from simulations.config import Settings
-from simulations.experiment import load_federation
-from simulations.progress import Lines, Watch, log_level, no_louder_than, watching
+from simulations.federation import load_federation
 from simulations.run_folder import RunFolder
-from simulations.running import Finished, run_federation
+from simulations.runtime import progress
+from simulations.runtime.progress import Lines, Watch, log_level, no_louder_than, watching
+from simulations.runtime.running import Finished, run_federation
 from simulations.strict_json import flagged, read_json, unflagged, write_json
 
 FAST = [
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_written_ends_before_training(
     """The sentence comes before the first party has worked."""
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(
-        "simulations.running.run_local", lambda *_, **__: pytest.fail("trained")
+        "simulations.runtime.running.run_local", lambda *_, **__: pytest.fail("trained")
     )
 
     code = main(["run", *FAST, f"--set=output-dir={tmp_path}/file/runs"])
@@ -156,7 +156,7 @@ def test_a_tracker_that_is_not_there_ends_before_training(
     for name in ("tensorboard", "mlflow", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(
-        "simulations.running.run_local", lambda *_, **__: pytest.fail("trained")
+        "simulations.runtime.running.run_local", lambda *_, **__: pytest.fail("trained")
     )
 
     told = track.format(tmp=tmp_path)
@@ -208,7 +208,7 @@ def test_ctrl_c_while_training_is_one_sentence(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulations.running.run_local", interrupted)
+    monkeypatch.setattr("simulations.runtime.running.run_local", interrupted)
 
     code = main(["run", *FAST, f"--set=output-dir={tmp_path}"])
 

@@ -10,16 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter
+from fl_strategies.errors import InvalidData, InvalidParameter
 from simulations import understood as understood_module
 from simulations.config import Settings, Value
-from simulations.datasets import load_dataset
+from simulations.data.columns import TableEncoder
+from simulations.data.sets import load_dataset
+from simulations.data.splits import Dataset
 from simulations.deploy.__main__ import main
 from simulations.deploy.client_app import build_party, understood
 from simulations.deploy.data import read_labelled, read_public, read_rows
-from simulations.experiment import load_federation
-from simulations.splits import Dataset
-from simulations.table_columns import TableEncoder
+from simulations.federation import load_federation
 from simulations.understood import describe_data
 
 COLOURS = ("blue", "green", "red")
@@ -188,7 +188,7 @@ def test_a_few_public_rows_make_no_id() -> None:
 
 def test_rare_words_beyond_the_limit_count_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The most frequent categories stay, so that a column cannot fill the memory."""
-    monkeypatch.setattr("simulations.table_columns.MAX_CATEGORIES", 2)
+    monkeypatch.setattr("simulations.data.columns.MAX_CATEGORIES", 2)
     words = ["a"] * 8 + ["b"] * 2 + ["c"] * 9 + ["d"]
     encoder = learn(public_frame(word=words))
 

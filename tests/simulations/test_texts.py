@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_strategies.exceptions import InvalidData, InvalidParameter, MissingExtra
-from simulations.datasets import DATA_VARIABLE, Dataset, load_dataset
-from simulations.texts import MAX_TOKENS, TEXT_SETS, Vocabulary
+from fl_strategies.errors import InvalidData, InvalidParameter, MissingExtra
+from simulations.data.sets import DATA_VARIABLE, Dataset, load_dataset
+from simulations.data.texts import MAX_TOKENS, TEXT_SETS, Vocabulary
 
 REAL_DATA = os.environ.get(DATA_VARIABLE, "")
 TOPICS = ("war treaty minister", "goal match coach", "market shares bank", "robot chip code")

@@ -10,7 +10,7 @@ from simulations.__main__ import main
 from simulations.config import Settings
 from simulations.reproduce import Runner, Table, run_table, table_names
 from simulations.reproduce_text import lines_of, markdown
-from simulations.running import run_once
+from simulations.runtime.running import run_once
 from simulations.toy_scale import toy
 
 DONE: dict[Settings, dict[str, Any]] = {}

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from simulations.causes import class_skew, likely_causes
-from simulations.client_app import app
 from simulations.config import Settings
-from simulations.experiment import load_federation
-from simulations.local import run_local
+from simulations.federation import load_federation
 from simulations.report import make_report, render
+from simulations.runtime.client_app import app
+from simulations.runtime.local import run_local
 from simulations.verdict import Gap, find_warnings, gap_to, verdict
 
 ONE_SIDED = [[90, 10], [10, 90], [50, 50]]

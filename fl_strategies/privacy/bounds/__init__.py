@@ -10,11 +10,12 @@ from fl_strategies.privacy.bounds.curves import (
     smallest_delta,
 )
 from fl_strategies.privacy.bounds.gaussian import gaussian_mu
-from fl_strategies.privacy.bounds.gnmax import gnmax_rdp, threshold_rdp
 from fl_strategies.privacy.bounds.losses import loss_of, sampling_error
 from fl_strategies.privacy.bounds.moments import (
     data_dependent_epsilon,
+    gnmax_rdp,
     gumbel_data_dependent_epsilon,
+    threshold_rdp,
 )
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import scipy
 
-from fl_strategies.arrays import FloatArray, IntArray
+from fl_strategies._util.arrays import FloatArray, IntArray
 
 # Points of a composed law: two million take 16 MB and a quarter of a second.
 _MOST_POINTS = 1 << 21

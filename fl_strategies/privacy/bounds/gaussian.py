@@ -14,7 +14,7 @@ import math
 import numpy as np
 import scipy
 
-from fl_strategies.arrays import Array, FloatArray
+from fl_strategies._util.arrays import Array, FloatArray
 from fl_strategies.privacy._numeric import check_delta, check_loss, smallest_epsilon
 
 

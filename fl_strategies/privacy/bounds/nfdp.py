@@ -15,7 +15,7 @@ Theorems 1 and 2. The epsilons of its Table 2 are decimal logarithms; these are 
 import math
 from typing import NamedTuple
 
-from fl_strategies.exceptions import require
+from fl_strategies.errors import require
 from fl_strategies.privacy._numeric import check_count
 
 

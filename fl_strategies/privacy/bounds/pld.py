@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fl_strategies.arrays import FloatArray
-from fl_strategies.exceptions import MissingExtra, require
+from fl_strategies._util.arrays import FloatArray
+from fl_strategies.errors import MissingExtra, require
 from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
 from fl_strategies.privacy.bounds.composition import ComposedLoss
 

@@ -17,8 +17,8 @@ from typing import TypeAlias
 import numpy as np
 import scipy
 
-from fl_strategies.arrays import FloatArray, IntArray
-from fl_strategies.exceptions import require
+from fl_strategies._util.arrays import FloatArray, IntArray
+from fl_strategies.errors import require
 from fl_strategies.privacy._numeric import (
     check_count,
     check_delta,

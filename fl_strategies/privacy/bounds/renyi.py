@@ -16,8 +16,8 @@ from functools import cache
 import numpy as np
 import scipy
 
-from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.exceptions import require
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies.errors import require
 from fl_strategies.privacy._numeric import check_delta, check_loss
 
 # sinh overflows near 710; logarithms of sums take over long before that.

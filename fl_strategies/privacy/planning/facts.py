@@ -1,17 +1,18 @@
-"""What is known before a federation begins, and what margins are taken for granted."""
+"""What a planner is given and what it returns: facts of a federation, drafts of a release."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.exceptions import require
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies.errors import require
 from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
-from fl_strategies.privacy.chances import chance_kept, chance_of_plurality
+from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import UNITS, Noise, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
+from fl_strategies.privacy.votes import chance_kept, chance_of_plurality
 
 Margins: TypeAlias = Sequence[float] | Sequence[Sequence[float]]
 
@@ -173,3 +174,64 @@ def _whole_votes(gaps: FloatArray, num_votes: int) -> Sequence[int]:
     nearest = np.argsort(whole - wanted, kind="stable")[: num_votes - int(whole.sum())]
     whole[nearest] += 1
     return [int(number) for number in whole]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """What a strategy would do under some facts.
+
+    Parameters
+    ----------
+    noise : "gumbel", "laplace" or "gaussian"
+    scale : float
+        Scale of Laplace or Gumbel noise, standard deviation of Gaussian noise, where it is
+        drawn.
+    asked, num_asked : str, int
+        What gets a label, queries or cells, and how many.
+    voters : str
+        Whose votes or records decide a label, in words.
+    right : float
+        Expected share of labels that are as they would be without noise.
+    batches : sequence of sequence of (event, count)
+        What one run releases, batch after batch.
+    settings : str
+        What repeats it on the command line.
+    worth : float, optional
+        As how many labels without noise it counts, if not by `Facts.worth`.
+    """
+
+    noise: Noise
+    scale: float
+    asked: str
+    num_asked: int
+    voters: str
+    right: float
+    batches: Sequence[Sequence[Entry]]
+    settings: str
+    worth: float | None = None
+
+
+class Planner(Protocol):
+    """What a strategy says of itself."""
+
+    @property
+    def name(self) -> str:
+        """Name of the strategy and of what makes it private."""
+
+    @property
+    def unit(self) -> Unit:
+        """Who is protected."""
+
+    @property
+    def trusts_server(self) -> bool:
+        """Whether the server sees what is protected."""
+
+    @property
+    def knobs(self) -> Sequence[str]:
+        """Which facts may be changed where nothing works."""
+
+    def problem(self, facts: Facts) -> str:
+        """Say why no setting can work; nothing if one can."""
+
+    def draft(self, facts: Facts) -> Draft:
+        """Return the best setting."""

@@ -10,8 +10,12 @@ from typing import Final
 
 import numpy as np
 
-from fl_strategies.privacy.chances import chance_kept, chance_of_plurality
-from fl_strategies.privacy.votes import VoteMechanism, decided_by_votes
+from fl_strategies.privacy.votes import (
+    VoteMechanism,
+    chance_kept,
+    chance_of_plurality,
+    decided_by_votes,
+)
 
 RECORDS_PER_NOISE: Final = 7.0
 """How many deviations of its noise the records of a cell should be."""

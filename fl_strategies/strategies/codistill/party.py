@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from flwr.app import ConfigRecord
 
+from fl_strategies._util.arrays import Array, FloatArray
 from fl_strategies.aggregation.ensembles import (
     RememberedScores,
     SignedEnsemble,
@@ -15,16 +16,13 @@ from fl_strategies.aggregation.ensembles import (
     outputs,
     require_members,
 )
-from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.core.accounting import (
-    check_run,
-    ledger_to_text,
-    privacy_metrics,
-    unprotected,
+from fl_strategies.errors import (
+    KnowledgeMismatch,
+    UnsupportedLearner,
+    between,
+    require_known,
 )
-from fl_strategies.core.party import Party
-from fl_strategies.core.party_state import KnowledgeField, PartyState
-from fl_strategies.core.protocols import (
+from fl_strategies.learners import (
     Learner,
     PortableLearner,
     Recipe,
@@ -32,7 +30,14 @@ from fl_strategies.core.protocols import (
     require_portable,
     require_soft,
 )
-from fl_strategies.core.role import (
+from fl_strategies.party.accounting import (
+    check_run,
+    ledger_to_text,
+    privacy_metrics,
+    unprotected,
+)
+from fl_strategies.party.party import Party
+from fl_strategies.party.role import (
     PartyRole,
     check_num_classes,
     check_public_data,
@@ -40,27 +45,21 @@ from fl_strategies.core.role import (
     read_seed,
     receive_model,
 )
-from fl_strategies.core.tasks import Task
-from fl_strategies.core.training import public_model, require_finite, require_plan, trained
-from fl_strategies.exceptions import (
-    KnowledgeMismatch,
-    UnsupportedLearner,
-    between,
-    require_known,
-)
+from fl_strategies.party.state import KnowledgeField, PartyState
+from fl_strategies.party.training import public_model, require_finite, require_plan, trained
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
-from fl_strategies.strategies.codistill.model_exchange import (
+from fl_strategies.strategies.codistill.options import (
     MODEL,
     MODELS,
+    CodistillOptions,
     join_models,
     part_models,
 )
-from fl_strategies.strategies.codistill.options import CodistillOptions
+from fl_strategies.tasks import Task
 from fl_strategies.wire import keys
-from fl_strategies.wire.config import config_choice
-from fl_strategies.wire.knowledge import Knowledge, Metrics
+from fl_strategies.wire.knowledge import Knowledge, Metrics, config_choice
 
 logger = logging.getLogger("flwr.fl_strategies")
 

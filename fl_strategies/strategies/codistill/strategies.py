@@ -21,8 +21,9 @@ from typing import ClassVar
 from flwr.app import ArrayRecord
 
 from fl_strategies.aggregation.ensembles import SignedEnsemble
-from fl_strategies.core.protocols import Learner
-from fl_strategies.strategies.codistill.model_exchange import (
+from fl_strategies.learners import Learner
+from fl_strategies.server.replies import PartyReply
+from fl_strategies.strategies.codistill.options import (
     Chain,
     join_models,
     take_turns,
@@ -32,7 +33,6 @@ from fl_strategies.strategies.codistill.party import FIRST_TERM, SIGN
 from fl_strategies.strategies.codistill.server import Codistillation, CodistillState
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics
-from fl_strategies.wire.replies import PartyReply
 
 
 class AvgKD(Codistillation):

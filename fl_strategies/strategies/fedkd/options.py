@@ -1,18 +1,75 @@
-"""What can be set about FedKD, and what both sides say to each other."""
+"""Options of FedKD, and the keys both sides share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from types import MappingProxyType
+from typing import ClassVar, Final, Literal, TypeAlias
 
-from fl_strategies.core.protocols import Link, Recipe
-from fl_strategies.core.tasks import Task
-from fl_strategies.exceptions import require
+import numpy as np
+
+from fl_strategies._util.arrays import Array
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.errors import require, require_data
+from fl_strategies.learners import Link, Recipe
 from fl_strategies.options import Options, group, option
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.privacy.scores import ScorePrivacy
-from fl_strategies.strategies.fedkd.augmentation import Augmentation
-from fl_strategies.wire.quantization import MAX_LEVELS, Rounding
+from fl_strategies.privacy.noise import ScorePrivacy
+from fl_strategies.tasks import Task
+from fl_strategies.wire.formats import MAX_LEVELS, Rounding
+
+Augmentation: TypeAlias = Literal["none", "crop", "crop-flip"]
+
+PADDING: Final = 4
+
+
+def crop_and_flip(rows: Array, rng: np.random.Generator) -> Array:
+    """Shift images (n, C, H, W) by up to four pixels and mirror half of them.
+
+    What is shifted in is zero.
+    """
+    return crop(np.where(rng.random((len(rows), 1, 1, 1)) < 0.5, rows[..., ::-1], rows), rng)
+
+
+def crop(rows: Array, rng: np.random.Generator) -> Array:
+    """Shift images (n, C, H, W) by up to four pixels; what is shifted in is zero."""
+    padded = np.pad(rows, [(0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)])
+    height, width = rows.shape[2:]
+    top, left = rng.integers(2 * PADDING + 1, size=(2, len(rows), 1, 1, 1))
+    which = np.arange(len(rows))[:, None, None, None]
+    channels = np.arange(rows.shape[1])[:, None, None]
+    lines = top + np.arange(height)[:, None]
+    columns = left + np.arange(width)
+    shifted: Array = padded[which, channels, lines, columns]
+    return shifted
+
+
+Change: TypeAlias = Callable[[Array, np.random.Generator], Array]
+AUGMENTATIONS: Final[Mapping[str, Change]] = MappingProxyType(
+    {"crop": crop, "crop-flip": crop_and_flip}
+)
+
+
+def check_augmentation(owner: str, name: str, rows: Array, num_predictions: int) -> None:
+    """Raise unless rows can be predicted so many times, each time slightly changed."""
+    require(
+        num_predictions == 1 or name != "none",
+        owner,
+        "augmentation",
+        "given for more than one prediction",
+        name,
+    )
+    if name != "none":
+        rule = "images (n, channels, height, width) for an augmentation"
+        require_data(rows.ndim == 4, owner, "public", rule, f"shape {rows.shape}")
+
+
+def augmented(rows: Array, name: str, seed: int, number: int) -> Array:
+    """Return the rows of one prediction; the first prediction sees them as they are."""
+    if number == 0 or name == "none":
+        return rows
+    return AUGMENTATIONS[name](rows, derive_rng(seed, "augmentation", number))
+
 
 Weights: TypeAlias = Literal["evidence", "noisy-evidence", "counts", "noisy-counts", "uniform"]
 Scale: TypeAlias = Literal["clip", "max"]
@@ -61,12 +118,12 @@ class FedKDOptions(Options):
         ``"noisy-"`` the class counts cost an example `count_epsilon`.
     contrast : bool
         With evidence: parties also learn to tell their records from public rows, which takes
-        two more fits of at most 3,000 rows each: see `core.contrast`.
+        two more fits of at most 3,000 rows each: see `party.contrast`.
     class_share : str
         With evidence: the class shares of public rows; see `EvidencePool`.
     exclude_outliers : bool
         With evidence: parties that contradict most others are not counted, for which their
-        scores are kept until all are there; see `aggregation.outliers`.
+        scores are kept until all are there; see `aggregation.pool`.
     consensus, trim_fraction : "mean", "median" or "trimmed-mean", float
         How scores are combined. The last two, of `RobustConsensus`, hold off parties that send
         wrong ones; they need ``weights="uniform"`` and no noise, which is made for means.

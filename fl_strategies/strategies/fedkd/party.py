@@ -6,33 +6,32 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies.aggregation.class_weights import CLASS_COUNTS, both_counts, class_counts
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies.aggregation.claims import CLASS_COUNTS, both_counts, class_counts
 from fl_strategies.aggregation.evidence import class_evidence, label_evidence, valid_counts
-from fl_strategies.aggregation.evidence_pool import Contrast
-from fl_strategies.arrays import Array, FloatArray
-from fl_strategies.core.accounting import (
+from fl_strategies.aggregation.pool import Contrast
+from fl_strategies.errors import require_known
+from fl_strategies.learners import Learner, plan_of
+from fl_strategies.party.accounting import (
     is_promise,
     privacy_metrics,
     spend,
     unprotected,
 )
-from fl_strategies.core.contrast import contrasted
-from fl_strategies.core.party import Party
-from fl_strategies.core.party_state import ArrayField, PartyState
-from fl_strategies.core.policy import Request
-from fl_strategies.core.protocols import Learner, plan_of
-from fl_strategies.core.role import PartyRole, check_public_data, read_seed
-from fl_strategies.core.training import (
+from fl_strategies.party.contrast import contrasted
+from fl_strategies.party.party import Party
+from fl_strategies.party.policy import Request
+from fl_strategies.party.role import PartyRole, check_public_data, read_seed
+from fl_strategies.party.state import ArrayField, PartyState
+from fl_strategies.party.training import (
     finite_logits,
     public_model,
     require_plan,
     trained,
 )
-from fl_strategies.exceptions import require_known
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.strategies.fedkd.augmentation import augmented, check_augmentation
 from fl_strategies.strategies.fedkd.options import (
     BOUND,
     CONTRAST,
@@ -46,10 +45,17 @@ from fl_strategies.strategies.fedkd.options import (
     UNPROTECTED,
     FedKDOptions,
     Phase,
+    augmented,
+    check_augmentation,
 )
-from fl_strategies.wire.config import config_choice, config_float
-from fl_strategies.wire.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics
-from fl_strategies.wire.quantization import score_format
+from fl_strategies.wire.formats import score_format
+from fl_strategies.wire.knowledge import (
+    MAX_REPLY_BYTES,
+    Knowledge,
+    Metrics,
+    config_choice,
+    config_float,
+)
 
 
 class FedKDPartyState(PartyState):

@@ -2,44 +2,53 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Unpack
+from typing import ClassVar, Final, TypeAlias, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fl_strategies.aggregation.class_weights import (
+from fl_strategies._util.arrays import Array, FloatArray, IntArray, content_hash
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.aggregation.claims import (
     believed_counts,
     class_weights,
+    heard_parts,
     noisy_weighted_mean,
     read_counts,
+    weighted_mean,
+)
+from fl_strategies.aggregation.consensus import (
+    MAX_WEIGHT,
+    ROBUST_RULES,
+    ClassWeightedConsensus,
+    MeanConsensus,
+    RobustConsensus,
 )
 from fl_strategies.aggregation.evidence import SHARPNESS
-from fl_strategies.aggregation.evidence_pool import EvidencePool, read_class_share
-from fl_strategies.arrays import Array, FloatArray, content_hash
-from fl_strategies.core.accounting import AUDIENCES, privacy_metrics, unprotected
-from fl_strategies.core.inputs import check_factories, public_array
-from fl_strategies.core.protocols import LearnerFactory, SoftLearner, link_scores, require_soft
-from fl_strategies.core.state import State
-from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
-from fl_strategies.core.tasks import Task, check_task
-from fl_strategies.exceptions import (
+from fl_strategies.aggregation.pool import CONTRASTS, Contrast, EvidencePool, read_class_share
+from fl_strategies.errors import (
     InvalidParameter,
     KnowledgeMismatch,
     PrivacyBudgetExceeded,
     require,
 )
+from fl_strategies.learners import LearnerFactory, SoftLearner, link_scores, require_soft
+from fl_strategies.party.accounting import AUDIENCES, privacy_metrics, unprotected
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.scores import ScoreMechanism
-from fl_strategies.randomness import derive_rng
-from fl_strategies.strategies.fedkd.augmentation import augmented, check_augmentation
-from fl_strategies.strategies.fedkd.combining import SummedScores, are_many, combined_scores
+from fl_strategies.privacy.noise import ScoreMechanism
+from fl_strategies.server.inputs import check_factories, public_array
+from fl_strategies.server.replies import PartyReply
+from fl_strategies.server.state import State
+from fl_strategies.server.strategy import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.strategies.fedkd.options import (
     BOUND,
+    CONTRAST,
     COUNTED,
     EXACT_COUNTS,
+    MAX_BOUND,
     NUM_UNCOVERED,
     PHASE,
     PRIVATE_SCALE,
@@ -47,19 +56,134 @@ from fl_strategies.strategies.fedkd.options import (
     UNPROTECTED,
     FedKDOptions,
     Phase,
+    augmented,
+    check_augmentation,
 )
-from fl_strategies.strategies.fedkd.reading import (
-    MAX_TIMES_MEDIAN,
-    PartyEvidence,
-    PartyScores,
-    Said,
-    read_contrast,
-    read_scale,
-)
+from fl_strategies.tasks import Task, check_task
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
-from fl_strategies.wire.quantization import ScoreFormat, score_format
-from fl_strategies.wire.replies import PartyReply
+from fl_strategies.wire.formats import ScoreFormat, score_format
+from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar, shown
+
+MAX_TIMES_MEDIAN: Final = 10.0
+"""A party that states a larger scale than this many medians is not believed: its scale would
+make everybody's steps too wide."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartyScores:
+    """What is kept of one party's reply until all are there.
+
+    Levels or float32 logits (p * n, C), and class counts or None; neither of evidence, which
+    is summed as it comes.
+    """
+
+    values: Array | None = None
+    counts: FloatArray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PartyEvidence:
+    """One party's evidence at its levels, class counts, and what it says of public rows."""
+
+    values: Array
+    counts: FloatArray
+    contrast: Contrast
+
+
+Said: TypeAlias = PartyScores | PartyEvidence | float
+
+
+def read_contrast(knowledge: Knowledge) -> Contrast:
+    """Return how a party says its records relate to public rows."""
+    contrast = knowledge.meta.get(CONTRAST)
+    if contrast not in CONTRASTS:
+        raise KnowledgeMismatch(
+            f"scores: {CONTRAST} must be one of {', '.join(CONTRASTS)}, got {shown(contrast)}."
+        )
+    return contrast  # type: ignore[return-value]
+
+
+def read_scale(knowledge: Knowledge) -> float:
+    """Return a party's largest logit."""
+    scale = knowledge.arrays.get("scale", np.empty(0))
+    if scale.dtype != np.float64 or scale.shape != (1,) or not 0 < scale[0] <= MAX_BOUND:
+        raise KnowledgeMismatch(
+            f"scale: the largest logit must be one number above 0, at most "
+            f"{MAX_BOUND:g}, got {scale.ravel()[:4]} of {scale.dtype}."
+        )
+    return float(scale[0])
+
+
+MOST_KEPT: Final = 1000
+"""Scores of more parties are summed as they come, so that memory does not grow with them."""
+
+
+def are_many(kept: Sequence[PartyReply[Said]], options: FedKDOptions) -> bool:
+    """Tell whether scores are of so many parties that they must be summed, and can be.
+
+    They can unless a median is sought, or noise added to them.
+    """
+    plain = options.consensus not in ROBUST_RULES and options.privacy is None
+    scores = isinstance(kept[-1].knowledge, PartyScores) and not options.sends_evidence
+    return len(kept) > MOST_KEPT and plain and scores
+
+
+class SummedScores:
+    """The weighted mean of parties' scores, kept as sums.
+
+    Claims that are far from the others' are cut in groups a factor of two wide; see
+    `aggregation.consensus`. Nobody counts for more than `MAX_WEIGHT` records of a class.
+
+    Parameters
+    ----------
+    shape : (rows, classes)
+    form : Quantizer or PlainScores
+    options : FedKDOptions
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], form: ScoreFormat, options: FedKDOptions
+    ) -> None:
+        uniform = options.weights == "uniform"
+        kind = MeanConsensus if uniform else ClassWeightedConsensus
+        self._form = form
+        self._sums = kind(shape, bound=form.bound, capped=True)
+
+    def taken(self, reply: PartyReply[Said]) -> PartyReply[Said]:
+        """Add the scores of a reply, and return it without them."""
+        said = reply.knowledge
+        if not isinstance(said, PartyScores) or said.values is None:
+            return reply
+        weights = None if said.counts is None else _whole(said.counts)
+        self._sums.add(self._form.decode(said.values), weights)
+        return replace(reply, knowledge=PartyScores())
+
+    def result(self) -> tuple[FloatArray, int]:
+        """Return the mean, and how many claims were cut."""
+        return self._sums.result(), self._sums.num_capped
+
+
+def _whole(counts: FloatArray) -> IntArray:
+    weights: IntArray = np.minimum(np.rint(counts), MAX_WEIGHT).astype(np.int64)
+    return weights
+
+
+def combined_scores(
+    sent: Sequence[PartyScores], form: ScoreFormat, options: FedKDOptions, num_classes: int
+) -> tuple[FloatArray, int]:
+    """Return the consensus of scores that were kept, and how many claims were cut."""
+    values = [party.values for party in sent if party.values is not None]
+    if options.consensus in ROBUST_RULES:
+        robust = RobustConsensus(
+            options.consensus, trim_fraction=options.trim_fraction, decode=form.decode
+        )
+        for scores in values:
+            robust.add(scores)
+        return robust.result(), 0
+    counts, capped = believed_counts([party.counts for party in sent])
+    weights, heard = class_weights(counts, num_classes), heard_parts(values, form)
+    mean = weighted_mean(values, weights * heard[:, None], form)
+    return mean, capped + int((heard < 1).sum())
 
 
 @dataclass(kw_only=True)
@@ -84,7 +208,7 @@ class FedKD(KnowledgeStrategy[Said]):
         model protects a party (``weights="uniform"``) or an example
         (``weights="noisy-counts"``), replaced by another, against everybody but the server,
         which sees the logits and is trusted to add the noise. The price is high, because
-        all logits of all public rows are released: see `fl_strategies.privacy.scores`.
+        all logits of all public rows are released: see `fl_strategies.privacy.noise`.
         Parties that train with DP-SGD protect their examples against the server too: their
         logits, and with ``weights="noisy-evidence"`` their evidence, follow from the model
         and from noisy counts. They make no contrast, which would be trained without noise.

@@ -1,11 +1,14 @@
-"""What can be set about FedKT, and what both sides say to each other."""
+"""Options of FedKT, and the keys both sides share."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias
 
-from fl_strategies.exceptions import require
+import numpy as np
+
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies.errors import require
 from fl_strategies.options import Options, option, variants
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.bounds import gaussian_mu
@@ -13,6 +16,42 @@ from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.votes import VoteMechanism, VotePrivacy
+from fl_strategies.wire.formats import Quantizer
+
+SCORES: Final = Quantizer(num_levels=256, bound=12.0)
+"""A byte for each row and class."""
+SCORE_STRENGTH: Final = 1.5
+"""Root of the mean square of a party's evidence, chosen on rows cut from training data."""
+
+
+def one_scale(scores: FloatArray) -> FloatArray:
+    """Return scores (rows, classes) of mean 0 by row and by class, and of the usual strength.
+
+    A student that says the same of all rows has no opinion, 0.
+
+    Examples
+    --------
+    >>> one_scale(np.array([[0.0, 2.0], [0.0, 8.0], [4.0, 4.0]])).round(2)
+    array([[ 0.59, -0.59],
+           [-2.06,  2.06],
+           [ 1.47, -1.47]])
+    """
+    centred = scores - scores.mean(axis=1, keepdims=True)
+    centred = centred - centred.mean(axis=0)
+    strength = float(np.sqrt(np.mean(centred**2)))
+    if strength < 1e-9 * max(1.0, float(np.abs(scores).max())):
+        return np.zeros(scores.shape)
+    scaled = SCORE_STRENGTH / strength * centred
+    return np.asarray(np.clip(scaled, -SCORES.bound, SCORES.bound))
+
+
+def score_evidence(codes: Array, counts: FloatArray) -> FloatArray:
+    """Return received scores as evidence (rows, classes); 0 for classes without records."""
+    seen = counts > 0
+    evidence = np.zeros(codes.shape)
+    evidence[:, seen] = one_scale(SCORES.decode(codes[:, seen]))
+    return evidence
+
 
 Exchange: TypeAlias = Literal["votes", "models", "scores"]
 VoteWeights: TypeAlias = Literal["auto", "none", "counts", "noisy-counts"]
@@ -100,7 +139,7 @@ class FedKTOptions(Options):
         labels, but at least five a class: see `privacy.planning.rules.queries_for`.
     exclude_outliers : bool
         Of weighted votes, do not count those of parties that contradict most others: see
-        `aggregation.outliers`.
+        `aggregation.pool`.
     trim_fraction : float
         Largest share of parties, rounded down and below one half, whose votes are not
         counted because they contradict all others: see `FedKT` and `voting.least_agreeing`.

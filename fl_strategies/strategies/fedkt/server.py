@@ -4,30 +4,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Unpack
 
+import numpy as np
 from flwr.app import ArrayRecord
 
-from fl_strategies.aggregation.evidence_pool import read_class_share
-from fl_strategies.aggregation.voting import least_agreeing
-from fl_strategies.arrays import Array, IntArray, content_hash
-from fl_strategies.core.accounting import AUDIENCES, privacy_metrics
-from fl_strategies.core.inputs import check_factories, public_array
-from fl_strategies.core.protocols import LearnerFactory
-from fl_strategies.core.reported_ledgers import (
-    Reported,
-    enter_reported,
-    most_expensive,
-    read_charges,
+from fl_strategies._util.arrays import Array, FloatArray, IntArray, content_hash
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.aggregation.claims import CLASS_COUNTS, read_counts
+from fl_strategies.aggregation.evidence import VOTE_STRENGTH, vote_evidence
+from fl_strategies.aggregation.pool import ClassShare, EvidencePool, read_class_share
+from fl_strategies.aggregation.votes import (
+    VoteSum,
+    consistent_labels,
+    least_agreeing,
+    plurality,
 )
-from fl_strategies.core.state import State
-from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
-from fl_strategies.exceptions import PrivacyBudgetExceeded, between, require
+from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, between, require
+from fl_strategies.learners import Learner, LearnerFactory, require_portable
+from fl_strategies.party.accounting import AUDIENCES, privacy_metrics
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.noise_spec import require_audible
+from fl_strategies.privacy.noise import require_audible
 from fl_strategies.privacy.planning.facts import Facts
 from fl_strategies.privacy.planning.planners import Votes
-from fl_strategies.privacy.planning.remedies import advice
+from fl_strategies.privacy.planning.plans import advice
 from fl_strategies.privacy.planning.rules import (
     DECIDED_AT_PARTY,
     DECIDED_AT_SERVER,
@@ -42,20 +42,192 @@ from fl_strategies.privacy.votes import (
     data_dependent_figure,
     drowned_votes,
 )
-from fl_strategies.randomness import derive_rng
+from fl_strategies.server.inputs import check_factories, public_array
+from fl_strategies.server.ledgers import (
+    Reported,
+    enter_reported,
+    most_expensive,
+    read_charges,
+)
+from fl_strategies.server.replies import PartyReply
+from fl_strategies.server.state import State
+from fl_strategies.server.strategy import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.strategies.fedkt.options import (
     MAX_TEACHERS,
     NOBODY,
     NUM_TRIMMED,
     OPEN_VOTES,
+    SCORES,
+    VOTE_INSTEAD,
     FedKTOptions,
+    score_evidence,
 )
-from fl_strategies.strategies.fedkt.reading import VoteReader
-from fl_strategies.strategies.fedkt.scores import SCORES
-from fl_strategies.strategies.fedkt.tally import PartyAnswer, VoteTally
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
-from fl_strategies.wire.replies import PartyReply
+from fl_strategies.wire.formats import unpack_labels
+from fl_strategies.wire.knowledge import (
+    Knowledge,
+    Metrics,
+    Scalar,
+    part_arrays,
+    party_of,
+    shown,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class PartyVotes:
+    """One party's votes (num_rows,), -1 for none, its class counts or None, and its id.
+
+    Students that vote by themselves have votes of (num_students, num_rows).
+
+    `scores` are how sure it is of each class (num_rows, num_classes), as they came, if it says.
+    """
+
+    labels: Array
+    counts: FloatArray | None
+    party: int = 0
+    scores: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PartyAnswer:
+    """What was read of a party: votes that are not counted yet, if any, and their training.
+
+    `training` is what the party says its privately trained teachers cost a record.
+    """
+
+    votes: PartyVotes | None
+    training: Sequence[Entry] = ()
+
+
+class VoteTally:
+    """Votes of all parties, kept as sums, whatever the number of parties.
+
+    Parameters
+    ----------
+    shape : (rows, classes)
+    worth : int
+        What a vote counts for: the number of students that cast it together.
+    share : optional
+        Weigh votes by the parties' class counts, and give the classes these shares; see
+        `EvidencePool`. Left out, all votes weigh the same.
+    exclude_outliers : bool
+        Of weighted votes, those of parties that contradict most others are not counted.
+    scored : bool
+        Of weighted votes, parties say how sure they are of each class.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        *,
+        worth: int,
+        share: ClassShare | None = None,
+        exclude_outliers: bool = True,
+        scored: bool = False,
+    ) -> None:
+        self._votes = VoteSum(shape, worth)
+        self._pool: EvidencePool | None = None
+        if share is not None:
+            self._pool = EvidencePool(
+                shape,
+                bound=SCORES.bound if scored else VOTE_STRENGTH,
+                task="single-label",
+                share=share,
+                decode=score_evidence if scored else vote_evidence,
+                exclude_outliers=exclude_outliers,
+            )
+
+    def add(self, votes: PartyVotes) -> None:
+        """Count one party's votes."""
+        if self._pool is not None and votes.counts is not None:
+            said = votes.labels if votes.scores is None else votes.scores
+            self._pool.add(said, votes.counts, "none", votes.party)
+        for labels in np.atleast_2d(votes.labels):
+            self._votes.add(labels)
+
+    @property
+    def counts(self) -> IntArray:
+        """Votes for each class, (rows, classes)."""
+        return self._votes.counts
+
+    def winners(self, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """Return the rows that anybody has voted on, and their labels."""
+        counts = self.counts
+        rows = np.flatnonzero(counts.any(axis=1))
+        if not len(rows):
+            return rows, rows
+        scores = counts if self._pool is None else self._pool.result()
+        return rows, plurality(scores, rng)[rows]
+
+    def report(self) -> tuple[tuple[int, ...], Metrics]:
+        """Return who was not counted, and how many these are or count for less."""
+        if self._pool is None:
+            return (), {}
+        return self._pool.outliers, self._pool.report("FedKT")
+
+
+@dataclass(frozen=True, eq=False)
+class VoteReader:
+    """What a reply must fit; anything else raises `KnowledgeMismatch`."""
+
+    public: Array
+    num_classes: int
+    num_splits: int
+    student_fns: Mapping[str, LearnerFactory]
+    consistent: bool = True
+
+    def read(self, knowledge: Knowledge, *, weighted: bool) -> PartyVotes:
+        """Return one party's votes, and its class counts if votes are weighted."""
+        counts = self._counts(knowledge) if weighted else None
+        if knowledge.kind == "scores":
+            return self._scored(knowledge, counts)
+        labels = self._labels(knowledge)
+        if self.consistent:
+            labels = consistent_labels(labels, self.num_classes)
+        return PartyVotes(labels, counts, party_of(knowledge))
+
+    def _counts(self, knowledge: Knowledge) -> FloatArray:
+        counts = read_counts(knowledge.arrays, self.num_classes)
+        if counts.sum() < 1:
+            raise KnowledgeMismatch(
+                f"FedKT: {CLASS_COUNTS} must hold at least one record, got {counts[:8]}."
+            )
+        return counts
+
+    def _scored(self, knowledge: Knowledge, counts: FloatArray | None) -> PartyVotes:
+        """Return scores, and the likeliest classes as votes."""
+        packed = knowledge.arrays.get("scores", np.empty(0, np.uint8))
+        codes = SCORES.from_wire(packed, (len(self.public), self.num_classes))
+        return PartyVotes(codes.argmax(axis=1), counts, party_of(knowledge), codes)
+
+    def _labels(self, knowledge: Knowledge) -> IntArray:
+        """Return the labels of one party's students, (num_splits, num_public)."""
+        shape = self.num_splits, len(self.public)
+        if knowledge.kind == "votes":
+            packed = knowledge.arrays.get("votes", np.empty(0, np.uint8))
+            return unpack_labels(packed, shape, self.num_classes)
+        students = self._students(knowledge)
+        labels = np.stack([student.predict(self.public) for student in students])
+        if labels.shape != shape or labels.min() < 0 or labels.max() >= self.num_classes:
+            raise KnowledgeMismatch(
+                f"FedKT: students must name a class below {self.num_classes} for each of "
+                f"{len(self.public)} public rows, got others."
+            )
+        return labels
+
+    def _students(self, knowledge: Knowledge) -> list[Learner]:
+        name = str(knowledge.meta.get(keys.LEARNER))
+        if name not in self.student_fns:
+            raise KnowledgeMismatch(
+                f"FedKT: a student's learner must be one of {', '.join(self.student_fns)}, "
+                f"got {shown(name)}. Name its factory in student_fns."
+            )
+        arrays = {key: a for key, a in knowledge.arrays.items() if key != CLASS_COUNTS}
+        return [
+            require_portable(self.student_fns[name](), VOTE_INSTEAD).from_arrays(own)
+            for own in part_arrays(arrays, self.num_splits)
+        ]
 
 
 @dataclass(kw_only=True)

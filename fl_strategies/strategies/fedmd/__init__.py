@@ -1,6 +1,5 @@
 """FedMD: many rounds of distillation from a consensus on public rows; both sides of it."""
 
-from fl_strategies.strategies.fedmd.cronus import Cronus
 from fl_strategies.strategies.fedmd.options import (
     CronusOptions,
     FedMDOptions,
@@ -9,7 +8,7 @@ from fl_strategies.strategies.fedmd.options import (
     Unprotected,
 )
 from fl_strategies.strategies.fedmd.party import FedMDParty
-from fl_strategies.strategies.fedmd.server import FedMD
+from fl_strategies.strategies.fedmd.server import Cronus, FedMD
 
 __all__ = [
     "Cronus",

@@ -8,41 +8,41 @@ from typing import Final
 import numpy as np
 from flwr.app import ConfigRecord
 
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
 from fl_strategies.aggregation.consensus import MAX_WEIGHT
-from fl_strategies.arrays import Array, FloatArray, IntArray
-from fl_strategies.core.accounting import has_promised, is_promise, spend
-from fl_strategies.core.contrast import contrasted
-from fl_strategies.core.party import Party
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.core.policy import Request, asked_number
-from fl_strategies.core.protocols import Learner, TrainingSet
-from fl_strategies.core.role import (
+from fl_strategies.errors import KnowledgeMismatch, NotFitted, require_known
+from fl_strategies.learners import Learner, TrainingSet
+from fl_strategies.party.accounting import has_promised, is_promise, spend
+from fl_strategies.party.contrast import contrasted
+from fl_strategies.party.party import Party
+from fl_strategies.party.policy import Request, asked_number
+from fl_strategies.party.role import (
     PartyRole,
     check_public_data,
     read_round,
     read_seed,
     receive_model,
 )
-from fl_strategies.core.tasks import METRICS
-from fl_strategies.core.training import finite_logits
-from fl_strategies.exceptions import KnowledgeMismatch, NotFitted, require_known
+from fl_strategies.party.state import PartyState
+from fl_strategies.party.training import finite_logits
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.mechanisms import SubsampleOnce
-from fl_strategies.strategies.fedmd.party_state import FedMDPartyState
-from fl_strategies.strategies.fedmd.release import answer, corrected_answer, public_rows
-from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, SAMPLE_ID
-from fl_strategies.strategies.fedmd.sampling import (
+from fl_strategies.strategies.fedmd.options import answer, corrected_answer, public_rows
+from fl_strategies.strategies.fedmd.samples import (
+    NUM_RECORDS,
+    SAMPLE_ID,
+    FedMDPartyState,
     check_size,
     sample_records,
     spent_metrics,
 )
 from fl_strategies.strategies.fedmd.settings import FedMDSettings, drowned_consensus
 from fl_strategies.strategies.fedmd.student import Lesson, Student, student_of
+from fl_strategies.tasks import METRICS
 from fl_strategies.wire import keys
-from fl_strategies.wire.config import config_int
-from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
+from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar, config_int
 
 EPSILON_THEOREM: Final = "epsilon-theorem"
 ANSWERS: Final = "answers"

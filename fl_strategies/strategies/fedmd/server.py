@@ -1,57 +1,67 @@
-"""FedMD: federated model distillation, with or without noise-free privacy, in many rounds.
+"""The server side of FedMD and Cronus; see `fl_strategies.strategies.fedmd`."""
 
-Sun, Lyu: Federated Model Distillation with Noise-Free Differential Privacy (IJCAI 2021),
-Algorithm 1, after Li, Wang: FedMD (2019).
-
-    round 1   party    a model is trained on private records (with NFDP: on a sample of them,
-                       drawn once), and says what it thinks of some public rows
-              server   combines the answers of all parties to a consensus
-    round r   party    digests the consensus of round r - 1 on the public rows it is about,
-                       revisits its records and answers about the public rows of round r
-              server   combines the answers to the next consensus
-    each end  party    digests the consensus of the round and measures its model
-
-Every party keeps its own model, of whatever kind. Which public rows a round is about follows
-from seed and round on all sides, so their positions never travel.
-"""
-
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Unpack
+from typing import ClassVar, Final, Protocol, Unpack, cast
 
 import numpy as np
+import scipy
 from flwr.app import ArrayRecord
 
-from fl_strategies.aggregation.consensus import VoteCounts
-from fl_strategies.aggregation.evidence_pool import Contrast, read_class_share
+from fl_strategies._util.arrays import Array, FloatArray, IntArray, content_hash
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.aggregation.consensus import (
+    MAX_WEIGHT,
+    VoteCounts,
+    make_consensus,
+    to_probabilities,
+)
+from fl_strategies.aggregation.evidence import vote_evidence
 from fl_strategies.aggregation.metrics import aggregate_metrics
-from fl_strategies.aggregation.voting import agreement
-from fl_strategies.arrays import Array, IntArray, content_hash
-from fl_strategies.core.accounting import AUDIENCES
-from fl_strategies.core.inputs import check_factories, public_array
-from fl_strategies.core.protocols import Learner, LearnerFactory
-from fl_strategies.core.state import State
-from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy
-from fl_strategies.exceptions import KnowledgeMismatch, PrivacyBudgetExceeded, require
+from fl_strategies.aggregation.pool import (
+    CONTRASTS,
+    ClassShare,
+    Contrast,
+    EvidencePool,
+    read_class_share,
+)
+from fl_strategies.aggregation.votes import agreement, plurality
+from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, require
+from fl_strategies.learners import Learner, LearnerFactory
+from fl_strategies.party.accounting import AUDIENCES
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.noise_spec import require_audible
-from fl_strategies.randomness import derive_rng
-from fl_strategies.strategies.fedmd.gathering import gathering, read_contrast, read_counts
-from fl_strategies.strategies.fedmd.options import FedMDOptions, LocalNoise, SampleOnce
+from fl_strategies.privacy.noise import require_audible
+from fl_strategies.server.inputs import check_factories, public_array
+from fl_strategies.server.replies import PartyReply
+from fl_strategies.server.state import State
+from fl_strategies.server.strategy import FederationOptions, KnowledgeStrategy
+from fl_strategies.strategies.fedmd.options import (
+    CronusOptions,
+    FedMDOptions,
+    LocalNoise,
+    SampleOnce,
+    public_rows,
+)
 from fl_strategies.strategies.fedmd.party import (
     ANSWERS,
     CLASS_COUNTS,
     CONSENSUS,
     CONSENSUS_ROUND,
+    CONTRAST,
     EPSILON_THEOREM,
     EXACT_COUNTS,
     MODEL,
     UNPROTECTED,
 )
-from fl_strategies.strategies.fedmd.release import public_rows
 from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, Sample, SampleBook
-from fl_strategies.strategies.fedmd.settings import FedMDSettings, drowned_consensus, what_works
+from fl_strategies.strategies.fedmd.settings import (
+    EVIDENCE_LIMIT,
+    FedMDSettings,
+    drowned_consensus,
+    what_works,
+)
 from fl_strategies.strategies.fedmd.student import Lesson, teach
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
@@ -61,7 +71,190 @@ from fl_strategies.wire.knowledge import (
     encode_arrays,
     shown,
 )
-from fl_strategies.wire.replies import PartyReply
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+
+class Gathering(Protocol):
+    """Answers of many parties on their way to one; nothing else is kept of them."""
+
+    @property
+    def outliers(self) -> tuple[int, ...]:
+        """Partition ids of parties that were not counted."""
+
+    def add(
+        self, answers: Array, counts: IntArray | None, contrast: Contrast, party: int
+    ) -> None:
+        """Take a party's answers, class counts and partition id, checked before."""
+
+    def result(self, ties: np.random.Generator) -> Array:
+        """Return the consensus: labels, or scores of the payload's kind."""
+
+    def report(self) -> Metrics:
+        """Return how many parties were not counted, or not in full."""
+
+
+class LabelGathering:
+    """Votes for labels, each worth the voter's records of its class if counts are given."""
+
+    outliers: tuple[int, ...] = ()
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self._plain, self._weighted = VoteCounts(shape), VoteCounts(shape)
+
+    def add(
+        self,
+        answers: Array,
+        counts: IntArray | None,
+        contrast: Contrast,  # noqa: ARG002
+        party: int,  # noqa: ARG002
+    ) -> None:
+        """Count one party's labels."""
+        self._plain.add(answers)
+        self._weighted.add(answers, counts)
+
+    def result(self, ties: np.random.Generator) -> Array:
+        """Return the label with most votes."""
+        plain, weighted = self._plain.counts, self._weighted.counts
+        # Where only parties vote that have no record of the class, all count the same.
+        votes = np.where(weighted.any(axis=1, keepdims=True), weighted, plain)
+        return plurality(votes, ties)
+
+    def report(self) -> Metrics:
+        """Return how many parties count for less than they claim."""
+        return _report_capped(self._weighted.num_capped)
+
+
+class ScoreGathering:
+    """Scores, combined by one of the rules of `aggregation.consensus`."""
+
+    outliers: tuple[int, ...] = ()
+
+    def __init__(self, settings: FedMDSettings) -> None:
+        self._settings = settings
+        shape, bound = (settings.num_public, settings.num_classes), settings.replies.high
+        self._scores = make_consensus(
+            settings.rule,  # type: ignore[arg-type]
+            shape,
+            bound=bound,
+            capped=settings.payload == "logits",
+            trim_fraction=settings.options.trim_fraction,
+        )
+
+    def add(
+        self,
+        answers: Array,
+        counts: IntArray | None,
+        contrast: Contrast,  # noqa: ARG002
+        party: int,  # noqa: ARG002
+    ) -> None:
+        """Add one party's scores."""
+        self._scores.add(answers, counts)
+
+    def result(self, ties: np.random.Generator) -> Array:  # noqa: ARG002
+        """Return the combined scores."""
+        scores = self._scores.result()
+        return to_probabilities(scores) if self._settings.payload == "softmax" else scores
+
+    def report(self) -> Metrics:
+        """Return how many parties count for less than they claim."""
+        return _report_capped(self._scores.num_capped)
+
+
+class EvidenceGathering:
+    """Answers without their parties' class shares; see `aggregation.evidence`.
+
+    A vote for a class of which the voter has no record is no opinion on any.
+    """
+
+    def __init__(
+        self, settings: FedMDSettings, share: ClassShare, *, exclude_outliers: bool
+    ) -> None:
+        self._votes = settings.payload == "argmax"
+        self._smallest = np.min_scalar_type(settings.num_classes)
+        shape = settings.num_public, settings.num_classes
+        self._pool = EvidencePool(
+            shape,
+            bound=EVIDENCE_LIMIT,
+            task="single-label",
+            share=share,
+            decode=vote_evidence if self._votes else _known_evidence,
+            exclude_outliers=exclude_outliers,
+        )
+
+    def add(
+        self, answers: Array, counts: IntArray | None, contrast: Contrast, party: int
+    ) -> None:
+        """Add one party's evidence, or what its votes say."""
+        said = answers.astype(self._smallest) if self._votes else answers
+        self._pool.add(said, np.asarray(counts, dtype=np.float64), contrast, party)
+
+    def result(self, ties: np.random.Generator) -> Array:  # noqa: ARG002
+        """Return what the evidence comes to."""
+        scores: FloatArray = self._pool.result()
+        return np.asarray(
+            scores.argmax(axis=1) if self._votes else scipy.special.softmax(scores, axis=1)
+        )
+
+    @property
+    def outliers(self) -> tuple[int, ...]:
+        """Partition ids of parties that were not counted."""
+        return self._pool.outliers
+
+    def report(self) -> Metrics:
+        """Return how many parties were not counted, or not in full."""
+        return self._pool.report("FedMD")
+
+
+def _known_evidence(answers: Array, counts: FloatArray) -> FloatArray:
+    return np.where(counts > 0, answers, 0.0)
+
+
+def _report_capped(num_capped: int) -> Metrics:
+    if num_capped:
+        logger.warning(
+            "FedMD counts %s claims of parties for less, which are far from the others'.",
+            num_capped,
+        )
+    return {keys.NUM_CAPPED: num_capped}
+
+
+def gathering(settings: FedMDSettings, *, share: ClassShare) -> Gathering:
+    """Return room for the answers of a round, combined by their rule."""
+    if settings.evidence:
+        exclude = settings.options.exclude_outliers
+        return EvidenceGathering(settings, share, exclude_outliers=exclude)
+    if settings.payload == "argmax":
+        return LabelGathering((settings.num_public, settings.num_classes))
+    return ScoreGathering(settings)
+
+
+def read_counts(arrays: Mapping[str, Array], settings: FedMDSettings) -> IntArray | None:
+    """Return a party's class counts, if it sends any; refuse those that cannot be."""
+    if not settings.counted:
+        return None
+    counts, num_classes = arrays[CLASS_COUNTS], settings.num_classes
+    plain = counts.dtype == np.int64 and counts.shape == (num_classes,)
+    if not plain or not ((counts >= 0) & (counts <= MAX_WEIGHT)).all():
+        raise KnowledgeMismatch(
+            f"FedMD: {CLASS_COUNTS} must be {num_classes} whole numbers (int64) from 0 to "
+            f"{MAX_WEIGHT}, got shape {counts.shape} of {counts.dtype} or others."
+        )
+    if settings.evidence and not counts.any():
+        raise KnowledgeMismatch(f"FedMD: {CLASS_COUNTS} must count a record, got none.")
+    return counts
+
+
+def read_contrast(meta: Mapping[str, Scalar], settings: FedMDSettings) -> Contrast:
+    """Return how a party's records relate to the public rows, if it says so."""
+    contrast = meta.get(CONTRAST) if settings.evidence else "none"
+    if contrast not in CONTRASTS:
+        known = ", ".join(CONTRASTS)
+        raise KnowledgeMismatch(
+            f"FedMD: {CONTRAST} must be one of {known}, got {shown(contrast)}."
+        )
+    return cast(Contrast, contrast)
+
 
 NOISE_SCALE: Final = "noise-scale"
 
@@ -416,3 +609,37 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
             x = self.public[self.indices_]
             self._model = teach(self.learner_fn(), x, lesson, self.settings.lesson, rng)
         return super().model_
+
+
+class Cronus(FedMD):
+    """Parties of any kind learn from the robust mean of each other's scores.
+
+    Chang, Shejwalkar, Shokri, Houmansadr: Cronus: Robust and Heterogeneous Collaborative
+    Learning with Black-Box Knowledge Transfer (2019).
+
+        round 1   party    trains on its records and sends class scores of the public rows
+                  server   takes a robust mean of each row's scores
+        round r   party    learns the means and its records, and sends new scores
+
+    With at most a share `trim_fraction` of liars, and at most a quarter, the robust mean of a
+    row is within O(sqrt(share)) deviations of the honest scores from their mean; see
+    `aggregation.consensus`. It needs more than a handful of parties: with three, one of
+    them is filtered wherever it stands alone. Where honest parties know different classes,
+    those that know a row's class may be few, and are then filtered as liars would be.
+
+    Leaves the party
+        Class scores of the public rows in every round, float32.
+    Guarantee
+        None by default; with `release` those of `FedMD`.
+
+    Notes
+    -----
+    All else is `FedMD` (``consensus="robust-mean"``), its privacy options included.
+    Deviations from the paper: a party's passes over public rows come before those over its
+    records, not in the same shuffled batches; the filter takes weight away in proportion
+    instead of points beyond a drawn threshold, so that it draws nothing; and it finds by
+    itself what deviation is usual, by the median distance, where the paper is told.
+    """
+
+    name: ClassVar[str] = "cronus"
+    options_type = CronusOptions

@@ -6,24 +6,22 @@ from typing import Final, Literal, Self, TypeAlias
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies.exceptions import InvalidParameter, KnowledgeMismatch, between, require
-from fl_strategies.privacy.calibration import calibrate_scale
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, between, require
+from fl_strategies.privacy.noise import calibrate_scale
 from fl_strategies.privacy.planning.facts import Facts
 from fl_strategies.privacy.planning.planners import Answers, answer_scale
-from fl_strategies.privacy.planning.remedies import advice
+from fl_strategies.privacy.planning.plans import advice
 from fl_strategies.privacy.planning.rules import answer_queries, drowned_answers
-from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.fedmd.options import (
+    AnswerFormat,
+    AnswerNoise,
     FedMDOptions,
     LocalNoise,
+    Payload,
     Rule,
     SampleOnce,
     Unprotected,
-)
-from fl_strategies.strategies.fedmd.release import (
-    AnswerFormat,
-    AnswerNoise,
-    Payload,
     least_scale,
     plain_limits,
 )

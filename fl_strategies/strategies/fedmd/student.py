@@ -14,9 +14,9 @@ from typing import Final, cast
 
 import numpy as np
 
-from fl_strategies.arrays import Array, IntArray
-from fl_strategies.core.party import Party
-from fl_strategies.core.protocols import (
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.errors import KnowledgeMismatch, NotFitted
+from fl_strategies.learners import (
     ContinuingLearner,
     IncrementalLearner,
     Learner,
@@ -25,12 +25,12 @@ from fl_strategies.core.protocols import (
     TrainingSet,
     plan_of,
 )
-from fl_strategies.core.role import receive_model
-from fl_strategies.core.training import public_model, require_finite, require_plan, trained
-from fl_strategies.exceptions import KnowledgeMismatch, NotFitted
+from fl_strategies.party.party import Party
+from fl_strategies.party.role import receive_model
+from fl_strategies.party.training import public_model, require_finite, require_plan, trained
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.strategies.fedmd.party_state import FedMDPartyState
-from fl_strategies.strategies.fedmd.release import Payload, public_rows
+from fl_strategies.strategies.fedmd.options import Payload, public_rows
+from fl_strategies.strategies.fedmd.samples import FedMDPartyState
 from fl_strategies.wire.knowledge import Knowledge
 
 RECIPES: Final[Mapping[str, Recipe]] = {

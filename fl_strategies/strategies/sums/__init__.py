@@ -9,9 +9,7 @@ number of public rows. `histogram` counts records by cell and class; `regression
 features by class.
 """
 
-from fl_strategies.privacy.planning.sums import Histogram, Regression
-from fl_strategies.strategies.sums.cells import Cells
-from fl_strategies.strategies.sums.components import Components
+from fl_strategies.privacy.planning.planners import Histogram, Regression
 from fl_strategies.strategies.sums.histogram import FedHistogram
 from fl_strategies.strategies.sums.options import (
     FedHistogramOptions,
@@ -20,7 +18,8 @@ from fl_strategies.strategies.sums.options import (
     SumPrivacy,
 )
 from fl_strategies.strategies.sums.party import SumParty
-from fl_strategies.strategies.sums.regression import FedRegression
+from fl_strategies.strategies.sums.regression import Components, FedRegression
+from fl_strategies.strategies.sums.summary import Cells
 
 HISTOGRAM_PARTY = SumParty(FedHistogramOptions, Cells, Histogram(level="L2"))
 REGRESSION_PARTY = SumParty(FedRegressionOptions, Components, Regression(level="L2"))

@@ -11,26 +11,26 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from fl_strategies.arrays import FloatArray, IntArray
-from fl_strategies.exceptions import require
+from fl_strategies._util.arrays import FloatArray, IntArray
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.errors import require
 from fl_strategies.privacy.counts import MOST_SUMS
+from fl_strategies.privacy.planning.planners import Histogram
 from fl_strategies.privacy.planning.rules import (
     drowned_cells,
     usual_cells,
     usual_cells_of_parties,
 )
-from fl_strategies.privacy.planning.sums import Histogram
-from fl_strategies.randomness import derive_rng
-from fl_strategies.strategies.sums.cells import (
+from fl_strategies.strategies.sums.limits import PartySums, known_classes, plausible_counts
+from fl_strategies.strategies.sums.options import FedHistogramOptions
+from fl_strategies.strategies.sums.server import Counted, SumStrategy
+from fl_strategies.strategies.sums.summary import (
+    DIRECTION,
     MOST_RECEIVED,
     USUAL_COMPONENTS,
     Cells,
     class_shares,
 )
-from fl_strategies.strategies.sums.limits import PartySums, known_classes, plausible_counts
-from fl_strategies.strategies.sums.options import FedHistogramOptions
-from fl_strategies.strategies.sums.server import Counted, SumStrategy
-from fl_strategies.strategies.sums.summary import DIRECTION
 from fl_strategies.wire.knowledge import Metrics
 
 NUM_CELLS: Final = "num-cells"

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import scipy
 
-from fl_strategies.arrays import FloatArray, IntArray
-from fl_strategies.threads import one_blas_thread
+from fl_strategies._util.arrays import FloatArray, IntArray
+from fl_strategies._util.threads import one_blas_thread
 
 FARTHEST: Final = 2.0
 """Square of the length of a mean of features times labels, where the features of public rows

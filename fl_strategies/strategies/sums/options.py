@@ -5,13 +5,13 @@ from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fl_strategies.exceptions import require
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.errors import require
 from fl_strategies.options import Options, group, option
 from fl_strategies.privacy.counts import MOST_SUMS, GaussianSums, calibrated_sums
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.randomness import derive_rng
-from fl_strategies.strategies.sums.cells import MOST_DIVISIONS
+from fl_strategies.strategies.sums.summary import MOST_DIVISIONS
 
 Level: TypeAlias = Literal["L1", "L2", "central"]
 
@@ -93,7 +93,7 @@ class SumOptions(Options):
         claim more together are cut; see `aggregation.evidence.believed_sizes`.
     exclude_outliers : bool
         Parties whose sums contradict most others' are not counted: without noise, or with
-        that of parties; see `aggregation.outliers`.
+        that of parties; see `aggregation.pool`.
     """
 
     privacy: SumPrivacy | None = group(SumPrivacy)

@@ -5,18 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies.core.accounting import privacy_metrics, spend, unprotected
-from fl_strategies.core.party import Party
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.core.policy import Request
-from fl_strategies.core.role import PartyRole, check_public_data, read_seed
-from fl_strategies.exceptions import KnowledgeMismatch, require_known
+from fl_strategies.errors import KnowledgeMismatch, require_known
+from fl_strategies.party.accounting import privacy_metrics, spend, unprotected
+from fl_strategies.party.party import Party
+from fl_strategies.party.policy import Request
+from fl_strategies.party.role import PartyRole, check_public_data, read_seed
+from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import MOST_SUMS, GaussianSums
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.planning.draft import Planner
-from fl_strategies.privacy.planning.facts import Facts
+from fl_strategies.privacy.planning.facts import Facts, Planner
 from fl_strategies.strategies.sums.options import (
     SUMS,
     TASK,
@@ -26,8 +25,7 @@ from fl_strategies.strategies.sums.options import (
 )
 from fl_strategies.strategies.sums.summary import LARGEST_SUM, Summary, direction
 from fl_strategies.wire import keys
-from fl_strategies.wire.config import config_choice
-from fl_strategies.wire.knowledge import Knowledge, Metrics
+from fl_strategies.wire.knowledge import Knowledge, Metrics, config_choice
 
 
 class SumParty(PartyRole):

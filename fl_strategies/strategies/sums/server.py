@@ -8,30 +8,29 @@ from typing import ClassVar, Final, Generic, NamedTuple, TypeVar, Unpack
 import numpy as np
 from flwr.app import ArrayRecord
 
+from fl_strategies._util.arrays import Array, FloatArray, IntArray, content_hash
+from fl_strategies._util.randomness import derive_rng
 from fl_strategies.aggregation.evidence import believed_sizes
-from fl_strategies.aggregation.outliers import LEAST_TYPICAL, outliers
-from fl_strategies.arrays import Array, FloatArray, IntArray, content_hash
-from fl_strategies.core.accounting import AUDIENCES as USUAL_AUDIENCES
-from fl_strategies.core.accounting import privacy_metrics
-from fl_strategies.core.inputs import check_factories, public_array
-from fl_strategies.core.protocols import Learner, LearnerFactory, Link, Recipe, SoftLearner
-from fl_strategies.core.state import State
-from fl_strategies.core.strategy import FederationOptions, KnowledgeStrategy, logger
-from fl_strategies.core.tasks import Task, check_task
-from fl_strategies.exceptions import KnowledgeMismatch, require
+from fl_strategies.aggregation.pool import LEAST_TYPICAL, outliers
+from fl_strategies.errors import KnowledgeMismatch, require
+from fl_strategies.learners import Learner, LearnerFactory, Link, Recipe, SoftLearner
+from fl_strategies.party.accounting import AUDIENCES as USUAL_AUDIENCES
+from fl_strategies.party.accounting import privacy_metrics
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.noise_spec import require_audible
-from fl_strategies.privacy.planning.draft import Planner
-from fl_strategies.privacy.planning.facts import Facts
-from fl_strategies.privacy.planning.remedies import advice
-from fl_strategies.randomness import derive_rng
+from fl_strategies.privacy.noise import require_audible
+from fl_strategies.privacy.planning.facts import Facts, Planner
+from fl_strategies.privacy.planning.plans import advice
+from fl_strategies.server.inputs import check_factories, public_array
+from fl_strategies.server.state import State
+from fl_strategies.server.strategy import FederationOptions, KnowledgeStrategy, logger
 from fl_strategies.strategies.sums.limits import LEAST_AGREEMENT, PartySums
 from fl_strategies.strategies.sums.options import SUMS, TASK, UNPROTECTED, SumOptions
 from fl_strategies.strategies.sums.summary import DIRECTION, Summary, is_direction
 from fl_strategies.strategies.weights.restraint import read_num_records
+from fl_strategies.tasks import Task, check_task
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 
@@ -150,7 +149,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     ) -> tuple[FloatArray, FloatArray]:
         """Return how a party ranks the public rows, class by class, and 1 where it knows one.
 
-        They are (num_public, num_classes) and (num_classes,); see `aggregation.outliers`.
+        They are (num_public, num_classes) and (num_classes,); see `aggregation.pool`.
         """
 
     @abstractmethod

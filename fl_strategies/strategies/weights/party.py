@@ -1,25 +1,18 @@
-"""The party's role where weights travel: in our averages and in Flower's own strategies."""
+"""The party side of weight averaging; see `fl_strategies.strategies.weights`."""
 
 import functools
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Final
 
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies.arrays import Array
-from fl_strategies.core.accounting import (
-    ledger_of,
-    ledger_to_text,
-    privacy_metrics,
-    spend,
-    unprotected,
-)
-from fl_strategies.core.party import Party
-from fl_strategies.core.party_state import PartyState
-from fl_strategies.core.policy import Request
-from fl_strategies.core.protocols import (
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.aggregation.evidence import believed_sizes
+from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner, require_known
+from fl_strategies.learners import (
     ContinuingLearner,
     Learner,
     Objective,
@@ -27,18 +20,26 @@ from fl_strategies.core.protocols import (
     plan_of,
     require_guided,
 )
-from fl_strategies.core.role import PartyRole, check_public_data, read_round, read_seed
-from fl_strategies.core.tasks import METRICS
-from fl_strategies.core.training import public_model, require_finite, require_plan, trained
-from fl_strategies.exceptions import KnowledgeMismatch, UnsupportedLearner, require_known
+from fl_strategies.party.accounting import (
+    ledger_of,
+    ledger_to_text,
+    privacy_metrics,
+    spend,
+    unprotected,
+)
+from fl_strategies.party.party import Party
+from fl_strategies.party.policy import Request
+from fl_strategies.party.role import PartyRole, check_public_data, read_round, read_seed
+from fl_strategies.party.state import PartyState
+from fl_strategies.party.training import public_model, require_finite, require_plan, trained
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.randomness import derive_rng
 from fl_strategies.strategies.weights.options import PROXIMAL_MU, TASK, WEIGHTS, WeightsOptions
+from fl_strategies.strategies.weights.restraint import MAX_RECORDS, LocalWeights
+from fl_strategies.tasks import METRICS
 from fl_strategies.wire import keys
-from fl_strategies.wire.config import config_choice, config_float
-from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
+from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar, config_choice, config_float
 
 FLOWER: Final = "flower"
 """What a party's policy calls all strategies that are Flower's own."""
@@ -181,3 +182,63 @@ def require_starting(owner: str, learner: Learner) -> StartingLearner:
             f"{type(learner).__name__}. TorchLearner has them."
         )
     return learner
+
+
+CLASS_COUNTS: Final = "class-counts"
+
+
+class CountedParty(WeightsParty):
+    """The role of `WeightsParty` that also tells its class counts, as they are."""
+
+    also_leaves = (
+        (NonPrivateEvent(unit="example", reason="class counts left the party exactly"), 1),
+    )
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return that nothing protects what leaves, however the model is trained."""
+        return replace(super().request(party, config), tells_counts=True)
+
+    def train(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
+    ) -> tuple[Knowledge, Metrics]:
+        """Return the weights after training, and how many records of each class there are."""
+        said, metrics = super().train(party, received, config, state)
+        counts = np.bincount(party.y, minlength=party.num_classes)
+        return replace(said, arrays={**said.arrays, CLASS_COUNTS: counts}), metrics
+
+
+@dataclass(frozen=True, slots=True)
+class CountedWeights(LocalWeights):
+    """Also the number of records of every class, (num_classes,)."""
+
+    counts: IntArray
+
+    @classmethod
+    def of(cls, weights: LocalWeights, counts: IntArray) -> "CountedWeights":
+        """Return checked weights with their counts."""
+        known = {each.name: getattr(weights, each.name) for each in fields(weights)}
+        return cls(**known, counts=counts)
+
+
+def split_counts(knowledge: Knowledge, num_classes: int) -> tuple[Knowledge, IntArray]:
+    """Return the weights alone, and the counts; raise `KnowledgeMismatch` for others."""
+    arrays = dict(knowledge.arrays)
+    counts = arrays.pop(CLASS_COUNTS, np.empty(0))
+    rule = f"int64 of shape {(num_classes,)}"
+    found = f"{counts.dtype} of shape {counts.shape}"
+    require_known(found == rule, "Reply", CLASS_COUNTS, rule, found)
+    # Bounded first: a sum of large numbers could overflow.
+    total = int(counts.sum()) if ((counts >= 0) & (counts <= MAX_RECORDS)).all() else -1
+    said = knowledge.meta.get(keys.NUM_EXAMPLES)
+    rule = "numbers from 0 that add up to the number of records"
+    require_known(total == said, "Reply", CLASS_COUNTS, rule, "others")
+    return replace(knowledge, arrays=arrays), counts
+
+
+def believed_counts(parts: Sequence[CountedWeights], *, restrain: bool) -> FloatArray:
+    """Return all parties' counts, (num_parties, num_classes); no party claims any number."""
+    counts = np.array([part.counts for part in parts], dtype=np.float64)
+    if not restrain:
+        return counts
+    sizes = counts.sum(axis=1)
+    return np.asarray(counts * (believed_sizes(sizes) / np.maximum(sizes, 1))[:, None])

@@ -1,0 +1,1 @@
+"""Kernels that Numba compiles; they know arrays alone."""

@@ -1,0 +1,1 @@
+"""Learners that are networks of PyTorch."""

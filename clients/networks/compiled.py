@@ -1,0 +1,264 @@
+"""Perceptrons trained by compiled kernels, one after the other, each for an epoch a call."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+import numpy as np
+
+from clients.networks.stacks import PerceptronStack
+from clients.networks.stopping import EarlyStopping
+from clients.networks.training import TASK_LOSSES, BatchLoss, RecipeLoss, batch_stops
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util.progress import counted
+from fl_strategies.errors import MissingExtra
+from fl_strategies.learners import TrainingSet
+
+if TYPE_CHECKING:
+    from clients.compiled.dense import Goal, Layers, Learned, Rows, Scratch, Steps
+
+VECTOR: Final = 16
+MOST_VECTORS: Final = 8  # sums that registers hold beside what they are made of
+LARGEST_LAYER: Final = 2**20  # weights of a later layer; PyTorch is better at larger ones
+LARGE_BATCH: Final = 128
+FEW_INPUTS: Final = 128
+BETAS: Final = 0.9, 0.999  # of Adam, as the kernels have them
+
+
+class _Model(NamedTuple):
+    rows: "Rows"
+    goal: "Goal"
+    learned: "Learned"
+
+
+class CompiledPerceptrons:
+    """The perceptrons of a stack, each with its own training set, trained by Adam.
+
+    What a model learns does not depend on the others to the bit.
+
+    Parameters
+    ----------
+    stack : PerceptronStack
+        Gets the trained values.
+    sets : sequence of (x, targets)
+    loss : callable
+        One that kernels know.
+    batch_size : int
+    weight_decay : float
+    """
+
+    def __init__(
+        self,
+        stack: PerceptronStack,
+        sets: Sequence[TrainingSet],
+        loss: BatchLoss,
+        *,
+        batch_size: int,
+        weight_decay: float,
+    ) -> None:
+        from clients.networks.sparse_rows import sparse_rows
+
+        self._stack, self._batch_size = stack, batch_size
+        self._decay = np.float32(weight_decay)
+        longest = min(batch_size + 1, max(len(x) for x, _ in sets))
+        self._layers, self._strip = _layers(stack, longest)
+        rows = {key: sparse_rows(x) for key, x in _distinct(sets).items()}
+        self._models = [
+            _Model(rows[id(x)], _goal(loss, targets), _new_state(self._layers))
+            for x, targets in sets
+        ]
+        self._scratch = _scratch(self._layers, rows.values(), longest)
+        for i in range(len(sets)):
+            for own, theirs in self._pairs(i):
+                own[...] = theirs
+
+    @classmethod
+    def of(
+        cls,
+        stack: object,
+        sets: Sequence[TrainingSet],
+        loss: BatchLoss,
+        *,
+        batch_size: int,
+        weight_decay: float,
+    ) -> Self | None:
+        """Return what trains these, or nothing unless the kernels can and are faster."""
+        if not isinstance(stack, PerceptronStack) or not _have_kernels():
+            return None
+        known = _kind(loss) is not None and _fits(stack, sets)
+        if not known or not all(_pays(x, batch_size) for x in _distinct(sets).values()):
+            return None
+        return cls(stack, sets, loss, batch_size=batch_size, weight_decay=weight_decay)
+
+    def train(
+        self,
+        rates: FloatArray,
+        rngs: Sequence[np.random.Generator],
+        watch: EarlyStopping | None = None,
+    ) -> None:
+        """Train at the learning rates (epochs, steps), each model until it has stopped."""
+        active = list(range(len(rngs)))
+        for epoch in counted(range(len(rates)), "epochs"):
+            steps = self._steps(rates[epoch], epoch)
+            for i in active:
+                self._train_epoch(self._models[i], steps, rngs[i])
+            if watch is not None:
+                self._write_back(active)
+                if watch.ends(self._stack):
+                    break
+                active = [i for i in active if not watch.has_stopped(i)]
+        self._write_back(active)
+
+    def _steps(self, rates: FloatArray, epoch: int) -> "Steps":
+        """Return the step sizes of an epoch with Adam's corrections."""
+        from clients.compiled.dense import Steps
+
+        count = np.arange(1, len(rates) + 1) + epoch * len(rates)
+        of_mean, of_square = (1 - beta**count for beta in BETAS)
+        sizes, roots = rates / of_mean, 1 / np.sqrt(of_square)
+        return Steps(sizes.astype(np.float32), roots.astype(np.float32), self._decay)
+
+    def _train_epoch(self, model: _Model, steps: "Steps", rng: np.random.Generator) -> None:
+        from clients.compiled.dense import train
+
+        size = len(model.rows.starts) - 1
+        stops, order = batch_stops(size, self._batch_size), rng.permutation(size)
+        train(self._strip, *model, order, stops, self._layers, steps, self._scratch)
+
+    def _write_back(self, models: Iterable[int]) -> None:
+        for i in models:
+            for own, theirs in self._pairs(i):
+                theirs[...] = own
+
+    def _pairs(self, model: int) -> Iterable[tuple[Array, Array]]:
+        """Yield every part of a model as the kernels and as the stack have it."""
+        layers, values = self._layers, self._models[model].learned.values
+        for i, (weights, biases) in enumerate(self._stack.layers_of(model)):
+            units, inputs = weights.shape
+            matrix = values[layers.weights[i] :][: inputs * layers.widths[i]]
+            yield matrix.reshape(inputs, -1)[:, :units].T, weights.numpy()
+            yield values[layers.biases[i] :][:units], biases.numpy()
+
+
+def _have_kernels() -> bool:
+    try:
+        pass
+    except MissingExtra:
+        return False
+    return True
+
+
+def _distinct(sets: Sequence[TrainingSet]) -> Mapping[int, Array]:
+    """Return every array of rows once."""
+    return {id(x): x for x, _ in sets}
+
+
+def _fits(stack: PerceptronStack, sets: Sequence[TrainingSet]) -> bool:
+    """Tell whether rows have the stack's inputs, and layers are small enough."""
+    first, *later = (weights.shape for weights, _ in stack.layers_of(0))
+    small = all(math.prod(shape) <= LARGEST_LAYER for shape in later)
+    return small and all(math.prod(x.shape[1:]) == first[1] for x, _ in sets)
+
+
+def _pays(x: Array, batch_size: int) -> bool:
+    """Tell whether so few numbers differ from the others that PyTorch is slower."""
+    from clients.networks.sparse_rows import share_of_others
+
+    if batch_size > LARGE_BATCH:
+        return share_of_others(x) <= 0.25
+    return math.prod(x.shape[1:]) <= FEW_INPUTS or share_of_others(x) <= 0.5
+
+
+def _kind(loss: BatchLoss) -> tuple[int, bool, float] | None:
+    """Return the kind of a loss, whether of shares, and its temperature, if it is known."""
+    from clients.compiled.dense import L1, L2, LABELS, SHARES, SQUARES
+
+    if loss is TASK_LOSSES["single-label"]:
+        return LABELS, False, 1.0
+    if loss is TASK_LOSSES["regression"]:
+        return SQUARES, False, 1.0
+    if not isinstance(loss, RecipeLoss) or loss.recipe.link == "sigmoid":
+        return None
+    recipe = loss.recipe
+    kinds = {"cross-entropy": SHARES, "l1": L1, "l2": L2, "mse": SQUARES}
+    return kinds[recipe.loss], recipe.link == "softmax", recipe.temperature
+
+
+def _goal(loss: BatchLoss, targets: Array) -> "Goal":
+    from clients.compiled.dense import LABELS, Goal
+
+    kind, of_shares, temperature = _kind(loss) or (LABELS, False, 1.0)
+    labels, soft = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.float32)
+    if kind == LABELS:
+        labels = np.ascontiguousarray(targets)
+    else:
+        soft = np.ascontiguousarray(targets)
+    return Goal(kind, of_shares, np.float32(temperature), labels, soft)
+
+
+def _layers(stack: PerceptronStack, num_rows: int) -> tuple["Layers", tuple[int, ...]]:
+    """Return where everything lies for so many rows, and the strip of the first layer."""
+    from clients.compiled.dense import ROWS_AT_ONCE, Layers
+
+    shapes = [weights.shape for weights, _ in stack.layers_of(0)]
+    units, inputs = np.array(shapes, dtype=np.int64).T.copy()
+    widths = _rounded(units, VECTOR)
+    blocks = math.ceil(widths[0] / (VECTOR * MOST_VECTORS))
+    strip = (0,) * math.ceil(widths[0] / (VECTOR * blocks))
+    widths[0] = VECTOR * blocks * len(strip)
+    before = np.append(inputs[:1], widths[:-1])
+    ends = np.cumsum(np.stack([before * widths, widths], axis=1)).reshape(-1, 2)
+    layers = Layers(
+        inputs=inputs,
+        units=units,
+        widths=widths,
+        floors=np.where(stack.has_relu, 0, -np.inf).astype(np.float32),
+        weights=ends[:, 0] - before * widths,
+        biases=ends[:, 0].copy(),
+        results=_starts(_rounded(num_rows, ROWS_AT_ONCE) * widths),
+        turned=_starts(np.append(0, widths[1:] * widths[:-1])),
+    )
+    return layers, strip
+
+
+def _new_state(layers: "Layers") -> "Learned":
+    from clients.compiled.dense import Learned
+
+    size = layers.biases[-1] + layers.widths[-1]
+    return Learned(*(_aligned(size) for _ in range(3)))
+
+
+def _scratch(layers: "Layers", sets: Iterable["Rows"], num_rows: int) -> "Scratch":
+    from clients.compiled.dense import ROWS_AT_ONCE, Scratch
+
+    results = layers.results[-1] + _rounded(num_rows, ROWS_AT_ONCE) * layers.widths[-1]
+    found = max(_most_found(rows.starts, num_rows) for rows in sets)
+    return Scratch(
+        results=_aligned(results),
+        slopes=_aligned(results),
+        turned=_aligned((layers.widths[1:] * layers.widths[:-1]).sum()),
+        sums=_aligned(2 * layers.widths.max()),
+        ends=np.zeros(layers.inputs[0], dtype=np.uint32),
+        holders=np.zeros(found, dtype=np.uint32),
+        found=np.zeros(found, dtype=np.float32),
+    )
+
+
+def _most_found(starts: Array, num_rows: int) -> int:
+    """Return how many numbers of so many rows can differ from the background."""
+    return min(int(starts[-1]), num_rows * int(np.diff(starts).max()))
+
+
+def _aligned(size: int) -> FloatArray:
+    """Return zeros that begin where a line of the cache does, so that no vector is in two."""
+    raw = np.zeros(size + VECTOR, dtype=np.float32)
+    start = -(raw.ctypes.data // raw.itemsize) % VECTOR
+    return raw[start : start + size]
+
+
+def _rounded(number: IntArray | int, multiple: int) -> IntArray:
+    return -(-np.asarray(number) // multiple) * multiple
+
+
+def _starts(sizes: IntArray) -> IntArray:
+    return np.cumsum(sizes) - sizes

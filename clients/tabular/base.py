@@ -1,0 +1,453 @@
+"""What learners of tables share: checked rows, weighted labels, soft targets."""
+
+import copy
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
+
+import numpy as np
+from scipy.special import expit, logit, softmax
+
+from clients.budget import MAX_WIDTH
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.errors import (
+    KnowledgeMismatch,
+    NotFitted,
+    UnsupportedLearner,
+    require,
+    require_data,
+    require_known,
+)
+from fl_strategies.learners import Link, Recipe, TrainingSet
+from fl_strategies.party.party import check_rows
+from fl_strategies.tasks import check_labels, check_targets
+
+# Every class that is kept costs a row of training. One of less than 1/64 of a row hardly moves
+# a model, but all of a rare class may lie below that, and its order of rows with it: so no
+# class loses more than a quarter of its weight, unless it is below 1/4096 and mere rounding.
+LARGEST_CUT: Final = 1 / 64
+SMALLEST_CUT: Final = 1 / 4096
+MOST_LOST: Final = 1 / 4
+# Averages of probabilities may leave 0 to 1 by this much.
+_ROUNDING: Final = 1e-6
+_LARGEST: Final = float(np.finfo(np.float32).max)
+
+
+class WeightedLabels(NamedTuple):
+    """Labels of rows, several a row with weights that sum to 1, in the order of rows."""
+
+    rows: IntArray
+    """Which row a label belongs to, (m,); every row has at least one."""
+    classes: IntArray
+    weights: FloatArray
+
+    @property
+    def likeliest(self) -> IntArray:
+        """The class of largest weight of every row; ties go to the first."""
+        order = np.lexsort((self.classes, -self.weights, self.rows))
+        first = np.unique(self.rows[order], return_index=True)[1]
+        return self.classes[order[first]]
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether every row has one label only."""
+        return len(self.rows) == int(self.rows[-1]) + 1
+
+
+def check_soft_targets(
+    owner: str, targets: Array, num_rows: int, num_classes: int, link: Link
+) -> None:
+    """Raise `InvalidData` unless targets (num_rows, num_classes) are what the link gives."""
+    check_targets(owner, "targets", targets, num_rows, num_classes, "regression")
+    if not targets.size:
+        return
+    low, high = float(targets.min()), float(targets.max())
+    fits = max(-low, high) <= _LARGEST
+    require_data(fits, owner, "targets", "within the range of float32", "a larger value")
+    inside = link == "identity" or (low >= -_ROUNDING and high <= 1 + _ROUNDING)
+    rule = f"probabilities, as link {link} says"
+    require_data(inside, owner, "targets", rule, "numbers outside 0 to 1")
+
+
+def class_shares(owner: str, targets: FloatArray, recipe: Recipe) -> FloatArray:
+    """Return checked targets as the probabilities of classes at temperature 1.
+
+    Examples
+    --------
+    >>> recipe = Recipe(link="softmax", temperature=2.0)
+    >>> class_shares("Doc", np.array([[0.75, 0.25]]), recipe)
+    array([[0.9, 0.1]])
+    """
+    if recipe.link == "identity":
+        return np.asarray(softmax(targets.astype(np.float64), axis=1))
+    shares = _clipped(targets)
+    if recipe.link == "sigmoid":
+        shares = _cooled(shares, recipe.temperature)
+    largest = shares.max(axis=1, keepdims=True)
+    some = bool((largest > 0).all())
+    require_data(some, owner, "targets", "above 0 for some class of every row", "a row of 0")
+    shares = shares / largest
+    if recipe.link == "softmax":
+        shares = shares**recipe.temperature
+    return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+
+
+def label_shares(owner: str, targets: FloatArray, recipe: Recipe) -> FloatArray:
+    """Return checked targets as the probabilities of independent labels at temperature 1."""
+    able = recipe.link != "softmax"
+    require(able, owner, "link", "identity or sigmoid for multi-label tasks", recipe.link)
+    if recipe.link == "identity":
+        return np.asarray(expit(targets.astype(np.float64)))
+    return _cooled(_clipped(targets), recipe.temperature)
+
+
+def weigh(shares: FloatArray) -> WeightedLabels:
+    """Return the classes of every row that matter, with weights that sum to 1.
+
+    Examples
+    --------
+    >>> weigh(np.array([[0.75, 0.25, 0.0], [0.0, 0.0, 1.0]])).weights
+    array([0.75, 0.25, 1.  ])
+    """
+    cut = np.clip(MOST_LOST * shares.mean(axis=0), SMALLEST_CUT, LARGEST_CUT)
+    kept = (shares > cut) | (shares == shares.max(axis=1, keepdims=True))
+    rows, classes = np.nonzero(kept)
+    weights = shares[rows, classes]
+    totals = np.bincount(rows, weights=weights)
+    return WeightedLabels(rows, classes, weights / totals[rows])
+
+
+def _clipped(targets: FloatArray) -> FloatArray:
+    return np.clip(targets.astype(np.float64), 0.0, 1.0)
+
+
+def _cooled(shares: FloatArray, temperature: float) -> FloatArray:
+    """Return the sigmoid of what has these values as its sigmoid after division."""
+    with np.errstate(over="ignore"):
+        return np.asarray(expit(temperature * logit(shares)))
+
+
+# Below every probability a model of this size can tell apart, and far enough from zero
+# that one overconfident model cannot outweigh a federation: log(1e-7) is about -16.
+MIN_PROBABILITY: Final = 1e-7
+CLASSES: Final = "classes"
+WIDTH: Final = "width"
+
+
+def require_names(owner: str, arrays: Mapping[str, Array], names: set[str]) -> None:
+    """Raise `KnowledgeMismatch` unless exactly these arrays arrived."""
+    rule = f"named {sorted(names)}"
+    require_known(set(arrays) == names, owner, "arrays", rule, _names(arrays))
+
+
+def _names(arrays: Mapping[str, Array]) -> list[str]:
+    return sorted(str(name) for name in arrays)
+
+
+def require_array(
+    owner: str, arrays: Mapping[str, Array], name: str, dtype: Any, shape: tuple[int, ...]
+) -> Array:
+    """Return a copy of one received array; refuse any other type, shape or infinity.
+
+    A copy, because the sender's buffer could change after it was checked.
+    """
+    array = arrays[name]
+    is_array = isinstance(array, np.ndarray)
+    require_known(is_array, owner, name, "an array", type(array).__name__)
+    require_known(array.dtype == dtype, owner, name, f"of {np.dtype(dtype)}", array.dtype)
+    require_known(array.shape == shape, owner, name, f"of shape {shape}", array.shape)
+    # A view that repeats a few bytes would only take its size once it is copied.
+    whole = all(stride or side <= 1 for stride, side in zip(array.strides, shape, strict=True))
+    require_known(whole, owner, name, "of numbers of its own", "a repeated view")
+    if array.dtype.kind == "f":
+        require_known(bool(np.isfinite(array).all()), owner, name, "finite", "NaN or infinity")
+    return np.array(array, order="C")
+
+
+def to_float32(owner: str, x: Array) -> Array:
+    """Return rows in C order as float32, what tree libraries compare; refuse overflow."""
+    with np.errstate(over="ignore"):
+        narrow: Array = np.ascontiguousarray(x, dtype=np.float32)
+    if narrow.dtype != x.dtype and x.dtype.kind == "f":
+        fits = bool(np.isfinite(narrow).all())
+        require_data(fits, owner, "x", "within the range of float32", "a larger value")
+    return narrow
+
+
+class TabularLearner(ABC):
+    """Base of learners that see rows as flat vectors and are made to learn labels.
+
+    A subclass implements `_fit` and `_probabilities`; where its model can weigh its rows,
+    `_takes_weights` and `_fit_weighted`; and where its models may travel, `_to_arrays` and
+    `_from_arrays`. It sees only the classes that are present in a training set, renumbered
+    0 .. k - 1 with k >= 2; a training set with a single class becomes a constant model
+    without any call to the subclass.
+
+    Parameters
+    ----------
+    num_classes : int
+        Length of the federation's class list.
+    """
+
+    def __init__(self, *, num_classes: int) -> None:
+        require(num_classes >= 2, self._owner, "num_classes", "at least 2", num_classes)
+        self._num_classes = num_classes
+        self._classes: IntArray | None = None
+        self._width = 0
+
+    @property
+    def _owner(self) -> str:
+        return type(self).__name__
+
+    @property
+    def num_classes(self) -> int:
+        """Length of the federation's class list."""
+        return self._num_classes
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
+        """Learn labels `y` (n,) of rows `x` (n, ...), forgetting what was known before."""
+        rows = self._training_rows(x)
+        classes, encoded = self._numbered(y, len(rows))
+        self._classes = None
+        if len(classes) > 1:
+            self._fit(rows, encoded, rng)
+        self._classes, self._width = classes, rows.shape[1]
+        return self
+
+    def distill(
+        self,
+        x: Array,
+        targets: FloatArray,
+        *,
+        rng: np.random.Generator,
+        recipe: Recipe = Recipe(),  # noqa: B008 a frozen value
+    ) -> Self:
+        """Learn targets (n, num_classes) of rows `x`, forgetting what was known before.
+
+        Targets become probabilities of classes at temperature 1, and these the weights of
+        labels; every loss of a recipe is taken as the model's own. Targets that leave no
+        row in doubt give the very model that `fit` makes of their classes. A model that
+        cannot weigh rows learns the likeliest class of each.
+
+        Unlikely classes are dropped (see `clients.tabular.base`) and then score as low as
+        any class that is missing: a large temperature does not bring them back.
+        """
+        rows, targets = self._training_rows(x), np.asarray(targets)
+        shape = (len(rows), self._num_classes)
+        check_soft_targets(self._owner, targets, *shape, recipe.link)
+        labels = weigh(class_shares(self._owner, targets, recipe))
+        if labels.are_plain or not self._takes_weights:
+            return self.fit(rows, labels.likeliest, rng=rng)
+        self._classes = None
+        classes, encoded = np.unique(labels.classes, return_inverse=True)
+        self._fit_weighted(rows, labels._replace(classes=encoded), rng)
+        self._classes, self._width = classes, rows.shape[1]
+        return self
+
+    def predict(self, x: Array) -> IntArray:
+        """Return the most likely class of every row, (n,)."""
+        classes, rows = self._fitted_classes(), self._checked_rows(x)
+        if len(classes) == 1 or not len(rows):
+            return np.full(len(rows), classes[0], dtype=np.int64)
+        labels: IntArray = classes[self._predict(rows)]
+        return labels
+
+    def logits(self, x: Array) -> FloatArray:
+        """Return the logarithm of class probabilities, (n, num_classes) of float64.
+
+        Probabilities are clipped at `MIN_PROBABILITY`, which is also what a class gets
+        that the training set lacked. float64 keeps the order of close scores, so that
+        the largest one is always the class that `predict` names.
+        """
+        classes, rows = self._fitted_classes(), self._checked_rows(x)
+        scores = np.full((len(rows), self._num_classes), math.log(MIN_PROBABILITY))
+        if len(classes) == 1:
+            scores[:, classes[0]] = 0.0
+        elif len(rows):
+            probabilities = np.asarray(self._probabilities(rows), dtype=np.float64)
+            # fmax takes the other side of a NaN: a broken model that was received
+            # must not carry NaN into the average of a whole federation.
+            clipped = np.fmin(np.fmax(probabilities, MIN_PROBABILITY), 1.0)
+            scores[:, classes] = np.log(clipped)
+        return scores
+
+    @property
+    def travels(self) -> bool:
+        """Whether models of this learner have an array form."""
+        return type(self)._to_arrays is not TabularLearner._to_arrays
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return what was learned: classes (k,), width (1,) and the model's own arrays."""
+        classes = self._fitted_classes()
+        own = self._to_arrays() if len(classes) > 1 else {}
+        return {CLASSES: classes.copy(), WIDTH: np.array([self._width]), **own}
+
+    def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        """Return a new fitted learner; raise `KnowledgeMismatch` for arrays that do not fit."""
+        for name in (CLASSES, WIDTH):
+            require_known(
+                name in arrays, self._owner, "arrays", f"with {name!r}", _names(arrays)
+            )
+        twin = copy.copy(self)
+        twin._classes = self._received_classes(arrays)
+        twin._width = int(require_array(self._owner, arrays, WIDTH, np.int64, (1,))[0])
+        fits = 1 <= twin._width <= MAX_WIDTH
+        require_known(fits, self._owner, WIDTH, f"between 1 and {MAX_WIDTH}", twin._width)
+        own = {name: array for name, array in arrays.items() if name not in (CLASSES, WIDTH)}
+        if len(twin._classes) > 1:
+            twin._from_arrays(own)
+        else:
+            require_names(self._owner, own, set())
+        return twin
+
+    @abstractmethod
+    def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
+        """Fit a new model to finite rows (n, d) and labels (n,) in 0 .. k - 1, k >= 2."""
+
+    @abstractmethod
+    def _probabilities(self, x: Array) -> FloatArray:
+        """Return the probabilities (n, k) of rows (n, d), n >= 1."""
+
+    @property
+    def _takes_weights(self) -> bool:
+        """Whether `_fit_weighted` is there to be called."""
+        return False
+
+    def _fit_weighted(self, x: Array, labels: WeightedLabels, rng: np.random.Generator) -> None:
+        """Fit a new model to finite rows (n, d) and weighted labels in 0 .. k - 1, k >= 2."""
+        raise NotImplementedError
+
+    def _predict(self, x: Array) -> IntArray:
+        """Return the likeliest of the k classes of every row; ties go to the first."""
+        labels: IntArray = self._probabilities(x).argmax(axis=1)
+        return labels
+
+    def _to_arrays(self) -> dict[str, Array]:
+        """Return the model as arrays of numbers."""
+        raise UnsupportedLearner(
+            f"{self._owner}: the model must have an array form to travel, got none. "
+            'Use exchange="votes", which needs no model on the wire.'
+        )
+
+    def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Become the model in `arrays`, of `_num_present` classes and `_width` columns."""
+        raise KnowledgeMismatch(
+            f"{self._owner}: arrays must be those of a one-class model, got {_names(arrays)}."
+        )
+
+    @property
+    def _num_present(self) -> int:
+        """Number k of classes that the model can tell apart."""
+        return len(self._fitted_classes())
+
+    def _fitted_classes(self) -> IntArray:
+        if self._classes is None:
+            raise NotFitted(f"{self._owner}: the learner must be fitted first, got none.")
+        return self._classes
+
+    def _training_rows(self, x: Array) -> Array:
+        x = np.asarray(x)
+        check_rows(self._owner, "x", x)
+        require_data(len(x) > 0, self._owner, "x", "at least one row", "an empty training set")
+        rows = self._flatten(x)
+        require_data(rows.shape[1] > 0, self._owner, "x", "at least one column", "none")
+        return rows
+
+    def _checked_rows(self, x: Array) -> Array:
+        x = np.asarray(x)
+        check_rows(self._owner, "x", x)
+        rows = self._flatten(x)
+        same = rows.shape[1] == self._width
+        rule = f"rows of {self._width} columns, as in training"
+        require_data(same, self._owner, "x", rule, rows.shape[1])
+        return rows
+
+    def _numbered(self, y: IntArray, num_rows: int) -> tuple[IntArray, IntArray]:
+        """Return the classes among checked labels, and the labels as their places there."""
+        y = np.asarray(y)
+        check_labels(self._owner, "y", y, num_rows, self._num_classes)
+        classes, encoded = np.unique(y, return_inverse=True)
+        return classes.astype(np.int64), encoded.astype(np.int64)
+
+    @staticmethod
+    def _flatten(x: Array) -> Array:
+        return x.reshape(len(x), math.prod(x.shape[1:]))
+
+    def _received_classes(self, arrays: Mapping[str, Array]) -> IntArray:
+        size = np.size(arrays[CLASSES])
+        rule = f"between 1 and {self._num_classes} classes"
+        require_known(1 <= size <= self._num_classes, self._owner, CLASSES, rule, size)
+        classes: IntArray = require_array(self._owner, arrays, CLASSES, np.int64, (size,))
+        rising = bool((classes[1:] > classes[:-1]).all())
+        inside = bool(classes[0] >= 0 and classes[-1] < self._num_classes)
+        rule = f"rising and below {self._num_classes}"
+        require_known(rising and inside, self._owner, CLASSES, rule, classes)
+        return classes
+
+
+MOST_BYTES: Final = 2**26
+"""Larger rows are not kept: a model on them takes far longer than its bins."""
+
+Made = TypeVar("Made")
+
+
+class SharedRows(Generic[Made]):
+    """The last rows, by their content, and what was made of them.
+
+    A copy of the rows is compared, never their address: whoever writes into an array gets
+    what belongs to its new content.
+
+    Examples
+    --------
+    >>> shared, rows = SharedRows(), np.ones((2, 2))
+    >>> shared.get(rows, np.sum), shared.get(rows.copy(), np.size), shared.get(rows * 2, np.sum)
+    (np.float64(4.0), np.float64(4.0), np.float64(8.0))
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: tuple[Array, Made] | None = None
+
+    def get(self, rows: Array, make: Callable[[Array], Made]) -> Made:
+        """Return what `make` makes of rows, or made of equal rows the last time."""
+        with self._lock:
+            kept = self._kept
+        if kept is not None and _same(kept[0], rows):
+            return kept[1]
+        own = rows.copy()
+        made = make(own)
+        if own.nbytes <= MOST_BYTES:
+            with self._lock:
+                self._kept = own, made
+        return made
+
+
+def _same(kept: Array, rows: Array) -> bool:
+    return kept.dtype == rows.dtype and np.array_equal(kept, rows)
+
+
+class CommonRows:
+    """The rows of the training sets of one call, checked once for each array.
+
+    Several sets on one array are students on public rows, which may be kept in a
+    `SharedRows`; the records of a party never are.
+    """
+
+    def __init__(self, owner: str, sets: Sequence[TrainingSet]) -> None:
+        addresses = [id(x) for x, _ in sets]
+        self._owner = owner
+        self._common = {each for each in addresses if addresses.count(each) > 1}
+        self._checked: dict[int, tuple[Array, Array]] = {}
+
+    def are_common(self, x: Array) -> bool:
+        """Tell whether several sets have this very array."""
+        return id(x) in self._common
+
+    def get(self, x: Array, check: Callable[[Array], Array]) -> Array:
+        """Return checked rows as float32."""
+        if id(x) not in self._checked:
+            # The array is kept beside its address, which another could get otherwise.
+            self._checked[id(x)] = x, to_float32(self._owner, check(x))
+        return self._checked[id(x)][1]

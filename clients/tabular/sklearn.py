@@ -1,0 +1,481 @@
+"""Models of scikit-learn as learners of labels, and its trees as learners of scores."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from sklearn import clone, config_context
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression, Perceptron, RidgeClassifier, SGDClassifier
+from sklearn.pipeline import Pipeline
+from sklearn.svm import SVC, LinearSVC, NuSVC
+from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
+from sklearn.utils.validation import has_fit_parameter
+
+from clients.tabular.base import TabularLearner, WeightedLabels, to_float32
+from clients.tabular.scores import ScoreLearner
+from clients.tabular.sklearn_arrays import (
+    MODELS,
+    SCALERS,
+    ReceivedTrees,
+    Shape,
+    linear_from_arrays,
+    linear_to_arrays,
+    model_from_arrays,
+    model_to_arrays,
+    trees_from_arrays,
+    trees_to_arrays,
+    width_after,
+)
+from clients.tabular.trees import Trees, num_received_trees, sklearn_tree
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.errors import (
+    KnowledgeMismatch,
+    MissingExtra,
+    UnsupportedLearner,
+    require,
+)
+from fl_strategies.tasks import Task
+from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
+
+try:
+    from sklearn import clone
+    from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
+    from sklearn.tree import DecisionTreeRegressor, ExtraTreeRegressor
+except ImportError as error:
+    raise MissingExtra("ForestScores", str(error.name), "sklearn") from error
+
+REGRESSION_TREES: Final = (DecisionTreeRegressor, ExtraTreeRegressor)
+REGRESSION_FORESTS: Final = (RandomForestRegressor, ExtraTreesRegressor)
+_LARGEST_SEED: Final = np.iinfo(np.int32).max
+
+
+class ForestScores(ScoreLearner):
+    """A tree or forest of scikit-learn whose leaves hold one number per class.
+
+    Every fit trains a clone whose random state is drawn from `rng`. Only the trees are
+    kept, as plain arrays that are walked in numpy: the leaves' numbers in float32, and
+    nothing else of the training rows. A leaf of a single row holds that row's targets.
+
+    Parameters
+    ----------
+    estimator : RandomForestRegressor, ExtraTreesRegressor, DecisionTreeRegressor, \
+or ExtraTreeRegressor
+        An unfitted regressor.
+    num_classes : int
+        Length of the federation's class list, number of labels, or number of outputs.
+    task : "single-label", "multi-label" or "regression"
+        What labels are; see `fl_strategies.tasks`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.tree import DecisionTreeRegressor
+    >>> learner = ForestScores(DecisionTreeRegressor(), num_classes=2)
+    >>> x, scores = np.array([[0.0], [1.0]]), np.array([[3.0, -1.0], [0.5, 2.0]])
+    >>> learner.distill(x, scores, rng=np.random.default_rng(0)).logits(x)
+    array([[ 3. , -1. ],
+           [ 0.5,  2. ]])
+    """
+
+    def __init__(
+        self, estimator: Any, *, num_classes: int, task: Task = "single-label"
+    ) -> None:
+        super().__init__(num_classes=num_classes, task=task)
+        allowed = (*REGRESSION_TREES, *REGRESSION_FORESTS)
+        rule = f"one of {', '.join(each.__name__ for each in allowed)}"
+        known = type(estimator) in allowed
+        require(known, self._owner, "estimator", rule, estimator)
+        self._template = estimator
+        self._trees: Trees
+
+    def _regress(self, x: Array, targets: FloatArray, rng: np.random.Generator) -> None:
+        model = clone(self._template).set_params(random_state=int(rng.integers(_LARGEST_SEED)))
+        # scikit-learn warns of a single column.
+        labels = targets[:, 0] if targets.shape[1] == 1 else targets
+        model.fit(to_float32(self._owner, x), labels)
+        fitted = [model] if type(model) in REGRESSION_TREES else model.estimators_
+        self._trees = Trees.grow(
+            sklearn_tree(each.tree_, each.tree_.value[:, :, 0].astype(np.float32))
+            for each in fitted
+        )
+
+    def _outputs(self, x: Array) -> FloatArray:
+        rows = to_float32(self._owner, x)
+        means = [
+            leaves.mean(axis=0, dtype=np.float64) for leaves in self._trees.leaf_values(rows)
+        ]
+        return np.concatenate(means)
+
+    def _to_arrays(self) -> dict[str, Array]:
+        return self._trees.to_arrays(self._width)
+
+    def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
+        alone = type(self._template) in REGRESSION_TREES
+        self._trees = Trees.from_arrays(
+            self._owner,
+            arrays,
+            num_trees=1 if alone else num_received_trees(self._owner, arrays),
+            width=self._width,
+            num_values=self.num_classes,
+        )
+
+
+# The imports above say which extra to install where scikit-learn is missing.
+# isort: split
+
+TREES: Final = (DecisionTreeClassifier, ExtraTreeClassifier)
+FORESTS: Final = (RandomForestClassifier, ExtraTreesClassifier)
+LINEAR: Final = (LogisticRegression, RidgeClassifier, LinearSVC, SGDClassifier, Perceptron)
+# The hinge loss asks which class is likelier and not by how much, so rows of several classes
+# would teach them nothing, at a hundred times the cost.
+HINGED: Final = (SVC, NuSVC, LinearSVC)
+
+
+class SklearnLearner(TabularLearner):
+    """A scikit-learn classifier, or a `Pipeline` that ends in one.
+
+    Every `fit` trains a clone whose random states, also those of nested estimators, are
+    drawn from `rng`; the estimator that was passed in is never changed. Results are
+    those of scikit-learn itself for the same random states, to the bit; trees and
+    forests only get there with fewer checks on the way.
+
+    Scores come from `predict_proba`. An estimator without it gives the softmax of its
+    decision function, which orders classes well but is not calibrated, and one without
+    either gives all weight to the class it predicts.
+
+    `distill` weighs rows by `sample_weight`. Estimators that do not take it, such as nearest
+    neighbours, and support vector machines learn the likeliest class of each row.
+
+    Trees, forests, the common linear models, naive Bayes, `MLPClassifier`, and pipelines
+    of scalers before one of these can travel as arrays. Other models cannot, and
+    `to_arrays` says so: nearest neighbours and kernel machines consist of their training
+    rows, and the nodes of boosted trees are not checked here. Let them vote instead.
+
+    Parameters
+    ----------
+    estimator : classifier
+        An unfitted scikit-learn classifier.
+    num_classes : int
+        Length of the federation's class list.
+    max_model_bytes : int
+        Memory that a received model may take; see `clients.budget` for the other limits.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.tree import DecisionTreeClassifier
+    >>> learner = SklearnLearner(DecisionTreeClassifier(max_depth=2), num_classes=3)
+    >>> x, y = np.array([[0.0], [1.0], [2.0]]), np.array([0, 2, 2])
+    >>> learner.fit(x, y, rng=np.random.default_rng(0)).predict(x)
+    array([0, 2, 2])
+    """
+
+    def __init__(
+        self, estimator: Any, *, num_classes: int, max_model_bytes: int = MAX_REPLY_BYTES
+    ) -> None:
+        super().__init__(num_classes=num_classes)
+        is_classifier = all(
+            hasattr(estimator, verb) for verb in ("fit", "predict", "get_params")
+        )
+        require(is_classifier, self._owner, "estimator", "a classifier", estimator)
+        for name, value in estimator.get_params().items():
+            # One column per pair of classes cannot be told from one per class.
+            one_per_class = not (name.endswith("decision_function_shape") and value == "ovo")
+            require(one_per_class, self._owner, name, "'ovr', one column a class", value)
+        require(
+            max_model_bytes > 0, self._owner, "max_model_bytes", "positive", max_model_bytes
+        )
+        self._template = estimator
+        self._max_model_bytes = max_model_bytes
+        self._model: Any = None
+        self._is_received = False
+
+    def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
+        self._is_received = False
+        is_tree, is_forest = type(self._template) in TREES, _is_plain_forest(self._template)
+        if not is_tree and not is_forest:
+            self._model = _seeded_clone(self._template, rng).fit(x, y)
+            return
+        # These have one random state and no nested estimator, so a copy is a clone.
+        model = copy.copy(self._template)
+        model.random_state = _draw_seed(rng)
+        rows = to_float32(self._owner, x)
+        if is_tree:
+            self._model = model.fit(rows, y, check_input=False)
+        else:
+            self._model = _fit_forest(model, rows, y)
+
+    @property
+    def _takes_weights(self) -> bool:
+        return takes_weights(self._template)
+
+    def _fit_weighted(self, x: Array, labels: WeightedLabels, rng: np.random.Generator) -> None:
+        self._is_received = False
+        model = _seeded_clone(self._template, rng)
+        if type(model) in (*TREES, *FORESTS):
+            x = to_float32(self._owner, x)
+        if _is_plain_forest(model):
+            self._model = _fit_forest(model, x, labels.classes, labels)
+        else:
+            self._model = fit_weighted(model, x, labels)
+
+    def _probabilities(self, x: Array) -> FloatArray:
+        if type(self._model) in TREES:
+            return _mean_shares([self._model], to_float32(self._owner, x))
+        if type(self._model) in FORESTS:
+            return _mean_shares(self._model.estimators_, to_float32(self._owner, x))
+        if type(self._model) is ReceivedTrees:
+            return self._model.predict_proba(x)
+        if hasattr(self._model, "predict_proba"):
+            return self._ask("predict_proba", x)
+        if hasattr(self._model, "decision_function"):
+            return _softmax(self._ask("decision_function", x))
+        return np.eye(self._num_present)[self._predict(x)]
+
+    def _predict(self, x: Array) -> IntArray:
+        if type(self._model) in (*TREES, *FORESTS, ReceivedTrees):
+            return super()._predict(x)
+        return self._ask("predict", x).astype(np.int64)
+
+    def _ask(self, method: str, x: Array) -> Array:
+        """Call the model; blame the sender if a received one cannot answer."""
+        try:
+            return np.asarray(getattr(self._model, method)(x))
+        except Exception as error:
+            if not self._is_received:
+                raise
+            raise KnowledgeMismatch(
+                f"{self._owner}: a received model must score every row, got "
+                f"{type(error).__name__}."
+            ) from error
+
+    @property
+    def fitted_estimator(self) -> Any:
+        """scikit-learn's own model of the classes present; None if it was not trained here."""
+        is_constant = self._classes is None or len(self._classes) == 1
+        return None if is_constant or self._is_received else self._model
+
+    @property
+    def travels(self) -> bool:
+        """Whether models of this estimator have an array form."""
+        return _travels(self._template)
+
+    def _to_arrays(self) -> dict[str, Array]:
+        return _form_of(self._model).encode(self._model)
+
+    def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
+        shape = Shape(self._num_present, self._width, self._max_model_bytes)
+        self._model = _form_of(self._template).decode(self._template, arrays, shape)
+        self._is_received = True
+
+
+def _draw_seed(rng: np.random.Generator) -> int:
+    return int(rng.integers(_LARGEST_SEED))
+
+
+def _seeded_clone(estimator: Any, rng: np.random.Generator) -> Any:
+    """Return an unfitted twin with all its random states, also nested ones, from `rng`."""
+    model = clone(estimator)
+    names = [name for name in model.get_params() if name.split("__")[-1] == "random_state"]
+    return model.set_params(**{name: _draw_seed(rng) for name in sorted(names)})
+
+
+def _is_plain_forest(model: Any) -> bool:
+    """Tell whether `_fit_forest` knows every setting of a forest that shapes its trees."""
+    return (
+        type(model) in FORESTS
+        and isinstance(model.n_estimators, int)
+        and model.n_estimators >= 1
+        and isinstance(model.bootstrap, bool)
+        and model.n_jobs in (None, 1)
+        and model.max_samples is None
+        and model.class_weight is None
+        and not (model.oob_score or model.warm_start or model.verbose)
+    )
+
+
+def _tree_prototype(forest: Any) -> Any:
+    """Return an unfitted tree with the settings that `forest` gives to its trees."""
+    settings = {name: getattr(forest, name) for name in forest.estimator_params}
+    return clone(forest.estimator).set_params(**settings)
+
+
+def _fit_forest(
+    forest: Any, x: Array, y: IntArray, weighted: WeightedLabels | None = None
+) -> Any:
+    """Fit the very trees that `forest.fit` would, without its overhead per tree.
+
+    With weighted labels a tree's bootstrap sample draws rows, each with all its labels.
+    """
+    prototype, labels = _tree_prototype(forest), y.astype(np.float64).reshape(-1, 1)
+    seeds = np.random.RandomState(forest.random_state)
+    trees = [_seeded(prototype, seeds) for _ in range(forest.n_estimators)]
+    rows = x if weighted is None else x[weighted.rows]
+
+    def grow(tree: Any) -> None:
+        drawn = _bootstrap_weights(tree, len(x)) if forest.bootstrap else None
+        weights = drawn if weighted is None else _label_weights(weighted, drawn)
+        tree.fit(rows, labels, sample_weight=weights, check_input=False)
+
+    grow(trees[0])  # checks the settings that all trees share
+    with config_context(skip_parameter_validation=True, assume_finite=True):
+        for tree in trees[1:]:
+            grow(tree)
+    num_classes = int(y.max()) + 1
+    forest.estimators_, forest.n_outputs_, forest.n_features_in_ = trees, 1, x.shape[1]
+    forest.classes_, forest.n_classes_ = np.arange(num_classes), num_classes
+    return forest
+
+
+def _seeded(prototype: Any, seeds: np.random.RandomState) -> Any:
+    """Return an unfitted tree with the next seed, drawn as scikit-learn's forests do."""
+    tree = copy.copy(prototype)
+    tree.random_state = seeds.randint(_LARGEST_SEED)
+    return tree
+
+
+def _bootstrap_weights(tree: Any, num_rows: int) -> Array:
+    """Return how often each row is in the bootstrap sample of a tree, (num_rows,)."""
+    rows = np.random.RandomState(tree.random_state).randint(0, num_rows, num_rows)
+    return np.bincount(rows, minlength=num_rows)
+
+
+def _label_weights(labels: WeightedLabels, drawn: Array | None) -> FloatArray:
+    return labels.weights if drawn is None else labels.weights * drawn[labels.rows]
+
+
+def _mean_shares(trees: Sequence[Any], x: Array) -> FloatArray:
+    """Return the mean class shares of the leaves that rows fall into, (n, k).
+
+    Trees are summed one after the other, so that the last bit of a score does not
+    depend on which of several threads came first.
+    """
+    total: FloatArray = trees[0].tree_.predict(x)
+    for tree in trees[1:]:
+        total += tree.tree_.predict(x)
+    total /= len(trees)
+    return total
+
+
+def _softmax(decisions: Array) -> FloatArray:
+    """Return the softmax of decision values (n, k), or (n,) for two classes."""
+    if decisions.ndim == 1:
+        decisions = np.stack([np.zeros_like(decisions), decisions], axis=1)
+    # Finite coefficients that were received can still overflow; `logits` replaces NaN.
+    with np.errstate(over="ignore", invalid="ignore"):
+        powers = np.exp(decisions - decisions.max(axis=1, keepdims=True))
+        shares: FloatArray = powers / powers.sum(axis=1, keepdims=True)
+    return shares
+
+
+class _Form(NamedTuple):
+    """How models of some types become arrays, and arrays become such models."""
+
+    types: tuple[type, ...]
+    encode: Callable[[Any], dict[str, Array]]
+    decode: Callable[[Any, Mapping[str, Array], Shape], Any]
+
+
+def _form_of(model: Any) -> _Form:
+    for form in _FORMS:
+        if type(model) in form.types:
+            return form
+    raise _unsupported(model)
+
+
+def _travels(model: Any) -> bool:
+    try:
+        if type(model) is Pipeline:
+            return all(_scalers(model)) and _travels(model.steps[-1][1])
+        _form_of(model)
+    except UnsupportedLearner:
+        return False
+    return True
+
+
+def _unsupported(model: Any) -> UnsupportedLearner:
+    return UnsupportedLearner(
+        f"SklearnLearner: a model that travels must have an array form, got "
+        f'{type(model).__name__}. Use exchange="votes", which needs no model on the wire.'
+    )
+
+
+def _tree_from_arrays(_: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
+    return trees_from_arrays(1, arrays, shape)
+
+
+def _forest_from_arrays(_: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
+    return trees_from_arrays(num_received_trees("SklearnLearner", arrays), arrays, shape)
+
+
+def _pipeline_to_arrays(pipeline: Any) -> dict[str, Array]:
+    scalers = {
+        f"{prefix}{name}": array
+        for prefix, _, scaler in _scalers(pipeline)
+        for name, array in model_to_arrays(scaler).items()
+    }
+    final = pipeline.steps[-1][1]
+    return {**scalers, **_form_of(final).encode(final)}
+
+
+def _pipeline_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
+    pipeline, left = clone(template), dict(arrays)
+    for prefix, position, scaler in _scalers(pipeline):
+        names = [name for name in left if str(name).startswith(prefix)]
+        own = {name.removeprefix(prefix): left.pop(name) for name in names}
+        fitted = model_from_arrays(scaler, own, shape)
+        pipeline.steps[position] = (pipeline.steps[position][0], fitted)
+        shape = shape._replace(width=width_after(fitted, shape.width))
+    name, final = pipeline.steps[-1]
+    pipeline.steps[-1] = (name, _form_of(final).decode(final, left, shape))
+    return pipeline
+
+
+def _scalers(pipeline: Any) -> Iterator[tuple[str, int, Any]]:
+    """Yield prefix on the wire, position and estimator of all steps before the classifier."""
+    if type(pipeline.steps[-1][1]) is Pipeline:
+        raise _unsupported(pipeline.steps[-1][1])
+    for position, (_, scaler) in enumerate(pipeline.steps[:-1]):
+        if scaler is None or scaler == "passthrough":
+            continue
+        if type(scaler) not in SCALERS:
+            raise _unsupported(scaler)
+        yield f"step-{position}/", position, scaler
+
+
+_FORMS: Final = (
+    _Form(TREES, lambda model: trees_to_arrays([model]), _tree_from_arrays),
+    _Form(FORESTS, lambda model: trees_to_arrays(model.estimators_), _forest_from_arrays),
+    _Form((ReceivedTrees,), ReceivedTrees.to_arrays, _forest_from_arrays),
+    _Form(LINEAR, linear_to_arrays, linear_from_arrays),
+    _Form(MODELS, model_to_arrays, model_from_arrays),
+    _Form((Pipeline,), _pipeline_to_arrays, _pipeline_from_arrays),
+)
+
+
+def takes_weights(estimator: Any) -> bool:
+    """Tell whether an estimator, and all that it is made of, gains from weighted rows."""
+    if isinstance(estimator, Pipeline):
+        return takes_weights(estimator.steps[-1][1])
+    nested = [part for part in estimator.get_params().values() if hasattr(part, "fit")]
+    return all(
+        has_fit_parameter(each, "sample_weight") and not isinstance(each, HINGED)
+        for each in (estimator, *nested)
+    )
+
+
+def fit_weighted(model: Any, x: Array, labels: WeightedLabels) -> Any:
+    """Fit an estimator that takes weights to rows (n, d), and return it.
+
+    The steps of a pipeline before the last see every row once, as they do without weights.
+    """
+    if not isinstance(model, Pipeline):
+        return model.fit(x[labels.rows], labels.classes, sample_weight=labels.weights)
+    if len(model.steps) > 1:
+        before = model[:-1]
+        x = before.fit_transform(x, labels.likeliest)
+        model.steps[:-1] = before.steps
+    fit_weighted(model.steps[-1][1], x, labels)
+    return model

@@ -1,0 +1,488 @@
+"""The parties' evidence at the server, and the consensus that comes of it."""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.aggregation.consensus import MAX_WEIGHT, ExactSum
+from fl_strategies.aggregation.evidence import (
+    FEWEST_COMPARED,
+    add_label_shares,
+    add_share,
+    are_alike,
+    believed_counts,
+    believed_parts,
+    believed_sizes,
+    check_share,
+    class_weights_of,
+    label_weights_of,
+    likely_share,
+    limited_mean,
+    match_label_shares,
+    match_share,
+    pooled_label_shares,
+    pooled_share,
+)
+from fl_strategies.errors import InvalidParameter, require
+from fl_strategies.tasks import Task
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import Metrics, shown
+
+LEAST_OF_TYPICAL: Final = 0.25
+"""A party is an outlier below this share of the median party's agreement."""
+LEAST_OF_TYPICAL_LIMITED: Final = 0.1
+"""The same where one party's influence on a row is limited: an honest party of few records
+is lost for less."""
+CONTRADICTION: Final = -0.25
+"""A party whose agreement is below this share of the median party's contradicts the others; of
+231 honest federations three had one (docs/results/robustness.md)."""
+LEAST_TYPICAL: Final = 0.2
+"""Where the median party agrees less than this with others, nobody knows enough to judge."""
+FEWEST_COMPARABLE: Final = 3
+"""Parties that can be compared with fewer others are not judged."""
+MOST_COMPARED: Final = 100
+"""A party is compared with so many others at most: time stays linear in the parties."""
+_MOST_CELLS: Final = 1 << 24
+
+Evidence: TypeAlias = Callable[[int], FloatArray]
+
+
+def outliers(
+    evidence: Evidence,
+    known: FloatArray,
+    fewest_common: IntArray,
+    *,
+    least_typical: float = LEAST_TYPICAL,
+    least_of_typical: float = LEAST_OF_TYPICAL,
+) -> dict[int, float]:
+    """Return the positions of parties that do not agree with most others, ascending.
+
+    With each its agreement as a multiple of the median party's: one below `CONTRADICTION`
+    contradicts the others, any other may as well be honest and know little. Less than half
+    of those that can be judged are outliers.
+
+    Parameters
+    ----------
+    evidence : callable
+        Gives the evidence (rows, classes) of the party at a position.
+    known : (num_parties, num_classes)
+        Above 0 where a party's evidence on a class counts.
+    fewest_common : (num_parties,)
+        How many common classes a comparison with a party takes: 2 for one that compares
+        its classes only with each other, and so says nothing by one of them.
+    least_typical : float
+        Nobody is judged where the median party agrees less than this with others.
+    least_of_typical : float
+        A party is an outlier below this share of the median party's agreement.
+    """
+    agreed = agreements(evidence, known > 0, fewest_common)
+    judged = ~np.isnan(agreed)
+    typical = float(np.median(agreed[judged])) if judged.any() else 0.0
+    if typical < least_typical:
+        return {}
+    found = np.flatnonzero(judged & (agreed < least_of_typical * typical))
+    return {int(position): float(agreed[position]) / typical for position in found}
+
+
+def agreements(evidence: Evidence, known: Array, fewest_common: IntArray) -> FloatArray:
+    """Return how far each party agrees with most others, from -1 to 1, (num_parties,).
+
+    NaN for a party that has too little in common with too many.
+    """
+    references = _references(len(known), evidence)
+    others = np.stack([_centred(evidence(k), known[k]).ravel() for k in references])
+    squares = (others**2).reshape(len(others), -1, known.shape[1]).sum(axis=1)
+    agreed = np.full(len(known), np.nan)
+    for k, classes in enumerate(known):
+        own = _centred(evidence(k), classes)
+        common = (known[references] & classes).sum(axis=1)
+        needed = np.maximum(fewest_common[references], fewest_common[k])
+        compared = (common >= needed) & (references != k)
+        if compared.sum() >= FEWEST_COMPARABLE:
+            norms = np.sqrt(known[references] @ (own**2).sum(axis=0) * (squares @ classes))
+            products = others @ own.ravel()
+            correlations = products / np.where(norms > 0, norms, np.inf)
+            agreed[k] = np.median(correlations[compared])
+    return agreed
+
+
+def _references(num_parties: int, evidence: Evidence) -> IntArray:
+    """Return the parties that all are compared with: all, or some that are spread evenly."""
+    cells = evidence(0).size
+    most = min(MOST_COMPARED, max(_MOST_CELLS // cells, 10 * FEWEST_COMPARABLE))
+    return np.unique(np.linspace(0, num_parties - 1, min(num_parties, most)).astype(np.int64))
+
+
+def _centred(evidence: FloatArray, known: Array) -> FloatArray:
+    """Return how evidence differs from its mean, for the classes that are known."""
+    centred = np.where(known, evidence - evidence.mean(axis=0), 0.0)
+    return np.asarray(centred, dtype=np.float32)
+
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+Contrast: TypeAlias = Literal["none", "public", "uncovered"]
+ClassShare: TypeAlias = Literal["auto", "pooled", "none"] | Sequence[float]
+Decode: TypeAlias = Callable[[Array, FloatArray], FloatArray]
+
+CONTRASTS: Final[tuple[str, ...]] = get_args(Contrast)
+SHARE_RULES: Final = ("auto", "pooled", "none")
+MAX_SIZE: Final = 2.0**40
+LEAST_SHARE: Final = 0.25
+"""A party is judged by classes of at least this part of its mean class."""
+MOST_JUDGED: Final = 1000
+"""Most parties among which outliers are sought."""
+MOST_TIMES_BELIEVED: Final = 100.0
+"""A claim of more records than this many times what is believed deserves a warning. Honest
+parties that are larger than the others do not reach it."""
+
+
+class EvidenceConsensus:
+    """The weighted mean of parties' evidence, kept as whole sums.
+
+    The result has the same bits in whatever order parties come, and memory does not depend
+    on their number. Parties are summed in groups of about the same size, a factor of two
+    wide, so that a size that is not believed can be cut after the last of them has
+    answered: see `believed_sizes`. There are at most 42 groups, of which those are kept
+    that have a member.
+
+    Parameters
+    ----------
+    shape : (rows, classes)
+    bound : float
+        No evidence may be larger in magnitude.
+    """
+
+    def __init__(self, shape: tuple[int, int], *, bound: float) -> None:
+        self._shape, self._bound = shape, bound
+        self._sums: dict[int, ExactSum] = {}
+        self._weights: dict[int, IntArray] = {}
+        self._sizes: list[float] = []
+
+    def add(self, evidence: FloatArray, weights: FloatArray, size: float) -> None:
+        """Take one party's evidence (rows, classes), its weights (classes,) and its size.
+
+        Weights are at most the root of the size, which is at most 2**40.
+        """
+        require(0 <= size <= MAX_SIZE, "EvidenceConsensus", "size", "from 0 to 2**40", size)
+        group = _group(size)
+        parts = np.rint(weights * (MAX_WEIGHT / 2 ** (group / 2))).astype(np.int64)
+        fits = bool(((parts >= 0) & (parts <= MAX_WEIGHT)).all())
+        require(fits, "EvidenceConsensus", "weights", "from 0 to the root of size", weights)
+        if group not in self._sums:
+            self._sums[group] = ExactSum(self._shape, self._bound)
+            self._weights[group] = np.zeros(self._shape[1], dtype=np.int64)
+        self._sums[group].add(evidence, parts)
+        self._weights[group] += parts
+        self._sizes.append(size)
+
+    def result(self) -> FloatArray:
+        """Return the mean; 0, for no opinion, where nobody has any weight."""
+        require(bool(self._sizes), "EvidenceConsensus", "replies", "at least one", 0)
+        worths = self._worths()
+        total, weight = np.zeros(self._shape), np.zeros(self._shape[1])
+        for group in sorted(self._sums):
+            worth = worths[group]
+            total += worth * self._sums[group].total()
+            weight += worth * self._weights[group]
+        return np.asarray(total / np.where(weight > 0, weight, 1.0))
+
+    def _worths(self) -> dict[int, float]:
+        """Return what a whole weight is worth in each group, less where sizes were cut."""
+        worths = {group: 2.0 ** (group / 2) for group in self._sums}
+        believed = believed_sizes(np.array(self._sizes))
+        for claimed, size in zip(self._sizes, believed, strict=True):
+            if size < claimed:
+                group = _group(claimed)
+                worths[group] = min(worths[group], math.sqrt(2 * size))
+        return worths
+
+
+def _group(size: float) -> int:
+    """Return the exponent of the smallest power of two above a size."""
+    return max(math.frexp(size)[1], 0)
+
+
+class Heard(NamedTuple):
+    """What one party said, as compact as it came."""
+
+    values: Array
+    counts: FloatArray
+    contrast: Contrast
+    party: int
+
+
+class EvidencePool:
+    """Evidence of all parties on the same rows, and the consensus on them.
+
+    Parameters
+    ----------
+    shape : (rows, classes)
+    bound : float
+        No evidence may be larger in magnitude.
+    task : "single-label" or "multi-label"
+    share : "auto", "pooled", "none" or numbers
+        Which mean probabilities the classes get on these rows. ``"pooled"``: the shares of
+        all parties' records, right for rows of the same kind. ``"none"``: what the evidence
+        and these shares say of each row, right also for rows of another domain. Numbers:
+        these shares. ``"auto"``: ``"pooled"`` if more than half of the parties compare their
+        classes only with each other, otherwise ``"none"``: evidence that is relative to the
+        public rows gains nothing by it, and a liar about its counts could move every row.
+    decode : callable, optional
+        Makes evidence (rows, classes) of what a party sent and its counts, each row by
+        itself; by default it sent evidence.
+    exclude_outliers : bool (default: True)
+        Do not count parties that contradict most others: see `aggregation.pool`. What
+        parties sent is then kept as it came until all are there; otherwise only sums are,
+        and neither are claims of single classes compared nor rows limited.
+        Of more than `MOST_JUDGED` parties nobody is judged: one of so many decides little,
+        and memory must not grow with their replies.
+    limited : bool (default: False)
+        Limit how far one party moves a row, for evidence that may be arbitrarily strong:
+        see `limited_mean`. Votes are all of one strength and need no limit.
+
+    Attributes
+    ----------
+    outliers, capped : tuple of int
+        After `result`: partition ids of parties that were not counted, and of those that
+        count with fewer records than they claim.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        *,
+        bound: float,
+        task: Task,
+        share: ClassShare,
+        decode: Decode = lambda values, _: values,
+        exclude_outliers: bool = True,
+        limited: bool = False,
+    ) -> None:
+        self._consensus = EvidenceConsensus(shape, bound=bound)
+        self._task, self._share, self._decode = task, share, decode
+        self._exclude_outliers, self._limited = exclude_outliers, limited
+        self._heard: list[Heard] = []
+        self._mean: FloatArray | None = None
+        self._counts: list[tuple[int, FloatArray]] = []
+        self._contrasts = Counter[str]()
+        self._contradicting: tuple[int, ...] = ()
+        self._absurd: tuple[int, ...] = ()
+        self.outliers: tuple[int, ...] = ()
+        self.capped: tuple[int, ...] = ()
+
+    def add(
+        self, values: Array, counts: FloatArray, contrast: Contrast, party: int = 0
+    ) -> None:
+        """Take what a party sent about the rows, its counts and its partition id.
+
+        Counts are (classes,), or for several labels (2, classes): how many records have a
+        label, and how many are known not to.
+        """
+        self._contrasts[contrast] += 1
+        heard = Heard(values, counts, contrast, party)
+        if not self._exclude_outliers:
+            self._count(heard)
+            return
+        self._heard.append(heard)
+        if len(self._heard) > MOST_JUDGED:
+            logger.warning("No outliers are sought among more than %s parties.", MOST_JUDGED)
+            self._exclude_outliers = False
+            for one in self._heard:
+                self._count(one)
+            self._heard = []
+
+    def _count(self, heard: Heard, believed: FloatArray | None = None) -> None:
+        """Add a party's evidence to the sums, by the class counts that are believed."""
+        counts = heard.counts if believed is None else believed
+        evidence = self._decode(heard.values, heard.counts)
+        weights = self._weights(counts, heard.contrast)
+        self._consensus.add(evidence, weights, self._size(counts))
+        self._counts.append((heard.party, heard.counts))
+
+    def _weights(self, counts: FloatArray, contrast: Contrast) -> FloatArray:
+        if self._task == "multi-label":
+            return label_weights_of(*counts)
+        return class_weights_of(counts, contrasted=contrast == "public")
+
+    def _size(self, counts: FloatArray) -> float:
+        """Return how many records a party claims; nobody has more than the sums can hold."""
+        several = self._task == "multi-label"
+        return min(float(counts.sum(axis=0).max() if several else counts.sum()), MAX_SIZE)
+
+    def _combine(self) -> FloatArray:
+        """Return the mean evidence of those who do not contradict most others."""
+        if not self._heard:
+            return self._consensus.result() if self._mean is None else self._mean
+        heard = sorted(self._heard, key=lambda one: one.party)
+        self._heard = []
+        found = self._find_outliers(heard)
+        self.outliers = tuple(heard[position].party for position in found)
+        self._contradicting = tuple(
+            heard[position].party
+            for position, agreed in found.items()
+            if agreed < CONTRADICTION
+        )
+        counted = [one for position, one in enumerate(heard) if position not in found]
+        believed = self._believed([one.counts for one in counted])
+        if self._limited:
+            self._mean = self._limited_mean(counted, believed)
+            return self._mean
+        for one, counts in zip(counted, believed, strict=True):
+            self._count(one, counts)
+        return self._consensus.result()
+
+    def _limited_mean(self, counted: Sequence[Heard], believed: FloatArray) -> FloatArray:
+        """Return the mean in which one party moves a row only so far."""
+        self._counts = [(one.party, one.counts) for one in counted]
+        sizes = np.array([self._size(counts) for counts in believed])
+        part = believed_sizes(sizes) / np.where(sizes > 0, sizes, 1.0)
+        weights = np.array(
+            [
+                self._weights(counts, one.contrast)
+                for one, counts in zip(counted, believed, strict=True)
+            ]
+        )
+        return limited_mean(
+            lambda k, rows: self._decode(counted[k].values[rows], counted[k].counts),
+            weights * np.sqrt(part)[:, None],
+            len(counted[0].values),
+        )
+
+    def _believed(self, counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
+        """Return class counts as far as the others' make them plausible."""
+        stated = np.asarray(counts, dtype=np.float64)
+        return stated if self._task == "multi-label" else believed_counts(stated)
+
+    def _find_outliers(self, heard: Sequence[Heard]) -> dict[int, float]:
+        absolute = [self._task == "multi-label" or one.contrast == "public" for one in heard]
+        return outliers(
+            lambda position: self._decode(heard[position].values, heard[position].counts),
+            self._judged_by(heard),
+            np.where(absolute, 1, 2),
+            least_of_typical=LEAST_OF_TYPICAL_LIMITED if self._limited else LEAST_OF_TYPICAL,
+        )
+
+    def _judged_by(self, heard: Sequence[Heard]) -> FloatArray:
+        """Return the weights of the parties' classes, 0 for those that nobody is judged by.
+
+        Where the median party knows less than a third of the classes, an honest one would look
+        like a liar by a class of which it has a record or two. Where parties know most
+        classes they are judged by all: a liar may claim to know nothing but its own.
+        """
+        weights = np.array([self._weights(one.counts, one.contrast) for one in heard])
+        if self._task == "multi-label":
+            return weights
+        counts = np.array([one.counts for one in heard])
+        well = counts >= LEAST_SHARE * counts.mean(axis=1, keepdims=True)
+        alike = 3 * np.median((well & (counts > 0)).sum(axis=1)) >= counts.shape[1]
+        return weights if alike else np.where(well, weights, 0.0)
+
+    @property
+    def num_uncovered(self) -> int:
+        """How many parties find the public rows unlike their records."""
+        return self._contrasts["uncovered"]
+
+    @property
+    def rule(self) -> ClassShare:
+        """The rule in force, after `auto` has been decided."""
+        if self._share != "auto":
+            return self._share
+        return "pooled" if 2 * self._contrasts["none"] > self._contrasts.total() else "none"
+
+    def result(self) -> FloatArray:
+        """Return unnormalised log-probabilities of classes, or log-odds of labels."""
+        scores, rule = self._combine(), self.rule
+        stated = np.asarray([own for _, own in self._counts], dtype=np.float64)
+        believed = self._believed(stated)
+        self._note_capped(stated, believed)
+        several = self._task == "multi-label"
+        if several:
+            pooled = pooled_label_shares(believed)
+        elif self._shares_are_open(believed):
+            pooled = likely_share(scores, believed)
+        else:
+            pooled = pooled_share(believed)
+        if rule == "none":
+            return (add_label_shares if several else add_share)(scores, pooled)
+        share = pooled if rule == "pooled" else np.asarray(rule, dtype=np.float64)
+        return (match_label_shares if several else match_share)(scores, share)
+
+    def _shares_are_open(self, believed: FloatArray) -> bool:
+        """Tell whether claims of records alone would decide the shares of unlike parties.
+
+        Evidence relative to the public rows knows better, if most parties send such.
+        """
+        relative = 2 * self._contrasts["public"] > self._contrasts.total()
+        open_ = self._share == "auto" and self._limited and len(believed) >= FEWEST_COMPARED
+        return open_ and relative and not are_alike(believed)
+
+    def _note_capped(self, stated: FloatArray, believed: FloatArray) -> None:
+        """Note who counts with fewer records than it claims."""
+        flat = stated.reshape(len(stated), -1).sum(axis=1)
+        counted = believed.reshape(len(believed), -1).sum(axis=1) * believed_parts(believed)
+        parties = np.array([party for party, _ in self._counts])
+        self.capped = tuple(parties[counted < flat].tolist())
+        self._absurd = tuple(parties[MOST_TIMES_BELIEVED * counted < flat].tolist())
+
+    def report(self, owner: str) -> Metrics:
+        """Log who was not counted, or not in full; return how many they are."""
+        if self._contradicting:
+            logger.warning(
+                "%s does not count parties %s, which contradict most others.",
+                owner,
+                shown(self._contradicting),
+            )
+        unlike = tuple(party for party in self.outliers if party not in self._contradicting)
+        if unlike:
+            logger.info(
+                "%s does not count parties %s: their evidence has nothing in common with the "
+                "others', which a few records can explain.",
+                owner,
+                shown(unlike),
+            )
+        if self._absurd:
+            logger.warning(
+                "%s limits the weight of parties %s, which claim more than %g times the "
+                "records that the others' numbers make plausible.",
+                owner,
+                shown(self._absurd),
+                MOST_TIMES_BELIEVED,
+            )
+        limited = tuple(party for party in self.capped if party not in self._absurd)
+        if limited:
+            logger.info(
+                "%s limits the weight of parties %s, whose class counts are far from the "
+                "others'. Parties that differ are often so.",
+                owner,
+                shown(limited),
+            )
+        return {keys.NUM_OUTLIERS: len(self.outliers), keys.NUM_CAPPED: len(self.capped)}
+
+
+def read_class_share(
+    owner: str, share: str | Sequence[float], num_classes: int, task: Task
+) -> ClassShare:
+    """Return a checked rule; numbers may come as text with commas between them."""
+    if isinstance(share, str) and share not in SHARE_RULES:
+        try:
+            share = [float(part) for part in share.split(",")]
+        except ValueError:
+            rule = f"one of {', '.join(SHARE_RULES)}, or {num_classes} numbers"
+            raise InvalidParameter(
+                f"{owner}: class_share must be {rule}, got {share!r}."
+            ) from None
+    if isinstance(share, str):
+        return share  # type: ignore[return-value]
+    given = np.asarray(share, dtype=np.float64)
+    if task == "multi-label":
+        fits = given.shape == (num_classes,) and bool(((given > 0) & (given < 1)).all())
+        require(fits, owner, "class_share", f"{num_classes} numbers between 0 and 1", share)
+    else:
+        check_share(owner, given, num_classes)
+    return tuple(float(part) for part in given)

@@ -1,0 +1,252 @@
+"""Counting votes: pure functions on label arrays, shared by every strategy that votes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+
+LEAST_OF_POSSIBLE: Final = 0.5
+LEAST_OF_TYPICAL: Final = 0.25
+"""What a party must reach to be counted if some are excluded; see `least_agreeing`."""
+_BLOCK_VOTES: Final = 1 << 18
+_BLOCK_CELLS: Final = 1 << 16
+_MOST_WAITING: Final = 64
+
+
+def count_votes(labels: Array, num_classes: int) -> IntArray:
+    """Count the votes of every row.
+
+    Parameters
+    ----------
+    labels : (num_voters, num_rows)
+    num_classes : int
+
+    Returns
+    -------
+    counts : (num_rows, num_classes)
+        Rows sum to the number of voters.
+    """
+    num_voters, num_rows = labels.shape
+    counts = np.empty((num_rows, num_classes), dtype=np.int64)
+    # Some rows at a time, whose counts and votes stay near the processor: a large one-hot
+    # array of all votes would cost a hundred times as much.
+    size = max(1, min(_BLOCK_VOTES // max(num_voters, 1), _BLOCK_CELLS // num_classes))
+    for start in range(0, num_rows, size):
+        some = labels[:, start : start + size]
+        width = some.shape[1]
+        cells = np.arange(width, dtype=np.intp) * num_classes
+        flat = np.add(some, cells, dtype=np.intp).reshape(-1)
+        counted = np.bincount(flat, minlength=width * num_classes)
+        counts[start : start + size] = counted.reshape(width, num_classes)
+    return counts
+
+
+class VoteSum:
+    """Votes of one party after the other, counted together whenever some have come.
+
+    Memory does not depend on the number of parties.
+
+    Parameters
+    ----------
+    shape : (rows, classes)
+    worth : int
+        What every vote counts for.
+
+    Examples
+    --------
+    >>> votes = VoteSum((2, 3))
+    >>> for labels in ([0, 1], [0, -1], [2, 1]):
+    ...     votes.add(np.array(labels))
+    >>> votes.counts
+    array([[2, 0, 1],
+           [0, 2, 0]])
+    """
+
+    def __init__(self, shape: tuple[int, int], worth: int = 1) -> None:
+        num_rows, num_classes = shape
+        self._counts: IntArray = np.zeros(shape, dtype=np.int64)
+        self._worth, self._num_waiting = worth, 0
+        smallest = np.min_scalar_type(num_classes)
+        # Column 0 of what is counted stands for no vote.
+        self._waiting = np.empty((_MOST_WAITING, num_rows), dtype=smallest)
+
+    def add(self, labels: Array) -> None:
+        """Take one voter's label of each row, -1 for none."""
+        into = self._waiting[self._num_waiting]
+        np.add(labels, 1, out=into, dtype=into.dtype, casting="unsafe")
+        self._num_waiting += 1
+        if self._num_waiting == _MOST_WAITING:
+            self._count()
+
+    def _count(self) -> None:
+        waiting, self._num_waiting = self._waiting[: self._num_waiting], 0
+        if len(waiting):
+            counted = count_votes(waiting, self._counts.shape[1] + 1)[:, 1:]
+            self._counts += counted if self._worth == 1 else self._worth * counted
+
+    @property
+    def counts(self) -> IntArray:
+        """Votes for each class, (rows, classes)."""
+        self._count()
+        return self._counts
+
+
+def consistent_mask(labels: Array) -> Array:
+    """Return on which rows of (num_voters, num_rows) all voters agree, (num_rows,) of bool."""
+    agreed: Array = (labels == labels[0]).all(axis=0)
+    return agreed
+
+
+def consistent_labels(labels: Array, num_classes: int) -> Array:
+    """Return the label that all voters of (num_voters, num_rows) share in each row, or -1.
+
+    The answer takes as few bytes a row as `num_classes` allows, because a server may have to
+    keep the answers of thousands of parties.
+    """
+    smallest = np.min_scalar_type(-num_classes)
+    return np.where(consistent_mask(labels), labels[0], -1).astype(smallest)
+
+
+def add_votes(counts: IntArray, votes: Array, worth: int) -> None:
+    """Add one party's votes (num_rows,), -1 for none, to counts (num_rows, num_classes)."""
+    rows = np.flatnonzero(votes >= 0)
+    counts[rows, votes[rows]] += worth
+
+
+def agreements(votes: Sequence[Array], num_classes: int) -> FloatArray:
+    """Measure how far each party agrees with the plurality of all others, in two ways.
+
+    A party is compared on the rows where it votes and one class leads among the others.
+
+    Parameters
+    ----------
+    votes : a (num_rows,) for each party
+        -1 where a party has no vote.
+    num_classes : int
+
+    Returns
+    -------
+    agreements : (num_parties, 2)
+        First the share of a party's votes that name the leading class. Second the same, out
+        of the most that were possible given how often the party names each class and how
+        often each leads: a party that knows two classes only, and takes every row for one of
+        them, has few votes for the leading class and yet all that it could have. Both are 1
+        where there is nothing to compare.
+
+    Examples
+    --------
+    >>> honest, constant, liar = [[0, 1, 1]] * 4, [0, 0, 0], [1, 0, 0]
+    >>> agreements(np.array([*honest, constant, liar]), num_classes=2)[3:].round(2)
+    array([[1.  , 1.  ],
+           [0.33, 1.  ],
+           [0.  , 0.  ]])
+    """
+    counted = VoteSum((len(votes[0]), num_classes))
+    for own in votes:
+        counted.add(own)
+    leaders = _Leaders.of(counted.counts)
+    return np.array([_agreement(own, leaders, num_classes) for own in votes])
+
+
+@dataclass(frozen=True, eq=False)
+class _Leaders:
+    """Who leads each row, and what follows for the votes of all but one party.
+
+    `first` and `second` have most votes, `number` classes have as many as the first, and the
+    second has `behind` fewer.
+    """
+
+    counts: IntArray
+    first: IntArray
+    second: IntArray
+    number: IntArray
+    behind: IntArray
+
+    @classmethod
+    def of(cls, counts: IntArray) -> "_Leaders":
+        rows, first = np.arange(len(counts)), counts.argmax(axis=1)
+        most = counts[rows, first]
+        others = counts.copy()
+        others[rows, first] = -1
+        second = others.argmax(axis=1)
+        number = (counts == most[:, None]).sum(axis=1)
+        return cls(counts, first, second, number, most - others[rows, second])
+
+    def without(self, own: Array) -> tuple[IntArray, IntArray]:
+        """Return the rows where this party votes and one class leads the others, and which."""
+        rows = np.flatnonzero(own >= 0)
+        said, first, number = own[rows], self.first[rows], self.number[rows]
+        leads = self.counts[rows, said] == self.counts[rows, first]
+        # Its own vote may have made the lead, or prevented one.
+        alone = (number == 1) & (~leads | (self.behind[rows] > 1))
+        freed = (number == 2) & leads
+        leading = np.where(freed & (said == first), self.second[rows], first)
+        decided = alone | freed
+        return rows[decided], leading[decided]
+
+
+def _agreement(own: Array, leaders: _Leaders, num_classes: int) -> tuple[float, float]:
+    compared, leading = leaders.without(own)
+    said = own[compared]
+    named, led = (np.bincount(labels, minlength=num_classes) for labels in (said, leading))
+    agreed, possible = int((said == leading).sum()), int(np.minimum(named, led).sum())
+    return agreed / len(said) if len(said) else 1.0, agreed / possible if possible else 1.0
+
+
+def num_trimmed(num_parties: int, share: float) -> int:
+    """Return the share of parties as a number, rounded down.
+
+    Examples
+    --------
+    >>> num_trimmed(100, 0.29), num_trimmed(4, 0.2)  # 100 * 0.29 is 28.999999999999996
+    (29, 0)
+    """
+    return math.floor(num_parties * share + 1e-9)
+
+
+def least_agreeing(votes: Sequence[Array], num_classes: int, share: float) -> list[int]:
+    """Return the positions of parties that vote against all others, in ascending order.
+
+    They are those of which one of these is true, the worst first, and no more than the
+    share of all parties, rounded down:
+
+    - the party agrees in less than half of the votes in which it could (`agreements`), as
+      one whose labels are exchanged;
+    - it agrees in less than a quarter of the share in which the median party does, as one
+      that names the same class for every row.
+
+    Of parties that are equally bad, those that come later in `votes` are taken.
+    """
+    count = num_trimmed(len(votes), share)
+    if not count:
+        return []
+    agreed, of_possible = agreements(votes, num_classes).T
+    typical = max(float(np.median(agreed)), 1e-12)
+    quality = np.minimum(of_possible / LEAST_OF_POSSIBLE, agreed / typical / LEAST_OF_TYPICAL)
+    order = np.argsort(quality[::-1], kind="stable")
+    worst = len(votes) - 1 - order[:count]
+    return sorted(worst[quality[worst] < 1].tolist())
+
+
+def plurality(counts: Array, rng: np.random.Generator) -> IntArray:
+    """Return the class with most votes in each row, (num_rows,).
+
+    Ties go to a class drawn uniformly among the leaders by `rng`: the lowest index would
+    favour whatever class happens to be listed first. One draw per cell is taken whether
+    or not there is a tie, so that a row's answer does not depend on other rows' ties.
+    """
+    priority: FloatArray = rng.random(counts.shape)
+    leaders = counts == counts.max(axis=1, keepdims=True)
+    winners: IntArray = np.where(leaders, priority, -1.0).argmax(axis=1)
+    return winners
+
+
+def agreement(counts: Array) -> float:
+    """Return the mean share of votes that the leading class holds; NaN without rows."""
+    if not len(counts):
+        return float("nan")
+    return float((counts.max(axis=1) / counts.sum(axis=1)).mean())

@@ -1,1 +1,0 @@
-"""What every strategy is made of: server, party role, learners, options and accounting."""

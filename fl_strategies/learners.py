@@ -1,0 +1,403 @@
+"""Learners: what a party trains and a server distils, by the methods an ability needs."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import (
+    Literal,
+    Protocol,
+    Self,
+    TypeAlias,
+    get_args,
+    runtime_checkable,
+)
+
+import numpy as np
+import scipy
+
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util.progress import counted
+from fl_strategies.errors import InvalidParameter, UnsupportedLearner, require
+from fl_strategies.privacy.events import PrivacyEvent
+
+TrainingSet: TypeAlias = tuple[Array, IntArray]
+Loss: TypeAlias = Literal["l1", "l2", "mse", "cross-entropy"]
+Link: TypeAlias = Literal["identity", "softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a learner is to learn: ``link(logits(x) / temperature) = targets``, nearly.
+
+    Parameters
+    ----------
+    loss : "l1", "l2", "mse" or "cross-entropy"
+        Per row: mean absolute difference, Euclidean distance, mean squared difference, or
+        the cross-entropy of targets that are probabilities. Learners that solve their
+        problem in closed form, or only know squares, may take every norm as "mse".
+    link : "identity", "softmax" or "sigmoid"
+        What turns logits into what the targets are: scores, probabilities of classes, or
+        probabilities of independent labels.
+    temperature : float
+        Logits are divided by it before a softmax or sigmoid; 1 for the identity.
+    epochs : int, optional
+        Passes over the rows; the learner's own number if omitted. Learners that do not
+        learn in passes ignore it.
+    """
+
+    loss: Loss = "mse"
+    link: Link = "identity"
+    temperature: float = 1.0
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check that loss and link go together."""
+        losses, links = get_args(Loss), get_args(Link)
+        require(self.loss in losses, "Recipe", "loss", f"one of {', '.join(losses)}", self.loss)
+        require(self.link in links, "Recipe", "link", f"one of {', '.join(links)}", self.link)
+        fits = self.loss != "cross-entropy" or self.link != "identity"
+        require(fits, "Recipe", "link", "softmax or sigmoid for cross-entropy", self.link)
+        warm = 0 < self.temperature < math.inf
+        require(warm, "Recipe", "temperature", "finite and above 0", self.temperature)
+        plain = self.link != "identity" or self.temperature == 1
+        require(plain, "Recipe", "temperature", "1 for the identity", self.temperature)
+        enough = self.epochs is None or self.epochs >= 1
+        require(enough, "Recipe", "epochs", "at least 1", self.epochs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Objective:
+    """What a learner minimises besides its loss: ``mu/2 |w - anchor|^2 + <correction, w>``,
+    and the cross-entropy of what its last layer makes of given features.
+
+    Here w are the weights that learn, by the names that `to_arrays` gives them. FedProx is
+    a `mu` without more; SCAFFOLD a `correction`, the server's control variate less the
+    party's own, with a `step_size`. None may hold anything private that has not been paid
+    for, because a learner that trains privately takes them as they are.
+
+    Parameters
+    ----------
+    mu : float (default: 0)
+        Strength of the proximal term.
+    anchor : mapping of name to array, optional
+        Centre of the proximal term; the weights at the start of the call if omitted.
+    correction : mapping of name to array, optional
+        Added to the gradient of every step.
+    features, labels : (n, num_features), (n,), optional
+        What the last layer is to recognise as these classes, besides the records; FedGen's.
+    strength : float (default: 0)
+        Weight of their mean cross-entropy.
+    step_size : float, optional
+        Take steps of plain gradient descent, of this size, in place of those of the
+        learner's own optimizer; its batches and penalties stay.
+    """
+
+    mu: float = 0.0
+    anchor: Mapping[str, Array] | None = field(default=None, repr=False)
+    correction: Mapping[str, Array] | None = field(default=None, repr=False)
+    features: FloatArray | None = field(default=None, repr=False)
+    labels: IntArray | None = field(default=None, repr=False)
+    strength: float = 0.0
+    step_size: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers; only the learner knows its weights."""
+        rule = "finite and at least 0"
+        require(0 <= self.mu < math.inf, "Objective", "mu", rule, self.mu)
+        finite = 0 <= self.strength < math.inf
+        require(finite, "Objective", "strength", rule, self.strength)
+        both = (self.features is None) == (self.labels is None)
+        require(both, "Objective", "labels", "given with features", self.labels)
+        moves = self.step_size is None or 0 < self.step_size < math.inf
+        require(moves, "Objective", "step_size", "finite and above 0", self.step_size)
+
+
+def link_scores(scores: FloatArray, recipe: Recipe) -> FloatArray:
+    """Return scores as the recipe's targets: as they are, or as probabilities."""
+    if recipe.link == "identity":
+        return scores
+    warm = scores / recipe.temperature
+    if recipe.link == "sigmoid":
+        return np.asarray(scipy.special.expit(warm))
+    return np.asarray(scipy.special.softmax(warm, axis=1))
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A classifier with the verbs of scikit-learn and an explicit source of randomness."""
+
+    @property
+    def num_classes(self) -> int:
+        """Length of the federation's class list."""
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
+        """Learn labels `y` (n,) of rows `x` (n, ...); draw randomness from `rng` only."""
+
+    def predict(self, x: Array) -> IntArray:
+        """Return the most likely class of every row, (n,)."""
+
+    def logits(self, x: Array) -> FloatArray:
+        """Return unnormalised log-probabilities, (n, num_classes)."""
+
+
+@runtime_checkable
+class EnsembleLearner(Learner, Protocol):
+    """A learner that fits many independent twins faster than one after the other."""
+
+    def fit_many(
+        self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
+    ) -> "list[Self]":
+        """Return one new fitted twin per training set; twin i uses `rngs[i]` only."""
+
+
+@runtime_checkable
+class SoftLearner(Learner, Protocol):
+    """A learner that can learn from scores or probabilities instead of labels."""
+
+    def distill(
+        self, x: Array, targets: FloatArray, *, rng: np.random.Generator, recipe: Recipe
+    ) -> Self:
+        """Learn targets (n, num_classes) of rows `x`, as the recipe says.
+
+        Learners that can continue from what they know do so; others start anew.
+        """
+
+
+@runtime_checkable
+class IncrementalLearner(SoftLearner, Protocol):
+    """A learner that can resume learning where it stopped."""
+
+    def partial_fit(
+        self, x: Array, y: IntArray, *, rng: np.random.Generator, epochs: int
+    ) -> Self:
+        """Learn labels `y` (n,) in so many more passes, without forgetting the rest."""
+
+
+@runtime_checkable
+class PortableLearner(Learner, Protocol):
+    """A fitted learner that can travel as plain arrays, never as a pickle."""
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return everything that was learned as named arrays of numbers."""
+
+    def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        """Return a fitted twin; raise `KnowledgeMismatch` for arrays that do not fit.
+
+        The arrays are untrusted: nothing in them may be executed, and whatever
+        native code will later read must be checked here.
+        """
+
+
+@runtime_checkable
+class PrivateLearner(Protocol):
+    """A learner that trains with differential privacy and says what that costs."""
+
+    @property
+    def privacy_events(self) -> "Sequence[tuple[PrivacyEvent, int]]":
+        """What training has spent so far, each event with its count; at first nothing."""
+
+    def planned_events(
+        self, num_records: int, *, epochs: int | None = None, distill: bool = False
+    ) -> "Sequence[tuple[PrivacyEvent, int]]":
+        """Return what learning from so many records will spend, before they are looked at.
+
+        `distill` asks about that method instead of `fit` and `partial_fit`. Nothing means
+        that it promises no privacy.
+        """
+
+
+@runtime_checkable
+class ContinuingLearner(IncrementalLearner, PortableLearner, Protocol):
+    """A learner that can continue where it stopped, also in another process."""
+
+
+@runtime_checkable
+class StartingLearner(ContinuingLearner, Protocol):
+    """A learner whose first weights can be drawn before there are records."""
+
+    def initialised(self, *, rng: np.random.Generator) -> Self:
+        """Return a twin with random weights, which the generator alone decides."""
+
+
+@runtime_checkable
+class GuidedLearner(ContinuingLearner, Protocol):
+    """A learner with weights that takes an `Objective`, for FedProx, SCAFFOLD and the like."""
+
+    @property
+    def steps_taken(self) -> int:
+        """Optimizer steps of the last call that learned; 0 before the first."""
+
+    def partial_fit(
+        self,
+        x: Array,
+        y: IntArray,
+        *,
+        rng: np.random.Generator,
+        epochs: int,
+        objective: Objective | None = None,
+    ) -> Self:
+        """Learn as every `partial_fit`, and minimise the objective beside the loss."""
+
+
+DenseLayer: TypeAlias = tuple[FloatArray, FloatArray]
+"""Weights (outputs, inputs) and biases (outputs,)."""
+
+
+@runtime_checkable
+class DenseLearner(PortableLearner, Protocol):
+    """A perceptron, whose hidden layers can get another number of units."""
+
+    def to_layers(self) -> list[DenseLayer]:
+        """Return the layers from inputs to logits; raise `UnsupportedLearner` for others."""
+
+    def from_layers(self, layers: Sequence[DenseLayer]) -> Self:
+        """Return a fitted twin of these layers, with as many hidden units as they have."""
+
+    def sized_for(self, arrays: Mapping[str, Array]) -> Self:
+        """Return an unfitted twin with as many hidden units as arrays of its kind have.
+
+        Nothing else is checked; what is of another kind gives a twin of the usual size.
+        """
+
+
+@runtime_checkable
+class HeadedLearner(GuidedLearner, Protocol):
+    """A learner whose logits are a dense layer of features that it learns."""
+
+    def head(self) -> DenseLayer:
+        """Return that layer; raise `UnsupportedLearner` if there is none with biases."""
+
+
+LearnerFactory: TypeAlias = Callable[[], Learner]
+
+
+def check_factory(owner: str, name: str, factory: object, num_classes: int) -> None:
+    """Raise `InvalidParameter`, saying what to write, for a model in place of a factory."""
+    given = factory if isinstance(factory, type) else type(factory)
+    wanted = _in_a_learner(given, num_classes)
+    if wanted is None and callable(factory):
+        return
+    if wanted is None and hasattr(given, "fit"):
+        wanted = f"{given.__name__}(...)"
+    kind = "the class" if given is factory else "an object of the class"
+    raise _not_a_factory(owner, name, f"{kind} {given.__name__}", wanted)
+
+
+def check_made(owner: str, name: str, factory: LearnerFactory, num_classes: int) -> None:
+    """Raise `InvalidParameter` also for what makes no learner, or one of other classes.
+
+    It makes one, so this is not for where parties are made over and over.
+    """
+    check_factory(owner, name, factory, num_classes)
+    made: object = factory()
+    if not all(hasattr(made, verb) for verb in ("fit", "predict", "logits")):
+        kind = type(made)
+        got = f"one that makes objects of the class {kind.__name__}"
+        raise _not_a_factory(owner, name, got, _in_a_learner(kind, num_classes))
+    found = getattr(made, "num_classes", None)
+    if found != num_classes:
+        raise InvalidParameter(
+            f"{owner}: {name} must make learners of {num_classes} classes, labels or targets, "
+            f"as all of the federation have, got {found}. Write: num_classes={num_classes}"
+        )
+
+
+def _not_a_factory(owner: str, name: str, got: str, wanted: str | None) -> InvalidParameter:
+    hint = "" if wanted is None else f" Write: lambda: {wanted}"
+    return InvalidParameter(
+        f"{owner}: {name} must be a function without arguments that makes a new learner, got "
+        f"{got}.{hint}"
+    )
+
+
+def _in_a_learner(given: type, num_classes: int) -> str | None:
+    """Return how a class of torch, XGBoost or scikit-learn becomes a learner, or None."""
+    classes = f"num_classes={num_classes}"
+    if any(base.__module__ == "torch.nn.modules.module" for base in given.__mro__):
+        return f"TorchLearner(lambda: {given.__name__}(...), {classes})"
+    if hasattr(given, "logits") or not hasattr(given, "get_params"):
+        return None
+    if given.__module__.partition(".")[0] == "xgboost":
+        return f"XGBoostLearner({classes})"
+    return f"SklearnLearner({given.__name__}(...), {classes})"
+
+
+def events_of(learner: object) -> "tuple[tuple[PrivacyEvent, int], ...]":
+    """Return what training a learner has spent; nothing if it does not train privately."""
+    return tuple(learner.privacy_events) if isinstance(learner, PrivateLearner) else ()
+
+
+def plan_of(
+    learner: object, num_records: int, *, epochs: int | None = None, distill: bool = False
+) -> "tuple[tuple[PrivacyEvent, int], ...]":
+    """Return what training a learner will spend; nothing if it does not train privately."""
+    if not isinstance(learner, PrivateLearner):
+        return ()
+    return tuple(learner.planned_events(num_records, epochs=epochs, distill=distill))
+
+
+def require_soft(owner: str, learner: Learner) -> SoftLearner:
+    """Return the learner if it can learn from scores; say what to do if it cannot."""
+    if not isinstance(learner, SoftLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must have distill to learn from scores, got "
+            f"{type(learner).__name__}. TabularLearner and ScoreLearner give it to any model."
+        )
+    return learner
+
+
+def require_guided(owner: str, learner: Learner) -> GuidedLearner:
+    """Return the learner if it takes an `Objective`; say what to do if it does not."""
+    if not isinstance(learner, GuidedLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must take an objective (partial_fit, steps_taken, "
+            f"to_arrays and from_arrays), got {type(learner).__name__}. TorchLearner does."
+        )
+    return learner
+
+
+def require_headed(owner: str, learner: Learner) -> HeadedLearner:
+    """Return the learner if it tells its last layer; say what to do if it does not."""
+    if not isinstance(learner, HeadedLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must tell its last layer (head) and take an objective, got "
+            f"{type(learner).__name__}. TorchLearner does."
+        )
+    return learner
+
+
+def can_travel(learner: object) -> bool:
+    """Tell whether a learner's models can become arrays, before any is trained.
+
+    A learner that has the methods for some models only says so by an attribute `travels`.
+    """
+    return isinstance(learner, PortableLearner) and bool(getattr(learner, "travels", True))
+
+
+def require_portable(learner: Learner, hint: str = "") -> PortableLearner:
+    """Return the learner if it can travel; if not, say so, and the hint what to do."""
+    if not isinstance(learner, PortableLearner):
+        sentence = (
+            f"Learner: a model that travels must have to_arrays and from_arrays, got "
+            f"{type(learner).__name__}."
+        )
+        raise UnsupportedLearner(f"{sentence} {hint}".rstrip())
+    return learner
+
+
+def fit_ensemble(
+    learner_fn: LearnerFactory,
+    sets: Sequence[TrainingSet],
+    *,
+    rngs: Sequence[np.random.Generator],
+    kind: str = "models",
+) -> list[Learner]:
+    """Fit one learner per training set, all at once where the learner knows how.
+
+    `kind` says what they are to whoever watches the progress.
+    """
+    first = learner_fn()
+    if isinstance(first, EnsembleLearner):
+        return list(first.fit_many(sets, rngs=rngs))
+    members = counted(list(zip(sets, rngs, strict=True)), kind)
+    return [learner_fn().fit(x, y, rng=rng) for (x, y), rng in members]

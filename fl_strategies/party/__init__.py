@@ -1,0 +1,1 @@
+"""The party side of every strategy: records, policy, state, training."""

@@ -1,0 +1,154 @@
+"""Training on private records: paid for before it starts, and never without a model.
+
+Whether a party answers at all is a release like any other. So where a party promises
+privacy, training that fails, or a model that says nothing finite, does not end in an error:
+a model of public rows, or even scores, take its place, and the party's own log says so.
+What replaces a model depends on nothing but the model's own training set, so no bound on
+what one record can change is touched.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import numpy as np
+
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
+from fl_strategies.learners import (
+    Learner,
+    LearnerFactory,
+    PortableLearner,
+    TrainingSet,
+    events_of,
+    fit_ensemble,
+)
+from fl_strategies.party.party import Party
+from fl_strategies.privacy.accountant import Entry, claim
+from fl_strategies.privacy.ledger import DEFAULT_DELTA
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+T = TypeVar("T")
+Plan = Sequence[Entry]
+
+_PUBLIC_ROWS: Final = 32
+"""How many public rows a model learns that stands in for one whose training failed."""
+
+
+def teacher_charges(plans: Sequence[Plan], num_splits: int) -> Sequence[Entry]:
+    """Return what privately trained teachers cost an example, or nothing if some are not.
+
+    An example is in one teacher of each split: the most expensive teacher of a split
+    counts, and splits add up.
+    """
+    if not all(plans):
+        return ()
+    size = len(plans) // num_splits
+    splits = [plans[start : start + size] for start in range(0, len(plans), size)]
+    largest = [max(split, key=_epsilon) for split in splits]
+    return [entry for plan in largest for entry in plan]
+
+
+def _epsilon(plan: Plan) -> float:
+    return claim(plan, DEFAULT_DELTA).epsilon
+
+
+def trained(train: Callable[[], T], stand_in: Callable[[], T], *, promised: bool) -> T:
+    """Return what training gives; where privacy is promised and it fails, the stand-in.
+
+    Raises
+    ------
+    InvalidData
+        In place of `KnowledgeMismatch`, which is about requests and so is told to servers.
+    """
+    try:
+        return train()
+    except Exception as error:
+        if promised:
+            logger.exception("Training failed; a model of public rows answers in its place.")
+            return stand_in()
+        if isinstance(error, KnowledgeMismatch):
+            raise InvalidData(str(error)) from error
+        raise
+
+
+def public_model(party: Party, learner_fn: LearnerFactory) -> Learner:
+    """Return a model that has seen public rows only, all of the first class or of zeros."""
+    x = party.rows_to_try(_PUBLIC_ROWS)
+    shape = (len(x),) if party.task == "single-label" else (len(x), party.num_classes)
+    dtype = np.float64 if party.task == "regression" else np.int64
+    return learner_fn().fit(x, np.zeros(shape, dtype=dtype), rng=np.random.default_rng(0))
+
+
+def fit_on_records(
+    party: Party,
+    learner_fn: LearnerFactory,
+    sets: Sequence[TrainingSet],
+    rngs: Callable[[], Sequence[np.random.Generator]],
+    *,
+    promised: bool,
+) -> list[Learner]:
+    """Fit one model per training set, all at once where the learner knows how.
+
+    Where privacy is promised, a set that cannot be learned costs its own model only.
+    """
+
+    def fit_each() -> list[Learner]:
+        stand_in = functools.partial(public_model, party, learner_fn)
+        fits = [
+            functools.partial(learner_fn().fit, *one, rng=rng)
+            for one, rng in zip(sets, rngs(), strict=True)
+        ]
+        return [trained(fit, stand_in, promised=True) for fit in fits]
+
+    return trained(
+        lambda: fit_ensemble(learner_fn, sets, rngs=rngs(), kind="teachers"),
+        fit_each,
+        promised=promised,
+    )
+
+
+def finite_logits(owner: str, model: Learner, x: Array, *, promised: bool) -> FloatArray:
+    """Return a model's logits of rows; where it has none that are finite, even ones.
+
+    Raises
+    ------
+    InvalidData
+        In place of even logits, unless privacy is promised.
+    """
+
+    def ask() -> FloatArray:
+        logits = np.asarray(model.logits(x), dtype=np.float64)
+        sound = np.isfinite(logits).all(axis=1, keepdims=True)
+        if not (promised or sound.all()):
+            raise InvalidData(f"{owner}: logits must be finite, got NaN or infinity.")
+        return np.where(sound, logits, 0.0)
+
+    return trained(ask, lambda: np.zeros((len(x), model.num_classes)), promised=promised)
+
+
+def labels_of(model: Learner, x: Array, *, promised: bool) -> IntArray:
+    """Return the classes that a model names; the first one where it cannot be asked."""
+    return trained(
+        lambda: np.asarray(model.predict(x), dtype=np.int64),
+        lambda: np.zeros(len(x), dtype=np.int64),
+        promised=promised,
+    )
+
+
+def require_plan(model: Learner, plan: Plan) -> None:
+    """Raise unless training has spent what was charged before it; nothing leaves then."""
+    if tuple(events_of(model)) != tuple(plan):
+        raise InvalidParameter(
+            f"Learner: planned_events must be what training then spends, got other events of "
+            f"{type(model).__name__}."
+        )
+
+
+def require_finite(model: PortableLearner) -> None:
+    """Raise `InvalidData` for a model with parameters that are not finite."""
+    for array in model.to_arrays().values():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise InvalidData("Learner: parameters must be finite, got NaN or infinity.")

@@ -1,0 +1,550 @@
+"""A run as a folder: the state before a round, its replies, and what was drawn in it."""
+
+import hashlib
+import json
+import logging
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from flwr.app import ArrayRecord, Error, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fl_strategies import _compat
+from fl_strategies._util.files import (
+    locked,
+    make_folder,
+    replace_file,
+    sealed,
+    unsealed,
+)
+from fl_strategies.errors import (
+    CheckpointUnavailable,
+    InvalidData,
+    KnowledgeMismatch,
+    require,
+)
+from fl_strategies.server.connections import GridAround, StreamingGrid, stream_replies
+from fl_strategies.server.replies import check_size, cut_short
+from fl_strategies.server.state import dump_state, load_state
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+SCHEMA: Final = 2
+_OWNER: Final = "Checkpoint"
+_RUN_FILE: Final = "run.json"
+_COMPLETE: Final = "complete.json"
+_BAD_REPLY: Final = 2
+_BEGIN_ANEW: Final = "Restore the folder from a copy, or begin anew in another one."
+_ASK_AGAIN: Final = "Remove it, and the complete.json beside it, to ask this node again."
+_ASK_OTHERS: Final = "Remove it to ask those again whose reply is missing."
+
+
+class Checkpoint:
+    """A run on disk, for one server at a time.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is missing, for its owner only. It holds parties' replies.
+    resume : bool
+        Go on with the run in the folder. If there is none, a new one begins in any case.
+    kinds : sequence of types
+        Data classes that the state may contain.
+
+    Attributes
+    ----------
+    run_name : str
+        Name of the run, the same after every resume, which parties keep their state by.
+    """
+
+    def __init__(self, folder: Path, *, resume: bool, kinds: Sequence[type] = ()) -> None:
+        self.folder = Path(folder).expanduser().absolute()
+        self.resume = resume
+        self.kinds = kinds
+        self.run_name = ""
+        self.round = 0
+        self._resumed_round = 0
+        self._asked: dict[Path, list[set[int]]] = {}
+
+    @contextmanager
+    def opened(self, settings: Mapping[str, object]) -> Iterator[dict[str, Any] | None]:
+        """Lock the folder and give the state to resume from, or None for a new run.
+
+        `settings` must be those that the run began with.
+        """
+        with ExitStack() as stack:
+            with self._disk():
+                make_folder(self.folder)
+                stack.enter_context(locked(self.folder / ".lock", wait=False))
+            yield self._open(settings)
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError as error:
+            raise CheckpointUnavailable(
+                f"{_OWNER}: {self.folder} must serve one run at a time, got a second one."
+            ) from error
+        except OSError as error:
+            raise CheckpointUnavailable(
+                f"{_OWNER}: {self.folder} must be on a disk that can be read and written, "
+                f"got: {error.strerror or type(error).__name__}."
+            ) from error
+
+    def _open(self, settings: Mapping[str, object]) -> dict[str, Any] | None:
+        for draft in self.folder.rglob("*.draft-*"):
+            draft.unlink()  # of a server that was killed
+        path, digest = self.folder / _RUN_FILE, _digest(settings)
+        rounds = sorted(self.folder.glob("state-*.npz"))
+        if not path.exists() and not rounds:
+            self.run_name = secrets.token_hex(16)
+            fresh = {"schema": SCHEMA, "run-name": self.run_name, "settings": digest}
+            self._write(path, json.dumps(fresh).encode())
+            return None
+        rule = "a new folder, or resume given to continue the run in it"
+        require(self.resume, _OWNER, "checkpoint_dir", rule, str(self.folder))
+        run = self._read_run(path)
+        if run["settings"] != digest:
+            raise InvalidData(
+                f"{_OWNER}: the settings must be those that the run in {self.folder} began "
+                f"with, got others. Give them again, or use a new folder."
+            )
+        self.run_name = run["run-name"]
+        if not rounds and any(self.folder.glob("round-*")):
+            raise self._damaged(self._state_path(1), "none", _BEGIN_ANEW)
+        if not rounds:
+            return None
+        self.round = self._resumed_round = int(rounds[-1].stem.removeprefix("state-"))
+        return load_state(self._read(rounds[-1], _BEGIN_ANEW), self.kinds)
+
+    def begin_round(self, number: int, state: Mapping[str, object]) -> None:
+        """Keep the state before a round; what belongs to earlier rounds is removed."""
+        if number == self.round:
+            return
+        self.round = number
+        self._write(self._state_path(number), dump_state(state, self.kinds))
+        with self._disk():
+            for path in self.folder.glob("state-*.npz"):
+                if path != self._state_path(number):
+                    path.unlink()
+            for path in self.folder.glob("round-*"):
+                if path != self._round_folder():
+                    shutil.rmtree(path)
+
+    def draw_once(self, name: str, draw: Callable[[], Mapping[str, object]]) -> dict[str, Any]:
+        """Return what `draw` gives, and the same when the round is replayed."""
+        path = self._round_folder() / f"{name}.npz"
+        if not path.exists():
+            self._write(path, dump_state(draw(), self.kinds))
+        # Never drawn again: two noises on the same data would protect less.
+        return load_state(self._read(path, _BEGIN_ANEW), self.kinds)
+
+    @property
+    def resuming(self) -> bool:
+        """Whether the present round had begun before the server was stopped."""
+        return self.round > 0 and self.round == self._resumed_round
+
+    @property
+    def num_attempts(self) -> int:
+        """How often the parties of this round were asked, the present time included."""
+        before = len(self._questions(MessageType.TRAIN))
+        finished = (self._phase_folder(MessageType.TRAIN) / _COMPLETE).exists()
+        return before if finished else before + 1
+
+    def attempts_of(self, node: int) -> int:
+        """Return how often one party was asked in this round."""
+        return sum(node in asked for asked in self._questions(MessageType.TRAIN))
+
+    def first_attempt_of(self, node: int) -> int:
+        """Return at which time of asking in this round a party was asked first."""
+        times = enumerate(self._questions(MessageType.TRAIN), start=1)
+        return next((number for number, asked in times if node in asked), 1)
+
+    def note_attempt(self, phase: str, nodes: Sequence[int]) -> None:
+        """Note that parties are about to be asked."""
+        before = self._questions(phase)
+        path = self._phase_folder(phase) / f"{len(before) + 1}.asked"
+        self._write(path, json.dumps(nodes).encode())
+        before.append({*nodes})
+
+    def _questions(self, phase: str) -> list[set[int]]:
+        """Return who was asked each time; read once, as every reply may need it."""
+        folder = self._phase_folder(phase)
+        if folder not in self._asked:
+            # An answer without a question means that a file is gone.
+            count = max(len(list(folder.glob("*.asked"))), bool(self.recorded(phase)))
+            paths = [folder / f"{number + 1}.asked" for number in range(count)]
+            self._asked[folder] = [{*json.loads(self._read(p, _BEGIN_ANEW))} for p in paths]
+        return self._asked[folder]
+
+    def record(self, phase: str, node: int, reply: bytes) -> None:
+        """Write an encoded reply, or in place of an older one from the same node."""
+        self._write(self._phase_folder(phase) / f"{node}.message", reply)
+
+    def recorded(self, phase: str) -> set[int]:
+        """Return the nodes whose reply is on disk."""
+        return {int(path.stem) for path in self._phase_folder(phase).glob("*.message")}
+
+    def replay(self, phase: str, request: Message) -> Message:
+        """Return the recorded reply as one to this request."""
+        path = self._phase_folder(phase) / f"{request.metadata.dst_node_id}.message"
+        reply = _compat.message_from_bytes(self._read(path, _ASK_AGAIN))
+        if reply.has_error():
+            return Message(reply.error, reply_to=request)
+        return Message(reply.content, reply_to=request)
+
+    def complete(self, phase: str, nodes: Iterable[int]) -> None:
+        """Note that nobody is waited for any more, who was connected and who answered."""
+        noted = {"nodes": sorted(nodes), "answered": sorted(self.recorded(phase))}
+        self._write(self._phase_folder(phase) / _COMPLETE, json.dumps(noted).encode())
+
+    def reopen(self, nodes: Iterable[int]) -> None:
+        """Let a resume ask those again whose reply was missing or bad: too few were good."""
+        folder = self._phase_folder(MessageType.TRAIN)
+        for name in (_COMPLETE, *(f"{node}.message" for node in nodes)):
+            (folder / name).unlink(missing_ok=True)
+
+    def completed(self, phase: str) -> list[int] | None:
+        """Return the nodes of a phase that has ended, or None while it lasts."""
+        return self._completion(phase, "nodes")
+
+    def answered(self, phase: str) -> list[int]:
+        """Return the nodes that have answered in a phase that has ended."""
+        return self._completion(phase, "answered") or []
+
+    def _completion(self, phase: str, key: str) -> list[int] | None:
+        path = self._phase_folder(phase) / _COMPLETE
+        return list(json.loads(self._read(path, _ASK_OTHERS))[key]) if path.exists() else None
+
+    def _write(self, path: Path, content: bytes) -> None:
+        with self._disk():
+            make_folder(path.parent)
+            replace_file(path, sealed(self._place(path), content))
+
+    def _read(self, path: Path, remedy: str) -> bytes:
+        """Return what was written; raise `InvalidData`, with what to do, if it is damaged."""
+        with self._disk():
+            data = path.read_bytes() if path.exists() else None
+        content = None if data is None else unsealed(self._place(path), data)
+        if content is None:
+            raise self._damaged(path, "none" if data is None else "another", remedy)
+        return content
+
+    def _damaged(self, path: Path, found: str, remedy: str) -> InvalidData:
+        return InvalidData(
+            f"{_OWNER}: {path} must be as it was written by this version, got {found}. {remedy}"
+        )
+
+    def _place(self, path: Path) -> str:
+        """Return where content belongs; the name of the run is in the first file of all."""
+        name = str(path.relative_to(self.folder))
+        return name if name == _RUN_FILE else f"{self.run_name}/{name}"
+
+    def _read_run(self, path: Path) -> dict[str, str]:
+        run = json.loads(self._read(path, _BEGIN_ANEW))
+        if run["schema"] != SCHEMA:
+            raise self._damaged(path, f"schema {run['schema']}", _BEGIN_ANEW)
+        return {key: str(value) for key, value in run.items()}
+
+    def _state_path(self, number: int) -> Path:
+        return self.folder / f"state-{number:09}.npz"
+
+    def _round_folder(self) -> Path:
+        return self.folder / f"round-{self.round:09}"
+
+    def _phase_folder(self, phase: str) -> Path:
+        return self._round_folder() / phase
+
+
+class RecordedGrid(GridAround):
+    """A grid whose replies are on disk before they are used.
+
+    The strategy reads them one by one from there, so that memory does not grow with the
+    number of parties.
+
+    Parameters
+    ----------
+    grid : Grid
+    checkpoint : Checkpoint
+    max_reply_bytes : int
+        A larger reply is not written; an error takes its place.
+    """
+
+    def __init__(self, grid: Grid, checkpoint: Checkpoint, *, max_reply_bytes: int) -> None:
+        super().__init__(grid)
+        self._checkpoint = checkpoint
+        self._max_reply_bytes = max_reply_bytes
+        self._nodes: list[int] = []
+
+    def get_node_ids(self) -> list[int]:
+        """Return the connected nodes; in a resumed round also those that have answered."""
+        self._nodes = self._known_nodes()
+        return self._nodes
+
+    def _known_nodes(self) -> list[int]:
+        if not self._checkpoint.resuming:
+            return sorted(self._grid.get_node_ids())
+        finished = self._checkpoint.completed(MessageType.TRAIN)
+        if finished is not None:
+            return finished
+        recorded = self._checkpoint.recorded(MessageType.TRAIN)
+        return sorted(recorded.union(self._grid.get_node_ids()))
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Ask who has not answered yet and give all replies, in the order of the messages."""
+        requests = list(messages)
+        if not requests:
+            return []
+        phase = requests[0].metadata.message_type
+        if self._checkpoint.completed(phase) is None:
+            self._gather(phase, requests, timeout)
+            self._checkpoint.complete(phase, self._nodes)
+        recorded = {*self._checkpoint.answered(phase)}
+        answered = [r for r in requests if r.metadata.dst_node_id in recorded]
+        # Earlier questions first: see `KnowledgeStrategy._accept`.
+        answered.sort(key=lambda r: self._checkpoint.first_attempt_of(r.metadata.dst_node_id))
+        for request in answered:
+            if not request.metadata.message_id:
+                _compat.assign_message_id(request)
+        return (self._checkpoint.replay(phase, request) for request in answered)
+
+    def _gather(self, phase: str, requests: Sequence[Message], timeout: float | None) -> None:
+        recorded = self._checkpoint.recorded(phase)
+        answered = {
+            request.metadata.dst_node_id
+            for request in requests
+            if request.metadata.dst_node_id in recorded
+            and not self._checkpoint.replay(phase, request).has_error()
+        }
+        asked = [r for r in requests if r.metadata.dst_node_id not in answered]
+        if answered:
+            logger.info("%s of %s replies are on disk.", len(answered), len(requests))
+        if not asked:
+            return
+        self._checkpoint.note_attempt(phase, [r.metadata.dst_node_id for r in asked])
+        for request, reply in stream_replies(self._grid, asked, timeout):
+            self._checkpoint.record(
+                phase, request.metadata.dst_node_id, self._encoded(request, reply)
+            )
+
+    def _encoded(self, request: Message, reply: Message) -> bytes:
+        """Return a reply as bytes; an error in its place if it is too large, or cannot be."""
+        try:
+            if reply.has_error():
+                error = Error(reply.error.code, cut_short(reply.error.reason or ""))
+                return _compat.message_to_bytes(Message(error, reply_to=request))
+            check_size(reply.content, self._max_reply_bytes)
+            return _compat.message_to_bytes(Message(reply.content, reply_to=request))
+        except KnowledgeMismatch as error:
+            reason = str(error)
+        except Exception as error:  # Flower reads more than it can write
+            reason = f"Reply: it must be a message of Flower's, got {type(error).__name__}."
+        return _compat.message_to_bytes(Message(Error(_BAD_REPLY, reason), reply_to=request))
+
+
+def _digest(settings: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class Start(Protocol):
+    """Flower's loop over rounds, with everything given but these."""
+
+    def __call__(
+        self, grid: Grid, *, num_rounds: int, evaluate_fn: EvaluateFn | None
+    ) -> Result:
+        """Run some rounds."""
+
+
+class Resumable(Protocol):
+    """What a run needs to know of a strategy to bring it back."""
+
+    max_reply_bytes: int
+
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+
+    def identity(self) -> Mapping[str, object]:
+        """Return, as JSON has it, what must be the same for a run to be resumed."""
+
+    @property
+    def state(self) -> Any:
+        """Its `State`."""
+
+
+class Run:
+    """A run that leaves nothing behind: everything is asked and drawn once."""
+
+    name = ""
+    """What parties keep their state by; empty for a run that cannot be resumed."""
+    is_kept = False
+
+    @property
+    def num_attempts(self) -> int:
+        """How often the parties were asked in this round: once, and again after a resume.
+
+        What a party drew for the first question may have left it although it never arrived.
+        Charging the round so many times is therefore never too little; a party that keeps a
+        state folder has given the same answer twice and spent less.
+        """
+        return 1
+
+    def attempts_of(self, node_id: int) -> int:  # noqa: ARG002 - see `KeptRun`
+        """Return how often one party was asked in this round; see `num_attempts`."""
+        return 1
+
+    def first_attempt_of(self, node_id: int) -> int:  # noqa: ARG002 - see `KeptRun`
+        """Return at which time of asking in this round a party was asked first."""
+        return 1
+
+    def draw_once(
+        self,
+        name: str,  # noqa: ARG002 - see `KeptRun`
+        draw: Callable[[], Mapping[str, object]],
+    ) -> Mapping[str, Any]:
+        """Return what `draw` gives; after a resume what it gave before.
+
+        For noise: drawn a second time for the same data, it would protect less.
+        """
+        return draw()
+
+    def begin_round(self, strategy: Resumable) -> None:
+        """Keep what the rounds so far have left."""
+
+    def reopen(self, nodes: Iterable[int]) -> None:
+        """Let a resume ask these nodes again."""
+
+    def execute(
+        self,
+        strategy: Resumable,  # noqa: ARG002 - see `KeptRun`
+        start: Start,
+        grid: Grid,
+        num_rounds: int,
+        evaluate_fn: EvaluateFn | None,
+    ) -> Result:
+        """Run some rounds."""
+        careful = StreamingGrid(grid) if _compat.is_flowers_own(grid) else grid
+        return start(careful, num_rounds=num_rounds, evaluate_fn=evaluate_fn)
+
+
+class KeptRun(Run):
+    """A run that a folder can bring back.
+
+    Parameters
+    ----------
+    folder : Path
+    resume : bool
+        See `KnowledgeStrategy`.
+    kinds : tuple of types
+        Data classes in the state.
+    """
+
+    is_kept = True
+
+    def __init__(self, folder: Path, *, resume: bool, kinds: tuple[type, ...]) -> None:
+        self.checkpoint = Checkpoint(folder, resume=resume, kinds=kinds)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The run's name, the same after every resume."""
+        return self.checkpoint.run_name
+
+    @property
+    def num_attempts(self) -> int:
+        """See `Run`."""
+        return self.checkpoint.num_attempts
+
+    def attempts_of(self, node_id: int) -> int:
+        """See `Run`."""
+        return self.checkpoint.attempts_of(node_id)
+
+    def first_attempt_of(self, node_id: int) -> int:
+        """See `Run`."""
+        return self.checkpoint.first_attempt_of(node_id)
+
+    def draw_once(
+        self, name: str, draw: Callable[[], Mapping[str, object]]
+    ) -> Mapping[str, Any]:
+        """See `Run`."""
+        return self.checkpoint.draw_once(name, draw)
+
+    def begin_round(self, strategy: Resumable) -> None:
+        """See `Run`."""
+        self.checkpoint.begin_round(strategy.state.round + 1, strategy.state.to_dict())
+
+    def reopen(self, nodes: Iterable[int]) -> None:
+        """See `Run`."""
+        self.checkpoint.reopen(nodes)
+
+    def execute(
+        self,
+        strategy: Resumable,
+        start: Start,
+        grid: Grid,
+        num_rounds: int,
+        evaluate_fn: EvaluateFn | None,
+    ) -> Result:
+        """Run the rounds that are not over; `num_rounds` counts from the beginning."""
+        owner, first = type(strategy).__name__, strategy.state.round == 0
+        rule = "omitted to start a second time"
+        require(first, owner, "checkpoint_dir", rule, strategy.state.round)
+        with self.checkpoint.opened(strategy.identity()) as kept:
+            strategy.state.restore(kept or {})
+            done = strategy.state.round
+            rule = f"at least {done + 1}, the round that the checkpoint is in"
+            require(num_rounds > done, owner, "num_rounds", rule, num_rounds)
+            if kept is not None:
+                logger.info(
+                    "%s resumes in round %s of %s.", strategy.name, done + 1, num_rounds
+                )
+            recorded = RecordedGrid(
+                grid, self.checkpoint, max_reply_bytes=strategy.max_reply_bytes
+            )
+            counted = evaluate_fn and _counted_from(done, evaluate_fn)
+            result = start(recorded, num_rounds=num_rounds - done, evaluate_fn=counted)
+        return _whole(result, done, strategy.state.history)
+
+
+def _whole(result: Result, done: int, history: Mapping[str, Mapping[int, Any]]) -> Result:
+    """Add the rounds before a resume to a result, and count its rounds after them."""
+    for phase in ("train", "evaluate"):
+        metrics = getattr(result, f"{phase}_metrics_clientapp")
+        late = {number + done: record for number, record in metrics.items()}
+        early = {n: MetricRecord(m) for n, m in history[phase].items() if n <= done}
+        metrics.clear()
+        metrics.update({**early, **late})
+    central = result.evaluate_metrics_serverapp
+    result.evaluate_metrics_serverapp = {n + done: record for n, record in central.items()}
+    return result
+
+
+def once_there_is_a_model(evaluate: EvaluateFn) -> EvaluateFn:
+    """Spare a user's function Flower's round 0 where no model was there to begin with.
+
+    Whoever loads arrays into a model would fail there, and end the run.
+    """
+
+    def careful(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        return evaluate(number, arrays) if number or arrays else None
+
+    return careful
+
+
+def _counted_from(done: int, evaluate: EvaluateFn) -> EvaluateFn:
+    """Let rounds be counted from the beginning of a resumed run; round 0 is over."""
+
+    def counted(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        return evaluate(number + done, arrays) if number or not done else None
+
+    return counted

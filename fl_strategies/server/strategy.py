@@ -1,0 +1,918 @@
+"""One round of knowledge transfer as a Flower strategy: ask, collect, combine, deliver."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fl_strategies._compat import warn_of_untested_flower
+from fl_strategies._util.arrays import Array, content_hash
+from fl_strategies._util.naming import nearest_name, require_argument
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.aggregation.metrics import aggregate_metrics, without_unknown
+from fl_strategies.errors import (
+    InvalidParameter,
+    NotEnoughParties,
+    NotFitted,
+    RunFailed,
+    UnsupportedLearner,
+    require,
+)
+from fl_strategies.learners import Learner, can_travel, require_portable
+from fl_strategies.options import Options, key_of
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.statement import describe_releases
+from fl_strategies.server.callbacks import Callbacks, OnRound, followed_by
+from fl_strategies.server.connections import wait_for_parties
+from fl_strategies.server.members import Known, check_claim, holders, registered, settle
+from fl_strategies.server.replies import (
+    EVALUATION,
+    PartyReply,
+    PartyReport,
+    cut_short,
+    figures_by_party,
+    parse_reply,
+)
+from fl_strategies.server.run import EvaluateFn, KeptRun, Run, once_there_is_a_model
+from fl_strategies.server.state import State
+from fl_strategies.wire import keys
+from fl_strategies.wire.formats import HALF_PRECISION, as_meant, offer
+from fl_strategies.wire.knowledge import (
+    MAX_REPLY_BYTES,
+    Knowledge,
+    Metrics,
+    Scalar,
+    decode_arrays,
+    encode_arrays,
+    write_messages,
+)
+
+
+def described(value: object) -> object:
+    """Return a setting as JSON has it; of code, which has none, only that it is there."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return content_hash(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: described(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): described(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [described(each) for each in value]
+    return value if isinstance(value, str | int | float | None) else "..."
+
+
+class FederationOptions(TypedDict, total=False):
+    """Keyword arguments that all strategies take; see `KnowledgeStrategy`."""
+
+    num_parties: int
+    min_available_nodes: int
+    min_parties: int
+    fraction_train: float
+    min_train_nodes: int
+    max_wait: float
+    seed: int
+    evaluate: bool
+    max_reply_bytes: int
+    half_precision: bool
+    members: Mapping[int, int] | None
+    checkpoint_dir: str | Path | None
+    resume: bool
+    on_round: OnRound | Sequence[OnRound] | None
+
+
+DEFAULT_PARTIES = 2
+
+
+def expected_parties(owner: str, options: FederationOptions) -> int:
+    """Return how many parties to wait for, by our name for it or by Flower's."""
+    number = options.get("num_parties", options.get("min_available_nodes", DEFAULT_PARTIES))
+    same = options.get("min_available_nodes", number) == number
+    rule = f"omitted, or num_parties={number}, which means the same"
+    require(same, owner, "min_available_nodes", rule, options.get("min_available_nodes"))
+    return number
+
+
+def sample(
+    nodes: Sequence[int], options: FederationOptions, seed: int, server_round: int
+) -> list[int]:
+    """Return the nodes of a round as Flower would: a share of them, but not too few.
+
+    The experiment's seed decides, so a round that is resumed asks the same nodes again.
+    """
+    wanted = max(
+        int(len(nodes) * options.get("fraction_train", 1.0)), options.get("min_train_nodes", 1)
+    )
+    if wanted >= len(nodes):
+        return list(nodes)
+    rng = derive_rng(seed, "sampling", server_round)
+    chosen = rng.choice(len(nodes), size=wanted, replace=False)
+    return [nodes[i] for i in sorted(chosen)]
+
+
+def check_federation(owner: str, options: FederationOptions) -> None:
+    """Raise `InvalidParameter` for an option that breaks its rule."""
+    num_parties = expected_parties(owner, options)
+    require(num_parties >= 1, owner, "num_parties", "at least 1", num_parties)
+    fewest, rule = options.get("min_parties", 1), f"from 1 to num_parties={num_parties}"
+    require(1 <= fewest <= num_parties, owner, "min_parties", rule, fewest)
+    share, few = options.get("fraction_train", 1.0), options.get("min_train_nodes", 1)
+    require(0 < share <= 1, owner, "fraction_train", "above 0 and at most 1", share)
+    require(1 <= few <= num_parties, owner, "min_train_nodes", rule, few)
+    wait, seed = options.get("max_wait", 0.0), options.get("seed", 0)
+    require(wait >= 0, owner, "max_wait", "at least 0 seconds", wait)
+    require(seed >= 0, owner, "seed", "at least 0", seed)
+    most = options.get("max_reply_bytes", 1)
+    require(most > 0, owner, "max_reply_bytes", "positive", most)
+
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collector(Generic[S]):
+    """Reads replies to some messages; a bad one costs its own party the round.
+
+    Parameters
+    ----------
+    owner : str
+        Who reads, for the log.
+    sent : sequence of Message
+        What was asked.
+    members : dict
+        Which node is which party; new ones are entered.
+    run : Run
+    kind : str
+        What a reply must be.
+    max_bytes : int
+    check : callable
+        Return what a reply's knowledge says; raise, and change nothing, if it is not as asked.
+    restore : callable
+        Return knowledge as it was before it was made smaller to travel; see `wire.formats`.
+    reject : callable
+        Note why a node's reply does not count.
+    """
+
+    owner: str
+    sent: Sequence[Message]
+    members: Known
+    run: Run
+    kind: str
+    max_bytes: int
+    check: Callable[[Knowledge], S]
+    restore: Callable[[Knowledge], Knowledge]
+    reject: Callable[[int, str], None]
+    refused: set[int] = field(default_factory=set, init=False)
+    """Nodes that have sent an error in place of an answer."""
+
+    def collect(self, replies: Iterable[Message]) -> Iterator[PartyReply[S]]:
+        """Yield the replies that are as asked, in the order in which they come."""
+        waiting = {m.metadata.message_id: m for m in self.sent}
+        asked, attempt = {m.metadata.dst_node_id for m in self.sent}, 1
+        held = holders(self.members, asked)
+        new: list[PartyReply[None]] = []
+        for reply in replies:
+            request = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if request is None:
+                logger.warning("%s ignores a reply to no open question.", self.owner)
+                continue
+            node = request.metadata.dst_node_id
+            if self.run.first_attempt_of(node) > attempt:
+                # Who answered before a resume is known by now; see `check_claim`.
+                attempt = self.run.first_attempt_of(node)
+                settle(self.members, new)
+                held = holders(self.members, asked)
+            if reply.has_error():
+                self.refused.add(node)
+            claim = partial(check_claim, self.members, held, node)
+            try:
+                read = parse_reply(
+                    request,
+                    reply,
+                    self.kind,
+                    self.max_bytes,
+                    self.check,
+                    check=claim,
+                    restore=self.restore,
+                )
+            except Exception as error:  # hostile input may make a learner raise anything
+                self.reject(node, str(error) or type(error).__name__)
+                continue
+            new.append(read.without_knowledge())
+            yield read
+        for request in waiting.values():
+            self.reject(request.metadata.dst_node_id, "it did not answer in time")
+
+
+T = TypeVar("T")
+
+
+class Contract(ABC, Generic[T]):
+    """Hooks of a strategy, in the order in which a round calls them.
+
+    `begin_round`, then for every reply `check` and `add`, then `exclude` and `finish`; with
+    too few replies `record_releases` instead. All have defaults but `party_config`, `check`
+    and `finish`.
+    """
+
+    name: ClassVar[str]
+    reply_kind: str
+    state: State
+    state_type: ClassVar[type[State]] = State
+    """What rounds leave to the next."""
+    model_name: str = ""
+    """What parties call the final model; they need a factory of this name to receive it."""
+    options_type: ClassVar[type[Options]] = Options
+    """What can be set about the algorithm itself."""
+    takes: ClassVar[tuple[str, ...]] = (
+        "public",
+        "num_classes",
+        "learner_fn",
+        "learner_name",
+        "task",
+        "options",
+    )
+    """Keyword arguments of the constructor, besides those of `FederationOptions`."""
+    identified_by: ClassVar[tuple[str, ...]] = (
+        "public",
+        "num_classes",
+        "learner_fn",
+        "model_name",
+        "task",
+        "options",
+    )
+    """Attributes that must be as before in a resumed run: every setting of the strategy."""
+    run_settings: Mapping[str, Scalar]
+    """What else a resumed run must have as before, such as the settings of its learner."""
+    last_round: int | None = None
+    """Round after which the strategy has nothing more to ask, or None."""
+    central: ClassVar[bool] = True
+    """Whether the run ends in one model for everybody, or each party keeps its own."""
+    usual_rounds: ClassVar[int] = 1
+    """Rounds that a run has unless another number is given."""
+    same_learner: ClassVar[bool] = False
+    """Whether all parties and the server need the same kind of model."""
+    relays_models: ClassVar[bool] = False
+    """Whether parties' models travel, so that the server must be able to rebuild them."""
+    model_as_made: ClassVar[bool] = True
+    """Whether the final model has the shape that its factory makes, so that another strategy
+    can continue with it."""
+    parties_train: ClassVar[bool] = True
+    """Whether parties train models of their own."""
+    party_learner_needs: ClassVar[tuple[type, ...]] = ()
+    """Protocols beyond `Learner` that the parties' models must have."""
+    final_learner_needs: ClassVar[tuple[type, ...]] = ()
+    """Protocols beyond `Learner` that the server's model must have."""
+    min_parties: int
+    members: Known
+    _kept: list[PartyReply[T]]
+
+    @classmethod
+    def from_settings(cls, **given: Any) -> Self:
+        """Make a strategy of flat settings, as a run configuration has them.
+
+        Parameters
+        ----------
+        **given
+            What the constructor takes, and by snake_case names what its options are made
+            of; None stands for what is not given.
+
+        Examples
+        --------
+        `FedKT.from_settings(..., privacy_level="L1", gamma=0.1)` is short for
+        `FedKT(..., options=FedKTOptions(privacy=VotePrivacy(level="L1", gamma=0.1)))`.
+        """
+        own = cls.arguments()
+        for name in given:
+            require_argument(cls.__name__, name, [*own, *cls.setting_names()])
+        flat = {key_of(name): value for name, value in given.items() if name not in own}
+        options = cls.options_type.from_config(cls.options_type.completed(flat))
+        rest: dict[str, Any] = {name: value for name, value in given.items() if name in own}
+        if "options" in own:  # a strategy need not have any
+            rest["options"] = options
+        return cls(**rest)
+
+    @classmethod
+    def arguments(cls) -> list[str]:
+        """Return what the constructor takes."""
+        return [*cls.takes, *FederationOptions.__annotations__]
+
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """Return what `from_settings` takes besides."""
+        return [key.replace("-", "_") for key in cls.options_type.settings()]
+
+    @classmethod
+    def require_arguments(cls, given: Iterable[str]) -> None:
+        """Raise `InvalidParameter`, saying what to write, for an argument nobody knows."""
+        own, settings = cls.arguments(), cls.setting_names()
+        for name in given:
+            rule = "names of arguments of its constructor"
+            require(name not in cls.takes, cls.__name__, "takes", rule, name)
+            meant = nearest_name(name, [*own, *settings])
+            said = "" if meant == name else f"Did you mean {meant!r}? "
+            hint = (
+                f"{said}Write options={cls.options_type.__name__}(...), "
+                f"or {cls.__name__}.from_settings({meant}=...)."
+            )
+            require_argument(cls.__name__, name, own, hint if meant in settings else "")
+
+    @abstractmethod
+    def party_config(self) -> dict[str, Scalar]:
+        """Return the settings that parties need in round `round_`."""
+
+    def begin_round(self) -> bool:
+        """Make ready to ask the parties; return whether they may be asked at all."""
+        return True
+
+    @abstractmethod
+    def check(self, knowledge: Knowledge) -> T:
+        """Return what a party says; raise `KnowledgeMismatch` to exclude it.
+
+        Nothing may change here: what is excluded leaves no trace.
+        """
+
+    def add(self, reply: PartyReply[T]) -> None:
+        """Take a checked reply into the round; by default it is kept until the end.
+
+        Replies come in any order, so sums must not depend on it. Must not fail.
+        """
+        self._kept.append(reply)
+
+    def exclude(self, replies: Sequence[PartyReply[T]]) -> Mapping[int, str]:  # noqa: ARG002
+        """Return nodes whose reply does not fit the others', and why; none by default."""
+        return {}
+
+    @abstractmethod
+    def finish(self) -> tuple[ArrayRecord | None, Metrics]:
+        """Combine what was added, and return the result with metrics of its own."""
+
+    def record_releases(self) -> None:
+        """Record in the ledger what has left the parties although too few of them answered.
+
+        `finish` records this by itself in a round that ends well.
+        """
+
+    def confirm_delivery(self, replies: Sequence[PartyReply[None]]) -> None:
+        """Note who has received and measured what was delivered."""
+
+    @property
+    def replies(self) -> list[PartyReply[T]]:
+        """What `add` has kept, by the numbers of the parties and sorted."""
+        found = [
+            replace(reply, partition_id=self.party_of(reply.node_id)) for reply in self._kept
+        ]
+        return sorted(found, key=lambda reply: reply.partition_id)
+
+    def party_of(self, node_id: int) -> int:
+        """Return which party a node is."""
+        return self.members[node_id][1]
+
+    def nodes_for_round(self, nodes: list[int]) -> list[int]:
+        """Return which of the connected nodes to ask; all of them by default.
+
+        With none, nothing is sent and the round does not count.
+        """
+        return nodes
+
+    def num_replies_needed(self) -> int:
+        """Return how many valid replies a round needs; `min_parties` by default.
+
+        Never more are needed than nodes were asked.
+        """
+        return self.min_parties
+
+    def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
+        """Return what this node is to learn from before it trains; nothing by default."""
+        return None
+
+    def delivery_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
+        """Return what this node is given after a round; by default the final model."""
+        return self.state.delivery
+
+    def warm_start(self, arrays: Mapping[str, Array]) -> None:  # noqa: ARG002
+        """Begin with a model that is given to `start`; raise where that means nothing."""
+        raise InvalidParameter(
+            f"{type(self).__name__}: initial_arrays must be empty, got some. Its model is made "
+            f"of what the parties know, not continued from another one."
+        )
+
+    @property
+    def delivered_learner(self) -> str:
+        """Name of the learner whose model `delivery_for` gives; empty if it gives none.
+
+        Parties are told it with every question, so that one that could not read the model
+        refuses before it pays.
+        """
+        made = getattr(self, "learner_fn", None)
+        return self.model_name if made is not None and can_travel(made()) else ""
+
+    @property
+    def most_score_bytes(self) -> int:
+        """How large the array ``scores`` of a reply is; 0 if it must not be compressed.
+
+        The size of a compressed reply tells something about the scores to whoever counts
+        bytes. So it is 0 where scores are protected only by what the server makes of them.
+        """
+        return 0
+
+    @property
+    def sends_models(self) -> bool:
+        """Whether replies are models, which may travel in half precision."""
+        return self.relays_models or self.reply_kind == "models"
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether a run that too few parties are left for keeps its result and ends."""
+        return False
+
+
+class Outcome(Contract[T]):
+    """The part of a strategy that is read after a run, and how small its replies may be.
+
+    Parties may compress scores, and models may be of half precision.
+    """
+
+    failure_: str = "the strategy has not run"
+    """Why the last round that failed has no result."""
+    run: Run
+    _half = False
+    _model: Learner | None
+    _registered: Known
+
+    @property
+    def round_(self) -> int:
+        """Rounds asked so far."""
+        return self.state.round
+
+    @property
+    def parties_(self) -> dict[int, PartyReport]:
+        """What each party reported last."""
+        return self.state.parties
+
+    @property
+    def ledger_(self) -> PrivacyLedger:
+        """What the run released."""
+        return self.state.ledger
+
+    @property
+    def members(self) -> Known:  # type: ignore[override]
+        """Which node is which party: as its operator says, or as their first answers did."""
+        return self._registered or self.state.members
+
+    @property
+    def model_(self) -> Learner:
+        """The final model."""
+        if self._model is None:
+            raise NotFitted(
+                f"{type(self).__name__}: model_ must be read after a run that ended well, "
+                f"got none: {self.failure_}."
+            )
+        return self._model
+
+    def keep_model(self, model: Learner) -> ArrayRecord | None:
+        """Keep the final model; return its arrays if it can travel."""
+        self._model = model
+        try:
+            arrays = require_portable(model).to_arrays()
+        except UnsupportedLearner as error:
+            logger.info("%s: the final model stays on the server. %s", self.name, error)
+            return None
+        self.state.delivery = Knowledge("model", arrays, {keys.LEARNER: self.model_name})
+        return encode_arrays(arrays)
+
+    def fail(self, reason: str) -> None:
+        """Note why a round has no result."""
+        self.failure_ = reason.removesuffix(".")
+        logger.error("%s has no result: %s.", self.name, self.failure_)
+
+    @property
+    def has_result(self) -> bool:
+        """Whether there is something to show for the run; by default a model."""
+        return self._model is not None
+
+    def require_result(self) -> None:
+        """Raise if the run was for nothing, and say what has left the parties all the same."""
+        if self.has_result:
+            return
+        released = describe_releases(self.ledger_.entries)
+        raise RunFailed(
+            f"{type(self).__name__}: the run must end with a result, got none: "
+            f"{self.failure_}. What has left the parties all the same: {released}"
+        )
+
+    @property
+    def precision(self) -> dict[str, Scalar]:
+        """What a resumed run must have as before, besides its settings."""
+        return {HALF_PRECISION: True} if self._half else {}
+
+    def check_precision(self) -> None:
+        """Raise `InvalidParameter` for half precision where no models are sent."""
+        fits, rule = self.sends_models or not self._half, "false unless parties send models"
+        require(fits, type(self).__name__, "half_precision", rule, self._half)
+
+    def offered(self) -> dict[str, Scalar]:
+        """Return what a question says about smaller replies."""
+        return offer(self.most_score_bytes, half=self._half, kept=self.run.is_kept)
+
+    def restored(self, knowledge: Knowledge) -> Knowledge:
+        """Return what a reply says, as it was before it was made smaller."""
+        return as_meant(knowledge, self.most_score_bytes, half=self._half)
+
+
+# A child of Flower's logger, so that our lines appear among Flower's own.
+
+
+class KnowledgeStrategy(Outcome[T], Strategy):
+    """Base of all strategies.
+
+    A subclass says what to ask (`party_config`), whether a reply is as asked (`check`), what
+    becomes of it (`add`) and what a round comes to (`finish`). What a round leaves to the next
+    is in `state`, and nothing else is.
+
+    Parameters
+    ----------
+    num_parties : int
+        Parties to wait for before a round.
+    min_available_nodes : int
+        Flower's name for `num_parties`.
+    min_parties : int (default: 2, or 1 if only one party is expected)
+        Fewest parties to continue with, both after waiting and after bad replies.
+    fraction_train, min_train_nodes : float, int (default: 1, 1)
+        Share of the connected parties that a round asks, and fewest to ask. Who is not asked
+        is for this round like a party that is away. No privacy is claimed from it.
+    max_wait : float (default: 120)
+        Seconds to wait for `num_parties` to connect.
+    seed : int (default: 0)
+        Seed of the experiment. It never feeds noise that protects privacy.
+    evaluate : bool (default: True)
+        Deliver the final model to the parties, who report its accuracy on their own
+        held-out rows, if they have any.
+    max_reply_bytes : int (default: 256 MiB)
+        Largest reply that is read.
+    half_precision : bool (default: False)
+        Let parties send float32 models as float16, at half the bytes and three digits.
+    members : mapping of node id to partition id, optional
+        Who is who, as its operator knows; other nodes are not asked. Without, a node has
+        the number of its first answer, for the whole run (see `server.members`).
+    checkpoint_dir : str or Path, optional
+        Folder in which the run is kept, so that it can be resumed after the server was killed.
+        It holds what parties sent, so it needs the protection that the server itself has.
+    resume : bool (default: False)
+        Resume the run in `checkpoint_dir`, if there is one. Parties are not asked again
+        for what has arrived, and the result is the same to the bit.
+    on_round : callable or list of callables, optional
+        Called as `on_round(number, metrics)` after each round, with the round's figures by
+        names such as ``"train/epsilon-example"``; see docs/tracking.md. An exception in it is
+        logged once and ends nothing. The last round may come again after a resume.
+
+    Attributes
+    ----------
+    parties_ : dict of partition id to `PartyReport`
+        What each party reported last.
+    ledger_ : PrivacyLedger
+        What the run released, in the unit that its guarantee is about.
+    rejected_ : dict
+        Per node id: why its reply of the last round was excluded.
+    undelivered_ : dict
+        Per node id: why it did not confirm that it has what the last round came to.
+    round_ : int
+        Rounds asked so far, over all calls of `start`: a second call continues.
+    """
+
+    def __init__(self, **federation: Unpack[FederationOptions]) -> None:
+        owner = type(self).__name__
+        self.require_arguments(federation)
+        self.num_parties = expected_parties(owner, federation)
+        self.min_parties = federation.get("min_parties", min(2, self.num_parties))
+        self.max_wait = federation.get("max_wait", 120.0)
+        self.seed = federation.get("seed", 0)
+        self.evaluate = federation.get("evaluate", True)
+        self.max_reply_bytes = federation.get("max_reply_bytes", MAX_REPLY_BYTES)
+        check_federation(owner, federation)
+        self._federation = federation
+        self._registered = registered(owner, federation.get("members"), self.num_parties)
+        self.run = self._make_run(federation.get("checkpoint_dir"), federation.get("resume"))
+        self.run_settings = {}
+        self.rejected_: dict[int, str] = {}
+        self.undelivered_: dict[int, str] = {}
+        self._half = federation.get("half_precision", False)
+        self._model = None
+        self._kept: list[PartyReply[T]] = []
+        self._sent: list[Message] = []
+        self._refused = 0
+        self._callbacks = Callbacks(owner, federation.get("on_round"))
+        self._judged_later = False
+        self._is_started = False
+
+    def _make_run(self, folder: str | Path | None, resume: bool | None) -> Run:
+        given, owner = bool(folder) or not resume, type(self).__name__
+        require(given, owner, "checkpoint_dir", "given with resume", folder)
+        if not folder:
+            return Run()
+        return KeptRun(Path(folder), resume=bool(resume), kinds=self.state_type.kinds)
+
+    def adopt(self, run: Run) -> None:
+        """Take part in a run that somebody else keeps, such as a chain of strategies."""
+        self.run = run
+
+    def identity(self) -> dict[str, object]:
+        """Return what must be the same to resume a run: all settings but patience."""
+        names = ("num_parties", "seed", "run_settings", *self.identified_by)
+        own = {name: described(getattr(self, name)) for name in names}
+        ledger = self.state.ledger
+        budget = [ledger.unit, ledger.delta, ledger.max_epsilon]
+        own |= self.party_config() | self.precision
+        return {**own, "budget": budget, keys.STRATEGY: self.name}
+
+    # Flower's methods.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run some rounds; see Flower's `Strategy.start`. Raise `RunFailed` without a result.
+
+        `initial_arrays` are for strategies that continue from a model; others refuse any.
+        `evaluate_fn` gets the arrays of the final model by the names that `to_arrays` gives
+        them, for a network those of its state; before there are any it is not called.
+        With a checkpoint `num_rounds` counts from the beginning of the run, and rounds that
+        are over are not repeated.
+        """
+        warn_of_untested_flower()
+        begin = partial(
+            super().start,
+            initial_arrays=initial_arrays,
+            timeout=timeout,
+            train_config=train_config,
+            evaluate_config=evaluate_config,
+        )
+        if initial_arrays:
+            self.warm_start(decode_arrays(initial_arrays, self.max_reply_bytes))
+        judged = evaluate_fn and once_there_is_a_model(evaluate_fn)
+        self._judged_later = judged is not None
+        judged = judged and followed_by(judged, self._end_round)
+        self._is_started = True
+        try:
+            result = self.run.execute(self, begin, grid, num_rounds, judged)
+        finally:
+            self._is_started = False
+        self.require_result()
+        return result
+
+    def summary(self) -> None:
+        """Log the settings."""
+        logger.info("\t├──> %s:", type(self).__name__)
+        for key, value in {**self.party_config(), "num-parties": self.num_parties}.items():
+            logger.info("\t│\t├── %s: %s", key, value)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask the parties of this round, for `start` alone.
+
+        Flower's wrappers call this from a `start` of their own. They clip and blur arrays as
+        if they were updates of weights: around a strategy whose messages are votes, scores or
+        whole models they would run and protect nothing.
+        """
+        if not self._is_started:
+            owner = type(self).__name__
+            raise InvalidParameter(
+                f"{owner}: it must be run by its own start, got run by something else. "
+                f"Around {owner} a wrapper protects nothing: use the strategy's own privacy "
+                f"options, or wrap Flower's own class and give that to FlowerStrategy."
+            )
+        return self.ask_parties(server_round, arrays, config, grid)
+
+    def ask_parties(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,  # noqa: ARG002 - Flower's signature
+        config: ConfigRecord,
+        grid: Grid,
+    ) -> list[Message]:
+        """Ask the parties of this round, once the expected ones are there."""
+        self.check_precision()
+        self._callbacks.begin(self.round_)
+        self._sent = []
+        if self.last_round is not None and server_round > self.last_round:
+            logger.info("%s has ended; nothing is sent.", self.name)
+            return []
+        self.run.begin_round(self)
+        self._kept = []
+        if not self.begin_round():
+            return []
+        try:
+            present = self._wait_for_parties(grid)
+        except NotEnoughParties as error:
+            if not self.ends_early or self.run.is_kept:
+                raise
+            logger.warning("%s ended after round %s: %s", self.name, self.round_, error)
+            return []
+        asked = sample(present, self._federation, self.seed, self.round_ + 1)
+        nodes = self.nodes_for_round(asked)
+        if not nodes:
+            self.failure_ = "nobody was asked"
+            logger.info("%s has nobody to ask; nothing is sent.", self.name)
+            return []
+        self.rejected_, self.undelivered_ = {}, {}
+        self.state.round += 1
+        content = {node: self.knowledge_for(node) for node in nodes}
+        self._sent = self._messages(MessageType.TRAIN, content, config)
+        return self._sent
+
+    def aggregate_train(
+        self,
+        server_round: int,  # noqa: ARG002 - Flower's signature
+        replies: Iterable[Message],
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Combine the valid replies; with too few of them, report nothing and say why."""
+        accepted = self._collect(replies, self.reply_kind, self.check, self.add)
+        if not self._sent:
+            return None, None
+        needed = min(self.num_replies_needed(), len(self._sent))
+        if len(accepted) < needed:
+            self.fail(
+                f"{len(accepted)} of {len(self._sent)} parties sent a valid reply and "
+                f"{needed} are needed ({self._first_rejection()})"
+            )
+            if self._refused < len(self._sent):  # otherwise nothing can have left a party
+                self.record_releases()
+            self._sent = []  # there is nothing new to deliver
+            self._stop_to_resume()
+            return None, None
+        arrays, metrics = self.finish()
+        self._kept = []
+        totals = aggregate_metrics([reply.metrics for reply in accepted])
+        totals |= {
+            keys.NUM_PARTIES: len(accepted),
+            keys.NUM_REJECTED: len(self.rejected_),
+            **metrics,
+        }
+        self.state.history["train"][self.round_] = totals
+        return arrays, MetricRecord({**totals})
+
+    def configure_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002 - Flower's signature
+        arrays: ArrayRecord,  # noqa: ARG002 - Flower's signature
+        config: ConfigRecord,
+        grid: Grid,  # noqa: ARG002 - Flower's signature
+    ) -> list[Message]:
+        """Deliver the result to the parties of this round."""
+        nodes = [message.metadata.dst_node_id for message in self._sent if self.evaluate]
+        content = {node: self.delivery_for(node) for node in nodes}
+        content = {node: given for node, given in content.items() if given is not None}
+        self._sent = self._messages(MessageType.EVALUATE, content, config)
+        return self._sent
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002 - Flower's signature
+        replies: Iterable[Message],
+    ) -> MetricRecord | None:
+        """Combine what the parties measured on their own held-out rows."""
+        totals = self._evaluated(replies)
+        if not self._judged_later:
+            self._end_round()
+        return None if totals is None else MetricRecord({**totals})
+
+    def _evaluated(
+        self, replies: Iterable[Message]
+    ) -> Mapping[str, float | list[float]] | None:
+        sent = {message.metadata.dst_node_id for message in self._sent}
+        accepted = self._collect(replies, EVALUATION, lambda _: None, lambda _: None)
+        self._sent = []
+        self.confirm_delivery(accepted)
+        self._note_undelivered(sent - {reply.node_id for reply in accepted})
+        if not sent:
+            return None
+        totals: dict[str, float | list[float]] = {
+            **aggregate_metrics([reply.metrics for reply in accepted]),
+            keys.NUM_UNDELIVERED: len(self.undelivered_),
+        }
+        if not self.central:
+            totals |= figures_by_party(accepted)
+        totals = without_unknown(totals)
+        if not totals.get(keys.NUM_EXAMPLES):
+            logger.info(
+                "No party tells how good the model is: one without held-out rows (x_test) "
+                "cannot, and one with a journal, a policy or a promise of privacy does not."
+            )
+        self.state.history["evaluate"][self.round_] = totals
+        return totals
+
+    def _note_undelivered(self, nodes: Iterable[int]) -> None:
+        """Name the nodes that have answered, and paid, for a model that they do not have."""
+        unknown = "it did not confirm it"
+        self.undelivered_ = {node: self.rejected_.get(node, unknown) for node in sorted(nodes)}
+        if self.undelivered_:
+            named = "; ".join(f"node {node}: {why}" for node, why in self.undelivered_.items())
+            logger.warning("%s: not everybody has the model. %s", self.name, named)
+
+    def _end_round(self, judged: Mapping[str, Any] | None = None) -> None:
+        """Tell the user's functions what this round came to."""
+        history = {phase: of.get(self.round_) for phase, of in self.state.history.items()}
+        self._callbacks.end(self.round_, len(self.rejected_), **history, server=judged)
+
+    # Messages.
+
+    def _messages(
+        self,
+        kind: str,
+        content: Mapping[int, Knowledge | None],
+        config: Mapping[str, object],
+    ) -> list[Message]:
+        """Return a message a node, with the settings of this round."""
+        named = {keys.RUN_NAME: self.run.name} if self.run.name else {}
+        offered = self.offered() if kind == MessageType.TRAIN else {}
+        if kind == MessageType.TRAIN and self.evaluate and self.delivered_learner:
+            offered[keys.FINAL_LEARNER] = self.delivered_learner
+        own = {keys.STRATEGY: self.name, keys.SERVER_ROUND: self.round_, keys.SEED: self.seed}
+        settings = {**config, **self.party_config(), **own, **named, **offered}
+        return write_messages(kind, content, settings)
+
+    def _wait_for_parties(self, grid: Grid) -> list[int]:
+        return wait_for_parties(
+            type(self).__name__,
+            grid,
+            num_parties=self.num_parties,
+            min_parties=self.min_parties,
+            max_wait=self.max_wait,
+            only=self._registered,
+        )
+
+    @property
+    def num_asked(self) -> int:
+        """How many parties are asked in this round."""
+        return len(self._sent)
+
+    # Replies.
+
+    def _collect(
+        self,
+        replies: Iterable[Message],
+        kind: str,
+        check: Callable[[Knowledge], S],
+        add: Callable[[PartyReply[S]], None],
+    ) -> list[PartyReply[None]]:
+        """Take all replies in; return who answered, sorted by party."""
+        collector = Collector(
+            owner=self.name,
+            sent=self._sent,
+            members=self.members,
+            run=self.run,
+            kind=kind,
+            max_bytes=self.max_reply_bytes,
+            check=check,
+            restore=self.restored,
+            reject=self._reject,
+        )
+        accepted = []
+        for reply in collector.collect(replies):
+            add(reply)
+            accepted.append(reply.without_knowledge())
+        self._refused = len(collector.refused)
+        unfit = self.exclude(self._kept) if kind != EVALUATION else {}
+        for node, reason in unfit.items():
+            self._reject(node, reason)
+        self._kept = [reply for reply in self._kept if reply.node_id not in unfit]
+        fit = [reply for reply in accepted if reply.node_id not in unfit]
+        settled = settle(self.members, fit)
+        self.state.note(settled, evaluated=kind == EVALUATION)
+        return settled
+
+    def _reject(self, node_id: int, reason: str) -> None:
+        reason = cut_short(reason)
+        self.rejected_.setdefault(node_id, reason)
+        logger.warning("%s excludes node %s: %s", self.name, node_id, reason)
+
+    def _stop_to_resume(self) -> None:
+        """End a run that is kept where it failed: later rounds would bury this one."""
+        if self.run.is_kept:
+            self.run.reopen(self.rejected_)
+            raise NotEnoughParties(
+                f"{type(self).__name__}: round {self.round_} must have enough replies, got too "
+                f"few: {self.failure_}. Give resume to ask these parties again."
+            )
+
+    def _first_rejection(self) -> str:
+        reasons = [f"node {node}: {reason}" for node, reason in self.rejected_.items()]
+        return f"for example {reasons[0].rstrip('.')}" if reasons else "no reply was bad"

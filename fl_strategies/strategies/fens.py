@@ -1,0 +1,460 @@
+"""FENS: local models, sent once, and a small aggregator of their scores; both sides of it."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final, Literal, TypeAlias, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord
+
+from fl_strategies._util.arrays import Array, IntArray, content_hash
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.aggregation.ensembles import (
+    MeanEnsemble,
+    StackedEnsemble,
+    Unreadable,
+    first_weights,
+    learned,
+    read_weights,
+)
+from fl_strategies.errors import KnowledgeMismatch, RequestRefused, require
+from fl_strategies.learners import (
+    Learner,
+    LearnerFactory,
+    PortableLearner,
+    plan_of,
+    require_portable,
+)
+from fl_strategies.options import Options, option
+from fl_strategies.party.accounting import ledger_to_text
+from fl_strategies.party.party import Party
+from fl_strategies.party.policy import Request
+from fl_strategies.party.role import PartyRole, read_round, read_seed, receive_model
+from fl_strategies.party.state import KnowledgeField, PartyState
+from fl_strategies.party.training import require_finite, require_plan, trained
+from fl_strategies.server.ledgers import read_ledger
+from fl_strategies.server.replies import PartyReply
+from fl_strategies.server.strategy import FederationOptions
+from fl_strategies.strategies.codistill.options import (
+    MODEL,
+    MODELS,
+    check_share,
+    join_models,
+    part_models,
+)
+from fl_strategies.strategies.codistill.party import (
+    charge_model,
+    check_problem,
+    new_portable,
+    portable_stand_in,
+)
+from fl_strategies.strategies.codistill.server import AgentModel, ModelRelay, RelayState
+from fl_strategies.strategies.weights.restraint import (
+    LocalWeights,
+    read_num_records,
+    restrained,
+)
+from fl_strategies.tasks import Task
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import (
+    MAX_REPLY_BYTES,
+    Knowledge,
+    Metrics,
+    Scalar,
+    config_choice,
+)
+
+Aggregator: TypeAlias = Literal["linear", "network", "mean"]
+
+# A server cannot make a party train without end, or something of any size.
+MAX_EPOCHS: Final = 10_000
+MAX_HIDDEN: Final = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class FENSOptions(Options):
+    """Options of `FENS`.
+
+    Parameters
+    ----------
+    aggregator : "linear", "network" or "mean"
+        "linear": one weight a model and class; "network": also a hidden layer over the
+        scores of all models; both begin as the mean of log-probabilities. "mean" of
+        probabilities is not trained, so one round is all.
+    num_hidden : int
+        Units of the hidden layer.
+    aggregator_epochs : int
+        Passes of a party over its held-back records in a round.
+    aggregator_rate : float
+        Step size.
+    holdback : float
+        Share of a party's records that its own model does not see: on records that it has
+        learned, it would look better than all others.
+    restrain : bool
+        Limit how far one party can pull the average of aggregators; see
+        `strategies.weights.restraint`.
+    """
+
+    owner: ClassVar[str] = "FENS"
+
+    aggregator: Aggregator = option("linear", "what combines the scores of all models")
+    num_hidden: int = option(32, "units of the network", least=1, most=MAX_HIDDEN)
+    aggregator_epochs: int = option(5, "passes a round", least=1, most=MAX_EPOCHS)
+    aggregator_rate: float = option(0.05, "step size of the aggregator", above=0, most=10)
+    holdback: float = option(0.1, "share of records for the aggregator", above=0, below=1)
+    restrain: bool = option(True, "limit how far one party can pull the average")
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the aggregator learns from records."""
+        return self.aggregator != "mean"
+
+    @property
+    def hidden_units(self) -> int:
+        """Units of the hidden layer, 0 where there is none."""
+        return self.num_hidden if self.aggregator == "network" else 0
+
+
+AGGREGATOR: Final = "aggregator"
+STAGE: Final = "stage"
+STAGES: Final = (MODEL, AGGREGATOR)
+COMMITTEE: Final = "committee"
+MOST_SCORES: Final = 2**27
+"""Most that all models together may say about a party's rows: 1 GiB."""
+UNPROTECTED_WEIGHTS: Final = "weights of an aggregator left that were trained without noise"
+
+
+class FENSPartyState(PartyState):
+    """What a party keeps."""
+
+    models = KnowledgeField("fens-models", MODELS)
+    """All models of the committee, as they came."""
+
+
+class FENSParty(PartyRole):
+    """The party's role: send a model once, then train the aggregator of all models.
+
+    A model that cannot be rebuilt here is counted in ``num-models-refused``; it says nothing.
+    """
+
+    def request(self, party: Party, config: ConfigRecord) -> Request:
+        """Return what leaves: a model or, whatever the learner, weights without noise."""
+        asked, options = super().request(party, config), FENSOptions.received(config)
+        if config.get(STAGE) == MODEL or not options.is_trained:
+            return asked
+        unprotected = functools.partial(Unreadable, party.num_classes)
+        return replace(asked, trainer=unprotected, epochs=options.aggregator_epochs)
+
+    def train(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
+    ) -> tuple[Knowledge, Metrics]:
+        """Return the party's model, or the aggregator after training."""
+        check_problem(party, config)
+        stage = config_choice(config, STAGE, STAGES)
+        if stage == MODEL:
+            return _train_model(party, config, state)
+        return _train_aggregator(party, received, config, state)
+
+    def evaluate(
+        self, party: Party, received: Knowledge, config: ConfigRecord, state: PartyState
+    ) -> tuple[Learner, Metrics]:
+        """Measure all models together."""
+        model, refused = _ensemble(party, received, config, state)
+        measured = self.measure(party, model, config, state)
+        return model, {**measured, keys.NUM_MODELS_REFUSED: refused}
+
+
+def held_back(party: Party, config: ConfigRecord) -> IntArray:
+    """Return which records the party's own model does not learn from, at least one."""
+    options, count = FENSOptions.received(config), len(party.y)
+    if not options.is_trained:
+        return np.empty(0, dtype=np.int64)
+    rows = party.rng(read_seed(config), "holdback").permutation(count)
+    return rows[: max(round(options.holdback * count), 1)]
+
+
+def _train_model(
+    party: Party, config: ConfigRecord, state: PartyState
+) -> tuple[Knowledge, Metrics]:
+    rows = np.setdiff1d(np.arange(len(party.y)), held_back(party, config))
+    if not len(rows):  # a single record must do for both
+        rows = np.arange(len(party.y))
+    learner = new_portable(party)
+    plan = plan_of(learner, len(rows))
+    ledger, metrics = charge_model(party, plan, state, "fens")
+    rng = party.rng(read_seed(config), "fens")
+
+    def train() -> PortableLearner:
+        model = require_portable(learner.fit(party.x[rows], party.y[rows], rng=rng))
+        require_plan(model, plan)
+        require_finite(model)
+        return model
+
+    stand_in = functools.partial(portable_stand_in, party)
+    model = trained(train, stand_in, promised=bool(plan))
+    meta = {keys.PRIVACY_EVENTS: ledger_to_text(ledger)}
+    return Knowledge(MODEL, model.to_arrays(), meta), {keys.NUM_MODELS_REFUSED: 0, **metrics}
+
+
+def _train_aggregator(
+    party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
+) -> tuple[Knowledge, Metrics]:
+    if received is None:
+        raise KnowledgeMismatch(f"Server: an {AGGREGATOR} must be sent, got none.")
+    ensemble, refused = _ensemble(party, received, config, state)
+    if not isinstance(ensemble, StackedEnsemble):
+        raise KnowledgeMismatch(f"Server: the {AGGREGATOR} must be one that learns, got mean.")
+    ledger, metrics = charge_model(party, (), state, "fens", UNPROTECTED_WEIGHTS)
+    options, rows = FENSOptions.received(config), held_back(party, config)
+    weights = learned(
+        ensemble.weights,
+        ensemble.evidence(party.x[rows]),
+        party.y[rows],
+        rng=party.rng(read_seed(config), "aggregator", read_round(config)),
+        epochs=options.aggregator_epochs,
+        rate=options.aggregator_rate,
+    )
+    meta: dict[str, Scalar] = {
+        keys.PRIVACY_EVENTS: ledger_to_text(ledger),
+        keys.NUM_EXAMPLES: len(rows),
+    }
+    return Knowledge(AGGREGATOR, weights, meta), {keys.NUM_MODELS_REFUSED: refused, **metrics}
+
+
+def _ensemble(
+    party: Party, received: Knowledge, config: ConfigRecord, state: PartyState
+) -> tuple[Learner, int]:
+    """Return all models together, and how many of them this party cannot rebuild."""
+    kept = FENSPartyState(state.records)
+    *models, aggregator = part_models(received)
+    if models:
+        named = {COMMITTEE: str(received.meta.get(COMMITTEE))}
+        kept.models = join_models(models, **named)
+    known = kept.models
+    if known is None or known.meta.get(COMMITTEE) != received.meta.get(COMMITTEE):
+        raise KnowledgeMismatch(
+            f"{party.owner}: the models of the {COMMITTEE} must have come before, got others."
+        )
+    parts = part_models(known)
+    _check_work(party, config, len(parts))
+    members, refused = [], 0
+    for part in parts:
+        try:
+            members.append(receive_model(party, part))
+        except Exception:  # a hostile model may make a learner raise anything
+            members.append(Unreadable(party.num_classes))
+            refused += 1
+    if refused == len(members):
+        raise KnowledgeMismatch(
+            f"{party.owner}: a model must be one that this party can read, got none of "
+            f"{refused}."
+        )
+    options, num_classes = FENSOptions.received(config), party.num_classes
+    if not options.is_trained:
+        return MeanEnsemble(members, num_classes=num_classes, task=party.task), refused
+    units = options.hidden_units
+    weights = read_weights(aggregator.arrays, len(members), num_classes, units)
+    return StackedEnsemble(members, weights, num_classes=num_classes), refused
+
+
+def _check_work(party: Party, config: ConfigRecord, num_models: int) -> None:
+    """Raise `RequestRefused` for more models than the party lets look at its rows."""
+    num_test = 0 if party.x_test is None else len(party.x_test)
+    num_rows = max(len(held_back(party, config)), num_test)
+    most = min(party.policy.max_predictions, MOST_SCORES // party.num_classes)
+    if num_rows * num_models > most:
+        raise RequestRefused(
+            f"{party.owner}: predictions of a request must be at most {most}, got those of "
+            f"{num_models} models."
+        )
+
+
+@dataclass(kw_only=True)
+class FENSState(RelayState):
+    """Also the aggregator, and which nodes have the models.
+
+    Parameters
+    ----------
+    aggregator : dict of name to array
+        Empty before there are models.
+    committee : str
+        Which models they are.
+    delivered : set of node ids
+    """
+
+    aggregator: dict[str, Array] = field(default_factory=dict)
+    committee: str = ""
+    delivered: set[int] = field(default_factory=set)
+
+
+class FENS(ModelRelay):
+    """All parties' models in one ensemble, whose aggregator learns from all parties.
+
+    No public rows are needed, and every party may have a model of its own kind, as far as it
+    travels (`PortableLearner`) and the others have a factory for it.
+
+    Leaves the party
+        Its model, once, to the server and by it to all parties, as arrays; then in every
+        round the weights of the aggregator after training, and how many records it has
+        held back for that.
+    Guarantee
+        None: epsilon is infinite, because the aggregator is trained without noise. Only with
+        ``aggregator="mean"``, which is not trained, the guarantee of learners that train
+        privately stands; see `Codistillation`.
+
+    Parameters
+    ----------
+    num_classes : int
+    learner_fn, learner_name, model_fns, public, row_shape
+        See `Codistillation`; public rows are not learned from.
+    task : "single-label"
+    options : FENSOptions, optional
+    **federation
+        See `KnowledgeStrategy`.
+
+    Attributes
+    ----------
+    models_ : dict of partition id to Learner
+        The models, which stay as they are from round 2 on.
+    model_ : StackedEnsemble or MeanEnsemble
+
+    Notes
+    -----
+    A party that comes after round 1, or that failed in it, has no model in the ensemble but
+    trains the aggregator. One that has lost the models is sent them again in the next round.
+
+    Deviations from the paper: its network has no linear part and begins at random, ours
+    begins as the mean of log-probabilities; models are not quantised. An aggregator gives a
+    hostile model little weight if most parties are honest, but nothing else keeps it out.
+    """
+
+    name: ClassVar[str] = "fens"
+    options_type = FENSOptions
+    identified_by = (*ModelRelay.identified_by, "last_round")
+    usual_rounds: ClassVar[int] = 11
+    state_type = FENSState
+    state: FENSState
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        learner_fn: LearnerFactory | None = None,
+        learner_name: str = "learner",
+        model_fns: Mapping[str, LearnerFactory] | None = None,
+        public: Array | None = None,
+        row_shape: Sequence[int] | None = None,
+        task: Task = "single-label",
+        options: FENSOptions | None = None,
+        **federation: Unpack[FederationOptions],
+    ) -> None:
+        super().__init__(
+            num_classes=num_classes,
+            learner_fn=learner_fn,
+            learner_name=learner_name,
+            model_fns=model_fns,
+            public=public,
+            row_shape=row_shape,
+            task=task,
+            **federation,
+        )
+        require(task == "single-label", "FENS", "task", "single-label", task)
+        self.options = options or FENSOptions()
+        self.last_round = None if self.options.is_trained else 1
+
+    @property
+    def stage(self) -> str:
+        """What parties are asked for: first their models, then the aggregator."""
+        return AGGREGATOR if self.state.committee else MODEL
+
+    @property
+    def reply_kind(self) -> str:  # type: ignore[override]
+        """What a reply must be."""
+        return self.stage
+
+    def party_config(self) -> dict[str, Scalar]:
+        """Return the problem, what to send, and how to train it."""
+        return {**super().party_config(), **self.options.to_config(), STAGE: self.stage}
+
+    def check(self, knowledge: Knowledge) -> AgentModel:
+        """Check a model before others get it, or the weights of an aggregator."""
+        if self.stage == MODEL:
+            said = super().check(knowledge)
+            # Room for the aggregator in the same message.
+            check_share(said.model, MAX_REPLY_BYTES // (1 + self.num_senders))
+            return said
+        sizes = len(self.state.newest), self.num_classes, self.options.hidden_units
+        weights = read_weights(knowledge.arrays, *sizes)
+        meta = {keys.NUM_EXAMPLES: read_num_records(knowledge.meta)}
+        ledger = read_ledger(knowledge.meta.get(keys.PRIVACY_EVENTS))
+        return AgentModel(Knowledge(AGGREGATOR, weights, meta), ledger)
+
+    def finish(self) -> tuple[ArrayRecord | None, Metrics]:
+        """Keep the models of round 1; later average the aggregators."""
+        replies = self.replies
+        self.record_releases()
+        refused = sum(reply.metrics.get(keys.NUM_MODELS_REFUSED, 0) for reply in replies)
+        metrics = {keys.NUM_MODELS_REFUSED: refused, keys.NUM_CAPPED: 0}
+        if self.stage == MODEL:
+            self._found(replies)
+            return None, metrics
+        self.state.delivered |= {reply.node_id for reply in replies}
+        self.state.delivered -= self.rejected_.keys()
+        metrics[keys.NUM_CAPPED] = self._average([reply.knowledge.model for reply in replies])
+        return None, metrics
+
+    def _found(self, replies: Sequence[PartyReply[AgentModel]]) -> None:
+        """Make the committee of the models, in the order of their parties."""
+        self.state.newest = {reply.partition_id: reply.knowledge.model for reply in replies}
+        hashes = [
+            content_hash(array)
+            for model in self.state.newest.values()
+            for array in model.arrays.values()
+        ]
+        self.state.committee = content_hash(np.frombuffer("".join(hashes).encode(), np.uint8))
+        self.state.aggregator = first_weights(
+            len(self.state.newest),
+            self.num_classes,
+            self.options.hidden_units,
+            derive_rng(self.seed, "server", "aggregator"),
+        )
+
+    def _average(self, sent: Sequence[Knowledge]) -> int:
+        """Make the next aggregator; return how many of those sent count for less."""
+        parts = [LocalWeights(s.arrays, int(s.meta[keys.NUM_EXAMPLES]), ()) for s in sent]
+        parts, changed = restrained(parts) if self.options.restrain else (parts, 0)
+        sizes = np.array([part.num_records for part in parts], dtype=np.float64)
+        shares = sizes / sizes.sum()
+        self.state.aggregator = {
+            name: np.tensordot(shares, [part.arrays[name] for part in parts], axes=1)
+            for name in self.state.aggregator
+        }
+        return changed
+
+    @property
+    def model_(self) -> Learner:
+        """All models together."""
+        members = list(self.models_.values())
+        if not members:
+            return super().model_
+        if not self.options.is_trained:
+            return MeanEnsemble(members, num_classes=self.num_classes, task=self.task)
+        return StackedEnsemble(members, self.state.aggregator, num_classes=self.num_classes)
+
+    def knowledge_for(self, node_id: int) -> Knowledge | None:
+        """Return the aggregator, for a node that has none of them with the models."""
+        if self.stage == MODEL:
+            return None
+        known = node_id in self.state.delivered
+        models = [] if known else [m for _, m in sorted(self.state.newest.items())]
+        aggregator = Knowledge(MODEL, self.state.aggregator)
+        return join_models([*models, aggregator], **{COMMITTEE: self.state.committee})
+
+    def delivery_for(self, node_id: int) -> Knowledge | None:
+        """Return the same for nodes whose reply was taken."""
+        return None if node_id in self.rejected_ else self.knowledge_for(node_id)
+
+    def confirm_delivery(self, replies: Sequence[PartyReply[None]]) -> None:
+        """Note who has the models."""
+        self.state.delivered |= {reply.node_id for reply in replies}

@@ -1,0 +1,419 @@
+"""Image data sets: their files, sizes, and public rows from another set."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies.errors import require, require_data
+from fl_strategies.tasks import Task, check_targets
+from simulations.data.downloads import FETCH_ERRORS, SOURCES, fetch_images
+from simulations.data.files import local_file, read_npz, unreachable
+from simulations.data.splits import (
+    EMBEDDED_TRAIN_SHARE,
+    Dataset,
+    Request,
+    Rows,
+    halves,
+    split_groups,
+    split_rows,
+)
+
+Arrays: TypeAlias = Mapping[str, Array]
+
+SPLIT_KEYS: Final = ("x_train", "y_train", "x_test", "y_test")
+COARSE_KEYS: Final = ("y_train_coarse", "y_test_coarse", "fine_names", "coarse_names")
+DIGITS: Final = tuple("0123456789")
+FEDMD_CLASSES: Final = (0, 2, 20, 63, 71, 82)
+NUM_SUPERCLASSES: Final = 6
+MNIST_SCALE: Final = ((0.1307,), (0.3081,))
+FASHION_SCALE: Final = ((0.2860,), (0.3530,))
+LETTERS_SCALE: Final = ((0.1722,), (0.3309,))
+CIFAR10_SCALE: Final = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+CIFAR100_SCALE: Final = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+SVHN_SCALE: Final = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
+CHEST_SCALE: Final = ((0.5,), (0.5,))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ImagePool:
+    """All images of a file, and which of them are for training and for testing.
+
+    Parameters
+    ----------
+    x, y : (n, height, width, channels) uint8, (n,) or (n, num_classes) int64
+    classes : tuple of str
+    task : "single-label" or "multi-label"
+    parts : Rows, optional
+        Rows of training, public (often none) and test images as the source splits them.
+    groups : (n,), optional
+        Writer, patient or the like of every image.
+    keep_groups : bool
+        Whether train, public and test may not share a group.
+    """
+
+    x: Array
+    y: IntArray
+    classes: tuple[str, ...]
+    task: Task = "single-label"
+    parts: Rows | None = None
+    groups: IntArray | None = None
+    keep_groups: bool = False
+
+    def split(self, rng: np.random.RandomState, *, with_public: bool) -> Rows:
+        """Return rows of train, public and test; without public rows, more of test."""
+        if self.parts is None:
+            train, public, test = self._drawn(rng)
+            held_out = np.concatenate([public, test])
+            return (train, public, test) if with_public else (train, public[:0], held_out)
+        train, public, test = self.parts
+        if with_public and not len(public):
+            first, second = halves(len(test), rng)
+            public, test = test[first], test[second]
+        return train, public, test
+
+    def _drawn(self, rng: np.random.RandomState) -> Rows:
+        if self.keep_groups and self.groups is not None:
+            return split_groups(self.groups, EMBEDDED_TRAIN_SHARE, rng)
+        return split_rows(len(self.x), EMBEDDED_TRAIN_SHARE, rng)
+
+    @property
+    def training_rows(self) -> IntArray:
+        """Rows that another data set may take as its public ones: all if none are set apart."""
+        return np.arange(len(self.x)) if self.parts is None else self.parts[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSet:
+    """Where an image data set is kept, how its file is read, and its published scale."""
+
+    file: str
+    scale: tuple[tuple[float, ...], tuple[float, ...]]
+    read: Callable[[str, Arrays], ImagePool]
+    origin: str
+    keys: tuple[str, ...] = SPLIT_KEYS
+    optional: tuple[str, ...] = ()
+
+
+def _images(owner: str, name: str, x: Array) -> Array:
+    """Return images as (n, height, width, channels) bytes."""
+    is_image = x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3)
+    sound = is_image and x.dtype == np.uint8 and x.size > 0
+    rule = "bytes (n, height, width) or (n, height, width, 3)"
+    require_data(sound, owner, name, rule, f"{x.dtype} of shape {x.shape}")
+    return x if x.ndim == 4 else x[..., np.newaxis]
+
+
+def _labels(
+    owner: str, name: str, y: Array, num_rows: int, classes: tuple[str, ...], task: Task
+) -> IntArray:
+    check_targets(owner, name, y, num_rows, len(classes), task)
+    return y.astype(np.int64)
+
+
+def _classes(arrays: Arrays, key: str = "classes") -> tuple[str, ...]:
+    return tuple(str(name) for name in arrays[key]) if key in arrays else DIGITS
+
+
+def _split_pool(owner: str, arrays: Arrays) -> ImagePool:
+    """Read x_train, y_train, x_test, y_test and, where there are any, x_val and y_val."""
+    classes, xs, ys, ends = _classes(arrays), [], [], [0]
+    for part in ("train", "val", "test"):
+        if part == "val" and "x_val" not in arrays:
+            ends.append(ends[-1])
+            continue
+        x = _images(owner, f"x_{part}", arrays[f"x_{part}"])
+        y = arrays[f"y_{part}"]
+        ys.append(_labels(owner, f"y_{part}", y, len(x), classes, "single-label"))
+        xs.append(x)
+        ends.append(ends[-1] + len(x))
+        rule = f"images of shape {xs[0].shape[1:]}"
+        alike = x.shape[1:] == xs[0].shape[1:]
+        require_data(alike, owner, f"x_{part}", rule, x.shape[1:])
+    train, val, test = (np.arange(*pair) for pair in pairwise(ends))
+    x, y = np.concatenate(xs), np.concatenate(ys)
+    return ImagePool(x=x, y=y, classes=classes, parts=(train, val, test))
+
+
+def _fine_pool(owner: str, arrays: Arrays) -> ImagePool:
+    """Read CIFAR-100 with its fine classes, those that occur in the file."""
+    pool = _split_pool(owner, {**arrays, "classes": arrays["fine_names"]})
+    return _only(pool, pool.y, tuple(int(label) for label in np.unique(pool.y)), pool.classes)
+
+
+def _fedmd_pool(owner: str, arrays: Arrays) -> ImagePool:
+    """Read the six fine classes that FedMD calls its private ones."""
+    pool = _split_pool(owner, {**arrays, "classes": arrays["fine_names"]})
+    return _only(pool, pool.y, FEDMD_CLASSES, pool.classes)
+
+
+def _superclass_pool(owner: str, arrays: Arrays) -> ImagePool:
+    """Read superclasses 0 to 5; the group is the number of a fine class in its superclass."""
+    pool = _split_pool(owner, {**arrays, "classes": arrays["fine_names"]})
+    names = _classes(arrays, "coarse_names")
+    parts = (arrays[f"y_{part}_coarse"] for part in ("train", "test"))
+    coarse = _labels(
+        owner, "coarse", np.concatenate([*parts]), len(pool.x), names, "single-label"
+    )
+    groups = np.zeros_like(coarse)
+    for label in range(len(names)):
+        _, groups[coarse == label] = np.unique(pool.y[coarse == label], return_inverse=True)
+    return _only(pool, coarse, tuple(range(NUM_SUPERCLASSES)), names, groups)
+
+
+def _only(
+    pool: ImagePool,
+    y: IntArray,
+    kept: tuple[int, ...],
+    names: tuple[str, ...],
+    groups: IntArray | None = None,
+) -> ImagePool:
+    """Return the images of some classes, renumbered in the order of `kept`."""
+    number = np.full(len(names), -1)
+    number[list(kept)] = np.arange(len(kept))
+    rows = np.flatnonzero(number[y] >= 0)
+    require_data(len(rows) > 0, "load_dataset", "the file", f"with classes {kept}", "none")
+    train, val, test = (
+        np.flatnonzero(np.isin(rows, part)) for part in pool.parts or ((), (), ())
+    )
+    return ImagePool(
+        x=pool.x[rows],
+        y=number[y[rows]],
+        classes=tuple(names[label] for label in kept),
+        parts=(train, val, test),
+        groups=None if groups is None else groups[rows],
+    )
+
+
+def _svhn_pool(owner: str, arrays: Arrays) -> ImagePool:
+    """Read the whole set, or test images alone, which are then split at random."""
+    if "x_train" in arrays:
+        return _split_pool(owner, arrays)
+    x = _images(owner, "x_test", arrays["x_test"])
+    y = _labels(owner, "y_test", arrays["y_test"], len(x), DIGITS, "single-label")
+    return ImagePool(x=x, y=y, classes=DIGITS)
+
+
+def _grouped_pool(owner: str, arrays: Arrays, *, group: str, task: Task) -> ImagePool:
+    x, classes = _images(owner, "x", arrays["x"]), _classes(arrays)
+    y = _labels(owner, "y", arrays["y"], len(x), classes, task)
+    names = arrays[group]
+    require_data(names.shape == (len(x),), owner, group, f"{len(x)} names", names.shape)
+    _, groups = np.unique(names, return_inverse=True)
+    return ImagePool(
+        x=x,
+        y=y,
+        classes=classes,
+        task=task,
+        groups=groups.astype(np.int64),
+        keep_groups=group == "patient_id",
+    )
+
+
+_writer_pool = partial(_grouped_pool, group="writer", task="single-label")
+_patient_pool = partial(_grouped_pool, group="patient_id", task="multi-label")
+
+
+def _cifar100(read: Callable[[str, Arrays], ImagePool]) -> ImageSet:
+    return ImageSet(
+        file="cifar100_subset.npz",
+        scale=CIFAR100_SCALE,
+        read=read,
+        keys=(*SPLIT_KEYS, *COARSE_KEYS),
+        origin="https://www.cs.toronto.edu/~kriz/cifar.html",
+    )
+
+
+IMAGE_SETS: Final[Mapping[str, ImageSet]] = MappingProxyType(
+    {
+        "mnist": ImageSet(
+            file="mnist.npz",
+            scale=MNIST_SCALE,
+            read=_split_pool,
+            origin="https://yann.lecun.com/exdb/mnist",
+        ),
+        "fashion-mnist": ImageSet(
+            file="fashion_mnist.npz",
+            scale=FASHION_SCALE,
+            read=_split_pool,
+            keys=(*SPLIT_KEYS, "classes"),
+            origin="https://github.com/zalandoresearch/fashion-mnist",
+        ),
+        "emnist-letters": ImageSet(
+            file="emnist_letters_af.npz",
+            scale=LETTERS_SCALE,
+            read=_split_pool,
+            keys=(*SPLIT_KEYS, "classes"),
+            origin="https://www.nist.gov/itl/products-and-services/emnist-dataset",
+        ),
+        "cifar10": ImageSet(
+            file="cifar10.npz",
+            scale=CIFAR10_SCALE,
+            read=_split_pool,
+            keys=(*SPLIT_KEYS, "classes"),
+            origin="https://www.cs.toronto.edu/~kriz/cifar.html",
+        ),
+        "cifar100": _cifar100(_fine_pool),
+        "cifar100-fedmd": _cifar100(_fedmd_pool),
+        "cifar100-superclasses": _cifar100(_superclass_pool),
+        "svhn": ImageSet(
+            file="svhn_test10k.npz",
+            scale=SVHN_SCALE,
+            read=_svhn_pool,
+            keys=("x_test", "y_test"),
+            optional=("x_train", "y_train"),
+            origin="http://ufldl.stanford.edu/housenumbers",
+        ),
+        "chars74k": ImageSet(
+            file="chars74k_hnd.npz",
+            scale=MNIST_SCALE,
+            read=_writer_pool,
+            keys=("x", "y", "writer", "classes"),
+            origin="https://info-ee.surrey.ac.uk/CVSSP/demos/chars74k",
+        ),
+        "pneumonia": ImageSet(
+            file="pneumoniamnist.npz",
+            scale=CHEST_SCALE,
+            read=_split_pool,
+            keys=("x_train", "y_train", "x_val", "y_val", "x_test", "y_test", "classes"),
+            origin="https://medmnist.com",
+        ),
+        "nih-cxr": ImageSet(
+            file="nih_cxr14_5k.npz",
+            scale=CHEST_SCALE,
+            read=_patient_pool,
+            keys=("x", "y", "patient_id", "classes"),
+            origin="https://nihcc.app.box.com/v/ChestXray-NIHCC",
+        ),
+        "covid-cxr": ImageSet(
+            file="covid_cxr.npz",
+            scale=CHEST_SCALE,
+            read=_patient_pool,
+            keys=("x", "y", "patient_id", "classes"),
+            origin="https://github.com/ieee8023/covid-chestxray-dataset",
+        ),
+    }
+)
+
+
+LUMA: Final = np.array([0.299, 0.587, 0.114])
+"""Share of red, green and blue in grey, as in ITU-R BT.601."""
+
+
+def load_images(name: str, request: Request) -> Dataset:
+    """Load an image set, with public images of its own or of the set `request.public`.
+
+    Sets with a test part of their own keep all training images private; half of the test
+    images are public, but for `pneumonia`, whose validation images are. Others are split at
+    random: 60 % train, 20 % public, 20 % test. With `request.public`, no image of the set
+    itself is public and all held-out images are test images; they have no labels then,
+    unless `request.joint_classes` lists the classes of both sets.
+    """
+    pool = read_images(name, request.data_dir)
+    train, public, test = pool.split(request.rng, with_public=not request.public)
+    source = read_images(request.public, request.data_dir) if request.public else pool
+    if request.public:
+        public = source.training_rows
+    train, public, test = request.limit((train, public, test))
+    classes, y_public = pool.classes, None if request.public else pool.y[public]
+    if request.joint_classes:
+        classes, numbers = join_classes(pool, source)
+        y_public = numbers[source.y[public]]
+    mean, deviation = IMAGE_SETS[name].scale
+    foreign = fit_images(source.x[public], pool.x.shape[1:])
+    return Dataset(
+        name=name,
+        classes=classes,
+        task=pool.task,
+        x_train=normalise(pool.x[train], mean, deviation),
+        y_train=pool.y[train],
+        x_public=normalise(foreign, mean, deviation),
+        y_public=y_public,
+        x_test=normalise(pool.x[test], mean, deviation),
+        y_test=pool.y[test],
+        groups=None if pool.groups is None else pool.groups[train],
+        num_public_classes=len(classes) - len(pool.classes),
+    )
+
+
+def join_classes(own: ImagePool, public: ImagePool) -> tuple[tuple[str, ...], IntArray]:
+    """Return the classes of both sets, the own first, and the number of each public class.
+
+    A class of the same name is the same class.
+    """
+    single = own.task == public.task == "single-label"
+    rule = "false unless each image of both sets has one label"
+    require(single, "load_dataset", "joint-classes", rule, True)
+    new = tuple(name for name in public.classes if name not in own.classes)
+    classes = own.classes + new
+    return classes, np.array([classes.index(name) for name in public.classes])
+
+
+def read_images(name: str, data_dir: str) -> ImagePool:
+    """Return all images of a named set, from a local file or else from their public source."""
+    source = IMAGE_SETS[name]
+    local = local_file(source.file, data_dir)
+    if local:
+        arrays = read_npz(local, *source.keys, optional=source.optional)
+        return source.read(source.file, arrays)
+    offered, keys = source.file in SOURCES, ", ".join(source.keys)
+    lost = unreachable(name, source.file, keys, source.origin, offered=offered)
+    if not offered:
+        raise lost
+    try:
+        arrays = fetch_images(name, source.file)
+    except FETCH_ERRORS as error:
+        raise lost from error
+    return source.read(source.file, arrays)
+
+
+def normalise(
+    images: Array, mean: tuple[float, ...], deviation: tuple[float, ...]
+) -> FloatArray:
+    """Return bytes (n, height, width, channels) as float32 (n, channels, height, width).
+
+    Examples
+    --------
+    >>> white = np.full((1, 1, 1, 3), 255, dtype=np.uint8)
+    >>> normalise(white, (0.5, 0.5, 0.5), (0.5, 0.5, 0.25)).ravel()
+    array([1., 1., 2.], dtype=float32)
+    """
+    x = np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32)
+    x /= 255
+    x -= np.array(mean, dtype=np.float32).reshape(-1, 1, 1)
+    x /= np.array(deviation, dtype=np.float32).reshape(-1, 1, 1)
+    return x
+
+
+def fit_images(images: Array, shape: tuple[int, ...]) -> Array:
+    """Return bytes (n, height, width, channels) in another height, width and colouring.
+
+    Larger images lose their border, smaller ones get a black one. Grey is repeated in three
+    channels; colours become grey by their luminance.
+
+    Examples
+    --------
+    >>> fit_images(np.full((1, 1, 1, 1), 7, dtype=np.uint8), (3, 3, 1))[0, :, :, 0]
+    array([[0, 0, 0],
+           [0, 7, 0],
+           [0, 0, 0]], dtype=uint8)
+    """
+    height, width, channels = shape
+    if images.shape[3] == 3 and channels == 1:
+        images = np.rint(images @ LUMA)[..., np.newaxis].astype(np.uint8)
+    elif images.shape[3] == 1 and channels == 3:
+        images = np.repeat(images, 3, axis=3)
+    for axis, length in ((1, height), (2, width)):
+        surplus = images.shape[axis] - length
+        if surplus > 0:
+            images = images.take(np.arange(length) + surplus // 2, axis=axis)
+        elif surplus < 0:
+            border = [(0, 0)] * 4
+            border[axis] = (-surplus // 2, -surplus - -surplus // 2)
+            images = np.pad(images, border)
+    return images

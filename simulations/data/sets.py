@@ -1,0 +1,365 @@
+"""Data sets by name, each split into private, public and test rows.
+
+Nothing here learns from private rows. Scaling and one-hot columns are fixed by the public
+rows alone, which everybody holds: a mean over the pooled private rows would be a release
+that no privacy analysis of a strategy accounts for.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies.errors import InvalidParameter, require, require_data
+from fl_strategies.party.party import check_rows
+from fl_strategies.tasks import check_labels
+from simulations.data.columns import UNLABELLED, TableEncoder, label_classes
+from simulations.data.csv import TABLES, dropped, read_table, require_label
+from simulations.data.files import (
+    DATA_VARIABLE,
+    cache_folder,
+    class_indices,
+    flat_rows,
+    image_scale,
+    local_file,
+    picture_rows,
+    public_scale,
+    read_npz,
+    unreachable,
+)
+from simulations.data.images import IMAGE_SETS, load_images
+from simulations.data.splits import (
+    EMBEDDED_TRAIN_SHARE,
+    PAPER_TRAIN_SHARE,
+    Dataset,
+    Request,
+    Rows,
+    halves,
+    split_rows,
+)
+from simulations.data.texts import TEXT_SETS, load_texts
+from simulations.libraries import import_library
+
+__all__ = [
+    "DATA_VARIABLE",
+    "Dataset",
+    "check_dataset_name",
+    "check_joint_classes",
+    "check_public_name",
+    "load_dataset",
+]
+
+Loader: TypeAlias = Callable[[str, Request], Dataset]
+
+DIGITS: Final = tuple("0123456789")
+SPLIT_KEYS: Final = ("x_train", "y_train", "x_test", "y_test")
+FILE_SUFFIXES: Final = (".npz", *TABLES)
+
+
+@dataclass(frozen=True)
+class LibsvmFile:
+    """A two-class file of the LIBSVM collection and where to find it.
+
+    OpenML's copy holds the collection's training file followed by its test file. The shape
+    and the number of positive rows tell that what arrived is the training file.
+    """
+
+    file: str
+    openml: str
+    num_rows: int
+    num_features: int
+    num_positive: int
+    classes: tuple[str, str]
+
+
+LIBSVM: Final = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets"
+ADULT: Final = LibsvmFile("a9a.npz", "a9a", 32_561, 123, 7_841, ("<=50K", ">50K"))
+COD_RNA: Final = LibsvmFile("cod_rna.npz", "codrna", 59_535, 8, 19_845, ("-1", "1"))
+LIBSVM_FILES: Final[Mapping[str, LibsvmFile]] = {"adult": ADULT, "cod-rna": COD_RNA}
+
+
+def load_dataset(
+    name: str,
+    *,
+    rng: np.random.RandomState,
+    data_dir: str = "",
+    label: str = "",
+    drop: str = "",
+    public: str = "",
+    joint_classes: bool = False,
+    public_labels: bool = False,
+    num_train: int = 0,
+    num_public: int = 0,
+    num_test: int = 0,
+) -> Dataset:
+    """Load and split a data set; the same arguments give the same rows everywhere.
+
+    Parameters
+    ----------
+    name : str
+        `digits` or `breast-cancer` (embedded in scikit-learn; 60 % train, 20 % public,
+        20 % test), `adult` or `cod-rna` (LIBSVM training files; 75 %, 12.5 %, 12.5 %, as in
+        the FedKT paper), one of `IMAGE_SETS` (see `simulations.data.images`) or of `TEXT_SETS`
+        (see `simulations.data.texts`), or a file: `FILE.npz` with x_train, y_train, x_test,
+        y_test and, if half of x_test is not to become public, x_public; or `FILE.csv`, also
+        .csv.gz, .csv.xz and .parquet (75 %, 12.5 %, 12.5 %).
+    rng : RandomState
+        Decides the split. Numpy promises that this generator, unlike its newer one, gives
+        the same numbers in every release, so a seed names a split for ever.
+    data_dir : str
+        Folder with the data files, such as `a9a.npz`; the environment variable
+        `FL_STRATEGIES_DATA` if empty. What is not there is downloaded, where its owners
+        offer it to everybody: see `simulations.data.downloads`.
+    label : str
+        Column of a table that holds the class.
+    drop : str
+        Columns of a table to drop, with commas between them.
+    public : str
+        Image set whose training images become the public rows of another image set, cut and
+        coloured to fit. All held-out rows of the set itself are then test rows.
+    joint_classes : bool (default: False)
+        With `public`: its rows keep their labels, in one list of classes in which those of
+        the data set come first. So parties can train on labelled public rows, as in FedMD.
+    public_labels : bool (default: False)
+        Whether public rows must have labels. If not, rows of a table without a label become
+        public ones, and `y_public` is None where there are some; otherwise they are dropped.
+    num_train, num_public, num_test : int
+        The most rows of each kind, taken at random; 0: all there are.
+
+    Returns
+    -------
+    Dataset
+        Digits lie between 0 and 1, images are normalised by constants of their set, columns
+        of zeros and ones stay, and other columns are standardised by mean and deviation of
+        the public rows.
+
+    Examples
+    --------
+    >>> digits = load_dataset("digits", rng=np.random.RandomState(0), num_public=50)
+    >>> digits.x_train.shape, digits.x_public.shape, digits.x_test.shape
+    ((1078, 64), (50, 64), (360, 64))
+    """
+    check_dataset_name("load_dataset", name)
+    check_public_name("load_dataset", name, public)
+    check_joint_classes("load_dataset", public, joint_classes)
+    request = Request(
+        rng=rng,
+        data_dir=data_dir,
+        public=public,
+        joint_classes=joint_classes,
+        public_labels=public_labels,
+        num_train=num_train,
+        num_public=num_public,
+        num_test=num_test,
+    )
+    if name in LOADERS:
+        return LOADERS[name](name, request)
+    if not Path(name).is_file():
+        raise InvalidParameter(f"load_dataset: data must be a file that exists, got {name!r}.")
+    if name.endswith(".npz"):
+        return _load_npz(Path(name), request)
+    return _load_table(Path(name), request, label, drop)
+
+
+def check_dataset_name(owner: str, name: str) -> None:
+    """Raise `InvalidParameter` unless `name` is a known data set or looks like a file."""
+    if name not in LOADERS and not name.endswith(FILE_SUFFIXES):
+        raise InvalidParameter(
+            f"{owner}: data must be one of {', '.join(LOADERS)}, or a file "
+            f"({', '.join(FILE_SUFFIXES)}), got {name!r}."
+        )
+
+
+def check_public_name(owner: str, name: str, public: str) -> None:
+    """Raise `InvalidParameter` unless `public` is empty or fits the data set `name`."""
+    if not public:
+        return
+    known = ", ".join(IMAGE_SETS)
+    is_known = name in IMAGE_SETS and public in IMAGE_SETS
+    require(is_known, owner, "public", f"empty, or with data one of {known}", public)
+    other = IMAGE_SETS[name].file != IMAGE_SETS[public].file
+    require(other, owner, "public", f"of another file than {name}", public)
+
+
+def check_joint_classes(owner: str, public: str, joint_classes: bool) -> None:
+    """Raise `InvalidParameter` for joint classes without public rows of another set."""
+    rule = "false unless public names another image set"
+    require(bool(public) or not joint_classes, owner, "joint-classes", rule, joint_classes)
+
+
+# Tables
+
+
+def _from_table(
+    name: str, x: Array, y: IntArray, classes: tuple[str, ...], rows: Rows
+) -> Dataset:
+    check_rows(name, "the public rows", x[rows[1]])
+    scale = public_scale(x[rows[1]])
+    return _dataset(name, scale(x), y, classes, rows)
+
+
+def _dataset(name: str, x: Array, y: IntArray, classes: tuple[str, ...], rows: Rows) -> Dataset:
+    train, public, test = rows
+    return Dataset(
+        name=name,
+        classes=classes,
+        x_train=x[train],
+        y_train=y[train],
+        x_public=x[public],
+        y_public=y[public],
+        x_test=x[test],
+        y_test=y[test],
+    )
+
+
+def _load_digits(name: str, request: Request) -> Dataset:
+    data = import_library(name, "sklearn.datasets", "sklearn").load_digits()
+    rows = request.limit(split_rows(len(data.data), EMBEDDED_TRAIN_SHARE, request.rng))
+    x, y = (data.data / 16).astype(np.float32), data.target.astype(np.int64)
+    return _dataset(name, x, y, DIGITS, rows)
+
+
+def _load_breast_cancer(name: str, request: Request) -> Dataset:
+    data = import_library(name, "sklearn.datasets", "sklearn").load_breast_cancer()
+    rows = request.limit(split_rows(len(data.data), EMBEDDED_TRAIN_SHARE, request.rng))
+    classes = tuple(str(target) for target in data.target_names)
+    return _from_table(name, data.data, data.target.astype(np.int64), classes, rows)
+
+
+def _load_libsvm(name: str, request: Request) -> Dataset:
+    source = LIBSVM_FILES[name]
+    local = local_file(source.file, request.data_dir)
+    if local:
+        arrays = read_npz(local, "x_train", "y_train")
+        x, y = flat_rows(source.file, "x_train", arrays["x_train"]), arrays["y_train"]
+    else:
+        x, y = _fetch_libsvm(name, source)
+    check_labels(source.file, "y_train", y, len(x), num_classes=2)
+    rows = request.limit(split_rows(len(x), PAPER_TRAIN_SHARE, request.rng))
+    return _from_table(name, x, y.astype(np.int64), source.classes, rows)
+
+
+def _fetch_libsvm(name: str, source: LibsvmFile) -> tuple[Array, IntArray]:
+    """Download the training file from OpenML through scikit-learn."""
+    library = import_library(name, "sklearn.datasets", "sklearn")
+    try:
+        data = library.fetch_openml(
+            source.openml, version=1, as_frame=False, data_home=str(cache_folder())
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise unreachable(name, source.file, "x_train, y_train", LIBSVM) from error
+    x = data.data[: source.num_rows]
+    x = np.asarray(x.toarray() if hasattr(x, "toarray") else x, dtype=np.float32)
+    y = (data.target[: source.num_rows].astype(np.float64) > 0).astype(np.int64)
+    expected = (source.num_rows, source.num_features, source.num_positive)
+    require_data(
+        (*x.shape, y.sum()) == expected,
+        name,
+        "the OpenML copy",
+        "{} rows x {} columns with {} positive".format(*expected),
+        "{} x {} with {}".format(*x.shape, y.sum()),
+    )
+    return x, y
+
+
+# Files
+
+
+def _load_npz(path: Path, request: Request) -> Dataset:
+    arrays = read_npz(path, *SPLIT_KEYS, optional=("x_public",))
+    pools = {key: picture_rows(path.name, key, x) for key, x in arrays.items() if key[0] == "x"}
+    for key, x in pools.items():
+        _require_same_rows(path.name, key, x, pools["x_train"])
+        if key != "x_public":
+            _require_same_length(path.name, key, x, arrays[key.replace("x", "y", 1)])
+    classes, (y_train, y_test) = class_indices(
+        path.name, ("y_train", arrays["y_train"]), ("y_test", arrays["y_test"])
+    )
+    own = "x_public" in pools
+    pools.setdefault("x_public", pools["x_test"])
+    train, public, test = request.limit(_rows_of_file(path.name, pools, own, request.rng))
+    check_rows(path.name, "x_public" if own else "x_test", pools["x_public"][public])
+    scale = (image_scale if arrays["x_train"].ndim > 2 else public_scale)(
+        pools["x_public"][public]
+    )
+    return Dataset(
+        name=path.name,
+        classes=classes,
+        x_train=scale(pools["x_train"][train]),
+        y_train=y_train[train],
+        x_public=scale(pools["x_public"][public]),
+        y_public=None if own else y_test[public],
+        x_test=scale(pools["x_test"][test]),
+        y_test=y_test[test],
+    )
+
+
+def _rows_of_file(
+    name: str, pools: Mapping[str, Array], own_public: bool, rng: np.random.RandomState
+) -> Rows:
+    train, test = np.arange(len(pools["x_train"])), np.arange(len(pools["x_test"]))
+    if own_public:
+        return train, np.arange(len(pools["x_public"])), test
+    public, test = halves(len(test), rng)
+    require_data(len(public) > 0, name, "x_test", "at least 2 rows without x_public", 1)
+    return train, public, test
+
+
+def _require_same_rows(owner: str, name: str, x: Array, like: Array) -> None:
+    expected, got = math.prod(like.shape[1:]), math.prod(x.shape[1:])
+    require_data(expected == got, owner, name, f"{expected} values a row like x_train", got)
+    alike = like.shape[1:] == x.shape[1:]
+    require_data(alike, owner, name, f"rows of shape {like.shape[1:]}", x.shape[1:])
+
+
+def _require_same_length(owner: str, name: str, x: Array, y: Array) -> None:
+    matched = y.ndim > 0 and len(x) == len(y)
+    rule = f"{len(x)} labels, one for each row of {name}"
+    require_data(matched, owner, name.replace("x", "y", 1), rule, f"shape {y.shape}")
+
+
+def _load_table(path: Path, request: Request, label: str, drop: str) -> Dataset:
+    table = read_table(path)
+    columns = [str(name) for name in table.columns]
+    require_label(path.name, label, columns)
+    unused = dropped(path.name, drop, columns, label)
+    classes, y = label_classes(path.name, label, table.pop(label))
+    rows = request.limit(_rows_of_table(y, request))
+    encoder = TableEncoder.learn(path.name, table.iloc[rows[1]], unused)
+    data = _dataset(path.name, encoder.encode(path.name, table), y, classes, rows)
+    missing, public = (int((part == UNLABELLED).sum()) for part in (y, y[rows[1]]))
+    used = f"{public} are public rows, {missing - public} are dropped"
+    return replace(
+        data,
+        y_public=None if public else data.y_public,
+        understood=(
+            *encoder.describe(),
+            *([f"without a label ({missing}): {used}"] if missing else []),
+        ),
+    )
+
+
+def _rows_of_table(y: IntArray, request: Request) -> Rows:
+    """Split the rows that have a label; the others are public, unless labels are needed."""
+    labelled = np.flatnonzero(y != UNLABELLED)
+    parts = split_rows(len(labelled), PAPER_TRAIN_SHARE, request.rng, "rows with a label")
+    train, public, test = (labelled[part] for part in parts)
+    if not request.public_labels:
+        public = np.concatenate([public, np.flatnonzero(y == UNLABELLED)])
+    return train, public, test
+
+
+LOADERS: Final[Mapping[str, Loader]] = MappingProxyType(
+    {
+        "digits": _load_digits,
+        "breast-cancer": _load_breast_cancer,
+        **dict.fromkeys(LIBSVM_FILES, _load_libsvm),
+        **dict.fromkeys(IMAGE_SETS, load_images),
+        **dict.fromkeys(TEXT_SETS, load_texts),
+    }
+)

@@ -1,0 +1,464 @@
+"""From settings to a federation: its data, its parties, its strategy and its comparisons."""
+
+import logging
+import multiprocessing
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from fl_strategies import (
+    FedMDOptions,
+    KnowledgeStrategy,
+    LocalNoise,
+    Party,
+    SampleOnce,
+    SumOptions,
+    chain,
+    find_algorithm,
+)
+from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util.randomness import derive_rng
+from fl_strategies.errors import InvalidParameter, MissingExtra, StrategyError, between, require
+from fl_strategies.learners import (
+    ContinuingLearner,
+    Learner,
+    LearnerFactory,
+    PortableLearner,
+    can_travel,
+)
+from fl_strategies.options import Options
+from fl_strategies.server.callbacks import OnRound
+from fl_strategies.tasks import METRICS, Judgement, judge, judge_constant, quality
+from simulations.config import Settings, Value
+from simulations.data.partition import partition
+from simulations.data.sets import Dataset, load_dataset
+from simulations.models import LEARNERS, learner_factory
+from simulations.runtime.processes import all_workers_needed, become_worker
+
+
+def is_able(
+    factory: LearnerFactory, needs: tuple[type, ...], *, if_missing: bool = False
+) -> bool:
+    """Tell whether a learner has what is needed; `if_missing`: where it is not installed."""
+    try:
+        learner = factory()
+    except MissingExtra:
+        return if_missing
+    except StrategyError:
+        return False
+    return has_all(learner, needs)
+
+
+def has_all(learner: Learner, needs: tuple[type, ...]) -> bool:
+    """Tell whether a learner has all protocols, and can travel as it is set if it must."""
+    at_hand = PortableLearner not in needs or can_travel(learner)
+    return at_hand and all(isinstance(learner, need) for need in needs)
+
+
+OWNER = "Settings"
+
+
+def pretrained(
+    learner: Learner, data: Dataset, settings: Settings, rng: np.random.Generator
+) -> ContinuingLearner:
+    """Return a new learner after `pretrain-epochs` passes over the public rows."""
+    epochs = getattr(settings.options, "pretrain_epochs", 0)
+    require(epochs > 0, OWNER, "pretrain-epochs", "at least 1 with pretrain-once", epochs)
+    if not isinstance(learner, ContinuingLearner):
+        raise InvalidParameter(
+            f"{OWNER}: learner must be a network, which continues learning, to train on public "
+            f"rows first, got {settings.learner!r}."
+        )
+    if data.y_public is None:
+        raise InvalidParameter(
+            f"{OWNER}: joint-classes must be true for public rows of another set to have "
+            f"labels, got False."
+        )
+    return learner.partial_fit(data.x_public, data.y_public, rng=rng, epochs=epochs)
+
+
+def check_one_kind(learners: Sequence[str], final: str) -> None:
+    """Raise unless all parties have the model that they are to start from."""
+    alike = {*learners} == {final}
+    rule = "the final-learner with pretrain-once"
+    require(alike, OWNER, "learner", rule, ",".join(learners))
+
+
+MAY_CHANGE = frozenset(
+    {
+        "checkpoint-dir",
+        "resume",
+        "num-server-rounds",
+        "then-rounds",
+        "min-parties",
+        "max-wait",
+        "timeout",
+        "output-dir",
+        "data-dir",
+        "state-dir",
+        "solo",
+        "central",
+        "central-learner",
+        "pate",
+        "public-only",
+        "num-workers",
+    }
+)
+"""Settings that a run may have another value of when it is resumed."""
+
+
+def settings_to_keep(settings: Settings) -> dict[str, Value]:
+    """Return the settings that a resumed run must have the same values of."""
+    told = settings.to_run_config().items()
+    return {key: value for key, value in told if key not in MAY_CHANGE}
+
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+USUAL = ("random-forest", "xgboost", "logistic-regression", "mlp")
+"""Models that parties have by default, in turn."""
+SCORERS = ("xgboost-scores", "forest-scores", "mlp")
+"""The same where models learn from scores or travel."""
+FINAL = ("extra-trees", "xgboost-scores", "mlp")
+FINAL_OF = {"fedhistogram": ("random-features",), "fedregression": ("logistic-regression",)}
+"""Models of a server that learn what a strategy says better than the usual ones."""
+WORD_MODEL = "embedding-bag"
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Everything a simulated run is made of, the same in every process for one seed."""
+
+    settings: Settings
+    dataset: Dataset
+    rows: list[IntArray]
+    """Row numbers of `dataset.x_train` that each party holds."""
+    members: Mapping[int, int] | None = None
+    """Which node is which party, where an operator knows."""
+
+    @property
+    def kind(self) -> type[KnowledgeStrategy[Any]]:
+        """The strategy's class."""
+        return find_algorithm(self.settings.strategy).strategy
+
+    @property
+    def kinds(self) -> tuple[type[KnowledgeStrategy[Any]], ...]:
+        """The same, and the class that continues if there is one."""
+        then = self.settings.then
+        return (self.kind, find_algorithm(then).strategy) if then else (self.kind,)
+
+    @cached_property
+    def needs(self) -> tuple[tuple[type, ...], tuple[type, ...]]:
+        """What the strategies need of the parties' models, and of the server's."""
+        party = [need for kind in self.kinds for need in kind.party_learner_needs]
+        final = [need for kind in self.kinds for need in kind.final_learner_needs]
+        return tuple(dict.fromkeys(party)), tuple(dict.fromkeys(final))
+
+    @property
+    def same_learner(self) -> bool:
+        """Whether all parties and the server need the same kind of model."""
+        return any(kind.same_learner for kind in self.kinds)
+
+    @cached_property
+    def learner_names(self) -> tuple[str, ...]:
+        """Models of the parties, taken in turn: those asked for, or some that fit."""
+        if self.settings.learner_names:
+            return self.settings.learner_names
+        if not (any(kind.parties_train for kind in self.kinds) or self.settings.solo):
+            # Nothing is trained at a party, nor to compare: no other library need be loaded.
+            return (self.final_learner,)
+        needs, _ = self.needs
+        if self.same_learner:
+            return (self.settings.final_learner or self._fitting(SCORERS, needs)[0],)
+        # A library that is not installed takes its model away, and no other.
+        usual = all(is_able(self.factory(name), needs, if_missing=True) for name in USUAL)
+        return self._fitting(USUAL if usual else SCORERS, needs)
+
+    @cached_property
+    def final_learner(self) -> str:
+        """Model of the server: the one asked for, or one that fits."""
+        if self.settings.final_learner:
+            return self.settings.final_learner
+        if self.same_learner or self.kind.relays_models:
+            return self.learner_names[0]
+        names = FINAL_OF.get(self.settings.strategy, FINAL)
+        return self._fitting(names, self.needs[1])[0]
+
+    def _fitting(self, names: Sequence[str], needs: tuple[type, ...]) -> tuple[str, ...]:
+        """Return which of some models suit data and strategy; raise if none does."""
+        words = self.dataset.x_train.dtype.kind in "iu"
+        named = (WORD_MODEL,) if words else names
+        found = tuple(name for name in named if is_able(self.factory(name), needs))
+        rule = f"given: none of {', '.join(named)} suits {self.settings.strategy} and the data"
+        require(bool(found), "Settings", "learner", rule, self.settings.learner)
+        return found
+
+    def factory(self, name: str) -> LearnerFactory:
+        """Return the factory of a party's learner for this data set."""
+        return self._factory(name, self.settings)
+
+    def final_factory(self) -> LearnerFactory:
+        """Return the factory of the server's learner."""
+        return self._factory(self.final_learner, self.settings.for_final_learner())
+
+    def _factory(self, name: str, settings: Settings) -> LearnerFactory:
+        data = self.dataset
+        return learner_factory(
+            name,
+            row_shape=data.row_shape,
+            num_classes=data.num_classes,
+            task=data.task,
+            settings=settings,
+        )
+
+    def catalogue(self) -> dict[str, LearnerFactory]:
+        """Return all learners that may travel in this federation, by name."""
+        names = {*self.learner_names, self.final_learner}
+        return {name: self.factory(name) for name in sorted(names)}
+
+    def party(self, partition_id: int) -> Party:
+        """Return one party; parties cycle through the configured learners."""
+        settings, data = self.settings, self.dataset
+        require(
+            0 <= partition_id < settings.num_parties,
+            "Federation",
+            "partition-id",
+            between(0, settings.num_parties - 1),
+            partition_id,
+        )
+        rows = self.rows[partition_id]
+        name = self.learner_names[partition_id % len(self.learner_names)]
+        return Party(
+            x=data.x_train[rows],
+            y=data.y_train[rows],
+            public=data.x_public,
+            public_y=data.y_public,
+            num_classes=data.num_classes,
+            task=data.task,
+            learner_fn=self.factory(name),
+            teacher_fn=self.factory(settings.teacher) if settings.teacher else None,
+            learner_name=name,
+            partition_id=partition_id,
+            x_test=data.x_test,
+            y_test=data.y_test,
+            public_test=True,
+            catalogue=self.catalogue(),
+        )
+
+    def strategy(self, on_round: Sequence[OnRound] = ()) -> KnowledgeStrategy[Any]:
+        """Return the strategy, or the chain of two."""
+        settings = self.settings
+        self._check_learners()
+        folder = settings.checkpoint_dir or None
+        kept: dict[str, Any] = {
+            "checkpoint_dir": folder,
+            "resume": settings.resume,
+            "on_round": on_round,
+        }
+        if settings.then:
+            options = settings.options, settings.then_options
+            links = map(self._link, self.kinds, options)
+            strategy: Any = chain(*links, num_rounds=settings.rounds_of_links, **kept)
+        else:
+            strategy = self._link(self.kind, settings.options, **kept)
+        strategy.run_settings = settings_to_keep(settings)
+        return strategy  # type: ignore[no-any-return]
+
+    def _link(
+        self, kind: type[KnowledgeStrategy[Any]], options: Options, **kept: Any
+    ) -> KnowledgeStrategy[Any]:
+        """Return one strategy, made of what it takes."""
+        settings = self.settings
+        available: dict[str, Any] = {
+            "public": self.dataset.x_public,
+            "num_classes": self.dataset.num_classes,
+            "task": self.dataset.task,
+            "learner_fn": self.final_factory(),
+            "learner_name": self.final_learner,
+            "student_fns": self.catalogue(),
+            "model_fns": self.catalogue(),
+            "options": options,
+        }
+        if isinstance(options, FedMDOptions):
+            available |= self._fedmd(options)
+        if isinstance(options, SumOptions):
+            # How many records there are is public in every claim; a deployed server has none.
+            expected = options.num_records or sum(map(len, self.rows)) or None
+            available["options"] = replace(options, num_records=expected)
+        return kind(
+            num_parties=settings.num_parties,
+            seed=settings.seed,
+            min_parties=settings.min_parties or min(2, settings.num_parties),
+            fraction_train=settings.fraction_train,
+            min_train_nodes=settings.min_train_nodes,
+            max_wait=settings.max_wait,
+            half_precision=settings.half_precision,
+            members=self.members,
+            **kept,
+            **{name: available[name] for name in kind.takes if name in available},
+        )
+
+    def _fedmd(self, options: FedMDOptions) -> dict[str, Any]:
+        """Return what a simulation decides about FedMD: rounds planned, a first model."""
+        release = options.release
+        if isinstance(release, LocalNoise) and release.target_epsilon is not None:
+            planned = release.num_rounds_planned or self.settings.rounds_of_links[0]
+            options = replace(options, release=replace(release, num_rounds_planned=planned))
+        if not self.settings.pretrain_once:
+            return {"options": options}
+        first = replace(options, pretrain_epochs=0)
+        return {"options": first, "pretrained": self.shared_start}
+
+    def _check_learners(self) -> None:
+        """Raise before anything is trained if a model does not fit data or strategy."""
+        smallest, (party_needs, final_needs) = min(map(len, self.rows)), self.needs
+        for name in sorted({*self.learner_names}):
+            self._check_learner("learner", name, party_needs)
+        self._check_learner("final-learner", self.final_learner, final_needs)
+        same = not self.same_learner or {*self.learner_names} == {self.final_learner}
+        rule = f"the final-learner for {self.settings.strategy}"
+        require(same, "Settings", "learner", rule, ",".join(self.learner_names))
+        sample = getattr(self.settings.options, "release", None)
+        if isinstance(sample, SampleOnce) and not sample.with_replacement:
+            rule = f"at most {smallest}, the records of the smallest party"
+            fits = sample.num_samples <= smallest
+            require(fits, "Settings", "num-samples", rule, sample.num_samples)
+
+    def _check_learner(self, key: str, name: str, needs: tuple[type, ...]) -> None:
+        learner = self.factory(name)()
+        if not has_all(learner, needs):
+            able = [n for n in LEARNERS if is_able(self.factory(n), needs)]
+            rule = f"one of {', '.join(able)} for {self.settings.strategy}"
+            require(False, "Settings", key, rule, name)
+        words = self.dataset.x_train.dtype.kind in "iu"
+        rule = "a model of numbers; this one takes words (data such as ag-news-tokens)"
+        require(words or name != "embedding-bag", "Settings", key, rule, name)
+        make_module = getattr(learner, "module_fn", None)
+        if make_module is not None:
+            make_module()  # names a network that does not take these rows
+        load_kernels = getattr(learner, "load_kernels", None)
+        if load_kernels is not None:
+            load_kernels()  # once, and not in each of the workers
+
+    @property
+    def metric(self) -> str:
+        """Name of the figure that models are judged by."""
+        return METRICS[self.dataset.task]
+
+    def quality(self, model: Learner) -> float:
+        """Return a model's accuracy, or the figure of another task, on the test rows."""
+        data = self.dataset
+        return quality(model, data.x_test, data.y_test, data.task)
+
+    def judge(self, model: Learner) -> Judgement:
+        """Return all figures of a model on the test rows."""
+        data = self.dataset
+        return judge(model, data.x_test, data.y_test, data.task)
+
+    def judge_majority(self) -> Judgement:
+        """Judge the constant answer that fits the private rows of all parties best."""
+        data = self.dataset
+        targets = data.y_train[np.concatenate(self.rows)]
+        return judge_constant(targets, data.y_test, data.num_classes, data.task)
+
+    def judge_party(self, partition_id: int) -> Judgement:
+        """Train one party's model on its own records alone, as many as it may use."""
+        party, settings = self.party(partition_id), self.settings
+        rng = derive_rng(settings.seed, "party", partition_id, "solo")
+        x, y = party.x, party.y
+        sample = getattr(settings.options, "release", None)
+        if isinstance(sample, SampleOnce):
+            drawn = derive_rng(settings.seed, "party", partition_id, "solo sample").choice(
+                len(y), size=sample.num_samples, replace=sample.with_replacement
+            )
+            x, y = x[drawn], y[drawn]
+        return self.judge(self._trained_alone(party, x, y, rng))
+
+    def _trained_alone(
+        self, party: Party, x: Array, y: IntArray, rng: np.random.Generator
+    ) -> Learner:
+        """Train on some records; before that on public rows, if the federation does so."""
+        learner, settings = party.learner_fn(), self.settings
+        early = getattr(settings.options, "pretrain_epochs", 0) > 0
+        if not early or not isinstance(learner, ContinuingLearner):
+            return learner.fit(x, y, rng=rng)
+        if settings.pretrain_once:
+            learner = learner.from_arrays(self.shared_start)
+        else:
+            start = party.rng(settings.seed, "pretrain")
+            learner = pretrained(learner, self.dataset, settings, start)
+        return learner.partial_fit(x, y, rng=rng, epochs=settings.epochs)
+
+    @cached_property
+    def shared_start(self) -> dict[str, Array]:
+        """The model that all parties start from with `pretrain-once`, as arrays."""
+        check_one_kind(self.learner_names, self.final_learner)
+        rng = derive_rng(self.settings.seed, "pretrain")
+        learner = self.final_factory()()
+        return pretrained(learner, self.dataset, self.settings, rng).to_arrays()
+
+    def judge_parties(self, num_workers: int = 1) -> Iterator[Judgement]:
+        """Train every party alone; with several workers, in forked processes."""
+        logger.info("Training every party alone for comparison.")
+        numbers = range(self.settings.num_parties)
+        if num_workers == 1:
+            yield from map(self.judge_party, numbers)
+            return
+        fork = multiprocessing.get_context("fork")
+        with (
+            all_workers_needed("Federation"),
+            ProcessPoolExecutor(
+                num_workers, mp_context=fork, initializer=become_worker
+            ) as workers,
+        ):
+            yield from workers.map(_judge_party, repeat(self.settings), numbers)
+
+    def judge_pooled(self) -> Judgement:
+        """Train on all private data pooled, by the final learner or another: no federation."""
+        logger.info("Training on the pooled data for comparison.")
+        rng = derive_rng(self.settings.seed, "central")
+        name = self.settings.central_learner
+        model = (self.factory(name) if name else self.final_factory())()
+        return self.judge(model.fit(self.dataset.x_train, self.dataset.y_train, rng=rng))
+
+
+@lru_cache(maxsize=1)
+def load_federation(settings: Settings) -> Federation:
+    """Load the data and deal it to the parties."""
+    rng = np.random.RandomState(settings.seed)
+    data = load_dataset(
+        settings.data,
+        rng=rng,
+        data_dir=settings.data_dir,
+        label=settings.label,
+        drop=settings.drop,
+        public=settings.public,
+        joint_classes=settings.joint_classes,
+        public_labels=settings.public_labels,
+        num_train=settings.train_rows,
+        num_public=settings.public_rows,
+        num_test=settings.test_rows,
+    )
+    rows = partition(
+        data.y_train,
+        num_parties=settings.num_parties,
+        scheme=settings.partition,
+        beta=settings.beta,
+        balanced=settings.balanced,
+        mixing=settings.mixing,
+        shares=settings.party_shares,
+        groups=data.groups,
+        min_records=settings.min_records,
+        rng=rng,
+        num_classes=data.num_private_classes,
+    )
+    return Federation(settings, data, rows)
+
+
+def _judge_party(settings: Settings, partition_id: int) -> Judgement:
+    return load_federation(settings).judge_party(partition_id)

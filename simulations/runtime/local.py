@@ -1,0 +1,278 @@
+"""A federation inside one process: Flower's messages and strategies, without Ray.
+
+`InMemoryGrid` hands each message, encoded as for the wire, to the `ClientApp`, keeps
+every node's state between messages and answers a failing client with an error reply, as
+Flower's own transport does. Strategies run on it unchanged, in about a millisecond per
+message, for tests, notebooks and experiments.
+"""
+
+import logging
+import multiprocessing
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from multiprocessing.queues import SimpleQueue
+
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from clients.app import CLIENT_APP_RAISED_EXCEPTION
+from fl_strategies import _compat
+from fl_strategies.errors import require
+from fl_strategies.wire import keys
+from simulations.runtime.processes import all_workers_needed, become_worker
+from simulations.runtime.progress import SECONDS_BETWEEN_RELAYS, Relay, Watch, no_louder_than
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+_FIRST_NODE_ID = 1000
+_PROGRESS_STEPS = 10
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What a node keeps between messages; plain bytes, so it can visit other processes."""
+
+    run_id: int
+    node_id: int
+    node_config: UserConfig
+    run_config: UserConfig
+    state: bytes
+
+    def answer(self, client_app: ClientApp, request: bytes) -> "tuple[_Node, bytes]":
+        """Run the client on one message; a failure leaves the state as it was."""
+        message = _compat.message_from_bytes(request)
+        context = Context(
+            run_id=self.run_id,
+            node_id=self.node_id,
+            node_config=dict(self.node_config),
+            state=_compat.records_from_bytes(self.state),
+            run_config=dict(self.run_config),
+        )
+        try:
+            reply = client_app(message, context)
+        except Exception as error:
+            logger.exception("The client of node %s failed.", self.node_id)
+            reason = f"{type(error)}:<'{error}'>"
+            failure = Message(Error(CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            return self, _compat.message_to_bytes(failure)
+        kept = replace(self, state=_compat.records_to_bytes(context.state))
+        return kept, _compat.message_to_bytes(reply)
+
+
+class InMemoryGrid(Grid):
+    """Flower's `Grid` for nodes that live in this process or in forked workers.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+    num_nodes : int
+        Node i gets the node config ``partition-id = i, num-partitions = num_nodes``.
+    run_config : mapping, optional
+        What clients find in ``context.run_config``.
+    num_workers : int (default: 1)
+        Processes that serve nodes, until `close` ends them. Results do not depend on it.
+    watch : Watch, optional
+        Is told of every answer, and how long the parties took.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_nodes: int,
+        *,
+        run_config: Mapping[str, str | int | float | bool] | None = None,
+        num_workers: int = 1,
+        watch: Watch | None = None,
+    ) -> None:
+        require(num_nodes >= 1, "InMemoryGrid", "num_nodes", "at least 1", num_nodes)
+        require(num_workers >= 1, "InMemoryGrid", "num_workers", "at least 1", num_workers)
+        self.client_app = client_app
+        self.num_workers = min(num_workers, num_nodes)
+        self._run = _compat.empty_run(_compat.claim_task_identity())
+        empty = _compat.records_to_bytes(RecordDict())
+        self._nodes = {
+            _FIRST_NODE_ID + i: _Node(
+                run_id=self._run.run_id,
+                node_id=_FIRST_NODE_ID + i,
+                node_config={keys.PARTITION_ID: i, keys.NUM_PARTITIONS: num_nodes},
+                run_config=dict(run_config or {}),
+                state=empty,
+            )
+            for i in range(num_nodes)
+        }
+        self._replies: dict[str, Message] = {}
+        self._pool: ProcessPoolExecutor | None = None
+        self._watch = watch or Watch()
+        self._heard: SimpleQueue[str] | None = None
+
+    @property
+    def run(self) -> "_compat.Run":
+        """The run this grid serves."""
+        return self._run
+
+    def set_run(self, run: "_compat.Run") -> None:
+        """Take the description of another run."""
+        self._run = run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a message; strategies create theirs directly."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of all nodes."""
+        return list(self._nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Run the clients; replies wait until they are pulled."""
+        sent = list(messages)
+        ids = [_compat.assign_message_id(message) for message in sent]
+        with self._watch.phase(sent[0].metadata.message_type if sent else "train"):
+            for reply in self._deliver(sent):
+                self._replies[reply.metadata.reply_to_message_id] = reply
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that are there."""
+        return [self._replies.pop(i) for i in message_ids if i in self._replies]
+
+    def send_and_receive(
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,  # noqa: ARG002 - clients run to their end
+    ) -> list[Message]:
+        """Run the clients and return their replies."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _deliver(self, messages: list[Message]) -> Iterator[Message]:
+        nodes = [self._nodes[message.metadata.dst_node_id] for message in messages]
+        requests = [_compat.message_to_bytes(message) for message in messages]
+        kind, number = _work_of(messages[0]) if messages else ("", 0)
+        step = max(1, len(messages) // _PROGRESS_STEPS)
+        workers = self._workers()
+        answers = (
+            self._answers_of(workers, nodes, requests, number)
+            if workers
+            else self._answers(nodes, requests, number)
+        )
+        for count, (node, reply) in enumerate(answers, start=1):
+            self._nodes[node.node_id] = node
+            self._watch.answered(kind, count, len(messages), number)
+            if count % step == 0 or count == len(messages):
+                logger.info("%s of %s parties have answered.", count, len(messages))
+            yield _compat.message_from_bytes(reply)
+
+    def _answers(
+        self, nodes: list[_Node], requests: list[bytes], number: int
+    ) -> Iterator[tuple[_Node, bytes]]:
+        """Yield what each node answers; whoever watches hears of the work inside it."""
+        for place, (node, request) in enumerate(zip(nodes, requests, strict=True), start=1):
+            with self._watch.party(place, len(nodes), number):
+                answer = node.answer(self.client_app, request)
+            yield answer
+
+    def _answers_of(
+        self,
+        workers: ProcessPoolExecutor,
+        nodes: list[_Node],
+        requests: list[bytes],
+        number: int,
+    ) -> Iterator[tuple[_Node, bytes]]:
+        """Yield the same from other processes, in the same order."""
+        asked = enumerate(zip(nodes, requests, strict=True), start=1)
+        futures: list[Future[tuple[_Node, bytes]]] = []
+        try:
+            with all_workers_needed("InMemoryGrid"):
+                for place, (node, request) in asked:
+                    where = place, len(nodes), number
+                    futures.append(workers.submit(_answer, node, request, where))
+                for future in futures:
+                    while not wait([future], timeout=SECONDS_BETWEEN_RELAYS).done:
+                        while self._heard and not self._heard.empty():
+                            self._watch.stepped(self._heard.get())
+                    yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _workers(self) -> ProcessPoolExecutor | None:
+        """Return the worker processes, which live as long as the grid.
+
+        What a worker has once imported or loaded serves all rounds. Forked workers inherit
+        the client app, which need not be importable or picklable.
+        """
+        if self.num_workers > 1 and self._pool is None:
+            fork = multiprocessing.get_context("fork")
+            self._heard = fork.SimpleQueue()
+            self._pool = ProcessPoolExecutor(
+                self.num_workers,
+                mp_context=fork,
+                initializer=_adopt,
+                initargs=(self.client_app, Relay(self._watch.num_rounds, self._heard.put)),
+            )
+        return self._pool
+
+    def close(self) -> None:
+        """End the worker processes; a later message starts new ones."""
+        if self._pool is not None and self._heard is not None:
+            self._pool.shutdown()
+            self._heard.close()
+            self._pool, self._heard = None, None
+
+
+_adopted: list[tuple[ClientApp, Watch]] = []
+
+
+def _adopt(client_app: ClientApp, watch: Watch) -> None:
+    become_worker()
+    _adopted[:] = [(client_app, watch)]
+
+
+def _answer(node: _Node, request: bytes, place: tuple[int, int, int]) -> tuple[_Node, bytes]:
+    client_app, watch = _adopted[0]
+    with watch.party(*place):
+        return node.answer(client_app, request)
+
+
+def _work_of(message: Message) -> tuple[str, int]:
+    """Return what a message asks for, and the round if it says so."""
+    config = message.content.config_records.get(keys.CONFIG)
+    number = config.get(keys.SERVER_ROUND, 0) if config else 0
+    return message.metadata.message_type, number if isinstance(number, int) else 0
+
+
+def run_local(
+    strategy: Strategy,
+    client_app: ClientApp,
+    num_nodes: int,
+    *,
+    num_rounds: int = 1,
+    run_config: Mapping[str, str | int | float | bool] | None = None,
+    num_workers: int = 1,
+    watch: Watch | None = None,
+    verbose: bool = False,
+) -> Result:
+    """Run a strategy against a client app without Ray and return Flower's result.
+
+    Parameters are those of `InMemoryGrid`; `num_rounds` goes to the strategy. Without
+    `verbose` the log has warnings only.
+    """
+    grid = InMemoryGrid(
+        client_app, num_nodes, run_config=run_config, num_workers=num_workers, watch=watch
+    )
+    with ExitStack() as stack:
+        if not verbose:
+            stack.enter_context(no_louder_than(logging.WARNING))
+        stack.enter_context(closing(grid))
+        return strategy.start(grid, ArrayRecord(), num_rounds=num_rounds)
