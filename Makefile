@@ -10,7 +10,7 @@ SOURCES := fl_strategies clients simulations tests benchmarks examples apps
 USUAL := not paper and not deployment and not faults and not slow and not trackers and not wheel
 
 PARTIES := tests/attacks tests/clients tests/fuzz tests/simulations
-PROCESSES := tests/flower tests/faults tests/test_bench.py
+PROCESSES := tests/flower tests/faults tests/repository/test_bench.py
 
 .PHONY: install run test test-logic test-parties test-processes lint test-slow test-trackers test-flower test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples wheel-check notebooks bench
 
@@ -53,7 +53,7 @@ test-trackers: install
 		> "$$($(TRACKERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/usual.pth"
 	$(TRACKERS)/bin/python -m pip install --quiet --constraint constraints.txt \
 		--editable ".[tensorboard,mlflow,wandb]"
-	$(TRACKERS)/bin/python -m pytest tests/test_trackers.py tests/test_licences.py
+	$(TRACKERS)/bin/python -m pytest tests/repository/test_trackers.py tests/repository/test_licences.py
 
 # The tests of `make test` on the newest Flower, which has an environment of its own on top of the
 # usual one. Where pip cannot have all that it asks for, as where an index lacks the newest
@@ -100,7 +100,7 @@ fuzz: install
 
 # Server and parties killed 500 times at random moments; about ten minutes.
 kills: install
-	FL_STRATEGIES_KILLS=500 $(PYTHON) -m pytest -s tests/test_kills.py
+	FL_STRATEGIES_KILLS=500 $(PYTHON) -m pytest -s tests/server/test_kills.py
 
 # Known vulnerabilities of everything that is installed; needs the network. The tool has an
 # environment of its own, so that it neither changes nor audits itself. OSV, because pip-audit
@@ -127,7 +127,7 @@ notebooks: install
 
 # The package as users get it, in empty environments; needs the network and a few minutes.
 wheel-check: install
-	$(PYTHON) -m pytest -v -m wheel tests/test_wheel.py
+	$(PYTHON) -m pytest -v -m wheel tests/repository/test_wheel.py
 
 # The published and promised figures; needs FL_STRATEGIES_DATA (see docs/getting_started.md) and about an hour.
 paper: install

@@ -124,10 +124,11 @@ def register() -> None:
 
 def test_new_strategies_keep_the_whole_contract() -> None:
     """The suite over the registry runs them end to end, without a word about them."""
-    code = "from tests.test_new_strategy import register; register(); import pytest, sys; "
+    code = "from tests.strategies.test_new_strategy import register; register(); "
+    code += "import pytest, sys; "
     done = subprocess.run(
         [sys.executable, "-c", code + f"sys.exit(pytest.main({ARGUMENTS}))"],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_readme import README, on_a_package_index
+from tests.repository.test_readme import README, on_a_package_index
 
 pytestmark = pytest.mark.wheel
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("fl_strategies", "clients", "simulations")
 CORE, EXTRAS = "", "[sklearn,simulation]"  # the README's own
 RUN = "run --strategy fedkd --data breast-cancer --quiet"

@@ -38,7 +38,7 @@ from fl_strategies.strategies.fedmd.options import (
 from fl_strategies.strategies.fedmd.samples import FedMDPartyState, spent_metrics
 from fl_strategies.wire import keys
 from fl_strategies.wire.formats import pack_labels
-from tests.test_fedmd import (
+from tests.strategies.test_fedmd import (
     Federation,
     Refitted,
     SoftmaxRegression,

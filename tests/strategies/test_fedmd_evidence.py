@@ -14,7 +14,7 @@ from fl_strategies.strategies.fedmd import FedMD, FedMDParty
 from fl_strategies.strategies.fedmd.settings import EVIDENCE_LIMIT
 from fl_strategies.wire import keys
 from fl_strategies.wire.formats import unpack_labels
-from tests.test_fedmd import (
+from tests.strategies.test_fedmd import (
     Federation,
     Refitted,
     linear_fedmd,

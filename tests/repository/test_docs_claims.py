@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED = re.compile(r"\btest_[a-z0-9_]+\b(?!\.py)")
 DEFINED = re.compile(r"^def (test_[a-z0-9_]+)", re.MULTILINE)

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"<!-- liars ([^>]+) -->\n\n(.*?)\n\n<!-- end liars -->", re.DOTALL)
 BLOCKS = BLOCK.findall((ROOT / "docs/results/robustness.md").read_text("utf-8"))
 

@@ -13,7 +13,7 @@ import pytest
 from fl_strategies import REGISTRY
 from simulations.private_variants import VARIANTS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SUMS, KRUM = "fedhistogram-l2-secret", "flower-own-krum"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 CODE = re.compile(r"```.*?```", re.DOTALL)
 LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)]*)\)")

@@ -21,7 +21,7 @@ from simulations.reproduce import (
 from simulations.reproduce_text import markdown
 from simulations.reproduction import BLOCK, all_tables, page_text, results_of, write_page
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 BLOCKS = [
     (path.name, name, text)
     for path in sorted((DOCS / "results").glob("*.md"))
