@@ -1,32 +1,32 @@
 """The command line: ``python -m simulations --help``."""
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
-from fl_strategies.errors import StrategyError
+from fl_strategies.errors import InvalidParameter, StrategyError
 from simulations.arguments import STOPPED, say
-from simulations.compare_command import add_compare
 from simulations.config import Settings, describe, parse_assignments
-from simulations.curve_command import add_curve
 from simulations.data.sets import LOADERS
+from simulations.experiments.compare import add_compare
+from simulations.experiments.curve import add_curve
 from simulations.models import LEARNERS
-from simulations.outputs import require_files, require_folder
 from simulations.presets import PRESETS, paper_table, preset
-from simulations.report import Report, percent, render, summarise, table
-from simulations.report_command import add_report
-from simulations.run_folder import PAGE, RunFolder
+from simulations.results.command import add_report
+from simulations.results.files import require_files, require_folder, write_json
+from simulations.results.report import Report, percent, render, summarise, table
+from simulations.results.run_folder import PAGE, RunFolder
 from simulations.runtime.flower import run_with_flower
 from simulations.runtime.progress import watching
 from simulations.runtime.running import Finished, run_federation, run_once
 from simulations.runtime.tracking import Tracking, add_tracking
-from simulations.strict_json import write_json
-from simulations.tables_command import add_tables
 from simulations.understood import tell_data
 
+MOVED = ("table", "tables", "figure")
 NOTHING = "Nothing is finished"
 PRESET_STRATEGY = "fedkt"
 """Whose published settings a preset means unless another strategy is named."""
@@ -34,8 +34,11 @@ PRESET_STRATEGY = "fedkt"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else [*arguments]
     try:
+        if words[:1] and words[0] in MOVED:
+            return _reproduce(words)
+        options = _parser().parse_args(words)
         return int(options.command(options))
     except StrategyError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -75,8 +78,19 @@ def _parser() -> argparse.ArgumentParser:
     add_compare(commands, _add_data, run_once)
     add_curve(commands, _add_data, run_once)
     add_report(commands)
-    add_tables(commands, run_once)
     return parser
+
+
+def _reproduce(words: list[str]) -> int:
+    """Run a command that has moved to `reproduction`, which no wheel contains."""
+    command = f"python -m reproduction {words[0]}"
+    if not (Path(__file__).parents[1] / "reproduction").is_dir():
+        raise InvalidParameter(
+            f"simulations: {words[0]} must be run from a checkout of the repository, "
+            f"as {command}, got an installed package."
+        )
+    say(f"warning: this command is now {command}; its old name goes in the next release.\n")
+    return int(importlib.import_module("reproduction.__main__").main(words))
 
 
 def _add_loudness(parser: argparse.ArgumentParser) -> None:

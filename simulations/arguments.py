@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
 from fl_strategies.errors import InvalidParameter, require
 from simulations.config import Settings, parse_assignments
-from simulations.fitting import Given, shared
+from simulations.experiments.entries import Given, shared
 
 AddData: TypeAlias = Callable[[argparse.ArgumentParser], None]
 """Adds the options that choose data and models."""

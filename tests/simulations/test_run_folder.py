@@ -21,11 +21,11 @@ from simulations import __main__ as command
 from simulations.__main__ import main
 from simulations.config import Settings
 from simulations.federation import load_federation
-from simulations.run_folder import RunFolder
+from simulations.results.files import flagged, read_json, unflagged, write_json
+from simulations.results.run_folder import RunFolder
 from simulations.runtime import progress
 from simulations.runtime.progress import Lines, Watch, log_level, no_louder_than, watching
 from simulations.runtime.running import Finished, run_federation
-from simulations.strict_json import flagged, read_json, unflagged, write_json
 
 FAST = [
     "--set=num-parties=3",
