@@ -7,7 +7,7 @@ straight from registers into Adam, so it is never written. One call trains one m
 epoch: its weights and Adam's moments about fit into the cache next to a core, those of a stack
 do not.
 
-Weights lie as (inputs, units), with units rounded up to whole vectors (`clients/compiled/lanes.py`):
+Weights lie as (inputs, units), with units rounded up to whole vectors (see `lanes`):
 what is beyond is 0 and stays 0. All layers are parts of one flat array, and so are what they
 make of a batch and the slopes of that. Numba compiles once for each width of the first layer,
 in some seconds, and keeps the result beside this file or in the user's cache.
