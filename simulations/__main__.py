@@ -12,14 +12,13 @@ from fl_strategies.errors import InvalidParameter, StrategyError
 from simulations.arguments import STOPPED, say
 from simulations.config import Settings, describe, parse_assignments
 from simulations.data.sets import LOADERS
-from simulations.experiments.compare import add_compare
-from simulations.experiments.curve import add_curve
+from simulations.experiments.commands import add_compare, add_curve
 from simulations.models import LEARNERS
 from simulations.presets import PRESETS, paper_table, preset
-from simulations.results.command import add_report
 from simulations.results.files import require_files, require_folder, write_json
+from simulations.results.page import PAGE, add_report
 from simulations.results.report import Report, percent, render, summarise, table
-from simulations.results.run_folder import PAGE, RunFolder
+from simulations.results.run_folder import RunFolder
 from simulations.runtime.flower import run_with_flower
 from simulations.runtime.progress import watching
 from simulations.runtime.running import Finished, run_federation, run_once

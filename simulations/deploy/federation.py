@@ -34,7 +34,7 @@ from simulations.deploy.data import ARCHIVE, LABEL, write_labelled
 from simulations.deploy.server_app import SIMULATED, result_folder, run_settings
 from simulations.federation import load_federation
 from simulations.results.files import read_json, require_folder
-from simulations.results.run_folder import RESULT
+from simulations.results.page import RESULT
 from simulations.runtime.flower import (
     CONNECTION,
     Control,

@@ -1,28 +1,13 @@
 """A comparison: all strategies that fit some data, on the same splits and seeds."""
 
-import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from fl_strategies import REGISTRY, SampleOnce, find_algorithm
+from fl_strategies import SampleOnce, find_algorithm
 from fl_strategies.errors import StrategyError, require
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
-from simulations.arguments import (
-    AddData,
-    add_command,
-    add_results,
-    budgets_of,
-    default_path,
-    given_of,
-    names_of,
-    say,
-    say_stopped,
-    seeds_of,
-)
 from simulations.config import Settings, options_of
 from simulations.experiments.engine import (
     FURTHER,
@@ -45,11 +30,8 @@ from simulations.experiments.entries import (
     refuse_settings,
     shared,
 )
-from simulations.experiments.plots import draw_comparison
 from simulations.federation import Federation, load_federation
-from simulations.results.files import require_files
-from simulations.results.report import summarise, table
-from simulations.understood import tell_data
+from simulations.results.report import size, summarise, table
 
 
 @dataclass(frozen=True)
@@ -72,77 +54,6 @@ def run_comparison(comparison: Comparison, run: Runner, kept: Path, say: Say) ->
     entries = (None, *comparison.plan.entries)
     tasks = [comparison.task(entry, seed) for seed in comparison.seeds for entry in entries]
     return run_missing(tasks, run, kept, say)
-
-
-DESCRIPTION: Final = """\
-Run every strategy that fits the data and the models, on the same splits and seeds, beside
-each party alone, pooled data and the majority class. At the end: one table, one picture
-(accuracy against bytes, and against epsilon with --epsilon) and a recommendation in words.
-Where a strategy needs other models than were asked for, the nearest ones take their place
-and the table says so. What is finished is kept: the same command resumes after a stop."""
-
-
-def add_compare(commands: Any, add_data: AddData, run: Runner) -> None:
-    """Add the command; `run` makes one run and returns its report."""
-    summary = "run all strategies that fit the data; say which to take"
-    parser = add_command(commands, add_data, "compare", summary, DESCRIPTION)
-    parser.add_argument(
-        "--strategy",
-        metavar="NAMES",
-        help=f"only these, comma-separated, of {', '.join(REGISTRY)} (default: all)",
-    )
-    parser.add_argument(
-        "--epsilon",
-        metavar="E",
-        help="also compare what can promise privacy, at this budget or these, comma-separated",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=5,
-        metavar="N",
-        help="rounds of strategies that have more than one (default: 5)",
-    )
-    parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
-    add_results(parser, "compare-<data>")
-    parser.set_defaults(command=partial(_compare, run))
-
-
-def _compare(run: Runner, options: argparse.Namespace) -> int:
-    comparison = _comparison(options)
-    kept = options.json or default_path(comparison.given, "compare")
-    require_files(OWNER, json=kept, png=options.png)
-    try:
-        tell_data(Settings.from_run_config(shared(comparison.given), seed=comparison.seeds[0]))
-        results = run_comparison(comparison, run, kept, say)
-    except KeyboardInterrupt:
-        return say_stopped(kept)
-    summary = summarise_comparison(comparison, results)
-    advice = recommend(summary)
-    results.write(to_json(summary, advice))
-    sys.stdout.write("\n".join([render(summary), "", *advice, "", f"results: {kept}\n"]))
-    picture = options.png or kept.with_suffix(".png")
-    draw_comparison(summary, picture)
-    sys.stdout.write(f"picture: {picture}\n")
-    return 0
-
-
-def _comparison(options: argparse.Namespace) -> Comparison:
-    strategies = names_of(options.strategy) or list(REGISTRY)
-    given, seeds = given_of(options, strategies), seeds_of(OWNER, options.seeds)
-    plan = make_plan(
-        given,
-        strategies=strategies,
-        rounds=options.rounds,
-        seeds=seeds,
-        budgets=budgets_of(OWNER, "epsilon", options.epsilon),
-    )
-    require(bool(plan.entries), OWNER, "strategy", "one that fits", _reasons(plan.excluded))
-    return Comparison(given, seeds, plan)
-
-
-def _reasons(excluded: Mapping[str, str]) -> str:
-    return " ".join(f"{name}: {why}" for name, why in excluded.items())
 
 
 OWNER: Final = "compare"
@@ -440,20 +351,6 @@ def spread(values: Sequence[float], factor: float = 100, digits: int = 1) -> str
     mean, deviation = summarise(values)
     deviated = f" ± {factor * deviation:.{digits}f}" if len(values) > 1 else ""
     return f"{factor * mean:.{digits}f}{deviated}"
-
-
-def size(num_bytes: float) -> str:
-    """Return a number of bytes as people read it.
-
-    Examples
-    --------
-    >>> size(512), size(2_340), size(5_600_000)
-    ('512 B', '2.3 kB', '5.6 MB')
-    """
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:.1f} {unit}"
-    return f"{num_bytes:.0f} B"
 
 
 def render(summary: Summary) -> str:

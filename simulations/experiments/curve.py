@@ -4,34 +4,18 @@ Noise comes from the operating system, so a draw is one more run of the same set
 kept under its number. What does not depend on a budget runs once a seed.
 """
 
-import argparse
 import math
 import os
-import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self, get_args
+from typing import Final, Self
 
 import numpy as np
 
 from fl_strategies._util.files import SHARED, replace_file
 from fl_strategies.errors import StrategyError, require
 from fl_strategies.wire import keys
-from simulations.arguments import (
-    AddData,
-    add_command,
-    add_results,
-    budgets_of,
-    default_path,
-    given_of,
-    names_of,
-    say,
-    say_stopped,
-    seeds_of,
-)
 from simulations.config import Settings
 from simulations.experiments.engine import (
     PROMISES,
@@ -55,13 +39,12 @@ from simulations.experiments.entries import (
     refuse_settings,
     shared,
 )
-from simulations.experiments.plots import MAJORITY, REFUSED, draw_curves
 from simulations.federation import Federation, load_federation
-from simulations.results.files import require_files, write_json
 from simulations.results.report import Report
-from simulations.understood import tell_data
 
 OWNER: Final = "curve"
+MAJORITY: Final = "majority class"
+REFUSED: Final = "refused"
 REFERENCES: Final = ("fedhistogram", "fedregression", "fedkd")
 """Strategies that also run without privacy, to show what it costs."""
 NOT_HERE: Final[Mapping[str, str]] = {
@@ -212,126 +195,6 @@ def find_variants(unit: Unit, names: Sequence[str] = ()) -> list[Variant]:
 def run_curves(curves: Curves, run: Runner, kept: Path, say: Say) -> Results:
     """Run what is missing; see `run_missing`."""
     return run_missing(list(curves.tasks()), run, kept, say)
-
-
-TOLD: Final = (
-    "data",
-    "label",
-    "drop",
-    "learner",
-    "epsilons",
-    "unit",
-    "strategy",
-    "seeds",
-    "draws",
-    "references",
-)
-"""Options that decide figures, in the order in which they are told."""
-DESCRIPTION: Final = """\
-Run every private strategy at every epsilon, over seeds and draws of the noise, beside
-strategies without privacy and the majority class: a table of medians and quartiles, JSON and
-a picture. A strategy that refuses an epsilon, because noise would drown everything, is shown
-with its reason. What is finished is kept: the same command resumes after a stop, and more
-draws, seeds or epsilons add to what is there."""
-
-
-def add_curve(commands: Any, add_data: AddData, run: Runner) -> None:
-    """Add the command; `run` makes one run and returns its report."""
-    summary = "accuracy against epsilon for all private strategies"
-    parser = add_command(commands, add_data, OWNER, summary, DESCRIPTION)
-    parser.add_argument(
-        "--epsilons", default="0.1,0.3,1,3", help="comma-separated (default: 0.1,0.3,1,3)"
-    )
-    parser.add_argument(
-        "--unit", choices=get_args(Unit), default="example", help="whom to protect"
-    )
-    names = ", ".join(dict.fromkeys(variant.name for variant in VARIANTS))
-    parser.add_argument(
-        "--strategy",
-        metavar="NAMES",
-        help=f"only these, comma-separated: strategies, or {names} (default: all of the unit)",
-    )
-    parser.add_argument(
-        "--seeds", default="200,201,202", help="comma-separated (default: 200,201,202)"
-    )
-    parser.add_argument(
-        "--draws",
-        type=int,
-        default=3,
-        metavar="N",
-        help="runs of every seed and epsilon, each with new noise (default: 3)",
-    )
-    parser.add_argument(
-        "--references",
-        metavar="NAMES",
-        help=f"without privacy, of {', '.join(REFERENCES)} (default: all)",
-    )
-    _add_outputs(parser)
-    parser.set_defaults(command=partial(_curve_command, run))
-
-
-def _add_outputs(parser: argparse.ArgumentParser) -> None:
-    add_results(parser, "curve-<data>-<unit>")
-    parser.add_argument(
-        "--markdown",
-        type=Path,
-        metavar="OUT",
-        help="also put a section with picture, table and command into this file",
-    )
-    parser.add_argument(
-        "--summary", type=Path, metavar="OUT", help="also write the table alone as JSON"
-    )
-    parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
-
-
-def _curve_command(run: Runner, options: argparse.Namespace) -> int:
-    names = names_of(options.strategy)
-    strategies = dict.fromkeys(v.strategy for v in find_variants(options.unit, names))
-    given = given_of(options, list(strategies))
-    kept = options.json or default_path(given, OWNER, options.unit)
-    more = {name: getattr(options, name) for name in ("png", "markdown", "summary")}
-    require_files(OWNER, json=kept, **more)
-    try:
-        _run_and_show(run, _plan(options, given, names), kept, options)
-    except KeyboardInterrupt:
-        return say_stopped(kept)
-    return 0
-
-
-def _plan(options: argparse.Namespace, given: Given, names: Sequence[str]) -> Curves:
-    return plan_curves(
-        given,
-        unit=options.unit,
-        names=names,
-        budgets=budgets_of(OWNER, "epsilons", options.epsilons),
-        seeds=seeds_of(OWNER, options.seeds),
-        draws=options.draws,
-        compared=names_of(options.references) or REFERENCES,
-    )
-
-
-def _run_and_show(run: Runner, curves: Curves, kept: Path, options: argparse.Namespace) -> None:
-    if not options.quiet:
-        first = curves.seeds[0]
-        tell_data(Settings.from_run_config(shared(curves.given), seed=first))
-    results = run_curves(curves, run, kept, (lambda _: None) if options.quiet else say)
-    summary = summarise_curves(curves, results, _command(options))
-    results.write(to_json(summary))
-    picture = options.png or kept.with_suffix(".png")
-    draw_curves(summary, picture)
-    if options.summary:
-        write_json(to_json(summary), options.summary)
-    if options.markdown:
-        write_section(summary, picture, options.markdown)
-    sys.stdout.write(f"{markdown(summary)}\n\nresults: {kept}\npicture: {picture}\n")
-
-
-def _command(options: argparse.Namespace) -> str:
-    """Return the command that gives these figures again, whatever its defaults become."""
-    chosen = {name: getattr(options, name) for name in TOLD}
-    words = [f"--{name}={value}" for name, value in chosen.items() if value is not None]
-    words += [f"--set={assignment}" for assignment in options.set]
-    return shlex.join(["python", "-m", "simulations", "curve", *words])
 
 
 SLACK: Final = 1e-9

@@ -2,18 +2,13 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from simulations.experiments.compare import Summary
+from simulations.experiments.curve import MAJORITY, REFUSED, Curve, CurveSummary
 from simulations.experiments.entries import VARIANTS
 from simulations.libraries import import_library
 from simulations.results.report import summarise
-
-if TYPE_CHECKING:
-    from simulations.experiments.compare import Summary
-    from simulations.experiments.curve import Curve, CurveSummary
-
-MAJORITY: Final = "majority class"
-REFUSED: Final = "refused"
 
 DOTS_PER_INCH: Final = 150
 PANEL_INCHES: Final = (6.4, 4.8)
@@ -23,7 +18,7 @@ STEP_ASIDE: Final = 1.06
 BASELINE_STYLES: Final = {"central-": "-", "best-solo-": "--", "solo-": "-.", "majority-": ":"}
 
 
-def draw_comparison(summary: "Summary", target: Path) -> None:
+def draw_comparison(summary: Summary, target: Path) -> None:
     """Write the picture (PNG); it needs no display."""
     library = import_library("compare", "matplotlib.figure", "figures")
     panels = 2 if summary.budgets else 1
@@ -43,7 +38,7 @@ def draw_comparison(summary: "Summary", target: Path) -> None:
     figure.savefig(target, format="png", dpi=DOTS_PER_INCH)
 
 
-def _draw_budgets(axes: Any, summary: "Summary") -> None:
+def _draw_budgets(axes: Any, summary: Summary) -> None:
     """Draw what keeps to a budget beside it: epsilons of one budget would hide each other."""
     budgets = summary.budgets
     for budget in budgets:
@@ -60,7 +55,7 @@ def _draw_budgets(axes: Any, summary: "Summary") -> None:
     axes.set_xlabel("epsilon, of a party or an example: see the table (points set apart)")
 
 
-def _draw_points(axes: Any, summary: "Summary", places: Mapping[str, float]) -> None:
+def _draw_points(axes: Any, summary: Summary, places: Mapping[str, float]) -> None:
     for number, line in enumerate(summary.lines):  # so that both panels have the same look
         if line.name not in places:
             continue
@@ -77,7 +72,7 @@ def _draw_points(axes: Any, summary: "Summary", places: Mapping[str, float]) -> 
         )
 
 
-def _draw_baselines(axes: Any, summary: "Summary") -> None:
+def _draw_baselines(axes: Any, summary: Summary) -> None:
     for prefix, style in BASELINE_STYLES.items():
         line = summary.baselines[prefix]
         axes.axhline(
@@ -118,7 +113,7 @@ ROOM_BELOW: Final = 0.3
 """How far the picture goes below the majority class, as a share of what is above it."""
 
 
-def draw_curves(summary: "CurveSummary", target: Path) -> None:
+def draw_curves(summary: CurveSummary, target: Path) -> None:
     """Write the picture (PNG); it needs no display."""
     # A figure of its own, without pyplot, has Agg's canvas and touches no global setting.
     library = import_library("curve", "matplotlib.figure", "figures")
@@ -133,7 +128,7 @@ def draw_curves(summary: "CurveSummary", target: Path) -> None:
     figure.savefig(target, format="png", dpi=DOTS_PER_INCH)
 
 
-def _draw_curve(axes: Any, summary: "CurveSummary", curve: "Curve") -> None:
+def _draw_curve(axes: Any, summary: CurveSummary, curve: Curve) -> None:
     budgets = sorted(curve.points)
     spreads = [curve.points[budget] for budget in budgets]
     medians, lower, upper = (
@@ -155,7 +150,7 @@ def _look(name: str) -> dict[str, str]:
     return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
-def _label(summary: "CurveSummary", curve: "Curve") -> str:
+def _label(summary: CurveSummary, curve: Curve) -> str:
     """Return the name and, below it, whom it trusts and where there is nothing to see."""
     floor = lowest_shown(summary)
     low = [budget for budget, spread in curve.points.items() if spread.median < floor]
@@ -167,7 +162,7 @@ def _label(summary: "CurveSummary", curve: "Curve") -> str:
     return "\n".join([curve.name, *(f"({words})" for words in told if words)])
 
 
-def _where(summary: "CurveSummary", words: str, budgets: Collection[float]) -> str:
+def _where(summary: CurveSummary, words: str, budgets: Collection[float]) -> str:
     """Return at which budgets something is the case; nothing if at none."""
     if len(budgets) == len(summary.budgets):
         return f"{words} everywhere" if words == REFUSED else words
@@ -175,7 +170,7 @@ def _where(summary: "CurveSummary", words: str, budgets: Collection[float]) -> s
     return f"{words} at {told}" if told else ""
 
 
-def lowest_shown(summary: "CurveSummary") -> float:
+def lowest_shown(summary: CurveSummary) -> float:
     """Return the least figure that is drawn.
 
     What is far below the majority class is worth nothing, and would leave no room for the rest.
@@ -186,7 +181,7 @@ def lowest_shown(summary: "CurveSummary") -> float:
     return majority - ROOM_BELOW * (best - majority)
 
 
-def _draw_references(axes: Any, summary: "CurveSummary") -> None:
+def _draw_references(axes: Any, summary: CurveSummary) -> None:
     """Draw what no budget changes, in the colour of its strategy's first curve if any."""
     for number, (name, spread) in enumerate(summary.references.items()):
         own = [one.name for one in summary.curves if name.startswith(f"{one.strategy},")]
@@ -200,7 +195,7 @@ def _draw_references(axes: Any, summary: "CurveSummary") -> None:
         )
 
 
-def _finish(axes: Any, summary: "CurveSummary") -> None:
+def _finish(axes: Any, summary: CurveSummary) -> None:
     budgets = summary.budgets
     axes.set_xscale("log")
     axes.set_xticks(budgets, labels=[f"{budget:g}" for budget in budgets])

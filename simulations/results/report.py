@@ -47,12 +47,14 @@ _PACKAGES = (
     "xgboost-cpu",
     "torch",
 )
-_ROWS = {
+BASELINES = {
     MEAN_PARTY: "mean of parties alone",
     BEST_PARTY: "best party alone",
     POOLED: "all data in one place",
+    PATE: "PATE on pooled data",
+    PUBLIC_ONLY: "public labels alone",
 }
-_REFERENCES = {PATE: "PATE on pooled data", PUBLIC_ONLY: "public labels alone"}
+_ASKED_FOR = (PATE, PUBLIC_ONLY)
 """Shown where they were asked for."""
 _GUARANTEES = (
     ("a party", keys.EPSILON_PARTY, keys.DELTA_PARTY),
@@ -329,7 +331,7 @@ def render(report: Report) -> str:
         "{named} on {data}, seed {seed}, final {final}".format(
             **report, named=strategy_of(report), final=report["settings"]["final-learner"]
         ),
-        _summary_table(report, own=bool(together)),
+        _summary_table(report),
         *(
             f"epsilon for {whom}: {report[epsilon]} at delta {report[delta]:.3g}"
             for whom, epsilon, delta in _GUARANTEES
@@ -345,13 +347,16 @@ def render(report: Report) -> str:
     return "\n".join([*lines, f"verdict: {report['verdict']}"])
 
 
-def _summary_table(report: Report, *, own: bool) -> str:
+def _summary_table(report: Report) -> str:
     """Return the federation and what it is compared with, by all figures of the task."""
     figures, metric = report["figures"], report["metric"]
     columns = list(figures[MAJORITY])
-    name = "federation (mean of the parties' own models)" if own else "federation"
-    rows = {name: figures["federation"], **{_ROWS[key]: figures.get(key, {}) for key in _ROWS}}
-    rows |= {_REFERENCES[key]: figures[key] for key in _REFERENCES if key in figures}
+    rows = {federation_of(report): figures["federation"]}
+    rows |= {
+        name: figures.get(key, {})
+        for key, name in BASELINES.items()
+        if key in figures or key not in _ASKED_FOR
+    }
     rows[CONSTANTS[metric].removeprefix("the ")] = figures[MAJORITY]
     if report[f"server-{metric}"] is not None:
         rows["the server's own model"] = {metric: report[f"server-{metric}"]}
@@ -360,6 +365,13 @@ def _summary_table(report: Report, *, own: bool) -> str:
         for row, found in rows.items()
     ]
     return table(["", *columns], cells)
+
+
+def federation_of(report: Report) -> str:
+    """Return what the federation's figure is of: one model, or those that parties keep."""
+    return (
+        "federation (mean of the parties' own models)" if own_models(report) else "federation"
+    )
 
 
 def _party_table(report: Report, together: Mapping[int, float]) -> str:
@@ -383,6 +395,20 @@ def shown(name: str, figure: float | None) -> str:
 def percent(value: float | None) -> str:
     """Return a share as people read it; a dash if nobody knows it."""
     return "-" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes as people read it.
+
+    Examples
+    --------
+    >>> size(512), size(2_340), size(5_600_000)
+    ('512 B', '2.3 kB', '5.6 MB')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

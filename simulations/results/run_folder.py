@@ -35,11 +35,9 @@ from fl_strategies.learners import require_portable
 from simulations.federation import Federation
 from simulations.models import ModelOptions
 from simulations.results.files import write_json
-from simulations.results.page import page
+from simulations.results.page import PAGE, RESULT, page
 from simulations.results.report import Report
 
-RESULT: Final = "result.json"
-PAGE: Final = "report.html"
 PRIVACY: Final = "privacy.txt"
 EPSILON: Final = "epsilon.csv"
 ROWS_TO_COMPARE: Final = 20

@@ -17,9 +17,7 @@ from fl_strategies.privacy.events import SubsampleEvent
 from simulations.__main__ import main
 from simulations.config import Settings
 from simulations.results.files import write_json
-from simulations.results.page import page
-from simulations.results.several import comparison_page
-from simulations.results.svg import curve
+from simulations.results.page import comparison_page, curve, page
 from simulations.runtime.progress import Watch
 from simulations.runtime.running import run_federation
 
