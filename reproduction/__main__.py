@@ -18,11 +18,11 @@ from reproduction.table import (
     write_table,
 )
 from reproduction.toy import TOY, toy
-from simulations.arguments import say, say_stopped, seeds_of
+from simulations.commands.arguments import say, say_stopped, seeds_of
 from simulations.config import Settings
 from simulations.results.files import require_files
 from simulations.results.report import table as aligned
-from simulations.runtime.running import run_once
+from simulations.runtime import running
 
 SCALES = (QUICK, PAPER, TOY)
 STAND_INS = "stand_ins"
@@ -102,7 +102,7 @@ def _table(options: argparse.Namespace) -> int:
     kept = options.json or _default_path(f"{options.name}{word}", "json")
     require_files("table", json=kept)
     try:
-        run_table(_chosen(experiments, options.row), run_once, kept, _tell)
+        run_table(_chosen(experiments, options.row), running.run_once, kept, _tell)
     except KeyboardInterrupt:
         return say_stopped(kept)
     _tell(markdown(experiments, kept))

@@ -530,11 +530,8 @@ def _ledger(state: Report) -> dict[str, Any] | None:
     return {"note": note, "rows": rows}
 
 
-def add_report(commands: Any) -> None:
-    """Add the command to a parser."""
-    parser = commands.add_parser(
-        "report", help="make the page of a run again, or one that compares several runs"
-    )
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``report``."""
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or its result.json"
     )

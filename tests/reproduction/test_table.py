@@ -277,7 +277,7 @@ def test_the_command_line_runs_and_writes_everything(
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
     monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
-    monkeypatch.setattr("reproduction.__main__.run_once", Runs())
+    monkeypatch.setattr("simulations.runtime.running.run_once", Runs())
     monkeypatch.chdir(tmp_path)
 
     assert main(["table", "toy_table", "--scale=paper", "--seeds=4,5"]) == 0
@@ -314,7 +314,7 @@ def test_single_rows_can_be_run(
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
     monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
-    monkeypatch.setattr("reproduction.__main__.run_once", Runs())
+    monkeypatch.setattr("simulations.runtime.running.run_once", Runs())
     monkeypatch.chdir(tmp_path)
     first, second = (row.name for row in Table.load("toy_table").rows)
 

@@ -1,4 +1,4 @@
-"""The commands ``python -m simulations compare`` and ``curve``."""
+"""The commands ``fl-strategies compare`` and ``curve``."""
 
 import argparse
 import shlex
@@ -6,13 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from fl_strategies import REGISTRY
 from fl_strategies.errors import require
-from simulations.arguments import (
-    AddData,
-    add_command,
+from simulations.commands.arguments import (
+    add_data,
     add_results,
     budgets_of,
     default_path,
@@ -21,6 +20,7 @@ from simulations.arguments import (
     say,
     say_stopped,
     seeds_of,
+    tell_data,
 )
 from simulations.config import Settings
 from simulations.experiments.compare import (
@@ -54,7 +54,7 @@ from simulations.experiments.entries import (
 )
 from simulations.experiments.plots import draw_comparison, draw_curves
 from simulations.results.files import require_files, write_json
-from simulations.understood import tell_data
+from simulations.runtime import running
 
 OF_COMPARE: Final = """\
 Run every strategy that fits the data and the models, on the same splits and seeds, beside
@@ -64,10 +64,10 @@ Where a strategy needs other models than were asked for, the nearest ones take t
 and the table says so. What is finished is kept: the same command resumes after a stop."""
 
 
-def add_compare(commands: Any, add_data: AddData, run: Runner) -> None:
-    """Add the command; `run` makes one run and returns its report."""
-    summary = "run all strategies that fit the data; say which to take"
-    parser = add_command(commands, add_data, "compare", summary, OF_COMPARE)
+def add_compare(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``compare``."""
+    parser.description = OF_COMPARE
+    add_data(parser)
     parser.add_argument(
         "--strategy",
         metavar="NAMES",
@@ -87,7 +87,7 @@ def add_compare(commands: Any, add_data: AddData, run: Runner) -> None:
     )
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
     add_results(parser, "compare-<data>")
-    parser.set_defaults(command=partial(_compare, run))
+    parser.set_defaults(command=partial(_compare, running.run_once))
 
 
 def _compare(run: Runner, options: argparse.Namespace) -> int:
@@ -150,10 +150,10 @@ with its reason. What is finished is kept: the same command resumes after a stop
 draws, seeds or epsilons add to what is there."""
 
 
-def add_curve(commands: Any, add_data: AddData, run: Runner) -> None:
-    """Add the command; `run` makes one run and returns its report."""
-    summary = "accuracy against epsilon for all private strategies"
-    parser = add_command(commands, add_data, "curve", summary, OF_CURVE)
+def add_curve(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``curve``."""
+    parser.description = OF_CURVE
+    add_data(parser)
     parser.add_argument(
         "--epsilons", default="0.1,0.3,1,3", help="comma-separated (default: 0.1,0.3,1,3)"
     )
@@ -182,7 +182,7 @@ def add_curve(commands: Any, add_data: AddData, run: Runner) -> None:
         help=f"without privacy, of {', '.join(REFERENCES)} (default: all)",
     )
     _add_outputs(parser)
-    parser.set_defaults(command=partial(_curve_command, run))
+    parser.set_defaults(command=partial(_curve, running.run_once))
 
 
 def _add_outputs(parser: argparse.ArgumentParser) -> None:
@@ -199,7 +199,7 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
 
 
-def _curve_command(run: Runner, options: argparse.Namespace) -> int:
+def _curve(run: Runner, options: argparse.Namespace) -> int:
     names = names_of(options.strategy)
     strategies = dict.fromkeys(v.strategy for v in find_variants(options.unit, names))
     given = given_of(options, list(strategies))
