@@ -22,6 +22,18 @@ from simulations.models import ModelOptions, check_learner_name
 Value: TypeAlias = str | int | float | bool
 
 OWNER: Final = "Settings"
+TITLES: Final[Mapping[str, str]] = {
+    "strategy": "The federation",
+    "data": "Data",
+    "partition": "How rows are dealt to parties",
+    "learner": "Models by name",
+    "delta": "Privacy",
+    "max-wait": "Rounds and messages",
+    "output-dir": "Results, checkpoints, processes",
+    "solo": "Baselines",
+    "num-trees": "Models",
+}
+"""Titles of groups of settings, by the first key of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +59,11 @@ got 'num-splits', which fedkt has.
     names_keys: ClassVar[bool] = True
 
     strategy: str = option("fedkd", "name of the strategy")
+    num_parties: int = option(6, "parties in the federation", least=1)
+    num_server_rounds: int = option(0, "rounds; 0: the strategy's usual number", least=0)
+    then: str = option("", "strategy that continues with the final model; empty: none")
+    then_rounds: int = option(0, "its rounds; 0: its usual number", least=0)
+    seed: int = option(0, "decides every random choice of the experiment", least=0)
     data: str = option("digits", "a data set by its name, FILE.npz or FILE.csv")
     data_dir: str = option("", "folder with data files; empty: $FL_STRATEGIES_DATA")
     label: str = option("", "label column of FILE.csv")
@@ -56,42 +73,37 @@ got 'num-splits', which fedkt has.
     train_rows: int = option(0, "most private rows of all parties; 0: all", least=0)
     public_rows: int = option(0, "most public rows; 0: all", least=0)
     test_rows: int = option(0, "most test rows; 0: all", least=0)
-    learner: str = option("", "party models, taken in turn; empty: some that fit")
-    teacher: str = option("", "model of FedKT's teachers; empty: the party's own")
-    final_learner: str = option("", "model that the server trains; empty: one that fits")
-    num_parties: int = option(6, "parties in the federation", least=1)
-    num_server_rounds: int = option(0, "rounds; 0: the strategy's usual number", least=0)
-    then: str = option("", "strategy that continues with the final model; empty: none")
-    then_rounds: int = option(0, "its rounds; 0: its usual number", least=0)
     partition: Scheme = option("dirichlet", "how rows are dealt")
     beta: float = option(0.5, "Dirichlet concentration; smaller: parties less alike", above=0)
     balanced: bool = option(True, "Dirichlet parties of about the same size")
     mixing: float = option(0.0, "share of rows that pooled-halves deals anew", least=0)
     shares: str = option("", "parties' shares of the rows, such as 0.7,0.3; empty: equal")
     min_records: int = option(10, "fewest records of a party", least=0)
+    learner: str = option("", "party models, taken in turn; empty: some that fit")
+    teacher: str = option("", "model of FedKT's teachers; empty: the party's own")
+    final_learner: str = option("", "model that the server trains; empty: one that fits")
+    final_learner_epochs: int = option(0, "epochs of the final model; 0: the same", least=0)
+    final_learner_batch_size: int = option(0, "rows in its step; 0: the same", least=0)
+    final_learner_rate: float = option(0.0, "its step size; 0: the same", least=0)
     pretrain_once: bool = option(False, "one pre-trained model for all parties of FedMD")
     delta: float = option(0.00001, "delta of every privacy figure", above=0)
     max_epsilon: float = option(0.0, "budget of server and parties; 0: none", least=0)
     state_dir: str = option("", "folder where parties keep their ledgers; empty: none")
-    seed: int = option(0, "decides every random choice of the experiment", least=0)
     max_wait: float = option(120.0, "seconds to wait for the parties to come", above=0)
     timeout: float = option(3600.0, "seconds to wait for their answers", above=0)
     min_parties: int = option(0, "fewest parties to continue with; 0: two", least=0)
     fraction_train: float = option(1.0, "share of the parties a round asks", above=0, most=1)
     min_train_nodes: int = option(1, "fewest parties a round asks", least=1)
     half_precision: bool = option(False, "models travel as float16")
+    output_dir: str = option("runs", "folder that gets one folder of results a run")
     checkpoint_dir: str = option("", "folder that keeps a run, to resume after a kill")
     resume: bool = option(False, "resume the run in checkpoint-dir")
-    final_learner_epochs: int = option(0, "epochs of the final model; 0: the same", least=0)
-    final_learner_batch_size: int = option(0, "rows in its step; 0: the same", least=0)
-    final_learner_rate: float = option(0.0, "its step size; 0: the same", least=0)
-    output_dir: str = option("runs", "folder that gets one folder of results a run")
+    num_workers: int = option(0, "processes of the in-process runner; 0: one a core", least=0)
     solo: bool = option(True, "also train each party alone, to compare")
     central: bool = option(True, "also train on the pooled data, to compare")
     central_learner: str = option("", "model of the pooled data; empty: the final one")
     pate: bool = option(False, "also train PATE on the pooled data, to compare")
     public_only: bool = option(False, "also train on labelled public rows alone, to compare")
-    num_workers: int = option(0, "processes of the in-process runner; 0: one a core", least=0)
     options: Options = field(default_factory=Options)
     """What is set about the strategy."""
     then_options: Options = field(default_factory=Options)

@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.common.config import flatten_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.errors import InvalidParameter
-from simulations.config import Settings, Value, describe, parse_assignments
+from simulations.commands import main
+from simulations.commands.config import with_block
+from simulations.config import TITLES, Settings, Value, describe, parse_assignments
 from simulations.data.partition import SCHEMES
 from simulations.federation import load_federation
 from simulations.presets import paper_table, preset
@@ -18,28 +21,30 @@ PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 DATA_SETS = ("adult", "cod-rna", "mnist")
 
 
-def test_the_project_file_lists_every_setting_with_its_default() -> None:
-    """`[tool.flwr.app.config]` and the defaults are the same, in value and in type."""
-    table = flattened(tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"])
+def test_the_project_file_is_generated(tmp_path: Path) -> None:
+    """`[tool.flwr.app.config]` is what `fl-strategies config --write` makes of the options."""
+    whole = PYPROJECT.read_text()
+    assert with_block(whole) == whole, "run: fl-strategies config --write"
+    old = tmp_path / "pyproject.toml"
+    old.write_text(whole.partition("[tool.flwr.app.config]")[0] + "[tool.flwr.app.config]\n")
+
+    assert main(["config", "--write", str(old)]) == 0
+    assert old.read_text() == whole
+
+
+def test_the_block_has_every_setting_with_its_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Flower reads the defaults, in value and in type, and people read what they mean."""
+    assert main(["config"]) == 0
+    block = capsys.readouterr().out
+    table = flatten_dict(tomllib.loads(block)["tool"]["flwr"]["app"]["config"])
     defaults = {key: default for key, default, _ in describe()}
     assert table == defaults
     assert {k: type(v) for k, v in table.items()} == {k: type(v) for k, v in defaults.items()}
-
-
-def flattened(table: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Return a table with dots between the names of sections, as Flower has it."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        inner = isinstance(value, dict)
-        found |= flattened(value, f"{above}{key}.") if inner else {above + key: value}
-    return found
-
-
-def test_the_project_file_explains_every_setting() -> None:
-    """The comment behind a key is the meaning that the command line shows."""
-    text = PYPROJECT.read_text().partition("[tool.flwr.app.config]")[2]
-    comments = re.findall(r"^([a-z0-9-]+) = .* # (.+)$", text, flags=re.MULTILINE)
+    comments = re.findall(r"^([a-z0-9-]+) = .* # (.+)$", block, flags=re.MULTILINE)
     assert comments == [(key.rpartition(".")[2], meaning) for key, _, meaning in describe()]
+    assert all(f"\n# {title}\n{key} = " in block for key, title in TITLES.items())
 
 
 def test_settings_survive_the_way_through_a_run_config() -> None:
