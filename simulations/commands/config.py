@@ -54,6 +54,8 @@ def _lines() -> Iterator[str]:
         if found != section:
             yield from ("", f"[{TABLE}.{found}]")
             section = found
-        elif not found and key in TITLES:
-            yield from ("", f"# {TITLES[key]}")
+        elif key in TITLES:
+            yield ""
+        if key in TITLES:
+            yield f"# {TITLES[key]}"
         yield f"{short} = {json.dumps(default)} # {meaning}"
