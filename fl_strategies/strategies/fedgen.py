@@ -29,8 +29,8 @@ from fl_strategies.learners import (
 )
 from fl_strategies.options import option
 from fl_strategies.party.party import Party
-from fl_strategies.party.policy import Request
 from fl_strategies.party.role import read_round, read_seed
+from fl_strategies.release import ReleasePlan
 from fl_strategies.server.strategy import FederationOptions
 from fl_strategies.strategies.weights.options import WeightsOptions
 from fl_strategies.strategies.weights.party import (
@@ -243,9 +243,9 @@ CLASS_SHARES: Final = "class-shares"
 class FedGenParty(CountedParty):
     """The role of `CountedParty` that also learns to recognise what a generator makes."""
 
-    def request(self, party: Party, config: ConfigRecord) -> Request:
+    def plan(self, party: Party, config: ConfigRecord) -> ReleasePlan:
         """Return also how many generated features are to be learned."""
-        asked, options = super().request(party, config), FedGenOptions.received(config)
+        asked, options = super().plan(party, config), FedGenOptions.received(config)
         return replace(asked, predictions=options.num_generated * options.local_epochs)
 
     def weights_of(self, received: Knowledge) -> Mapping[str, Array]:

@@ -131,7 +131,7 @@ def test_a_party_counts_generated_features_as_work() -> None:
     """Its policy limits them, since all of them are learned in every step."""
     config = ConfigRecord({"strategy": "fedgen", "num-generated": 100, "local-epochs": 5})
 
-    assert FedGenParty().request(toy_party(0), config).predictions == 500
+    assert FedGenParty().plan(toy_party(0), config).predictions == 500
 
 
 @pytest.mark.parametrize(
