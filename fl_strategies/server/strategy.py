@@ -1,4 +1,9 @@
-"""One round of knowledge transfer as a Flower strategy: ask, collect, combine, deliver."""
+"""One round of knowledge transfer as a Flower strategy: ask, collect, combine, deliver.
+
+Subclasses say what to ask of a party, how to read its answer and how to combine the
+answers. Here is the rest: waiting for the parties, one deterministic order of replies,
+excluding a bad reply without ending the run, metrics, and the delivery of the result.
+"""
 
 import logging
 from abc import abstractmethod

@@ -1,4 +1,12 @@
-"""Chains: the final model of one strategy starts another, in one run with one ledger."""
+"""Chains: the final model of one strategy starts another, in one run with one ledger.
+
+    rounds of the first link     as ever, for example one round of FedKT
+    then                         its final model becomes the next link's first weights
+    rounds of the next link      as ever, for example twenty rounds of FedProx
+
+There is one ledger, in which the releases of all links are composed, one numbering of
+rounds, one checkpoint, and one list of who is which party.
+"""
 
 import json
 import math

@@ -6,6 +6,13 @@
                        all models together say about unlabelled public rows
 
 Parties do nothing that FedAvg does not ask of them, and need no public rows.
+
+Answers of parties that know nothing of this package: weights, and a number of examples.
+
+Flower's own client code reads `arrays` and `config` of a message, and answers with one
+`ArrayRecord` and one `MetricRecord` of any names. Whoever answers so has said neither which
+party it is nor what its answer cost a record: the server numbers it, and its weights count
+as sent without noise.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
