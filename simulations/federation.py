@@ -1,4 +1,8 @@
-"""From settings to a federation: its data, its parties, its strategy and its comparisons."""
+"""From settings to a federation: its data, its parties, its strategy and its comparisons.
+
+FedMD's authors let every party train on labelled public rows first; Sun and Lyu start all
+parties from one such model.
+"""
 
 import logging
 import multiprocessing
