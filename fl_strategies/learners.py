@@ -154,8 +154,8 @@ class Prototypes:
         shape = np.shape(self.prototypes)
         rule = "of shape (num_classes, num_features)"
         require(len(shape) == 2, "Prototypes", "prototypes", rule, shape)
-        known = self.known is None or np.shape(self.known) == shape[:1]
-        require(known, "Prototypes", "known", f"of shape {shape[:1]}", np.shape(self.known))
+        known = shape[:1] if self.known is None else self.known.shape
+        require(known == shape[:1], "Prototypes", "known", f"of shape {shape[:1]}", known)
 
 
 def _check_strength(owner: str, name: str, value: float) -> None:
