@@ -37,6 +37,10 @@ COMMANDS: Final = MappingProxyType(
             "simulations.results.page:add_report",
             "make the page of a run again, or one that compares several runs",
         ),
+        "config": (
+            "simulations.commands.config:add_config",
+            "show all settings with their defaults, or write them into pyproject.toml",
+        ),
         "deploy": (
             "simulations.commands.deploy:add_deploy",
             "federations with TLS, node authentication and a file for each party",
