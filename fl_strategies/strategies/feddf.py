@@ -48,10 +48,14 @@ from fl_strategies.party.role import check_public_data
 from fl_strategies.party.state import PartyState
 from fl_strategies.party.training import require_finite
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.server.inputs import check_factories, public_array
 from fl_strategies.server.members import Known
 from fl_strategies.server.replies import EVALUATION, PartyReply
-from fl_strategies.server.strategy import FederationOptions, logger
+from fl_strategies.server.strategy import (
+    FederationOptions,
+    check_factories,
+    logger,
+    public_array,
+)
 from fl_strategies.strategies.codistill.options import MODELS, join_models, part_models
 from fl_strategies.strategies.weights.options import MODEL, WEIGHTS, WeightsOptions
 from fl_strategies.strategies.weights.party import (

@@ -48,10 +48,14 @@ from fl_strategies.party.accounting import AUDIENCES
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.noise import require_audible
-from fl_strategies.server.inputs import check_factories, public_array
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.state import State
-from fl_strategies.server.strategy import FederationOptions, KnowledgeStrategy
+from fl_strategies.server.strategy import (
+    FederationOptions,
+    KnowledgeStrategy,
+    check_factories,
+    public_array,
+)
 from fl_strategies.strategies.fedmd.options import (
     CronusOptions,
     FedMDOptions,
