@@ -91,7 +91,7 @@ got 'num-splits', which fedkt has.
     central_learner: str = option("", "model of the pooled data; empty: the final one")
     pate: bool = option(False, "also train PATE on the pooled data, to compare")
     public_only: bool = option(False, "also train on labelled public rows alone, to compare")
-    num_workers: int = option(0, "processes of the in-process runner; 0: one a core", least=0)
+    num_workers: int = option(0, "processes of the in-process runner; 0: one per core", least=0)
     options: Options = field(default_factory=Options)
     """What is set about the strategy."""
     then_options: Options = field(default_factory=Options)
