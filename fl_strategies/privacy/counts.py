@@ -172,7 +172,7 @@ class GaussianSums:
         require_data(whole, owner, "sums", "whole numbers", sums.dtype)
         few, most = sums.size <= MOST_SUMS, f"at most {MOST_SUMS}"
         require_data(few, owner, "sums", most, sums.size)
-        # Clipped, not refused: a refusal would depend on a record; clipping moves no sums apart.
+        # Clipped, not refused: a refusal could depend on a record; clipping moves no two apart.
         near = _LARGEST_COUNT + (0 if units is None else _MOST_ADDED)
         noisy = np.clip(sums, -near, near).astype(np.int64) * self._units_per_one
         if units is not None:
