@@ -114,7 +114,7 @@ def require_audible(
             f"{owner}: noise must be weaker than what it protects, or accepted "
             f"(accept_noise), got noise of {words}. {advice}."
         )
-    logger.warning("%s: noise of %s drowns the answers. %s.", owner, words, advice)
+    logger.warning("%s: noise of %s outweighs the answers. %s.", owner, words, advice)
 
 
 @dataclass(frozen=True, kw_only=True)
