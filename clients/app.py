@@ -1,4 +1,16 @@
-"""The Flower client side: messages in, answers out, state kept in between."""
+"""The Flower client side: messages in, answers out, state kept in between.
+
+Messages of Flower's own strategies, from servers that know nothing of this package.
+
+They hold weights as `arrays`, a `config` without the name of a strategy, and nothing else. An
+answer is weights, or figures, and the number of examples that Flower weighs them by. No
+epsilon is in it: Flower would average it. What a release costs is in the party's own journal.
+
+What a party finds out for itself: whether the model of a run beats one of its own.
+
+In a deployment nobody holds the data to compare, but each party holds its own. The answer is
+a line of its own log. It leaves the party as one bit, and only if the party says so.
+"""
 
 import logging
 import math

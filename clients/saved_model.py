@@ -4,6 +4,12 @@
 task; ``arrays.npz`` what was learned. Nothing in either is code, and nothing is unpickled:
 `load_model` makes the learner anew by its name and gives it the arrays, which it checks as
 those of untrusted files.
+
+Arrays in a file that needs no trust: an ``.npz`` archive of plain numbers.
+
+`numpy.load` reads what `write_arrays` writes. `read_arrays` takes less than numpy does: no
+objects, nothing compressed and nothing that claims to be larger than the file is, so that
+memory follows the bytes on the disk.
 """
 
 import io

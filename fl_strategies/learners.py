@@ -1,4 +1,9 @@
-"""Learners: what a party trains and a server distils, by the methods an ability needs."""
+"""Learners: what a party trains and a server distils, by the methods an ability needs.
+
+A learner is created unfitted by a zero-argument factory, so a strategy can make as many
+twins as it needs. Labels are positions 0 .. num_classes - 1 in the federation's class
+list; scores always have `num_classes` columns, also when a training set lacks classes.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,16 +1,15 @@
-"""The command ``python -m simulations compare``."""
+"""The command ``fl-strategies compare``."""
 
 import argparse
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from fl_strategies import REGISTRY
 from fl_strategies.errors import require
-from simulations.arguments import (
-    AddData,
-    add_command,
+from simulations.commands.arguments import (
+    add_data,
     add_results,
     budgets_of,
     default_path,
@@ -19,6 +18,7 @@ from simulations.arguments import (
     say,
     say_stopped,
     seeds_of,
+    tell_data,
 )
 from simulations.compare import Comparison, run_comparison
 from simulations.compare_advice import recommend
@@ -29,7 +29,7 @@ from simulations.config import Settings
 from simulations.fitting import shared
 from simulations.outputs import require_files
 from simulations.reproduce import Runner
-from simulations.understood import tell_data
+from simulations.runtime import running
 
 DESCRIPTION: Final = """\
 Run every strategy that fits the data and the models, on the same splits and seeds, beside
@@ -39,10 +39,10 @@ Where a strategy needs other models than were asked for, the nearest ones take t
 and the table says so. What is finished is kept: the same command resumes after a stop."""
 
 
-def add_compare(commands: Any, add_data: AddData, run: Runner) -> None:
-    """Add the command; `run` makes one run and returns its report."""
-    summary = "run all strategies that fit the data; say which to take"
-    parser = add_command(commands, add_data, "compare", summary, DESCRIPTION)
+def add_compare(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``compare``."""
+    parser.description = DESCRIPTION
+    add_data(parser)
     parser.add_argument(
         "--strategy",
         metavar="NAMES",
@@ -62,7 +62,7 @@ def add_compare(commands: Any, add_data: AddData, run: Runner) -> None:
     )
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
     add_results(parser, "compare-<data>")
-    parser.set_defaults(command=partial(_compare, run))
+    parser.set_defaults(command=partial(_compare, running.run_once))
 
 
 def _compare(run: Runner, options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The command ``python -m simulations curve``."""
+"""The command ``fl-strategies curve``."""
 
 import argparse
 import shlex
@@ -6,11 +6,10 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
-from simulations.arguments import (
-    AddData,
-    add_command,
+from simulations.commands.arguments import (
+    add_data,
     add_results,
     budgets_of,
     default_path,
@@ -19,6 +18,7 @@ from simulations.arguments import (
     say,
     say_stopped,
     seeds_of,
+    tell_data,
 )
 from simulations.config import Settings
 from simulations.curve import OWNER, REFERENCES, Curves, find_variants, plan_curves, run_curves
@@ -29,8 +29,8 @@ from simulations.fitting import Given, shared
 from simulations.outputs import require_files
 from simulations.private_variants import VARIANTS, Unit
 from simulations.reproduce import Runner
+from simulations.runtime import running
 from simulations.strict_json import write_json
-from simulations.understood import tell_data
 
 TOLD: Final = (
     "data",
@@ -53,10 +53,10 @@ with its reason. What is finished is kept: the same command resumes after a stop
 draws, seeds or epsilons add to what is there."""
 
 
-def add_curve(commands: Any, add_data: AddData, run: Runner) -> None:
-    """Add the command; `run` makes one run and returns its report."""
-    summary = "accuracy against epsilon for all private strategies"
-    parser = add_command(commands, add_data, OWNER, summary, DESCRIPTION)
+def add_curve(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``curve``."""
+    parser.description = DESCRIPTION
+    add_data(parser)
     parser.add_argument(
         "--epsilons", default="0.1,0.3,1,3", help="comma-separated (default: 0.1,0.3,1,3)"
     )
@@ -85,7 +85,7 @@ def add_curve(commands: Any, add_data: AddData, run: Runner) -> None:
         help=f"without privacy, of {', '.join(REFERENCES)} (default: all)",
     )
     _add_outputs(parser)
-    parser.set_defaults(command=partial(_curve, run))
+    parser.set_defaults(command=partial(_curve, running.run_once))
 
 
 def _add_outputs(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,8 @@
-"""From settings to a federation: its data, its parties, its strategy and its comparisons."""
+"""From settings to a federation: its data, its parties, its strategy and its comparisons.
+
+FedMD's authors let every party train on labelled public rows first; Sun and Lyu start all
+parties from one such model.
+"""
 
 import logging
 import multiprocessing
@@ -35,6 +39,7 @@ from fl_strategies.options import Options
 from fl_strategies.server.callbacks import OnRound
 from fl_strategies.tasks import METRICS, Judgement, judge, judge_constant, quality
 from simulations.config import Settings, Value
+from simulations.data.csv import listed
 from simulations.data.partition import partition
 from simulations.data.sets import Dataset, load_dataset
 from simulations.models import LEARNERS, learner_factory
@@ -128,6 +133,8 @@ FINAL = ("extra-trees", "xgboost-scores", "mlp")
 FINAL_OF = {"fedhistogram": ("random-features",), "fedregression": ("logistic-regression",)}
 """Models of a server that learn what a strategy says better than the usual ones."""
 WORD_MODEL = "embedding-bag"
+MOST_CLASSES = 12
+"""Classes that a description of the data names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,6 +351,30 @@ class Federation:
         load_kernels = getattr(learner, "load_kernels", None)
         if load_kernels is not None:
             load_kernels()  # once, and not in each of the workers
+
+    def describe_data(self) -> str:
+        """Return what was made of the data: columns, classes and rows per party.
+
+        All rows count, private ones too, so it is for the people of a simulation.
+        """
+        data, sizes = self.dataset, [*map(len, self.rows)]
+        labels = [y for y in (data.y_train, data.y_public, data.y_test) if y is not None]
+        all_labels = np.concatenate(labels)
+        counts = np.bincount(all_labels, minlength=len(data.classes))
+        shares = [
+            f"{name} {100 * count / max(len(all_labels), 1):.1f} %"
+            for name, count in zip(data.classes, counts, strict=True)
+        ]
+        each = f"{min(sizes)} to {max(sizes)}" if len({*sizes}) > 1 else str(sizes[0])
+        parties = "one party" if len(sizes) == 1 else f"{len(sizes)} parties of {each}"
+        held_out = f"{len(data.x_public)} public, {len(data.x_test)} test"
+        lines = [
+            data.name,
+            *(data.understood or [f"rows of shape {data.row_shape}"]),
+            f"classes: {listed(shares, MOST_CLASSES)}",
+            f"rows: {sum(sizes)} private in {parties}, {held_out}",
+        ]
+        return "\n  ".join(lines)
 
     @property
     def metric(self) -> str:

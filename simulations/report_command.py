@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from fl_strategies._util.files import SHARED, replace_file
 from fl_strategies.errors import InvalidData, StrategyError, require, require_data
@@ -29,11 +29,8 @@ NEEDED: Final = (
 )
 
 
-def add_report(commands: Any) -> None:
-    """Add the command to a parser."""
-    parser = commands.add_parser(
-        "report", help="make the page of a run again, or one that compares several runs"
-    )
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``report``."""
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or its result.json"
     )

@@ -1,13 +1,12 @@
-"""The commands ``python -m simulations table``, ``tables`` and ``figure``."""
+"""The commands ``fl-strategies table``, ``tables`` and ``figure``."""
 
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from fl_strategies.errors import MissingExtra, require
-from simulations.arguments import say, say_stopped, seeds_of
 from simulations.calculated import calculate, calculation_names
+from simulations.commands.arguments import say, say_stopped, seeds_of
 from simulations.config import Settings
 from simulations.figures import draw_table
 from simulations.outputs import require_files
@@ -22,17 +21,15 @@ from simulations.reproduce import (
 from simulations.reproduce_text import markdown, write_table
 from simulations.reproduction import all_tables, facts, write_page
 from simulations.rows_figure import draw_rows
+from simulations.runtime import running
 from simulations.toy_scale import TOY, toy
 
 SCALES = (QUICK, PAPER, TOY)
 STAND_INS = "stand_ins"
 
 
-def add_tables(commands: Any, run: Runner) -> None:
-    """Add the commands; `run` makes one run and returns its report."""
-    one = commands.add_parser(
-        "table", help="run a table of experiments; what is finished is not run again"
-    )
+def add_table(one: argparse.ArgumentParser) -> None:
+    """Add the options of ``table``."""
     one.add_argument("name", help="file in simulations/tables, such as fedkd_cifar10")
     one.add_argument(
         "--scale",
@@ -51,8 +48,11 @@ def add_tables(commands: Any, run: Runner) -> None:
     one.add_argument(
         "--json", type=Path, metavar="OUT", help="results so far (default: runs/<name>.json)"
     )
-    one.set_defaults(command=lambda options: _table(options, run))
-    every = commands.add_parser("tables", help="list all tables, with their expected minutes")
+    one.set_defaults(command=lambda options: _table(options, running.run_once))
+
+
+def add_tables(every: argparse.ArgumentParser) -> None:
+    """Add the options of ``tables``."""
     every.add_argument(
         "--results", type=Path, default=Path("docs/results"), help="(default: docs/results)"
     )
@@ -63,9 +63,10 @@ def add_tables(commands: Any, run: Runner) -> None:
         help="make this page anew from the results beside it",
     )
     every.set_defaults(command=_tables)
-    figure = commands.add_parser(
-        "figure", help="draw how good a table's federations are after each round"
-    )
+
+
+def add_figure(figure: argparse.ArgumentParser) -> None:
+    """Add the options of ``figure``."""
     figure.add_argument("name", help="file in simulations/tables, such as fedmd_letters")
     figure.add_argument(
         "--json", type=Path, metavar="RESULTS", help="results (default: runs/<name>.json)"

@@ -1,4 +1,12 @@
-"""Boosted trees on binned columns, compiled for the processor they run on."""
+"""Boosted trees on binned columns, compiled for the processor they run on.
+
+The sums of gradients and curvatures are whole numbers, both in one word of 64 bits. One
+addition serves both and is exact, so that the histogram of a node less that of one child is
+that of the other to the bit.
+
+Nodes wait on a stack, and the smaller child goes first: at most as many histograms are held as
+the rows can be halved, however deep a tree is.
+"""
 
 import math
 from typing import Final, NamedTuple

@@ -1,4 +1,17 @@
-"""Training of perceptrons on sparse rows, compiled for the processor it runs on."""
+"""Training of perceptrons on sparse rows, compiled for the processor it runs on.
+
+Most pixels of a digit are black and most columns of a coded table are 0. The first layer, where
+most of the weights are, adds up what the others say: forwards the weights of a row's inputs,
+backwards the slopes of the rows that have an input. The gradient of an input's weights goes
+straight from registers into Adam, so it is never written. One call trains one model for an
+epoch: its weights and Adam's moments about fit into the cache next to a core, those of a stack
+do not.
+
+Weights lie as (inputs, units), with units rounded up to whole vectors (see `lanes`):
+what is beyond is 0 and stays 0. All layers are parts of one flat array, and so are what they
+make of a batch and the slopes of that. Numba compiles once for each width of the first layer,
+in some seconds, and keeps the result beside this file or in the user's cache.
+"""
 
 from typing import Any, Final, NamedTuple
 

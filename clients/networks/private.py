@@ -1,4 +1,16 @@
-"""Networks trained by DP-SGD, with Opacus."""
+"""Networks trained by DP-SGD, with Opacus.
+
+DP-SGD step by step: noise from a chosen source, and as much of it as a target needs.
+
+Clipping is done by Opacus; noise and batches are drawn here, because PyTorch's generator
+starts from 32 bits, few enough to be tried out one by one.
+
+PyTorch modules trained by DP-SGD, so that whatever they say later costs nothing.
+
+A model that was trained privately may answer any number of questions: answers are
+post-processing. All there is to account for is the training itself, which a learner tells
+as `privacy_events`.
+"""
 
 import copy
 import math

@@ -1,4 +1,21 @@
-"""What learners of tables share: checked rows, weighted labels, soft targets."""
+"""What learners of tables share: checked rows, weighted labels, soft targets.
+
+Soft targets as weighted classes, for models that are made to learn labels.
+
+A row that is 70 % one class and 30 % another becomes two rows with these weights. Whatever
+minimises a weighted sum over rows, such as the impurity of trees or a log-loss, then
+minimises the cross-entropy of the soft targets themselves.
+
+What every classifier that is not a network needs, done once.
+
+A wrapper around a tree, boosting or kernel library then only says how its model is
+fitted, scored and turned into arrays: everything about class lists, missing classes,
+one-class subsets, shapes and hostile input lives here.
+
+Rows that many models learn from in turn, such as the public rows of a federation.
+
+What a library makes of them before it learns, such as bins, is made once in a process.
+"""
 
 import copy
 import math

@@ -1,4 +1,9 @@
-"""XGBoost's histogram trees, compiled: a learner, how its trees grow and what they answer."""
+"""XGBoost's histogram trees, compiled: a learner, how its trees grow and what they answer.
+
+A tree of few nodes is asked from its leaves up: every node takes the number of one of its
+children, for a block of rows at once, until the root has the answers. That is a few
+instructions for sixteen rows, without any jump. Larger trees are walked, row by row.
+"""
 
 import copy
 import functools

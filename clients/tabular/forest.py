@@ -1,4 +1,10 @@
-"""A forest of randomised trees without any library but numpy."""
+"""A forest of randomised trees without any library but numpy.
+
+A node is a line of bits for each class: which of its rows have that class. What a split would
+send to the right is counted by one operation on the words of the line, for all candidates of
+all nodes together. Every node draws its candidates from a key of its own, so that a tree is
+the same however many others grow beside it.
+"""
 
 import copy
 import math

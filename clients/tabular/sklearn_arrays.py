@@ -1,7 +1,9 @@
-"""Models of scikit-learn as plain arrays, without pickle.
+"""Fitted scikit-learn models as plain arrays, without pickle and without archives.
 
-Each has the shape that follows from the receiver's own settings. Received trees are walked in
-numpy, see `clients.tabular.trees`: no native code reads a node that somebody else has written.
+Linear models, naive Bayes, perceptrons and scalers consist of a few arrays each, whose
+shapes follow from the receiver's own settings: what has any other shape is refused before
+it is copied. Received trees are walked in numpy, see `clients.tabular.trees`: no native code
+reads a node that somebody else has written.
 """
 
 import hashlib

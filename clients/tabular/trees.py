@@ -3,7 +3,12 @@
 Nodes are in level order: the root, then its children, then theirs. The children of the
 j-th split of a tree are then its nodes 2 j + 1 and 2 j + 2, so one bit per node, leaf or
 not, is the whole structure. No child index is on the wire, and no native code walks a
-received tree but the loops of `clients.tabular.boosted_trees`, which are written for them.
+received tree but the loops of `clients.tabular.base.boosted_trees`, which are written for them.
+
+Rows as bits: one bit a row for every threshold that a forest may split at.
+
+Sixty-four rows are compared, selected and counted in one step of the processor, so that a
+forest is grown in a few passes of numpy over all its trees.
 """
 
 import math

@@ -1,4 +1,9 @@
-"""Claimed record counts: how far they are believed, and the class weights from them (Eq. 1)."""
+"""Claimed record counts: how far they are believed, and the class weights from them (Eq. 1).
+
+A claim is a number of records, or how loud a party's scores are. Sums are kept in groups of
+claims a factor of two wide, so that a claim can be cut after the last party has answered and
+nothing but sums is kept of any.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -4,6 +4,20 @@ Every rule gives the same bits in whatever order the predictions arrive. Means a
 them one by one and keep sums only, so memory is O(rows x classes) for any number of parties.
 Medians, trimmed and robust means need all predictions at once, O(parties x rows x classes);
 in turn no party, whatever it sends, can pull them far from the honest majority.
+
+A mean that some liars cannot move: the filter of robust statistics.
+
+Diakonikolas, Kamath, Kane, Li, Moitra, Stewart: Being Robust (in High Dimensions) Can Be
+Practical (ICML 2017), with the weights of Hopkins, Li, Zhang: Robust and Heavy-Tailed Mean
+Estimation Made Simple (NeurIPS 2020).
+
+Liars who move a mean far must stand far from it in one direction, and so make the variance
+there large. While it is, points lose weight in proportion to their squared distance along
+that direction, and the farthest loses all. As long as liars cause most of the variance they
+lose more weight than honest points, so at most twice their share is lost before it is small.
+What is left is then O(sqrt(share)) deviations of the honest points from their mean. Since at
+most half of all weight is lost, this holds for a quarter of liars and less: 40 of 100 at one
+distant place keep some weight, and move the mean as far as they like.
 """
 
 import math

@@ -1,4 +1,12 @@
-"""Several models as one: means, committees and stacks of models."""
+"""Several models as one: means, committees and stacks of models.
+
+Of model m and class c let z[m, c] be the log-probability, less the mean over classes. Then
+
+    score[c] = sum over m of weights[m, c] z[m, c] + bias[c]  (+ output . relu(hidden . z))
+
+where the last term is the network's. It begins with weights 1/M and everything that is
+added 0, which is the mean of log-probabilities.
+"""
 
 import json
 from abc import ABC, abstractmethod

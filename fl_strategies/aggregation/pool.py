@@ -1,4 +1,13 @@
-"""The parties' evidence at the server, and the consensus that comes of it."""
+"""The parties' evidence at the server, and the consensus that comes of it.
+
+Two honest parties that know a class rank the public rows alike by their evidence for it, as
+far as they know anything. A liar does not, whatever it claims to be: one that exchanges or
+negates labels is against the others, and one that always names the same class ranks nothing.
+
+Of each party the correlation with every other is taken, class by class around the class's
+mean, over the classes that both know; and of these correlations the median, on which less
+than half of all parties have no hold. A party far below what is typical is an outlier.
+"""
 
 import logging
 import math

@@ -1,4 +1,10 @@
-"""Records and labels as a party reads them: each by itself, from public facts alone."""
+"""Records and labels as a party reads them: each by itself, from public facts alone.
+
+The type of a list, a frame or an array of objects is inferred from all of its cells, so one
+record would decide how all others are read. Here every record is read by itself, in the
+number type that the public rows fix, and only then cut to a public bound. A value that is no
+number becomes the public median of its place: that a party fails would be a release as well.
+"""
 
 import logging
 import math

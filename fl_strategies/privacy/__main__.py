@@ -1,4 +1,4 @@
-"""The command line: ``python -m fl_strategies.privacy --help``.
+"""The command ``fl-strategies privacy``, or ``python -m fl_strategies.privacy``.
 
 Answers before any training what a setting will cost, from the same accountant that the
 ledger of a run uses, so that the two can never disagree.
@@ -38,6 +38,7 @@ from fl_strategies.privacy.planning import DEFAULT_MARGINS, plan
 from fl_strategies.privacy.statement import FEW_PARTIES, LARGE_EPSILON
 from fl_strategies.privacy.votes import data_dependent_figure
 
+PROGRAM = "python -m fl_strategies.privacy"
 BOUNDS = ("moments", "optimal-composition", "bounded-range", "zcdp", "pld", "data-dependent")
 _MOST_VOTERS = 10_000
 _LARGEST_LEAD = 50.0
@@ -305,10 +306,10 @@ class _Parser(argparse.ArgumentParser):
         raise InvalidParameter(f"{self.prog}: {message}.")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = PROGRAM) -> int:
     """Run one command and return its exit code."""
     try:
-        options = _parser().parse_args(arguments)
+        options = _parser(prog).parse_args(arguments)
         answer: Answer = options.command(options)
     except StrategyError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -318,9 +319,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return answer.code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="python -m fl_strategies.privacy",
+        prog=prog,
         description="What releases of private knowledge cost, and whether the noise is right.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

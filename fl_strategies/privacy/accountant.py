@@ -22,6 +22,7 @@ published, and so may their minimum. How events compose:
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from fl_strategies.errors import require
@@ -101,15 +102,22 @@ def _sgd_curve(
     for event, count in entries:
         chance = event.batch_size / event.records
         steps[event.noise_multiplier, chance] += event.steps * count
-    distribution = pld.sgd_distribution(tuple(sorted((*kind, n) for kind, n in steps.items())))
+    composed = tuple(sorted((*kind, n) for kind, n in steps.items()))
+    distribution = pld.sgd_distribution(composed)
     if replace:
         return _doubled(distribution)
-    if noise is not None:
-        distribution = pld.joined(distribution, noise)
+    if noise is None:
+        epsilon_at = partial(pld.sgd_epsilon, composed)
+        return Curve(epsilon_at, lambda epsilon: _delta_of(distribution, epsilon))
+    both = pld.joined(distribution, noise)
     return Curve(
-        lambda delta: float(distribution.get_epsilon_for_delta(delta)),
-        lambda epsilon: float(distribution.get_delta_for_epsilon(epsilon)),
+        lambda delta: float(both.get_epsilon_for_delta(delta)),
+        lambda epsilon: _delta_of(both, epsilon),
     )
+
+
+def _delta_of(distribution: Any, epsilon: float) -> float:
+    return float(distribution.get_delta_for_epsilon(epsilon))
 
 
 def _doubled(distribution: Any) -> Curve:
@@ -117,7 +125,7 @@ def _doubled(distribution: Any) -> Curve:
 
     def delta_at(epsilon: float) -> float:
         factor = 1 + math.exp(min(epsilon / 2, 700.0))
-        return min(1.0, factor * float(distribution.get_delta_for_epsilon(epsilon / 2)))
+        return min(1.0, factor * _delta_of(distribution, epsilon / 2))
 
     def epsilon_at(delta: float) -> float:
         upper = 1.0

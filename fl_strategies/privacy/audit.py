@@ -1,4 +1,32 @@
-"""Every mechanism audited on inputs that show an attacker most of what there is."""
+"""Every mechanism audited on inputs that show an attacker most of what there is.
+
+The statistics of an audit: exact chances, fit, and what bets prove about epsilon.
+
+Independent of the mechanisms on purpose: an error made twice would not be noticed.
+
+Attack our own mechanisms: the noise must be what the account says.
+
+Every mechanism is run many times on two neighbouring inputs, through the code that real
+releases use, and has to pass two tests.
+
+1. An attacker who knows both inputs guesses from the output which one it was, by the
+   optimal rule (the likelihood ratio). The hit rates bound epsilon from below (Clopper and
+   Pearson) at every delta, and no bound may exceed the claim. This catches too little noise
+   and a sensitivity that is too small.
+2. The outputs must follow the exact distribution of the mechanism (chi-square). This also
+   catches what an attacker does not notice: too much noise, a scale that is a tenth off,
+   noise that is shared between classes, rows or entries.
+
+Each of the two fails a correct mechanism with a chance of `SIGNIFICANCE`, one in a million,
+whatever the number of runs, because attacks and tables are corrected for being many. An
+audit of a dozen mechanisms is thus wrong about once in forty thousand times. Both tests look
+at the inputs given; what other inputs would show is the accountant's proof, not measured.
+
+References
+----------
+Clopper, Pearson (1934), The use of confidence or fiducial limits.
+Jagielski, Ullman, Oprea (2020), Auditing differentially private machine learning.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -20,6 +20,11 @@ Not covered
     Checksums find accidents, not forgery: who may write the folder can delete the journal.
     Releases of another unit or from another folder are not seen. A fingerprint can confirm
     a guess about few records, so it stays in the file and out of all errors.
+
+The lines of a journal: how they are written, and what is known of those that were read.
+
+A line is read once in a process. Afterwards its bytes are only compared, all at once by
+their hash, because a damaged journal must be noticed whenever it is used.
 """
 
 import hashlib

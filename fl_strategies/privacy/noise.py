@@ -1,4 +1,9 @@
-"""How strong noise is: by its scale, or calibrated to a target epsilon."""
+"""How strong noise is: by its scale, or calibrated to a target epsilon.
+
+Scores of all public rows and classes are released, so the price is high. With 20 parties of
+equal weight, 1000 rows of 10 classes, scores cut at 10 and Laplace noise of scale 1, every
+entry costs epsilon 1 and there are ten thousand entries.
+"""
 
 import logging
 import math

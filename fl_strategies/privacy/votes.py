@@ -1,4 +1,8 @@
-"""Protecting votes: the mechanism, its sensitivity, and when noise hides the winner."""
+"""Protecting votes: the mechanism, its sensitivity, and when noise hides the winner.
+
+One description serves both sides: the server of FedKT-L1, where a unit is a party and moves
+a count by s, and a party of FedKT-L2, where a unit is an example and moves a count by one.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,14 @@
-"""A run as a folder: the state before a round, its replies, and what was drawn in it."""
+"""A run as a folder that outlives its server process.
+
+A `Checkpoint` folder holds the strategy's state before the round that is running, every
+reply of this round, each written before the strategy sees it, and what was drawn at random
+in it. After a kill the round is replayed: what has arrived comes from the disk,
+who has not answered is asked, and nothing random is drawn a second time. Every file carries
+a checksum of its content, its place and its run, and one that is damaged is never used.
+
+`Run` leaves nothing behind, `KeptRun` has a folder. Both count rounds after a resume and how
+often parties were asked.
+"""
 
 import hashlib
 import json

@@ -1,7 +1,12 @@
-"""One round of knowledge transfer as a Flower strategy: ask, collect, combine, deliver."""
+"""One round of knowledge transfer as a Flower strategy: ask, collect, combine, deliver.
+
+Subclasses say what to ask of a party, how to read its answer and how to combine the
+answers. Here is the rest: waiting for the parties, one deterministic order of replies,
+excluding a bad reply without ending the run, metrics, and the delivery of the result.
+"""
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -14,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fl_strategies._compat import warn_of_untested_flower
-from fl_strategies._util.arrays import Array, content_hash
+from fl_strategies._util.arrays import Array, content_hash, to_rows
 from fl_strategies._util.naming import nearest_name, require_argument
 from fl_strategies._util.randomness import derive_rng
 from fl_strategies.aggregation.metrics import aggregate_metrics, without_unknown
@@ -26,8 +31,15 @@ from fl_strategies.errors import (
     UnsupportedLearner,
     require,
 )
-from fl_strategies.learners import Learner, can_travel, require_portable
+from fl_strategies.learners import (
+    Learner,
+    LearnerFactory,
+    can_travel,
+    check_made,
+    require_portable,
+)
 from fl_strategies.options import Options, key_of
+from fl_strategies.party.party import check_rows
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.statement import describe_releases
 from fl_strategies.server.callbacks import Callbacks, OnRound, followed_by
@@ -135,6 +147,32 @@ def check_federation(owner: str, options: FederationOptions) -> None:
     require(most > 0, owner, "max_reply_bytes", "positive", most)
 
 
+def public_array(owner: str, public: object) -> Array:
+    """Return public rows as an array of finite numbers, from a list, frame or tensor too."""
+    rows = to_rows(owner, "public", public)
+    check_rows(owner, "public", rows)
+    return rows
+
+
+def check_factories(
+    owner: str,
+    learner_fn: LearnerFactory | None,
+    num_classes: int,
+    **others: Mapping[str, LearnerFactory] | None,
+) -> None:
+    """Raise `InvalidParameter`, saying what to write, for what makes no learner."""
+    given = {
+        f"{place}[{name!r}]": fn
+        for place in others
+        for name, fn in (others[place] or {}).items()
+    }
+    if learner_fn is not None:
+        given["learner_fn"] = learner_fn
+    for name, factory in given.items():
+        check_made(owner, name, factory, num_classes)
+
+
+# A child of Flower's logger, so that our lines appear among Flower's own.
 logger = logging.getLogger("flwr.fl_strategies")
 
 S = TypeVar("S")
@@ -218,323 +256,7 @@ class Collector(Generic[S]):
 T = TypeVar("T")
 
 
-class Contract(ABC, Generic[T]):
-    """Hooks of a strategy, in the order in which a round calls them.
-
-    `begin_round`, then for every reply `check` and `add`, then `exclude` and `finish`; with
-    too few replies `record_releases` instead. All have defaults but `party_config`, `check`
-    and `finish`.
-    """
-
-    name: ClassVar[str]
-    reply_kind: str
-    state: State
-    state_type: ClassVar[type[State]] = State
-    """What rounds leave to the next."""
-    model_name: str = ""
-    """What parties call the final model; they need a factory of this name to receive it."""
-    options_type: ClassVar[type[Options]] = Options
-    """What can be set about the algorithm itself."""
-    takes: ClassVar[tuple[str, ...]] = (
-        "public",
-        "num_classes",
-        "learner_fn",
-        "learner_name",
-        "task",
-        "options",
-    )
-    """Keyword arguments of the constructor, besides those of `FederationOptions`."""
-    identified_by: ClassVar[tuple[str, ...]] = (
-        "public",
-        "num_classes",
-        "learner_fn",
-        "model_name",
-        "task",
-        "options",
-    )
-    """Attributes that must be as before in a resumed run: every setting of the strategy."""
-    run_settings: Mapping[str, Scalar]
-    """What else a resumed run must have as before, such as the settings of its learner."""
-    last_round: int | None = None
-    """Round after which the strategy has nothing more to ask, or None."""
-    central: ClassVar[bool] = True
-    """Whether the run ends in one model for everybody, or each party keeps its own."""
-    usual_rounds: ClassVar[int] = 1
-    """Rounds that a run has unless another number is given."""
-    same_learner: ClassVar[bool] = False
-    """Whether all parties and the server need the same kind of model."""
-    relays_models: ClassVar[bool] = False
-    """Whether parties' models travel, so that the server must be able to rebuild them."""
-    model_as_made: ClassVar[bool] = True
-    """Whether the final model has the shape that its factory makes, so that another strategy
-    can continue with it."""
-    parties_train: ClassVar[bool] = True
-    """Whether parties train models of their own."""
-    party_learner_needs: ClassVar[tuple[type, ...]] = ()
-    """Protocols beyond `Learner` that the parties' models must have."""
-    final_learner_needs: ClassVar[tuple[type, ...]] = ()
-    """Protocols beyond `Learner` that the server's model must have."""
-    min_parties: int
-    members: Known
-    _kept: list[PartyReply[T]]
-
-    @classmethod
-    def from_settings(cls, **given: Any) -> Self:
-        """Make a strategy of flat settings, as a run configuration has them.
-
-        Parameters
-        ----------
-        **given
-            What the constructor takes, and by snake_case names what its options are made
-            of; None stands for what is not given.
-
-        Examples
-        --------
-        `FedKT.from_settings(..., privacy_level="L1", gamma=0.1)` is short for
-        `FedKT(..., options=FedKTOptions(privacy=VotePrivacy(level="L1", gamma=0.1)))`.
-        """
-        own = cls.arguments()
-        for name in given:
-            require_argument(cls.__name__, name, [*own, *cls.setting_names()])
-        flat = {key_of(name): value for name, value in given.items() if name not in own}
-        options = cls.options_type.from_config(cls.options_type.completed(flat))
-        rest: dict[str, Any] = {name: value for name, value in given.items() if name in own}
-        if "options" in own:  # a strategy need not have any
-            rest["options"] = options
-        return cls(**rest)
-
-    @classmethod
-    def arguments(cls) -> list[str]:
-        """Return what the constructor takes."""
-        return [*cls.takes, *FederationOptions.__annotations__]
-
-    @classmethod
-    def setting_names(cls) -> list[str]:
-        """Return what `from_settings` takes besides."""
-        return [key.replace("-", "_") for key in cls.options_type.settings()]
-
-    @classmethod
-    def require_arguments(cls, given: Iterable[str]) -> None:
-        """Raise `InvalidParameter`, saying what to write, for an argument nobody knows."""
-        own, settings = cls.arguments(), cls.setting_names()
-        for name in given:
-            rule = "names of arguments of its constructor"
-            require(name not in cls.takes, cls.__name__, "takes", rule, name)
-            meant = nearest_name(name, [*own, *settings])
-            said = "" if meant == name else f"Did you mean {meant!r}? "
-            hint = (
-                f"{said}Write options={cls.options_type.__name__}(...), "
-                f"or {cls.__name__}.from_settings({meant}=...)."
-            )
-            require_argument(cls.__name__, name, own, hint if meant in settings else "")
-
-    @abstractmethod
-    def party_config(self) -> dict[str, Scalar]:
-        """Return the settings that parties need in round `round_`."""
-
-    def begin_round(self) -> bool:
-        """Make ready to ask the parties; return whether they may be asked at all."""
-        return True
-
-    @abstractmethod
-    def check(self, knowledge: Knowledge) -> T:
-        """Return what a party says; raise `KnowledgeMismatch` to exclude it.
-
-        Nothing may change here: what is excluded leaves no trace.
-        """
-
-    def add(self, reply: PartyReply[T]) -> None:
-        """Take a checked reply into the round; by default it is kept until the end.
-
-        Replies come in any order, so sums must not depend on it. Must not fail.
-        """
-        self._kept.append(reply)
-
-    def exclude(self, replies: Sequence[PartyReply[T]]) -> Mapping[int, str]:  # noqa: ARG002
-        """Return nodes whose reply does not fit the others', and why; none by default."""
-        return {}
-
-    @abstractmethod
-    def finish(self) -> tuple[ArrayRecord | None, Metrics]:
-        """Combine what was added, and return the result with metrics of its own."""
-
-    def record_releases(self) -> None:
-        """Record in the ledger what has left the parties although too few of them answered.
-
-        `finish` records this by itself in a round that ends well.
-        """
-
-    def confirm_delivery(self, replies: Sequence[PartyReply[None]]) -> None:
-        """Note who has received and measured what was delivered."""
-
-    @property
-    def replies(self) -> list[PartyReply[T]]:
-        """What `add` has kept, by the numbers of the parties and sorted."""
-        found = [
-            replace(reply, partition_id=self.party_of(reply.node_id)) for reply in self._kept
-        ]
-        return sorted(found, key=lambda reply: reply.partition_id)
-
-    def party_of(self, node_id: int) -> int:
-        """Return which party a node is."""
-        return self.members[node_id][1]
-
-    def nodes_for_round(self, nodes: list[int]) -> list[int]:
-        """Return which of the connected nodes to ask; all of them by default.
-
-        With none, nothing is sent and the round does not count.
-        """
-        return nodes
-
-    def num_replies_needed(self) -> int:
-        """Return how many valid replies a round needs; `min_parties` by default.
-
-        Never more are needed than nodes were asked.
-        """
-        return self.min_parties
-
-    def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
-        """Return what this node is to learn from before it trains; nothing by default."""
-        return None
-
-    def delivery_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
-        """Return what this node is given after a round; by default the final model."""
-        return self.state.delivery
-
-    def warm_start(self, arrays: Mapping[str, Array]) -> None:  # noqa: ARG002
-        """Begin with a model that is given to `start`; raise where that means nothing."""
-        raise InvalidParameter(
-            f"{type(self).__name__}: initial_arrays must be empty, got some. Its model is made "
-            f"of what the parties know, not continued from another one."
-        )
-
-    @property
-    def delivered_learner(self) -> str:
-        """Name of the learner whose model `delivery_for` gives; empty if it gives none.
-
-        Parties are told it with every question, so that one that could not read the model
-        refuses before it pays.
-        """
-        made = getattr(self, "learner_fn", None)
-        return self.model_name if made is not None and can_travel(made()) else ""
-
-    @property
-    def most_score_bytes(self) -> int:
-        """How large the array ``scores`` of a reply is; 0 if it must not be compressed.
-
-        The size of a compressed reply tells something about the scores to whoever counts
-        bytes. So it is 0 where scores are protected only by what the server makes of them.
-        """
-        return 0
-
-    @property
-    def sends_models(self) -> bool:
-        """Whether replies are models, which may travel in half precision."""
-        return self.relays_models or self.reply_kind == "models"
-
-    @property
-    def ends_early(self) -> bool:
-        """Whether a run that too few parties are left for keeps its result and ends."""
-        return False
-
-
-class Outcome(Contract[T]):
-    """The part of a strategy that is read after a run, and how small its replies may be.
-
-    Parties may compress scores, and models may be of half precision.
-    """
-
-    failure_: str = "the strategy has not run"
-    """Why the last round that failed has no result."""
-    run: Run
-    _half = False
-    _model: Learner | None
-    _registered: Known
-
-    @property
-    def round_(self) -> int:
-        """Rounds asked so far."""
-        return self.state.round
-
-    @property
-    def parties_(self) -> dict[int, PartyReport]:
-        """What each party reported last."""
-        return self.state.parties
-
-    @property
-    def ledger_(self) -> PrivacyLedger:
-        """What the run released."""
-        return self.state.ledger
-
-    @property
-    def members(self) -> Known:  # type: ignore[override]
-        """Which node is which party: as its operator says, or as their first answers did."""
-        return self._registered or self.state.members
-
-    @property
-    def model_(self) -> Learner:
-        """The final model."""
-        if self._model is None:
-            raise NotFitted(
-                f"{type(self).__name__}: model_ must be read after a run that ended well, "
-                f"got none: {self.failure_}."
-            )
-        return self._model
-
-    def keep_model(self, model: Learner) -> ArrayRecord | None:
-        """Keep the final model; return its arrays if it can travel."""
-        self._model = model
-        try:
-            arrays = require_portable(model).to_arrays()
-        except UnsupportedLearner as error:
-            logger.info("%s: the final model stays on the server. %s", self.name, error)
-            return None
-        self.state.delivery = Knowledge("model", arrays, {keys.LEARNER: self.model_name})
-        return encode_arrays(arrays)
-
-    def fail(self, reason: str) -> None:
-        """Note why a round has no result."""
-        self.failure_ = reason.removesuffix(".")
-        logger.error("%s has no result: %s.", self.name, self.failure_)
-
-    @property
-    def has_result(self) -> bool:
-        """Whether there is something to show for the run; by default a model."""
-        return self._model is not None
-
-    def require_result(self) -> None:
-        """Raise if the run was for nothing, and say what has left the parties all the same."""
-        if self.has_result:
-            return
-        released = describe_releases(self.ledger_.entries)
-        raise RunFailed(
-            f"{type(self).__name__}: the run must end with a result, got none: "
-            f"{self.failure_}. What has left the parties all the same: {released}"
-        )
-
-    @property
-    def precision(self) -> dict[str, Scalar]:
-        """What a resumed run must have as before, besides its settings."""
-        return {HALF_PRECISION: True} if self._half else {}
-
-    def check_precision(self) -> None:
-        """Raise `InvalidParameter` for half precision where no models are sent."""
-        fits, rule = self.sends_models or not self._half, "false unless parties send models"
-        require(fits, type(self).__name__, "half_precision", rule, self._half)
-
-    def offered(self) -> dict[str, Scalar]:
-        """Return what a question says about smaller replies."""
-        return offer(self.most_score_bytes, half=self._half, kept=self.run.is_kept)
-
-    def restored(self, knowledge: Knowledge) -> Knowledge:
-        """Return what a reply says, as it was before it was made smaller."""
-        return as_meant(knowledge, self.most_score_bytes, half=self._half)
-
-
-# A child of Flower's logger, so that our lines appear among Flower's own.
-
-
-class KnowledgeStrategy(Outcome[T], Strategy):
+class KnowledgeStrategy(Strategy, Generic[T]):
     """Base of all strategies.
 
     A subclass says what to ask (`party_config`), whether a reply is as asked (`check`), what
@@ -591,6 +313,199 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         Rounds asked so far, over all calls of `start`: a second call continues.
     """
 
+    name: ClassVar[str]
+    reply_kind: str
+    state: State
+    state_type: ClassVar[type[State]] = State
+    """What rounds leave to the next."""
+    model_name: str = ""
+    """What parties call the final model; they need a factory of this name to receive it."""
+    options_type: ClassVar[type[Options]] = Options
+    """What can be set about the algorithm itself."""
+    takes: ClassVar[tuple[str, ...]] = (
+        "public",
+        "num_classes",
+        "learner_fn",
+        "learner_name",
+        "task",
+        "options",
+    )
+    """Keyword arguments of the constructor, besides those of `FederationOptions`."""
+    identified_by: ClassVar[tuple[str, ...]] = (
+        "public",
+        "num_classes",
+        "learner_fn",
+        "model_name",
+        "task",
+        "options",
+    )
+    """Attributes that must be as before in a resumed run: every setting of the strategy."""
+    run_settings: Mapping[str, Scalar]
+    """What else a resumed run must have as before, such as the settings of its learner."""
+    last_round: int | None = None
+    """Round after which the strategy has nothing more to ask, or None."""
+    central: ClassVar[bool] = True
+    """Whether the run ends in one model for everybody, or each party keeps its own."""
+    usual_rounds: ClassVar[int] = 1
+    """Rounds that a run has unless another number is given."""
+    same_learner: ClassVar[bool] = False
+    """Whether all parties and the server need the same kind of model."""
+    relays_models: ClassVar[bool] = False
+    """Whether parties' models travel, so that the server must be able to rebuild them."""
+    model_as_made: ClassVar[bool] = True
+    """Whether the final model has the shape that its factory makes, so that another strategy
+    can continue with it."""
+    parties_train: ClassVar[bool] = True
+    """Whether parties train models of their own."""
+    party_learner_needs: ClassVar[tuple[type, ...]] = ()
+    """Protocols beyond `Learner` that the parties' models must have."""
+    final_learner_needs: ClassVar[tuple[type, ...]] = ()
+    """Protocols beyond `Learner` that the server's model must have."""
+    failure_: str = "the strategy has not run"
+    """Why the last round that failed has no result."""
+    _model: Learner | None
+
+    # What an author fills in, in the order in which a round calls it.
+
+    @abstractmethod
+    def party_config(self) -> dict[str, Scalar]:
+        """Return the settings that parties need in round `round_`."""
+
+    def begin_round(self) -> bool:
+        """Make ready to ask the parties; return whether they may be asked at all."""
+        return True
+
+    def nodes_for_round(self, nodes: list[int]) -> list[int]:
+        """Return which of the connected nodes to ask; all of them by default.
+
+        With none, nothing is sent and the round does not count.
+        """
+        return nodes
+
+    def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
+        """Return what this node is to learn from before it trains; nothing by default."""
+        return None
+
+    @abstractmethod
+    def check(self, knowledge: Knowledge) -> T:
+        """Return what a party says; raise `KnowledgeMismatch` to exclude it.
+
+        Nothing may change here: what is excluded leaves no trace.
+        """
+
+    def add(self, reply: PartyReply[T]) -> None:
+        """Take a checked reply into the round; by default it is kept until the end.
+
+        Replies come in any order, so sums must not depend on it. Must not fail.
+        """
+        self._kept.append(reply)
+
+    def exclude(self, replies: Sequence[PartyReply[T]]) -> Mapping[int, str]:  # noqa: ARG002
+        """Return nodes whose reply does not fit the others', and why; none by default."""
+        return {}
+
+    def num_replies_needed(self) -> int:
+        """Return how many valid replies a round needs; `min_parties` by default.
+
+        Never more are needed than nodes were asked.
+        """
+        return self.min_parties
+
+    @abstractmethod
+    def finish(self) -> tuple[ArrayRecord | None, Metrics]:
+        """Combine what was added, and return the result with metrics of its own."""
+
+    def record_releases(self) -> None:
+        """Record in the ledger what has left the parties although too few of them answered.
+
+        `finish` records this by itself in a round that ends well.
+        """
+
+    def delivery_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
+        """Return what this node is given after a round; by default the final model."""
+        return self.state.delivery
+
+    def confirm_delivery(self, replies: Sequence[PartyReply[None]]) -> None:
+        """Note who has received and measured what was delivered."""
+
+    def warm_start(self, arrays: Mapping[str, Array]) -> None:  # noqa: ARG002
+        """Begin with a model that is given to `start`; raise where that means nothing."""
+        raise InvalidParameter(
+            f"{type(self).__name__}: initial_arrays must be empty, got some. Its model is made "
+            f"of what the parties know, not continued from another one."
+        )
+
+    @property
+    def delivered_learner(self) -> str:
+        """Name of the learner whose model `delivery_for` gives; empty if it gives none.
+
+        Parties are told it with every question, so that one that could not read the model
+        refuses before it pays.
+        """
+        made = getattr(self, "learner_fn", None)
+        return self.model_name if made is not None and can_travel(made()) else ""
+
+    @property
+    def most_score_bytes(self) -> int:
+        """How large the array ``scores`` of a reply is; 0 if it must not be compressed.
+
+        The size of a compressed reply tells something about the scores to whoever counts
+        bytes. So it is 0 where scores are protected only by what the server makes of them.
+        """
+        return 0
+
+    @property
+    def sends_models(self) -> bool:
+        """Whether replies are models, which may travel in half precision."""
+        return self.relays_models or self.reply_kind == "models"
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether a run that too few parties are left for keeps its result and ends."""
+        return False
+
+    @property
+    def has_result(self) -> bool:
+        """Whether there is something to show for the run; by default a model."""
+        return self._model is not None
+
+    # What an author uses.
+
+    @property
+    def replies(self) -> list[PartyReply[T]]:
+        """What `add` has kept, by the numbers of the parties and sorted."""
+        found = [
+            replace(reply, partition_id=self.party_of(reply.node_id)) for reply in self._kept
+        ]
+        return sorted(found, key=lambda reply: reply.partition_id)
+
+    def party_of(self, node_id: int) -> int:
+        """Return which party a node is."""
+        return self.members[node_id][1]
+
+    @property
+    def num_asked(self) -> int:
+        """How many parties are asked in this round."""
+        return len(self._sent)
+
+    def keep_model(self, model: Learner) -> ArrayRecord | None:
+        """Keep the final model; return its arrays if it can travel."""
+        self._model = model
+        try:
+            arrays = require_portable(model).to_arrays()
+        except UnsupportedLearner as error:
+            logger.info("%s: the final model stays on the server. %s", self.name, error)
+            return None
+        self.state.delivery = Knowledge("model", arrays, {keys.LEARNER: self.model_name})
+        return encode_arrays(arrays)
+
+    def fail(self, reason: str) -> None:
+        """Note why a round has no result."""
+        self.failure_ = reason.removesuffix(".")
+        logger.error("%s has no result: %s.", self.name, self.failure_)
+
+    # What is made of settings.
+
     def __init__(self, **federation: Unpack[FederationOptions]) -> None:
         owner = type(self).__name__
         self.require_arguments(federation)
@@ -635,6 +550,98 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         budget = [ledger.unit, ledger.delta, ledger.max_epsilon]
         own |= self.party_config() | self.precision
         return {**own, "budget": budget, keys.STRATEGY: self.name}
+
+    @classmethod
+    def from_settings(cls, **given: Any) -> Self:
+        """Make a strategy of flat settings, as a run configuration has them.
+
+        Parameters
+        ----------
+        **given
+            What the constructor takes, and by snake_case names what its options are made
+            of; None stands for what is not given.
+
+        Examples
+        --------
+        `FedKT.from_settings(..., privacy_level="L1", gamma=0.1)` is short for
+        `FedKT(..., options=FedKTOptions(privacy=VotePrivacy(level="L1", gamma=0.1)))`.
+        """
+        own = cls.arguments()
+        for name in given:
+            require_argument(cls.__name__, name, [*own, *cls.setting_names()])
+        flat = {key_of(name): value for name, value in given.items() if name not in own}
+        options = cls.options_type.from_config(cls.options_type.completed(flat))
+        rest: dict[str, Any] = {name: value for name, value in given.items() if name in own}
+        if "options" in own:  # a strategy need not have any
+            rest["options"] = options
+        return cls(**rest)
+
+    @classmethod
+    def arguments(cls) -> list[str]:
+        """Return what the constructor takes."""
+        return [*cls.takes, *FederationOptions.__annotations__]
+
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """Return what `from_settings` takes besides."""
+        return [key.replace("-", "_") for key in cls.options_type.settings()]
+
+    @classmethod
+    def require_arguments(cls, given: Iterable[str]) -> None:
+        """Raise `InvalidParameter`, saying what to write, for an argument nobody knows."""
+        own, settings = cls.arguments(), cls.setting_names()
+        for name in given:
+            rule = "names of arguments of its constructor"
+            require(name not in cls.takes, cls.__name__, "takes", rule, name)
+            meant = nearest_name(name, [*own, *settings])
+            said = "" if meant == name else f"Did you mean {meant!r}? "
+            hint = (
+                f"{said}Write options={cls.options_type.__name__}(...), "
+                f"or {cls.__name__}.from_settings({meant}=...)."
+            )
+            require_argument(cls.__name__, name, own, hint if meant in settings else "")
+
+    # What is read during and after a run.
+
+    @property
+    def round_(self) -> int:
+        """Rounds asked so far."""
+        return self.state.round
+
+    @property
+    def parties_(self) -> dict[int, PartyReport]:
+        """What each party reported last."""
+        return self.state.parties
+
+    @property
+    def ledger_(self) -> PrivacyLedger:
+        """What the run released."""
+        return self.state.ledger
+
+    @property
+    def members(self) -> Known:
+        """Which node is which party: as its operator says, or as their first answers did."""
+        return self._registered or self.state.members
+
+    @property
+    def model_(self) -> Learner:
+        """The final model."""
+        if self._model is None:
+            raise NotFitted(
+                f"{type(self).__name__}: model_ must be read after a run that ended well, "
+                f"got none: {self.failure_}."
+            )
+        return self._model
+
+    def require_result(self) -> None:
+        """Raise if the run was for nothing, and say what has left the parties all the same."""
+        if self.has_result:
+            return
+        released = describe_releases(self.ledger_.entries)
+        raise RunFailed(
+            f"{type(self).__name__}: the run must end with a result, got none: "
+            f"{self.failure_}. What has left the parties all the same: {released}"
+        )
 
     # Flower's methods.
 
@@ -860,9 +867,22 @@ class KnowledgeStrategy(Outcome[T], Strategy):
         )
 
     @property
-    def num_asked(self) -> int:
-        """How many parties are asked in this round."""
-        return len(self._sent)
+    def precision(self) -> dict[str, Scalar]:
+        """What a resumed run must have as before, besides its settings."""
+        return {HALF_PRECISION: True} if self._half else {}
+
+    def check_precision(self) -> None:
+        """Raise `InvalidParameter` for half precision where no models are sent."""
+        fits, rule = self.sends_models or not self._half, "false unless parties send models"
+        require(fits, type(self).__name__, "half_precision", rule, self._half)
+
+    def offered(self) -> dict[str, Scalar]:
+        """Return what a question says about smaller replies."""
+        return offer(self.most_score_bytes, half=self._half, kept=self.run.is_kept)
+
+    def restored(self, knowledge: Knowledge) -> Knowledge:
+        """Return what a reply says, as it was before it was made smaller."""
+        return as_meant(knowledge, self.most_score_bytes, half=self._half)
 
     # Replies.
 

@@ -1,4 +1,12 @@
-"""Chains: the final model of one strategy starts another, in one run with one ledger."""
+"""Chains: the final model of one strategy starts another, in one run with one ledger.
+
+    rounds of the first link     as ever, for example one round of FedKT
+    then                         its final model becomes the next link's first weights
+    rounds of the next link      as ever, for example twenty rounds of FedProx
+
+There is one ledger, in which the releases of all links are composed, one numbering of
+rounds, one checkpoint, and one list of who is which party.
+"""
 
 import json
 import math
@@ -22,7 +30,7 @@ from fl_strategies.server.ledgers import most_expensive
 from fl_strategies.server.replies import PartyReport
 from fl_strategies.server.run import EvaluateFn, KeptRun, Resumable, Run
 from fl_strategies.server.state import State
-from fl_strategies.server.strategy import Contract, KnowledgeStrategy, described
+from fl_strategies.server.strategy import KnowledgeStrategy, described
 from fl_strategies.strategies.weights import FlowerStrategy
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
@@ -362,7 +370,7 @@ def _check_links(links: Sequence[Link], num_rounds: Sequence[int]) -> None:
         require(not link.round_, _OWNER, "a link", "one that has not run", type(link).__name__)
     for before, after in pairwise(links):
         _require_model(before)
-        starts = type(after).warm_start is not Contract.warm_start
+        starts = type(after).warm_start is not KnowledgeStrategy.warm_start
         rule = "one that can begin with a given model (averages of weights, FedMD)"
         require(starts, _OWNER, "the next link", rule, type(after).__name__)
         same = after.model_name == before.model_name

@@ -6,6 +6,13 @@
                        all models together say about unlabelled public rows
 
 Parties do nothing that FedAvg does not ask of them, and need no public rows.
+
+Answers of parties that know nothing of this package: weights, and a number of examples.
+
+Flower's own client code reads `arrays` and `config` of a message, and answers with one
+`ArrayRecord` and one `MetricRecord` of any names. Whoever answers so has said neither which
+party it is nor what its answer cost a record: the server numbers it, and its weights count
+as sent without noise.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,10 +48,14 @@ from fl_strategies.party.role import check_public_data
 from fl_strategies.party.state import PartyState
 from fl_strategies.party.training import require_finite
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.server.inputs import check_factories, public_array
 from fl_strategies.server.members import Known
 from fl_strategies.server.replies import EVALUATION, PartyReply
-from fl_strategies.server.strategy import FederationOptions, logger
+from fl_strategies.server.strategy import (
+    FederationOptions,
+    check_factories,
+    logger,
+    public_array,
+)
 from fl_strategies.strategies.codistill.options import MODELS, join_models, part_models
 from fl_strategies.strategies.weights.options import MODEL, WEIGHTS, WeightsOptions
 from fl_strategies.strategies.weights.party import (

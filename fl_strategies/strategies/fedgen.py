@@ -6,6 +6,16 @@
               server   averages the models; trains the generator by their last layers
 
 The generator's arithmetic is in `generator`.
+
+FedGen's generator: features of a class, learned from nothing but the parties' last layers.
+
+Label y and noise e give features z = A2 relu(A1 [y, e] + a1) + a2. Its objective is the mean
+over labels and noise of
+
+    sum_k share_k(y) CE(W_k z + b_k, y)  +  diversity exp(-mean |e_i - e_j|^2 |z_i - z_j|)
+
+where share_k(y) is party k's share of the records of class y. The network is so small that
+its gradient is written out here, and the server needs no library of networks.
 """
 
 import math

@@ -1,4 +1,14 @@
-"""FENS: local models, sent once, and a small aggregator of their scores; both sides of it."""
+"""FENS: local models, sent once, and a small aggregator of their scores; both sides of it.
+
+Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma: Revisiting Ensembling in
+One-Shot Federated Learning (NeurIPS 2024).
+
+    round 1   party    trains a model on most of its records and sends it
+              server   gives all models to everybody
+    round r   server   sends the aggregator of the models' scores
+              party    trains it on the records it has held back, and sends it
+              server   averages the aggregators
+"""
 
 import functools
 from collections.abc import Mapping, Sequence

@@ -4,6 +4,14 @@
     server   finds units that the parties' neurons are likely copies of, layer by layer
 
 The arithmetic is in `matching`.
+
+Neurons of several perceptrons matched under a Beta-Bernoulli process: PFNM's arithmetic.
+
+A neuron is a vector v: its bias, its outgoing weights, and in the first layer its incoming
+ones. Units of the global network are drawn from N(0, sigma0), each party has some of them,
+more likely those that other parties have as well, and sees each of them as v ~ N(unit, sigma).
+Units of a layer are found party by party: with those of all others held fixed, which units a
+party's neurons are is a linear assignment (Proposition 2 of the paper).
 """
 
 import math

@@ -1,4 +1,14 @@
-"""Small replies: packed votes, quantized scores, compression and half precision."""
+"""Small replies: packed votes, quantized scores, compression and half precision.
+
+The server says in its question what it can read (`offer`). A party that knows nothing of it
+answers as ever, and a server that knows nothing of it never asks. What a reply holds, it
+declares itself; what was not offered is refused, and so is whatever would be larger than the
+plain reply that it stands for, before any room is made for it.
+
+zstd comes with pyarrow, which simulations and tables bring; zlib is always there, packs as
+well and takes ten times as long. The size of a compressed reply depends on what it says, so
+nothing is offered where only the server may know that.
+"""
 
 import math
 import zlib

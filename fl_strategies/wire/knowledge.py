@@ -1,4 +1,9 @@
-"""Readers of settings that another side sent: typed, and within limits."""
+"""Readers of settings that another side sent: typed, and within limits.
+
+`Knowledge` is the only thing a party sends besides metrics. Whoever receives it treats
+every byte as hostile: sizes are compared with the bytes that are really there before
+anything is allocated, and only plain numbers are accepted.
+"""
 
 import math
 import re

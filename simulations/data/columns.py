@@ -1,4 +1,9 @@
-"""Columns of a CSV file as numbers, and its label column, by public rows alone."""
+"""Columns of a CSV file as numbers, and its label column, by public rows alone.
+
+Public rows alone decide: which columns are numbers, dates, categories or of no use, what
+stands for a missing value, and the scale. A private cell that does not fit becomes a missing
+value or another category, never an error: that a party fails would tell about a record.
+"""
 
 import logging
 import re

@@ -1,4 +1,14 @@
-"""Image data sets: their files, sizes, and public rows from another set."""
+"""Image data sets: their files, sizes, and public rows from another set.
+
+Which image data sets there are, how their files are read, and their published scales.
+
+Files keep images as bytes (n, height, width) or (n, height, width, 3).
+
+Image data sets by name, as (channels, height, width) rows.
+
+Pixels are normalised by constants that are published with a data set, never by statistics
+of private images.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -2,6 +2,12 @@
 
 `prepare` writes what every member would have on its own machine, and `Deployment` starts
 and stops their processes. The commands are those of docs/deployment.md.
+
+The folder that `flwr run` submits.
+
+It holds one file and no code: the components are named in it, and every machine runs the
+ones of the fl-strategies that is installed there. The settings come from `Settings`, so
+they cannot fall behind it.
 """
 
 import json

@@ -4,6 +4,12 @@
 port, so that it neither meets nor leaves behind another Flower. In it, `run_app` submits
 an app with `flwr run` and waits for its end, because the exit code of `flwr run` does not
 tell how the run ended.
+
+What `flwr list`, `flwr log` and `flwr supernode ls` tell, asked of a SuperLink directly.
+
+Each call of Flower's command line starts a Python of its own, which takes seconds; who waits
+for a run asks often. Flower does not publish this client, so nothing else uses it, and it is
+imported where it is used.
 """
 
 import json

@@ -13,7 +13,6 @@ from simulations.outputs import require_folder
 from simulations.report import log_lines, log_report, make_report
 from simulations.run_folder import RunFolder
 from simulations.runtime.progress import Watch
-from simulations.understood import describe_data
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -31,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
         federation = load_federation(settings)
         strategy = federation.strategy()
     if settings.data not in LOADERS:
-        log_lines(describe_data(federation))
+        log_lines(federation.describe_data())
     with watch.phase("federation"):
         result = strategy.start(
             grid, ArrayRecord(), num_rounds=settings.num_rounds, timeout=settings.timeout

@@ -210,6 +210,6 @@ def test_an_agent_that_is_too_far_behind_is_not_sent_too_much(
     size = sum(array.nbytes for array in whole.arrays.values())
 
     strategy._deliveries.clear()  # type: ignore[attr-defined]
-    monkeypatch.setattr("fl_strategies.strategies.codistill.strategies.MAX_REPLY_BYTES", size)
+    monkeypatch.setattr("fl_strategies.strategies.codistill.server.MAX_REPLY_BYTES", size)
 
     assert strategy.delivery_for(late) is None

@@ -9,6 +9,11 @@ import pytest
 from scipy import integrate, stats
 
 from fl_strategies.errors import InvalidData, InvalidParameter
+from fl_strategies.privacy import secure
+from fl_strategies.privacy.accountant import bounds, claim
+from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
+from fl_strategies.privacy.bounds.pure import pure_optimal
+from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import NoisyMaxEvent, PrivacyEvent, ThresholdEvent
 from fl_strategies.privacy.mechanisms import (
     UNANSWERED,
@@ -18,6 +23,7 @@ from fl_strategies.privacy.mechanisms import (
     NoisyMax,
     SubsampleOnce,
 )
+from fl_strategies.privacy.noise import ScorePrivacy
 from fl_strategies.privacy.secure import GRID
 
 ROWS = 100_000
@@ -376,3 +382,153 @@ def test_mechanisms_and_releases_cannot_be_changed() -> None:
     for target, name in ((noisy_max(), "scale"), (event, "scale")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(target, name, 99.0)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 3.0])
+def test_the_price_is_at_most_what_was_asked(epsilon: float) -> None:
+    """The scale is rounded up to a power of two, so epsilon is met and at least half used."""
+    mechanism = LaplaceCounts(epsilon=epsilon, l1_sensitivity=2.0)
+
+    cost = claim(mechanism.charges(), 1e-5, replaced=True).epsilon
+
+    assert epsilon / 2 - 1e-4 < cost <= epsilon
+
+
+def test_noise_has_the_distribution_of_its_event() -> None:
+    """A Kolmogorov-Smirnov test against the Laplace distribution of the event's scale."""
+    mechanism = LaplaceCounts(epsilon=1.0, l1_sensitivity=2.0)
+    high = np.full(4_000, 10**6)
+
+    noise = np.concatenate([mechanism.release(high).values - 10**6 for _ in range(5)])
+
+    event = mechanism.charges()[0][0]
+    assert event.scale == 2.0  # type: ignore[attr-defined]
+    assert stats.kstest(noise, stats.laplace(scale=2.0).cdf).pvalue > 1e-4
+    assert stats.kstest(noise, stats.laplace(scale=1.8).cdf).pvalue < 1e-4
+
+
+def test_noisy_counts_are_whole_steps_and_never_negative() -> None:
+    """Released numbers lie on the grid of the noise, so their low bits tell nothing."""
+    mechanism = LaplaceCounts(epsilon=0.5, l1_sensitivity=2.0)
+
+    values = mechanism.release(np.zeros(1000, np.int64)).values
+
+    steps = values * secure.GRID / mechanism.scale
+    assert (steps == np.rint(steps)).all()
+    assert values.min() == 0.0
+    assert 0.4 < (values > 0).mean() < 0.6
+
+
+def test_seeded_noise_says_so() -> None:
+    """A generator makes noise repeatable and the event worthless."""
+    mechanism = LaplaceCounts(epsilon=1.0, l1_sensitivity=2.0)
+    first, second = (
+        mechanism.release(np.array([5, 5]), np.random.default_rng(0)) for _ in range(2)
+    )
+
+    assert (first.values == second.values).all()
+    assert first.charges[0][0].seeded
+    assert not mechanism.release(np.array([5])).charges[0][0].seeded
+    assert claim(first.charges, 1e-5).epsilon == np.inf
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, 1e-9, 1e9, float("nan")])
+def test_impossible_prices_are_refused(epsilon: float) -> None:
+    """Too small, too large or no number."""
+    with pytest.raises(InvalidParameter, match="epsilon must be"):
+        LaplaceCounts(epsilon=epsilon, l1_sensitivity=2.0)
+
+
+def test_a_blanked_record_moves_half_as_much() -> None:
+    """It leaves one count and enters none; a replaced one enters another."""
+    charges = LaplaceCounts(epsilon=1.0, l1_sensitivity=2.0).charges()
+
+    assert claim(charges, 1e-9).epsilon == pytest.approx(0.5, rel=1e-6)
+    assert claim(charges, 1e-9, replaced=True).epsilon == pytest.approx(1.0, rel=1e-6)
+    several = LaplaceCounts(epsilon=1.0, l1_sensitivity=8.0, halved=False).charges()
+    assert claim(several, 1e-9).epsilon == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "counts", [np.array([1.5]), np.array([-1]), np.array([2**40]), np.zeros(5000, int)]
+)
+def test_other_counts_are_refused(counts: np.ndarray) -> None:
+    """Counts are whole numbers from 0 to 2**31, and not too many."""
+    with pytest.raises(InvalidData, match="counts must be"):
+        LaplaceCounts(epsilon=1.0, l1_sensitivity=2.0).release(counts)
+
+
+def cost(privacy: ScorePrivacy, rows: int, classes: int, parties: int, bound: float) -> float:
+    mechanism = privacy.mechanism(
+        unit="party", bound=bound, num_values=classes, num_contributors=parties, num_rows=rows
+    )
+    return claim(privacy.charges(mechanism, rows * classes), privacy.delta).epsilon
+
+
+def test_gaussian_noise_costs_what_the_analytic_formula_says() -> None:
+    """Mu = 2 B sqrt(Q) / (K sigma); sigma / B = 1.90 for 1000 rows and 20 parties is eps 8."""
+    privacy = ScorePrivacy(noise="gaussian", sigma=19.0)
+    mu = 2 * 10.0 * math.sqrt(1000) / (20 * 19.0)
+
+    epsilon = cost(privacy, rows=1000, classes=10, parties=20, bound=10.0)
+
+    assert epsilon == pytest.approx(gaussian_epsilon(mu, 1e-5), rel=1e-3)
+    assert epsilon == pytest.approx(8.0, abs=0.05)
+
+
+def test_laplace_noise_is_accounted_entry_by_entry() -> None:
+    """Each entry costs 2 B gamma / K; composition is at most optimal for pure privacy."""
+    privacy = ScorePrivacy(gamma=0.01)
+
+    epsilon = cost(privacy, rows=100, classes=3, parties=5, bound=10.0)
+
+    assert epsilon <= pure_optimal(2 * 10.0 * 0.01 / 5 * (1 + 1e-5), 300, 1e-5)
+    assert epsilon > pure_optimal(2 * 10.0 * 0.01 / 5, 150, 1e-5)
+
+
+def test_the_paper_s_noise_promises_nothing() -> None:
+    """Gamma 1, 50000 rows of 10 classes, 20 parties, clip 10: basic composition says 5e5."""
+    privacy = ScorePrivacy(gamma=1.0)
+    mechanism = privacy.mechanism(
+        unit="party", bound=10.0, num_values=10, num_contributors=20, num_rows=50_000
+    )
+    charges = privacy.charges(mechanism, 500_000)
+
+    ideal = [value for value in bounds(charges, 1e-5).values() if value is not None]
+    assert 1e5 < min(ideal) < 5e5
+    assert claim(charges, 1e-5).epsilon == math.inf
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_calibration_meets_its_target(noise: str) -> None:
+    """The noise is just strong enough, for either kind."""
+    privacy = ScorePrivacy(noise=noise, target_epsilon=4.0)  # type: ignore[arg-type]
+
+    assert 3.9 < cost(privacy, rows=200, classes=4, parties=10, bound=5.0) <= 4.0
+
+
+def test_seeded_noise_protects_nobody() -> None:
+    """Whoever knows the seed can subtract the noise."""
+    privacy = ScorePrivacy(gamma=0.1, seeded_noise=True)
+
+    assert cost(privacy, rows=2, classes=2, parties=2, bound=1.0) == math.inf
+    assert privacy.rng(3, "server") is not None
+    assert ScorePrivacy(gamma=0.1).rng(3, "server") is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({}, "gamma or target_epsilon must be given, one of the two"),
+        ({"gamma": 1.0, "target_epsilon": 1.0}, "gamma or target_epsilon must be given"),
+        ({"gamma": 0.0}, "gamma must be greater than 0"),
+        ({"sigma": 1.0}, "sigma must be omitted for laplace noise"),
+        ({"noise": "gaussian", "gamma": 1.0}, "gamma must be omitted for gaussian noise"),
+        ({"noise": "gumbel", "gamma": 1.0}, "noise must be one of laplace, gaussian"),
+        ({"gamma": 1.0, "delta": 1.0}, "delta must be greater than 0 and below 1"),
+    ],
+)
+def test_bad_settings_are_named(settings: dict[str, object], rule: str) -> None:
+    """The strength is said once, in the words of the noise."""
+    with pytest.raises(InvalidParameter, match=rule):
+        ScorePrivacy(**settings)  # type: ignore[arg-type]

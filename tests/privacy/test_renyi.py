@@ -1,6 +1,8 @@
 """Renyi curves, zero-concentrated privacy and their conversions."""
 
+import itertools
 import math
+import tracemalloc
 import warnings
 from typing import Any
 
@@ -9,11 +11,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import log_softmax
 
-from fl_strategies.errors import InvalidParameter
+from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.privacy.bounds import renyi
 from fl_strategies.privacy.bounds.gaussian import gaussian_delta, gaussian_epsilon
 from fl_strategies.privacy.bounds.losses import Loss
+from fl_strategies.privacy.bounds.moments import (
+    data_dependent_epsilon,
+    data_dependent_moments,
+    default_moments,
+    gumbel_data_dependent_epsilon,
+    gumbel_data_dependent_moments,
+    log_error_probability,
+    log_error_probability_gumbel,
+    moments_epsilon,
+    moments_to_epsilon,
+)
 from fl_strategies.privacy.bounds.renyi import (
     default_orders,
     rdp_of_pure,
@@ -198,3 +213,383 @@ def test_wrong_use_is_refused(name: str, arguments: tuple[Any, ...]) -> None:
     """A wrong argument is refused in one sentence that names the function."""
     with pytest.raises(InvalidParameter, match="must be"):
         getattr(renyi, name)(*arguments)
+
+
+DELTA = 1e-5
+
+
+def class_probabilities(votes: Array, gamma: float) -> FloatArray:
+    """Integrate the chance of every class between the kinks of the densities."""
+    places = gamma * np.asarray(votes, dtype=float)
+    edges = np.concatenate([[places.min() - 40], np.unique(places), [places.max() + 40]])
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    chances = np.zeros(len(places))
+    for low, high in itertools.pairwise(edges):
+        x = ((low + high) / 2 + (high - low) / 2 * nodes)[:, None]
+        density = np.exp(-np.abs(x - places)) / 2
+        below = np.where(x < places, density, 1 - density)
+        for winner in range(len(places)):
+            others = np.delete(below, winner, axis=1).prod(axis=1)
+            chances[winner] += (high - low) / 2 * weights @ (density[:, winner] * others)
+    return chances
+
+
+def log_q_by_mpmath(votes: list[int], gamma: float) -> float:
+    """Add up Lemma 7 in fifty digits."""
+    with mpmath.workdps(50):
+        gaps = [mpmath.mpf(gamma) * (max(votes) - v) for v in sorted(votes)[:-1]]
+        total = mpmath.fsum((2 + x) / (4 * mpmath.exp(x)) for x in gaps)
+        return float(mpmath.log(min(total, 1 - mpmath.mpf(1) / len(votes))))
+
+
+def moment_by_mpmath(votes: list[int], gamma: float, order: float) -> float:
+    """Evaluate Theorem 2 of FedKT, minimum with its data-independent terms, in fifty digits."""
+    with mpmath.workdps(50):
+        e = 2 * mpmath.mpf(gamma)
+        q = mpmath.exp(mpmath.mpf(log_q_by_mpmath(votes, gamma)))
+        bounds = [e**2 / 2 * order * (order + 1), e * order]
+        if q < (mpmath.exp(e) - 1) / (mpmath.exp(2 * e) - 1):
+            grown = ((1 - q) / (1 - mpmath.exp(e) * q)) ** order
+            bounds.append(mpmath.log((1 - q) * grown + q * mpmath.exp(e * order)))
+        return float(min(bounds))
+
+
+@pytest.mark.parametrize(
+    "votes", [[40, 10], [10, 40], [5, 5], [6, 3, 1], [1, 2, 3, 4], [900, 0, 0], [0, 0]]
+)
+@pytest.mark.parametrize("gamma", [0.01, 0.5, 2.0])
+def test_error_probability_equals_high_precision(votes: list[int], gamma: float) -> None:
+    """Lemma 7 keeps its digits even where the probability itself underflows."""
+    found = log_error_probability(np.array([votes]), gamma)[0]
+
+    assert found == pytest.approx(log_q_by_mpmath(votes, gamma), rel=1e-12)
+
+
+@pytest.mark.parametrize("gap", [0, 1, 7, 30])
+def test_error_probability_is_exact_for_two_classes(gap: int) -> None:
+    """With two classes Lemma 7 is the integral, not a bound."""
+    votes = np.array([gap + 3, 3])
+
+    assert math.exp(log_error_probability(votes[None], 0.1)[0]) == pytest.approx(
+        class_probabilities(votes, 0.1)[1], rel=1e-9
+    )
+
+
+def test_error_probability_bounds_three_classes() -> None:
+    """With three classes the exact chance of an error, 0.236549, is below the bound."""
+    votes = np.array([6, 3, 1])
+    exact = 1 - class_probabilities(votes, 0.5)[0]
+
+    assert exact == pytest.approx(0.236549, abs=6e-7)
+    assert exact < math.exp(log_error_probability(votes[None], 0.5)[0])
+
+
+def test_laplace_noise_exceeds_its_range_with_three_classes() -> None:
+    """Three classes break the bounded range 2 gamma, so only two may be accounted so."""
+    before = class_probabilities(np.array([0, 1, 1]), 0.5)
+    after = class_probabilities(np.array([1, 1, 0]), 0.5)
+
+    assert np.ptp(np.log(before / after)) > 1.1 * 2 * 0.5
+
+
+@pytest.mark.parametrize("votes", [[50, 0], [30, 20], [26, 24], [10, 0, 0, 0], [9, 8, 3]])
+@pytest.mark.parametrize("gamma", [0.04, 0.4])
+def test_paper_moments_equal_high_precision(votes: list[int], gamma: float) -> None:
+    """Every moment of one query equals Theorem 2 in fifty digits."""
+    orders = np.array([0.5, 1.0, 8.0, 60.0, 399.0])
+    found = data_dependent_moments(np.array([votes]), gamma, orders=orders, bound="paper")
+    expected = [moment_by_mpmath(votes, gamma, order) for order in orders]
+
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("gamma", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("bound", ["tight", "paper"])
+def test_moments_bound_the_exact_divergence(gamma: float, bound: str) -> None:
+    """For two classes the true moment of all neighbours stays below the bound."""
+    orders = np.array([0.5, 1.0, 4.0, 20.0, 100.0])
+    for first in range(21):
+        votes = np.array([first, 20 - first])
+        limit = data_dependent_moments(votes[None], gamma, orders=orders, bound=bound)  # type: ignore[arg-type]
+        own = class_probabilities(votes, gamma)
+        for step in (-1, 1):
+            other = class_probabilities(votes + np.array([step, -step]), gamma)
+            logs = (orders[:, None] + 1) * np.log(own) - orders[:, None] * np.log(other)
+            exact = np.logaddexp(logs[:, 0], logs[:, 1])
+            assert (exact <= limit * (1 + 1e-9) + 1e-12).all()
+
+
+@pytest.mark.parametrize("votes", [[40, 10], [5, 5], [6, 3, 1], [0, 0, 0], [90_000, 0, 0]])
+@pytest.mark.parametrize("gamma", [0.01, 0.5])
+def test_gumbel_error_is_what_softmax_leaves(votes: list[int], gamma: float) -> None:
+    """The chance is exact for any number of classes, also where it underflows."""
+    with mpmath.workdps(60):
+        rivals = mpmath.fsum(
+            mpmath.exp(mpmath.mpf(gamma) * (v - max(votes))) for v in sorted(votes)[:-1]
+        )
+        expected = float(mpmath.log(rivals / (1 + rivals)))
+
+    found = log_error_probability_gumbel(np.array([votes]), gamma)[0]
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert found <= log_error_probability(np.array([votes]), gamma)[0] + 1e-12
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.5, 1.5])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_gumbel_moments_bound_the_exact_divergence(gamma: float, splits: int) -> None:
+    """For three classes the true moment of every neighbour stays below the bound."""
+    orders = np.array([0.5, 1.0, 4.0, 20.0, 100.0])[:, None]
+    steps = [
+        splits * (up - down)
+        for up, down in itertools.product(np.eye(4, 3, dtype=int), repeat=2)
+    ]
+    for row in itertools.product(range(splits, 11), repeat=3):
+        votes = np.array(row)
+        limit = gumbel_data_dependent_moments(votes[None], gamma, splits, orders.ravel())
+        own = log_softmax(gamma * votes)
+        for step in steps:
+            powers = (orders + 1) * own - orders * log_softmax(gamma * (votes + step))
+            exact = np.logaddexp.reduce(powers, axis=1)
+            assert (exact <= limit * (1 + 1e-9) + 1e-12).all()
+
+
+def test_gumbel_noise_never_costs_more_than_laplace_noise() -> None:
+    """It errs less often, and its bounded range helps where votes are tied."""
+    votes = np.random.default_rng(0).multinomial(60, [0.7, 0.2, 0.1], size=100)
+    tied = np.tile([20, 20], (100, 1))
+    rho = 0.2**2 / 8
+
+    assert (
+        gumbel_data_dependent_moments(votes, 0.1) <= data_dependent_moments(votes, 0.1)
+    ).all()
+    np.testing.assert_allclose(
+        gumbel_data_dependent_moments(tied, 0.1, orders=np.array([1.0, 3.0])),
+        100 * rho * np.array([1.0 * 2, 3.0 * 4]),
+    )
+    assert gumbel_data_dependent_epsilon(tied[:2], 0.1, delta=1e-9) == pytest.approx(0.4)
+    assert gumbel_data_dependent_epsilon(tied[:0], 0.1, delta=DELTA) == 0
+
+
+def test_bound_holds_in_one_direction_only() -> None:
+    """The reverse divergence exceeds the bound: the number is a diagnostic, not a promise."""
+    orders, gamma = np.array([8.0]), 0.5
+    votes, neighbour = np.array([50, 0]), np.array([49, 1])
+    # The integral cannot resolve chances of 1e-10; Lemma 7 is exact for two classes.
+    wrong, moved = (
+        math.exp(log_error_probability(v[None], gamma)[0]) for v in (votes, neighbour)
+    )
+    own, other = np.array([1 - wrong, wrong]), np.array([1 - moved, moved])
+    reverse = np.log((other ** (orders + 1) * own ** (-orders)).sum())
+
+    assert reverse > 1.5 * data_dependent_moments(votes[None], gamma, orders=orders)[0]
+
+
+def test_tight_bound_is_never_above_the_papers() -> None:
+    """The exact pure curve improves on the papers' two terms, at every moment."""
+    rng = np.random.default_rng(3)
+    votes = rng.multinomial(30, [0.6, 0.3, 0.1], size=50)
+    tight = data_dependent_moments(votes, 0.2)
+    paper = data_dependent_moments(votes, 0.2, bound="paper")
+
+    assert (tight <= paper * (1 + 1e-12)).all()
+    assert (tight < paper).any()
+
+
+def test_queries_add_up_in_any_order_and_grouping() -> None:
+    """The total is the sum of single queries, whatever their order or class order."""
+    rng = np.random.default_rng(4)
+    votes = rng.multinomial(25, [0.5, 0.2, 0.2, 0.1], size=300)
+    single = sum(data_dependent_moments(row[None], 0.3) for row in votes)
+    total = data_dependent_moments(votes, 0.3)
+
+    np.testing.assert_allclose(total, single, rtol=1e-10)
+    shuffled = rng.permuted(rng.permutation(votes), axis=1)
+    np.testing.assert_allclose(data_dependent_moments(shuffled, 0.3), total, rtol=1e-10)
+    np.testing.assert_allclose(
+        data_dependent_moments(votes.astype(float), 0.3), total, rtol=1e-10
+    )
+
+
+def test_large_counts_are_not_truncated() -> None:
+    """Counts beyond 16 bits are compared as they are."""
+    votes = np.array([[70_000, 69_990], [100_000, 0]])
+
+    np.testing.assert_allclose(
+        log_error_probability(votes, 0.5),
+        log_error_probability(np.array([[10, 0], [100_000, 0]]), 0.5),
+    )
+
+
+def test_only_the_product_of_splits_and_gamma_matters() -> None:
+    """Twice the votes with half the gamma is the same mechanism."""
+    votes = np.array([[12, 3], [8, 7]])
+
+    np.testing.assert_allclose(
+        data_dependent_moments(2 * votes, 0.1, splits=2),
+        data_dependent_moments(votes, 0.2),
+        rtol=1e-12,
+    )
+    assert moments_epsilon(0.02, 2, 40, DELTA) == moments_epsilon(0.04, 1, 40, DELTA)
+
+
+def test_disagreement_costs_the_data_independent_price() -> None:
+    """Where votes are tied nothing is gained, to the last digit."""
+    votes = np.tile([10, 10], (40, 1))
+    orders = default_moments()
+    expected = 40 * orders * rdp_of_pure(0.08, orders + 1)
+
+    np.testing.assert_allclose(data_dependent_moments(votes, 0.04), expected, rtol=1e-12)
+    grid = default_orders()
+    assert data_dependent_epsilon(votes, 0.04, delta=DELTA) == pytest.approx(
+        rdp_to_epsilon(grid, 40 * rdp_of_pure(0.08, grid), DELTA), rel=1e-3
+    )
+
+
+def test_unanimity_costs_next_to_nothing() -> None:
+    """Thousands of unanimous voters make a query free."""
+    votes = np.tile([100_000, 0], (10, 1))
+
+    assert data_dependent_moments(votes, 0.1).max() < 1e-12
+    assert data_dependent_epsilon(votes, 0.1, delta=DELTA) < 0.02
+
+
+def test_no_queries_cost_nothing() -> None:
+    """An empty table has no moments and epsilon 0."""
+    empty = np.zeros((0, 3), dtype=np.int64)
+
+    assert (data_dependent_moments(empty, 0.1) == 0).all()
+    assert data_dependent_epsilon(empty, 0.1, delta=DELTA) == 0
+    assert data_dependent_epsilon(empty, 0.1, delta=DELTA, bound="paper") == 0
+    assert moments_epsilon(0.1, 1, 0, DELTA) == 0
+
+
+def test_few_queries_cost_their_sum() -> None:
+    """With few queries plain summation wins, unless it is switched off."""
+    assert moments_epsilon(0.04, 1, 8, DELTA) == pytest.approx(0.64)
+    assert moments_epsilon(0.04, 1, 8, DELTA, with_pure=False) > 0.64
+    votes = np.tile([5, 5], (3, 1))
+    assert data_dependent_epsilon(votes, 0.04, delta=1e-9) == pytest.approx(0.24)
+    assert data_dependent_epsilon(votes, 0.04, delta=1e-9, bound="paper") == pytest.approx(0.24)
+
+
+def test_old_conversion_is_a_minimum_over_moments() -> None:
+    """Theorem 8 divides moment and log(1 / delta) by the order and takes the least."""
+    assert moments_to_epsilon(
+        np.array([1.0, 2.0]), np.array([3.0, 5.0]), math.exp(-4)
+    ) == pytest.approx(4.5)
+
+
+def test_default_moments_reach_beyond_400() -> None:
+    """The shared moments are increasing, reach 1024 and cannot be changed by accident."""
+    moments = default_moments()
+
+    assert (np.diff(moments) > 0).all()
+    assert moments[-1] >= 400
+    assert moments.size >= 32
+    with pytest.raises(ValueError, match="read-only"):
+        moments[0] = 1
+
+
+def test_memory_does_not_grow_with_the_number_of_orders() -> None:
+    """A table of queries by orders is never held at once."""
+    votes = np.random.default_rng(5).random((20_000, 4)) * 50
+    orders = np.arange(1, 1001)
+    tracemalloc.start()
+    data_dependent_moments(votes, 0.2, orders=orders)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 20_000 * 1000 * 8 / 10
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    gamma=st.floats(1e-3, 2.0),
+    queries=st.integers(1, 500),
+    delta=st.floats(1e-10, 0.1),
+)
+def test_published_accountant_is_monotone(gamma: float, queries: int, delta: float) -> None:
+    """More noise, fewer queries or a larger delta never raise epsilon; more orders neither."""
+    epsilon = moments_epsilon(gamma, 1, queries, delta)
+    slack = 1e-9 * (1 + epsilon)
+
+    assert moments_epsilon(1.1 * gamma, 1, queries, delta) >= epsilon - slack
+    assert moments_epsilon(gamma, 1, queries + 1, delta) >= epsilon - slack
+    assert moments_epsilon(gamma, 1, queries, delta / 2) >= epsilon - slack
+    assert moments_epsilon(gamma, 1, queries, delta, max_order=8) >= epsilon - slack
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    votes=st.lists(
+        st.lists(st.integers(0, 60), min_size=3, max_size=3), min_size=1, max_size=8
+    ),
+    gamma=st.floats(1e-3, 1.5),
+)
+def test_votes_never_cost_more_than_without_looking(
+    votes: list[list[int]], gamma: float
+) -> None:
+    """The data-dependent epsilon is at most the data-independent one, and not negative."""
+    table = np.array(votes)
+    whole = np.arange(1, 401)
+    found = data_dependent_epsilon(table, gamma, delta=DELTA, orders=whole, bound="paper")
+
+    assert 0 <= found <= moments_epsilon(gamma, 1, len(votes), DELTA) + 1e-9
+
+
+@settings(deadline=None, max_examples=30)
+@given(lead=st.integers(1, 80), gamma=st.floats(0.01, 1.0))
+def test_a_larger_lead_never_costs_more(lead: int, gamma: float) -> None:
+    """Moments fall as the leader pulls ahead."""
+    near = data_dependent_moments(np.array([[100 + lead, 100 - lead]]), gamma)
+    far = data_dependent_moments(np.array([[101 + lead, 99 - lead]]), gamma)
+
+    assert (far <= near + 1e-12).all()
+
+
+@pytest.mark.parametrize(
+    ("votes", "rule"),
+    [
+        (np.array([3, 1]), "a table"),
+        (np.array([[3], [1]]), "a table"),
+        (np.array([[3, -1]]), "at least 0"),
+        (np.array([[3.0, np.nan]]), "finite"),
+        (np.array([[np.inf, 1.0]]), "finite"),
+        (np.array([["3", "1"]]), "numbers"),
+        (np.array([[True, False]]), "numbers"),
+    ],
+)
+def test_votes_that_are_no_counts_are_refused(votes: Array, rule: str) -> None:
+    """Shapes, types and values that are not vote counts raise a data error."""
+    with pytest.raises(InvalidData, match=f"votes must be .*{rule}"):
+        data_dependent_moments(votes, 0.1)
+
+
+@pytest.mark.parametrize("gamma", [0.0, -1.0, math.inf, math.nan])
+def test_gamma_must_be_positive(gamma: float) -> None:
+    """Noise without a scale is refused."""
+    with pytest.raises(InvalidParameter, match="gamma must be greater than 0"):
+        moments_epsilon(gamma, 1, 10, DELTA)
+
+
+def test_other_wrong_use_is_refused() -> None:
+    """Each remaining parameter has its own sentence."""
+    votes = np.array([[3, 1]])
+    with pytest.raises(InvalidParameter, match="splits must be"):
+        moments_epsilon(0.1, 0, 10, DELTA)
+    with pytest.raises(InvalidParameter, match="queries must be"):
+        moments_epsilon(0.1, 1, -1, DELTA)
+    with pytest.raises(InvalidParameter, match="max_order must be"):
+        moments_epsilon(0.1, 1, 1, DELTA, max_order=0)
+    with pytest.raises(InvalidParameter, match="delta must be"):
+        moments_epsilon(0.1, 1, 1, 1.0)
+    with pytest.raises(InvalidParameter, match="orders must be"):
+        data_dependent_moments(votes, 0.1, orders=np.array([0.0]))
+    with pytest.raises(InvalidParameter, match="bound must be"):
+        data_dependent_moments(votes, 0.1, bound="loose")  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameter, match="delta must be"):
+        data_dependent_epsilon(votes, 0.1, delta=0.0)
+    with pytest.raises(InvalidParameter, match="delta must be"):
+        gumbel_data_dependent_epsilon(votes, 0.1, delta=0.0)
+    with pytest.raises(InvalidParameter, match="orders must be"):
+        gumbel_data_dependent_moments(votes, 0.1, orders=np.array([0.0]))

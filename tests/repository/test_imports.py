@@ -198,3 +198,14 @@ def test_unpublished_names_exist() -> None:
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("flwr"):
                 module = importlib.import_module(str(node.module))
                 assert all(hasattr(module, alias.name) for alias in node.names), node.module
+
+
+def test_inheritance_is_flat() -> None:
+    """A strategy has at most three bases of this package, the common one included."""
+    for algorithm in (
+        *fl_strategies.REGISTRY.values(),
+        *fl_strategies.FLOWER_STRATEGIES.values(),
+    ):
+        bases = algorithm.strategy.__mro__[1:]
+        own = [base.__name__ for base in bases if base.__module__.startswith("fl_strategies.")]
+        assert len(own) <= 3, own

@@ -1,11 +1,18 @@
+import importlib
 import json
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from simulations.__main__ import main
+from simulations.commands import COMMANDS
+from simulations.config import describe
 
+ROOT = Path(__file__).parents[2]
 FAST = [
     "--set=num-parties=3",
     "--set=num-trees=5",
@@ -14,15 +21,66 @@ FAST = [
 ]
 
 
-def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` names the commands and all settings with their defaults."""
+def help_of(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    """Return the help of a command."""
     with pytest.raises(SystemExit) as exit_info:
-        main(["--help"])
-
-    text = capsys.readouterr().out
+        main([*command, "--help"])
     assert exit_info.value.code == 0
-    for word in ("run", "flower", "repeat", "fedkt.num-splits", "the paper's s", "dirichlet"):
-        assert word in text
+    return capsys.readouterr().out
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has a summary there and a help of its own."""
+    listed = help_of(capsys)
+    assert {*COMMANDS} > {"run", "flower", "repeat", "compare", "curve", "report", "deploy"}
+    for name, (_, summary) in COMMANDS.items():
+        assert f" {name} " in listed
+        assert " ".join(summary.split()[:3]) in " ".join(listed.split())
+        assert f"usage: fl-strategies {'privacy ' * (name == 'plan')}{name}" in help_of(
+            capsys, name
+        )
+
+
+def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """`run --help` lists all settings with their defaults."""
+    text = help_of(capsys, "run")
+    for key, default, meaning in describe():
+        assert f"{key:28} {meaning} ({default!r})" in text
+
+
+def test_help_loads_no_part_of_the_package() -> None:
+    """A list of commands takes no seconds; costs of privacy need no simulation."""
+    show = "\n".join(
+        [
+            "import sys",
+            "from simulations.commands import main",
+            "try: main(['--help'])",
+            "except SystemExit: pass",
+            "heavy = {'flwr', 'numpy', 'fl_strategies', 'clients'} & {*sys.modules}",
+            "main(['privacy', 'nfdp', '--records=9', '--samples=2'])",
+            "heavy |= {'pandas', 'simulations.config', 'sklearn', 'clients'} & {*sys.modules}",
+            "sys.exit(str(heavy) if heavy else 0)",
+        ]
+    )
+
+    done = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "compare" in done.stdout
+    assert "tight: epsilon 0" in done.stdout
+
+
+def test_the_console_script_and_its_aliases_are_one_program() -> None:
+    """`python -m simulations` and `python -m simulations.deploy` stay."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["scripts"]["fl-strategies"].partition(":")
+    assert getattr(importlib.import_module(module), name) is main
+    for alias, command in (("simulations", []), ("simulations.deploy", ["deploy"])):
+        done = subprocess.run(
+            [sys.executable, "-m", alias, "--help"], capture_output=True, text=True, cwd=ROOT
+        )
+        assert done.returncode == 0
+        assert done.stdout.startswith(" ".join(["usage: fl-strategies", *command, "[-h]"]))
 
 
 def test_a_run_prints_a_table_and_writes_its_result(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from fl_strategies.errors import InvalidParameter, NotEnoughParties
-from simulations import __main__ as command
 from simulations.__main__ import main
 from simulations.config import Settings, options_of
 from simulations.curve import REFERENCES, plan_curves, run_curves
@@ -152,7 +151,7 @@ def test_every_variant_protects_its_unit(variant: Variant, tmp_path: Path) -> No
         draws=1,
     )
     curves = replace(plan, references=())
-    results = run_curves(curves, command.run_once, tmp_path / "kept.json", lambda _: None)
+    results = run_curves(curves, running.run_once, tmp_path / "kept.json", lambda _: None)
 
     assert results.failed == {}
     (line,) = summarise_curves(curves, results).curves

@@ -13,6 +13,7 @@ import pytest
 from fl_strategies.errors import InvalidParameter, MissingExtra
 from simulations import figures
 from simulations.__main__ import main
+from simulations.commands import COMMANDS
 from simulations.figures import DOTS_PER_INCH, PANEL_INCHES, draw_table, make_panels
 from simulations.reproduce import Row, Table
 from tests.pictures import size_of
@@ -176,7 +177,8 @@ def test_without_matplotlib_the_extra_is_named(
 
 def test_the_command_line_loads_matplotlib_only_to_draw() -> None:
     """Other commands do not wait for it."""
-    code = "import sys, simulations.__main__; print('matplotlib' in sys.modules)"
+    modules = {place.partition(":")[0] for place, _ in COMMANDS.values() if place}
+    code = f"import sys, {', '.join(modules)}; print('matplotlib' in sys.modules)"
     root = Path(__file__).parents[2]
 
     done = subprocess.run(

@@ -270,7 +270,7 @@ def test_the_command_line_runs_and_writes_everything(
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
     monkeypatch.setattr("simulations.reproduce.resources.files", lambda _: tmp_path)
-    monkeypatch.setattr("simulations.__main__.run_once", Runs())
+    monkeypatch.setattr("simulations.runtime.running.run_once", Runs())
     monkeypatch.chdir(tmp_path)
 
     assert main(["table", "toy_table", "--scale=paper", "--seeds=4,5"]) == 0
@@ -307,7 +307,7 @@ def test_single_rows_can_be_run(
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
     monkeypatch.setattr("simulations.reproduce.resources.files", lambda _: tmp_path)
-    monkeypatch.setattr("simulations.__main__.run_once", Runs())
+    monkeypatch.setattr("simulations.runtime.running.run_once", Runs())
     monkeypatch.chdir(tmp_path)
     first, second = (row.name for row in Table.load("toy_table").rows)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import simulations
 from fl_strategies.errors import InvalidData, InvalidParameter
-from simulations import understood as understood_module
 from simulations.config import Settings, Value
 from simulations.data.columns import TableEncoder
 from simulations.data.sets import load_dataset
@@ -20,7 +20,6 @@ from simulations.deploy.__main__ import main
 from simulations.deploy.client_app import build_party, understood
 from simulations.deploy.data import read_labelled, read_public, read_rows
 from simulations.federation import load_federation
-from simulations.understood import describe_data
 
 COLOURS = ("blue", "green", "red")
 
@@ -507,7 +506,7 @@ def test_what_was_understood_is_told(tmp_path: Path) -> None:
     path.write_text(UGLY)
     settings = Settings.of(data=str(path), label="class", num_parties=3, partition="iid")
 
-    told = describe_data(load_federation(settings)).splitlines()
+    told = load_federation(settings).describe_data().splitlines()
 
     assert told[0] == "ugly.csv"
     assert told[-2:] == [
@@ -558,7 +557,7 @@ def test_a_check_shows_what_a_run_would_only_log(
 
 def test_the_page_about_own_data_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Its Python prints what the page says."""
-    page = Path(understood_module.__file__).parent.parent / "docs" / "own_data.md"
+    page = Path(simulations.__file__).parent.parent / "docs" / "own_data.md"
     (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
     exec(compile(example, str(page), "exec"), {})  # noqa: S102 - our own page

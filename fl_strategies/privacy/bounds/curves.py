@@ -1,4 +1,17 @@
-"""Privacy curves of single releases."""
+"""Privacy curves of single releases.
+
+A mechanism has range eta when, between neighbouring inputs, the logarithms of the
+probability ratios of any two outputs differ by at most eta. The exponential mechanism
+(noisy max with Gumbel noise) has it for any number of classes; noisy max with Laplace
+noise has it for two classes only. Every such mechanism is eta-differentially private,
+but composes like one of about half that strength.
+
+References
+----------
+Durfee, Rogers (2019), Practical differentially private top-k selection.
+Dong, Durfee, Rogers (2020), Optimal differential privacy composition for exponential
+mechanisms and the cost of adaptivity, Theorem 3.
+"""
 
 import math
 from collections import Counter

@@ -11,10 +11,19 @@ party at level L2. Each query is then ``2 * splits * gamma``-differentially priv
 either noise; that, and the chance that the leading class is not answered, is all that the
 data-dependent theorem asks for.
 
+Noisy max with Gaussian noise (GNMax), and the threshold test of Confident-GNMax.
+
+One neighbour moves ``splits`` votes from one class to another, an L2 distance of
+``splits * sqrt(2)``; the leading count moves by at most ``splits``. The functions that
+take votes return private numbers that bound the divergence of the true votes from
+neighbouring ones, not the reverse.
+
 References
 ----------
 Papernot et al. (2017), Semi-supervised knowledge transfer, Theorem 3 and Lemma 4.
 Li, He, Song (2021), Practical one-shot federated learning, Theorems 1 to 3.
+Papernot et al. (2018), Scalable private learning with PATE, Theorem 6, Propositions 7 to
+10 and Algorithm 1.
 """
 
 import math

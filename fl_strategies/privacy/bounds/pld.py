@@ -42,6 +42,12 @@ def sgd_distribution(runs: tuple[tuple[float, float, int], ...]) -> Any:
     return reduce(lambda total, run: total.compose(run), composed)
 
 
+@lru_cache(maxsize=1024)  # a search in Python, and every reply of a run asks again
+def sgd_epsilon(runs: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """Return epsilon of the runs that `sgd_distribution` composes."""
+    return float(sgd_distribution(runs).get_epsilon_for_delta(delta))
+
+
 def joined(training: Any, noise: ComposedLoss) -> Any:
     """Return the law of DP-SGD and of other losses, on the same grid, together.
 
@@ -80,8 +86,7 @@ def dpsgd_epsilon(
     _distributions(owner)
     if steps == 0:
         return 0.0
-    distribution = sgd_distribution(((noise_multiplier, batch / records, steps),))
-    return float(distribution.get_epsilon_for_delta(delta))
+    return sgd_epsilon(((noise_multiplier, batch / records, steps),), delta)
 
 
 def _chance_of_first(gap: FloatArray) -> FloatArray:

@@ -10,7 +10,13 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fl_strategies._util.arrays import Array, FloatArray, content_hash
-from fl_strategies.aggregation.ensembles import MeanEnsemble, outputs, raw_outputs, rebuild
+from fl_strategies.aggregation.ensembles import (
+    MeanEnsemble,
+    SignedEnsemble,
+    outputs,
+    raw_outputs,
+    rebuild,
+)
 from fl_strategies.aggregation.pool import outliers
 from fl_strategies.errors import require
 from fl_strategies.learners import (
@@ -20,7 +26,6 @@ from fl_strategies.learners import (
     SoftLearner,
 )
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.server.inputs import check_factories, public_array
 from fl_strategies.server.ledgers import (
     Reported,
     most_expensive,
@@ -29,7 +34,12 @@ from fl_strategies.server.ledgers import (
 )
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.state import State
-from fl_strategies.server.strategy import FederationOptions, KnowledgeStrategy
+from fl_strategies.server.strategy import (
+    FederationOptions,
+    KnowledgeStrategy,
+    check_factories,
+    public_array,
+)
 from fl_strategies.strategies.codistill.options import (
     MODEL,
     Chain,
@@ -40,11 +50,15 @@ from fl_strategies.strategies.codistill.options import (
     has_forgotten,
     join_models,
     new_ledger,
+    take_turns,
+    wire_bytes,
 )
 from fl_strategies.strategies.codistill.party import (
+    FIRST_TERM,
     KEPT,
     NUM_MODELS_REFUSED,
     PRIVACY_EVENTS,
+    SIGN,
     TASK,
 )
 from fl_strategies.tasks import Task, check_task
@@ -249,11 +263,24 @@ they know, and honest ones that know different classes contradict each other."""
 
 @dataclass(kw_only=True)
 class CodistillState(RelayState):
-    """Also the agents that sent a model last."""
+    """Also the agents that sent a model last, and models that are handed on.
+
+    Parameters
+    ----------
+    answered : set of partition ids
+    chains : list of Chain
+        Those of AKD and EKD.
+    terms : list of Knowledge
+        Of the sum of EKD.
+    delivered : dict of node id to number of terms that it has
+    """
 
     kinds: ClassVar[tuple[type, ...]] = (*RelayState.kinds, Chain)
 
     answered: set[int] = field(default_factory=set)
+    chains: list[Chain] = field(default_factory=list)
+    terms: list[Knowledge] = field(default_factory=list)
+    delivered: dict[int, int] = field(default_factory=dict)
 
 
 class Codistillation(ModelRelay):
@@ -348,6 +375,31 @@ class Codistillation(ModelRelay):
         fits = task != "regression" or target_loss == "mse"
         require(fits, owner, "target_loss", "'mse' in regression", target_loss)
         self.outliers_: tuple[int, ...] = ()
+        self._turns: Mapping[int, Chain] = {}
+
+    def start_chains(self, agents: Sequence[int]) -> list[Chain]:  # noqa: ARG002
+        """Return the chains that the models of the first round begin; none by default."""
+        return []
+
+    def chains_of(self, agents: Sequence[int]) -> list[Chain]:
+        """Return a chain for each of these agents, which begins with its model."""
+        return [Chain(agent, agent, self.state.newest[agent]) for agent in sorted(agents)]
+
+    def nodes_for_round(self, nodes: list[int]) -> list[int]:
+        """Return the nodes whose turn it is; all of them without chains."""
+        self._turns = {}
+        if not self.state.chains:
+            return nodes
+        # Of two nodes that have been one agent, the longest known is asked.
+        known, connected = reversed(self._agents.items()), {*nodes}
+        present = {agent: node for node, agent in known if node in connected}
+        turns = take_turns(self.state.chains, present)
+        self._turns = {present[agent]: chain for agent, chain in turns.items()}
+        return sorted(self._turns)
+
+    def num_replies_needed(self) -> int:
+        """Return 0 once there are chains: one that nobody continues with waits."""
+        return 0 if self._turns else super().num_replies_needed()
 
     def party_config(self) -> dict[str, Scalar]:
         """Return the problem, and the loss."""
@@ -364,8 +416,34 @@ class Codistillation(ModelRelay):
         self.state.newest |= credible
         if credible:
             self.state.answered = {*credible}
+        self._hand_on(replies, credible)
         refused = sum(reply.metrics.get(NUM_MODELS_REFUSED, 0) for reply in replies)
         return None, {NUM_MODELS_REFUSED: refused, keys.NUM_OUTLIERS: len(outliers)}
+
+    def _hand_on(
+        self,
+        replies: Sequence[PartyReply[AgentModel]],
+        credible: Mapping[int, Knowledge],
+    ) -> None:
+        """Hand the chains on; one that an agent did not continue skips that agent."""
+        for node in self._turns.keys() & self.rejected_.keys():
+            self._turns[node].skip(self.party_of(node))
+        continued = [reply for reply in replies if reply.node_id in self._turns]
+        for reply in continued:
+            if reply.partition_id not in credible:
+                self._turns[reply.node_id].skip(reply.partition_id)
+        for reply in continued:
+            if reply.partition_id in credible:
+                chain = self._turns[reply.node_id]
+                chain.follow(reply.partition_id, reply.knowledge.model)
+                self._note(chain)
+        if not self.state.chains:
+            self.state.chains = self.start_chains([*credible])
+            for chain in self.state.chains:
+                self._note(chain)
+
+    def _note(self, chain: Chain) -> None:
+        """Keep what the scheme needs of a chain's newest model; nothing by default."""
 
     def _find_outliers(self, new: Mapping[int, Knowledge]) -> tuple[int, ...]:
         """Return which agents' new models contradict the newest ones of most others."""
@@ -405,7 +483,9 @@ class Codistillation(ModelRelay):
         return MeanEnsemble(members, num_classes=self.num_classes, task=self.task)
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:
-        """Return the other agents' models of the last round."""
+        """Return the other agents' models of the last round; of a chain its newest one."""
+        if node_id in self._turns:
+            return join_models([self._turns[node_id].model])
         own = self._agents.get(node_id)
         others = [
             self.state.newest[agent] for agent in sorted(self.state.answered) if agent != own
@@ -438,3 +518,138 @@ def _outputs(make: Callable[[], Learner], rows: Array, task: Task) -> FloatArray
         return outputs(model, rows, task)
     except Exception:  # a hostile model may make a learner raise anything
         return np.zeros((len(rows), model.num_classes))
+
+
+class AvgKD(Codistillation):
+    """Averaged distillation: agents learn the mean of their labels and others' predictions.
+
+    With M agents the target of agent i is (labels + sum of the other M - 1 predictions) / M
+    (appendix G). It does not degrade over the rounds. `model_` is the mean of the agents'
+    probabilities or outputs.
+
+    An agent that fails or leaves has no part in the next round's targets, and M is the
+    number of models that an agent can read, its labels counted as one. It is asked again
+    as long as it is connected; so are agents that come late.
+
+    See `Codistillation` for what leaves the parties, guarantees and parameters.
+    """
+
+    name: ClassVar[str] = "avgkd"
+
+
+class PKD(Codistillation):
+    """Parallel distillation: agents learn the mean of all M predictions, without labels.
+
+    It rises at first and then degrades. The mean contains what the agent's own last model
+    predicts, as in the authors' code and in Eq. 22; the algorithm that the paper prints
+    has the last targets instead, which is the same for models that fit them exactly.
+
+    `model_`, agents that leave and those that come are as in `AvgKD`; see `Codistillation`
+    for what leaves the parties, guarantees and parameters.
+    """
+
+    name: ClassVar[str] = "pkd"
+
+
+class AKD(Codistillation):
+    """Alternating distillation: one model goes round, each agent learns it from the last.
+
+    In round 1 all agents train on their labels and the chain starts with the first of
+    them; from then on one agent a round is asked, 1 -> 2 -> ... -> M -> 1, and gets the one
+    model it needs. The paper lets agent 1 begin alone; that all train costs their time
+    once, tells the server who is there and gives every agent's figure without the others.
+    It degrades over the rounds. `model_` is the newest model of the chain.
+
+    An agent that is away, fails or cannot read the model is skipped: in the next round the
+    model goes to the agent after it, and so on round the circle, never back to the agent
+    that trained it. When no other agent is left, nothing more is sent and the result
+    stays. Agents whose reply to the first round was bad have no place in the circle.
+
+    See `Codistillation` for what leaves the parties, guarantees and parameters.
+    """
+
+    name: ClassVar[str] = "akd"
+
+    def start_chains(self, agents: Sequence[int]) -> list[Chain]:
+        """Return the chain that the first agent begins."""
+        return self.chains_of(agents)[:1]
+
+    def _parts(self) -> list[Knowledge]:
+        return [chain.model for chain in self.state.chains]
+
+    def _combine(self, parts: Sequence[Knowledge]) -> Learner:
+        return self._rebuild(parts[0])
+
+
+class EKD(Codistillation):
+    """Ensembled distillation: M alternating chains at once, and the signed sum of all models.
+
+    Every agent begins a chain in round 1 and in each round continues the one that the agent
+    before it held. The predictor is the sum over rounds t = 0, 1, ... of (-1)^t times the
+    sum of the M models of that round (Eq. 9 and 32). `model_` is this sum, a
+    `SignedEnsemble`, which can be evaluated and saved.
+
+    For two agents the sum converges to the predictions of one model of the pooled data
+    (Proposition VII). Eq. 32 carries it over to M agents with the same weights, plus and
+    minus one; for three agents and more its limit is *not* the pooled model
+    (`tests/closed_forms.py`).
+
+    A skipped agent (see `AKD`) may be next in two chains; the longer one then waits for a
+    round. A sign is decided by the place in its chain, so nothing else changes.
+
+    The result is one for everybody: after every round the parties that took part are sent
+    the terms they do not have yet, and measure the whole sum. Server and parties keep all
+    terms, O(rounds x M) models; ``evaluate=False`` leaves them on the server only. A party
+    that lacks more terms than fit into one message is sent none, and measures nothing.
+
+    See `Codistillation` for what leaves the parties, guarantees and parameters.
+    """
+
+    name: ClassVar[str] = "ekd"
+    central: ClassVar[bool] = True
+    _deliveries: dict[int, Knowledge | None]
+    """What is delivered in this round, by the first term in it."""
+
+    def start_chains(self, agents: Sequence[int]) -> list[Chain]:
+        """Return the chains that all models of the first round begin."""
+        return self.chains_of(agents)
+
+    def begin_round(self) -> bool:
+        """Forget what was delivered in the round before."""
+        self._deliveries = {}
+        return super().begin_round()
+
+    def _note(self, chain: Chain) -> None:
+        self._deliveries = {}
+        meta = {**chain.model.meta, SIGN: chain.sign}
+        self.state.terms.append(Knowledge(chain.model.kind, chain.model.arrays, meta))
+
+    def _parts(self) -> list[Knowledge]:
+        return self.state.terms
+
+    def _combine(self, parts: Sequence[Knowledge]) -> Learner:
+        return SignedEnsemble(
+            [self._rebuild(part) for part in parts],
+            [int(part.meta[SIGN]) for part in parts],
+            [str(part.meta[keys.LEARNER]) for part in parts],
+            num_classes=self.num_classes,
+            task=self.task,
+            model_fns=self.model_fns,
+        )
+
+    def delivery_for(self, node_id: int) -> Knowledge | None:
+        """Return the terms of the sum that this node has not confirmed yet, if they fit."""
+        first = self.state.delivered.get(node_id, 0)
+        if first not in self._deliveries:
+            self._deliveries[first] = self._terms_from(first)
+        return None if node_id in self.rejected_ else self._deliveries[first]
+
+    def _terms_from(self, first: int) -> Knowledge | None:
+        missing = self.state.terms[first:]
+        if not missing or wire_bytes(missing) > MAX_REPLY_BYTES:
+            return None
+        return join_models(missing, **{FIRST_TERM: first})
+
+    def confirm_delivery(self, replies: Sequence[PartyReply[None]]) -> None:
+        """Note who has all terms now."""
+        self.state.delivered |= {reply.node_id: len(self.state.terms) for reply in replies}

@@ -1,4 +1,8 @@
-"""Options of FedKD, and the keys both sides share."""
+"""Options of FedKD, and the keys both sides share.
+
+Server and parties change the public rows in the same way, from a named stream of the
+experiment's seed, so only predictions travel.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

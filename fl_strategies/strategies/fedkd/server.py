@@ -39,10 +39,15 @@ from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.noise import ScoreMechanism
-from fl_strategies.server.inputs import check_factories, public_array
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.state import State
-from fl_strategies.server.strategy import FederationOptions, KnowledgeStrategy, logger
+from fl_strategies.server.strategy import (
+    FederationOptions,
+    KnowledgeStrategy,
+    check_factories,
+    logger,
+    public_array,
+)
 from fl_strategies.strategies.fedkd.options import (
     BOUND,
     CONTRAST,

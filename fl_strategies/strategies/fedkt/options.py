@@ -1,4 +1,9 @@
-"""Options of FedKT, and the keys both sides share."""
+"""Options of FedKT, and the keys both sides share.
+
+What a student of noisy labels says of a row is timid or bold by its kind and its settings,
+and how often it names a class has more to do with noise than with the row. So only the
+differences between rows count, on one scale for all parties; class shares come from counts.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

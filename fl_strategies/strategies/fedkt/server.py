@@ -42,7 +42,6 @@ from fl_strategies.privacy.votes import (
     data_dependent_figure,
     drowned_votes,
 )
-from fl_strategies.server.inputs import check_factories, public_array
 from fl_strategies.server.ledgers import (
     Reported,
     enter_reported,
@@ -51,7 +50,13 @@ from fl_strategies.server.ledgers import (
 )
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.state import State
-from fl_strategies.server.strategy import FederationOptions, KnowledgeStrategy, logger
+from fl_strategies.server.strategy import (
+    FederationOptions,
+    KnowledgeStrategy,
+    check_factories,
+    logger,
+    public_array,
+)
 from fl_strategies.strategies.fedkt.options import (
     MAX_TEACHERS,
     NOBODY,

@@ -1,4 +1,9 @@
-"""Options of FedMD: what leaves a party, and how answers are combined."""
+"""Options of FedMD: what leaves a party, and how answers are combined.
+
+An answer is one row of scores, or one label, for every public row of a round. Answers look
+the same in both directions: from the parties to the server, and from the server, as the
+consensus, back to them.
+"""
 
 import math
 from collections.abc import Mapping

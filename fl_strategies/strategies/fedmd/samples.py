@@ -1,4 +1,17 @@
-"""A party's secret sample (NFDP): drawn once, charged once, kept through restarts."""
+"""A party's secret sample (NFDP): drawn once, charged once, kept through restarts.
+
+Which samples the parties of FedMD have used, as far as the server can know.
+
+A party draws its sample once. One that loses its memory and keeps no journal draws again
+and does not know it, so every sample has a random name, and the server composes those of
+one party.
+
+The sample of noise-free privacy: drawn and charged once, then kept.
+
+What a party keeps of a run lives as long as the run. A sample must live as long as the data,
+so a party with a journal also keeps it in a file beside the journal: a new run then uses the
+sample that has been paid for.
+"""
 
 import json
 import logging

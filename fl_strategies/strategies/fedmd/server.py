@@ -1,4 +1,19 @@
-"""The server side of FedMD and Cronus; see `fl_strategies.strategies.fedmd`."""
+"""The server side of FedMD and Cronus; see `fl_strategies.strategies.fedmd`.
+
+Sun, Lyu: Federated Model Distillation with Noise-Free Differential Privacy (IJCAI 2021),
+Algorithm 1, after Li, Wang: FedMD (2019).
+
+    round 1   party    a model is trained on private records (with NFDP: on a sample of them,
+                       drawn once), and says what it thinks of some public rows
+              server   combines the answers of all parties to a consensus
+    round r   party    digests the consensus of round r - 1 on the public rows it is about,
+                       revisits its records and answers about the public rows of round r
+              server   combines the answers to the next consensus
+    each end  party    digests the consensus of the round and measures its model
+
+Every party keeps its own model, of whatever kind. Which public rows a round is about follows
+from seed and round on all sides, so their positions never travel.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -33,10 +48,14 @@ from fl_strategies.party.accounting import AUDIENCES
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.noise import require_audible
-from fl_strategies.server.inputs import check_factories, public_array
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.state import State
-from fl_strategies.server.strategy import FederationOptions, KnowledgeStrategy
+from fl_strategies.server.strategy import (
+    FederationOptions,
+    KnowledgeStrategy,
+    check_factories,
+    public_array,
+)
 from fl_strategies.strategies.fedmd.options import (
     CronusOptions,
     FedMDOptions,

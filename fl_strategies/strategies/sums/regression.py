@@ -1,4 +1,11 @@
-"""FedRegression: sums of features times labels on public principal components."""
+"""FedRegression: sums of features times labels on public principal components.
+
+Logistic regression learns from labels through one sum alone, that of features times labels:
+the gradient of its likelihood is this sum less what the model itself expects, and for that
+rows without labels are enough. So parties release the sum, once and with noise, and the
+server takes the expectation over public rows. Whoever holds which class, the sum over all
+parties is that of their pooled records.
+"""
 
 import math
 from collections.abc import Mapping

@@ -23,9 +23,14 @@ from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.noise import require_audible
 from fl_strategies.privacy.planning.facts import Facts, Planner
 from fl_strategies.privacy.planning.plans import advice
-from fl_strategies.server.inputs import check_factories, public_array
 from fl_strategies.server.state import State
-from fl_strategies.server.strategy import FederationOptions, KnowledgeStrategy, logger
+from fl_strategies.server.strategy import (
+    FederationOptions,
+    KnowledgeStrategy,
+    check_factories,
+    logger,
+    public_array,
+)
 from fl_strategies.strategies.sums.limits import LEAST_AGREEMENT, PartySums
 from fl_strategies.strategies.sums.options import SUMS, TASK, UNPROTECTED, SumOptions
 from fl_strategies.strategies.sums.summary import DIRECTION, Summary, is_direction

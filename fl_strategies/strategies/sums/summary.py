@@ -1,4 +1,22 @@
-"""How records are summed up: any summary, and the histogram of cells."""
+"""How records are summed up: any summary, and the histogram of cells.
+
+What a party says of its records: one vector of whole numbers, and how far a record moves it.
+
+Public rows alone decide how records are summed up. Whatever a server sends as that decision,
+one record moves the vector by no more than `Summary.moved` says, so that noise for this
+distance protects it.
+
+Cells of the space of rows, made of public rows alone, and what a histogram of them says.
+
+Public rows are centred and scaled by their own columns, turned to their principal components
+and clustered, several times from different starts; a cell holds everything that is nearest to
+one centre. Whatever the centres are, a record is in exactly one cell of each division, so that
+replacing it moves a histogram of records by cell and class by one in two places of each.
+
+Several divisions cost nothing: noise on counts grows with the root of their number, and falls
+by as much when a row takes the mean of the cells that it is in. But rows at the rim of a cell
+of one division are inside a cell of another.
+"""
 
 import math
 import warnings

@@ -26,7 +26,6 @@ from fl_strategies.learners import (
     StartingLearner,
 )
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
-from fl_strategies.server.inputs import check_factories, public_array
 from fl_strategies.server.ledgers import (
     Reported,
     enter_reported,
@@ -35,7 +34,13 @@ from fl_strategies.server.ledgers import (
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.run import Run
 from fl_strategies.server.state import State
-from fl_strategies.server.strategy import FederationOptions, KnowledgeStrategy, logger
+from fl_strategies.server.strategy import (
+    FederationOptions,
+    KnowledgeStrategy,
+    check_factories,
+    logger,
+    public_array,
+)
 from fl_strategies.strategies.weights.options import (
     MODEL,
     TASK,

@@ -1,36 +1,42 @@
-"""What commands that make many runs read from the command line, and say while they run."""
+"""Options that commands share, how they are read, and what is said while runs are made."""
 
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
 from fl_strategies.errors import InvalidParameter, require
-from simulations.config import Settings, parse_assignments
+from simulations.commands import STOPPED
+from simulations.config import Settings, describe, parse_assignments
+from simulations.data.sets import LOADERS
+from simulations.federation import load_federation
 from simulations.fitting import Given, shared
-
-AddData: TypeAlias = Callable[[argparse.ArgumentParser], None]
-"""Adds the options that choose data and models."""
-
-STOPPED: Final = 130
-"""Exit code of a command that Ctrl-C ended, as shells have it."""
+from simulations.models import LEARNERS
 
 
-def add_command(
-    commands: Any, add_data: AddData, name: str, help_line: str, description: str
-) -> argparse.ArgumentParser:
-    """Add a command that makes many runs on some data; return its parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=help_line,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose data, models and any other setting."""
+    parser.epilog = "All settings, with their defaults: fl-strategies run --help"
+    parser.add_argument("--data", help=f"{', '.join(LOADERS)}, FILE.npz or FILE.csv")
+    parser.add_argument("--label", metavar="COLUMN", help="label column of FILE.csv")
+    parser.add_argument("--drop", metavar="COLUMNS", help="columns of FILE.csv to drop")
+    parser.add_argument(
+        "--learner",
+        metavar="NAMES",
+        help=f"party models, comma-separated, of {', '.join(LEARNERS)}",
     )
-    add_data(parser)
-    return parser
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting"
+    )
+
+
+def list_settings() -> str:
+    """Return all settings with their meanings and defaults, one per line."""
+    return "Settings for --set, with their defaults:\n" + "\n".join(
+        f"  {key:28} {meaning} ({default!r})" for key, default, meaning in describe()
+    )
 
 
 def add_results(parser: argparse.ArgumentParser, usual: str) -> None:
@@ -103,6 +109,12 @@ def say(text: str) -> None:
     """Tell the progress where it does not mix with the table."""
     sys.stderr.write(text)
     sys.stderr.flush()
+
+
+def tell_data(settings: Settings) -> None:
+    """Say what was made of a file, before anything is trained on it."""
+    if settings.data not in LOADERS:
+        say(f"{load_federation(settings).describe_data()}\n")
 
 
 def say_stopped(kept: Path) -> int:

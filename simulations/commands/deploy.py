@@ -1,0 +1,176 @@
+"""The command ``fl-strategies deploy``: app, check, split and demo."""
+
+import argparse
+import logging
+import signal
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from fl_strategies.errors import InvalidData
+from fl_strategies.privacy.journal import PartyJournal
+from simulations.config import Settings, Value, parse_assignments
+from simulations.deploy.checking import ask, describe
+from simulations.deploy.client_app import build_party, checked, party_public, understood
+from simulations.deploy.federation import FORMATS, Deployment, prepare, write_app, write_split
+from simulations.report import percent
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+
+def add_deploy(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands of ``deploy``."""
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    app = commands.add_parser("app", help="write the app folder that `flwr run` submits")
+    app.add_argument("folder", type=Path)
+    app.set_defaults(command=_app)
+    check = commands.add_parser(
+        "check", help="read a party's node-config and files, as a run would"
+    )
+    check.add_argument("node_config", type=Path, metavar="NODE.toml")
+    check.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="settings of a run: would this party take part?",
+    )
+    check.set_defaults(command=_check)
+    split = commands.add_parser("split", help="write a data set as one file for each party")
+    _add_settings(split)
+    split.add_argument("folder", type=Path)
+    split.set_defaults(command=_split)
+    demo = commands.add_parser("demo", help="start, run and stop a federation on loopback")
+    _add_settings(demo)
+    demo.add_argument("--strategy", default="fedkt", help="default: fedkt")
+    demo.add_argument("--rounds", type=int, help="default: 1, or 2 for FedMD")
+    demo.add_argument(
+        "--max-epsilon", type=float, default=0.0, help="budget of each party (0: a record only)"
+    )
+    demo.add_argument(
+        "--work", type=Path, help="new folder for all files (default: runs/deploy-<time>)"
+    )
+    demo.set_defaults(command=_demo)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parties", type=int, default=3, help="default: 3")
+    parser.add_argument("--data", default="digits", help="default: digits")
+    parser.add_argument("--label", default="", metavar="COLUMN", help="label column of a table")
+    parser.add_argument("--drop", default="", metavar="COLUMNS", help="columns to drop")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--formats", default=",".join(FORMATS), help="of parties' files, taken in turn"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any setting of `fl-strategies run --help`",
+    )
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    given: dict[str, Value] = {
+        "num-parties": options.parties,
+        "data": options.data,
+        "label": options.label,
+        "drop": options.drop,
+        "seed": options.seed,
+    }
+    if hasattr(options, "strategy"):
+        rounds = 2 if options.strategy == "fedmd" else 1
+        given |= {"strategy": options.strategy, "num-server-rounds": options.rounds or rounds}
+    named = [str(given["strategy"])] if "strategy" in given else []
+    own = parse_assignments(options.set, *named)
+    return Settings.from_run_config({**given, **own})
+
+
+def _app(options: argparse.Namespace) -> int:
+    print(f"app: {write_app(options.folder)}")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    try:
+        config = tomllib.loads(options.node_config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidData(
+            f"check: {options.node_config} must be a file in TOML, got: {error}."
+        ) from error
+    with _warnings() as found:
+        party = build_party(config, run="check")
+    party.learner_fn()
+    for line in understood(config):
+        print(line)
+    print(f"{party.owner}: {len(party.y)} records of shape {party.x.shape[1:]}")
+    print(f"public rows: {len(party.public)}, classes: {party.num_classes}")
+    print(f"learner: {party.learner_name}")
+    public = party_public(checked(config))
+    for line in describe(party, public):
+        print(line)
+    for line in found:
+        print(f"LOOK AT THIS: {line}")
+    _print_spent(party.journal)
+    if options.set:
+        ask(party, public, options.set)
+        print("this run: the party takes part, as far as its budget goes")
+    return 0
+
+
+def _print_spent(journal: PartyJournal | None) -> None:
+    if journal is None:
+        print("privacy: nothing is kept; set state-dir to keep a journal and a budget")
+        return
+    limit = "without a limit" if journal.max_epsilon is None else f"of {journal.max_epsilon:g}"
+    print(f"privacy: epsilon {journal.epsilon():.4g} of an example is spent, {limit},")
+    print(f"at delta {journal.delta:g}, in {len(journal.entries())} releases")
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Collect what the readers of a party's files warn about; a run says it in a log alone."""
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+
+
+def _split(options: argparse.Namespace) -> int:
+    split = write_split(_settings(options), options.folder, options.formats.split(","))
+    for path in (*split.parties, split.public, split.test):
+        print(str(path))
+    print(f'classes = "{split.classes}"')
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    # A TERM ends like Ctrl-C, so that the processes are stopped as well.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    settings = _settings(options)
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    work = options.work or Path(Settings().output_dir) / f"deploy-{stamp}"
+    prepared = prepare(
+        settings, work, formats=options.formats.split(","), max_epsilon=options.max_epsilon
+    )
+    print(f"Starting a SuperLink and {settings.num_parties} SuperNodes.", flush=True)
+    print(f"folder: {prepared.folder}", flush=True)
+    with Deployment(prepared) as deployment:
+        print("All parties are online.", flush=True)
+        report = deployment.run(settings, show_log=True)
+    print(f"{report['strategy']}, seed {report['seed']}: {percent(report.get('accuracy'))}")
+    for party in report["parties"]:
+        print(f"party {party['partition-id']}: {party['learner']}")
+    for node, reason in report["rejected"].items():
+        print(f"excluded: node {node}: {reason}")
+    for node, reason in report["undelivered"].items():
+        print(f"without the model: node {node}: {reason}")
+    print(f"result: {report['folder']}")
+    return 0
