@@ -49,7 +49,7 @@ LEAST_OF_TYPICAL_LIMITED: Final = 0.1
 is lost for less."""
 CONTRADICTION: Final = -0.25
 """A party whose agreement is below this share of the median party's contradicts the others; of
-231 honest federations three had one (docs/results/robustness.md)."""
+120 honest federations none had one (docs/results/robustness.md)."""
 LEAST_TYPICAL: Final = 0.2
 """Where the median party agrees less than this with others, nobody knows enough to judge."""
 FEWEST_COMPARABLE: Final = 3
