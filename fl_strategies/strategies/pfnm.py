@@ -106,7 +106,7 @@ def match_networks(
 
     Parameters
     ----------
-    networks : one a party, of as many layers
+    networks : one per party, of as many layers
     counts : (num_parties, num_classes)
         Records of each class; weights to a class count by a party's share of its records.
     prior : Prior
@@ -378,7 +378,6 @@ class PFNM(FlowerStrategy):
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Match the parties' neurons."""
-        self.record_releases()
         said = [reply.knowledge for reply in self.replies]
         parts = [part for part in said if isinstance(part, CountedWeights)]
         networks, changed = [self._network(part) for part in parts], 0

@@ -136,10 +136,11 @@ STACK = {
         ("wire",),
         ("privacy",),
         ("learners", "tasks"),
-        ("aggregation",),
+        ("aggregation", "release"),
         ("party",),
         ("server",),
         ("strategies",),
+        ("registry",),
         ("trackers",),
     ],
     "clients": [
