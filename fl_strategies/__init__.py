@@ -57,6 +57,7 @@ from fl_strategies.strategies.fedmd import (
     SampleOnce,
     Unprotected,
 )
+from fl_strategies.strategies.fedproto import FedProto, FedProtoOptions, FedProtoParty
 from fl_strategies.strategies.fens import FENS, FENSOptions, FENSParty
 from fl_strategies.strategies.pfnm import PFNM, PFNMOptions, PFNMParty
 from fl_strategies.strategies.scaffold import Scaffold, ScaffoldOptions, ScaffoldParty
@@ -124,6 +125,9 @@ __all__ = [
     "FedMD",
     "FedMDOptions",
     "FedMDParty",
+    "FedProto",
+    "FedProtoOptions",
+    "FedProtoParty",
     "FedRegression",
     "FedRegressionOptions",
     "FlowerStrategy",
