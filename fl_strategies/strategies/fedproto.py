@@ -18,31 +18,32 @@ from typing import ClassVar, Final, Unpack
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 
-from fl_strategies._util.arrays import Array, FloatArray
-from fl_strategies.errors import require_known
-from fl_strategies.learners import (
-    FeatureLearner,
-    HeadedLearner,
-    LearnerFactory,
-    Objective,
-    Prototypes,
-    require_features,
-    require_headed,
-)
-from fl_strategies.options import option
-from fl_strategies.party.party import Party
-from fl_strategies.party.state import PartyState
-from fl_strategies.server.strategy import FederationOptions
-from fl_strategies.strategies.weights.options import WeightsOptions
-from fl_strategies.strategies.weights.party import (
+from fl_strategies.extend import (
     CLASS_COUNTS,
+    Array,
     CountedParty,
     CountedWeights,
+    FeatureLearner,
+    FederationOptions,
+    FloatArray,
+    FlowerStrategy,
+    HeadedLearner,
+    Knowledge,
+    LearnerFactory,
+    Metrics,
+    Objective,
+    Party,
+    PartyState,
+    Prototypes,
+    WeightsOptions,
+    WeightsState,
     believed_counts,
+    option,
+    require_features,
+    require_headed,
+    require_known,
     split_counts,
 )
-from fl_strategies.strategies.weights.server import FlowerStrategy, WeightsState
-from fl_strategies.wire.knowledge import Knowledge, Metrics
 
 PROTOTYPES: Final = "class-prototypes"
 KNOWN: Final = "known-prototypes"

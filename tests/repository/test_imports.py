@@ -139,7 +139,7 @@ STACK = {
         ("aggregation", "release"),
         ("party",),
         ("server",),
-        ("strategies",),
+        ("strategies", "extend"),
         ("registry",),
         ("trackers",),
     ],
