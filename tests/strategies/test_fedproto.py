@@ -1,7 +1,9 @@
 """FedProto: prototypes by plain numpy, FedAvg as a limit case, features that agree, liars."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from fl_strategies import (
 )
 from fl_strategies._util.arrays import Array, FloatArray
 from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner
+from fl_strategies.strategies import fedproto
 from fl_strategies.strategies.fedproto import KNOWN, PROTOTYPES, PrototypeWeights
 from fl_strategies.strategies.weights.party import CLASS_COUNTS
 from fl_strategies.wire.knowledge import Metrics
@@ -189,3 +192,17 @@ def test_learners_without_features_are_refused() -> None:
 
     with pytest.raises(UnsupportedLearner, match="features"):
         FedProto(num_classes=NUM_CLASSES, learner_fn=Featureless)
+
+
+def test_it_is_written_with_the_author_s_page_alone() -> None:
+    """Nothing but `extend` is imported, and the page shows parts of this very file."""
+    source = Path(fedproto.__file__).read_text(encoding="utf-8")
+    page = Path(fedproto.__file__).parents[2] / "docs" / "adding_a_strategy.md"
+    blocks = re.findall(r"```python notest\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL)
+
+    ours = [line for line in source.splitlines() if line.startswith("from fl_strategies")]
+    assert ours == ["from fl_strategies.extend import ("]
+    assert len(source.splitlines()) < 300
+    shown = [block for block in blocks if "MyPartyState" not in block]
+    assert len(shown) == 4
+    assert [block for block in shown if block not in source] == []
