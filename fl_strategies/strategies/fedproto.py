@@ -69,7 +69,10 @@ class FedProtoOptions(WeightsOptions):
 class FedProtoParty(CountedParty):
     """The role of `CountedParty` that also pulls features to prototypes, and tells its own."""
 
-    also_leaves = (*CountedParty.also_leaves, "class means of features left without noise")
+    also_leaves: ClassVar[tuple[str, ...]] = (
+        *CountedParty.also_leaves,
+        "class means of features left without noise",
+    )
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
@@ -83,7 +86,7 @@ class FedProtoParty(CountedParty):
         sums = np.zeros((party.num_classes, features.shape[1]))
         np.add.at(sums, party.y, features)
         means = sums / np.maximum(counts, 1)[:, None]
-        own = {CLASS_COUNTS: counts, PROTOTYPES: means.astype(np.float32)}
+        own: dict[str, Array] = {CLASS_COUNTS: counts, PROTOTYPES: means.astype(np.float32)}
         return replace(said, arrays={**said.arrays, **own}), metrics
 
     def weights_of(self, received: Knowledge) -> Mapping[str, Array]:
