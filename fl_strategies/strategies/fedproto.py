@@ -69,7 +69,7 @@ class FedProtoOptions(WeightsOptions):
 class FedProtoParty(CountedParty):
     """The role of `CountedParty` that also pulls features to prototypes, and tells its own."""
 
-    also_leaves: ClassVar[tuple[str, ...]] = (
+    also_leaves = (
         *CountedParty.also_leaves,
         "class means of features left without noise",
     )
