@@ -6,7 +6,7 @@ role that runs at the parties. Adding one takes a module, its test and a line he
 
 import difflib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from flwr.serverapp import strategy
 
@@ -73,12 +73,6 @@ from fl_strategies.strategies.weights import (
     WeightsOptions,
     WeightsParty,
     flower_strategy,
-)
-from fl_strategies.trackers import (
-    MLflowTracker,
-    TensorBoardTracker,
-    Tracker,
-    WandbTracker,
 )
 from fl_strategies.wire.knowledge import Knowledge
 
@@ -188,7 +182,6 @@ __all__ = [
     "Learner",
     "LearnerFactory",
     "LocalNoise",
-    "MLflowTracker",
     "Objective",
     "PFNM",
     "PFNMOptions",
@@ -209,11 +202,8 @@ __all__ = [
     "SumOptions",
     "SumParty",
     "SumPrivacy",
-    "TensorBoardTracker",
-    "Tracker",
     "Unprotected",
     "VotePrivacy",
-    "WandbTracker",
     "WeightsOptions",
     "WeightsParty",
     "__version__",
@@ -222,3 +212,15 @@ __all__ = [
     "flower_strategy",
     "write_epsilon_csv",
 ]
+
+
+if not TYPE_CHECKING:  # a checker would take any name for one of these
+
+    def __getattr__(name: str) -> NoReturn:
+        """Say what replaces the trackers, which were classes of this package once."""
+        if name in ("MLflowTracker", "TensorBoardTracker", "Tracker", "WandbTracker"):
+            raise ImportError(
+                f"fl_strategies: {name} must be a function of your own, given as on_round; "
+                "docs/tracking.md has it in ten lines for TensorBoard, MLflow and W&B."
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

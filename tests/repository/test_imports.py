@@ -140,7 +140,6 @@ STACK = {
         ("party",),
         ("server",),
         ("strategies",),
-        ("trackers",),
     ],
     "clients": [
         ("budget", "compiled", "kept_run"),
