@@ -24,7 +24,8 @@ from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation
-from fl_strategies.strategies.codistill.party import PRIVACY_EVENTS, UNPROTECTED_MODEL
+from fl_strategies.strategies.codistill.options import UNPROTECTED_MODEL
+from fl_strategies.strategies.codistill.party import PRIVACY_EVENTS
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Metrics
 from simulations.runtime.local import InMemoryGrid

@@ -51,11 +51,12 @@ from fl_strategies.errors import (
     require_known,
 )
 from fl_strategies.learners import StartingLearner
-from fl_strategies.party.policy import Request, check_request
+from fl_strategies.party.policy import check_request
 from fl_strategies.party.role import read_seed, require_public_rows, require_readable
 from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
+from fl_strategies.release import ReleasePlan
 from fl_strategies.server.replies import EVALUATION
 from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.strategies.weights.restraint import as_layout
@@ -315,15 +316,15 @@ def check_question(party: Party, role: PartyRole, config: ConfigRecord) -> None:
 
     That is decided by the question and the party's own settings alone.
     """
-    _check_request(party, role.request(party, config), releases=True)
+    _check_request(party, role.plan(party, config), releases=True)
     require_readable(party, config)
 
 
-def _check_request(party: Party, request: Request, *, releases: bool) -> None:
+def _check_request(party: Party, plan: ReleasePlan, *, releases: bool) -> None:
     limit = party.journal.max_epsilon if party.journal is not None else None
     check_request(
         party.policy,
-        request,
+        plan,
         owner=party.owner,
         budgeted=limit is not None,
         releases=releases,
@@ -360,7 +361,7 @@ def _evaluate(
 ) -> RecordDict:
     config, role = _read_request(message, roles)
     party = _load(load_party, context, config)
-    _check_request(party, role.request(party, config), releases=False)
+    _check_request(party, role.plan(party, config), releases=False)
     received = _received(message, party)
     if received is None:
         raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")

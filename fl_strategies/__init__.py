@@ -1,24 +1,25 @@
 """Federated learning by knowledge transfer, as Flower strategies.
 
 Every entry of `REGISTRY` is one algorithm: the strategy that runs on the server and the
-role that runs at the parties. Adding one takes a module, its test and a line here.
+role that runs at the parties. Adding one takes a module, its test and a line in
+`fl_strategies.registry`.
 """
 
-import difflib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from flwr.serverapp import strategy
-
-from fl_strategies.errors import InvalidParameter
 from fl_strategies.learners import (
+    Correction,
     EnsembleLearner,
+    FeatureLearner,
+    Generated,
     GuidedLearner,
     IncrementalLearner,
     Learner,
     LearnerFactory,
     Objective,
     PortableLearner,
+    Prototypes,
+    Proximal,
     Recipe,
     SoftLearner,
 )
@@ -27,6 +28,12 @@ from fl_strategies.party.role import PartyRole
 from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.noise import ScorePrivacy
 from fl_strategies.privacy.votes import VotePrivacy
+from fl_strategies.registry import (
+    FLOWER_STRATEGIES,
+    REGISTRY,
+    Algorithm,
+    find_algorithm,
+)
 from fl_strategies.server.ledgers import write_epsilon_csv
 from fl_strategies.server.strategy import KnowledgeStrategy
 from fl_strategies.strategies.chain import Chain, chain
@@ -56,8 +63,6 @@ from fl_strategies.strategies.fens import FENS, FENSOptions, FENSParty
 from fl_strategies.strategies.pfnm import PFNM, PFNMOptions, PFNMParty
 from fl_strategies.strategies.scaffold import Scaffold, ScaffoldOptions, ScaffoldParty
 from fl_strategies.strategies.sums import (
-    HISTOGRAM_PARTY,
-    REGRESSION_PARTY,
     FedHistogram,
     FedHistogramOptions,
     FedRegression,
@@ -79,65 +84,6 @@ from fl_strategies.wire.knowledge import Knowledge
 __version__ = "0.1.0"
 
 
-@dataclass(frozen=True)
-class Algorithm:
-    """Both sides of one strategy."""
-
-    strategy: type[KnowledgeStrategy[Any]]
-    party: PartyRole
-
-
-REGISTRY = {
-    "akd": Algorithm(AKD, CodistillParty()),
-    "avgkd": Algorithm(AvgKD, CodistillParty()),
-    "cronus": Algorithm(Cronus, FedMDParty()),
-    "ekd": Algorithm(EKD, CodistillParty()),
-    "fedhistogram": Algorithm(FedHistogram, HISTOGRAM_PARTY),
-    "fedavg": Algorithm(FedAvg, WeightsParty()),
-    "feddf": Algorithm(FedDF, FedDFParty()),
-    "fedgen": Algorithm(FedGen, FedGenParty()),
-    "fedkd": Algorithm(FedKD, FedKDParty()),
-    "fedkt": Algorithm(FedKT, FedKTParty()),
-    "fedmd": Algorithm(FedMD, FedMDParty()),
-    "fedregression": Algorithm(FedRegression, REGRESSION_PARTY),
-    "fens": Algorithm(FENS, FENSParty()),
-    "pfnm": Algorithm(PFNM, PFNMParty()),
-    "pkd": Algorithm(PKD, CodistillParty()),
-    "scaffold": Algorithm(Scaffold, ScaffoldParty()),
-}
-
-FLOWER_STRATEGIES = {
-    kind.name: Algorithm(kind, WeightsParty())
-    for kind in map(
-        flower_strategy,
-        (
-            strategy.FedAvg,
-            strategy.FedProx,
-            strategy.FedAvgM,
-            strategy.FedAdagrad,
-            strategy.FedAdam,
-            strategy.FedYogi,
-            strategy.FedMedian,
-            strategy.FedTrimmedAvg,
-            strategy.Krum,
-        ),
-    )
-}
-"""Flower's own strategies, ``flower:FedAvg`` and so on; see `FlowerStrategy`."""
-
-
-def find_algorithm(name: str) -> Algorithm:
-    """Return a strategy by its name, ours or Flower's; raise `InvalidParameter` for others."""
-    known = {**REGISTRY, **FLOWER_STRATEGIES}
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise InvalidParameter(
-            f"Settings: strategy must be one of {', '.join(known)}, got {name!r}.{hint}"
-        )
-    return known[name]
-
-
 __all__ = [
     "AKD",
     "Algorithm",
@@ -145,6 +91,7 @@ __all__ = [
     "Chain",
     "CodistillOptions",
     "CodistillParty",
+    "Correction",
     "Cronus",
     "CronusOptions",
     "EKD",
@@ -153,6 +100,7 @@ __all__ = [
     "FENSOptions",
     "FENSParty",
     "FLOWER_STRATEGIES",
+    "FeatureLearner",
     "FedAvg",
     "FedAvgOptions",
     "FedDF",
@@ -175,6 +123,7 @@ __all__ = [
     "FedRegression",
     "FedRegressionOptions",
     "FlowerStrategy",
+    "Generated",
     "GuidedLearner",
     "IncrementalLearner",
     "Knowledge",
@@ -191,6 +140,8 @@ __all__ = [
     "PartyRole",
     "PartyState",
     "PortableLearner",
+    "Prototypes",
+    "Proximal",
     "REGISTRY",
     "Recipe",
     "SampleOnce",

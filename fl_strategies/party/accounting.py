@@ -1,7 +1,7 @@
 """From what was charged to the figures in Flower's metrics."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fl_strategies.errors import PrivacyBudgetExceeded
 from fl_strategies.party.party import Party
@@ -10,14 +10,9 @@ from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.journal import Allowance
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
+from fl_strategies.release import Price, ReleasePlan
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Metrics
-
-AUDIENCES: Mapping[str, str] = {
-    "L0": "nobody",
-    "L1": "everybody who sees the final model, except the server, which is trusted",
-    "L2": "the server, the other parties and everybody who sees the final model",
-}
 
 
 def spend(
@@ -33,6 +28,17 @@ def spend(
     if party.journal is not None:
         return party.journal.charge(charges, run=party.run, purpose=purpose)
     return state.charge(charges, delta)
+
+
+def charge_plan(
+    party: Party, plan: ReleasePlan, state: PartyState
+) -> tuple[Price, PrivacyLedger, Metrics]:
+    """Record what a plan's answer costs; return its price, the ledger and the metrics."""
+    price = plan.price()
+    ledger = spend(party, price.record, plan.purpose or plan.name, plan.record_delta, state)
+    whole = price.whole_party
+    known = ledger_of(whole, plan.record_delta) if whole else unprotected(plan.reason)
+    return price, ledger, privacy_metrics(party=known, example=ledger)
 
 
 def check_run(party: Party, charges: Sequence[Entry], state: PartyState) -> None:

@@ -1,87 +1,27 @@
 """What a party allows, whatever a server asks.
 
-A `PartyRole` says by a `Request` what a message asks for, and the party's `PartyPolicy`
+A `PartyRole` says by a `ReleasePlan` what a message asks for, and the party's `PartyPolicy`
 refuses it before any record is touched. Nothing here depends on a record, so the refusal may
 say which rule it was. What a release costs is not known before it is charged; `max_run_epsilon`
 is therefore checked there (`party.accounting.spend`).
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, TypeAlias
 
 from flwr.app import ConfigRecord
 
 from fl_strategies.errors import RequestRefused, require
-from fl_strategies.learners import LearnerFactory, PrivateLearner
-
-_LONGEST_NAME = 40
+from fl_strategies.release import ReleasePlan
 
 
 def asked_number(config: ConfigRecord, key: str) -> int:
     """Return a whole number that a server sent, 0 for what the role will refuse."""
     value = config.get(key)
     return value if type(value) is int and value > 0 else 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a server's message asks of a party, by its configuration alone.
-
-    The defaults are the worst: a role that says nothing of itself sends unprotected models.
-
-    Parameters
-    ----------
-    name : str
-        The strategy, and its level or release if it has several: ``"fedkt L2"``.
-    trainer : factory
-        Of what learns from records; if that trains privately, what it says is protected.
-    models : bool
-        Whether models leave, and not only answers about public rows.
-    protected : bool
-        Whether the party itself adds noise to what leaves, or uses a secret sample.
-    trusted : bool
-        Whether the server is trusted to add noise, which protects against everybody else.
-    sample_delta : float
-        Chance that a record is in that sample, where there is one.
-    seeded : bool
-        Whether that noise comes from the experiment's seed, which others know.
-    tells_counts : bool
-        Whether exact numbers of records leave as well, which private training is not about.
-    epochs, fits, predictions : int
-        Passes over data, models to be trained, and rows to be predicted by them.
-    drowned : callable
-        Says how the noise drowns what it protects; nothing if it does not.
-    """
-
-    name: str
-    trainer: LearnerFactory
-    models: bool = True
-    protected: bool = False
-    trusted: bool = False
-    sample_delta: float = 0.0
-    seeded: bool = False
-    tells_counts: bool = False
-    epochs: int = 0
-    fits: int = 1
-    predictions: int = 0
-    drowned: Callable[[], str] = str
-
-    @property
-    def shown(self) -> str:
-        """The name, cut short: an untrusted party must not be able to fill the logs."""
-        return self.name[:_LONGEST_NAME]
-
-    @property
-    def promises(self) -> bool:
-        """Whether a record or a party is promised anything, against whomever it is."""
-        return (self.protected or self.trusted) and not self.seeded
-
-    @property
-    def trains_privately(self) -> bool:
-        """Whether what learns from records promises them privacy by itself."""
-        return not self.tells_counts and isinstance(self.trainer(), PrivateLearner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,14 +112,14 @@ SIMULATED: Final = PartyPolicy(
 
 
 def check_request(
-    policy: PartyPolicy, request: Request, *, owner: str, budgeted: bool, releases: bool
+    policy: PartyPolicy, plan: ReleasePlan, *, owner: str, budgeted: bool, releases: bool
 ) -> None:
     """Raise `RequestRefused` unless a party's policy allows what a message asks for.
 
     Parameters
     ----------
     policy : PartyPolicy
-    request : Request
+    plan : ReleasePlan
     owner : str
         Whose policy it is, for the error.
     budgeted : bool
@@ -187,13 +127,10 @@ def check_request(
     releases : bool
         Whether anything about records is to leave; if not, only strategy and work count.
     """
-    violated = [*_unwanted_work(policy, request)]
+    violated = [_unwanted_work(policy, plan)]
     if releases:
-        violated += [
-            *_unwanted_release(policy, request, budgeted),
-            *_bad_noise(policy, request),
-        ]
-    for what, rule, value in violated:
+        violated += [_unwanted_release(policy, plan, budgeted), _bad_noise(policy, plan)]
+    for what, rule, value in chain.from_iterable(violated):
         raise RequestRefused(f"{owner}: {what} must be {rule}, got {value}.")
 
 
@@ -204,38 +141,38 @@ def _family(name: str) -> str:
 _Violations: TypeAlias = Iterator[tuple[str, str, object]]
 
 
-def _unwanted_work(policy: PartyPolicy, request: Request) -> _Violations:
-    if not policy.allows(request.name):
+def _unwanted_work(policy: PartyPolicy, plan: ReleasePlan) -> _Violations:
+    if not policy.allows(plan.name):
         rule = f"one that its policy allows ({', '.join(policy.strategies)})"
-        yield "the strategy", rule, request.shown
+        yield "the strategy", rule, plan.shown
     for name in ("epochs", "fits", "predictions"):
-        asked, most = getattr(request, name), getattr(policy, f"max_{name}")
+        asked, most = getattr(plan, name), getattr(policy, f"max_{name}")
         if asked > most:
             yield f"{name} of a request", f"at most {most}, by its policy", asked
 
 
-def _unwanted_release(policy: PartyPolicy, request: Request, budgeted: bool) -> _Violations:
-    if request.models and not policy.allow_models:
+def _unwanted_release(policy: PartyPolicy, plan: ReleasePlan, budgeted: bool) -> _Violations:
+    if plan.models and not policy.allow_models:
         rule = "answers about public rows, by its policy (allow-models)"
-        yield "what leaves", rule, f"models of {request.shown}"
+        yield "what leaves", rule, f"models of {plan.shown}"
     may_be_open = policy.allow_unprotected and not budgeted
-    if not (may_be_open or request.protected or request.trains_privately):
+    if not (may_be_open or plan.protected or plan.trains_privately):
         rule = "protected, by its " + ("budget" if budgeted else "policy (allow-unprotected)")
-        got = f"{request.shown}, by which it would leave the party without noise"
+        got = f"{plan.shown}, by which it would leave the party without noise"
         yield "what leaves", rule, got
-    drawn, most = request.sample_delta, policy.sample_delta
+    drawn, most = plan.sample_delta, policy.sample_delta
     if not policy.allow_unprotected and drawn > most:
         rule = f"at most {most:g}, by its policy (sample-delta)"
         yield "the chance to be in the sample", rule, f"{drawn:.3g}"
 
 
-def _bad_noise(policy: PartyPolicy, request: Request) -> _Violations:
-    if request.seeded and not policy.allow_seeded_noise:
+def _bad_noise(policy: PartyPolicy, plan: ReleasePlan) -> _Violations:
+    if plan.seeded and not policy.allow_seeded_noise:
         yield (
             "noise",
             "drawn in secret, by its policy (allow-seeded-noise)",
             "noise from the seed",
         )
-    elif not policy.allow_drowned_noise and (drowned := request.drowned()):
+    elif not policy.allow_drowned_noise and (hidden := plan.no_signal()):
         rule = "weaker than what it protects, by its policy (allow-drowned-noise)"
-        yield "noise", rule, f"noise of {drowned}"
+        yield "noise", rule, f"noise of {hidden}"

@@ -12,11 +12,11 @@ from fl_strategies.errors import KnowledgeMismatch, PublicDataMismatch
 from fl_strategies.learners import Learner, PortableLearner
 from fl_strategies.party.accounting import has_promised, spend
 from fl_strategies.party.party import Party
-from fl_strategies.party.policy import Request
 from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
+from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.tasks import figure_names, judge
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, config_int, shown
@@ -35,9 +35,9 @@ class PartyRole(ABC):
     than all others do reads it by a `PartyState` of its own.
     """
 
-    def request(self, party: Party, config: ConfigRecord) -> Request:
-        """Return what a message asks for, for the party's policy to judge."""
-        return Request(name=str(config.get(keys.STRATEGY)), trainer=party.learner_fn)
+    def plan(self, party: Party, config: ConfigRecord) -> ReleasePlan:
+        """Return what an answer to this message releases; the worst unless a role says so."""
+        return ReleasePlan(name=str(config.get(keys.STRATEGY)), trainer=party.learner_fn)
 
     @abstractmethod
     def train(
@@ -103,9 +103,21 @@ class PartyRole(ABC):
         By the server's message, or by what the party has released in this run, which no
         server can change; before there is anything, by how its learner trains.
         """
-        asked = self.request(party, config)
+        asked = self.plan(party, config)
         learned = has_promised(state) if state.has_released else asked.trains_privately
         return asked.promises or learned
+
+
+def facts_of(party: Party, *, num_parties: int = 0) -> ReleaseFacts:
+    """Return the public facts about a party, for its plans."""
+    return ReleaseFacts(
+        num_classes=party.num_classes,
+        num_public=len(party.public),
+        task=party.task,
+        num_parties=num_parties,
+        num_records=len(party.y),
+        trainer=party.learner_fn,
+    )
 
 
 def read_seed(config: ConfigRecord) -> int:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from fl_strategies._util.files import SHARED, replace_file
 from fl_strategies.errors import InvalidData, KnowledgeMismatch, MissingExtra
@@ -20,7 +20,7 @@ from fl_strategies.privacy.events import (
 )
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.server.replies import PartyReply
-from fl_strategies.server.strategy import KnowledgeStrategy
+from fl_strategies.server.state import State
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Metrics
 
@@ -187,7 +187,17 @@ _UNITS: Final = (
 )
 
 
-def write_epsilon_csv(strategy: KnowledgeStrategy[Any], path: str | Path) -> None:
+class Ran(Protocol):
+    """A strategy after a run, as far as its costs go."""
+
+    state: State
+
+    @property
+    def ledger_(self) -> PrivacyLedger:
+        """What the run released."""
+
+
+def write_epsilon_csv(strategy: Ran, path: str | Path) -> None:
     """Write what each party's releases have cost by the end of each round.
 
     A figure is what the party itself reports, and counts everything that it has released by
@@ -214,7 +224,7 @@ def write_epsilon_csv(strategy: KnowledgeStrategy[Any], path: str | Path) -> Non
     replace_file(Path(path), text.getvalue().encode(), SHARED)
 
 
-def _lines(strategy: KnowledgeStrategy[Any]) -> Iterator[dict[str, object]]:
+def _lines(strategy: Ran) -> Iterator[dict[str, object]]:
     combined, mechanism = strategy.state.history["train"], _mechanism(strategy)
     prices = strategy.state.prices
     for number in sorted({*prices, *combined}):
@@ -242,7 +252,7 @@ def _known(figure: float) -> float | str:
     return figure if math.isfinite(figure) else ""
 
 
-def _mechanism(strategy: KnowledgeStrategy[Any]) -> str:
+def _mechanism(strategy: Ran) -> str:
     """Return the kinds of event that bound what a run costs; nothing if none does."""
     ledger = strategy.ledger_
     try:

@@ -50,6 +50,8 @@ class State:
         Which node is which party.
     delivery : Knowledge, optional
         What parties are given after a round.
+    ledgers : dict of partition id to (epsilon, ledger)
+        What parties report that their training costs, where only they can know.
     """
 
     kinds: ClassVar[tuple[type, ...]] = (Knowledge, PartyReport)
@@ -64,6 +66,7 @@ class State:
     prices: dict[int, dict[int, Metrics]] = field(default_factory=dict)
     members: Known = field(default_factory=dict)
     delivery: Knowledge | None = None
+    ledgers: dict[int, tuple[float, PrivacyLedger]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """Return all fields by their names."""

@@ -27,6 +27,7 @@ from fl_strategies.errors import (
     InvalidParameter,
     NotEnoughParties,
     NotFitted,
+    PrivacyBudgetExceeded,
     RunFailed,
     UnsupportedLearner,
     require,
@@ -40,10 +41,14 @@ from fl_strategies.learners import (
 )
 from fl_strategies.options import Options, key_of
 from fl_strategies.party.party import check_rows
+from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.noise import require_audible
 from fl_strategies.privacy.statement import describe_releases
+from fl_strategies.release import ReleasePlan, open_charges
 from fl_strategies.server.callbacks import Callbacks, OnRound, followed_by
 from fl_strategies.server.connections import wait_for_parties
+from fl_strategies.server.ledgers import enter_reported, most_expensive
 from fl_strategies.server.members import Known, check_claim, holders, registered, settle
 from fl_strategies.server.replies import (
     EVALUATION,
@@ -364,6 +369,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     failure_: str = "the strategy has not run"
     """Why the last round that failed has no result."""
     _model: Learner | None
+    _is_charged = False
 
     # What an author fills in, in the order in which a round calls it.
 
@@ -415,12 +421,6 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Combine what was added, and return the result with metrics of its own."""
 
-    def record_releases(self) -> None:
-        """Record in the ledger what has left the parties although too few of them answered.
-
-        `finish` records this by itself in a round that ends well.
-        """
-
     def delivery_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
         """Return what this node is given after a round; by default the final model."""
         return self.state.delivery
@@ -468,6 +468,67 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     def has_result(self) -> bool:
         """Whether there is something to show for the run; by default a model."""
         return self._model is not None
+
+    # Privacy. A strategy declares it and charges nothing by itself.
+
+    @property
+    def plan(self) -> ReleasePlan:
+        """What a round releases; the worst unless a strategy declares it.
+
+        Made of options and facts, such as how many parties have answered, by the function
+        that the party's role uses.
+        """
+        return ReleasePlan(name=self.name)
+
+    def new_ledger(self, plan: ReleasePlan, **settings: Any) -> PrivacyLedger:
+        """Return the run's ledger, once noise is known to leave a signal."""
+        require_audible(
+            type(self).__name__, plan.no_signal(), accepted=plan.accepted, advice_of=plan.advice
+        )
+        given = {"num_parties": self.num_parties, **settings}
+        return PrivacyLedger(plan.unit, delta=plan.delta, audience=plan.audience, **given)
+
+    def charge(self, *, failed: bool = False) -> None:
+        """Enter what this round releases, once.
+
+        The engine does it before `finish`, and for a round that `failed`, of which everything
+        counts but the noise that the server has not drawn. A strategy may do it earlier.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            Nothing must be made of the answers. A failed round is entered whatever it costs.
+        """
+        if self._is_charged:
+            return
+        self._is_charged = True
+        plan = self.plan
+        if plan.reported:
+            self.enter_reported(self.replies)
+            if not failed:
+                self.ledger_.check_budget()
+            return
+        price, ledger = plan.price(), self.ledger_
+        enter = ledger.compose_all if failed else ledger.charge_all
+        for event in open_charges(*price.unprotected, unit=plan.unit):
+            enter([event])
+        published = () if failed else price.published
+        for attempt in range(self.run.num_attempts):
+            if entries := [*price.answers, *(() if attempt else published)]:
+                enter(entries)
+
+    def enter_reported(self, replies: Sequence[PartyReply[T]]) -> None:
+        """Enter what parties report that their answers cost; see `ReleasePlan.reported`."""
+        for reply in replies:
+            times = max(1, self.run.attempts_of(reply.node_id))
+            empty = self.ledger_.emptied()
+            enter_reported(self.state.ledgers, reply, self.reported(reply), times, empty)
+        if self.state.ledgers:
+            self.state.ledger = most_expensive(self.state.ledgers.values())
+
+    def reported(self, reply: PartyReply[T]) -> Sequence[Entry]:
+        """Return what a party reports that its answer costs."""
+        raise NotImplementedError
 
     # What an author uses.
 
@@ -724,6 +785,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             return []
         self.run.begin_round(self)
         self._kept = []
+        self._is_charged = False
         if not self.begin_round():
             return []
         try:
@@ -761,11 +823,11 @@ class KnowledgeStrategy(Strategy, Generic[T]):
                 f"{needed} are needed ({self._first_rejection()})"
             )
             if self._refused < len(self._sent):  # otherwise nothing can have left a party
-                self.record_releases()
+                self.charge(failed=True)
             self._sent = []  # there is nothing new to deliver
             self._stop_to_resume()
             return None, None
-        arrays, metrics = self.finish()
+        arrays, metrics = self._combined()
         self._kept = []
         totals = aggregate_metrics([reply.metrics for reply in accepted])
         totals |= {
@@ -775,6 +837,15 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         }
         self.state.history["train"][self.round_] = totals
         return arrays, MetricRecord({**totals})
+
+    def _combined(self) -> tuple[ArrayRecord | None, Metrics]:
+        """Combine what was added, once it is paid for."""
+        try:
+            self.charge()
+        except (PrivacyBudgetExceeded, InvalidParameter) as error:
+            self.fail(str(error))
+            return None, {}
+        return self.finish()
 
     def configure_evaluate(
         self,

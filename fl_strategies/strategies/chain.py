@@ -23,8 +23,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from fl_strategies._util.arrays import Array
 from fl_strategies.errors import require
 from fl_strategies.learners import Learner, require_portable
-from fl_strategies.party.accounting import AUDIENCES
 from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.release import AUDIENCES
 from fl_strategies.server.callbacks import OnRound
 from fl_strategies.server.ledgers import most_expensive
 from fl_strategies.server.replies import PartyReport

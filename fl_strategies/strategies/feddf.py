@@ -48,6 +48,7 @@ from fl_strategies.party.role import check_public_data
 from fl_strategies.party.state import PartyState
 from fl_strategies.party.training import require_finite
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
+from fl_strategies.release import open_charges
 from fl_strategies.server.members import Known
 from fl_strategies.server.replies import EVALUATION, PartyReply
 from fl_strategies.server.strategy import (
@@ -57,10 +58,13 @@ from fl_strategies.server.strategy import (
     public_array,
 )
 from fl_strategies.strategies.codistill.options import MODELS, join_models, part_models
-from fl_strategies.strategies.weights.options import MODEL, WEIGHTS, WeightsOptions
-from fl_strategies.strategies.weights.party import (
-    UNPROTECTED,
+from fl_strategies.strategies.weights.options import (
+    MODEL,
     UNPROTECTED_WEIGHTS,
+    WEIGHTS,
+    WeightsOptions,
+)
+from fl_strategies.strategies.weights.party import (
     WeightsParty,
     require_starting,
 )
@@ -115,7 +119,7 @@ class FedDFOptions(WeightsOptions):
         )
 
 
-_LEDGER: Final = ledger_of(UNPROTECTED, DEFAULT_DELTA)
+_LEDGER: Final = ledger_of(open_charges(UNPROTECTED_WEIGHTS), DEFAULT_DELTA)
 
 
 def read_plain(
@@ -385,7 +389,6 @@ class FedDF(FlowerStrategy):
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Average each kind, and distil what all models say into the averages."""
-        self.record_releases()
         kinds: dict[str, list[PartyReply[LocalWeights]]] = {}
         for reply in self.replies:
             kinds.setdefault(reply.learner_name, []).append(reply)

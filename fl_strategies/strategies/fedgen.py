@@ -32,6 +32,7 @@ from fl_strategies._util.randomness import derive_rng
 from fl_strategies.errors import require_known
 from fl_strategies.learners import (
     DenseLayer,
+    Generated,
     HeadedLearner,
     LearnerFactory,
     Objective,
@@ -39,8 +40,8 @@ from fl_strategies.learners import (
 )
 from fl_strategies.options import option
 from fl_strategies.party.party import Party
-from fl_strategies.party.policy import Request
 from fl_strategies.party.role import read_round, read_seed
+from fl_strategies.release import ReleasePlan
 from fl_strategies.server.strategy import FederationOptions
 from fl_strategies.strategies.weights.options import WeightsOptions
 from fl_strategies.strategies.weights.party import (
@@ -253,9 +254,9 @@ CLASS_SHARES: Final = "class-shares"
 class FedGenParty(CountedParty):
     """The role of `CountedParty` that also learns to recognise what a generator makes."""
 
-    def request(self, party: Party, config: ConfigRecord) -> Request:
+    def plan(self, party: Party, config: ConfigRecord) -> ReleasePlan:
         """Return also how many generated features are to be learned."""
-        asked, options = super().request(party, config), FedGenOptions.received(config)
+        asked, options = super().plan(party, config), FedGenOptions.received(config)
         return replace(asked, predictions=options.num_generated * options.local_epochs)
 
     def weights_of(self, received: Knowledge) -> Mapping[str, Array]:
@@ -284,9 +285,9 @@ class FedGenParty(CountedParty):
         generator = Generator.from_arrays(own, party.num_classes, weight.shape[1])
         rng = party.rng(read_seed(config), "generated", read_round(config))
         labels = rng.choice(len(shares), size=options.num_generated, p=shares / shares.sum())
-        return Objective(
-            features=generator.sample(labels, rng), labels=labels, strength=options.strength
-        )
+        features = generator.sample(labels, rng)
+        term = Generated(features=features, labels=labels, strength=options.strength)
+        return Objective(terms=(term,))
 
 
 GENERATOR_LOSS: Final = "generator-loss"

@@ -39,10 +39,10 @@ from fl_strategies.learners import (
 from fl_strategies.options import Options, option
 from fl_strategies.party.accounting import ledger_to_text
 from fl_strategies.party.party import Party
-from fl_strategies.party.policy import Request
-from fl_strategies.party.role import PartyRole, read_round, read_seed, receive_model
+from fl_strategies.party.role import PartyRole, facts_of, read_round, read_seed, receive_model
 from fl_strategies.party.state import KnowledgeField, PartyState
 from fl_strategies.party.training import require_finite, require_plan, trained
+from fl_strategies.release import ReleasePlan
 from fl_strategies.server.ledgers import read_ledger
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.strategy import FederationOptions
@@ -52,6 +52,7 @@ from fl_strategies.strategies.codistill.options import (
     check_share,
     join_models,
     part_models,
+    release_plan,
 )
 from fl_strategies.strategies.codistill.party import (
     charge_model,
@@ -148,13 +149,22 @@ class FENSParty(PartyRole):
     A model that cannot be rebuilt here is counted in ``num-models-refused``; it says nothing.
     """
 
-    def request(self, party: Party, config: ConfigRecord) -> Request:
+    def plan(self, party: Party, config: ConfigRecord) -> ReleasePlan:
         """Return what leaves: a model or, whatever the learner, weights without noise."""
-        asked, options = super().request(party, config), FENSOptions.received(config)
+        options, facts = FENSOptions.received(config), facts_of(party)
         if config.get(STAGE) == MODEL or not options.is_trained:
-            return asked
+            return release_plan(
+                "fens",
+                facts,
+                training=lambda: plan_of(party.learner_fn(), len(_own_rows(party, config))),
+            )
         unprotected = functools.partial(Unreadable, party.num_classes)
-        return replace(asked, trainer=unprotected, epochs=options.aggregator_epochs)
+        return release_plan(
+            "fens",
+            replace(facts, trainer=unprotected),
+            reason=UNPROTECTED_WEIGHTS,
+            epochs=options.aggregator_epochs,
+        )
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
@@ -163,8 +173,8 @@ class FENSParty(PartyRole):
         check_problem(party, config)
         stage = config_choice(config, STAGE, STAGES)
         if stage == MODEL:
-            return _train_model(party, config, state)
-        return _train_aggregator(party, received, config, state)
+            return _train_model(party, self.plan(party, config), config, state)
+        return _train_aggregator(party, received, self.plan(party, config), config, state)
 
     def evaluate(
         self, party: Party, received: Knowledge, config: ConfigRecord, state: PartyState
@@ -184,38 +194,45 @@ def held_back(party: Party, config: ConfigRecord) -> IntArray:
     return rows[: max(round(options.holdback * count), 1)]
 
 
-def _train_model(
-    party: Party, config: ConfigRecord, state: PartyState
-) -> tuple[Knowledge, Metrics]:
+def _own_rows(party: Party, config: ConfigRecord) -> IntArray:
+    """Return which records the party's own model learns from."""
     rows = np.setdiff1d(np.arange(len(party.y)), held_back(party, config))
-    if not len(rows):  # a single record must do for both
-        rows = np.arange(len(party.y))
-    learner = new_portable(party)
-    plan = plan_of(learner, len(rows))
-    ledger, metrics = charge_model(party, plan, state, "fens")
+    # A single record must do for both.
+    return rows if len(rows) else np.arange(len(party.y))
+
+
+def _train_model(
+    party: Party, plan: ReleasePlan, config: ConfigRecord, state: PartyState
+) -> tuple[Knowledge, Metrics]:
+    rows, learner = _own_rows(party, config), new_portable(party)
+    price, ledger, metrics = charge_model(party, plan, state)
     rng = party.rng(read_seed(config), "fens")
 
     def train() -> PortableLearner:
         model = require_portable(learner.fit(party.x[rows], party.y[rows], rng=rng))
-        require_plan(model, plan)
+        require_plan(model, price.training)
         require_finite(model)
         return model
 
     stand_in = functools.partial(portable_stand_in, party)
-    model = trained(train, stand_in, promised=bool(plan))
+    model = trained(train, stand_in, promised=bool(price.training))
     meta = {keys.PRIVACY_EVENTS: ledger_to_text(ledger)}
     return Knowledge(MODEL, model.to_arrays(), meta), {keys.NUM_MODELS_REFUSED: 0, **metrics}
 
 
 def _train_aggregator(
-    party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
+    party: Party,
+    received: Knowledge | None,
+    plan: ReleasePlan,
+    config: ConfigRecord,
+    state: PartyState,
 ) -> tuple[Knowledge, Metrics]:
     if received is None:
         raise KnowledgeMismatch(f"Server: an {AGGREGATOR} must be sent, got none.")
     ensemble, refused = _ensemble(party, received, config, state)
     if not isinstance(ensemble, StackedEnsemble):
         raise KnowledgeMismatch(f"Server: the {AGGREGATOR} must be one that learns, got mean.")
-    ledger, metrics = charge_model(party, (), state, "fens", UNPROTECTED_WEIGHTS)
+    _, ledger, metrics = charge_model(party, plan, state)
     options, rows = FENSOptions.received(config), held_back(party, config)
     weights = learned(
         ensemble.weights,
@@ -403,7 +420,6 @@ class FENS(ModelRelay):
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Keep the models of round 1; later average the aggregators."""
         replies = self.replies
-        self.record_releases()
         refused = sum(reply.metrics.get(keys.NUM_MODELS_REFUSED, 0) for reply in replies)
         metrics = {keys.NUM_MODELS_REFUSED: refused, keys.NUM_CAPPED: 0}
         if self.stage == MODEL:

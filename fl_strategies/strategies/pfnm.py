@@ -378,7 +378,6 @@ class PFNM(FlowerStrategy):
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Match the parties' neurons."""
-        self.record_releases()
         said = [reply.knowledge for reply in self.replies]
         parts = [part for part in said if isinstance(part, CountedWeights)]
         networks, changed = [self._network(part) for part in parts], 0

@@ -107,6 +107,7 @@ def test_a_liar_cannot_put_its_harmless_events_before_those_of_honest_parties() 
         return strategy.check(Knowledge("votes", {"votes": votes}, {"privacy-events": text}))
 
     take(strategy, told(0, LARGE, honest, read), told(1, SMALL, 1e9, read))
+    strategy.charge()
     strategy.finish()
 
     assert strategy.ledger_.get_epsilon() == honest
@@ -127,7 +128,7 @@ def test_a_liar_cannot_hide_events_from_averaging_either() -> None:
         return LocalWeights({}, 1, tuple(ledger_of_text(text).entries))
 
     take(strategy, told(0, LARGE, honest, read), told(1, SMALL, 1e9, read))
-    strategy.record_releases()
+    strategy.charge()
 
     assert strategy.ledger_.get_epsilon() == honest
 
@@ -304,7 +305,7 @@ def test_a_budget_of_the_server_counts_what_the_parties_trained() -> None:
 def test_a_failed_round_whose_answers_nobody_could_read_is_not_forgotten() -> None:
     """What left then is unknown, also after a round that promises something."""
     strategy = toy_fedkt(vote_weights="none")
-    strategy.record_releases()
+    strategy.charge(failed=True)
     run_local(strategy, PRIVATE_APP, 4)
 
     assert strategy.ledger_.get_epsilon() == math.inf

@@ -381,7 +381,7 @@ def test_every_form_that_a_policy_may_name_is_listed(node: dict[str, Value]) -> 
     families = {form.partition(" ")[0] for form in asked if " " in form}
     assert {*FORMS} - families == {*asked}
     for form, config in asked.items():
-        assert ROLES[role_of(config, ROLES)].request(party, config).name == form
+        assert ROLES[role_of(config, ROLES)].plan(party, config).name == form
 
 
 # A budget that is spent

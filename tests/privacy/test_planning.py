@@ -15,18 +15,14 @@ from fl_strategies.privacy.events import Noise
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import NoisyMax
 from fl_strategies.privacy.planning.facts import Facts, spread_gaps
-from fl_strategies.privacy.planning.planners import (
-    PLANNERS,
-    Answers,
-    Histogram,
-    Regression,
-    Scores,
-    Votes,
-    with_knob,
-)
-from fl_strategies.privacy.planning.plans import remedies
+from fl_strategies.privacy.planning.plans import remedies, with_knob
 from fl_strategies.privacy.planning.rules import fewest_queries, queries_for
 from fl_strategies.privacy.votes import chance_kept, chance_of_plurality
+from fl_strategies.registry import PLANNERS
+from fl_strategies.strategies.fedkd.privacy import Scores
+from fl_strategies.strategies.fedkt.privacy import Votes
+from fl_strategies.strategies.fedmd.settings import Answers
+from fl_strategies.strategies.sums.privacy import Histogram, Regression
 from tests.toys import common_options
 
 DRAWS = 100_000

@@ -136,10 +136,11 @@ STACK = {
         ("wire",),
         ("privacy",),
         ("learners", "tasks"),
-        ("aggregation",),
+        ("aggregation", "release"),
         ("party",),
         ("server",),
         ("strategies",),
+        ("registry",),
     ],
     "clients": [
         ("budget", "compiled", "kept_run"),

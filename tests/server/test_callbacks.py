@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord
 
+import fl_strategies
 from clients.app import client_app
 from fl_strategies.errors import InvalidParameter, RunFailed
 from fl_strategies.wire import keys

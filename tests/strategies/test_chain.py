@@ -26,7 +26,6 @@ from fl_strategies import (
     write_epsilon_csv,
 )
 from fl_strategies.errors import InvalidData, InvalidParameter, RunFailed
-from fl_strategies.party.accounting import AUDIENCES
 from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,
@@ -35,6 +34,7 @@ from fl_strategies.privacy.events import (
     Unit,
 )
 from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.release import AUDIENCES
 from fl_strategies.strategies.chain import compose_ledgers
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays, encode_arrays

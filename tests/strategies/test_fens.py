@@ -308,8 +308,8 @@ def test_a_policy_does_not_take_the_learners_privacy_for_the_aggregators() -> No
     """What would leave in round 2 counts as unprotected, before anything is trained."""
     party, config = replace(toy_party(0), learner_fn=Private), build().party_config()
 
-    first = FENSParty().request(party, config)  # type: ignore[arg-type]
-    second = FENSParty().request(party, {**config, "stage": "aggregator"})  # type: ignore[arg-type]
+    first = FENSParty().plan(party, config)  # type: ignore[arg-type]
+    second = FENSParty().plan(party, {**config, "stage": "aggregator"})  # type: ignore[arg-type]
 
     assert isinstance(first.trainer(), PrivateLearner)
     assert not isinstance(second.trainer(), PrivateLearner)

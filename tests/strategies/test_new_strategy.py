@@ -28,16 +28,15 @@ from fl_strategies.aggregation.consensus import RobustConsensus
 from fl_strategies.errors import KnowledgeMismatch, require_known
 from fl_strategies.learners import Recipe, SoftLearner, link_scores, require_soft
 from fl_strategies.options import Options, option
-from fl_strategies.party.accounting import privacy_metrics, spend, unprotected
+from fl_strategies.party.accounting import charge_plan
 from fl_strategies.party.role import check_public_data, read_seed
 from fl_strategies.party.training import finite_logits
-from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
+from fl_strategies.release import Price, ReleasePlan, open_charges
 from fl_strategies.server.state import State
 from fl_strategies.wire import keys
 
 NAME = "robust-logits"
-OPEN = NonPrivateEvent(unit="example", reason="logits left the party without noise")
+OPEN = "logits left the party without noise"
 PROX = "my-prox"
 ARGUMENTS = ["-q", "-p", "no:cacheprovider", "tests/contract", "-k", f"{NAME} or {PROX}"]
 RECIPE = Recipe(loss="cross-entropy", link="softmax")
@@ -48,6 +47,14 @@ class RobustLogitsOptions(Options):
     """Options of `RobustLogits`."""
 
     trim_fraction: float = option(0.25, "parties cut off each side", least=0, below=0.5)
+
+
+def release_plan(trainer: Any = None) -> ReleasePlan:
+    """Return what a round releases, the same on both sides."""
+    price = Price(record=open_charges(OPEN), unprotected=(OPEN,))
+    return ReleasePlan(
+        name=NAME, trainer=trainer, models=False, reason=OPEN, price=lambda: price
+    )
 
 
 class RobustLogits(KnowledgeStrategy[FloatArray]):
@@ -74,7 +81,11 @@ class RobustLogits(KnowledgeStrategy[FloatArray]):
         super().__init__(**federation)
         self.public, self.num_classes, self.learner_fn = public, num_classes, learner_fn
         self.model_name, self.options = learner_name, options or RobustLogitsOptions()
-        self.state = State(ledger=PrivacyLedger("example", num_parties=self.num_parties))
+        self.state = State(ledger=self.new_ledger(self.plan))
+
+    @property
+    def plan(self) -> ReleasePlan:
+        return release_plan()
 
     def party_config(self) -> dict[str, Any]:
         own = {keys.NUM_CLASSES: self.num_classes, keys.PUBLIC_HASH: content_hash(self.public)}
@@ -87,7 +98,6 @@ class RobustLogits(KnowledgeStrategy[FloatArray]):
         return logits
 
     def finish(self) -> tuple[ArrayRecord | None, dict[str, float]]:
-        self.record_releases()
         mean = RobustConsensus("trimmed-mean", trim_fraction=self.options.trim_fraction)
         for reply in self.replies:
             mean.add(reply.knowledge)
@@ -96,23 +106,22 @@ class RobustLogits(KnowledgeStrategy[FloatArray]):
         model = student.distill(self.public, targets, rng=rng, recipe=RECIPE)
         return self.keep_model(model), {}
 
-    def record_releases(self) -> None:
-        self.ledger_.charge(OPEN)
-
 
 class RobustLogitsParty(PartyRole):
     """A model of its own, and its logits on the public rows."""
+
+    def plan(self, party: Party, _: ConfigRecord) -> ReleasePlan:
+        return release_plan(party.learner_fn)
 
     def train(
         self, party: Party, _: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, dict[str, float]]:
         check_public_data(party, config)
         require_known(len(party.y) > 0, party.owner, "x", "records to learn from", "none")
-        ledger = spend(party, [(OPEN, 1)], NAME, DEFAULT_DELTA, state)
+        _, _, metrics = charge_plan(party, self.plan(party, config), state)
         rng = party.rng(read_seed(config), "model")
         model = party.learner_fn().fit(party.x, party.y, rng=rng)
         logits = finite_logits(party.owner, model, party.public, promised=False)
-        metrics = privacy_metrics(party=unprotected(OPEN.reason), example=ledger)
         return Knowledge("logits", {"logits": logits.astype(np.float32)}), metrics
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -235,3 +235,11 @@ class Planner(Protocol):
 
     def draft(self, facts: Facts) -> Draft:
         """Return the best setting."""
+
+
+@runtime_checkable
+class Adjustable(Planner, Protocol):
+    """A planner with knobs of its own."""
+
+    def with_knob(self, facts: Facts, knob: str, value: float) -> tuple[Planner, Facts]:
+        """Return planner and facts with another value of a knob that is none of the facts."""

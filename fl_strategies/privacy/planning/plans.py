@@ -1,16 +1,23 @@
 """What every private strategy can do under some facts, and which to take."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
 
 from fl_strategies.privacy.events import Noise, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, cost_of
-from fl_strategies.privacy.planning.facts import DEFAULT_MARGINS, Draft, Facts, Margins, Planner
-from fl_strategies.privacy.planning.planners import PLANNERS, with_knob
+from fl_strategies.privacy.planning.facts import (
+    DEFAULT_MARGINS,
+    Adjustable,
+    Draft,
+    Facts,
+    Margins,
+    Planner,
+)
 from fl_strategies.privacy.planning.rules import FEWEST_QUERIES_PER_CLASS
 from fl_strategies.privacy.statement import LARGE_EPSILON
 
@@ -60,6 +67,20 @@ def advice(planner: Planner, facts: Facts, setting: str) -> str:
         return f"Leave {setting} open, which gives {draft.num_asked} {draft.asked}"
     found = "; or ".join(map(str, remedies(planner, facts)))
     return f"What would work: {found}" if found else "No number of parties or epsilon would do"
+
+
+def with_knob(planner: Planner, facts: Facts, knob: str, value: float) -> tuple[Planner, Facts]:
+    """Return planner and facts with another value of one of the planner's knobs."""
+    kept = {item.name: getattr(facts, item.name) for item in fields(facts)}
+    if knob not in kept and isinstance(planner, Adjustable):
+        return planner.with_knob(facts, knob, value)
+    if knob == "num_classes":
+        # Of stated leads over every class, those of the classes that are left.
+        kept["margins"] = [
+            lead if isinstance(lead, float) else lead[: int(value) - 1]
+            for lead in facts.margins
+        ]
+    return planner, Facts(**{**kept, knob: value})
 
 
 def _nearest(planner: Planner, facts: Facts, knob: str) -> float | None:
@@ -113,7 +134,7 @@ SPREAD: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The best setting of one strategy; see `planners.Draft` for the first of its fields.
+    """The best setting of one strategy; see `facts.Draft` for the first of its fields.
 
     Parameters
     ----------
@@ -234,10 +255,12 @@ def plan(
     unit: Unit = "example",
     delta: float = DEFAULT_DELTA,
     margins: Margins = DEFAULT_MARGINS,
+    planners: Sequence[Planner] | None = None,
 ) -> Plans:
     """Say what every private strategy can do, before anything is spent.
 
-    Parameters are those of `Facts`; `num_records` are the records of one party.
+    Parameters are those of `Facts`; `num_records` are the records of one party. `planners`
+    are of the strategies to compare, all of the registry by default.
 
     Examples
     --------
@@ -258,7 +281,10 @@ def plan(
         delta=delta,
         margins=margins,
     )
-    return Plans(facts, tuple(plan_of(p, facts) for p in PLANNERS if p.unit == unit))
+    if planners is None:
+        # Found when it is asked for: this package knows no strategy.
+        planners = import_module("fl_strategies.registry").PLANNERS
+    return Plans(facts, tuple(plan_of(p, facts) for p in planners if p.unit == unit))
 
 
 def plan_of(planner: Planner, facts: Facts) -> Plan:

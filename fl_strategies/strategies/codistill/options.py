@@ -2,14 +2,16 @@
 
 import json
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.options import Options, option
+from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import MOST
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
+from fl_strategies.release import Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.server.ledgers import limit_events
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
@@ -193,3 +195,44 @@ class CodistillOptions(Options):
     """
 
     target_loss: CodistillLoss = option("mse", "how agents learn probabilities")
+
+
+UNPROTECTED_MODEL: Final = "models left the agents that were trained without noise"
+
+
+def release_plan(
+    name: str,
+    facts: ReleaseFacts,
+    *,
+    training: Callable[[], Sequence[Entry]] = tuple,
+    reason: str = UNPROTECTED_MODEL,
+    epochs: int = 0,
+) -> ReleasePlan:
+    """Return what one round releases: a model, protected by private training alone.
+
+    Parameters
+    ----------
+    name : str
+        Of the strategy.
+    facts
+    training : callable
+        Returns what the party's training spends, which parties report.
+    reason : str
+        Why nothing else protects the model.
+    epochs : int
+        Passes over records, where the message decides them.
+    """
+
+    def price() -> Price:
+        spent = tuple(training())
+        return Price(record=spent or open_charges(reason), training=spent)
+
+    return ReleasePlan(
+        name=name,
+        trainer=facts.trainer,
+        epochs=epochs,
+        audience="the server, the other agents and everybody who sees a model",
+        reason=reason,
+        reported=True,
+        price=price,
+    )

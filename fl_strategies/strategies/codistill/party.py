@@ -41,21 +41,22 @@ from fl_strategies.party.role import (
     PartyRole,
     check_num_classes,
     check_public_data,
+    facts_of,
     read_round,
     read_seed,
     receive_model,
 )
 from fl_strategies.party.state import KnowledgeField, PartyState
 from fl_strategies.party.training import public_model, require_finite, require_plan, trained
-from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.release import Price, ReleasePlan
 from fl_strategies.strategies.codistill.options import (
     MODEL,
     MODELS,
     CodistillOptions,
     join_models,
     part_models,
+    release_plan,
 )
 from fl_strategies.tasks import Task
 from fl_strategies.wire import keys
@@ -73,7 +74,6 @@ NUM_TERMS: Final = "num-terms"
 SCORES: Final = "scores"
 PRIVACY_EVENTS: Final = keys.PRIVACY_EVENTS
 NUM_MODELS_REFUSED: Final = keys.NUM_MODELS_REFUSED
-UNPROTECTED_MODEL: Final = "models left the agents that were trained without noise"
 
 
 class CodistillPartyState(PartyState):
@@ -103,6 +103,18 @@ class CodistillParty(PartyRole):
     evaluated once. A term that it cannot read is skipped in its sum, and counted as well.
     """
 
+    def plan(self, party: Party, config: ConfigRecord) -> ReleasePlan:
+        """Return that a model leaves, after it has learned from others'."""
+        loss, facts = CodistillOptions.received(config).target_loss, facts_of(party)
+        epochs = make_recipe(party.task, loss).epochs
+        return release_plan(
+            str(config.get(keys.STRATEGY)),
+            facts,
+            training=lambda: plan_of(
+                party.learner_fn(), facts.num_records, epochs=epochs, distill=True
+            ),
+        )
+
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, Metrics]:
@@ -112,23 +124,22 @@ class CodistillParty(PartyRole):
         check_problem(party, config)
         recipe = make_recipe(party.task, CodistillOptions.received(config).target_loss)
         learner = require_soft(party.owner, new_portable(party))
-        plan = plan_of(learner, len(party.x), epochs=recipe.epochs, distill=True)
         # Before it is paid for: whoever can read none of the models takes no part.
         models, refused = ([], 0) if received is None else _readable(party, received)
-        ledger, metrics = charge_model(party, plan, state, scheme)
+        price, ledger, metrics = charge_model(party, self.plan(party, config), state)
         kept = CodistillPartyState(state.records)
         targets = _targets(party, scheme, models, kept)
         rng = party.rng(read_seed(config), "codistill", server_round)
 
         def train() -> PortableLearner:
             model = learner.distill(party.x, targets, rng=rng, recipe=recipe)
-            require_plan(model, plan)
+            require_plan(model, price.training)
             portable = require_portable(model)
             require_finite(portable)
             return portable
 
         stand_in = functools.partial(portable_stand_in, party)
-        arrays = trained(train, stand_in, promised=bool(plan)).to_arrays()
+        arrays = trained(train, stand_in, promised=bool(price.training)).to_arrays()
         kept.model = Knowledge(MODEL, arrays, {keys.LEARNER: party.learner_name})
         meta = {PRIVACY_EVENTS: ledger_to_text(ledger)}
         return Knowledge(MODEL, arrays, meta), {NUM_MODELS_REFUSED: refused, **metrics}
@@ -316,25 +327,19 @@ def _own_predictions(party: Party, state: CodistillPartyState) -> list[FloatArra
 
 
 def charge_model(
-    party: Party,
-    plan: Sequence[Entry],
-    state: PartyState,
-    scheme: str,
-    reason: str = UNPROTECTED_MODEL,
-) -> tuple[PrivacyLedger, Metrics]:
-    """Record what a round will cost a record of the party, on top of all rounds before.
+    party: Party, plan: ReleasePlan, state: PartyState
+) -> tuple[Price, PrivacyLedger, Metrics]:
+    """Record what a round costs a record of the party, on top of all rounds before.
 
-    Without a plan it is unprotected, for this reason. Returns the ledger of this run, for the
-    server, which may have missed a round. The figures are those of the journal, where there
-    is one: it knows other runs as well.
+    Returns the price, and the ledger of this run for the server, which may have missed a
+    round. The metrics are those of the journal, where there is one: it knows other runs too.
     """
-    charges = plan or [(NonPrivateEvent(unit="example", reason=reason), 1)]
-    check_run(party, charges, state)
-    journal = party.journal
-    lasting = journal and journal.charge(charges, run=party.run, purpose=scheme)
-    ledger = state.charge(charges, DEFAULT_DELTA)
+    price, journal = plan.price(), party.journal
+    check_run(party, price.record, state)
+    lasting = journal and journal.charge(price.record, run=party.run, purpose=plan.name)
+    ledger = state.charge(price.record, plan.record_delta)
     known = lasting or ledger
-    return ledger, privacy_metrics(party=unprotected(reason), example=known)
+    return price, ledger, privacy_metrics(party=unprotected(plan.reason), example=known)
 
 
 def _receive_all(

@@ -26,6 +26,7 @@ from fl_strategies.learners import (
     SoftLearner,
 )
 from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.ledgers import (
     Reported,
     most_expensive,
@@ -50,6 +51,7 @@ from fl_strategies.strategies.codistill.options import (
     has_forgotten,
     join_models,
     new_ledger,
+    release_plan,
     take_turns,
     wire_bytes,
 )
@@ -87,14 +89,11 @@ class RelayState(State):
         By node, since a party that comes back as another one has forgotten the past.
     lost : dict of partition id to (epsilon, ledger)
         What a party has spent, or may have, and does not know any more.
-    ledgers : dict of partition id to (epsilon, ledger)
-        All of it together.
     """
 
     newest: dict[int, Knowledge] = field(default_factory=dict)
     reported: dict[int, dict[int, Reported]] = field(default_factory=dict)
     lost: dict[int, Reported] = field(default_factory=dict)
-    ledgers: dict[int, Reported] = field(default_factory=dict)
 
 
 class ModelRelay(KnowledgeStrategy[AgentModel]):
@@ -151,7 +150,7 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
         self._public = None if public is None else public_array(owner, public)
         self._public_hash = None if self._public is None else content_hash(self._public)
         self._rows = _rows_to_score(owner, self._public, row_shape)
-        self.state: RelayState = self.state_type(ledger=self._new_ledger())
+        self.state: RelayState = self.state_type(ledger=self.new_ledger(self.plan))
 
     def _check_models(self, owner: str) -> None:
         rule = "given, or learner_fn: models without a factory are not relayed"
@@ -162,11 +161,10 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
             rule = "learners with to_arrays and from_arrays"
             require(portable, owner, "model_fns", rule, f"{name}: {type(learner).__name__}")
 
-    def _new_ledger(self) -> PrivacyLedger:
-        return new_ledger(
-            num_parties=self.num_parties,
-            audience="the server, the other agents and everybody who sees a model",
-        )
+    @property
+    def plan(self) -> ReleasePlan:
+        """What one round releases, as its parties report."""
+        return release_plan(self.name, ReleaseFacts(num_classes=self.num_classes))
 
     def party_config(self) -> dict[str, Scalar]:
         """Return the problem: task, number of classes and what identifies public rows."""
@@ -192,14 +190,14 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
         """Whether any party has a model that others could use."""
         return bool(self.state.newest)
 
-    def record_releases(self) -> None:
-        """Record what agents say that their models have cost."""
-        for reply in self.replies:
-            self._charge(reply)
+    def enter_reported(self, replies: Sequence[PartyReply[AgentModel]]) -> None:
+        """Enter what agents say that all their models of this run have cost."""
+        for reply in replies:
+            self._enter(reply)
         if self.state.ledgers:
             self.state.ledger = most_expensive(self.state.ledgers.values())
 
-    def _charge(self, reply: PartyReply[AgentModel]) -> None:
+    def _enter(self, reply: PartyReply[AgentModel]) -> None:
         """Record what the agent has spent.
 
         A node tells all that it has spent in this run, but an agent that comes back as
@@ -216,7 +214,7 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
             # An answer that was lost on its way has cost no more than all that is reported.
             self._lose(agent, *reported[reply.node_id])
         parts = [*reported.values(), self.state.lost.get(agent, (0.0, new_ledger()))]
-        whole = fill_ledger(self._new_ledger(), [part for _, part in parts])
+        whole = fill_ledger(self.ledger_.emptied(), [part for _, part in parts])
         self.state.ledgers[agent] = sum(epsilon for epsilon, _ in parts), whole
 
     def _lose(self, agent: int, epsilon: float, ledger: PrivacyLedger) -> None:
@@ -410,7 +408,6 @@ class Codistillation(ModelRelay):
         replies = self.replies
         new = {reply.partition_id: reply.knowledge.model for reply in replies}
         self.outliers_ = self._find_outliers(new)
-        self.record_releases()
         outliers = {*self.outliers_}
         credible = {agent: model for agent, model in new.items() if agent not in outliers}
         self.state.newest |= credible

@@ -1,7 +1,6 @@
 """The party's role in FedKD; see `fl_strategies.strategies.fedkd`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -11,17 +10,14 @@ from fl_strategies.aggregation.claims import CLASS_COUNTS, both_counts, class_co
 from fl_strategies.aggregation.evidence import class_evidence, label_evidence, valid_counts
 from fl_strategies.aggregation.pool import Contrast
 from fl_strategies.errors import require_known
-from fl_strategies.learners import Learner, plan_of
+from fl_strategies.learners import Learner
 from fl_strategies.party.accounting import (
+    charge_plan,
     is_promise,
-    privacy_metrics,
-    spend,
-    unprotected,
 )
 from fl_strategies.party.contrast import contrasted
 from fl_strategies.party.party import Party
-from fl_strategies.party.policy import Request
-from fl_strategies.party.role import PartyRole, check_public_data, read_seed
+from fl_strategies.party.role import PartyRole, check_public_data, facts_of, read_seed
 from fl_strategies.party.state import ArrayField, PartyState
 from fl_strategies.party.training import (
     finite_logits,
@@ -29,25 +25,21 @@ from fl_strategies.party.training import (
     require_plan,
     trained,
 )
-from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.privacy.ledger import DEFAULT_DELTA
+from fl_strategies.release import Price, ReleasePlan
 from fl_strategies.strategies.fedkd.options import (
     BOUND,
     CONTRAST,
-    EXACT_COUNTS,
     LOGITS,
     MAX_BOUND,
     PHASE,
     PHASES,
-    PRIVATE_SCALE,
     TASK,
-    UNPROTECTED,
     FedKDOptions,
     Phase,
     augmented,
     check_augmentation,
 )
+from fl_strategies.strategies.fedkd.privacy import release_plan
 from fl_strategies.wire.formats import score_format
 from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,
@@ -73,17 +65,10 @@ class FedKDPartyState(PartyState):
 class FedKDParty(PartyRole):
     """The party's role: a model of its own, and its logits on the public rows."""
 
-    def request(self, party: Party, config: ConfigRecord) -> Request:
+    def plan(self, party: Party, config: ConfigRecord) -> ReleasePlan:
         """Return that answers leave, about public rows as often as they are predicted."""
-        options = FedKDOptions.received(config)
-        return Request(
-            name="fedkd",
-            trainer=party.learner_fn,
-            models=False,
-            trusted=options.privacy is not None,
-            seeded=options.seeded_noise,
-            predictions=options.num_predictions * len(party.public),
-        )
+        phase: Phase = "scale" if config.get(PHASE) == "scale" else "scores"
+        return release_plan(FedKDOptions.received(config), facts_of(party), phase)
 
     def train(
         self,
@@ -98,7 +83,10 @@ class FedKDParty(PartyRole):
         require_known(len(party.y) > 0, party.owner, "x", "records to learn from", "none")
         kept = FedKDPartyState(state.records)
         work = _Work.read(party, config, kept)
-        metrics = _spend(party, work, state)
+        # Charged before a record is looked at; logits that are kept have been paid for.
+        facts = facts_of(party) if work.kept is None else replace(facts_of(party), trainer=None)
+        plan = release_plan(work.options, facts, work.phase)
+        work.price, _, metrics = charge_plan(party, plan, state)
         if work.options.sends_evidence:
             return self._evidence(party, work), metrics
         logits = self._logits(party, work, kept)
@@ -139,11 +127,11 @@ class FedKDParty(PartyRole):
     def _fitted_logits(self, party: Party, work: "_Work") -> FloatArray:
         """Train the party's model and ask it about every view of the public rows."""
         rng = party.rng(work.seed, "model")
-        promised = is_promise(work.charges)
+        promised = is_promise(work.price.record)
 
         def fit() -> Learner:
             model = party.learner_fn().fit(*_rows(party, work.options), rng=rng)
-            require_plan(model, work.training)
+            require_plan(model, work.price.training)
             return model
 
         model = trained(fit, lambda: public_model(party, party.learner_fn), promised=promised)
@@ -152,7 +140,7 @@ class FedKDParty(PartyRole):
         return np.concatenate(answers)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class _Work:
     """What a party is asked for and what that will cost, known without its records."""
 
@@ -161,8 +149,7 @@ class _Work:
     bound: float
     seed: int
     kept: FloatArray | None
-    training: Sequence[Entry]
-    charges: Sequence[Entry]
+    price: Price = field(default_factory=Price)
 
     @classmethod
     def read(cls, party: Party, config: ConfigRecord, state: FedKDPartyState) -> "_Work":
@@ -174,29 +161,19 @@ class _Work:
         require_known(not lacks, party.owner, "public_y", rule, "none")
         num_rows = options.num_predictions * len(party.public)
         kept = None if options.sends_evidence else state.fitting_logits(num_rows)
-        training = (
-            plan_of(party.learner_fn(), _num_rows(party, options)) if kept is None else ()
-        )
-        if phase == "scale":
-            charges = [_open(PRIVATE_SCALE)]
-        else:
-            counting = _count_charges(party, options)
-            charges = [*counting, *(training or [_open(UNPROTECTED)])]
         return cls(
             options=options,
             phase=phase,
             bound=bound,
             seed=read_seed(config),
             kept=kept,
-            training=training,
-            charges=charges,
         )
 
     @property
     def makes_contrast(self) -> bool:
         """Whether records are told from public rows; never after private training."""
         options = self.options
-        return options.contrast and not options.public_labels and not self.training
+        return options.contrast and not options.public_labels and not self.price.training
 
     def to_wire(self, party: Party, scores: FloatArray) -> Array:
         """Return scores at the levels that were asked for."""
@@ -220,30 +197,6 @@ def _check_views(party: Party, options: FedKDOptions) -> None:
     check_augmentation(party.owner, options.augmentation, party.public, times)
 
 
-def _spend(party: Party, work: _Work, state: PartyState) -> Metrics:
-    """Record what is about to leave, before a record is looked at; return the figures."""
-    scale = work.phase == "scale"
-    ledger = spend(
-        party, work.charges, "fedkd scale" if scale else "fedkd", DEFAULT_DELTA, state
-    )
-    reason = PRIVATE_SCALE if scale else UNPROTECTED
-    return privacy_metrics(party=unprotected(reason), example=ledger)
-
-
-def _open(reason: str) -> Entry:
-    return NonPrivateEvent(unit="example", reason=reason), 1
-
-
-def _count_charges(party: Party, options: FedKDOptions) -> Sequence[Entry]:
-    """Return what the class counts cost that are sent, if any are."""
-    if options.counts_exactly:
-        return [_open(EXACT_COUNTS)]
-    if not options.counts_noisily:
-        return ()
-    noise = options.count_mechanism(party.task, party.num_classes)
-    return noise.charges(seeded=options.seeded_noise)
-
-
 def _counts(party: Party, work: _Work) -> dict[str, Array]:
     """Return the class counts to be sent, if any; they have been charged before."""
     options = work.options
@@ -262,11 +215,6 @@ def _views(party: Party, work: _Work) -> list[Array]:
     """Return the public rows as often as they are to be predicted."""
     times, name = range(work.options.num_predictions), work.options.augmentation
     return [augmented(party.public, name, work.seed, number) for number in times]
-
-
-def _num_rows(party: Party, options: FedKDOptions) -> int:
-    """Return how many rows the party's model learns from."""
-    return len(party.y) + options.public_labels * len(party.public)
 
 
 def _rows(party: Party, options: FedKDOptions) -> tuple[Array, Array]:

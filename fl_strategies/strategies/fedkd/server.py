@@ -27,18 +27,13 @@ from fl_strategies.aggregation.consensus import (
 from fl_strategies.aggregation.evidence import SHARPNESS
 from fl_strategies.aggregation.pool import CONTRASTS, Contrast, EvidencePool, read_class_share
 from fl_strategies.errors import (
-    InvalidParameter,
     KnowledgeMismatch,
-    PrivacyBudgetExceeded,
     require,
 )
 from fl_strategies.learners import LearnerFactory, SoftLearner, link_scores, require_soft
-from fl_strategies.party.accounting import AUDIENCES, privacy_metrics, unprotected
-from fl_strategies.privacy.accountant import Entry
+from fl_strategies.party.accounting import privacy_metrics, unprotected
 from fl_strategies.privacy.counts import LaplaceCounts
-from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.noise import ScoreMechanism
+from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.state import State
 from fl_strategies.server.strategy import (
@@ -52,18 +47,16 @@ from fl_strategies.strategies.fedkd.options import (
     BOUND,
     CONTRAST,
     COUNTED,
-    EXACT_COUNTS,
     MAX_BOUND,
     NUM_UNCOVERED,
     PHASE,
-    PRIVATE_SCALE,
     TASK,
-    UNPROTECTED,
     FedKDOptions,
     Phase,
     augmented,
     check_augmentation,
 )
+from fl_strategies.strategies.fedkd.privacy import release_plan, score_mechanism
 from fl_strategies.tasks import Task, check_task
 from fl_strategies.wire import keys
 from fl_strategies.wire.formats import ScoreFormat, score_format
@@ -292,16 +285,24 @@ class FedKD(KnowledgeStrategy[Said]):
         )
         self.outliers_: tuple[int, ...] = ()
         self._gather()
-        privacy = self.options.privacy
-        ledger = PrivacyLedger(
-            "party" if self.options.weights == "uniform" else "example",
-            delta=self.options.delta if privacy is None else privacy.delta,
-            max_epsilon=self.options.max_epsilon,
-            num_parties=self.num_parties,
-            audience=AUDIENCES["L1"],
-        )
         public_bound = self.options.clip if self.options.scale == "clip" else None
+        plan = release_plan(self.options, self._facts, "scores")
+        ledger = self.new_ledger(plan, max_epsilon=self.options.max_epsilon)
         self.state: FedKDState = FedKDState(ledger=ledger, bound=public_bound)
+
+    @property
+    def plan(self) -> ReleasePlan:
+        """What the round releases, after as many answers as have come."""
+        return release_plan(self.options, self._facts, self.reply_kind, self.bound_)
+
+    @property
+    def _facts(self) -> ReleaseFacts:
+        return ReleaseFacts(
+            num_classes=self.num_classes,
+            num_public=len(self.public),
+            task=self.task,
+            num_parties=len(self._kept),
+        )
 
     @property
     def last_round(self) -> int | None:  # type: ignore[override]
@@ -404,13 +405,12 @@ class FedKD(KnowledgeStrategy[Said]):
         said = [reply.knowledge for reply in self.replies]
         scales = [each for each in said if isinstance(each, float)]
         sent = [each for each in said if isinstance(each, PartyScores)]
-        try:
-            if scales:
-                return None, self._settle_scale(scales)
-            scores, metrics = self._ensemble(sent)
-        except (PrivacyBudgetExceeded, InvalidParameter) as error:
-            self.fail(str(error))
-            return None, {}
+        if scales:
+            return None, self._settle_scale(scales)
+        if self.options.sends_evidence:
+            scores, metrics = self._evidence(len(sent))
+        else:
+            scores, metrics = self._weighted(sent)
         self.state.ended = True
         rows = [
             augmented(self.public, self.options.augmentation, self.seed, number)
@@ -428,17 +428,9 @@ class FedKD(KnowledgeStrategy[Said]):
 
     def _settle_scale(self, scales: Sequence[float]) -> Metrics:
         """Take the largest logit, but no more than some multiple of the middle one."""
-        self._charge_unprotected(PRIVATE_SCALE)
         self.state.bound = min(max(scales), MAX_TIMES_MEDIAN * float(np.median(scales)))
         self.failure_ = "the scale is known and the scores are not; run a second round"
         return {BOUND: self._bound}
-
-    def _ensemble(self, sent: Sequence[PartyScores]) -> tuple[FloatArray, Metrics]:
-        """Return the consensus of all parties, after recording what it costs."""
-        mechanism = self._charge(len(sent))
-        if self.options.sends_evidence:
-            return self._evidence(len(sent))
-        return self._weighted(sent, mechanism)
 
     def _evidence(self, num_parties: int) -> tuple[FloatArray, Metrics]:
         """Return what the parties' evidence comes to."""
@@ -455,12 +447,10 @@ class FedKD(KnowledgeStrategy[Said]):
         self.outliers_ = pool.outliers
         return scores, {NUM_UNCOVERED: uncovered, **pool.report("FedKD")}
 
-    def _weighted(
-        self, sent: Sequence[PartyScores], mechanism: ScoreMechanism | None
-    ) -> tuple[FloatArray, Metrics]:
+    def _weighted(self, sent: Sequence[PartyScores]) -> tuple[FloatArray, Metrics]:
         """Return the weighted mean of all parties' logits (Eq. 2)."""
         form, options = self._form, self.options
-        if mechanism is None or options.privacy is None:
+        if options.privacy is None:
             mean, capped = (
                 combined_scores(sent, form, options, self.num_classes)
                 if self._summed is None
@@ -473,6 +463,7 @@ class FedKD(KnowledgeStrategy[Said]):
         weights = class_weights(counts, self.num_classes)
         values = [party.values for party in sent if party.values is not None]
         rng = options.privacy.rng(self.seed, "server")
+        mechanism = score_mechanism(options, options.privacy, self._facts, self._bound)
         whole = self.ledger_ if self.ledger_.unit == "party" else unprotected(COUNTED)
         metrics = privacy_metrics(party=whole, example=self.ledger_)
         drawn = self.run.draw_once(
@@ -480,47 +471,3 @@ class FedKD(KnowledgeStrategy[Said]):
             lambda: {"scores": noisy_weighted_mean(values, weights, form, mechanism, rng)},
         )
         return drawn["scores"], metrics
-
-    def _charge(self, num_parties: int) -> ScoreMechanism | None:
-        """Enter what is about to be released; return the noise, if there is any."""
-        unit, rows = self.ledger_.unit, self._shape[0]
-        if self.options.privacy is None:
-            self._charge_unprotected(UNPROTECTED)
-        if self.options.counts_exactly:
-            self._charge_unprotected(EXACT_COUNTS)
-        charges, mechanism = self._charges_of_counts(), None
-        if self.options.privacy is not None:
-            # Weights that parties' counts decide may give one party all of a class.
-            largest = 1.0 if self.options.weights == "uniform" else float(num_parties)
-            counted = self.options.weights == "noisy-counts"
-            mechanism = self.options.privacy.mechanism(
-                unit=unit,
-                bound=self._bound * largest,
-                num_values=self.num_classes,
-                num_contributors=num_parties,
-                num_rows=rows,
-                besides=self._count_mechanism().charges() if counted else (),
-            )
-            charges += self.options.privacy.charges(mechanism, rows * self.num_classes)
-        self.ledger_.charge_all(charges)
-        return mechanism
-
-    def record_releases(self) -> None:
-        """Record what the server was told in a round that has no result."""
-        if any(isinstance(reply.knowledge, float) for reply in self.replies):
-            self._charge_unprotected(PRIVATE_SCALE)
-            return
-        if self.options.privacy is None:
-            self._charge_unprotected(UNPROTECTED)
-        if self.options.counts_exactly:
-            self._charge_unprotected(EXACT_COUNTS)
-        self.ledger_.compose_all(self._charges_of_counts())
-
-    def _charges_of_counts(self) -> list[Entry]:
-        if not self.options.counts_noisily:
-            return []
-        seeded = self.options.seeded_noise
-        return self.run.num_attempts * list(self._count_mechanism().charges(seeded=seeded))
-
-    def _charge_unprotected(self, reason: str) -> None:
-        self.ledger_.charge(NonPrivateEvent(unit=self.ledger_.unit, reason=reason))

@@ -13,37 +13,31 @@ from fl_strategies.aggregation.claims import CLASS_COUNTS, class_counts
 from fl_strategies.aggregation.evidence import corrected_labels, valid_counts
 from fl_strategies.aggregation.votes import agreement, consistent_mask, count_votes, plurality
 from fl_strategies.errors import KnowledgeMismatch, require_known
-from fl_strategies.learners import Learner, TrainingSet, fit_ensemble, plan_of, require_portable
+from fl_strategies.learners import Learner, TrainingSet, fit_ensemble, require_portable
 from fl_strategies.party.accounting import (
+    charge_plan,
     is_promise,
     ledger_of,
     ledger_to_text,
-    privacy_metrics,
-    spend,
-    unprotected,
 )
 from fl_strategies.party.party import Party
-from fl_strategies.party.policy import Request
-from fl_strategies.party.role import PartyRole, check_public_data, read_seed
+from fl_strategies.party.role import PartyRole, check_public_data, facts_of, read_seed
 from fl_strategies.party.state import PartyState
 from fl_strategies.party.training import (
     finite_logits,
     fit_on_records,
     labels_of,
-    teacher_charges,
 )
-from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.privacy.votes import VoteMechanism, choose_queries, drowned_votes
+from fl_strategies.privacy.votes import VoteMechanism, choose_queries
+from fl_strategies.release import Price, ReleaseFacts, ReleasePlan
 from fl_strategies.strategies.fedkt.options import (
-    COUNTED,
-    OPEN_VOTES,
     SCORES,
-    UNPROTECTED,
     VOTE_INSTEAD,
     FedKTOptions,
     one_scale,
 )
+from fl_strategies.strategies.fedkt.privacy import num_queries, num_teachers, release_plan
 from fl_strategies.wire import keys
 from fl_strategies.wire.formats import pack_labels
 from fl_strategies.wire.knowledge import (
@@ -66,17 +60,6 @@ def deal_records(
         party.rng(seed, "split", split).permutation(len(party.y)) for split in range(num_splits)
     ]
     return [np.array_split(order, num_teachers) for order in orders]
-
-
-def planned_charges(party: Party, num_splits: int, num_teachers: int) -> Sequence[Entry]:
-    """Return what training the teachers will cost an example; nothing if it has no price.
-
-    It depends on the number of records and on nothing that a record says.
-    """
-    teacher = (party.teacher_fn or party.learner_fn)()
-    sizes = [len(rows) for rows in np.array_split(np.arange(len(party.y)), num_teachers)]
-    plans = [plan_of(teacher, size) for size in sizes]
-    return teacher_charges(plans * num_splits, num_splits)
 
 
 def train_teachers(
@@ -161,22 +144,9 @@ def student_scores(party: Party, students: Sequence[Learner]) -> FloatArray:
 class FedKTParty(PartyRole):
     """The party's role: teachers on private subsets, students on the public rows."""
 
-    def request(self, party: Party, config: ConfigRecord) -> Request:
+    def plan(self, party: Party, config: ConfigRecord) -> ReleasePlan:
         """Return what a level and so many teachers mean for the party."""
-        options = FedKTOptions.received(config)
-        # A student for every partition, beside its teachers.
-        fits = options.num_splits * (_num_teachers(party, options) + 1)
-        return Request(
-            name=f"fedkt {options.level}",
-            trainer=party.teacher_fn or party.learner_fn,
-            models=options.exchange == "models",
-            protected=options.level == "L2",
-            trusted=options.level == "L1" and not options.server_seeds_noise,
-            seeded=options.party_seeds_noise,
-            fits=fits,
-            predictions=fits * len(party.public),
-            drowned=lambda: _drowned(party, options),
-        )
+        return _plan(party, FedKTOptions.received(config))
 
     def train(
         self,
@@ -188,8 +158,10 @@ class FedKTParty(PartyRole):
         """Return the labels of the public rows or the students, and class counts if asked."""
         check_public_data(party, config)
         require_known(len(party.y) > 0, party.owner, "x", "records to learn from", "none")
-        work = _Work.read(party, config)
-        metrics = self._charge(party, work, state)
+        options = FedKTOptions.received(config)
+        # Charged before a record is looked at.
+        price, _, metrics = charge_plan(party, _plan(party, options), state)
+        work = _Work.read(party, options, price, read_seed(config))
         votes = self._votes(party, work)
         sets, agreed = self._label(party, votes, work)
         arrays, labels = self._answer(party, sets, work)
@@ -231,23 +203,10 @@ class FedKTParty(PartyRole):
         splits, promised = work.options.num_splits, work.promised
         size = splits, work.num_teachers
         teachers = train_teachers(party, *size, work.seed, promised=promised)
-        paid = work.mechanism is None and work.training
+        paid = work.mechanism is None and work.price.training
         corrected = work.options.corrected and not paid
         counts = teacher_counts(party, *size, work.seed) if corrected else None
         return teacher_votes(party, teachers, splits, counts, promised=promised)
-
-    def _charge(self, party: Party, work: "_Work", state: PartyState) -> Metrics:
-        """Record what the answer will cost, before a record is looked at."""
-        charges, delta = [*work.charges], work.delta
-        ledger = spend(party, charges, f"fedkt {work.options.level}", delta, state)
-        if work.mechanism is None or work.options.weights != "none":
-            reason = COUNTED if work.mechanism is not None else UNPROTECTED
-            return privacy_metrics(party=unprotected(reason), example=ledger)
-        # All teachers of a partition change when the whole party does.
-        whole = replace(work.mechanism, unit="party", sensitivity=work.num_teachers)
-        seeded, num_labels = work.options.party_seeds_noise, work.num_labels
-        everybody = ledger_of(whole.charges(num_labels, seeded=seeded), delta)
-        return privacy_metrics(party=everybody, example=ledger)
 
     def _label(
         self, party: Party, votes: IntArray, work: "_Work"
@@ -280,19 +239,12 @@ class _Work:
     num_missing: int
     rows: IntArray
     mechanism: VoteMechanism | None
-    training: Sequence[Entry]
-    charges: Sequence[Entry]
-    delta: float
-
-    @property
-    def num_labels(self) -> int:
-        """How many labels leave with noise."""
-        return self.options.num_splits * len(self.rows)
+    price: Price
 
     @property
     def promised(self) -> bool:
         """Whether anybody is promised anything, so that the party must not fail."""
-        return self.options.level != "L0" or is_promise(self.charges)
+        return self.options.level != "L0" or is_promise(self.price.record)
 
     def diagnostic(self, figure: float) -> float:
         """Return a figure of votes without noise; at L1 only if it is asked for by name."""
@@ -300,61 +252,41 @@ class _Work:
         return math.nan if hidden else float(figure)
 
     @classmethod
-    def read(cls, party: Party, config: ConfigRecord) -> "_Work":
+    def read(cls, party: Party, options: FedKTOptions, price: Price, seed: int) -> "_Work":
         """Read the server's request."""
-        options, seed = FedKTOptions.received(config), read_seed(config)
-        splits, teachers = options.num_splits, _num_teachers(party, options)
-        training = planned_charges(party, splits, teachers)
-        seeded = options.party_seeds_noise
-        counting = options.count_charges(party.num_classes, seeded=seeded)
-        privacy, mechanism = options.party_privacy, None
-        rows, delta = np.arange(len(party.public)), DEFAULT_DELTA
-        labelling: Sequence[Entry] = training or OPEN_VOTES
+        facts, privacy = _facts(party), options.party_privacy
+        teachers, asked = num_teachers(options, facts), options.num_teachers or 1
+        rows, mechanism = np.arange(len(party.public)), None
         if privacy is not None:
-            rows = choose_queries(len(party.public), _num_queries(party, options), seed)
+            rows = choose_queries(len(party.public), num_queries(options, facts), seed)
             mechanism = options.party_mechanism(privacy, party.num_classes, len(rows))
-            labelling = mechanism.charges(splits * len(rows), seeded=privacy.seeded_noise)
-            delta = privacy.delta
         return cls(
             options=options,
             seed=seed,
             num_teachers=teachers,
-            num_missing=splits * ((options.num_teachers or 1) - teachers),
+            num_missing=options.num_splits * (asked - teachers),
             rows=rows,
             mechanism=mechanism,
-            training=training,
-            charges=[*labelling, *counting],
-            delta=delta,
+            price=price,
         )
 
 
-def _num_teachers(party: Party, options: FedKTOptions) -> int:
-    """Return how many teachers a partition has: never more than records."""
-    return min(options.num_teachers or 1, len(party.y))
+def _facts(party: Party) -> ReleaseFacts:
+    return replace(facts_of(party), trainer=party.teacher_fn or party.learner_fn)
 
 
-def _num_queries(party: Party, options: FedKTOptions) -> int:
-    asked, most = options.num_queries or len(party.public), len(party.public)
+def _plan(party: Party, options: FedKTOptions) -> ReleasePlan:
+    asked, most = num_queries(options, _facts(party)), len(party.public)
     rule = f"at most {most}, the public rows"
     require_known(asked <= most, party.owner, "num-queries", rule, asked)
-    return asked
-
-
-def _drowned(party: Party, options: FedKTOptions) -> str:
-    """Say how the party's own noise would drown the votes of its teachers, if it does."""
-    privacy = options.party_privacy
-    if privacy is None:
-        return ""
-    queries = _num_queries(party, options)
-    mechanism = options.party_mechanism(privacy, party.num_classes, queries)
-    return drowned_votes(mechanism, _num_teachers(party, options))
+    return release_plan(options, _facts(party))
 
 
 def _events(work: _Work) -> dict[str, Scalar]:
     """Return what privately trained teachers cost, for the server's account at L0."""
-    if work.options.level != "L0" or not work.training:
+    if work.options.level != "L0" or not work.price.training:
         return {}
-    return {keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(work.training, DEFAULT_DELTA))}
+    return {keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(work.price.training, DEFAULT_DELTA))}
 
 
 def _class_counts(party: Party, work: _Work) -> dict[str, Array]:

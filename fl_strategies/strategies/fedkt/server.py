@@ -1,7 +1,7 @@
 """The server side of FedKT; see `fl_strategies.strategies.fedkt`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Unpack
 
 import numpy as np
@@ -18,16 +18,10 @@ from fl_strategies.aggregation.votes import (
     least_agreeing,
     plurality,
 )
-from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, between, require
+from fl_strategies.errors import KnowledgeMismatch, between, require
 from fl_strategies.learners import Learner, LearnerFactory, require_portable
-from fl_strategies.party.accounting import AUDIENCES, privacy_metrics
+from fl_strategies.party.accounting import privacy_metrics
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.events import Unit
-from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.noise import require_audible
-from fl_strategies.privacy.planning.facts import Facts
-from fl_strategies.privacy.planning.planners import Votes
-from fl_strategies.privacy.planning.plans import advice
 from fl_strategies.privacy.planning.rules import (
     DECIDED_AT_PARTY,
     DECIDED_AT_SERVER,
@@ -40,14 +34,9 @@ from fl_strategies.privacy.votes import (
     VotePrivacy,
     choose_queries,
     data_dependent_figure,
-    drowned_votes,
 )
-from fl_strategies.server.ledgers import (
-    Reported,
-    enter_reported,
-    most_expensive,
-    read_charges,
-)
+from fl_strategies.release import ReleaseFacts, ReleasePlan
+from fl_strategies.server.ledgers import read_charges
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.state import State
 from fl_strategies.server.strategy import (
@@ -58,7 +47,6 @@ from fl_strategies.server.strategy import (
     public_array,
 )
 from fl_strategies.strategies.fedkt.options import (
-    MAX_TEACHERS,
     NOBODY,
     NUM_TRIMMED,
     OPEN_VOTES,
@@ -67,6 +55,7 @@ from fl_strategies.strategies.fedkt.options import (
     FedKTOptions,
     score_evidence,
 )
+from fl_strategies.strategies.fedkt.privacy import release_plan
 from fl_strategies.wire import keys
 from fl_strategies.wire.formats import unpack_labels
 from fl_strategies.wire.knowledge import (
@@ -235,13 +224,6 @@ class VoteReader:
         ]
 
 
-@dataclass(kw_only=True)
-class FedKTState(State):
-    """Also what each party reports that its releases have cost."""
-
-    ledgers: dict[int, Reported] = field(default_factory=dict)
-
-
 class FedKT(KnowledgeStrategy[PartyAnswer]):
     """One round of two-tier knowledge transfer with consistent, corrected voting.
 
@@ -339,7 +321,6 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         "class_share",
     )
     last_round = 1
-    state_type = FedKTState
 
     def __init__(
         self,
@@ -369,17 +350,20 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         )
         self.outliers_: tuple[int, ...] = ()
         self.trimmed_: tuple[int, ...] = ()
-        self._check_noise()
         self._gather()
-        privacy, level = self.options.privacy, self.options.level
-        ledger = PrivacyLedger(
-            "party" if level == "L1" else "example",
-            delta=self.options.delta if privacy is None else privacy.delta,
-            max_epsilon=self.options.max_epsilon,
-            num_parties=self.num_parties,
-            audience=AUDIENCES[level],
+        self.state = State(
+            ledger=self.new_ledger(self.plan, max_epsilon=self.options.max_epsilon)
         )
-        self.state: FedKTState = FedKTState(ledger=ledger)
+
+    @property
+    def plan(self) -> ReleasePlan:
+        """What one round releases."""
+        facts = ReleaseFacts(
+            num_classes=self.num_classes,
+            num_public=len(self.public),
+            num_parties=self.num_parties,
+        )
+        return release_plan(self.options, facts)
 
     def _settled(self, options: FedKTOptions) -> FedKTOptions:
         """Return the options with what follows from the public rows and the noise."""
@@ -416,36 +400,6 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
     def num_queries(self) -> int:
         """How many public rows are labelled by noisy votes."""
         return self.options.num_queries or len(self.public)
-
-    def _check_noise(self) -> None:
-        """Raise if noise would drown the votes of all parties at L1, of all teachers at L2."""
-        options = self.options
-        if options.privacy is None:
-            return
-        votes = options.num_teachers or 1
-        if options.level == "L1":
-            votes = self.num_parties * options.num_splits
-        said = drowned_votes(self._mechanism(options.privacy), votes)
-        require_audible(
-            "FedKT", said, accepted=options.accept_noise, advice_of=self._what_works
-        )
-
-    def _what_works(self) -> str:
-        """Return what would work instead, for a target; nothing for noise that is given."""
-        privacy = self.options.privacy
-        if privacy is None or privacy.target_epsilon is None:
-            return ""
-        facts = Facts(
-            target_epsilon=privacy.target_epsilon,
-            delta=privacy.delta,
-            num_parties=self.num_parties,
-            # Nobody has announced any; with enough of them there are teachers enough.
-            num_records=MAX_TEACHERS,
-            num_classes=self.num_classes,
-            num_public=len(self.public),
-        )
-        unit: Unit = "party" if privacy.level == "L1" else "example"
-        return advice(Votes(unit=unit), facts, "num_queries and num_teachers")
 
     def _mechanism(self, privacy: VotePrivacy) -> VoteMechanism:
         return self.options.mechanism(privacy, self.num_classes, self.num_queries)
@@ -507,11 +461,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         self._count_without_trimmed()
         tally = self._tally
         self._gather()
-        try:
-            rows, labels, metrics = self._label(tally)
-        except PrivacyBudgetExceeded as error:
-            self.fail(str(error))
-            return None, {}
+        rows, labels, metrics = self._label(tally)
         metrics[NUM_TRIMMED] = len(self.trimmed_)
         metrics[keys.NUM_UNLABELLED] = len(self.public) - len(rows)
         if not len(rows):
@@ -538,49 +488,26 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         privacy = self.options.privacy
         if privacy is not None and privacy.level == "L1":
             return self._label_with_noise(tally.counts, privacy)
-        self._enter_releases(self.ledger_.charge_all)
-        self.ledger_.check_budget()
         # Which rows have no vote is itself private at L1, and post-processing otherwise.
         rows, labels = tally.winners(derive_rng(self.seed, "server", "ties"))
         self.outliers_, metrics = tally.report()
         return rows, labels, metrics
 
-    def record_releases(self) -> None:
-        """Record the students of a failed round; at L1 the server is trusted."""
-        if self.options.level != "L1":
-            self._enter_releases(self.ledger_.compose_all)
-
-    def _enter_releases(self, enter: Callable[[Sequence[Entry]], None]) -> None:
-        """Enter what every party was asked to release in this run."""
-        privacy = self.options.privacy
-        if privacy is None:
-            self._enter_reported()
-            return
-        num_labels = self.options.num_splits * self.num_queries
-        mechanism, seeded = self._mechanism(privacy), privacy.seeded_noise
-        votes = mechanism.charges(num_labels, seeded=seeded)
-        charges = [*votes, *self.options.count_charges(self.num_classes, seeded=seeded)]
-        for _ in range(self.run.num_attempts):
-            enter(charges)
-
-    def _enter_reported(self) -> None:
-        """Enter what the parties say their teachers cost, and the counts beside them."""
-        counts = self.options.count_charges(self.num_classes, seeded=False)
+    def enter_reported(self, replies: Sequence[PartyReply[PartyAnswer]]) -> None:
+        """Enter what parties report; if nobody could read any, that nothing is known."""
         unknown = PartyReply(NOBODY, NOBODY, "", PartyAnswer(None), {})
-        for reply in self.replies or [unknown]:
-            charges = [*(reply.knowledge.training or OPEN_VOTES), *counts]
-            times = max(1, self.run.attempts_of(reply.node_id))
-            empty = self.ledger_.emptied()
-            enter_reported(self.state.ledgers, reply, charges, times, empty)
-        self.state.ledger = most_expensive(self.state.ledgers.values())
+        super().enter_reported(replies or [unknown])
+
+    def reported(self, reply: PartyReply[PartyAnswer]) -> Sequence[Entry]:
+        """Return what a party says its teachers cost, and the counts beside them."""
+        counts = self.options.count_charges(self.num_classes, seeded=False)
+        return [*(reply.knowledge.training or OPEN_VOTES), *counts]
 
     def _label_with_noise(
         self, counts: IntArray, privacy: VotePrivacy
     ) -> tuple[IntArray, IntArray, Metrics]:
         rows = choose_queries(len(self.public), self.num_queries, self.seed)
         mechanism = self._mechanism(privacy)
-        # The worst case is charged before anything is drawn.
-        self.ledger_.charge_all(mechanism.charges(len(rows), seeded=privacy.seeded_noise))
         rng = privacy.rng(self.seed, "server")
         drawn = self.run.draw_once(
             "noisy-labels", lambda: {"labels": mechanism.release(counts[rows], rng).values}

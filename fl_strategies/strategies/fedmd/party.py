@@ -15,10 +15,11 @@ from fl_strategies.learners import Learner, TrainingSet
 from fl_strategies.party.accounting import has_promised, is_promise, spend
 from fl_strategies.party.contrast import contrasted
 from fl_strategies.party.party import Party
-from fl_strategies.party.policy import Request, asked_number
+from fl_strategies.party.policy import asked_number
 from fl_strategies.party.role import (
     PartyRole,
     check_public_data,
+    facts_of,
     read_round,
     read_seed,
     receive_model,
@@ -26,9 +27,9 @@ from fl_strategies.party.role import (
 from fl_strategies.party.state import PartyState
 from fl_strategies.party.training import finite_logits
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.privacy.mechanisms import SubsampleOnce
+from fl_strategies.privacy.bounds.nfdp import nfdp_theorem
+from fl_strategies.privacy.mechanisms import Charges, SubsampleOnce
+from fl_strategies.release import ReleasePlan
 from fl_strategies.strategies.fedmd.options import answer, corrected_answer, public_rows
 from fl_strategies.strategies.fedmd.samples import (
     NUM_RECORDS,
@@ -38,7 +39,7 @@ from fl_strategies.strategies.fedmd.samples import (
     sample_records,
     spent_metrics,
 )
-from fl_strategies.strategies.fedmd.settings import FedMDSettings, drowned_consensus
+from fl_strategies.strategies.fedmd.settings import FedMDSettings, release_plan
 from fl_strategies.strategies.fedmd.student import Lesson, Student, student_of
 from fl_strategies.tasks import METRICS
 from fl_strategies.wire import keys
@@ -52,9 +53,6 @@ CONSENSUS_ROUND: Final = "consensus-round"
 CLASS_COUNTS: Final = "class-counts"
 CONTRAST: Final = "contrast"
 
-UNPROTECTED: Final = "predictions on public rows left the party without noise"
-EXACT_COUNTS: Final = "exact class counts left the party"
-
 
 class FedMDParty(PartyRole):
     """The party's role: digest, revisit, answer; the model stays at home.
@@ -62,9 +60,13 @@ class FedMDParty(PartyRole):
     A party whose budget is spent sends nothing more, but continues to learn from the others.
     """
 
-    def request(self, party: Party, config: ConfigRecord) -> Request:
+    def plan(self, party: Party, config: ConfigRecord) -> ReleasePlan:
         """Return what a release and so many passes mean for the party."""
-        return _request(party, config)
+        settings = FedMDSettings.from_config(
+            config, num_public=len(party.public), num_classes=party.num_classes
+        )
+        facts = facts_of(party, num_parties=asked_number(config, keys.NUM_PARTIES))
+        return release_plan(str(config.get(keys.STRATEGY)), settings, facts)
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
@@ -159,11 +161,6 @@ class RoundContext:
                 f"party's last training, got {self.settings.terms}."
             )
 
-    @property
-    def purpose(self) -> str:
-        """What is written into the journal."""
-        return f"fedmd {self.settings.release}, round {self.server_round}"
-
     def records(self) -> TrainingSet:
         """Return the records in use; with NFDP a sample, and nothing else is looked at."""
         party, settings, sample = self.party, self.settings, self.settings.sample
@@ -245,23 +242,21 @@ class RoundContext:
 
         Returns what training costs by itself; nothing if it promises no privacy.
         """
-        settings = self.settings
-        if settings.release == "nfdp":
+        settings, party, number = self.settings, self.party, self.server_round
+        if settings.sample is not None:
             self.records()  # drawing the sample is what costs
             return ()
-        if settings.noise is not None:
-            seeded = settings.seeded_noise
-            noise = settings.noise.charges(settings.num_public, seeded=seeded)
-            self._spend(noise)
-            return ()
-        training = self.student.plan(self.server_round, lesson, len(self.party.y))
-        charges = self._unprotected_charges(training)
-        self.student.promised = is_promise(charges)
-        self._spend(charges)
+        training: Charges = ()
+        if settings.noise is None:
+            training = tuple(self.student.plan(number, lesson, len(party.y)))
+        plan = release_plan(
+            "fedmd", settings, facts_of(party), server_round=number, training=training
+        )
+        charges = plan.price().record
+        if settings.noise is None:
+            self.student.promised = is_promise(charges)
+        spend(party, charges, plan.purpose, plan.record_delta, self.state)
         return training
-
-    def _spend(self, charges: Sequence[Entry]) -> None:
-        spend(self.party, charges, self.purpose, self.settings.delta, self.state)
 
     def _released(self, model: Learner) -> Array:
         """Return the answers that may leave; they have been paid for."""
@@ -273,17 +268,6 @@ class RoundContext:
         party = self.party.partition_id
         rng = settings.secret_rng(self.seed, "party", party, self.server_round)
         return settings.noise.release(answers, rng)
-
-    def _unprotected_charges(self, training: Sequence[Entry]) -> Sequence[Entry]:
-        """Return what answers without noise cost, and the class counts beside them.
-
-        What privately trained learners cost is their training, whoever sees it.
-        """
-        reasons = [] if training else [UNPROTECTED]
-        if self.settings.counted and not (training and self.settings.evidence):
-            reasons.append(EXACT_COUNTS)
-        open_ = [NonPrivateEvent(unit="example", reason=reason) for reason in reasons]
-        return [*training, *((event, 1) for event in open_)]
 
     def _equal_counts(self) -> IntArray:
         """Return counts that say nothing but how many records there are, about."""
@@ -318,33 +302,3 @@ class RoundContext:
             EPSILON_THEOREM: math.inf if settings.seeded_noise else theorem.epsilon,
             **metrics,
         }
-
-
-def _request(party: Party, config: ConfigRecord) -> Request:
-    """Return what a message of FedMD asks for."""
-    settings = FedMDSettings.from_config(
-        config, num_public=len(party.public), num_classes=party.num_classes
-    )
-    epochs = settings.epochs
-    return Request(
-        name=f"{config.get(keys.STRATEGY)!s} {settings.release}",
-        trainer=party.learner_fn,
-        models=False,
-        protected=settings.release != "none",
-        sample_delta=_sample_delta(party, settings),
-        seeded=settings.seeded_noise,
-        epochs=epochs.pretrain + epochs.initial + epochs.digest + epochs.revisit,
-        predictions=settings.num_public,
-        drowned=lambda: drowned_consensus(
-            settings.noise, max(asked_number(config, keys.NUM_PARTIES), 1)
-        ),
-    )
-
-
-def _sample_delta(party: Party, settings: FedMDSettings) -> float:
-    sample, records = settings.sample, len(party.y)
-    if sample is None:
-        return 0.0
-    if not sample.with_replacement and sample.num_samples >= records:
-        return 1.0
-    return nfdp_tight(records, sample.num_samples, replacement=sample.with_replacement).delta

@@ -16,7 +16,7 @@ from seed and round on all sides, so their positions never travel.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Protocol, Unpack, cast
 
@@ -44,10 +44,8 @@ from fl_strategies.aggregation.pool import (
 from fl_strategies.aggregation.votes import agreement, plurality
 from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, require
 from fl_strategies.learners import Learner, LearnerFactory
-from fl_strategies.party.accounting import AUDIENCES
-from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.noise import require_audible
+from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.state import State
 from fl_strategies.server.strategy import (
@@ -70,16 +68,13 @@ from fl_strategies.strategies.fedmd.party import (
     CONSENSUS_ROUND,
     CONTRAST,
     EPSILON_THEOREM,
-    EXACT_COUNTS,
     MODEL,
-    UNPROTECTED,
 )
 from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, Sample, SampleBook
 from fl_strategies.strategies.fedmd.settings import (
     EVIDENCE_LIMIT,
     FedMDSettings,
-    drowned_consensus,
-    what_works,
+    release_plan,
 )
 from fl_strategies.strategies.fedmd.student import Lesson, teach
 from fl_strategies.wire import keys
@@ -421,7 +416,7 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         epochs = self.options.pretrain_epochs
         once = pretrained is None or not epochs
         require(once, "FedMD", "pretrain_epochs", "0 if pretrained is given", epochs)
-        self._check_noise(asked, len(public))
+        self._asked = asked
         self.public = public
         self.learner_fn = learner_fn
         self.model_name = learner_name
@@ -430,12 +425,8 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
             "FedMD", self.options.class_share, num_classes, "single-label"
         )
         release = self.options.release
-        ledger = PrivacyLedger(
-            "example",
-            delta=self.options.delta,
-            max_epsilon=release.max_epsilon if isinstance(release, LocalNoise) else None,
-            audience=AUDIENCES["L0" if self.settings.release == "none" else "L2"],
-        )
+        limit = release.max_epsilon if isinstance(release, LocalNoise) else None
+        ledger = self.new_ledger(self.plan, max_epsilon=limit, num_parties=None)
         self._public_hash = content_hash(public)
         self.start_model: Knowledge | None = None
         if pretrained is not None:
@@ -469,16 +460,15 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         """Which public rows it is about."""
         return self.state.indices
 
-    def _check_noise(self, asked: FedMDOptions, num_rows: int) -> None:
-        """Raise if noise would drown the consensus of all parties, unless that is accepted."""
-        if isinstance(asked.release, LocalNoise):
-            sizes = self.num_parties, self.settings.num_classes, num_rows
-            require_audible(
-                "FedMD",
-                drowned_consensus(self.settings.noise, self.num_parties),
-                accepted=asked.release.accept_noise,
-                advice_of=lambda: what_works(asked, *sizes),
-            )
+    @property
+    def plan(self) -> ReleasePlan:
+        """What one round releases."""
+        facts = ReleaseFacts(
+            num_classes=self.settings.num_classes,
+            num_public=len(self.public),
+            num_parties=self.num_parties,
+        )
+        return release_plan(self.name, self.settings, facts, asked=self._asked)
 
     def _gather(self) -> None:
         """Make room for the answers of a round."""
@@ -513,13 +503,10 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
     def begin_round(self) -> bool:
         """Make room for the answers; ask nobody if they would cost too much."""
         self._gather()
-        noise, settings = self.settings.noise, self.settings
-        if noise is None:
+        if self.settings.noise is None:
             return True
-        charges = noise.charges(settings.num_public, seeded=settings.seeded_noise)
         try:
-            for _ in range(self.run.num_attempts):
-                self.ledger_.charge_all(charges)
+            self.charge()
         except PrivacyBudgetExceeded as error:
             self.fail(str(error).rstrip("."))
             return False
@@ -575,36 +562,29 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         self._gather()
         return encode_arrays(arrays), {**metrics, **self._privacy()}
 
-    def record_releases(self) -> None:
-        """Record the answers of a round that has no result."""
-        if self.replies:
-            self._privacy()
-
-    def _privacy(self) -> Metrics:
-        """Record what left the parties in this round, where that was not done before."""
-        settings = self.settings
-        if settings.noise is not None:
-            return {NOISE_SCALE: settings.noise.scale}
-        if self.state.samples is None:
-            reasons = [UNPROTECTED, *([EXACT_COUNTS] if settings.counted else [])]
-            for reason in reasons:
-                self.ledger_.charge(NonPrivateEvent(unit="example", reason=reason))
-            return {}
-        return self._privacy_of_samples(self.state.samples)
-
-    def _privacy_of_samples(self, samples: SampleBook) -> Metrics:
-        """Let ledger and metrics state the party whose samples promise least."""
-        worst, replies = samples.worst(), self.replies
+    def enter_reported(self, replies: Sequence[PartyReply[PartyAnswers | None]]) -> None:
+        """Let the ledger state the party whose samples promise least."""
+        if self.state.samples is None or not replies:
+            return
+        worst = self.state.samples.worst()
         self.state.ledger = PrivacyLedger(
             "example",
             delta=worst.delta if worst.delta < 1 else self.settings.delta,
-            audience=AUDIENCES["L2"],
+            audience=self.plan.audience,
             num_records=worst.num_records,
         )
         self.ledger_.charge_all(worst.charges)
+
+    def _privacy(self) -> Metrics:
+        """Return what this round has cost, as far as parties do not say it themselves."""
+        samples, replies = self.state.samples, self.replies
+        if self.settings.noise is not None:
+            return {NOISE_SCALE: self.settings.noise.scale}
+        if samples is None:
+            return {}
         own = {
             keys.EPSILON_EXAMPLE: self.ledger_.get_epsilon(),
-            keys.DELTA_EXAMPLE: worst.delta,
+            keys.DELTA_EXAMPLE: samples.worst().delta,
         }
         largest = aggregate_metrics([own, *(reply.metrics for reply in replies)])
         # Samples are entered under what a party calls itself: never too few of them.

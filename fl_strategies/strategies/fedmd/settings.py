@@ -1,18 +1,25 @@
 """What server and party of FedMD have agreed on, worked out from the options."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, Self, TypeAlias
+from functools import lru_cache
+from typing import ClassVar, Final, Literal, Self, TypeAlias
 
 import numpy as np
 from flwr.app import ConfigRecord
 
 from fl_strategies._util.randomness import derive_rng
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, between, require
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.bounds.nfdp import nfdp_tight
+from fl_strategies.privacy.events import OneVoteEvent, Unit
+from fl_strategies.privacy.mechanisms import Charges
 from fl_strategies.privacy.noise import calibrate_scale
-from fl_strategies.privacy.planning.facts import Facts
-from fl_strategies.privacy.planning.planners import Answers, answer_scale
+from fl_strategies.privacy.planning import rules
+from fl_strategies.privacy.planning.facts import Draft, Facts
 from fl_strategies.privacy.planning.plans import advice
 from fl_strategies.privacy.planning.rules import answer_queries, drowned_answers
+from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.strategies.fedmd.options import (
     AnswerFormat,
     AnswerNoise,
@@ -274,24 +281,167 @@ def _with_scale(options: FedMDOptions, num_classes: int) -> LocalNoise:
     return release.of_scale(scale)
 
 
+UNPROTECTED: Final = "predictions on public rows left the party without noise"
+EXACT_COUNTS: Final = "exact class counts left the party"
+
+
+def release_plan(
+    strategy: str,
+    settings: FedMDSettings,
+    facts: ReleaseFacts,
+    *,
+    asked: FedMDOptions | None = None,
+    server_round: int = 0,
+    training: Charges = (),
+) -> ReleasePlan:
+    """Return what one round releases.
+
+    Parameters
+    ----------
+    strategy : str
+    settings, facts
+    asked : FedMDOptions, optional
+        The options before they were settled, for advice.
+    server_round : int
+    training : charges
+        What the party's learner spends in this round by itself. A secret sample is charged
+        when it is drawn, once for all rounds, and so has no price here.
+    """
+    epochs, release, noise = settings.epochs, settings.options.release, settings.noise
+    return ReleasePlan(
+        name=f"{strategy} {settings.release}",
+        purpose=f"fedmd {settings.release}, round {server_round}",
+        trainer=facts.trainer,
+        models=False,
+        protected=settings.release != "none",
+        sample_delta=_sample_delta(settings, facts.num_records),
+        seeded=settings.seeded_noise,
+        epochs=epochs.pretrain + epochs.initial + epochs.digest + epochs.revisit,
+        predictions=settings.num_public,
+        delta=settings.delta,
+        record_delta=settings.delta,
+        audience=AUDIENCES["L0" if settings.release == "none" else "L2"],
+        reported=settings.sample is not None,
+        price=lambda: _price(settings, training),
+        no_signal=lambda: drowned_consensus(noise, max(facts.num_parties, 1)),
+        accepted=isinstance(release, LocalNoise) and release.accept_noise,
+        advice=lambda: "" if asked is None else _advice(asked, facts),
+    )
+
+
+def _price(settings: FedMDSettings, training: Charges) -> Price:
+    """Return the price; what privately trained learners cost is their training."""
+    if settings.noise is not None:
+        noisy = settings.noise.charges(settings.num_public, seeded=settings.seeded_noise)
+        return Price(record=noisy, answers=noisy)
+    reasons = [] if training else [UNPROTECTED]
+    if settings.counted and not (training and settings.evidence):
+        reasons.append(EXACT_COUNTS)
+    return Price(
+        record=(*training, *open_charges(*reasons)),
+        training=training,
+        unprotected=(UNPROTECTED, EXACT_COUNTS) if settings.counted else (UNPROTECTED,),
+    )
+
+
+def _sample_delta(settings: FedMDSettings, records: int) -> float:
+    sample = settings.sample
+    if sample is None or not records:
+        return 0.0
+    if not sample.with_replacement and sample.num_samples >= records:
+        return 1.0
+    return nfdp_tight(records, sample.num_samples, replacement=sample.with_replacement).delta
+
+
 def drowned_consensus(noise: AnswerNoise | None, num_parties: int) -> str:
     """Say how noise drowns a consensus of so many parties that all agree, or nothing."""
     return "" if noise is None else drowned_answers(noise.scale, noise.bound, num_parties)
 
 
-def what_works(options: FedMDOptions, num_parties: int, num_classes: int, num_rows: int) -> str:
+def _advice(options: FedMDOptions, facts: ReleaseFacts) -> str:
     """Return what would work for a target for labels; nothing for other noise."""
     release = options.release
     if not isinstance(release, LocalNoise) or release.noise != "gumbel":
         return ""
     if release.target_epsilon is None:
         return ""
-    facts = Facts(
+    planned = Facts(
         target_epsilon=release.target_epsilon,
         delta=options.delta,
-        num_parties=num_parties,
+        num_parties=facts.num_parties,
         num_records=1,  # how many there are does not matter to randomised response
-        num_classes=num_classes,
-        num_public=num_rows,
+        num_classes=facts.num_classes,
+        num_public=facts.num_public,
     )
-    return advice(Answers(num_rounds=release.rounds_planned or 1), facts, "num_public")
+    return advice(Answers(num_rounds=release.rounds_planned or 1), planned, "num_public")
+
+
+_LEAST_ANSWER_SCALE: Final = 2.0**-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """`FedMD` with noise on labels: randomised response of every party, then a plurality."""
+
+    num_rounds: int = rules.USUAL_ROUNDS
+    unit: Unit = "example"
+    trusts_server: ClassVar[bool] = False
+    knobs: ClassVar[Sequence[str]] = ("num_parties", "num_classes", "target_epsilon")
+
+    @property
+    def name(self) -> str:
+        """Name of strategy and rounds."""
+        rounds = f", {self.num_rounds} rounds" if self.num_rounds > 1 else ""
+        return f"fedmd ldp{rounds}"
+
+    def _scale(self, facts: Facts, num_rows: int) -> float:
+        return answer_scale(
+            facts.target_epsilon, facts.delta, facts.num_classes, num_rows, self.num_rounds
+        )
+
+    def problem(self, facts: Facts) -> str:
+        """Say if the fewest labels of parties that agree are mostly noise."""
+        fewest = rules.fewest_queries(facts.num_classes, facts.num_public)
+        return drowned_answers(self._scale(facts, fewest), 1.0, facts.num_parties)
+
+    def draft(self, facts: Facts) -> Draft:
+        """Return the rows of a round that the strategy asks for by default."""
+        rows = answer_queries(
+            lambda number: self._scale(facts, number),
+            facts.num_parties,
+            facts.num_classes,
+            facts.num_public,
+        )
+        scale = self._scale(facts, rows)
+        kept = rules.answer_kept(scale, facts.num_classes)
+        planned = f" num-rounds-planned={self.num_rounds}" if self.num_rounds > 1 else ""
+        return Draft(
+            noise="gumbel",
+            scale=scale,
+            asked="queries",
+            num_asked=rows,
+            voters=f"{facts.num_parties} parties",
+            right=facts.right_pluralities(kept),
+            batches=[answer_charges(scale, facts.num_classes, rows)] * self.num_rounds,
+            settings=f"release=ldp{planned}",
+        )
+
+
+@lru_cache(maxsize=256)
+def answer_scale(
+    target_epsilon: float, delta: float, num_classes: int, num_rows: int, num_rounds: int
+) -> float:
+    """Return the scale of Gumbel noise on a party's labels that keeps a target."""
+    return calibrate_scale(
+        lambda scale: answer_charges(scale, num_classes, num_rows),
+        target_epsilon,
+        delta,
+        num_batches=num_rounds,
+        least=_LEAST_ANSWER_SCALE,
+    )
+
+
+def answer_charges(scale: float, num_classes: int, num_rows: int) -> Sequence[Entry]:
+    """Return what a party's labels of so many rows cost."""
+    event = OneVoteEvent(unit="example", noise="gumbel", scale=scale, num_classes=num_classes)
+    return [(event, num_rows)]

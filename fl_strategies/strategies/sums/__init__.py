@@ -9,7 +9,6 @@ number of public rows. `histogram` counts records by cell and class; `regression
 features by class.
 """
 
-from fl_strategies.privacy.planning.planners import Histogram, Regression
 from fl_strategies.strategies.sums.histogram import FedHistogram
 from fl_strategies.strategies.sums.options import (
     FedHistogramOptions,
@@ -18,6 +17,7 @@ from fl_strategies.strategies.sums.options import (
     SumPrivacy,
 )
 from fl_strategies.strategies.sums.party import SumParty
+from fl_strategies.strategies.sums.privacy import Histogram, Regression
 from fl_strategies.strategies.sums.regression import Components, FedRegression
 from fl_strategies.strategies.sums.summary import Cells
 

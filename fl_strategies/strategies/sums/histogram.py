@@ -15,7 +15,6 @@ from fl_strategies._util.arrays import FloatArray, IntArray
 from fl_strategies._util.randomness import derive_rng
 from fl_strategies.errors import require
 from fl_strategies.privacy.counts import MOST_SUMS
-from fl_strategies.privacy.planning.planners import Histogram
 from fl_strategies.privacy.planning.rules import (
     drowned_cells,
     usual_cells,
@@ -23,6 +22,7 @@ from fl_strategies.privacy.planning.rules import (
 )
 from fl_strategies.strategies.sums.limits import PartySums, known_classes, plausible_counts
 from fl_strategies.strategies.sums.options import FedHistogramOptions
+from fl_strategies.strategies.sums.privacy import Histogram
 from fl_strategies.strategies.sums.server import Counted, SumStrategy
 from fl_strategies.strategies.sums.summary import (
     DIRECTION,
@@ -88,7 +88,7 @@ class FedHistogram(SumStrategy[Cells]):
         if self.options.level == "L1":
             noise = self._planned_noise(math.sqrt(2) * DIRECTION) / DIRECTION
             return usual_cells_of_parties(len(self.public), self.num_parties, noise)
-        labels = self.num_classes if self.task == "multi-label" else 1
+        labels = self._num_labels
         noise = self._planned_noise(math.sqrt(2 * labels))
         return usual_cells(len(self.public), self._num_records, noise)
 

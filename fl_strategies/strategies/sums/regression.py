@@ -20,7 +20,6 @@ from fl_strategies._util.arrays import Array, FloatArray, IntArray
 from fl_strategies._util.threads import one_blas_thread
 from fl_strategies.errors import require
 from fl_strategies.privacy.counts import MOST_SUMS
-from fl_strategies.privacy.planning.planners import Regression
 from fl_strategies.privacy.planning.rules import (
     USUAL_STRENGTH,
     drowned_components,
@@ -28,6 +27,7 @@ from fl_strategies.privacy.planning.rules import (
 )
 from fl_strategies.strategies.sums.limits import Ellipsoid, PartySums, known_classes
 from fl_strategies.strategies.sums.options import FedRegressionOptions
+from fl_strategies.strategies.sums.privacy import Regression
 from fl_strategies.strategies.sums.server import Counted, SumStrategy
 from fl_strategies.strategies.sums.summary import (
     DIRECTION,
@@ -305,7 +305,7 @@ class FedRegression(SumStrategy[Components]):
         """Return the noise on one sum as a share of what all sums usually are together."""
         if self.options.level == "L1":
             return self._planned_noise(2.0 * DIRECTION) / (DIRECTION * self.num_parties)
-        labels = self.num_classes if self.task == "multi-label" else 1
+        labels = self._num_labels
         usual = USUAL_STRENGTH * LEVELS * self._num_records
         return self._planned_noise(2.0 * LEVELS * labels**0.5) / usual
 
@@ -318,7 +318,7 @@ class FedRegression(SumStrategy[Components]):
 
     def _plausible(self, one: PartySums, noise: float) -> FloatArray | IntArray:
         """Return the nearest sums that rows like the public ones give."""
-        labels = self.num_classes if self.task == "multi-label" else 1
+        labels = self._num_labels
         return self._ellipsoid.project(one.sums, one.num_records, noise, labels)
 
     @cached_property

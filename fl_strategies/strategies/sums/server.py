@@ -14,15 +14,10 @@ from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.aggregation.pool import LEAST_TYPICAL, outliers
 from fl_strategies.errors import KnowledgeMismatch, require
 from fl_strategies.learners import Learner, LearnerFactory, Link, Recipe, SoftLearner
-from fl_strategies.party.accounting import AUDIENCES as USUAL_AUDIENCES
 from fl_strategies.party.accounting import privacy_metrics
-from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import GaussianSums
-from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.noise import require_audible
-from fl_strategies.privacy.planning.facts import Facts, Planner
-from fl_strategies.privacy.planning.plans import advice
+from fl_strategies.privacy.planning.facts import Planner
+from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.state import State
 from fl_strategies.server.strategy import (
     FederationOptions,
@@ -32,7 +27,8 @@ from fl_strategies.server.strategy import (
     public_array,
 )
 from fl_strategies.strategies.sums.limits import LEAST_AGREEMENT, PartySums
-from fl_strategies.strategies.sums.options import SUMS, TASK, UNPROTECTED, SumOptions
+from fl_strategies.strategies.sums.options import SUMS, TASK, SumOptions
+from fl_strategies.strategies.sums.privacy import mechanism_of, release_plan
 from fl_strategies.strategies.sums.summary import DIRECTION, Summary, is_direction
 from fl_strategies.strategies.weights.restraint import read_num_records
 from fl_strategies.tasks import Task, check_task
@@ -42,7 +38,6 @@ from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 S = TypeVar("S", bound=Summary)
 
 NOISE_SCALE: Final = "noise-scale"
-AUDIENCES: Final[Mapping[str, str]] = {**USUAL_AUDIENCES, "central": USUAL_AUDIENCES["L1"]}
 _OF_EXAMPLES: Final = (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE)
 _PRICES: Final[Mapping[str, Sequence[str]]] = {
     "central": _OF_EXAMPLES,
@@ -119,13 +114,38 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         self.options = options or self.options_type()
         self._public_hash = content_hash(self.public)
         self._summary = self._summarise()
-        self._mechanism = self._make_mechanism()
+        self._mechanism: GaussianSums | None = None
+        if self.options.privacy is not None:
+            self._mechanism = mechanism_of(self.options.privacy, self._facts, self._summary)
         self.outliers_: tuple[int, ...] = ()
-        self.state = State(ledger=self._new_ledger())
-        privacy = self.options.privacy
-        accepted = privacy is not None and privacy.accept_noise
-        drowned = self._drowned()
-        require_audible(owner, drowned, accepted=accepted, advice_of=self._what_works)
+        self.state = State(ledger=self.new_ledger(self.plan))
+
+    @property
+    def plan(self) -> ReleasePlan:
+        """What the round releases."""
+        return release_plan(
+            self.name,
+            self.options,
+            self._facts,
+            self._planner(self.options.level, self._num_labels),
+            summary=self._summary,
+            no_signal=self._drowned,
+            setting=self.open_setting,
+        )
+
+    @property
+    def _facts(self) -> ReleaseFacts:
+        return ReleaseFacts(
+            num_classes=self.num_classes,
+            num_public=len(self.public),
+            task=self.task,
+            num_parties=self.num_parties,
+        )
+
+    @property
+    def _num_labels(self) -> int:
+        """Labels of a record."""
+        return self.num_classes if self.task == "multi-label" else 1
 
     # What a subclass says
 
@@ -161,41 +181,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     def _shares(self, total: FloatArray, noise: float, counted: "Counted") -> FloatArray:
         """Return the shares of classes in every public row, (num_public, num_classes)."""
 
-    def _what_works(self) -> str:
-        """Return what would work instead of what is refused."""
-        privacy = self.options.privacy
-        if privacy is None or privacy.target_epsilon is None:
-            return ""
-        labels = self.num_classes if self.task == "multi-label" else 1
-        facts = Facts(
-            target_epsilon=privacy.target_epsilon,
-            delta=privacy.delta,
-            num_parties=self.num_parties,
-            num_records=max(1, self._num_records // self.num_parties),
-            num_classes=max(2, self.num_classes),
-            num_public=len(self.public),
-        )
-        return advice(self._planner(self.options.level, labels), facts, self.open_setting)
-
-    # Settings and noise
-
-    def _new_ledger(self) -> PrivacyLedger:
-        options = self.options
-        return PrivacyLedger(
-            "party" if options.level == "L1" else "example",
-            delta=options.delta,
-            num_parties=self.num_parties,
-            audience=AUDIENCES[options.level],
-        )
-
-    def _make_mechanism(self) -> GaussianSums | None:
-        privacy = self.options.privacy
-        if privacy is None:
-            return None
-        by_record = self._summary.moved(self.num_classes, self.task)
-        by_party = self._summary.moved_by_party
-        moved = by_party if self.options.level == "L1" else by_record
-        return privacy.mechanism(moved, int(np.prod(self._shape)))
+    # Noise
 
     def _planned_noise(self, moved: float) -> float:
         """Return the deviation of the noise on a sum over parties, if a unit moves so much."""
@@ -255,7 +241,6 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Sum over parties, label the public rows, and train the final model."""
-        self.ledger_.charge_all(self._charges())
         said = [reply.knowledge for reply in self.replies]
         sizes = self._believed(said)
         parts = [self._limited(one, size) for one, size in zip(said, sizes, strict=True)]
@@ -383,23 +368,6 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
             return learner.distill(self.public, shares, rng=rng, recipe=recipe)
         labels = shares > 0.5 if self.task == "multi-label" else shares.argmax(axis=1)
         return learner.fit(self.public, labels.astype(np.int64), rng=rng)
-
-    def record_releases(self) -> None:
-        """Record the sums of a failed round; a trusted server has released nothing."""
-        if self.options.level not in _PRICES:
-            self.ledger_.compose_all(self._charges())
-
-    def _charges(self) -> Sequence[Entry]:
-        """Return the price of one release: every example is in the sums of one party.
-
-        Asked again after a resume, a party may have drawn other noise and released twice; a
-        server draws its noise once.
-        """
-        privacy, mechanism = self.options.privacy, self._mechanism
-        if privacy is None or mechanism is None:
-            return [(NonPrivateEvent(unit="example", reason=UNPROTECTED), 1)]
-        once = mechanism.charges(int(np.prod(self._shape)), seeded=privacy.seeded_noise)
-        return once * (self.run.num_attempts if self.options.level == "L2" else 1)
 
 
 def _released(

@@ -8,7 +8,10 @@ from typing import Any, ClassVar, Final
 
 from flwr.serverapp.strategy import Strategy
 
+from fl_strategies.learners import plan_of
 from fl_strategies.options import Options, option
+from fl_strategies.privacy.mechanisms import Charges
+from fl_strategies.release import Price, ReleaseFacts, ReleasePlan, open_charges
 
 # A server cannot make a party train without end.
 MAX_EPOCHS: Final = 10_000
@@ -49,6 +52,54 @@ class FedAvgOptions(WeightsOptions):
     """Options of `FedAvg`; see `WeightsOptions`."""
 
     owner: ClassVar[str] = "FedAvg"
+
+
+AUDIENCE: Final = "the server, the other parties and everybody who sees a model"
+UNPROTECTED_WEIGHTS: Final = "weights left the party that were trained without noise"
+
+
+def release_plan(
+    name: str,
+    options: WeightsOptions,
+    facts: ReleaseFacts,
+    *,
+    also_leaves: tuple[str, ...] = (),
+    purpose: str = "",
+) -> ReleasePlan:
+    """Return what one round releases: weights, protected by private training alone.
+
+    Only parties know what their training spends, so they report it.
+
+    Parameters
+    ----------
+    name : str
+        Of the strategy.
+    options, facts
+    also_leaves : tuple of str
+        Why training does not protect what leaves beside the weights.
+    purpose : str
+        For the party's journal.
+    """
+
+    def price() -> Price:
+        training: Charges = ()
+        if facts.trainer is not None:
+            epochs = options.local_epochs
+            training = tuple(plan_of(facts.trainer(), facts.num_records, epochs=epochs))
+        weights = training or open_charges(UNPROTECTED_WEIGHTS)
+        return Price(record=(*weights, *open_charges(*also_leaves)), training=training)
+
+    return ReleasePlan(
+        name=name,
+        purpose=purpose,
+        trainer=facts.trainer,
+        tells_counts=bool(also_leaves),
+        epochs=options.local_epochs,
+        audience=AUDIENCE,
+        reason=UNPROTECTED_WEIGHTS,
+        reported=True,
+        price=price,
+    )
 
 
 def settings_of(kind: type[Strategy]) -> dict[str, Any]:

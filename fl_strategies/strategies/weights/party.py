@@ -16,26 +16,34 @@ from fl_strategies.learners import (
     ContinuingLearner,
     Learner,
     Objective,
+    Proximal,
     StartingLearner,
-    plan_of,
     require_guided,
 )
 from fl_strategies.party.accounting import (
+    charge_plan,
     ledger_of,
     ledger_to_text,
-    privacy_metrics,
-    spend,
-    unprotected,
 )
 from fl_strategies.party.party import Party
-from fl_strategies.party.policy import Request
-from fl_strategies.party.role import PartyRole, check_public_data, read_round, read_seed
+from fl_strategies.party.role import (
+    PartyRole,
+    check_public_data,
+    facts_of,
+    read_round,
+    read_seed,
+)
 from fl_strategies.party.state import PartyState
 from fl_strategies.party.training import public_model, require_finite, require_plan, trained
-from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.strategies.weights.options import PROXIMAL_MU, TASK, WEIGHTS, WeightsOptions
+from fl_strategies.release import ReleasePlan
+from fl_strategies.strategies.weights.options import (
+    PROXIMAL_MU,
+    TASK,
+    WEIGHTS,
+    WeightsOptions,
+    release_plan,
+)
 from fl_strategies.strategies.weights.restraint import MAX_RECORDS, LocalWeights
 from fl_strategies.tasks import METRICS
 from fl_strategies.wire import keys
@@ -43,10 +51,6 @@ from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar, config_choi
 
 FLOWER: Final = "flower"
 """What a party's policy calls all strategies that are Flower's own."""
-UNPROTECTED_WEIGHTS: Final = "weights left the party that were trained without noise"
-UNPROTECTED: Final[tuple[Entry, ...]] = (
-    (NonPrivateEvent(unit="example", reason=UNPROTECTED_WEIGHTS), 1),
-)
 MOST_MU: Final = 1e6
 
 
@@ -57,14 +61,19 @@ class WeightsParty(PartyRole):
     package, names neither task nor learner; it is answered with this party's own.
     """
 
-    also_leaves: ClassVar[tuple[Entry, ...]] = ()
-    """What a subclass sends besides weights, which training cannot protect."""
+    also_leaves: ClassVar[tuple[str, ...]] = ()
+    """Why training does not protect what a subclass sends besides weights."""
 
-    def request(self, party: Party, config: ConfigRecord) -> Request:
+    def plan(self, party: Party, config: ConfigRecord) -> ReleasePlan:
         """Return that weights leave after so many passes."""
-        named = str(config.get(keys.STRATEGY)).partition(":")[0]
-        epochs = WeightsOptions.received(config).local_epochs
-        return replace(super().request(party, config), name=named, epochs=epochs)
+        strategy = str(config.get(keys.STRATEGY))
+        return release_plan(
+            strategy.partition(":")[0],
+            WeightsOptions.received(config),
+            facts_of(party),
+            also_leaves=self.also_leaves,
+            purpose=f"{strategy}, round {config.get(keys.SERVER_ROUND)!s}",
+        )
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
@@ -87,33 +96,29 @@ class WeightsParty(PartyRole):
         _check_problem(party, config)
         require_known(len(party.y) > 0, owner, "x", "records to learn from", "none")
         epochs = WeightsOptions.received(config).local_epochs
-        server_round = read_round(config)
+        read_round(config)
         learner = require_averaged(owner, party.learner_fn())
         if objective is not None:
             learner = require_guided(owner, learner)
-        plan = plan_of(learner, len(party.y), epochs=epochs)
-        charges = (*(plan or UNPROTECTED), *self.also_leaves)
-        purpose = f"{config[keys.STRATEGY]!s}, round {server_round}"
         if received is not None:  # what cannot be read is refused before it is paid for
             learner = learner.from_arrays(self.weights_of(received))
-        ledger = spend(party, charges, purpose, DEFAULT_DELTA, state)
+        price, _, metrics = charge_plan(party, self.plan(party, config), state)
         rng = self.rng(party, received, config)
         guided = {} if objective is None else {"objective": objective}
 
         def train() -> ContinuingLearner:
             model = learner.partial_fit(party.x, party.y, rng=rng, epochs=epochs, **guided)
-            require_plan(model, plan)
+            require_plan(model, price.training)
             require_finite(model)
             return model
 
         stand_in = functools.partial(_public_model, party)
-        model = trained(train, stand_in, promised=bool(plan) and not self.also_leaves)
-        metrics = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=ledger)
+        model = trained(train, stand_in, promised=bool(price.training) and not self.also_leaves)
         measured = self.measure(party, model, config, state)
         metrics[keys.LOCAL_FIGURE] = measured[METRICS[party.task]]
         meta: dict[str, Scalar] = {
             keys.NUM_EXAMPLES: len(party.y),
-            keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(charges, DEFAULT_DELTA)),
+            keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(price.record, DEFAULT_DELTA)),
         }
         return model, Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
 
@@ -131,7 +136,7 @@ class WeightsParty(PartyRole):
         if PROXIMAL_MU not in config:
             return None
         mu = config_float(config, PROXIMAL_MU, minimum=0.0, maximum=MOST_MU)
-        return Objective(mu=mu) if mu > 0 else None
+        return Objective(terms=(Proximal(mu=mu),)) if mu > 0 else None
 
     def rng(
         self, party: Party, received: Knowledge | None, config: ConfigRecord
@@ -190,13 +195,7 @@ CLASS_COUNTS: Final = "class-counts"
 class CountedParty(WeightsParty):
     """The role of `WeightsParty` that also tells its class counts, as they are."""
 
-    also_leaves = (
-        (NonPrivateEvent(unit="example", reason="class counts left the party exactly"), 1),
-    )
-
-    def request(self, party: Party, config: ConfigRecord) -> Request:
-        """Return that nothing protects what leaves, however the model is trained."""
-        return replace(super().request(party, config), tells_counts=True)
+    also_leaves = ("class counts left the party exactly",)
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState

@@ -25,12 +25,8 @@ from fl_strategies.learners import (
     LearnerFactory,
     StartingLearner,
 )
-from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
-from fl_strategies.server.ledgers import (
-    Reported,
-    enter_reported,
-    most_expensive,
-)
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.run import Run
 from fl_strategies.server.state import State
@@ -49,6 +45,7 @@ from fl_strategies.strategies.weights.options import (
     WeightsOptions,
     make_flower,
     options_for,
+    release_plan,
 )
 from fl_strategies.strategies.weights.party import require_averaged
 from fl_strategies.strategies.weights.restraint import (
@@ -197,18 +194,15 @@ def config_of(messages: Sequence[Message]) -> dict[str, Any]:
     return dict(records[0]) if records else {}
 
 
-AUDIENCE: Final = "the server, the other parties and everybody who sees a model"
-
 W = TypeVar("W", bound=LocalWeights)
 
 
 @dataclass(kw_only=True)
 class WeightsState(State):
-    """Also what parties report that their releases cost, and what Flower's class keeps."""
+    """Also what Flower's class keeps."""
 
     kinds = (*State.kinds, KeptArrays)
 
-    ledgers: dict[int, Reported] = field(default_factory=dict)
     flower: dict[str, Any] = field(default_factory=dict)
 
 
@@ -320,7 +314,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         self.learner_fn = learner_fn
         self.model_name = learner_name
         self.initial_hash = ""
-        self.state: WeightsState = self.state_type(ledger=self._new_ledger())
+        self.state: WeightsState = self.state_type(ledger=self.new_ledger(self.plan))
         self._flower = flower or make_flower(self.flower_type, self.options)
         check_inner(owner, self._flower, is_kept=self.run.is_kept)
         self.flower_settings = {"class": type(self._flower).__name__, **remember(self._flower)}
@@ -330,10 +324,14 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         """Return the learner if this strategy can use it; say what to do if it cannot."""
         return require_averaged(type(self).__name__, learner)
 
-    def _new_ledger(self) -> PrivacyLedger:
-        return PrivacyLedger(
-            "example", delta=DEFAULT_DELTA, num_parties=self.num_parties, audience=AUDIENCE
-        )
+    @property
+    def plan(self) -> ReleasePlan:
+        """What one round releases, as its parties report."""
+        return release_plan(self.name, self.options, ReleaseFacts(num_classes=self.num_classes))
+
+    def reported(self, reply: PartyReply[LocalWeights]) -> Sequence[Entry]:
+        """Return what a party says that its weights have cost."""
+        return reply.knowledge.charges
 
     def adopt(self, run: Run) -> None:
         """Take part in a run that is kept, if what Flower's class has can be."""
@@ -417,7 +415,6 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Let Flower's class make the next model."""
-        self.record_releases()
         replies = self.replies
         weights, changed = self._restrained([reply.knowledge for reply in replies])
         capped: Metrics = {keys.NUM_CAPPED: changed}
@@ -465,14 +462,6 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         weight = MetricRecord({weight_key(self._flower): part.num_records})
         content = RecordDict({keys.ARRAYS: arrays, keys.METRICS: weight})
         return Message(content, reply_to=request)
-
-    def record_releases(self) -> None:
-        """Record what parties say that their weights have cost."""
-        for reply in self.replies:
-            charges, times = reply.knowledge.charges, self.run.attempts_of(reply.node_id)
-            enter_reported(self.state.ledgers, reply, charges, times, self._new_ledger())
-        if self.state.ledgers:
-            self.state.ledger = most_expensive(self.state.ledgers.values())
 
 
 class FedAvg(FlowerStrategy):
