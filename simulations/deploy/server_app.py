@@ -58,6 +58,7 @@ SIMULATED: Final = frozenset(
         "teacher",
         "state-dir",
         "solo",
+        "pooled",
         "central",
         "num-workers",
     }

@@ -58,7 +58,7 @@ class Finished:
     def alone(self) -> "Finished":
         """Return the same without comparisons, for whom they took too long."""
         settings = self.federation.settings.but(
-            solo=False, central=False, pate=False, public_only=False
+            solo=False, pooled=False, pate=False, public_only=False
         )
         return replace(self, federation=replace(self.federation, settings=settings))
 

@@ -31,7 +31,7 @@ FAST = [
     "--set=num-trees=5",
     "--set=num-workers=1",
     "--learner=random-forest,logistic-regression",
-    "--set=central=false",
+    "--set=pooled=false",
 ]
 
 
