@@ -103,7 +103,7 @@ class Heads:
 
     Parameters
     ----------
-    layers : weights (num_classes, num_features) and biases, one a party
+    layers : weights (num_classes, num_features) and biases, one per party
     shares : (num_parties, num_classes)
         Of the records of each class; 0 for classes that nobody has.
     """
