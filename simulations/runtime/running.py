@@ -10,8 +10,8 @@ from flwr.serverapp.strategy import Result
 from fl_strategies import KnowledgeStrategy
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation
-from simulations.outputs import require_folder
-from simulations.report import Report, make_report
+from simulations.results.files import require_folder
+from simulations.results.report import Report, make_report
 from simulations.runtime.client_app import app
 from simulations.runtime.local import run_local
 from simulations.runtime.progress import Watch
