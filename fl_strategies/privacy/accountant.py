@@ -1,22 +1,23 @@
-"""What recorded events cost together: every valid bound, and the smallest of them.
+"""Compose recorded events: every valid bound, and the smallest of them.
 
-Only bounds that do not look at the private votes are given, so all of them may be
-published, and so may their minimum. How events compose:
+All bounds are independent of the private votes, so they and their minimum may be published.
+Events compose as follows:
 
 - Gaussian noise is exact, however it is mixed: squares of mu add up.
-- Pure privacy composes by the optimal theorem; with different strengths only if they were
-  fixed before the first answer.
+- Pure differential privacy composes by the optimal theorem; with different epsilons only if
+  they were fixed before the first answer.
 - Bounded range (Gumbel noise; Laplace noise if there are just two classes) composes better
   still, but only if all queries were fixed before the first answer.
-- Anything with anything: Renyi curves add up.
-- Labels of one voter and Laplace noise compose by the law of their privacy loss; with
-  different strengths only if they were fixed before the first answer.
+- Any events compose by adding their Renyi curves.
+- Labels of one voter and Laplace noise compose by their privacy-loss distributions; with
+  different scales only if they were fixed before the first answer.
 - A secret sample costs delta only. DP-SGD is composed by dp-accounting. Releases of bounded
-  loss in the same batch join its law; everything else, half of delta each, by addition.
-- Drawn noise is not quite ideal: 1 + exp(epsilon) times the distance is taken out of delta.
-- If neighbouring relations are mixed, all is stated for replacing one unit. Where an event
-  says how far a unit moves a value, that is exact; of DP-SGD only (epsilon, delta) is known,
-  which becomes (2 epsilon, (1 + exp(epsilon)) delta).
+  loss in the same batch join its distribution; everything else adds up, with half of delta
+  for each.
+- Sampled noise is not quite ideal: 1 + exp(epsilon) times the distance is taken out of delta.
+- If neighbouring relations are mixed, everything is stated for replacing one unit. That is
+  exact where an event states a sensitivity; of DP-SGD only (epsilon, delta) is known, which
+  becomes (2 epsilon, (1 + exp(epsilon)) delta).
 """
 
 import math

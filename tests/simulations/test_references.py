@@ -9,10 +9,14 @@ from sklearn.tree import DecisionTreeClassifier
 from fl_strategies._util.arrays import Array
 from fl_strategies._util.randomness import derive_rng
 from fl_strategies.errors import InvalidParameter
-from simulations.baselines import judge_baselines
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation
-from simulations.references import judge_pate, judge_public, num_pate_teachers
+from simulations.results.baselines import (
+    judge_baselines,
+    judge_pate,
+    judge_public,
+    num_pate_teachers,
+)
 
 SETTINGS = Settings.of(
     strategy="fedkt",
@@ -60,7 +64,7 @@ def test_pate_is_a_vote_of_teachers_on_pooled_rows() -> None:
 
 
 def test_pate_has_the_teachers_of_one_partition() -> None:
-    """Parties times t, one a party where a strategy has no teachers, never without a row."""
+    """Parties times t, one per party where a strategy has no teachers, never without a row."""
     assert num_pate_teachers(load_federation(SETTINGS)) == 12
     other = Settings.of(strategy="fedkd", num_parties=3, train_rows=240)
     assert num_pate_teachers(load_federation(other)) == 3
