@@ -158,7 +158,7 @@ SMALL: Final[Mapping[str, Value]] = {
     "seed": 3,
     "num-workers": 1,
     "solo": False,
-    "central": False,
+    "pooled": False,
     "max-wait": 5.0,
 }
 JOURNALS: Final[Mapping[str, Value]] = {"state-dir": "state"}

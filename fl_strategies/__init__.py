@@ -5,6 +5,8 @@ role that runs at the parties. Adding one takes a module, its test and a line in
 `fl_strategies.registry`.
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
 from fl_strategies.learners import (
     Correction,
     EnsembleLearner,
@@ -78,12 +80,6 @@ from fl_strategies.strategies.weights import (
     WeightsParty,
     flower_strategy,
 )
-from fl_strategies.trackers import (
-    MLflowTracker,
-    TensorBoardTracker,
-    Tracker,
-    WandbTracker,
-)
 from fl_strategies.wire.knowledge import Knowledge
 
 __version__ = "0.1.0"
@@ -139,7 +135,6 @@ __all__ = [
     "Learner",
     "LearnerFactory",
     "LocalNoise",
-    "MLflowTracker",
     "Objective",
     "PFNM",
     "PFNMOptions",
@@ -162,11 +157,8 @@ __all__ = [
     "SumOptions",
     "SumParty",
     "SumPrivacy",
-    "TensorBoardTracker",
-    "Tracker",
     "Unprotected",
     "VotePrivacy",
-    "WandbTracker",
     "WeightsOptions",
     "WeightsParty",
     "__version__",
@@ -175,3 +167,15 @@ __all__ = [
     "flower_strategy",
     "write_epsilon_csv",
 ]
+
+
+if not TYPE_CHECKING:  # a checker would take any name for one of these
+
+    def __getattr__(name: str) -> NoReturn:
+        """Say what replaces the trackers, which were classes of this package once."""
+        if name in ("MLflowTracker", "TensorBoardTracker", "Tracker", "WandbTracker"):
+            raise ImportError(
+                f"fl_strategies: {name} must be a function of your own, given as on_round; "
+                "docs/tracking.md has it in ten lines for TensorBoard, MLflow and W&B."
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -141,7 +141,6 @@ STACK = {
         ("server",),
         ("strategies", "extend"),
         ("registry",),
-        ("trackers",),
     ],
     "clients": [
         ("budget", "compiled", "kept_run"),
