@@ -245,7 +245,7 @@ def test_weights_that_are_none_cost_their_party_the_round(change: float) -> None
     strategy.start(Liar(APP, NUM_PARTIES), ArrayRecord(), num_rounds=2)
 
     (reason,) = strategy.rejected_.values()
-    assert reason.startswith("FENS: weights must be finite and at most")
+    assert reason.startswith("Aggregator: weights must be finite and at most")
     assert accuracy(strategy.model_.predict(TEST[0])) > 0.85
 
 
