@@ -18,9 +18,9 @@ from fl_strategies.options import Options, option, variants
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.bounds import gaussian_mu
 from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
-from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.votes import VoteMechanism, VotePrivacy
+from fl_strategies.release import open_charges
 from fl_strategies.wire.formats import Quantizer
 
 SCORES: Final = Quantizer(num_levels=256, bound=12.0)
@@ -82,7 +82,7 @@ VOTE_INSTEAD = "Let it vote instead: exchange='votes'."
 
 UNPROTECTED = "the labels of students left the party without noise"
 EXACT_COUNTS = "exact class counts left the party"
-OPEN_VOTES: Final[Sequence[Entry]] = ((NonPrivateEvent(unit="example", reason=UNPROTECTED), 1),)
+OPEN_VOTES: Final = open_charges(UNPROTECTED)
 NOBODY: Final = -1
 """Partition id that stands for parties whose answer nobody could read."""
 COUNTED = "class counts protect examples, not parties"
@@ -279,7 +279,7 @@ class FedKTOptions(Options):
     def count_charges(self, num_classes: int, *, seeded: bool) -> Sequence[Entry]:
         """Return what the class counts cost that leave a party, if any do."""
         if self.weights == "counts":
-            return [(NonPrivateEvent(unit="example", reason=EXACT_COUNTS), 1)]
+            return open_charges(EXACT_COUNTS)
         if self.weights == "none":
             return ()
         noise = self.count_noise()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fl_strategies.learners import LearnerFactory, plan_of
+from fl_strategies.learners import plan_of
 from fl_strategies.party.training import teacher_charges
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
@@ -103,19 +103,10 @@ def _training(options: FedKTOptions, facts: ReleaseFacts) -> Charges:
     """
     if facts.trainer is None:
         return ()
-    return planned_charges(
-        facts.trainer, facts.num_records, options.num_splits, num_teachers(options, facts)
-    )
-
-
-def planned_charges(
-    trainer: LearnerFactory, num_records: int, num_splits: int, teachers: int
-) -> Charges:
-    """Return what so many teachers per partition cost an example."""
-    teacher = trainer()
-    sizes = [len(rows) for rows in np.array_split(np.arange(num_records), teachers)]
-    plans = [plan_of(teacher, size) for size in sizes]
-    return tuple(teacher_charges(plans * num_splits, num_splits))
+    teacher, rows = facts.trainer(), np.arange(facts.num_records)
+    subsets = np.array_split(rows, num_teachers(options, facts))
+    plans = [plan_of(teacher, len(subset)) for subset in subsets]
+    return tuple(teacher_charges(plans * options.num_splits, options.num_splits))
 
 
 def _no_signal(options: FedKTOptions, facts: ReleaseFacts) -> str:
