@@ -71,48 +71,126 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Objective:
-    """What a learner minimises besides its loss: ``mu/2 |w - anchor|^2 + <correction, w>``,
-    and the cross-entropy of what its last layer makes of given features.
-
-    Here w are the weights that learn, by the names that `to_arrays` gives them. FedProx is
-    a `mu` without more; SCAFFOLD a `correction`, the server's control variate less the
-    party's own, with a `step_size`. None may hold anything private that has not been paid
-    for, because a learner that trains privately takes them as they are.
+class Proximal:
+    """FedProx's term: ``mu/2 |w - anchor|^2``, for the weights w that learn.
 
     Parameters
     ----------
-    mu : float (default: 0)
-        Strength of the proximal term.
+    mu : float
+        Strength.
     anchor : mapping of name to array, optional
-        Centre of the proximal term; the weights at the start of the call if omitted.
-    correction : mapping of name to array, optional
-        Added to the gradient of every step.
-    features, labels : (n, num_features), (n,), optional
-        What the last layer is to recognise as these classes, besides the records; FedGen's.
-    strength : float (default: 0)
-        Weight of their mean cross-entropy.
+        Centre, named as in `to_arrays`; the weights at the start of the call if omitted.
+    """
+
+    mu: float
+    anchor: Mapping[str, Array] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the strength; only the learner knows its weights."""
+        _check_strength("Proximal", "mu", self.mu)
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """SCAFFOLD's term: ``<arrays, w>``, which adds the arrays to the gradient of every step.
+
+    Parameters
+    ----------
+    arrays : mapping of name to array
+        Named as in `to_arrays`: the server's control variate less the party's own.
+    """
+
+    arrays: Mapping[str, Array] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Generated:
+    """FedGen's term: the mean cross-entropy of the last layer's answers to given features.
+
+    Parameters
+    ----------
+    features, labels : (n, num_features), (n,)
+        Inputs of the last layer, and the classes it is to recognise in them.
+    strength : float (default: 1)
+        Weight of the term.
+    """
+
+    features: FloatArray = field(repr=False)
+    labels: IntArray = field(repr=False)
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the strength, and that every row has a label."""
+        _check_strength("Generated", "strength", self.strength)
+        rule = f"of shape ({len(self.features)},), one per row of features"
+        fits = np.shape(self.labels) == (len(self.features),)
+        require(fits, "Generated", "labels", rule, np.shape(self.labels))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prototypes:
+    """FedProto's term: the mean squared distance of features to the prototype of their class.
+
+    The only term that sees the batch. Under DP-SGD it is part of the loss of a record, and is
+    clipped and noised with it.
+
+    Parameters
+    ----------
+    prototypes : (num_classes, num_features)
+        What `FeatureLearner.features` should be for a record of each class.
+    known : (num_classes,) of bool, optional
+        Which classes have a prototype; all if omitted. Records of others lose nothing.
+    strength : float (default: 1)
+        Weight of the term.
+    """
+
+    prototypes: FloatArray = field(repr=False)
+    known: Array | None = field(default=None, repr=False)
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the strength and the shapes; only the learner knows its features."""
+        _check_strength("Prototypes", "strength", self.strength)
+        shape = np.shape(self.prototypes)
+        rule = "of shape (num_classes, num_features)"
+        require(len(shape) == 2, "Prototypes", "prototypes", rule, shape)
+        known = shape[:1] if self.known is None else self.known.shape
+        require(known == shape[:1], "Prototypes", "known", f"of shape {shape[:1]}", known)
+
+
+def _check_strength(owner: str, name: str, value: float) -> None:
+    require(0 <= value < math.inf, owner, name, "finite and at least 0", value)
+
+
+Term: TypeAlias = Proximal | Correction | Generated | Prototypes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Objective:
+    """The terms that a learner minimises besides its loss.
+
+    None may hold anything private that has not been paid for: a learner that trains privately
+    takes them as they are.
+
+    Parameters
+    ----------
+    terms : sequence of Term
+        Their sum is added to the loss.
     step_size : float, optional
         Take steps of plain gradient descent, of this size, in place of those of the
         learner's own optimizer; its batches and penalties stay.
+
+    Examples
+    --------
+    >>> Objective(terms=(Proximal(mu=0.1),))
+    Objective(terms=(Proximal(mu=0.1),), step_size=None)
     """
 
-    mu: float = 0.0
-    anchor: Mapping[str, Array] | None = field(default=None, repr=False)
-    correction: Mapping[str, Array] | None = field(default=None, repr=False)
-    features: FloatArray | None = field(default=None, repr=False)
-    labels: IntArray | None = field(default=None, repr=False)
-    strength: float = 0.0
+    terms: Sequence[Term] = ()
     step_size: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers; only the learner knows its weights."""
-        rule = "finite and at least 0"
-        require(0 <= self.mu < math.inf, "Objective", "mu", rule, self.mu)
-        finite = 0 <= self.strength < math.inf
-        require(finite, "Objective", "strength", rule, self.strength)
-        both = (self.features is None) == (self.labels is None)
-        require(both, "Objective", "labels", "given with features", self.labels)
+        """Check the step size; every term checks itself."""
         moves = self.step_size is None or 0 < self.step_size < math.inf
         require(moves, "Objective", "step_size", "finite and above 0", self.step_size)
 
@@ -273,6 +351,17 @@ class HeadedLearner(GuidedLearner, Protocol):
         """Return that layer; raise `UnsupportedLearner` if there is none with biases."""
 
 
+@runtime_checkable
+class FeatureLearner(Learner, Protocol):
+    """A learner that represents rows as features, of which its last layer makes logits."""
+
+    def features(self, x: Array) -> FloatArray:
+        """Return the inputs of the last layer for rows `x` (n, ...), (n, num_features).
+
+        What is computed from private rows is as private as they are.
+        """
+
+
 LearnerFactory: TypeAlias = Callable[[], Learner]
 
 
@@ -366,6 +455,16 @@ def require_headed(owner: str, learner: Learner) -> HeadedLearner:
     if not isinstance(learner, HeadedLearner):
         raise UnsupportedLearner(
             f"{owner}: the learner must tell its last layer (head) and take an objective, got "
+            f"{type(learner).__name__}. TorchLearner does."
+        )
+    return learner
+
+
+def require_features(owner: str, learner: Learner) -> FeatureLearner:
+    """Return the learner if it has features; say what to do if it does not."""
+    if not isinstance(learner, FeatureLearner):
+        raise UnsupportedLearner(
+            f"{owner}: the learner must represent rows as features (features), got "
             f"{type(learner).__name__}. TorchLearner does."
         )
     return learner

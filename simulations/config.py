@@ -6,6 +6,8 @@ run configuration they have a section of their own (``fedmd.release``); elsewher
 name means the chosen strategy's own (``release``).
 """
 
+import functools
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +24,38 @@ from simulations.models import ModelOptions, check_learner_name
 Value: TypeAlias = str | int | float | bool
 
 OWNER: Final = "Settings"
+FINAL: Final = "final."
+"""Prefix of the settings of the server's model."""
+TITLES: Final[Mapping[str, str]] = {
+    "strategy": "The federation",
+    "data": "Data",
+    "partition": "How rows are dealt to parties",
+    "learner": "Models by name",
+    "delta": "Privacy",
+    "max-wait": "Rounds and messages",
+    "output-dir": "Results, checkpoints, processes",
+    "solo": "Baselines",
+    "num-trees": "Models of the parties",
+    "final-learner-epochs": "Old names, for one release",
+    "final.num-trees": "Model of the server; unset: the parties' if it is one of theirs",
+}
+"""Titles of groups of settings, by the first key of each."""
+RENAMED: Final[Mapping[str, tuple[str, Value]]] = {
+    "final-learner-epochs": ("final.epochs", 0),
+    "final-learner-batch-size": ("final.batch-size", 0),
+    "final-learner-rate": ("final.learning-rate", 0.0),
+}
+"""Old names that work for one release: the new name, and the value that means nothing."""
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalOptions(ModelOptions):
+    """Hyper-parameters of the server's model, in the section ``final``."""
+
+    owner: ClassVar[str] = "Settings.final"
+    names_keys: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +81,11 @@ got 'num-splits', which fedkt has.
     names_keys: ClassVar[bool] = True
 
     strategy: str = option("fedkd", "name of the strategy")
+    num_parties: int = option(6, "parties in the federation", least=1)
+    num_server_rounds: int = option(0, "rounds; 0: the strategy's usual number", least=0)
+    then: str = option("", "strategy that continues with the final model; empty: none")
+    then_rounds: int = option(0, "its rounds; 0: its usual number", least=0)
+    seed: int = option(0, "decides every random choice of the experiment", least=0)
     data: str = option("digits", "a data set by its name, FILE.npz or FILE.csv")
     data_dir: str = option("", "folder with data files; empty: $FL_STRATEGIES_DATA")
     label: str = option("", "label column of FILE.csv")
@@ -56,42 +95,36 @@ got 'num-splits', which fedkt has.
     train_rows: int = option(0, "most private rows of all parties; 0: all", least=0)
     public_rows: int = option(0, "most public rows; 0: all", least=0)
     test_rows: int = option(0, "most test rows; 0: all", least=0)
-    learner: str = option("", "party models, taken in turn; empty: some that fit")
-    teacher: str = option("", "model of FedKT's teachers; empty: the party's own")
-    final_learner: str = option("", "model that the server trains; empty: one that fits")
-    num_parties: int = option(6, "parties in the federation", least=1)
-    num_server_rounds: int = option(0, "rounds; 0: the strategy's usual number", least=0)
-    then: str = option("", "strategy that continues with the final model; empty: none")
-    then_rounds: int = option(0, "its rounds; 0: its usual number", least=0)
     partition: Scheme = option("dirichlet", "how rows are dealt")
     beta: float = option(0.5, "Dirichlet concentration; smaller: parties less alike", above=0)
     balanced: bool = option(True, "Dirichlet parties of about the same size")
     mixing: float = option(0.0, "share of rows that pooled-halves deals anew", least=0)
     shares: str = option("", "parties' shares of the rows, such as 0.7,0.3; empty: equal")
     min_records: int = option(10, "fewest records of a party", least=0)
+    learner: str = option("", "party models, taken in turn; empty: some that fit")
+    teacher: str = option("", "model of FedKT's teachers; empty: the party's own")
+    final_learner: str = option("", "model that the server trains; empty: one that fits")
     pretrain_once: bool = option(False, "one pre-trained model for all parties of FedMD")
     delta: float = option(0.00001, "delta of every privacy figure", above=0)
     max_epsilon: float = option(0.0, "budget of server and parties; 0: none", least=0)
     state_dir: str = option("", "folder where parties keep their ledgers; empty: none")
-    seed: int = option(0, "decides every random choice of the experiment", least=0)
     max_wait: float = option(120.0, "seconds to wait for the parties to come", above=0)
     timeout: float = option(3600.0, "seconds to wait for their answers", above=0)
     min_parties: int = option(0, "fewest parties to continue with; 0: two", least=0)
     fraction_train: float = option(1.0, "share of the parties a round asks", above=0, most=1)
     min_train_nodes: int = option(1, "fewest parties a round asks", least=1)
     half_precision: bool = option(False, "models travel as float16")
+    output_dir: str = option("runs", "folder that gets one folder of results a run")
     checkpoint_dir: str = option("", "folder that keeps a run, to resume after a kill")
     resume: bool = option(False, "resume the run in checkpoint-dir")
-    final_learner_epochs: int = option(0, "epochs of the final model; 0: the same", least=0)
-    final_learner_batch_size: int = option(0, "rows in its step; 0: the same", least=0)
-    final_learner_rate: float = option(0.0, "its step size; 0: the same", least=0)
-    output_dir: str = option("runs", "folder that gets one folder of results a run")
+    num_workers: int = option(0, "processes of the in-process runner; 0: one a core", least=0)
     solo: bool = option(True, "also train each party alone, to compare")
     central: bool = option(True, "also train on the pooled data, to compare")
     central_learner: str = option("", "model of the pooled data; empty: the final one")
     pate: bool = option(False, "also train PATE on the pooled data, to compare")
     public_only: bool = option(False, "also train on labelled public rows alone, to compare")
-    num_workers: int = option(0, "processes of the in-process runner; 0: one a core", least=0)
+    final: FinalOptions = field(default_factory=FinalOptions)
+    """What is set about the server's model."""
     options: Options = field(default_factory=Options)
     """What is set about the strategy."""
     then_options: Options = field(default_factory=Options)
@@ -152,15 +185,6 @@ got 'num-splits', which fedkt has.
                 f"{OWNER}: shares must be {rule}, got {self.shares!r}."
             ) from None
 
-    def for_final_learner(self) -> Self:
-        """Return the settings by which the server's model is made."""
-        return replace(
-            self,
-            epochs=self.final_learner_epochs or self.epochs,
-            batch_size=self.final_learner_batch_size or self.batch_size,
-            learning_rate=self.final_learner_rate or self.learning_rate,
-        )
-
     @property
     def rounds_of_links(self) -> tuple[int, ...]:
         """Rounds of the strategy, as asked for or as usual, and of one that continues."""
@@ -215,7 +239,7 @@ got 'num-splits', which fedkt has.
         own = self.chosen() if name == self.strategy else {}
         told = {key.replace("-", "_"): v for key, v in {**self.to_config(), **own}.items()}
         later = self._later() if changes.get("then", self.then) == self.then else {}
-        return self.of(**{**told, **later, **changes})
+        return self.of(**{**told, **self._final(), **later, **changes})
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Value], **overrides: Value) -> Self:
@@ -229,11 +253,13 @@ got 'num-splits', which fedkt has.
             Snake-case settings that win over `run_config`.
         """
         given = {**run_config, **{key_of(name): value for name, value in overrides.items()}}
+        given = _by_new_names(given)
         strategy = str(given.get("strategy", _default_strategy()))
         kind = options_of(strategy)
-        sections = {key: value for key, value in given.items() if "." in key}
+        final = {key: value for key, value in given.items() if key.startswith(FINAL)}
+        sections = {k: value for k, value in given.items() if "." in k and k not in final}
         short = {key: value for key, value in given.items() if "." not in key}
-        for key in short:
+        for key in [*short, *final]:
             _require_known(strategy, key)
         section, known = _own_section(strategy, sections), cls.settings()
         own = section | {
@@ -248,7 +274,14 @@ got 'num-splits', which fedkt has.
         later = (
             options_of(then).from_config(_own_section(then, sections)) if then else Options()
         )
-        return replace(settings, options=kind.from_config(own), then_options=later)
+        return replace(
+            settings,
+            final=FinalOptions.from_config(
+                {k.removeprefix(FINAL): v for k, v in final.items()}
+            ),
+            options=kind.from_config(own),
+            then_options=later,
+        )
 
     def chosen(self) -> dict[str, Value]:
         """Return what is set about the strategy, by short keys; 0 where nothing is."""
@@ -259,7 +292,10 @@ got 'num-splits', which fedkt has.
         """Return all settings as a run configuration has them."""
         section = section_of(self.strategy)
         own = {f"{section}.{key}": value for key, value in self.chosen().items()}
-        return {**self.to_config(), **own, **self._later()}
+        return {**self.to_config(), **self._final(), **own, **self._later()}
+
+    def _final(self) -> dict[str, Value]:
+        return {f"{FINAL}{key}": value for key, value in self.final.to_config().items()}
 
     def _later(self) -> dict[str, Value]:
         """Return what is set about the strategy that continues, in its section."""
@@ -268,7 +304,7 @@ got 'num-splits', which fedkt has.
 
     def to_report(self) -> dict[str, Value]:
         """Return all settings by short keys, as results have them."""
-        return {**self.to_config(), **self.chosen(), **self._later()}
+        return {**self.to_config(), **self._final(), **self.chosen(), **self._later()}
 
 
 def _plain(value: object) -> Any:
@@ -302,7 +338,45 @@ def all_sections() -> dict[str, str]:
 
 def known_settings(strategy: str) -> Mapping[str, Setting]:
     """Return all settings of a run of a strategy, by short keys."""
-    return {**options_of(strategy).settings(), **Settings.settings()}
+    return {**options_of(strategy).settings(), **common_settings()}
+
+
+@functools.cache
+def common_settings() -> Mapping[str, Setting]:
+    """Return the settings that runs of all strategies have."""
+    final = {f"{FINAL}{key}": one for key, one in FinalOptions.settings().items()}
+    old = {
+        key: Setting(key, type(absent), absent, f"old name of {new}", (), False)
+        for key, (new, absent) in RENAMED.items()
+    }
+    return {**Settings.settings(), **final, **old}
+
+
+def _by_new_names(given: Mapping[str, Value]) -> dict[str, Value]:
+    """Return settings by the names of today, and say which names are old."""
+    told = {key: value for key, value in given.items() if key not in RENAMED}
+    for old in given.keys() & RENAMED.keys():
+        new, absent = RENAMED[old]
+        if given[old] != absent:
+            logger.warning("Settings: %s is now %s; the next release forgets it.", old, new)
+            told[new] = given[old]
+    return told
+
+
+def as_published(given: Mapping[str, Value]) -> dict[str, Value]:
+    """Return settings of a paper's experiment, whose hyper-parameters all models have.
+
+    Examples
+    --------
+    >>> as_published({"epochs": 3, "max-depth": 6, "final-learner-epochs": 9})
+    {'epochs': 3, 'max-depth': 6, 'final.epochs': 9, 'final.max-depth': 6}
+    """
+    renamed = {
+        RENAMED[k][0]: v for k, v in given.items() if k in RENAMED and v != RENAMED[k][1]
+    }
+    plain = {key: value for key, value in given.items() if key not in RENAMED}
+    final = {f"{FINAL}{k}": v for k, v in plain.items() if k in FinalOptions.settings()}
+    return {**plain, **final, **renamed}
 
 
 def _own_section(strategy: str, sections: Mapping[str, Value]) -> dict[str, Value]:
@@ -320,7 +394,8 @@ def _own_section(strategy: str, sections: Mapping[str, Value]) -> dict[str, Valu
 
 def _require_known(strategy: str, key: str) -> None:
     """Raise for a setting that a run of this strategy does not have."""
-    if "." in key or key in known_settings(strategy):
+    known = known_settings(strategy)
+    if key in known or ("." in key and not key.startswith(FINAL)):
         return
     owners: dict[str, list[str]] = {}
     for name in all_sections().values():
@@ -331,7 +406,6 @@ def _require_known(strategy: str, key: str) -> None:
             f"{OWNER}: key must be a setting of {strategy}, got {key!r}, which "
             f"{', '.join(others)} {'has' if len(others) == 1 else 'have'}."
         )
-    known = known_settings(strategy)
     near = nearest_name(key, [*known, *owners])
     if near and near not in known:
         raise InvalidParameter(
@@ -346,6 +420,10 @@ def describe() -> Iterator[tuple[str, Value, str]]:
     own, models = Settings.settings(), ModelOptions.settings()
     for key in [*(key for key in own if key not in models), *models]:
         yield key, own[key].default, _meaning(own[key])
+    for key, (new, absent) in RENAMED.items():
+        yield key, absent, f"old name of {new}"
+    for key, setting in FinalOptions.settings().items():
+        yield f"{FINAL}{key}", setting.default, _meaning(setting)
     for section, name in all_sections().items():
         for setting in options_of(name).settings().values():
             yield f"{section}.{setting.key}", setting.default, _meaning(setting)
@@ -383,7 +461,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def _parse(strategies: Sequence[str], key: str, value: str) -> Value:
     section, dot, short = key.rpartition(".")
-    if dot:
+    if dot and not key.startswith(FINAL):
         require_setting(OWNER, section, all_sections())
         known = options_of(all_sections()[section]).settings()
         require_setting(OWNER, short, known)

@@ -38,11 +38,11 @@ from fl_strategies.learners import (
 from fl_strategies.options import Options
 from fl_strategies.server.callbacks import OnRound
 from fl_strategies.tasks import METRICS, Judgement, judge, judge_constant, quality
-from simulations.config import Settings, Value
+from simulations.config import FinalOptions, Settings, Value
 from simulations.data.csv import listed
 from simulations.data.partition import partition
 from simulations.data.sets import Dataset, load_dataset
-from simulations.models import LEARNERS, learner_factory
+from simulations.models import LEARNERS, ModelOptions, learner_factory
 from simulations.runtime.processes import all_workers_needed, become_worker
 
 
@@ -205,15 +205,25 @@ class Federation:
         require(bool(found), "Settings", "learner", rule, self.settings.learner)
         return found
 
+    @property
+    def final_settings(self) -> ModelOptions:
+        """Settings of the server's model; unset: the parties' if it is one of theirs."""
+        own = self.settings.final
+        if not (self.same_learner or self.kind.relays_models):
+            return own
+        usual = FinalOptions().to_config()
+        given = {key: value for key, value in own.to_config().items() if value != usual[key]}
+        return ModelOptions.from_config({**self.settings.to_config(), **given})
+
     def factory(self, name: str) -> LearnerFactory:
         """Return the factory of a party's learner for this data set."""
         return self._factory(name, self.settings)
 
     def final_factory(self) -> LearnerFactory:
         """Return the factory of the server's learner."""
-        return self._factory(self.final_learner, self.settings.for_final_learner())
+        return self._factory(self.final_learner, self.final_settings)
 
-    def _factory(self, name: str, settings: Settings) -> LearnerFactory:
+    def _factory(self, name: str, settings: ModelOptions) -> LearnerFactory:
         data = self.dataset
         return learner_factory(
             name,
@@ -225,8 +235,8 @@ class Federation:
 
     def catalogue(self) -> dict[str, LearnerFactory]:
         """Return all learners that may travel in this federation, by name."""
-        names = {*self.learner_names, self.final_learner}
-        return {name: self.factory(name) for name in sorted(names)}
+        parties = {name: self.factory(name) for name in self.learner_names}
+        return dict(sorted({self.final_learner: self.final_factory(), **parties}.items()))
 
     def party(self, partition_id: int) -> Party:
         """Return one party; parties cycle through the configured learners."""
@@ -254,7 +264,7 @@ class Federation:
             x_test=data.x_test,
             y_test=data.y_test,
             public_test=True,
-            catalogue=self.catalogue(),
+            catalogue={**self.catalogue(), self.final_learner: self.final_factory()},
         )
 
     def strategy(self, on_round: Sequence[OnRound] = ()) -> KnowledgeStrategy[Any]:
@@ -430,7 +440,7 @@ class Federation:
         """The model that all parties start from with `pretrain-once`, as arrays."""
         check_one_kind(self.learner_names, self.final_learner)
         rng = derive_rng(self.settings.seed, "pretrain")
-        learner = self.final_factory()()
+        learner = self.factory(self.final_learner)()
         return pretrained(learner, self.dataset, self.settings, rng).to_arrays()
 
     def judge_parties(self, num_workers: int = 1) -> Iterator[Judgement]:

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 from fl_strategies import find_algorithm
 from fl_strategies.errors import StrategyError, require
 from fl_strategies.tasks import Task
-from simulations.config import Settings, Value
+from simulations.config import Settings, Value, common_settings
 from simulations.federation import SCORERS, WORD_MODEL, Federation
 
 Given: TypeAlias = Mapping[str, Value]
@@ -72,7 +72,7 @@ class Entry:
 
 def shared(given: Given) -> Given:
     """Return the settings that are not about one strategy or another."""
-    return {key: value for key, value in given.items() if key in Settings.settings()}
+    return {key: value for key, value in given.items() if key in common_settings()}
 
 
 def refuse_settings(owner: str, given: Given, elsewhere: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ from importlib import resources
 from typing import Any, Final
 
 from fl_strategies.errors import require
-from simulations.config import Value
+from simulations.config import Value, as_published
 
 PRESETS: Final = ("paper",)
 
@@ -34,4 +34,4 @@ def preset(name: str, strategy: str, data: str) -> dict[str, Value]:
     require(name in PRESETS, "preset", "name", f"one of {', '.join(PRESETS)}", name)
     table = paper_table(strategy)
     require(data in table, "preset", "data", f"one of {', '.join(table)}", data)
-    return {"strategy": strategy, "data": data, **table[data]["settings"]}
+    return {"strategy": strategy, "data": data, **as_published(table[data]["settings"])}

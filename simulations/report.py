@@ -153,7 +153,7 @@ def _early_stopping(federation: Federation, strategy: KnowledgeStrategy[Any]) ->
     It has seen what was released, so this costs nobody anything. How long the parties' own
     models were trained depends on their records and stays with them.
     """
-    settings = federation.settings.for_final_learner()
+    settings = federation.final_settings
     try:
         trained = getattr(strategy.model_, "epochs_trained", 0)
     except StrategyError:

@@ -18,7 +18,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.wire import keys
-from simulations.config import Settings, Value
+from simulations.config import Settings, Value, as_published
 from simulations.published import Published
 from simulations.report import Report
 from simulations.runtime.progress import duration
@@ -125,7 +125,7 @@ class Table:
             if scale in row.get("scales", scales)
         )
         for row in rows:
-            Settings.from_run_config(row.settings)
+            Settings.from_run_config(as_published(row.settings))
         return cls(
             name=name,
             title=content["title"],
@@ -204,7 +204,7 @@ def run_table(table: Table, run: Runner, kept: Path, report: Callable[[str], Non
 
 def _run(asked: Mapping[str, Value], run: Runner) -> Outcome:
     used = cpu_seconds()
-    outcome = outcome_of(asked, run(Settings.from_run_config(asked)))
+    outcome = outcome_of(asked, run(Settings.from_run_config(as_published(asked))))
     outcome[ALL_CPU] = round(cpu_seconds() - used, 1)
     return outcome
 

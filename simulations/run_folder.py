@@ -124,7 +124,7 @@ def write_report(report: Report, output_dir: str | Path) -> Path:
 
 def card_of(federation: Federation, name: str) -> ModelCard:
     """Return what must be known of a federation to read its model."""
-    data, settings = federation.dataset, federation.settings.for_final_learner().to_config()
+    data, settings = federation.dataset, federation.final_settings.to_config()
     return ModelCard(
         learner=name,
         row_shape=data.row_shape,

@@ -12,7 +12,7 @@ from fl_strategies import FedKD, FedKT, Knowledge, KnowledgeStrategy, Party
 from fl_strategies._util.arrays import Array, FloatArray, IntArray
 from fl_strategies._util.randomness import derive_rng
 from fl_strategies.errors import KnowledgeMismatch
-from fl_strategies.learners import DenseLayer, Objective, Recipe
+from fl_strategies.learners import Correction, DenseLayer, Objective, Proximal, Recipe
 from fl_strategies.privacy.events import PrivacyEvent
 from fl_strategies.server.replies import PartyReply
 
@@ -82,12 +82,13 @@ class CentroidLearner:
             between = (self.centroids + new) / 2
         unknown = np.where(np.isfinite(new), new, self.centroids)
         self.centroids = np.where(known, between, unknown)
-        if objective is not None:
-            held = (self.centroids + objective.mu * before) / (1 + objective.mu)
-            self.centroids = np.where(np.isfinite(before), held, self.centroids)
-            if objective.correction is not None:
+        for term in () if objective is None else objective.terms:
+            if isinstance(term, Proximal):
+                held = (self.centroids + term.mu * before) / (1 + term.mu)
+                self.centroids = np.where(np.isfinite(before), held, self.centroids)
+            elif isinstance(term, Correction) and objective is not None:
                 step = objective.step_size or 1.0
-                self.centroids = self.centroids - step * objective.correction["centroids"]
+                self.centroids = self.centroids - step * term.arrays["centroids"]
         return self
 
     def initialised(self, *, rng: np.random.Generator) -> "CentroidLearner":

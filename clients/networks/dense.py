@@ -16,7 +16,7 @@ from fl_strategies.learners import DenseLayer
 
 try:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 except ImportError as error:
     raise MissingExtra("TorchLearner", "torch", "torch") from error
 
@@ -87,6 +87,37 @@ def head_of(module: nn.Module) -> nn.Linear:
             "TorchLearner: the module must end in an nn.Linear with biases, got another."
         )
     return dense[-1]
+
+
+class SeenFeatures:
+    """What the last dense layer of a module takes, in its latest pass, while entered."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._head = head_of(module)
+        self._taken: Tensor | None = None
+
+    def __enter__(self) -> Self:
+        """Watch the layer, which then is no longer trained by kernels that skip it."""
+        self._handle = self._head.register_forward_pre_hook(self._keep)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the module as it was."""
+        self._handle.remove()
+
+    def of(self, num_rows: int) -> Tensor:
+        """Return the features (num_rows, num_features) of the rows of the latest pass."""
+        taken, shape = self._taken, (num_rows, self._head.in_features)
+        if taken is None or taken.shape != shape:
+            got = "no call of it" if taken is None else f"shape {tuple(taken.shape)}"
+            raise UnsupportedLearner(
+                "TorchLearner: the last nn.Linear must take one row of features per record, of "
+                f"shape {shape}, got {got}."
+            )
+        return taken
+
+    def _keep(self, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._taken = inputs[0]
 
 
 def as_layers(arrays: Mapping[str, Array]) -> list[DenseLayer] | None:

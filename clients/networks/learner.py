@@ -19,10 +19,10 @@ from typing import Any, Final, NamedTuple, Self, get_args
 
 import numpy as np
 
-from clients.networks.dense import DenseModules
+from clients.networks.dense import DenseModules, SeenFeatures, head_of
 from clients.networks.images import image_steps
 from clients.networks.loop import Augment, TrainingLoop
-from clients.networks.objective import gradient_of, stepping
+from clients.networks.objective import applied, stepping
 from clients.networks.stacks import accelerated, can_stack, make_stack, trainable
 from clients.networks.stopping import STOPPING_LOSSES, EarlyStopping, Rows, hold_out
 from clients.networks.training import (
@@ -192,8 +192,8 @@ class TorchLearner(TrainingLoop, DenseModules):
         """Continue learning for so many epochs, from the parameters that were learned before.
 
         A learner without any starts with a new module. The optimizer is new in every call:
-        Adam's moments, SGD's momentum and the schedule start again. The gradient of an
-        objective is added to that of the loss in every step.
+        Adam's moments, SGD's momentum and the schedule start again. The terms of an objective
+        are added to the loss in every step.
         """
         check_count("epochs", epochs)
         x, y = checked_set(self._checked_rows(x), y, self.num_classes, self.task)
@@ -258,6 +258,17 @@ class TorchLearner(TrainingLoop, DenseModules):
         module, x = self._fitted(), self._checked_rows(x)
         with isolated():
             return self._scores(module, x)
+
+    def features(self, x: Array) -> FloatArray:
+        """Return what the last dense layer takes for rows `x`, float32 (n, num_features)."""
+        module, x = self._fitted(), self._checked_rows(x)
+        features = np.empty((len(x), head_of(module).in_features), dtype=np.float32)
+        with isolated(), SeenFeatures(module) as seen:
+            for start in range(0, len(x), ROWS_PER_CHUNK):
+                chunk = slice(start, start + ROWS_PER_CHUNK)
+                self._evaluate(module, x[chunk])
+                features[chunk] = seen.of(len(x[chunk])).cpu()
+        return features
 
     def to_arrays(self) -> dict[str, Array]:
         """Return copies of the module's parameters and buffers by name."""
@@ -383,11 +394,12 @@ class TorchLearner(TrainingLoop, DenseModules):
         with isolated(rng):
             module = self._new_module() if module is None else module
             self._evaluate(module, x[:1])  # names a misfit before training starts
-            own = gradient_of(objective, module)
-            model = trainable(module.train(), as_it_is=own is not None)
-            watch = self._watch([module], [watched]) if watched is not None else None
             trainer, sets = stepping(self, objective), [(x, targets)]
-            (done,) = trainer._train(model, sets, loss, epochs, [rng], own, watch)
+            with applied(objective, module, loss, self.task) as own:
+                model = trainable(module.train(), as_it_is=own is not None)
+                watch = self._watch([module], [watched]) if watched is not None else None
+                loss = loss if own is None else own.loss
+                (done,) = trainer._train(model, sets, loss, epochs, [rng], own, watch)
         pace = steps_per_epoch(len(x), self.batch_size)
         return self._keep(module, x.shape[1:], done * pace, done)
 

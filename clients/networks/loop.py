@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from clients.networks.compiled import CompiledPerceptrons
-from clients.networks.objective import ObjectiveGradient
+from clients.networks.objective import AppliedObjective
 from clients.networks.stacks import Stack
 from clients.networks.stopping import EarlyStopping
 from clients.networks.training import (
@@ -55,7 +55,7 @@ class TrainingLoop:
         loss: BatchLoss,
         epochs: int,
         rngs: Sequence[np.random.Generator],
-        own: ObjectiveGradient | None = None,
+        own: AppliedObjective | None = None,
         watch: EarlyStopping | None = None,
     ) -> list[int]:
         """Train a model or a stack; return the number of epochs of every set."""
@@ -86,7 +86,7 @@ class TrainingLoop:
         loss: BatchLoss,
         rates: Sequence[float],
         rngs: Sequence[np.random.Generator],
-        own: ObjectiveGradient | None,
+        own: AppliedObjective | None,
         watch: EarlyStopping | None,
     ) -> None:
         optimizer = self._new_optimizer(model)

@@ -1,14 +1,24 @@
-"""The gradient of an `Objective`, for modules whose loss alone is not all that counts."""
+"""The terms of an `Objective` in PyTorch: gradients of weights, losses that see the batch."""
 
 import copy
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from clients.networks.dense import head_of
-from clients.networks.training import OWNER, check_state, state_of
-from fl_strategies.errors import MissingExtra, require_known
-from fl_strategies.learners import Objective
+from clients.networks.dense import SeenFeatures, head_of
+from clients.networks.training import (
+    OWNER,
+    BatchLoss,
+    check_state,
+    squared_difference,
+    state_of,
+)
+from fl_strategies._util.arrays import Array
+from fl_strategies.errors import MissingExtra, UnsupportedLearner, require_known
+from fl_strategies.learners import Correction, Generated, Objective, Prototypes, Proximal
+from fl_strategies.tasks import Task
 
 try:
     import torch
@@ -19,6 +29,8 @@ except ImportError as error:
 
 
 L = TypeVar("L", bound=Any)
+Slopes: TypeAlias = Callable[[], Sequence[tuple[Tensor, Tensor]]]
+"""The gradient of a term now, as pairs of a weight and its gradient."""
 
 
 def stepping(learner: L, objective: Objective | None) -> L:
@@ -31,79 +43,149 @@ def stepping(learner: L, objective: Objective | None) -> L:
     return twin
 
 
-def gradient_of(objective: Objective | None, module: nn.Module) -> "ObjectiveGradient | None":
-    """Return what an objective adds to the gradients of a module; nothing if it adds 0."""
-    if objective is None:
-        return None
-    own = ObjectiveGradient(objective, module)
-    adds = objective.mu, objective.correction is not None, objective.features is not None
-    return own if any(adds) else None
-
-
-class ObjectiveGradient:
-    """What an objective adds to the gradients of a module's weights in every step.
+class AppliedObjective:
+    """What the terms of an objective add to the training of one module.
 
     Parameters
     ----------
-    objective : Objective
-        Its arrays are checked against the weights that learn; others of the module's state,
-        such as the buffers in `to_arrays`, may be among them and have no effect. Features
-        are what the last dense layer takes.
-    module : Module
-        With the weights that the call starts from.
+    slopes : sequence of callables
+        Of the terms that see the weights alone.
+    loss : callable
+        The learner's own loss, with the terms that see the batch.
     """
 
-    def __init__(self, objective: Objective, module: nn.Module) -> None:
-        learning = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        self._mu = objective.mu
-        self._weights = list(learning.values())
-        self._anchors = [weight.detach().clone() for weight in self._weights]
-        self._corrections = [torch.zeros_like(weight) for weight in self._weights]
-        for kind, arrays, tensors in (
-            ("anchor", objective.anchor, self._anchors),
-            ("correction", objective.correction, self._corrections),
-        ):
-            if arrays is not None:
-                state = state_of(module)
-                idle = state.keys() - learning.keys()
-                given = {name: arrays[name] for name in arrays if name not in idle}
-                check_state(given, {name: state[name] for name in learning}, kind)
-                for tensor, name in zip(tensors, learning, strict=True):
-                    tensor.copy_(torch.tensor(given[name]))
-        self._features = None if objective.features is None else _Features(objective, module)
+    def __init__(self, slopes: Sequence[Slopes], loss: BatchLoss) -> None:
+        self._slopes = slopes
+        self.loss = loss
 
     @torch.no_grad()
     def add(self) -> None:
-        """Add it to the gradients that the loss has left on the weights."""
-        terms = zip(self._weights, self._anchors, self._corrections, strict=True)
-        for weight, anchor, correction in terms:
-            own: Tensor = self._mu * (weight - anchor) + correction
-            weight.grad = own if weight.grad is None else weight.grad + own
-        if self._features is not None:
-            self._features.add()
+        """Add the gradients of terms of the weights to those that the loss has left there."""
+        for slopes in self._slopes:
+            for weight, slope in slopes():
+                weight.grad = slope if weight.grad is None else weight.grad + slope
 
 
-class _Features:
-    """The cross-entropy of what the last layer makes of given features."""
+@contextmanager
+def applied(
+    objective: Objective | None, module: nn.Module, loss: BatchLoss, task: Task
+) -> Iterator[AppliedObjective | None]:
+    """Apply an objective to a module, from the weights that it has now; None if it adds 0.
 
-    def __init__(self, objective: Objective, module: nn.Module) -> None:
-        head = head_of(module)
-        self._head = [p for p in (head.weight, head.bias) if p.requires_grad]
-        self._layer, self._strength = head, objective.strength
-        features = np.asarray(objective.features, dtype=np.float32)
-        rule = f"of shape (n, {head.in_features})"
-        fits = features.ndim == 2 and features.shape[1] == head.in_features
-        require_known(fits, OWNER, "features", rule, features.shape)
-        device = head.weight.device
-        self._features = torch.from_numpy(features).to(device)
-        self._labels = torch.from_numpy(np.asarray(objective.labels, np.int64)).to(device)
+    Named arrays are checked against the weights that learn; others of the module's state, such
+    as the buffers in `to_arrays`, may be among them and have no effect.
+    """
+    slopes: list[Slopes] = []
+    losses: list[BatchLoss] = []
+    with ExitStack() as stack:
+        for term in () if objective is None else objective.terms:
+            match term:
+                case Proximal(mu=0) | Generated(strength=0) | Prototypes(strength=0):
+                    continue
+                case Proximal():
+                    slopes.append(_pull(term, module))
+                case Correction():
+                    slopes.append(_correction(term, module))
+                case Generated():
+                    slopes.append(_recognition(term, module))
+                case Prototypes():
+                    seen = stack.enter_context(SeenFeatures(module))
+                    losses.append(_distance_to(term, module, seen, task))
+                case _:
+                    raise UnsupportedLearner(
+                        f"{OWNER}: the terms of an objective must be Proximal, Correction, "
+                        f"Generated or Prototypes, got {type(term).__name__}."
+                    )
+        if not slopes and not losses:
+            yield None
+        else:
+            yield AppliedObjective(slopes, _sum_of([loss, *losses]))
+
+
+def sees_features(objective: Objective | None) -> bool:
+    """Tell whether an objective has a term of the features of records."""
+    terms = () if objective is None else objective.terms
+    return any(isinstance(term, Prototypes) for term in terms)
+
+
+def _sum_of(losses: Sequence[BatchLoss]) -> BatchLoss:
+    first, *others = losses
+
+    def total(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        result = first(logits, targets, weights)
+        for other in others:
+            result = result + other(logits, targets, weights)
+        return result
+
+    return total
+
+
+def _learning(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {n: weight for n, weight in module.named_parameters() if weight.requires_grad}
+
+
+def _like_weights(kind: str, arrays: Mapping[str, Array], module: nn.Module) -> list[Tensor]:
+    """Return checked arrays as tensors, in the order of the weights that learn."""
+    learning = _learning(module)
+    state = state_of(module)
+    idle = state.keys() - learning.keys()
+    given = {name: arrays[name] for name in arrays if name not in idle}
+    check_state(given, {name: state[name] for name in learning}, kind)
+    return [torch.tensor(given[n]).to(weight.device) for n, weight in learning.items()]
+
+
+def _pull(term: Proximal, module: nn.Module) -> Slopes:
+    weights = list(_learning(module).values())
+    if term.anchor is None:
+        anchors = [weight.detach().clone() for weight in weights]
+    else:
+        anchors = _like_weights("anchor", term.anchor, module)
+    pairs = list(zip(weights, anchors, strict=True))
+    return lambda: [(weight, term.mu * (weight - anchor)) for weight, anchor in pairs]
+
+
+def _correction(term: Correction, module: nn.Module) -> Slopes:
+    corrections = _like_weights("correction", term.arrays, module)
+    pairs = list(zip(_learning(module).values(), corrections, strict=True))
+    return lambda: pairs
+
+
+def _recognition(term: Generated, module: nn.Module) -> Slopes:
+    head = head_of(module)
+    own = [weight for weight in (head.weight, head.bias) if weight.requires_grad]
+    given = np.asarray(term.features, dtype=np.float32)
+    rule = f"of shape (n, {head.in_features})"
+    fits = given.ndim == 2 and given.shape[1] == head.in_features
+    require_known(fits, OWNER, "features", rule, given.shape)
+    features = torch.from_numpy(given).to(head.weight.device)
+    labels = torch.from_numpy(np.asarray(term.labels, np.int64)).to(head.weight.device)
 
     @torch.enable_grad()
-    def add(self) -> None:
+    def slopes() -> list[tuple[Tensor, Tensor]]:
         # Not by the layer itself: hooks of others, such as Opacus', would count these rows.
-        scores = linear(self._features, self._layer.weight, self._layer.bias)
-        loss = self._strength * cross_entropy(scores, self._labels)
-        for weight, slope in zip(
-            self._head, torch.autograd.grad(loss, self._head), strict=True
-        ):
-            weight.grad = slope if weight.grad is None else weight.grad + slope
+        loss = term.strength * cross_entropy(linear(features, head.weight, head.bias), labels)
+        return list(zip(own, torch.autograd.grad(loss, own), strict=True))
+
+    return slopes
+
+
+def _distance_to(
+    term: Prototypes, module: nn.Module, seen: SeenFeatures, task: Task
+) -> BatchLoss:
+    head = head_of(module)
+    if task != "single-label":
+        raise UnsupportedLearner(
+            f"{OWNER}: the task must be single-label for prototypes of classes, got {task}."
+        )
+    given = np.asarray(term.prototypes, dtype=np.float32)
+    shape = head.out_features, head.in_features
+    require_known(given.shape == shape, OWNER, "prototypes", f"of shape {shape}", given.shape)
+    known = np.ones(len(given)) if term.known is None else np.asarray(term.known)
+    prototypes = torch.from_numpy(given).to(head.weight.device)
+    strengths = torch.from_numpy((term.strength * known).astype(np.float32)).to(prototypes)
+
+    def loss(_logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        distances = squared_difference(seen.of(len(targets)), prototypes[targets])
+        return (distances * strengths[targets] * weights).sum()
+
+    return loss

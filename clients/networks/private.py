@@ -22,8 +22,9 @@ from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
+from clients.networks.dense import SeenFeatures
 from clients.networks.learner import SQUARED_SCORES, TorchLearner
-from clients.networks.objective import ObjectiveGradient, stepping
+from clients.networks.objective import applied, sees_features, stepping
 from clients.networks.stopping import Rows
 from clients.networks.training import (
     RECORD_LOSSES,
@@ -65,11 +66,14 @@ def record_gradients(loss: Tensor) -> None:
         torch.autograd.backward(loss)
 
 
-def check_module(module: nn.Module, row_shape: tuple[int, ...]) -> None:
+def check_module(
+    module: nn.Module, row_shape: tuple[int, ...], *, features: bool = False
+) -> None:
     """Raise `InvalidParameter` for what makes a module leak though Opacus accepts it.
 
     Opacus knows layers by their type; a layer without weights, or a module that moves rows
-    around by itself, is only found out by trying. No private row is used for that.
+    around by itself, is only found out by trying. No private row is used for that. `features`
+    are tried too if the loss sees them.
     """
     trial, rows = copy.deepcopy(module).cpu(), torch.ones(2, *row_shape)
     for parameter in trial.parameters():  # layers that start at 0 would hide the others
@@ -77,10 +81,10 @@ def check_module(module: nn.Module, row_shape: tuple[int, ...]) -> None:
     dropout = torch.default_generator.get_state()
     try:
         with torch.no_grad():
-            among_equals = logits_of(trial(rows))[0]
+            among_equals = _first_answer(trial, rows, features)
             torch.default_generator.set_state(dropout)
             rows[1] = 0.0
-            among_others = logits_of(trial(rows))[0]
+            among_others = _first_answer(trial, rows, features)
         model = GradSampleModule(trial, loss_reduction="sum")
         record_gradients(logits_of(model(rows)).sum())
     except Exception as error:
@@ -92,6 +96,14 @@ def check_module(module: nn.Module, row_shape: tuple[int, ...]) -> None:
         if not torch.equal(before.cpu(), after):
             raise _unsupported("that record nothing in buffers", f"a change of {name!r}")
     _check_gradients(trial, len(rows))
+
+
+def _first_answer(module: nn.Module, rows: Tensor, features: bool) -> Tensor:
+    """Return the logits of the first row, followed by its features if these are tried."""
+    if not features:
+        return logits_of(module(rows))[0]
+    with SeenFeatures(module) as seen:
+        return torch.cat([logits_of(module(rows))[0], seen.of(len(rows))[0]])
 
 
 def check_layers(module: nn.Module) -> None:
@@ -248,7 +260,8 @@ class DPTorchLearner(TorchLearner):
     Every record is in a batch with chance ``batch_size / n``, independently; its gradient is
     clipped to `max_grad_norm`, and Gaussian noise is added to the sum of each step. Every
     call of `fit` and `partial_fit` adds an event to `privacy_events`: for records of earlier
-    calls the events compose. An objective is added to noised gradients and costs nothing.
+    calls the events compose. Terms of an objective that see the weights alone are added to
+    noised gradients and cost nothing; prototypes are part of the loss that is clipped.
 
     Parameters
     ----------
@@ -458,7 +471,7 @@ class DPTorchLearner(TorchLearner):
             module = self._new_module() if module is None else copy.deepcopy(module)
             check_layers(module.train())
             self._evaluate(module, x[:1])
-            check_module(module.train(), x.shape[1:])
+            check_module(module.train(), x.shape[1:], features=sees_features(objective))
             source = None if self.secure else rng
             trainer = stepping(self, objective)
             trainer._train_privately(module, x, targets, loss, event, source, objective)
@@ -480,26 +493,27 @@ class DPTorchLearner(TorchLearner):
             # Dropout also decides what a batch's gradient is, so it must be secret as well.
             hide_generators(self._device)
         trained = copy.deepcopy(module)
-        own = None if objective is None else ObjectiveGradient(objective, trained)
-        model = GradSampleModule(trained, loss_reduction="sum")
-        descent = make_optimizer(
-            self.optimizer,
-            model.parameters(),
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            fused=False,
-        )
-        optimizer = NoisyOptimizer(descent, source, event, self.max_grad_norm)
-        if own is not None:  # after the noise, so that no record has a part in it
-            optimizer.attach_step_hook(lambda _: own.add())
-        rows, wanted = torch.from_numpy(as_float32("x", [x])), torch.from_numpy(targets)
-        steps = counted(range(event.steps), "private steps")
-        rates = at_rates(descent, self._rates(event.steps))
-        for _ in zip(steps, rates, strict=True):
-            drawn = drawn_rows(event, source)
-            batch = rows[drawn].to(self._device), wanted[drawn].to(self._device)
-            noisy_step(model, optimizer, loss, *batch)
+        with applied(objective, trained, loss, self.task) as own:
+            loss = loss if own is None else own.loss
+            model = GradSampleModule(trained, loss_reduction="sum")
+            descent = make_optimizer(
+                self.optimizer,
+                model.parameters(),
+                learning_rate=self.learning_rate,
+                weight_decay=self.weight_decay,
+                momentum=self.momentum,
+                fused=False,
+            )
+            optimizer = NoisyOptimizer(descent, source, event, self.max_grad_norm)
+            if own is not None:  # after the noise, so that no record has a part in it
+                optimizer.attach_step_hook(lambda _: own.add())
+            rows, wanted = torch.from_numpy(as_float32("x", [x])), torch.from_numpy(targets)
+            steps = counted(range(event.steps), "private steps")
+            rates = at_rates(descent, self._rates(event.steps))
+            for _ in zip(steps, rates, strict=True):
+                drawn = drawn_rows(event, source)
+                batch = rows[drawn].to(self._device), wanted[drawn].to(self._device)
+                noisy_step(model, optimizer, loss, *batch)
         module.load_state_dict(model.to_standard_module().state_dict())
 
 

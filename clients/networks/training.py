@@ -55,7 +55,8 @@ def weighted(loss: RowLoss) -> BatchLoss:
     return lambda logits, targets, weights: (loss(logits, targets) * weights).sum()
 
 
-def _squared_difference(outputs: Tensor, targets: Tensor) -> Tensor:
+def squared_difference(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean squared difference of every row, (n,)."""
     return (outputs - targets).square().mean(dim=1)
 
 
@@ -89,7 +90,7 @@ def _mean_of_all_known(logits: Tensor, labels: Tensor, _weights: Tensor) -> Tens
 RECORD_LOSSES: Final[Mapping[Task, RowLoss]] = {
     "single-label": partial(cross_entropy, reduction="none"),
     "multi-label": _mean_of_known,
-    "regression": _squared_difference,
+    "regression": squared_difference,
 }
 """What one record loses by itself, whatever the other records are."""
 TASK_LOSSES: Final[Mapping[Task, BatchLoss]] = {
@@ -101,7 +102,7 @@ TASK_LOSSES: Final[Mapping[Task, BatchLoss]] = {
 _NORMS: Final[Mapping[str, RowLoss]] = {
     "l1": _absolute_difference,
     "l2": _distance,
-    "mse": _squared_difference,
+    "mse": squared_difference,
 }
 _LINKS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "identity": lambda scores: scores,

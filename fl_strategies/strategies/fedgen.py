@@ -32,6 +32,7 @@ from fl_strategies._util.randomness import derive_rng
 from fl_strategies.errors import require_known
 from fl_strategies.learners import (
     DenseLayer,
+    Generated,
     HeadedLearner,
     LearnerFactory,
     Objective,
@@ -284,9 +285,9 @@ class FedGenParty(CountedParty):
         generator = Generator.from_arrays(own, party.num_classes, weight.shape[1])
         rng = party.rng(read_seed(config), "generated", read_round(config))
         labels = rng.choice(len(shares), size=options.num_generated, p=shares / shares.sum())
-        return Objective(
-            features=generator.sample(labels, rng), labels=labels, strength=options.strength
-        )
+        features = generator.sample(labels, rng)
+        term = Generated(features=features, labels=labels, strength=options.strength)
+        return Objective(terms=(term,))
 
 
 GENERATOR_LOSS: Final = "generator-loss"

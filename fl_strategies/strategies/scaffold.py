@@ -20,6 +20,7 @@ from flwr.app import ConfigRecord
 from fl_strategies._util.arrays import Array
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.learners import (
+    Correction,
     GuidedLearner,
     Learner,
     Objective,
@@ -118,7 +119,7 @@ class ScaffoldParty(WeightsParty):
         if layout_of(own) != layout_of(control):
             own = {name: np.zeros_like(array) for name, array in control.items()}
         correction = {name: control[name] - own[name] for name in control}
-        objective = Objective(correction=correction, step_size=rate)
+        objective = Objective(terms=(Correction(correction),), step_size=rate)
         start = Knowledge(MODEL, model, received.meta)
         learned, sent, metrics = self.learn(party, start, config, state, objective)
         way = rate * max(require_guided(party.owner, learned).steps_taken, 1)

@@ -48,6 +48,10 @@ COMMANDS: Final = MappingProxyType(
             "simulations.tables_command:add_figure",
             "draw how good a table's federations are after each round",
         ),
+        "config": (
+            "simulations.commands.config:add_config",
+            "show all settings with their defaults, or write them into pyproject.toml",
+        ),
         "deploy": (
             "simulations.commands.deploy:add_deploy",
             "federations with TLS, node authentication and a file for each party",

@@ -19,7 +19,7 @@ from clients.networks.stacks import PerceptronStack
 from clients.networks.training import TASK_LOSSES, BatchLoss, RecipeLoss
 from fl_strategies._util.arrays import Array
 from fl_strategies.errors import InvalidData
-from fl_strategies.learners import Objective, Recipe
+from fl_strategies.learners import Objective, Proximal, Recipe
 
 INPUTS, CLASSES, EPOCHS = 40, 4, 3
 RNG = np.random.default_rng(7)
@@ -302,7 +302,7 @@ def test_a_learner_leaves_other_settings_to_pytorch(
 
 def test_a_learner_leaves_objectives_to_pytorch(calls: list[int]) -> None:
     learner = TorchLearner(lambda: perceptron(20), num_classes=CLASSES, epochs=1)
-    own = Objective(mu=0.1)
+    own = Objective(terms=(Proximal(mu=0.1),))
     learner.partial_fit(FEW, LABELS, rng=generator(), epochs=1, objective=own)
     assert calls == []
 

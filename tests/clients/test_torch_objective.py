@@ -14,7 +14,15 @@ from clients.tabular.sklearn import SklearnLearner
 from fl_strategies import GuidedLearner, Objective
 from fl_strategies._util.arrays import Array, IntArray
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
-from fl_strategies.learners import require_guided
+from fl_strategies.learners import (
+    Correction,
+    Generated,
+    Prototypes,
+    Proximal,
+    Term,
+    require_features,
+    require_guided,
+)
 
 RATE, EPOCHS = 0.05, 3
 RNG = np.random.default_rng(0)
@@ -44,7 +52,7 @@ def private(**settings: Any) -> DPTorchLearner:
     """Return a learner whose noise and clipping hardly change anything."""
     strength: dict[str, Any] = {
         "noise_multiplier": 1e-6,
-        "max_grad_norm": 10.0,
+        "max_grad_norm": 50.0,
         "secure": False,
     }
     return DPTorchLearner(
@@ -61,19 +69,39 @@ def like(arrays: dict[str, Array], scale: float) -> dict[str, Array]:
     return {n: (scale * rng.normal(size=a.shape)).astype(a.dtype) for n, a in arrays.items()}
 
 
+def by_formula(term: Term, first: dict[str, Array], weights: dict[str, nn.Parameter]) -> Tensor:
+    """Return the value of one term, from the weights of `perceptron` alone."""
+    if isinstance(term, Proximal):
+        anchor = term.anchor or first
+        away = [(weight - torch.tensor(anchor[n])).square() for n, weight in weights.items()]
+        return term.mu / 2 * torch.cat([each.flatten() for each in away]).sum()
+    if isinstance(term, Correction):
+        given = torch.cat([torch.tensor(term.arrays[n]).flatten() for n in weights])
+        return given @ torch.cat([weight.flatten() for weight in weights.values()])
+    if isinstance(term, Generated):
+        features = torch.tensor(term.features, dtype=torch.float32)
+        chances = (features @ weights["2.weight"].T + weights["2.bias"]).softmax(dim=1)
+        rows = range(len(term.labels))
+        return -term.strength * chances[rows, term.labels].log().mean()
+    total = torch.zeros(())
+    for x, y in zip(torch.tensor(X), Y, strict=True):
+        if term.known is None or term.known[y]:
+            features = (weights["0.weight"] @ x + weights["0.bias"]).clamp(min=0)
+            away = features - torch.tensor(term.prototypes[y], dtype=torch.float32)
+            total = total + (away @ away) / len(away)
+    return term.strength * total / len(X)
+
+
 def textbook(start: TorchLearner, objective: Objective) -> dict[str, Array]:
     """Return full gradient descent on the loss and the objective, written as formulas."""
     module = perceptron()
     state = {name: torch.tensor(value) for name, value in start.to_arrays().items()}
     module.load_state_dict(state)
-    anchor = objective.anchor or start.to_arrays()
+    named = dict(module.named_parameters())
     for _ in range(EPOCHS):
         loss = nn.functional.cross_entropy(module(torch.tensor(X)), torch.tensor(Y))
-        for name, weight in module.named_parameters():
-            pulled = (weight - torch.tensor(anchor[name])).square().sum()
-            loss = loss + objective.mu / 2 * pulled
-            if objective.correction is not None:
-                loss = loss + (torch.tensor(objective.correction[name]) * weight).sum()
+        for term in objective.terms:
+            loss = loss + by_formula(term, start.to_arrays(), named)
         gradients = torch.autograd.grad(loss, list(module.parameters()))
         with torch.no_grad():
             for weight, gradient in zip(module.parameters(), gradients, strict=True):
@@ -81,31 +109,178 @@ def textbook(start: TorchLearner, objective: Objective) -> dict[str, Array]:
     return {name: value.detach().numpy() for name, value in module.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", ["mu", "anchor", "correction", "all"])
+def some_terms(arrays: dict[str, Array]) -> dict[str, tuple[Term, ...]]:
+    rng = generator(7)
+    given = {"features": rng.normal(size=(9, 5)), "labels": rng.integers(3, size=9)}
+    prototypes = rng.normal(size=(3, 5))
+    known = np.array([True, False, True])
+    each: dict[str, Term] = {
+        "mu": Proximal(mu=2.0),
+        "anchor": Proximal(mu=2.0, anchor=like(arrays, 1.0)),
+        "correction": Correction(like(arrays, 0.5)),
+        "generated": Generated(**given, strength=2.0),
+        "prototypes": Prototypes(prototypes=prototypes, strength=3.0),
+        "some-prototypes": Prototypes(prototypes=prototypes, known=known, strength=3.0),
+    }
+    return {**{name: (term,) for name, term in each.items()}, "all": tuple(each.values())}
+
+
+@pytest.mark.parametrize("kind", some_terms({}))
 @pytest.mark.parametrize("make", [learner, private])
 def test_an_objective_is_minimised_beside_the_loss(make: Any, kind: str) -> None:
-    """FedProx's term, any anchor and SCAFFOLD's correction are what their formulas say."""
+    """Every term is what its formula says, alone and together with the others."""
     start = learner().fit(X, Y, rng=generator())
     arrays = start.to_arrays()
-    objective = {
-        "mu": Objective(mu=2.0),
-        "anchor": Objective(mu=2.0, anchor=like(arrays, 1.0)),
-        "correction": Objective(correction=like(arrays, 0.5)),
-        "all": Objective(mu=1.0, anchor=like(arrays, 1.0), correction=like(arrays, 0.5)),
-    }[kind]
+    objective = Objective(terms=some_terms(arrays)[kind])
 
     model = make().from_arrays(arrays)
     model.partial_fit(X, Y, rng=generator(1), epochs=EPOCHS, objective=objective)
 
-    for name, value in textbook(start, objective).items():
+    expected = textbook(start, objective)
+    plain = textbook(start, Objective())
+    for name, value in expected.items():
         np.testing.assert_allclose(model.to_arrays()[name], value, atol=2e-5)
+    assert max(np.abs(expected[name] - plain[name]).max() for name in plain) > 1e-3
+
+
+@pytest.mark.parametrize("batch_size", [40, 7])
+def test_prototypes_are_a_mean_over_the_rows_of_a_batch(batch_size: int) -> None:
+    """A strong pull brings the features there, in batches of any size."""
+    prototypes = np.abs(generator(7).normal(size=(3, 5)))
+    pull = Objective(terms=(Prototypes(prototypes=prototypes, strength=1000.0),))
+    model = learner(batch_size=batch_size, optimizer="adam").fit(X, Y, rng=generator())
+
+    def away() -> float:
+        return float(np.square(model.features(X) - prototypes[Y]).mean())
+
+    before = away()
+    model.partial_fit(X, Y, rng=generator(1), epochs=40, objective=pull)
+
+    assert away() < before / 2
+
+
+def test_features_are_what_the_last_layer_takes() -> None:
+    """Logits are its product with them; a module is as it was, and takes no rows too."""
+    for make in (learner, private):
+        model = make().fit(X, Y, rng=generator())
+        weight, bias = model.head()
+        logits = model.logits(X)
+        features = require_features("FedProto", model).features(X)
+
+        assert features.shape == (40, 5)
+        assert features.dtype == np.float32
+        np.testing.assert_allclose(features @ weight.T + bias, logits, rtol=1e-5, atol=1e-6)
+        assert model.features(X[:0]).shape == (0, 5)
+        np.testing.assert_array_equal(model.logits(X), logits)
+        assert not any(part._forward_pre_hooks for part in model._fitted().modules())
+
+
+def convolutions() -> nn.Module:
+    """Return what kernels of their own train and evaluate, where no term sees features."""
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)
+    )
+
+
+def test_kernels_step_aside_for_features() -> None:
+    """Compiled convolutions never call the last layer, which would leave features unseen."""
+    images = generator(3).normal(size=(20, 1, 8, 8)).astype(np.float32)
+    labels = Y[:20]
+    pull = Prototypes(prototypes=np.zeros((3, 8)), strength=5.0)
+    model = learner(convolutions, batch_size=20).fit(images, labels, rng=generator())
+    weight, bias = model.head()
+
+    features = model.features(images)
+    np.testing.assert_allclose(
+        features @ weight.T + bias, model.logits(images), rtol=1e-3, atol=1e-5
+    )
+    objective = Objective(terms=(pull,))
+    model.partial_fit(images, labels, rng=generator(), epochs=20, objective=objective)
+    assert np.square(model.features(images)).mean() < np.square(features).mean() / 2
+
+
+@pytest.mark.parametrize("make", [learner, private])
+def test_prototypes_must_fit(make: Any) -> None:
+    """Their classes and features are the module's, and a task without classes has none."""
+    wrong = Objective(terms=(Prototypes(prototypes=np.zeros((3, 6))),))
+    with pytest.raises(KnowledgeMismatch, match=r"prototypes must be of shape \(3, 5\)"):
+        make().partial_fit(X, Y, rng=generator(), epochs=1, objective=wrong)
+    with pytest.raises(InvalidParameter, match=r"known must be of shape \(3,\), got \(2,\)"):
+        Prototypes(prototypes=np.zeros((3, 5)), known=np.ones(2, bool))
+    with pytest.raises(InvalidParameter, match=r"Prototypes: strength must be finite"):
+        Prototypes(prototypes=np.zeros((3, 5)), strength=np.inf)
+    right = Objective(terms=(Prototypes(prototypes=np.zeros((3, 5))),))
+    numbers = learner(task="regression")
+    with pytest.raises(UnsupportedLearner, match="task must be single-label for prototypes"):
+        numbers.partial_fit(X, np.zeros((40, 3)), rng=generator(), epochs=1, objective=right)
+    tokens = learner(lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), Pooled()))
+    with pytest.raises(UnsupportedLearner, match=r"one row of features per record"):
+        tokens.fit(X, Y, rng=generator()).features(X)
+
+
+class Pooled(nn.Module):
+    """A module whose last layer sees several rows per record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        scores: Tensor = self.linear(rows).mean(dim=1)
+        return scores
+
+
+def test_unknown_terms_are_refused() -> None:
+    """A term that a learner would ignore changes what is learned without a word."""
+    other: Any = SimpleNamespace(strength=1.0)
+    sentence = "terms of an objective must be Proximal.* got SimpleNamespace"
+    with pytest.raises(UnsupportedLearner, match=sentence):
+        learner().partial_fit(
+            X, Y, rng=generator(), epochs=1, objective=Objective(terms=(other,))
+        )
+
+
+def test_a_record_pulled_to_its_prototype_is_clipped() -> None:
+    """However far a prototype is, a record moves private weights by no more than the norm."""
+    far = Objective(terms=(Prototypes(prototypes=np.full((3, 5), 1e6)),))
+    model = private(max_grad_norm=0.01).fit(X, Y, rng=generator())
+    before = model.to_arrays()
+    model.partial_fit(X, Y, rng=generator(), epochs=1, objective=far)
+
+    after = model.to_arrays()
+    moved = sum(float(np.square(after[name] - before[name]).sum()) for name in before) ** 0.5
+    assert 0 < moved <= RATE * 0.01 * 1.001
+
+
+class Mixing(nn.Module):
+    """A module that mixes rows in what its last layer takes, and hides it from the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 3)
+        self.last = nn.Linear(3, 5)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        logits: Tensor = self.first(rows)
+        return logits + 0.0 * self.last(logits - logits.mean(dim=0))[:, :3]
+
+
+def test_features_that_mix_rows_are_refused_in_private_training() -> None:
+    """Clipping one record would not bound what it does to the features of the others."""
+    model = DPTorchLearner(Mixing, num_classes=3, noise_multiplier=1.0, secure=False)
+    model.fit(X, Y, rng=generator())
+    spent = model.privacy_events
+    objective = Objective(terms=(Prototypes(prototypes=np.zeros((5, 3))),))
+    with pytest.raises(InvalidParameter, match="treat every row by itself"):
+        model.partial_fit(X, Y, rng=generator(), epochs=1, objective=objective)
+    assert model.privacy_events == spent
 
 
 @pytest.mark.parametrize("make", [learner, private])
 def test_a_step_size_takes_the_place_of_the_optimizer(make: Any) -> None:
     """Plain descent of this size, whatever the learner would do; its settings stay."""
     start = learner().fit(X, Y, rng=generator())
-    objective = Objective(correction=like(start.to_arrays(), 0.5), step_size=RATE)
+    objective = Objective(terms=(Correction(like(start.to_arrays(), 0.5)),), step_size=RATE)
     other: dict[str, Any] = {"optimizer": "adam", "schedule": "cosine"}
 
     model = make(**other).from_arrays(start.to_arrays())
@@ -121,12 +296,20 @@ def test_a_step_size_takes_the_place_of_the_optimizer(make: Any) -> None:
 
 def test_no_objective_changes_no_bit() -> None:
     """Neither does one that asks for nothing."""
-    models = [learner(optimizer="adam").fit(X, Y, rng=generator()) for _ in range(3)]
-    for model, objective in zip(models, (None, Objective(), Objective(mu=1.0)), strict=True):
+    idle = Proximal(mu=0.0), Prototypes(prototypes=np.zeros((3, 5)), strength=0.0)
+    objectives = (
+        None,
+        Objective(),
+        Objective(terms=idle),
+        Objective(terms=(Proximal(mu=1.0),)),
+    )
+    models = [learner(optimizer="adam").fit(X, Y, rng=generator()) for _ in objectives]
+    for model, objective in zip(models, objectives, strict=True):
         model.partial_fit(X, Y, rng=generator(1), epochs=2, objective=objective)
-    plain, idle, pulled = (model.logits(X) for model in models)
+    plain, empty, nothing, pulled = (model.logits(X) for model in models)
 
-    np.testing.assert_array_equal(plain, idle)
+    np.testing.assert_array_equal(plain, empty)
+    np.testing.assert_array_equal(plain, nothing)
     assert not np.array_equal(plain, pulled)
 
 
@@ -136,7 +319,8 @@ def test_buffers_among_the_arrays_have_no_effect() -> None:
     arrays = model.to_arrays()
     assert "1.running_mean" in arrays
 
-    model.partial_fit(X, Y, rng=generator(), epochs=1, objective=Objective(mu=1, anchor=arrays))
+    pull = Objective(terms=(Proximal(mu=1, anchor=arrays),))
+    model.partial_fit(X, Y, rng=generator(), epochs=1, objective=pull)
 
     assert model.steps_taken == 1
 
@@ -159,10 +343,12 @@ def test_arrays_of_other_weights_are_refused(
     before, spent = model.to_arrays(), getattr(model, "privacy_events", ())
     wrong = {n: a for n, a in {**before, **change}.items() if a is not None}
 
-    for kind, objective in (
-        ("anchor", Objective(mu=1.0, anchor=wrong)),
-        ("correction", Objective(correction=wrong)),
+    term: Term
+    for kind, term in (
+        ("anchor", Proximal(mu=1.0, anchor=wrong)),
+        ("correction", Correction(wrong)),
     ):
+        objective = Objective(terms=(term,))
         with pytest.raises(KnowledgeMismatch, match=f"{kind} '.*{sentence.partition(' ')[2]}"):
             model.partial_fit(X, Y, rng=generator(), epochs=1, objective=objective)
     assert getattr(model, "privacy_events", ()) == spent
@@ -171,8 +357,8 @@ def test_arrays_of_other_weights_are_refused(
 
 def test_a_negative_pull_is_refused() -> None:
     """It would push the weights away without end."""
-    with pytest.raises(InvalidParameter, match=r"Objective: mu must be finite and at least 0"):
-        Objective(mu=-1.0)
+    with pytest.raises(InvalidParameter, match=r"Proximal: mu must be finite and at least 0"):
+        Proximal(mu=-1.0)
 
 
 def test_learners_without_weights_say_that_they_take_no_objective() -> None:
@@ -208,7 +394,7 @@ def test_scaffold_corrects_the_drift_of_parties_that_differ(scaffold: bool) -> N
         models = []
         for i in (0, 1):
             own = controls.mean(axis=0) - controls[i]
-            objective = Objective(correction={"weight": own}) if scaffold else None
+            objective = Objective(terms=(Correction({"weight": own}),)) if scaffold else None
             model = linear(batch_size=32).from_arrays({"weight": weights})
             model.partial_fit(x[i], y[i], rng=rng, epochs=20, objective=objective)
             models.append(model)

@@ -5,41 +5,57 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.common.config import flatten_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.errors import InvalidParameter
-from simulations.config import Settings, Value, describe, parse_assignments
+from simulations.commands import main
+from simulations.commands.config import with_block
+from simulations.config import (
+    TITLES,
+    FinalOptions,
+    Settings,
+    Value,
+    as_published,
+    describe,
+    parse_assignments,
+)
 from simulations.data.partition import SCHEMES
 from simulations.federation import load_federation
+from simulations.models import ModelOptions
 from simulations.presets import paper_table, preset
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 DATA_SETS = ("adult", "cod-rna", "mnist")
 
 
-def test_the_project_file_lists_every_setting_with_its_default() -> None:
-    """`[tool.flwr.app.config]` and the defaults are the same, in value and in type."""
-    table = flattened(tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"])
+def test_the_project_file_is_generated(tmp_path: Path) -> None:
+    """`[tool.flwr.app.config]` is what `fl-strategies config --write` makes of the options."""
+    whole = PYPROJECT.read_text()
+    assert with_block(whole) == whole, "run: fl-strategies config --write"
+    old = tmp_path / "pyproject.toml"
+    old.write_text(whole.partition("[tool.flwr.app.config]")[0] + "[tool.flwr.app.config]\n")
+
+    assert main(["config", "--write", str(old)]) == 0
+    assert old.read_text() == whole
+
+
+def test_the_block_has_every_setting_with_its_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Flower reads the defaults, in value and in type, and people read what they mean."""
+    assert main(["config"]) == 0
+    block = capsys.readouterr().out
+    table = flatten_dict(tomllib.loads(block)["tool"]["flwr"]["app"]["config"])
     defaults = {key: default for key, default, _ in describe()}
     assert table == defaults
     assert {k: type(v) for k, v in table.items()} == {k: type(v) for k, v in defaults.items()}
-
-
-def flattened(table: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Return a table with dots between the names of sections, as Flower has it."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        inner = isinstance(value, dict)
-        found |= flattened(value, f"{above}{key}.") if inner else {above + key: value}
-    return found
-
-
-def test_the_project_file_explains_every_setting() -> None:
-    """The comment behind a key is the meaning that the command line shows."""
-    text = PYPROJECT.read_text().partition("[tool.flwr.app.config]")[2]
-    comments = re.findall(r"^([a-z0-9-]+) = .* # (.+)$", text, flags=re.MULTILINE)
+    comments = re.findall(r"^([a-z0-9-]+) = .* # (.+)$", block, flags=re.MULTILINE)
     assert comments == [(key.rpartition(".")[2], meaning) for key, _, meaning in describe()]
+    assert all(
+        f"\n# {title}\n{key.rpartition('.')[2]} = " in block for key, title in TITLES.items()
+    )
 
 
 def test_settings_survive_the_way_through_a_run_config() -> None:
@@ -234,10 +250,62 @@ def test_learner_names_are_split_and_trimmed() -> None:
     assert Settings.of(learner="svm, mlp ,xgboost").learner_names == ("svm", "mlp", "xgboost")
 
 
-def test_the_final_model_may_have_settings_of_its_own() -> None:
-    """What is left at 0 is the parties' setting."""
-    chosen = Settings.of(epochs=9, batch_size=4, final_learner_epochs=2).for_final_learner()
+def final_of(strategy: str, **given: Any) -> ModelOptions:
+    """Return the settings of the server's model."""
+    return load_federation(Settings.of(strategy=strategy, **given)).final_settings
+
+
+def test_the_final_model_has_settings_of_its_own() -> None:
+    """The parties' small trees do not cut the server's."""
+    parties = {"max_depth": 6, "num_trees": 9, "learner": "random-forest"}
+    assert final_of("fedkt", **parties) == FinalOptions()
+    assert final_of("fedkt", **parties, **{"final.max-depth": 2}) == FinalOptions(max_depth=2)
+    federation = load_federation(Settings.of(strategy="fedkd", **parties))
+    forest: Any = federation.party(0).learner_fn()
+    assert (forest._template.max_depth, forest._template.n_estimators) == (6, 9)
+    final: Any = federation.final_factory()()
+    assert (final._template.max_depth, final._template.n_estimators) == (None, 100)
+    received: Any = federation.party(0).catalogue["extra-trees"]()
+    assert received._template.n_estimators == 100
+
+
+def test_a_model_that_travels_to_and_fro_has_the_parties_settings() -> None:
+    """Averaged weights belong to one network; what is set of the final one still counts."""
+    chosen = final_of("fedavg", learner="mlp", epochs=9, batch_size=4, **{"final.epochs": 2})
     assert (chosen.epochs, chosen.batch_size) == (2, 4)
+
+
+def test_a_wrong_setting_of_the_final_model_is_named() -> None:
+    """Its key has the section before it."""
+    with pytest.raises(InvalidParameter, match=r"final: max-depth must be at least 0, got -1"):
+        Settings.of(**{"final.max-depth": -1})
+    with pytest.raises(InvalidParameter, match=r"got 'final.max-dept'. Did you mean 'final"):
+        Settings.from_run_config({"final.max-dept": 1})
+    assert parse_assignments(["final.ridge=1"]) == {"final.ridge": 1.0}
+
+
+def test_old_names_work_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    """For one release; their defaults, which every run configuration has, say nothing."""
+    assert Settings.of(final_learner_epochs=2, final_learner_rate=0.5).final == FinalOptions(
+        epochs=2, learning_rate=0.5
+    )
+    assert "Settings: final-learner-epochs is now final.epochs" in caplog.text
+    caplog.clear()
+    (old,) = parse_assignments(["final-learner-batch-size=8"]).items()
+    assert Settings.from_run_config(dict([old])).final.batch_size == 8
+    caplog.clear()
+    defaults = {key: default for key, default, _ in describe()}
+    assert Settings.from_run_config({**defaults, "final.epochs": 7}).final.epochs == 7
+    assert caplog.text == ""
+
+
+def test_papers_have_one_set_of_hyper_parameters_for_all_models() -> None:
+    """Their tables are what they were when the final model had the parties' settings."""
+    chosen = Settings.from_run_config(
+        as_published({"epochs": 3, "batch-size": 4, "final-learner-epochs": 9, "beta": 0.1})
+    )
+    assert (chosen.epochs, chosen.batch_size) == (3, 4)
+    assert chosen.final == FinalOptions(epochs=9, batch_size=4)
 
 
 def test_shares_are_numbers() -> None:
@@ -321,7 +389,7 @@ def test_the_adult_preset_has_trees_for_teachers_and_forests_for_students() -> N
         "random-forest",
         "random-forest",
     )
-    assert (chosen.num_trees, chosen.max_depth) == (100, 6)
+    assert (chosen.num_trees, chosen.max_depth, chosen.final.max_depth) == (100, 6, 6)
 
 
 @pytest.mark.parametrize("data", DATA_SETS)

@@ -307,6 +307,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "strategy": "fedkt",
         "num_parties": 3,
         "num_trees": 5,
+        "final.num-trees": 5,
         "num_workers": 1,
         "learner": "random-forest",
     }

@@ -12,7 +12,15 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clients import TorchLearner, client_app
-from fl_strategies import FedAvg, FedGen, FedGenParty, KnowledgeStrategy, Objective, Party
+from fl_strategies import (
+    FedAvg,
+    FedGen,
+    FedGenParty,
+    Generated,
+    KnowledgeStrategy,
+    Objective,
+    Party,
+)
 from fl_strategies._util.arrays import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.learners import DenseLayer
@@ -214,7 +222,7 @@ def test_an_objective_of_features_moves_the_last_layer_alone() -> None:
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=(8, 2)).astype(np.float32), rng.integers(3, size=8)
     features, labels = rng.normal(size=(5, 8)), rng.integers(3, size=5)
-    objective = Objective(features=features, labels=labels, strength=2.0)
+    objective = Objective(terms=(Generated(features=features, labels=labels, strength=2.0),))
     start = replace(network(), momentum=0.0).initialised(rng=np.random.default_rng(0))
     first = start.to_arrays()
 
@@ -241,12 +249,13 @@ def test_an_objective_of_features_moves_the_last_layer_alone() -> None:
 def test_features_must_fit_the_last_layer() -> None:
     """Features of another length, or without labels, are named."""
     x, y = np.zeros((8, 2), np.float32), np.zeros(8, np.int64)
-    wrong = Objective(features=np.zeros((5, 7)), labels=np.zeros(5, np.int64), strength=1.0)
+    term = Generated(features=np.zeros((5, 7)), labels=np.zeros(5, np.int64))
+    wrong = Objective(terms=(term,))
 
     with pytest.raises(KnowledgeMismatch, match=r"features must be of shape \(n, 8\)"):
         network().partial_fit(x, y, rng=np.random.default_rng(0), epochs=1, objective=wrong)
-    with pytest.raises(InvalidParameter, match="labels must be given with features"):
-        Objective(features=np.zeros((5, 7)))
+    with pytest.raises(InvalidParameter, match=r"labels must be of shape \(5,\), one per row"):
+        Generated(features=np.zeros((5, 7)), labels=np.zeros(4, np.int64))
     with pytest.raises(UnsupportedLearner, match=r"must end in an nn.Linear with biases"):
         TorchLearner(
             lambda: nn.Sequential(nn.Conv1d(1, 3, 2), nn.Flatten()), num_classes=3

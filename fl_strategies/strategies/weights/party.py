@@ -16,6 +16,7 @@ from fl_strategies.learners import (
     ContinuingLearner,
     Learner,
     Objective,
+    Proximal,
     StartingLearner,
     require_guided,
 )
@@ -135,7 +136,7 @@ class WeightsParty(PartyRole):
         if PROXIMAL_MU not in config:
             return None
         mu = config_float(config, PROXIMAL_MU, minimum=0.0, maximum=MOST_MU)
-        return Objective(mu=mu) if mu > 0 else None
+        return Objective(terms=(Proximal(mu=mu),)) if mu > 0 else None
 
     def rng(
         self, party: Party, received: Knowledge | None, config: ConfigRecord
