@@ -1,4 +1,4 @@
-"""The planner's expected share of right labels beside the measured one.
+"""The planner's expected share of right labels, compared with the measured one.
 
 Run: ``python benchmarks/planner.py [--seeds S ...] [--draws N] [--data D ...] [--json OUT]``
 with FL_STRATEGIES_DATA set for Adult.

@@ -3,7 +3,7 @@
 StrategyError
 ├── InvalidParameter      (ValueError)      a setting breaks its rule
 ├── UnsupportedLearner    (TypeError)       a learner lacks a method the strategy needs
-├── KnowledgeMismatch     (ValueError)      what arrived is not what was asked for
+├── KnowledgeMismatch     (ValueError)      a message is not what was requested
 │   └── PublicDataMismatch                  server and party hold different public data
 ├── InvalidData           (ValueError)      private, public or test data break the contract
 │   └── CorruptJournal                      a party's journal is not as it was written
@@ -17,7 +17,7 @@ StrategyError
 ├── JournalUnavailable    (OSError)         the disk does not take a party's journal
 └── CheckpointUnavailable (OSError)         the disk does not take a checkpoint
 
-Each is also the built-in error that fits it, so callers need not know this tree.
+Each is also a fitting built-in error, so callers need not know this tree.
 """
 
 
@@ -34,7 +34,7 @@ class UnsupportedLearner(StrategyError, TypeError):
 
 
 class KnowledgeMismatch(StrategyError, ValueError):
-    """What arrived is not what was asked for."""
+    """A message is not what was requested."""
 
 
 class PublicDataMismatch(KnowledgeMismatch):
@@ -83,7 +83,7 @@ class RunFailed(StrategyError, RuntimeError):
 
 
 class RequestRefused(StrategyError, RuntimeError):
-    """A party's policy does not allow what a server asks for; no record was touched."""
+    """A party's policy does not allow a server's request; no record was accessed."""
 
 
 class PrivacyBudgetExceeded(StrategyError, RuntimeError):
@@ -131,5 +131,5 @@ def require_data(holds: bool, owner: str, parameter: str, rule: str, value: obje
 def require_known(holds: bool, owner: str, name: str, rule: str, value: object) -> None:
     """Raise `KnowledgeMismatch` in the package's one sentence unless the rule holds."""
     if not holds:
-        # Cut short: an untrusted party must not be able to fill the logs.
+        # Truncated: an untrusted party must not be able to fill the logs.
         raise KnowledgeMismatch(f"{owner}: {name} must be {rule}, got {str(value)[:200]}.")

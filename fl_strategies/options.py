@@ -1,13 +1,13 @@
-"""Settings, each written once: its default, its rule and what it means.
+"""Settings, each defined once: its default, its rule and its meaning.
 
-Options are frozen data classes. A field is one setting (`option`), options that are there
-or not (`group`), or one of several kinds of options (`variants`). In Python they are values::
+Options are frozen data classes. A field is one setting (`option`), an optional group of
+settings (`group`), or one of several kinds of options (`variants`). In Python they are values::
 
     FedMDOptions(release=SampleOnce(num_samples=300))
 
-In a configuration, which knows text, numbers and truth values only, they are flat and have
-kebab-case keys: ``release = "nfdp"``, ``num-samples = 300``. Constructors, the messages to
-parties, run configurations, the command line and the documents all go by these definitions.
+In a configuration, which holds only text, numbers and booleans, they are flat and have
+kebab-case keys: ``release = "nfdp"``, ``num-samples = 300``. Constructors, messages to
+parties, run configurations, the command line and the documentation all use these definitions.
 """
 
 import math
@@ -62,7 +62,7 @@ def option(
 
 
 def group(kind: "type[Options]") -> Any:
-    """Define options that are there if any of them is given, and None otherwise."""
+    """Define options that exist if any of them is given, and are None otherwise."""
     return field(default=None, metadata={"group": kind})
 
 
@@ -101,7 +101,7 @@ class Setting:
         return value  # type: ignore[return-value]
 
     def parse(self, owner: str, text: str) -> Scalar:
-        """Read a value as the command line has it."""
+        """Read a value from the command line."""
         try:
             if self.kind is bool:
                 return {"true": True, "false": False}[text.lower()]
@@ -128,7 +128,7 @@ class Options:
     """
 
     owner: ClassVar[str] = ""
-    """Whose options they are, for errors; by default the class itself."""
+    """Owner of the options, for errors; by default the class itself."""
     names_keys: ClassVar[bool] = False
     """Whether errors name settings by their keys instead of their Python names."""
     variant_field: ClassVar[str] = ""
@@ -193,7 +193,7 @@ class Options:
             if isinstance(value, Options) and item.metadata:
                 inner |= value.to_config()
             elif "bounds" in item.metadata and (value, item.default) != (None, None):
-                # What is none by choice, not by default, must be said.
+                # None by choice, not by default, must be stated.
                 absent = _annotated(type(self), item)[0]()
                 config[key_of(item.name)] = absent if value is None else value
         # Of a key that both have, the inner value is the one that counts.
@@ -278,7 +278,7 @@ def _names(kind: type[Options]) -> list[str]:
 
 
 def _inner(kind: type[Options], name: str) -> str:
-    """Say of which inner options a name is one; nothing if of none."""
+    """Return a hint naming the nested options class that defines `name`, or ""."""
     for item in fields(kind):
         inner = [*item.metadata.get("variants", {}).values(), item.metadata.get("group")]
         for other in filter(None, inner):
@@ -387,7 +387,7 @@ _HOLDS: Final[Mapping[str, Any]] = {
 
 
 def _rule(bounds: Mapping[str, float]) -> str:
-    """Say what a number must be.
+    """Return the rule for a number.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What labels can be, and what counts as a good model for each kind."""
+"""Kinds of labels, and the metrics that evaluate a model for each of them."""
 
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
@@ -18,9 +18,9 @@ METRICS: Final[Mapping[str, str]] = {
     "multi-label": keys.MEAN_AUC,
     "regression": keys.MEAN_SQUARED_ERROR,
 }
-"""Name of the figure of each task; only the last is better when smaller."""
+"""Main metric of each task; only the last is better when smaller."""
 UNKNOWN: Final = -1
-"""A label of a multi-label record that nobody has decided."""
+"""A label of a multi-label record that is not known."""
 
 
 def check_task(owner: str, task: str, num_classes: int) -> None:
@@ -33,7 +33,7 @@ def check_task(owner: str, task: str, num_classes: int) -> None:
 def check_targets(
     owner: str, name: str, y: Array, num_rows: int, num_classes: int, task: Task
 ) -> None:
-    """Raise `InvalidData` unless `y` is what the task learns, one row a record.
+    """Raise `InvalidData` unless `y` holds targets of the task, one row per record.
 
     Single-label: class indices (n,). Multi-label: (n, num_classes) of -1 (unknown),
     0 (no) and 1 (yes). Regression: finite numbers (n, num_classes).
@@ -58,7 +58,7 @@ def check_labels(owner: str, name: str, y: Array, num_rows: int, num_classes: in
     flat = y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
     rule = "a flat array of class indices"
     require_data(flat, owner, name, rule, f"shape {y.shape} of {y.dtype}")
-    require_data(len(y) == num_rows, owner, name, f"{num_rows} labels, one a row", len(y))
+    require_data(len(y) == num_rows, owner, name, f"{num_rows} labels, one per row", len(y))
     if len(y):
         outside = y[(y < 0) | (y >= num_classes)]
         rule = f"between 0 and {num_classes - 1}, the federation's class list"
@@ -66,21 +66,21 @@ def check_labels(owner: str, name: str, y: Array, num_rows: int, num_classes: in
 
 
 class Judgement(NamedTuple):
-    """How good a model is on some rows."""
+    """Metrics of a model on some rows."""
 
     figures: dict[str, float]
-    """All figures of the task by name; NaN where the rows give none."""
+    """All metrics of the task by name; NaN where the rows define none."""
     shares: FloatArray
-    """What each row adds: the mean is the task's figure, the spread its sampling error."""
+    """Contribution of each row: the mean is the main metric, the spread its sampling error."""
 
 
 def paired_error(one: FloatArray, other: FloatArray) -> float:
-    """Return the standard error of the difference of two models, by their shares of rows."""
+    """Return the standard error of the difference of two models, from their shares per row."""
     return float((one - other).std() / np.sqrt(max(len(one), 1)))
 
 
 def figure_names(task: Task, num_classes: int) -> tuple[str, ...]:
-    """Return the figures that a task is judged by, the one of `METRICS` first."""
+    """Return the metrics of a task, the one of `METRICS` first."""
     if task != "single-label":
         return (METRICS[task],)
     curve = (keys.AUC,) if num_classes == 2 else ()
@@ -98,7 +98,7 @@ def quality(model: Learner, x: Array, y: Array, task: Task) -> float:
 
 
 def judge(model: Learner, x: Array, y: Array, task: Task) -> Judgement:
-    """Return all figures of a model, and what each row adds to the main one."""
+    """Return all metrics of a model, and each row's contribution to the main one."""
     if task == "single-label":
         scores = model.logits(x) if model.num_classes == 2 else None
         margins = None if scores is None else scores[:, 1] - scores[:, 0]
@@ -110,7 +110,7 @@ def judge(model: Learner, x: Array, y: Array, task: Task) -> Judgement:
 
 
 def judge_constant(trained: Array, y: Array, num_classes: int, task: Task) -> Judgement:
-    """Judge a model that gives every row the same answer: what all others have to beat.
+    """Evaluate the constant model, the baseline that all others have to beat.
 
     The answer is the most frequent class of the targets in `trained`, or their mean in
     regression. In multi-label learning a constant ranks no row, so the area is one half.
@@ -137,7 +137,7 @@ def _judge_outputs(outputs: FloatArray, y: Array) -> Judgement:
 
 
 def class_figures(predicted: IntArray, y: IntArray) -> dict[str, float]:
-    """Return figures that count every class alike, however few rows it has.
+    """Return metrics that weight all classes equally, however few rows they have.
 
     Balanced accuracy is the mean recall of the classes that occur in `y`, macro F1 the mean
     of F1 over those that occur in `y` or are predicted; both as in scikit-learn.
@@ -191,11 +191,11 @@ def _positive(labels: Array) -> Array:
 
 
 def _auc_shares(scores: FloatArray, y: Array) -> FloatArray:
-    """Return what each row adds to the mean area, by DeLong's decomposition.
+    """Return each row's contribution to the mean area, by DeLong's decomposition.
 
-    A positive row wins against a share of the negative ones, and the other way round. That
-    share, less the area and scaled by how rare its side is, is the row's influence; an
-    unknown label has none. The variance of a mean over rows is then that of the area.
+    A positive row ranks above a share of the negative ones, and vice versa. That share, minus
+    the area and scaled by the rarity of its side, is the row's influence; an unknown label
+    has none. The variance of the mean over rows is then that of the area.
     """
     shares = []
     for column, labels in zip(scores.T, y.T, strict=True):
@@ -221,7 +221,7 @@ def _influence(scores: FloatArray, positive: Array, area: float) -> FloatArray:
 def _ranks(values: Array) -> FloatArray:
     """Return the place of each value, from 1; equal values share the mean of theirs.
 
-    As `scipy.stats.rankdata`, whose import takes a party a second of every message.
+    The same as `scipy.stats.rankdata`, whose import would cost a party a second per message.
     """
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     means: FloatArray = counts.cumsum() - (counts - 1) / 2

@@ -117,7 +117,7 @@ got 'num-splits', which fedkt has.
     output_dir: str = option("runs", "folder that gets one folder of results a run")
     checkpoint_dir: str = option("", "folder that keeps a run, to resume after a kill")
     resume: bool = option(False, "resume the run in checkpoint-dir")
-    num_workers: int = option(0, "processes of the in-process runner; 0: one a core", least=0)
+    num_workers: int = option(0, "processes of the in-process runner; 0: one per core", least=0)
     solo: bool = option(True, "also train each party alone, to compare")
     central: bool = option(True, "also train on the pooled data, to compare")
     central_learner: str = option("", "model of the pooled data; empty: the final one")

@@ -1,4 +1,4 @@
-"""What all learners of XGBoost share: checked settings, and boosters as plain trees."""
+"""Shared parts of XGBoost's learners: checked settings, and boosters as plain trees."""
 
 import json
 from typing import Any, TypedDict

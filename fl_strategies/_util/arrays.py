@@ -1,4 +1,4 @@
-"""Names for arrays, what becomes one, and what identifies their content."""
+"""Array types, conversion to arrays, and fingerprints of their content."""
 
 import hashlib
 from typing import Any, Final, TypeAlias
@@ -13,13 +13,13 @@ FloatArray: TypeAlias = NDArray[np.floating[Any]]
 IntArray: TypeAlias = NDArray[np.int64]
 
 NEARLY_CONSTANT: Final = 1e-6
-"""What varies by less than this share of itself does not vary."""
+"""A column whose relative spread is below this counts as constant."""
 
 
 def plain(owner: str, name: str, value: Any) -> Any:
     """Return tensors, and sparse and masked arrays, as arrays; lists and frames as they are.
 
-    They are known by their methods, so that no library is needed.
+    They are recognised by their methods, so that no library is needed.
     """
     if isinstance(value, np.ma.MaskedArray):
         masked: Any = value.astype(np.float64) if value.dtype.kind in "biuf" else value
@@ -77,7 +77,7 @@ def _is_numeric(column: Any) -> bool:
 
 
 def column_scales(rows: FloatArray) -> FloatArray:
-    """Return what columns are multiplied by: 1 if they share a unit, or one over the spread.
+    """Return the scale of each column: 1 if columns share a unit, otherwise 1 / spread.
 
     They do if most columns span about as much as the widest: pixels, indicators, frequencies.
 

@@ -7,7 +7,7 @@ from fl_strategies.errors import MissingExtra
 
 
 def import_library(owner: str, module: str, extra: str) -> ModuleType:
-    """Import an optional library, or name the extra that would bring it.
+    """Import an optional library, or name the extra that installs it.
 
     Examples
     --------

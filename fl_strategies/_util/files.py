@@ -20,7 +20,7 @@ def beside(path: Path, suffix: str) -> Path:
 
 PRIVATE: Final = 0o600
 SHARED: Final = 0o666
-"""For whom the owner's umask says, as for files that programs usually write."""
+"""Permissions left to the owner's umask, as usual for files."""
 
 
 def open_private(path: Path, mode: int = PRIVATE) -> BinaryIO:
@@ -29,7 +29,7 @@ def open_private(path: Path, mode: int = PRIVATE) -> BinaryIO:
 
 
 def write_through(path: Path, content: bytes, *, after: int, mode: int = PRIVATE) -> None:
-    """Write behind the first `after` bytes of a file and wait until the disk has it."""
+    """Write after the first `after` bytes of a file and wait until it is on disk."""
     with open_private(path, mode) as file:
         file.truncate(after)
         file.write(content)
@@ -49,7 +49,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
-    """Give a file new content, all of it or none, whoever else does so at the same time."""
+    """Replace a file's content atomically, even if others do so at the same time."""
     draft = beside(path, f"draft-{os.getpid()}-{threading.get_ident()}")
     write_through(draft, content, after=0, mode=mode)
     draft.replace(path)
@@ -70,7 +70,7 @@ def sealed(place: str, content: bytes) -> bytes:
 
 
 def unsealed(place: str, data: bytes) -> bytes | None:
-    """Undo `sealed`; return None for anything else than what it gave for this place."""
+    """Undo `sealed`; return None for anything that it did not return for this place."""
     checksum, _, content = data.partition(b"\n")
     return content if checksum == _checksum(place, content) else None
 
@@ -129,7 +129,7 @@ def _unlock(descriptor: int) -> None:
 
 
 def _lock_first_byte(descriptor: int, *, wait: bool) -> None:
-    """Lock as Windows can; its own way to wait gives up after ten seconds."""
+    """Lock on Windows, whose own waiting lock gives up after ten seconds."""
     msvcrt: Any = importlib.import_module("msvcrt")
     while True:
         os.lseek(descriptor, 0, os.SEEK_SET)

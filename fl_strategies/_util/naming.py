@@ -1,4 +1,4 @@
-"""Names that nobody knows, and those that were probably meant."""
+"""Unknown names, and suggestions for what was probably meant."""
 
 import difflib
 from collections.abc import Collection
@@ -32,7 +32,7 @@ def require_argument(owner: str, name: str, known: Collection[str], hint: str = 
     name : str
     known : collection of str
     hint : str
-        What to say instead of the nearest name.
+        Shown instead of the nearest name.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""How far a piece of work has got, for whoever watches it in the same process.
+"""Progress of work, for listeners in the same process.
 
-Nothing listens unless a program asks for it, and nothing here leaves the process.
+There are no listeners by default, and nothing here leaves the process.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +10,13 @@ from typing import Final, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Listener: TypeAlias = Callable[[str, int, int], None]
-"""Takes what is counted, such as epochs, how many are done and how many there are."""
+"""Receives the name of the items, such as epochs, the number done and the total."""
 
 _listener: Final[ContextVar[Listener | None]] = ContextVar("listener", default=None)
 
 
 def counted(items: Sequence[T], kind: str) -> Iterator[T]:
-    """Yield items, and tell the listener how many are done.
+    """Yield items, and report to the listener how many are done.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def counted(items: Sequence[T], kind: str) -> Iterator[T]:
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Hear of all work in a block."""
+    """Listen to all work in a block."""
     before = _listener.set(listener)
     try:
         yield

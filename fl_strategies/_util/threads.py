@@ -1,7 +1,7 @@
-"""One thread, where several mostly wait for each other.
+"""Single-threaded numerical libraries.
 
-Parties and servers train beside others on their machine, and results must not depend on how
-many processors it has: threads that share a sum round it in another order.
+Several parties and servers often train on one machine, and results must not depend on its
+number of processors: threads that share a sum round it in a different order.
 """
 
 import functools
@@ -13,10 +13,10 @@ from typing import Any
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Let numpy and scipy multiply with one thread, in a block or a decorated function.
+    """Limit numpy and scipy to one thread, in a block or a decorated function.
 
-    Nothing changes without `threadpoolctl`, which scikit-learn brings. It restores what was
-    before, and settles who decides where several threads of a process ask for a limit.
+    This has no effect without `threadpoolctl`, which scikit-learn installs. It restores the
+    previous limit, and resolves conflicts if several threads of a process set one.
     """
     controller = _controller()
     with nullcontext() if controller is None else controller.limit(limits=1, user_api="blas"):
@@ -24,10 +24,10 @@ def one_blas_thread() -> Iterator[None]:
 
 
 def keep_to_one_thread() -> None:
-    """Let all libraries of this process compute with one thread from now on.
+    """Limit all libraries of this process to one thread from now on.
 
-    A forked process needs it: the threads of its parent are gone, and a library that had
-    some there (GNU's OpenMP, which XGBoost and torch bring) waits for them for ever.
+    A forked process needs this: the threads of its parent are gone, and a library that had
+    some (GNU's OpenMP, which XGBoost and torch use) would wait for them for ever.
     """
     with suppress(ModuleNotFoundError):
         importlib.import_module("threadpoolctl").threadpool_limits(limits=1)

@@ -1,1 +1,1 @@
-"""What many answers come to: votes, consensus, weights, ensembles and metrics."""
+"""Combine the answers of many parties: votes, consensus, weights, ensembles and metrics."""

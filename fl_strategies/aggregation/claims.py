@@ -1,8 +1,8 @@
-"""Claimed record counts: how far they are believed, and the class weights from them (Eq. 1).
+"""Claimed record counts: limits on them, and the class weights of FedKD (Eq. 1).
 
-A claim is a number of records, or how loud a party's scores are. Sums are kept in groups of
-claims a factor of two wide, so that a claim can be cut after the last party has answered and
-nothing but sums is kept of any.
+A claim is a number of records, or the scale of a party's scores. Sums are kept in groups of
+claims a factor of two wide, so that a claim can be capped after the last party has answered
+although only sums are kept.
 """
 
 import math
@@ -20,16 +20,16 @@ from fl_strategies.wire.formats import ScoreFormat
 
 _LARGEST_GROUP: Final = 41
 MOST_TIMES_LOUDNESS: Final = 2.0
-"""A party is heard as loudly as so many times the median party at most."""
+"""The scale of a party's scores is capped at this multiple of the median party's."""
 
 
 class Claims:
-    """Claims of parties, each of which belongs to a group.
+    """The parties' claims, each of which belongs to a group.
 
     Parameters
     ----------
     believe : callable
-        What is believed of all claims, (num_parties,) to (num_parties,).
+        Maps all claims (num_parties,) to their capped values (num_parties,).
     """
 
     def __init__(self, believe: Callable[[FloatArray], FloatArray]) -> None:
@@ -42,7 +42,7 @@ class Claims:
         return _group(claim)
 
     def parts(self) -> dict[int, float]:
-        """Return the groups that are cut, and which part of them is believed."""
+        """Return the groups that are capped, and the factor that is applied to each."""
         parts: dict[int, float] = {}
         for claimed, part in zip(self._claimed, self._believed_parts(), strict=True):
             if part < 1:
@@ -52,7 +52,7 @@ class Claims:
 
     @property
     def num_cut(self) -> int:
-        """How many claims are not believed in full."""
+        """Number of claims that are capped."""
         return int((self._believed_parts() < 1).sum())
 
     def _believed_parts(self) -> FloatArray:
@@ -69,12 +69,12 @@ def _group(claim: float) -> int:
 
 
 def loudness(scores: Array) -> float:
-    """Return the root of the mean square of scores."""
+    """Return the root mean square of scores."""
     return float(np.sqrt(np.mean(np.square(scores, dtype=np.float64))))
 
 
 def believed_loudness(claimed: FloatArray) -> FloatArray:
-    """Return how loudly each party is heard.
+    """Return the capped scale of each party's scores.
 
     Examples
     --------
@@ -89,7 +89,7 @@ _LARGEST_COUNT = 2.0**40
 
 
 def class_counts(y: Array, num_classes: int, task: Task) -> IntArray:
-    """Return how many records have each class, or each label as a known positive."""
+    """Return the number of records per class, or of known positives per label."""
     if task == "multi-label":
         counts: IntArray = (y == 1).sum(axis=0).astype(np.int64)
         return counts
@@ -97,7 +97,7 @@ def class_counts(y: Array, num_classes: int, task: Task) -> IntArray:
 
 
 def both_counts(y: Array, num_classes: int, task: Task) -> IntArray:
-    """Return how many records have each class, (C,), or each label and its absence, (2, C)."""
+    """Return the records per class, (C,), or with and without each label, (2, C)."""
     counts = class_counts(y, num_classes, task)
     return np.stack([counts, (y == 0).sum(axis=0)]) if task == "multi-label" else counts
 
@@ -120,7 +120,7 @@ def read_counts(arrays: Mapping[str, Array], *shape: int) -> FloatArray:
 def class_weights(counts: Sequence[FloatArray | None], num_classes: int) -> FloatArray:
     """Return weights (num_parties, num_classes) that sum to 1 for every class.
 
-    Without counts all parties weigh the same, and so they do for a class that nobody holds.
+    Without counts all parties have the same weight, as they do for a class that nobody holds.
 
     Examples
     --------
@@ -137,7 +137,7 @@ def class_weights(counts: Sequence[FloatArray | None], num_classes: int) -> Floa
 def believed_counts(
     counts: Sequence[FloatArray | None],
 ) -> tuple[list[FloatArray | None], int]:
-    """Return counts as far as they are believed, and how many parties' were cut."""
+    """Return capped class counts, and the number of parties whose counts were capped."""
     stated = [own for own in counts if own is not None]
     if len(stated) < len(counts):
         return list(counts), 0
@@ -146,7 +146,7 @@ def believed_counts(
 
 
 def heard_parts(parties: Sequence[Array], form: ScoreFormat) -> FloatArray:
-    """Return by how much each party's scores are to be multiplied to be as loud as others'."""
+    """Return the factor that brings each party's scores to the capped scale."""
     claimed = np.array([loudness(form.decode(values)) for values in parties])
     believed = believed_loudness(claimed)
     return np.where(claimed > 0, believed / np.where(claimed > 0, claimed, 1.0), 1.0)

@@ -1,23 +1,24 @@
-"""One answer out of many: how the predictions of parties on public rows are combined.
+"""Consensus rules that combine the parties' predictions on public rows.
 
-Every rule gives the same bits in whatever order the predictions arrive. Means and votes take
-them one by one and keep sums only, so memory is O(rows x classes) for any number of parties.
-Medians, trimmed and robust means need all predictions at once, O(parties x rows x classes);
-in turn no party, whatever it sends, can pull them far from the honest majority.
+The result of every rule is independent of the order of arrival, to the bit. Means and votes
+add predictions one by one and keep only sums, so memory is O(rows x classes) for any number
+of parties. Medians, trimmed and robust means need all predictions at once,
+O(parties x rows x classes); in return no party, whatever it sends, can pull them far from the
+honest majority.
 
-A mean that some liars cannot move: the filter of robust statistics.
+The robust mean is the filter of robust statistics.
 
 Diakonikolas, Kamath, Kane, Li, Moitra, Stewart: Being Robust (in High Dimensions) Can Be
 Practical (ICML 2017), with the weights of Hopkins, Li, Zhang: Robust and Heavy-Tailed Mean
 Estimation Made Simple (NeurIPS 2020).
 
-Liars who move a mean far must stand far from it in one direction, and so make the variance
-there large. While it is, points lose weight in proportion to their squared distance along
-that direction, and the farthest loses all. As long as liars cause most of the variance they
-lose more weight than honest points, so at most twice their share is lost before it is small.
-What is left is then O(sqrt(share)) deviations of the honest points from their mean. Since at
-most half of all weight is lost, this holds for a quarter of liars and less: 40 of 100 at one
-distant place keep some weight, and move the mean as far as they like.
+Liars who move a mean far must be far from it in one direction, and so make the variance along
+it large. As long as it is large, points lose weight in proportion to their squared distance
+along that direction, the farthest all of it. While liars cause most of the variance they lose
+more weight than honest points, so at most twice their share is removed before the variance is
+small. The remaining error is then O(sqrt(share)) standard deviations of the honest points.
+Since at most half of all weight is removed, this holds for up to a quarter of liars: 40 of 100
+at one distant place keep some weight, and can move the mean arbitrarily far.
 """
 
 import math
@@ -34,9 +35,9 @@ from fl_strategies.aggregation.votes import VoteSum
 from fl_strategies.errors import require
 
 MOST_TIMES_USUAL: Final = 1.5
-"""A deviation is large beyond so many times the usual one, by the median distance."""
+"""A deviation is large beyond this multiple of the usual one, by the median distance."""
 MOST_LOST: Final = 0.5
-"""Share of all weight that can be lost at most, however many liars are expected."""
+"""Largest share of all weight that is removed, however many liars are expected."""
 _DEVIATION_OF_MEDIAN: Final = 1.4826
 _LEAST_VARIANCE: Final = 1e-12
 
@@ -77,7 +78,7 @@ def filtered_mean(points: FloatArray, share: float) -> FloatArray:
 
 
 def _suspicion(points: FloatArray, weights: FloatArray) -> tuple[FloatArray, Array]:
-    """Return squared distances in the direction of most variance, and whether it is large.
+    """Return squared distances along the direction of most variance, and whether that is large.
 
     Points without weight have distance 0.
     """
@@ -91,13 +92,13 @@ def _suspicion(points: FloatArray, weights: FloatArray) -> tuple[FloatArray, Arr
 
 
 def _median_distance(along: FloatArray) -> FloatArray:
-    """Return the median distance of all points to their median, on which few have a hold."""
+    """Return the median distance of all points to their median, which few points can move."""
     middle = np.median(along, axis=1, keepdims=True)
     return np.asarray(np.median(np.abs(along - middle), axis=1))
 
 
 def _directions(away: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the unit vector of most variance of each set, by the smaller of two problems."""
+    """Return the direction of largest variance of each set, from the smaller Gram matrix."""
     scaled = np.sqrt(weights)[:, :, None] * away
     if scaled.shape[1] >= scaled.shape[2]:
         return np.asarray(np.linalg.eigh(np.einsum("snd,sne->sde", scaled, scaled))[1][..., -1])
@@ -122,7 +123,7 @@ ROBUST_RULES: Final = ("median", "trimmed-mean", "robust-mean")
 MAX_WEIGHT: Final = 2**22
 """Largest weight that a party may have for a class."""
 MAX_REPLIES: Final = 2**20
-"""Most predictions that a sum can hold without overflow, whatever their weights."""
+"""Largest number of predictions that a sum can hold without overflow."""
 
 # Values become whole numbers of 40 bits, in two halves: 20 bits of value, 22 of weight and
 # 20 of parties fit into 62.
@@ -134,11 +135,11 @@ _MOST_CHUNKS = 16
 
 
 class Consensus(Protocol):
-    """Predictions of many parties on the same rows, on their way to one."""
+    """Accumulates the predictions of many parties on the same rows."""
 
     @property
     def num_capped(self) -> int:
-        """How many parties count for less than they claim."""
+        """Number of parties whose weight or scale is capped."""
 
     def add(self, values: Array, weights: IntArray | None = None) -> None:
         """Take one party's predictions (rows, classes), checked before."""
@@ -157,7 +158,7 @@ class ExactSum:
 
     def add(self, values: Array, weights: IntArray | None = None) -> None:
         """Add numbers, each times the whole weight of its column."""
-        # Some rows at a time, so that what is made on the way stays near the processor.
+        # Some rows at a time, so that temporaries stay in the cache.
         size = max(1, _BLOCK_CELLS // max(self._high.shape[1], 1))
         for start in range(0, len(self._high), size):
             rows = slice(start, start + size)
@@ -186,8 +187,8 @@ class MeanConsensus:
     bound : float
         No value may be larger in magnitude.
     capped : bool
-        Whether a party that is much louder than the median party is heard as less loud.
-        Probabilities are as loud as they can be, logits are not.
+        Whether to scale down a party whose scores are much larger than the median party's.
+        Probabilities are bounded and need no cap; logits do.
     """
 
     def __init__(self, shape: tuple[int, int], *, bound: float, capped: bool = False) -> None:
@@ -212,17 +213,17 @@ class MeanConsensus:
 
     @property
     def num_capped(self) -> int:
-        """How many parties are heard as less loud than they were."""
+        """Number of parties whose scores are scaled down."""
         return self._loudness.num_cut
 
 
 class ClassWeightedConsensus:
-    """The mean over parties in which each class has weights of its own.
+    """The mean over parties, weighted class by class.
 
     A party's weight for a class is meant to be its number of records of that class, so
-    that who has never seen a class has no say about it. Parties state their weights
-    themselves; what is much more than others state counts as less (`believed_sizes`). A
-    class without any weight takes the plain mean. Parameters are those of `MeanConsensus`.
+    that a party that has never seen a class does not affect it. Parties state their weights
+    themselves; values far above those of the others are capped (`believed_sizes`). A class
+    without any weight takes the plain mean. Parameters are those of `MeanConsensus`.
     """
 
     def __init__(self, shape: tuple[int, int], *, bound: float, capped: bool = False) -> None:
@@ -259,7 +260,7 @@ class ClassWeightedConsensus:
 
     @property
     def num_capped(self) -> int:
-        """How many parties claim more records, or are louder, than is believed."""
+        """Number of parties whose claimed records or scale is capped."""
         return self._loudness.num_cut + self._sizes.num_cut
 
 
@@ -272,11 +273,12 @@ class RobustConsensus:
     ----------
     rule : "median", "trimmed-mean" or "robust-mean"
     trim_fraction : float
-        Share of parties that a trimmed mean drops at either end, rounded up: with
-        three parties and more at least one. Something always remains. Of a robust mean the
-        largest share of liars; see `aggregation.consensus`.
+        Share of parties that a trimmed mean drops at either end, rounded up: with three or
+        more parties at least one. Something always remains. For a robust mean, the largest
+        share of liars; see `aggregation.consensus`.
     decode : callable, optional
-        Makes float32 of what is added, a few rows at a time; by then it is kept as it came.
+        Decodes what is added to float32, a few rows at a time; until then it is kept as
+        received.
     """
 
     def __init__(
@@ -321,7 +323,7 @@ class RobustConsensus:
         return consensus
 
     def _combination(self) -> Callable[[FloatArray], FloatArray]:
-        """Return what maps values (parties, rows, classes) to one of each row and class."""
+        """Return the function that reduces (parties, rows, classes) to (rows, classes)."""
         if self._rule == "robust-mean":
             share = self._trim_fraction
             return lambda said: filtered_mean(said.astype(np.float64).swapaxes(0, 1), share)
@@ -341,7 +343,7 @@ class RobustConsensus:
 
 
 class VoteCounts:
-    """Votes for classes, one label a row and party, kept as counts.
+    """Votes for classes, one label per row and party, kept as counts.
 
     Parameters
     ----------
@@ -368,7 +370,7 @@ class VoteCounts:
 
     @property
     def counts(self) -> FloatArray:
-        """Votes for each class, of parties that claim too many records fewer."""
+        """Votes for each class, with capped weights."""
         parts, total = self._sizes.parts(), np.zeros(self._shape)
         if self._plain is not None:
             total += self._plain.counts
@@ -378,7 +380,7 @@ class VoteCounts:
 
     @property
     def num_capped(self) -> int:
-        """How many parties claim more records than is believed."""
+        """Number of parties whose claimed records are capped."""
         return self._sizes.num_cut
 
 
@@ -412,8 +414,8 @@ def make_consensus(
 def to_probabilities(rows: FloatArray) -> FloatArray:
     """Return the nearest probabilities to each row, in Euclidean distance.
 
-    Noise, weights and medians leave rows that do not sum to one; rows that do are left
-    as they are, up to rounding.
+    Noise, weights and medians produce rows that do not sum to one; rows that do are
+    unchanged, up to rounding.
 
     Examples
     --------

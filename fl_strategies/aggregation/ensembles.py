@@ -1,11 +1,11 @@
-"""Several models as one: means, committees and stacks of models.
+"""Several models combined into one: means, committees and stacked ensembles.
 
-Of model m and class c let z[m, c] be the log-probability, less the mean over classes. Then
+For model m and class c let z[m, c] be the log-probability minus the mean over classes. Then
 
     score[c] = sum over m of weights[m, c] z[m, c] + bias[c]  (+ output . relu(hidden . z))
 
-where the last term is the network's. It begins with weights 1/M and everything that is
-added 0, which is the mean of log-probabilities.
+where the last term exists only with hidden units. Training starts from weights 1/M and zeros
+elsewhere, which is the mean of log-probabilities.
 """
 
 import json
@@ -41,7 +41,7 @@ _LEAST_PROBABILITY: Final = 1e-12
 
 
 def raw_outputs(model: Learner, x: Array, task: Task) -> FloatArray:
-    """Return what a model predicts, (n, num_classes), also where that is not finite.
+    """Return a model's predictions, (n, num_classes), which may not be finite.
 
     Raises `KnowledgeMismatch` for another shape: the model may be an untrusted party's.
     """
@@ -59,9 +59,9 @@ def raw_outputs(model: Learner, x: Array, task: Task) -> FloatArray:
 
 
 def outputs(model: Learner, x: Array, task: Task) -> FloatArray:
-    """Return what a model predicts, (n, num_classes): probabilities or, in regression, numbers.
+    """Return a model's predictions, (n, num_classes): probabilities or, in regression, numbers.
 
-    Where it predicts nothing finite: even odds or, in regression, 0. No row depends on
+    A prediction that is not finite becomes uniform or, in regression, 0. No row depends on
     another.
     """
     found = raw_outputs(model, x, task)
@@ -73,7 +73,7 @@ def outputs(model: Learner, x: Array, task: Task) -> FloatArray:
 def add_outputs(
     total: FloatArray, members: Sequence[Learner], signs: Sequence[int], x: Array, task: Task
 ) -> list[Exception]:
-    """Add what each member predicts to a total, and return the errors of those that cannot.
+    """Add each member's predictions to a total, and return the errors of those that fail.
 
     One that raises is skipped in the sum: it may be an untrusted party's.
     """
@@ -87,7 +87,7 @@ def add_outputs(
 
 
 def require_members(owner: str, num_members: int, errors: Sequence[Exception]) -> None:
-    """Raise `KnowledgeMismatch` if not one of the members is of use."""
+    """Raise `KnowledgeMismatch` unless at least one member works."""
     if len(errors) == num_members > 0:
         raise KnowledgeMismatch(
             f"{owner}: a member must be able to predict the rows, got none of {num_members}: "
@@ -96,7 +96,7 @@ def require_members(owner: str, num_members: int, errors: Sequence[Exception]) -
 
 
 def describe(error: Exception) -> str:
-    """Return what went wrong with an untrusted model, without quoting the rows."""
+    """Describe the failure of an untrusted model, without quoting rows."""
     known = isinstance(error, StrategyError)
     return str(error).rstrip(".") if known else f"{type(error).__name__} while it was read"
 
@@ -108,7 +108,7 @@ def rebuild(
     model_fns: Mapping[str, LearnerFactory],
     num_classes: int,
 ) -> Learner:
-    """Return the model that travelled as arrays, by the receiver's own code."""
+    """Rebuild a model from received arrays, by the receiver's own code."""
     if name not in model_fns:
         known = ", ".join(sorted(model_fns)) or "none"
         raise KnowledgeMismatch(
@@ -125,7 +125,7 @@ def rebuild(
 
 
 class Committee(ABC):
-    """What every predictor of several models shares; its members are fitted elsewhere.
+    """Base of predictors that combine several models, which are fitted elsewhere.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class Committee(ABC):
 
 
 class RememberedScores(Committee):
-    """Scores (n, num_classes) of rows that were computed before, whatever rows are given."""
+    """Precomputed scores (n, num_classes), returned whatever rows are given."""
 
     def __init__(self, scores: FloatArray) -> None:
         super().__init__(scores.shape[1])
@@ -189,20 +189,20 @@ class SignedEnsemble(Committee):
     Parameters
     ----------
     members : sequence of fitted learners
-        Left out, the object can only receive: see `from_arrays`.
+        Without any, the object can only be rebuilt: see `from_arrays`.
     signs : sequence of 1 and -1
     names : sequence of str
-        What the members' learners are called, for whoever rebuilds them.
+        Names of the members' learners, for the side that rebuilds them.
     num_classes : int
     task : "single-label" or "regression"
     model_fns : mapping of learner name to factory
-        How `from_arrays` rebuilds members.
+        Used by `from_arrays` to rebuild members.
 
     Notes
     -----
-    Signed sums of probabilities are no probabilities, so `logits` are scores whose largest
-    is the predicted class, and nothing else. They sum to a number that jumps with every
-    round, because softmax outputs always sum to one; nothing here depends on it.
+    Signed sums of probabilities are not probabilities, so `logits` are only scores, the
+    largest of which is the predicted class. Their sum changes with every round, because
+    softmax outputs always sum to one; nothing here depends on it.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ def _read_names(arrays: Mapping[str, Array]) -> list[str]:
 
 
 LEAST_PROBABILITY: Final = 1e-4
-"""What a model says less than this about a class counts as this."""
+"""Floor of a model's probability of a class."""
 LARGEST_WEIGHT: Final = 1e6
 BATCH_SIZE: Final = 32
 MOMENTUM: Final = 0.9
@@ -299,7 +299,7 @@ Weights = Mapping[str, Array]
 
 
 def shapes_of(num_models: int, num_classes: int, num_hidden: int) -> dict[str, tuple[int, ...]]:
-    """Return what arrays an aggregator has; without hidden units it is a linear one."""
+    """Return the shapes of an aggregator's arrays; without hidden units it is linear."""
     shapes: dict[str, tuple[int, ...]] = {
         WEIGHTS: (num_models, num_classes),
         BIAS: (num_classes,),
@@ -314,7 +314,7 @@ def shapes_of(num_models: int, num_classes: int, num_hidden: int) -> dict[str, t
 def first_weights(
     num_models: int, num_classes: int, num_hidden: int, rng: np.random.Generator
 ) -> dict[str, Array]:
-    """Return the aggregator that begins as the mean."""
+    """Return the initial aggregator, which is the mean."""
     shapes = shapes_of(num_models, num_classes, num_hidden)
     made: dict[str, Array] = {name: np.zeros(shape) for name, shape in shapes.items()}
     made[WEIGHTS] += 1 / num_models
@@ -344,7 +344,7 @@ def read_weights(
 
 
 class Unreadable(Committee):
-    """Stands for a member that cannot be rebuilt: it holds all classes for equally likely."""
+    """Stands in for a member that cannot be rebuilt: all classes are equally likely."""
 
     def logits(self, x: Array) -> FloatArray:
         """Return zeros."""
@@ -352,7 +352,7 @@ class Unreadable(Committee):
 
 
 class StackedEnsemble(Committee):
-    """Several models, and the aggregator that makes one prediction of theirs.
+    """Several models, and the aggregator that combines their predictions.
 
     Parameters
     ----------
@@ -408,7 +408,7 @@ def learned(
     epochs: int,
     rate: float,
 ) -> dict[str, Array]:
-    """Return the weights after some passes of gradient descent on the cross-entropy."""
+    """Return the weights after some epochs of gradient descent on the cross-entropy."""
     new = {name: np.array(array, dtype=np.float64) for name, array in weights.items()}
     speed = {name: np.zeros_like(array) for name, array in new.items()}
     for _ in range(epochs):
@@ -423,7 +423,7 @@ def learned(
 
 
 def gradients(weights: Weights, z: FloatArray, y: IntArray) -> dict[str, FloatArray]:
-    """Return the slopes of the mean cross-entropy in all weights."""
+    """Return the gradients of the mean cross-entropy with respect to all weights."""
     scores = combine(weights, z)
     errors = (scipy.special.softmax(scores, axis=1) - np.eye(scores.shape[1])[y]) / len(y)
     slopes = {WEIGHTS: np.einsum("nc,nmc->mc", errors, z), BIAS: errors.sum(axis=0)}

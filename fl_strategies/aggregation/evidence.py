@@ -1,8 +1,9 @@
-"""Answers as evidence: how parties whose classes are shared out differently are combined.
+"""Evidence: combine the answers of parties whose class shares differ.
 
 A model answers with the class shares of its own records: p_k(c|x) is proportional to
-p(x|c) pi_k(c). Votes and means add up these shares together with what the records say, and
-parties that lack a class outvote those that know it. Here the shares are taken out first:
+p(x|c) pi_k(c). Votes and means average these shares together with the information in the
+records, and parties that lack a class outvote those that know it. Here the shares are divided
+out first:
 
     evidence   A_k(x, c) = log p_k(c|x) - log pi_k(c)    for the classes that k has seen,
                            up to a constant in x         and nothing for all others
@@ -11,16 +12,16 @@ parties that lack a class outvote those that know it. Here the shares are taken 
 
 The constant is the mean over the classes that the party has seen, so only the difference
 between these counts; or it makes A an estimate of log p(x|c) / p_public(x), for parties that
-also learn to tell their own records from public rows (`party.contrast`). Then a
-party says of a row that it is like nothing it knows, and one that has a single class can
-speak too. b_c gives the classes their shares (`match_share`, `add_share`).
+also learn to tell their own records from public rows (`party.contrast`). A party can then
+express that a row is unlike anything it knows, and one with a single class can contribute
+too. b_c gives the classes their shares (`match_share`, `add_share`).
 
-One party must not decide a row, however loud: in `limited_mean` nobody counts for more than
-`MOST_BEYOND_MEDIAN` above or below the weighted median of all. And one party must not decide
+One party must not decide a row, however large its scores: `limited_mean` clips values to
+within `MOST_BEYOND_MEDIAN` of the weighted median of all. And one party must not decide
 how frequent a class is, however many records it claims: see `believed_counts`, and
 `likely_share` where parties' class shares differ so much that no claim looks odd.
 
-Multi-label: every label is a class of its own against the rest, with its own shares.
+Multi-label: every label is a binary problem of its own, with its own shares.
 """
 
 import math
@@ -36,33 +37,33 @@ LEAST_PROBABILITY: Final = 1e-3
 """Smaller probabilities count as this, of rare classes as less: no answer is worth more than
 a thousand to one."""
 VOTE_STRENGTH: Final = 6.0
-"""Evidence of a bare vote for its class, against the mean of all classes of the voter."""
+"""Evidence of a bare vote for its class, relative to the mean of all classes of the voter."""
 MOST_TIMES_SMALLER: Final = 10.0
 MOST_TIMES_MEDIAN: Final = 4.0
-"""A party is believed to have so many times the records of the mean smaller party, or of the
-median party, whichever is more."""
+"""A party's claimed records are capped at this multiple of the mean of the smaller parties, or
+of the median party, whichever is more."""
 MOST_TIMES_ALIKE: Final = 2.0
-"""But not more than so many times those of the median party where parties are of like size."""
+"""A lower cap, as a multiple of the median party, where parties are of similar size."""
 MOST_DISTANCE_ALIKE: Final = 0.25
-"""Parties are alike if the class shares of two thirds of them are no farther from the usual
-ones: so large a part of their records would have to be of another class."""
+"""Parties are alike if the class shares of two thirds of them are within this distance of the
+usual ones: the share of their records that would have to be of another class."""
 MOST_TIMES_DISTANCE: Final = 2.0
 LEAST_DISTANCE: Final = 0.1
 LEAST_PART: Final = 1 / 3
 """Among such parties, one whose shares are so many times as far away as theirs, and not hardly
 at all, counts less; but never for less than this part."""
 MOST_BEYOND_MEDIAN: Final = 1.0
-"""Evidence counts for no more than this above or below the weighted median of the parties."""
+"""Evidence is clipped to within this distance of the weighted median of the parties."""
 FEWEST_COMPARED: Final = 5
-"""Claims of classes are compared where there are this many parties."""
+"""Smallest number of parties at which claims of classes are compared."""
 MOST_TIMES_TYPICAL: Final = 2.0
-"""Nobody is believed to have more records of a class than this many times the median party,
-or the runner-up where parties differ and at least half of them know the class."""
+"""Claimed records of a class are capped at this multiple of the median party's, or of the
+runner-up's where parties differ and at least half of them know the class."""
 LEAST_KNOWN: Final = 0.25
-"""A party knows a class of which it has this part of its mean class."""
+"""A party knows a class of which it has this share of the records of its mean class."""
 MOST_TIMES_MEDIAN_SHARE: Final = 1.5
-"""In the class shares of parties that differ, nobody counts for more than this many times the
-median party."""
+"""In the class shares of parties that differ, the size of a party is capped at this multiple of
+the median party's."""
 SHARPNESS: Final = 3.0
 """The mean of many cautious answers is too cautious: a consensus that is right on nine rows
 of ten gives them seven tenths. The choice: docs/results/consensus.md."""
@@ -75,7 +76,7 @@ _TOLERANCE, _MAX_STEPS = 1e-7, 2000
 def class_evidence(
     logits: FloatArray, counts: FloatArray, log_ratio: FloatArray | None = None
 ) -> FloatArray:
-    """Return what a model says about each class beyond its own class shares, (n, C).
+    """Return a model's evidence for each class, its own class shares divided out, (n, C).
 
     Parameters
     ----------
@@ -115,7 +116,7 @@ def class_evidence(
 def label_evidence(
     log_odds: FloatArray, positives: FloatArray, negatives: FloatArray
 ) -> FloatArray:
-    """Return what a multi-label model says about each label beyond its own shares, (n, C).
+    """Return a multi-label model's evidence, its own shares divided out, (n, C).
 
     Labels that a party knows of one kind only get 0.
     """
@@ -147,7 +148,7 @@ def vote_evidence(labels: Array, counts: FloatArray) -> FloatArray:
     """Return bare votes (n,), -1 for none, as evidence (n, C) of a party with these counts."""
     seen = counts > 0
     evidence = np.zeros((len(labels), len(counts)))
-    # A vote says the same of all other classes, so there are two numbers and no votes.
+    # A vote treats all other classes alike, so two numbers describe it.
     known = np.append(seen, False)[labels]
     share = 1 / max(int(seen.sum()), 1)
     evidence[known] = np.where(seen, VOTE_STRENGTH * (0.0 - share), 0.0)
@@ -158,12 +159,12 @@ def vote_evidence(labels: Array, counts: FloatArray) -> FloatArray:
 def limited_mean(
     evidence: Callable[[int, slice], FloatArray], weights: FloatArray, num_rows: int
 ) -> FloatArray:
-    """Return the weighted mean of evidence in which one party moves a row only so far.
+    """Return the weighted mean of evidence, with limited influence of one party on a row.
 
-    What is beyond `MOST_BEYOND_MEDIAN` of the weighted median, row by row and class by class,
-    is cut to it (one step of Huber's estimate, at a fixed width). A party of a tenth of the
-    weight moves a score by a tenth, and the median by at most one place, whatever it
-    sends. A party that alone knows a class is its own median, and is not cut. Two
+    Values farther than `MOST_BEYOND_MEDIAN` from the weighted median, row by row and class by
+    class, are clipped (one step of Huber's estimator, at a fixed width). A party with a tenth
+    of the weight moves a score by a tenth, and the median by at most one place, whatever it
+    sends. A party that alone knows a class is its own median, and is not clipped. Two
     parties have no middle: theirs is the plain mean.
 
     Parameters
@@ -217,7 +218,7 @@ def _weighted_median(values: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def class_weights_of(counts: FloatArray, *, contrasted: bool) -> FloatArray:
-    """Return how well a party can know each class, (C,).
+    """Return a party's weight for each class, (C,).
 
     The root of its records, or, for a party that compares classes only with each other,
     the root of n_c (n - n_c) / n: telling a class from the rest takes records of both.
@@ -228,13 +229,13 @@ def class_weights_of(counts: FloatArray, *, contrasted: bool) -> FloatArray:
 
 
 def label_weights_of(positives: FloatArray, negatives: FloatArray) -> FloatArray:
-    """Return how well a party can know each label of multi-label records, (C,)."""
+    """Return a party's weight for each label of multi-label records, (C,)."""
     known = np.maximum(positives + negatives, 1.0)
     return np.asarray(np.sqrt(positives * negatives / known))
 
 
 def valid_counts(noisy: FloatArray, scale: float) -> FloatArray:
-    """Return noisy counts as counts that could be true: whole, and none that is mere noise.
+    """Return noisy counts rounded to integers, with those that are mere noise set to 0.
 
     What is below two scales of the noise counts as no records, because a class that a party
     falsely claims to know hurts more than one that it falsely gives up. The largest stays.
@@ -247,21 +248,21 @@ def valid_counts(noisy: FloatArray, scale: float) -> FloatArray:
 
 
 def believed_sizes(sizes: FloatArray, total: int | None = None) -> FloatArray:
-    """Return how many records each party is believed to have, given what all claim.
+    """Return each party's number of records, capped at what all claims make plausible.
 
-    Honest sizes differ much, and one claim of a trillion must not decide everything. From
-    the smallest on, each party is believed up to a multiple of the mean of those that claim
-    less, or of the median party. So liars cannot vouch for each other either. And nobody is
-    believed to be larger than the others' sizes make likely: were they log-normal, with
-    this median and lower quartile, two in a hundred would be.
+    Honest sizes differ widely, and one claim of a trillion must not decide everything. From
+    the smallest on, each claim is capped at a multiple of the mean of those that claim less,
+    or of the median party, so liars cannot vouch for each other either. No claim may exceed
+    what the sizes of the others make likely: the 98th percentile of a log-normal with their
+    median and lower quartile.
 
     Parameters
     ----------
     sizes : (num_parties,)
     total : int, optional
-        Records of all parties, as somebody knows who is none of them. If claims exceed it,
-        those large enough to be the reason share what the others leave; but a party no
-        larger than the median one is never cut.
+        Records of all parties, known independently of them. If claims exceed it, those large
+        enough to be the reason share what the others leave; but a party no larger than the
+        median one is never capped.
 
     Examples
     --------
@@ -293,9 +294,9 @@ def _likely_size(sizes: FloatArray) -> float:
 
 
 def _left(sizes: FloatArray, total: float) -> FloatArray:
-    """Return what the total leaves to those whose claims can be why it is exceeded.
+    """Return the sizes after capping the claims that can be the reason for the excess.
 
-    The fewest claims that are together as large as the excess, and whichever could replace
+    The fewest claims that together are as large as the excess, and any that could replace
     the smallest of them, are cut to one level at which the total is kept.
     """
     excess = float(sizes.sum()) - total
@@ -319,7 +320,7 @@ def _level(sizes: FloatArray, room: float) -> float:
 
 
 def believed_parts(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
-    """Return by how much each party's counts are to be multiplied before they are used.
+    """Return the factor that caps each party's counts before they are used.
 
     Sizes are those of `believed_sizes`. Where parties are alike in their class shares, one
     whose shares are quite different counts with fewer records still: it would decide how
@@ -347,7 +348,7 @@ def _plausible(shares: FloatArray) -> FloatArray:
 
 
 def _distances(shares: FloatArray) -> tuple[FloatArray, float]:
-    """Return how far each party's class shares are from the usual ones, and two thirds are."""
+    """Return each party's distance from the usual class shares, and their 2/3 quantile."""
     usual = np.median(shares, axis=0)
     distance = np.abs(shares - usual / max(float(usual.sum()), _TINY)).sum(axis=1) / 2
     return distance, float(np.quantile(distance, 2 / 3))
@@ -359,7 +360,7 @@ def _shares(counts: FloatArray) -> FloatArray:
 
 
 def believed_counts(counts: FloatArray) -> FloatArray:
-    """Return class counts (num_parties, C), capped by what the others claim of each class.
+    """Return class counts (num_parties, C), capped by the others' claims of each class.
 
     A claim of ten times as many records of one class triples a party's weight on it. Nobody
     is believed to have more than `MOST_TIMES_TYPICAL` times the median claim where parties
@@ -384,12 +385,12 @@ def believed_counts(counts: FloatArray) -> FloatArray:
 
 
 def are_alike(counts: FloatArray) -> bool:
-    """Tell whether most parties have about the same class shares."""
+    """Return whether most parties have about the same class shares."""
     return _distances(_shares(counts))[1] <= MOST_DISTANCE_ALIKE
 
 
 def likely_share(scores: FloatArray, counts: FloatArray) -> FloatArray:
-    """Return the class shares that records and public rows together make likely, (C,).
+    """Return the class shares most likely given both claims and public rows, (C,).
 
     Where parties' class shares differ, no claim of records looks odd, and one could move the
     shares of all. But evidence relative to the public rows is an estimate of
@@ -425,7 +426,7 @@ def likely_share(scores: FloatArray, counts: FloatArray) -> FloatArray:
 def pooled_share(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
     """Return the class shares of all parties' records together, (C,).
 
-    A party counts with no more records than it is believed to have.
+    Claimed counts are capped first; see `believed_parts`.
     """
     held = np.asarray(counts, dtype=np.float64)
     total = _exact_total(held * believed_parts(held)[:, None])
@@ -434,7 +435,7 @@ def pooled_share(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
 
 
 def pooled_label_shares(counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
-    """Return how often each label is positive at all parties together, (C,)."""
+    """Return the positive share of each label over all parties' records, (C,)."""
     held = np.asarray(counts, dtype=np.float64)
     part = believed_parts(held)
     positives, negatives = (_exact_total(half * part[:, None]) for half in held.swapaxes(0, 1))
@@ -502,14 +503,14 @@ def add_label_shares(log_odds: FloatArray, shares: FloatArray) -> FloatArray:
 
 
 def check_share(owner: str, share: FloatArray, num_classes: int) -> None:
-    """Raise `InvalidData` unless there is one share a class and they sum to 1."""
+    """Raise `InvalidData` unless there is one share per class and they sum to 1."""
     fits = share.shape == (num_classes,) and bool((share >= 0).all())
     fits = fits and math.isclose(float(share.sum()), 1.0, abs_tol=1e-6)
     require_data(fits, owner, "share", f"{num_classes} numbers that sum to 1", share)
 
 
 def finite_floor(scores: FloatArray) -> FloatArray:
-    """Replace minus infinity by what no softmax sees: 50 below the row's largest score."""
+    """Replace minus infinity by 50 below the row's largest score, negligible in a softmax."""
     floor = scores.max(axis=1, keepdims=True) - 50.0
     return np.asarray(np.maximum(scores, floor))
 

@@ -1,12 +1,12 @@
-"""The parties' evidence at the server, and the consensus that comes of it.
+"""The server's pool of the parties' evidence, and the consensus computed from it.
 
-Two honest parties that know a class rank the public rows alike by their evidence for it, as
-far as they know anything. A liar does not, whatever it claims to be: one that exchanges or
-negates labels is against the others, and one that always names the same class ranks nothing.
+Two honest parties that know a class rank the public rows similarly by their evidence for it.
+A liar does not, whatever it claims: one that swaps or negates labels contradicts the others,
+and one that always names the same class does not rank rows at all.
 
-Of each party the correlation with every other is taken, class by class around the class's
-mean, over the classes that both know; and of these correlations the median, on which less
-than half of all parties have no hold. A party far below what is typical is an outlier.
+A party's agreement is the median of its correlations with every other party, computed over
+the classes that both know with each class centred at its mean. Less than half of all parties
+cannot move this median. A party far below the typical agreement is an outlier.
 """
 
 import logging
@@ -45,17 +45,17 @@ from fl_strategies.wire.knowledge import Metrics, shown
 LEAST_OF_TYPICAL: Final = 0.25
 """A party is an outlier below this share of the median party's agreement."""
 LEAST_OF_TYPICAL_LIMITED: Final = 0.1
-"""The same where one party's influence on a row is limited: an honest party of few records
-is lost for less."""
+"""The same where the influence of one party on a row is limited. It is lower because less is
+then gained by excluding a party that may be honest with few records."""
 CONTRADICTION: Final = -0.25
 """A party whose agreement is below this share of the median party's contradicts the others; of
-231 honest federations three had one (docs/results/robustness.md)."""
+120 honest federations none had one (docs/results/robustness.md)."""
 LEAST_TYPICAL: Final = 0.2
-"""Where the median party agrees less than this with others, nobody knows enough to judge."""
+"""If the median party agrees less than this with the others, no party is excluded."""
 FEWEST_COMPARABLE: Final = 3
-"""Parties that can be compared with fewer others are not judged."""
+"""A party that can be compared with fewer others is never an outlier."""
 MOST_COMPARED: Final = 100
-"""A party is compared with so many others at most: time stays linear in the parties."""
+"""Largest number of others that a party is compared with: time is linear in the parties."""
 _MOST_CELLS: Final = 1 << 24
 
 Evidence: TypeAlias = Callable[[int], FloatArray]
@@ -71,9 +71,9 @@ def outliers(
 ) -> dict[int, float]:
     """Return the positions of parties that do not agree with most others, ascending.
 
-    With each its agreement as a multiple of the median party's: one below `CONTRADICTION`
-    contradicts the others, any other may as well be honest and know little. Less than half
-    of those that can be judged are outliers.
+    The values are their agreements as multiples of the median party's: a party below
+    `CONTRADICTION` contradicts the others, any other may well be honest and know little.
+    Fewer than half of the parties that can be compared are outliers.
 
     Parameters
     ----------
@@ -82,10 +82,10 @@ def outliers(
     known : (num_parties, num_classes)
         Above 0 where a party's evidence on a class counts.
     fewest_common : (num_parties,)
-        How many common classes a comparison with a party takes: 2 for one that compares
-        its classes only with each other, and so says nothing by one of them.
+        Number of common classes that a comparison with a party needs: 2 for one that
+        compares its classes only with each other, so that a single one says nothing.
     least_typical : float
-        Nobody is judged where the median party agrees less than this with others.
+        There are no outliers if the median party agrees less than this with the others.
     least_of_typical : float
         A party is an outlier below this share of the median party's agreement.
     """
@@ -143,11 +143,11 @@ CONTRASTS: Final[tuple[str, ...]] = get_args(Contrast)
 SHARE_RULES: Final = ("auto", "pooled", "none")
 MAX_SIZE: Final = 2.0**40
 LEAST_SHARE: Final = 0.25
-"""A party is judged by classes of at least this part of its mean class."""
+"""A party is compared on classes with at least this share of the records of its mean class."""
 MOST_JUDGED: Final = 1000
-"""Most parties among which outliers are sought."""
+"""Largest number of parties among which outliers are sought."""
 MOST_TIMES_BELIEVED: Final = 100.0
-"""A claim of more records than this many times what is believed deserves a warning. Honest
+"""A claim of more than this multiple of the capped value is logged as a warning. Honest
 parties that are larger than the others do not reach it."""
 
 
@@ -202,7 +202,7 @@ class EvidenceConsensus:
         return np.asarray(total / np.where(weight > 0, weight, 1.0))
 
     def _worths(self) -> dict[int, float]:
-        """Return what a whole weight is worth in each group, less where sizes were cut."""
+        """Return the worth of a whole weight in each group, less where sizes were capped."""
         worths = {group: 2.0 ** (group / 2) for group in self._sums}
         believed = believed_sizes(np.array(self._sizes))
         for claimed, size in zip(self._sizes, believed, strict=True):
@@ -217,8 +217,8 @@ def _group(size: float) -> int:
     return max(math.frexp(size)[1], 0)
 
 
-class Heard(NamedTuple):
-    """What one party said, as compact as it came."""
+class Reply(NamedTuple):
+    """One party's reply, kept in the compact form in which it was received."""
 
     values: Array
     counts: FloatArray
@@ -227,7 +227,7 @@ class Heard(NamedTuple):
 
 
 class EvidencePool:
-    """Evidence of all parties on the same rows, and the consensus on them.
+    """The evidence of all parties on the same rows, and its consensus.
 
     Parameters
     ----------
@@ -236,21 +236,21 @@ class EvidencePool:
         No evidence may be larger in magnitude.
     task : "single-label" or "multi-label"
     share : "auto", "pooled", "none" or numbers
-        Which mean probabilities the classes get on these rows. ``"pooled"``: the shares of
-        all parties' records, right for rows of the same kind. ``"none"``: what the evidence
-        and these shares say of each row, right also for rows of another domain. Numbers:
+        The mean probabilities of the classes on these rows. ``"pooled"``: the shares of
+        all parties' records, right for rows of the same kind. ``"none"``: whatever follows
+        from the evidence and these shares, right even for rows of another domain. Numbers:
         these shares. ``"auto"``: ``"pooled"`` if more than half of the parties compare their
         classes only with each other, otherwise ``"none"``: evidence that is relative to the
         public rows gains nothing by it, and a liar about its counts could move every row.
     decode : callable, optional
-        Makes evidence (rows, classes) of what a party sent and its counts, each row by
-        itself; by default it sent evidence.
+        Turns what a party sent, and its counts, into evidence (rows, classes), each row
+        independently; by default parties send evidence.
     exclude_outliers : bool (default: True)
-        Do not count parties that contradict most others: see `aggregation.pool`. What
-        parties sent is then kept as it came until all are there; otherwise only sums are,
-        and neither are claims of single classes compared nor rows limited.
-        Of more than `MOST_JUDGED` parties nobody is judged: one of so many decides little,
-        and memory must not grow with their replies.
+        Exclude parties that contradict most others: see `aggregation.pool`. Replies are
+        then kept as received until the last has arrived; otherwise only sums are kept, and
+        neither are claims of single classes compared nor is the influence on a row limited.
+        Among more than `MOST_JUDGED` parties none is excluded: a single one has little
+        influence, and memory must not grow with their replies.
     limited : bool (default: False)
         Limit how far one party moves a row, for evidence that may be arbitrarily strong:
         see `limited_mean`. Votes are all of one strength and need no limit.
@@ -258,8 +258,8 @@ class EvidencePool:
     Attributes
     ----------
     outliers, capped : tuple of int
-        After `result`: partition ids of parties that were not counted, and of those that
-        count with fewer records than they claim.
+        After `result`: partition ids of parties that were excluded, and of those whose
+        claimed records were capped.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class EvidencePool:
         self._consensus = EvidenceConsensus(shape, bound=bound)
         self._task, self._share, self._decode = task, share, decode
         self._exclude_outliers, self._limited = exclude_outliers, limited
-        self._heard: list[Heard] = []
+        self._replies: list[Reply] = []
         self._mean: FloatArray | None = None
         self._counts: list[tuple[int, FloatArray]] = []
         self._contrasts = Counter[str]()
@@ -294,25 +294,25 @@ class EvidencePool:
         label, and how many are known not to.
         """
         self._contrasts[contrast] += 1
-        heard = Heard(values, counts, contrast, party)
+        reply = Reply(values, counts, contrast, party)
         if not self._exclude_outliers:
-            self._count(heard)
+            self._count(reply)
             return
-        self._heard.append(heard)
-        if len(self._heard) > MOST_JUDGED:
+        self._replies.append(reply)
+        if len(self._replies) > MOST_JUDGED:
             logger.warning("No outliers are sought among more than %s parties.", MOST_JUDGED)
             self._exclude_outliers = False
-            for one in self._heard:
+            for one in self._replies:
                 self._count(one)
-            self._heard = []
+            self._replies = []
 
-    def _count(self, heard: Heard, believed: FloatArray | None = None) -> None:
-        """Add a party's evidence to the sums, by the class counts that are believed."""
-        counts = heard.counts if believed is None else believed
-        evidence = self._decode(heard.values, heard.counts)
-        weights = self._weights(counts, heard.contrast)
+    def _count(self, reply: Reply, believed: FloatArray | None = None) -> None:
+        """Add a party's evidence to the sums, weighted by its capped class counts."""
+        counts = reply.counts if believed is None else believed
+        evidence = self._decode(reply.values, reply.counts)
+        weights = self._weights(counts, reply.contrast)
         self._consensus.add(evidence, weights, self._size(counts))
-        self._counts.append((heard.party, heard.counts))
+        self._counts.append((reply.party, reply.counts))
 
     def _weights(self, counts: FloatArray, contrast: Contrast) -> FloatArray:
         if self._task == "multi-label":
@@ -320,24 +320,24 @@ class EvidencePool:
         return class_weights_of(counts, contrasted=contrast == "public")
 
     def _size(self, counts: FloatArray) -> float:
-        """Return how many records a party claims; nobody has more than the sums can hold."""
+        """Return a party's claimed number of records, capped at what the sums can hold."""
         several = self._task == "multi-label"
         return min(float(counts.sum(axis=0).max() if several else counts.sum()), MAX_SIZE)
 
     def _combine(self) -> FloatArray:
-        """Return the mean evidence of those who do not contradict most others."""
-        if not self._heard:
+        """Return the mean evidence of the parties that do not contradict most others."""
+        if not self._replies:
             return self._consensus.result() if self._mean is None else self._mean
-        heard = sorted(self._heard, key=lambda one: one.party)
-        self._heard = []
-        found = self._find_outliers(heard)
-        self.outliers = tuple(heard[position].party for position in found)
+        replies = sorted(self._replies, key=lambda one: one.party)
+        self._replies = []
+        found = self._find_outliers(replies)
+        self.outliers = tuple(replies[position].party for position in found)
         self._contradicting = tuple(
-            heard[position].party
+            replies[position].party
             for position, agreed in found.items()
             if agreed < CONTRADICTION
         )
-        counted = [one for position, one in enumerate(heard) if position not in found]
+        counted = [one for position, one in enumerate(replies) if position not in found]
         believed = self._believed([one.counts for one in counted])
         if self._limited:
             self._mean = self._limited_mean(counted, believed)
@@ -346,8 +346,8 @@ class EvidencePool:
             self._count(one, counts)
         return self._consensus.result()
 
-    def _limited_mean(self, counted: Sequence[Heard], believed: FloatArray) -> FloatArray:
-        """Return the mean in which one party moves a row only so far."""
+    def _limited_mean(self, counted: Sequence[Reply], believed: FloatArray) -> FloatArray:
+        """Return the mean in which the influence of one party on a row is limited."""
         self._counts = [(one.party, one.counts) for one in counted]
         sizes = np.array([self._size(counts) for counts in believed])
         part = believed_sizes(sizes) / np.where(sizes > 0, sizes, 1.0)
@@ -364,37 +364,37 @@ class EvidencePool:
         )
 
     def _believed(self, counts: Sequence[FloatArray] | FloatArray) -> FloatArray:
-        """Return class counts as far as the others' make them plausible."""
+        """Return class counts, capped at what those of the others make plausible."""
         stated = np.asarray(counts, dtype=np.float64)
         return stated if self._task == "multi-label" else believed_counts(stated)
 
-    def _find_outliers(self, heard: Sequence[Heard]) -> dict[int, float]:
-        absolute = [self._task == "multi-label" or one.contrast == "public" for one in heard]
+    def _find_outliers(self, replies: Sequence[Reply]) -> dict[int, float]:
+        absolute = [self._task == "multi-label" or one.contrast == "public" for one in replies]
         return outliers(
-            lambda position: self._decode(heard[position].values, heard[position].counts),
-            self._judged_by(heard),
+            lambda position: self._decode(replies[position].values, replies[position].counts),
+            self._compared_classes(replies),
             np.where(absolute, 1, 2),
             least_of_typical=LEAST_OF_TYPICAL_LIMITED if self._limited else LEAST_OF_TYPICAL,
         )
 
-    def _judged_by(self, heard: Sequence[Heard]) -> FloatArray:
-        """Return the weights of the parties' classes, 0 for those that nobody is judged by.
+    def _compared_classes(self, replies: Sequence[Reply]) -> FloatArray:
+        """Return the weights of the parties' classes, 0 for those that are not compared.
 
-        Where the median party knows less than a third of the classes, an honest one would look
-        like a liar by a class of which it has a record or two. Where parties know most
-        classes they are judged by all: a liar may claim to know nothing but its own.
+        Where the median party knows less than a third of the classes, an honest party could
+        look like a liar because of a class of which it has a record or two. Where parties
+        know most classes, all are compared: a liar might claim to know only its own.
         """
-        weights = np.array([self._weights(one.counts, one.contrast) for one in heard])
+        weights = np.array([self._weights(one.counts, one.contrast) for one in replies])
         if self._task == "multi-label":
             return weights
-        counts = np.array([one.counts for one in heard])
+        counts = np.array([one.counts for one in replies])
         well = counts >= LEAST_SHARE * counts.mean(axis=1, keepdims=True)
         alike = 3 * np.median((well & (counts > 0)).sum(axis=1)) >= counts.shape[1]
         return weights if alike else np.where(well, weights, 0.0)
 
     @property
     def num_uncovered(self) -> int:
-        """How many parties find the public rows unlike their records."""
+        """Number of parties that find the public rows unlike their records."""
         return self._contrasts["uncovered"]
 
     @property
@@ -423,16 +423,17 @@ class EvidencePool:
         return (match_label_shares if several else match_share)(scores, share)
 
     def _shares_are_open(self, believed: FloatArray) -> bool:
-        """Tell whether claims of records alone would decide the shares of unlike parties.
+        """Return whether class shares should also be estimated from the public rows.
 
-        Evidence relative to the public rows knows better, if most parties send such.
+        Otherwise claims alone would decide the shares of parties that differ. The estimate
+        needs evidence relative to the public rows from most parties.
         """
         relative = 2 * self._contrasts["public"] > self._contrasts.total()
         open_ = self._share == "auto" and self._limited and len(believed) >= FEWEST_COMPARED
         return open_ and relative and not are_alike(believed)
 
     def _note_capped(self, stated: FloatArray, believed: FloatArray) -> None:
-        """Note who counts with fewer records than it claims."""
+        """Note the parties whose claimed records are capped."""
         flat = stated.reshape(len(stated), -1).sum(axis=1)
         counted = believed.reshape(len(believed), -1).sum(axis=1) * believed_parts(believed)
         parties = np.array([party for party, _ in self._counts])
@@ -440,7 +441,7 @@ class EvidencePool:
         self._absurd = tuple(parties[MOST_TIMES_BELIEVED * counted < flat].tolist())
 
     def report(self, owner: str) -> Metrics:
-        """Log who was not counted, or not in full; return how many they are."""
+        """Log the parties that were excluded or capped, and return their numbers."""
         if self._contradicting:
             logger.warning(
                 "%s does not count parties %s, which contradict most others.",

@@ -11,7 +11,7 @@ from fl_strategies._util.arrays import Array, FloatArray, IntArray
 
 LEAST_OF_POSSIBLE: Final = 0.5
 LEAST_OF_TYPICAL: Final = 0.25
-"""What a party must reach to be counted if some are excluded; see `least_agreeing`."""
+"""Least relative agreement of a party that is never excluded; see `least_agreeing`."""
 _BLOCK_VOTES: Final = 1 << 18
 _BLOCK_CELLS: Final = 1 << 16
 _MOST_WAITING: Final = 64
@@ -32,7 +32,7 @@ def count_votes(labels: Array, num_classes: int) -> IntArray:
     """
     num_voters, num_rows = labels.shape
     counts = np.empty((num_rows, num_classes), dtype=np.int64)
-    # Some rows at a time, whose counts and votes stay near the processor: a large one-hot
+    # Some rows at a time, so that counts and votes stay in the cache: a large one-hot
     # array of all votes would cost a hundred times as much.
     size = max(1, min(_BLOCK_VOTES // max(num_voters, 1), _BLOCK_CELLS // num_classes))
     for start in range(0, num_rows, size):
@@ -46,7 +46,7 @@ def count_votes(labels: Array, num_classes: int) -> IntArray:
 
 
 class VoteSum:
-    """Votes of one party after the other, counted together whenever some have come.
+    """Votes added party by party, and counted in batches.
 
     Memory does not depend on the number of parties.
 
@@ -54,7 +54,7 @@ class VoteSum:
     ----------
     shape : (rows, classes)
     worth : int
-        What every vote counts for.
+        Weight of every vote.
 
     Examples
     --------
@@ -104,8 +104,8 @@ def consistent_mask(labels: Array) -> Array:
 def consistent_labels(labels: Array, num_classes: int) -> Array:
     """Return the label that all voters of (num_voters, num_rows) share in each row, or -1.
 
-    The answer takes as few bytes a row as `num_classes` allows, because a server may have to
-    keep the answers of thousands of parties.
+    The result takes as few bytes per row as `num_classes` allows, because a server may have
+    to keep the answers of thousands of parties.
     """
     smallest = np.min_scalar_type(-num_classes)
     return np.where(consistent_mask(labels), labels[0], -1).astype(smallest)
@@ -118,24 +118,24 @@ def add_votes(counts: IntArray, votes: Array, worth: int) -> None:
 
 
 def agreements(votes: Sequence[Array], num_classes: int) -> FloatArray:
-    """Measure how far each party agrees with the plurality of all others, in two ways.
+    """Return how far each party agrees with the plurality of all others, by two measures.
 
     A party is compared on the rows where it votes and one class leads among the others.
 
     Parameters
     ----------
-    votes : a (num_rows,) for each party
+    votes : one (num_rows,) per party
         -1 where a party has no vote.
     num_classes : int
 
     Returns
     -------
     agreements : (num_parties, 2)
-        First the share of a party's votes that name the leading class. Second the same, out
-        of the most that were possible given how often the party names each class and how
-        often each leads: a party that knows two classes only, and takes every row for one of
-        them, has few votes for the leading class and yet all that it could have. Both are 1
-        where there is nothing to compare.
+        First, the share of a party's votes that name the leading class. Second, the same as a
+        fraction of the maximum that is possible given how often the party names each class and
+        how often each leads: a party that knows only two classes, and assigns every row to one
+        of them, has few votes for the leading class and yet as many as it could have. Both are
+        1 where there is nothing to compare.
 
     Examples
     --------
@@ -154,10 +154,10 @@ def agreements(votes: Sequence[Array], num_classes: int) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class _Leaders:
-    """Who leads each row, and what follows for the votes of all but one party.
+    """The leading classes of each row, from which the votes without any one party follow.
 
-    `first` and `second` have most votes, `number` classes have as many as the first, and the
-    second has `behind` fewer.
+    `first` and `second` have the most votes, `number` classes tie with the first, and the
+    second has `behind` fewer votes.
     """
 
     counts: IntArray
@@ -177,7 +177,7 @@ class _Leaders:
         return cls(counts, first, second, number, most - others[rows, second])
 
     def without(self, own: Array) -> tuple[IntArray, IntArray]:
-        """Return the rows where this party votes and one class leads the others, and which."""
+        """Return the rows where this party votes and one other class leads, and that class."""
         rows = np.flatnonzero(own >= 0)
         said, first, number = own[rows], self.first[rows], self.number[rows]
         leads = self.counts[rows, said] == self.counts[rows, first]
@@ -211,15 +211,15 @@ def num_trimmed(num_parties: int, share: float) -> int:
 def least_agreeing(votes: Sequence[Array], num_classes: int, share: float) -> list[int]:
     """Return the positions of parties that vote against all others, in ascending order.
 
-    They are those of which one of these is true, the worst first, and no more than the
-    share of all parties, rounded down:
+    Parties are returned, the worst first and no more than the given share of all parties
+    (rounded down), if one of these is true:
 
-    - the party agrees in less than half of the votes in which it could (`agreements`), as
-      one whose labels are exchanged;
-    - it agrees in less than a quarter of the share in which the median party does, as one
-      that names the same class for every row.
+    - the party agrees in less than half of the votes in which it could (`agreements`), like
+      one that swaps labels;
+    - its share of agreeing votes is less than a quarter of the median party's, like that of
+      one that names the same class for every row.
 
-    Of parties that are equally bad, those that come later in `votes` are taken.
+    Among equally bad parties, those later in `votes` are returned.
     """
     count = num_trimmed(len(votes), share)
     if not count:
@@ -233,11 +233,11 @@ def least_agreeing(votes: Sequence[Array], num_classes: int, share: float) -> li
 
 
 def plurality(counts: Array, rng: np.random.Generator) -> IntArray:
-    """Return the class with most votes in each row, (num_rows,).
+    """Return the class with the most votes in each row, (num_rows,).
 
     Ties go to a class drawn uniformly among the leaders by `rng`: the lowest index would
-    favour whatever class happens to be listed first. One draw per cell is taken whether
-    or not there is a tie, so that a row's answer does not depend on other rows' ties.
+    favour the class that happens to be listed first. One draw per cell is made whether or
+    not there is a tie, so that a row's answer does not depend on other rows' ties.
     """
     priority: FloatArray = rng.random(counts.shape)
     leaders = counts == counts.max(axis=1, keepdims=True)

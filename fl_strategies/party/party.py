@@ -1,4 +1,4 @@
-"""One member of the federation, as its own process sees it."""
+"""One member of the federation, in its own process."""
 
 import logging
 import math
@@ -55,61 +55,61 @@ def check_rows(owner: str, name: str, x: Array) -> None:
 class Party:
     """Private data, public data and the models of one member.
 
-    Lists, pandas frames and torch tensors become arrays; columns of frames are found by the
-    names of the public ones. `repr` shows shapes, never a record.
+    Lists, pandas data frames and torch tensors become arrays; columns of data frames are
+    matched by name with the public ones. `repr` shows shapes, never a record.
 
     Parameters
     ----------
     x, y : (num_records, ...), (num_records,)
-        Private records and their class indices, or what else the task learns; see
-        `tasks`. They never leave the party. Each is read by itself, in the number
-        type of the public rows: values beyond `value_bound` are cut to it, what is no
-        number becomes the public median, and an unknown label the commonest public class,
-        or the first one. The party's own log counts them.
+        Private records and their class indices, or other targets of the task; see `tasks`.
+        They never leave the party. Each is read by itself, in the number type of the public
+        rows: values beyond `value_bound` are clipped, a value that is not a number becomes
+        the public median, and an unknown label the most common public class, or the first
+        one. The party's own log counts them.
     public : (num_public, ...), optional
         The unlabelled rows that everybody in the federation holds, in the same order. Only
         strategies that transfer knowledge on them need any.
     num_classes : int
-        Length of the federation's class list, also when this party lacks some classes. In
+        Length of the federation's class list, even if this party lacks some classes. In
         multi-label learning the number of labels, in regression that of targets.
     classes : sequence of str, optional
-        The class list itself, in the one order that all of the federation use. Labels may
-        then be names, of any type; `num_classes` may be omitted.
+        The class list itself, in the order that the whole federation uses. Labels may then
+        be names, of any type; `num_classes` may be omitted.
     task : "single-label", "multi-label" or "regression"
     public_y : optional
-        Labels of the public rows, where these have some and the strategy may use them.
+        Labels of the public rows, if there are any and the strategy may use them.
     learner_fn : factory
         Makes the party's model, unfitted: a function without arguments, not a model.
     teacher_fn : factory, optional
         Makes the model that is trained on small subsets (FedKT); `learner_fn` if omitted.
     learner_name : str
-        What others call this model: in reports and, when models travel, to find the
-        receiver's factory for it.
+        Name of this model, for reports and, when models are sent, to find the receiver's
+        factory for it.
     partition_id : int
         Number of this party in the federation; names its stream of randomness.
     x_test, y_test : optional
-        Held-out rows on which this party measures the federation's model. They are private:
-        where anything is promised, no metric of them leaves.
+        Held-out rows on which this party evaluates the federation's model. They are private:
+        wherever a privacy guarantee is given, no metric on them leaves.
     public_test : bool (default: False)
-        Whether these rows are public, as those of a benchmark are, and no records of the party.
+        Whether these rows are public, like those of a benchmark, and not the party's records.
     catalogue : mapping of name to factory, optional
-        Models this party is ready to receive besides its own. Only arrays travel; the
-        code that reads them is always the receiver's.
+        Models that this party accepts besides its own. Only arrays are sent; the code that
+        reads them is always the receiver's.
     journal : PartyJournal, optional
-        The party's own record of what its data have paid so far, with its budget.
+        The party's own record of all charges to its data so far, with its budget.
     run : str
         Name of the run, for the journal.
     compare_at_home : bool (default: False)
         Log whether the model of a run beats one that this party trains alone, on its
-        held-out rows. It costs one more training a run.
+        held-out rows. It costs one more training per run.
     tell_verdict : bool (default: False)
-        Let the server know that one bit, unless there is a journal or a promise of privacy.
+        Send that one bit to the server, unless there is a journal or a privacy guarantee.
     value_bound : float, optional
         Largest magnitude of a number in a record; ten times that of the public rows, and at
         least 10, if omitted; without public rows, what float32 holds. Choose it without
         looking at the records.
     policy : PartyPolicy
-        What this party takes part in. Without one it is a party of a simulation, which
+        The requests that this party accepts. Without one it is a party of a simulation, which
         allows everything but endless work: give a real party a `PartyPolicy()`.
     """
 
@@ -145,11 +145,11 @@ class Party:
 
     @property
     def owner(self) -> str:
-        """How the party is called in errors."""
+        """Name of the party in errors."""
         return f"Party {self.partition_id}"
 
     def __post_init__(self, classes: Sequence[object] | None) -> None:
-        """Check what could otherwise surface as a wrong model."""
+        """Check everything that could otherwise surface as a wrong model."""
         owner = self.owner
         if classes is not None:
             same = self.num_classes in (0, len(classes))
@@ -167,7 +167,7 @@ class Party:
         self._convert_targets(classes)
 
     def __repr__(self) -> str:
-        """Return names and shapes alone: who logs a party must not log its records."""
+        """Return only names and shapes: logging a party must not log its records."""
         named = ("partition_id", "learner_name", "task", "num_classes")
         shown = [f"{name}={getattr(self, name)!r}" for name in named]
         arrays = {name: getattr(self, name) for name in _ARRAYS}
@@ -182,13 +182,13 @@ class Party:
                 check_factory(self.owner, name, factory, self.num_classes)
 
     def check_learners(self) -> None:
-        """Raise `InvalidParameter`, saying what to write, if a factory makes no learner."""
+        """Raise `InvalidParameter`, with the fix, if a factory returns no learner."""
         for name in ("learner_fn", "teacher_fn"):
             if (factory := getattr(self, name)) is not None:
                 check_made(self.owner, name, factory, self.num_classes)
 
     def _convert_rows(self) -> None:
-        """Turn whatever was given into arrays; no public rows have the shape of records."""
+        """Convert rows to arrays; empty public rows have the shape of records."""
         owner, public, names = self.owner, None, getattr(self.public, "columns", None)
         if self.public is not None:
             public = to_rows(owner, "public", self.public)
@@ -211,7 +211,7 @@ class Party:
         object.__setattr__(self, "public", public)
 
     def _convert_targets(self, classes: Sequence[object] | None) -> None:
-        """Turn targets into arrays; an invalid one is an error in public rows alone."""
+        """Convert targets to arrays; an invalid one is an error only in public rows."""
         given = {"public_y": self.public, "y": self.x, "y_test": self.x_test}
         read = {
             "single-label": self._classes,
@@ -225,7 +225,7 @@ class Party:
                 object.__setattr__(self, name, y)
 
     def _classes(self, name: str, value: Any, classes: Sequence[object] | None) -> Array:
-        """Return class indices; a private label that is none is the commonest public one."""
+        """Return class indices; an unknown private label becomes the most common public one."""
         owner, size = self.owner, self.num_classes
         y = class_numbers(owner, name, value, classes, size)
         unknown = y == NO_CLASS
@@ -253,7 +253,7 @@ class Party:
         return np.where(np.isin(marks, (0, 1)), marks, UNKNOWN).astype(np.int64)
 
     def _outputs(self, name: str, value: Any, _: object) -> Array:
-        """Return numbers to predict; private ones are finite, in the type of public ones."""
+        """Return numeric targets; private ones are finite, in the type of public ones."""
         if name == "public_y":
             return to_array(self.owner, name, value)
         like = np.empty((0, self.num_classes)) if self.public_y is None else self.public_y
@@ -261,7 +261,7 @@ class Party:
         return form.read(self.owner, name, value)
 
     def rows_to_try(self, most: int = 1) -> Array:
-        """Return rows to try a model on that are no records: public ones, or one of zeros."""
+        """Return rows for trying a model that are not records: public ones, or one of zeros."""
         if len(self.public):
             return self.public[:most]
         return np.zeros((1, *self.x.shape[1:]), dtype=self.x.dtype)
@@ -272,7 +272,7 @@ class Party:
 
 
 def _by_name(owner: str, name: str, rows: Any, columns: Any) -> Any:
-    """Return a frame with its columns in the order of the public one."""
+    """Return a data frame with its columns in the order of the public one."""
     if columns is None or not hasattr(rows, "columns"):
         return rows
     others = sorted({*map(str, columns)} ^ {*map(str, rows.columns)})

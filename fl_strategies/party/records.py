@@ -1,9 +1,9 @@
-"""Records and labels as a party reads them: each by itself, from public facts alone.
+"""Read records and labels, each independently of the others, from public facts alone.
 
-The type of a list, a frame or an array of objects is inferred from all of its cells, so one
-record would decide how all others are read. Here every record is read by itself, in the
-number type that the public rows fix, and only then cut to a public bound. A value that is no
-number becomes the public median of its place: that a party fails would be a release as well.
+The type of a list, a data frame or an array of objects is inferred from all of its cells, so
+one record would affect how all others are read. Here every record is read by itself, in the
+number type of the public rows, and then clipped to a public bound. A value that is not a
+number becomes the public median of its column: a failing party would be a release as well.
 """
 
 import logging
@@ -31,9 +31,9 @@ _MOST_NAMED: Final = 10
 def public_bound(public: Array) -> float:
     """Return the largest value that a private record may have, known from public rows.
 
-    Generous, because it is there for accidents and attacks: a value that overflows in
-    training would make a party fail, and that it fails would tell who its records are.
-    Without public rows nothing is known of the scale, so float32 alone sets the bound.
+    Generous, because it exists for accidents and attacks: a value that overflows in training
+    would make a party fail, and the failure would reveal something about its records.
+    Without public rows the scale is unknown, so only float32 sets the bound.
     """
     if not len(public):
         return LARGEST_VALUE
@@ -69,7 +69,7 @@ class RecordForm:
     others: str = "the public data"
 
     def read(self, owner: str, name: str, value: Any) -> Array:
-        """Return records as finite numbers; an array that is such already stays itself.
+        """Return records as finite numbers; an array that already qualifies is returned as is.
 
         Raises
         ------
@@ -129,7 +129,7 @@ class RecordForm:
         return converted
 
     def _has_gaps(self, owner: str, name: str, value: Any, x: Array) -> bool:
-        """Log, at home, which values are replaced or cut; return whether any are missing."""
+        """Log, at the party, replaced and clipped values; return whether any are missing."""
         gaps = np.isnan(x)
         if gaps.any():
             columns = [*getattr(value, "columns", ())]
@@ -150,7 +150,7 @@ class RecordForm:
 
 
 def _numbers(owner: str, name: str, given: Any, shape: tuple[int, ...] | None) -> Array:
-    """Return records as an array of numbers of any type; NaN stands for what is none."""
+    """Return records as an array of numbers of any type; NaN for anything else."""
     if isinstance(given, np.ndarray):
         if given.dtype.kind in _NUMBERS:
             return given
@@ -163,7 +163,7 @@ def _numbers(owner: str, name: str, given: Any, shape: tuple[int, ...] | None) -
 
 
 def _columns(frame: Any) -> Array:
-    """Return a frame as numbers, each column read by itself."""
+    """Return a data frame as numbers, each column read by itself."""
     whole = _try_array(frame)
     if whole is not None and whole.dtype.kind in _NUMBERS:
         return whole
@@ -176,7 +176,7 @@ def _columns(frame: Any) -> Array:
 
 
 def _listed(owner: str, name: str, rows: Sequence[Any], shape: tuple[int, ...] | None) -> Array:
-    """Return a list of records as numbers; one of another shape is missing as a whole."""
+    """Return a list of records as numbers; a record of another shape is missing entirely."""
     if not rows and shape is not None:
         return np.empty((0, *shape))
     # numpy would ask a tensor for one number after the other.
@@ -216,7 +216,7 @@ def _try_array(value: Any, dtype: Any = None) -> Array | None:
 
 
 def cells_as_numbers(cells: Array) -> FloatArray:
-    """Return cells of any type as float64, each by itself; NaN for what is no number."""
+    """Return cells of any type as float64, each by itself; NaN for anything but a number."""
     if cells.dtype.kind in _NUMBERS:
         with np.errstate(over="ignore", invalid="ignore"):
             return cells.astype(np.float64)
@@ -227,7 +227,7 @@ def cells_as_numbers(cells: Array) -> FloatArray:
 
 
 def number_of_cell(cell: Any) -> float:
-    """Return the number that a value or a text is; infinity beyond float64, NaN if none.
+    """Return a value or a text as a number; infinity beyond float64, NaN if it is none.
 
     Examples
     --------
@@ -247,7 +247,7 @@ def number_of_cell(cell: Any) -> float:
 
 
 NO_CLASS: Final = -1
-"""Stands for a class where a label is missing or unknown."""
+"""Index of a label that is missing or unknown."""
 
 _NOTHING = frozenset({"", "nan", "None", "NaT", "<NA>"})
 
@@ -255,8 +255,8 @@ _NOTHING = frozenset({"", "nan", "None", "NaT", "<NA>"})
 def is_missing(y: Any, classes: Sequence[object] = ()) -> Array:
     """Return which labels are missing, (n,) of truth values.
 
-    Missing are NaN, None and empty texts, also as pandas and numpy write them, unless the
-    class list has such a name. A record of several labels is missing if all of them are NaN.
+    NaN, None and empty texts are missing, also as pandas and numpy represent them, unless
+    the class list has such a name. A record of several labels is missing if all are NaN.
 
     Examples
     --------
@@ -281,15 +281,15 @@ def _is_nothing(cell: Any, nothing: Collection[str]) -> bool:
 def class_numbers(
     owner: str, name: str, y: Any, classes: Sequence[object] | None, num_classes: int
 ) -> IntArray:
-    """Return labels as class indices, and `NO_CLASS` for what is no class.
+    """Return labels as class indices, and `NO_CLASS` for unknown ones.
 
-    Every label is read by itself. What a number means is decided by the class list alone:
-    where all its names are whole numbers it is a name, otherwise an index.
+    Every label is read by itself. The class list alone decides the meaning of a number: a
+    name if all names are integers, otherwise an index.
 
     Parameters
     ----------
     owner, name : str
-        Whose labels they are, and what they are called, for errors.
+        Owner and name of the labels, for errors.
     y : list, array, series or tensor
     classes : sequence, optional
         Names of all classes in the federation's order. Without it, labels are indices.
@@ -317,7 +317,7 @@ def class_numbers(
 def known_classes(
     owner: str, name: str, y: IntArray, classes: Sequence[object] | None, num_classes: int
 ) -> IntArray:
-    """Return labels; raise `InvalidData`, quoting none, if some are no class."""
+    """Return labels; raise `InvalidData`, without quoting any, if some are unknown."""
     others = int((y == NO_CLASS).sum())
     if others == len(y) > 0 and classes is None:
         raise InvalidData(
@@ -334,7 +334,7 @@ def known_classes(
 
 @dataclass(frozen=True)
 class _Index:
-    """The place of a class, by its name or number."""
+    """Index of a class, by its name or number."""
 
     places: Mapping[str, int]
     num_classes: int

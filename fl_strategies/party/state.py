@@ -1,7 +1,7 @@
-"""What a party keeps from one message to the next, as `State` is what a server keeps.
+"""State that a party keeps between messages, the counterpart of a server's `State`.
 
-Flower holds it as records, for as long as a run lasts; `clients.kept_run` also keeps them on
-disk. A party's state says which there are, and of what type.
+Flower holds it as records for the duration of a run; `clients.kept_run` also keeps them on
+disk. A party's state declares the records and their types.
 """
 
 import json
@@ -27,7 +27,7 @@ _SPENT = "privacy-spent"
 class Field:
     """An attribute of a `PartyState`, kept in the record of this name.
 
-    A record or value of another type than declared counts as none.
+    A record or value of a type other than declared counts as missing.
     """
 
     record: str
@@ -35,7 +35,7 @@ class Field:
 
 @dataclass(frozen=True)
 class ScalarField(Field, Generic[Plain]):
-    """A text or a whole number, by its name in a record of several."""
+    """A text or an integer, stored by name in a shared record."""
 
     name: str
     default: Plain
@@ -53,7 +53,7 @@ class ScalarField(Field, Generic[Plain]):
 
 
 class ArraysField(Field):
-    """Named arrays of numbers, read-only; None forgets them."""
+    """Named arrays of numbers, read-only; None removes them."""
 
     def __get__(self, state: "PartyState", _: type) -> Mapping[str, Array] | None:
         record = state.records.get(self.record)
@@ -68,7 +68,7 @@ class ArraysField(Field):
 
 @dataclass(frozen=True)
 class ArrayField(Field):
-    """One array, by its name in a record of its own, read-only; None forgets it."""
+    """One array, stored by name in a record of its own, read-only; None removes it."""
 
     name: str
 
@@ -81,7 +81,7 @@ class ArrayField(Field):
 
 @dataclass(frozen=True)
 class KnowledgeField(Field):
-    """Knowledge of one kind, such as a model with its learner's name; of another, an error."""
+    """Knowledge of one kind, such as a model with its learner's name; another is an error."""
 
     kind: str
 
@@ -104,9 +104,9 @@ class KnowledgeField(Field):
 
 
 class PartyState:
-    """What every party keeps; a strategy whose parties keep more adds fields in a subclass.
+    """State of every party; a strategy whose parties keep more adds fields in a subclass.
 
-    Fields are written at once: what was charged stays charged if the rest of a message fails.
+    Fields are written immediately: a charge stays if the rest of a message fails.
 
     Parameters
     ----------
@@ -125,24 +125,24 @@ class PartyState:
     """
 
     alone = ArrayField("alone", "alone")
-    """How good the party's own model is, row by row."""
+    """Score of the party's own model on each held-out row."""
     answered_for = ScalarField("kept-run", "data", "")
-    """Of which run and records a state is that is kept on disk."""
+    """Run and records that a state kept on disk belongs to."""
     num_answers = ScalarField("kept-run", "number", 0)
-    """How many answers it is of."""
+    """Number of answers that it covers."""
 
     def __init__(self, records: RecordDict | None = None) -> None:
         self.records = RecordDict() if records is None else records
 
     @property
     def has_released(self) -> bool:
-        """Whether anything about the party's records has left it in this run."""
+        """Whether anything about the party's records has been released in this run."""
         return _SPENT in self.records
 
     def ledger(self, delta: float) -> PrivacyLedger:
-        """Return what the run has released about the party's records so far.
+        """Return the releases of this run about the party's records so far.
 
-        A record that cannot be read is an error: it must not count as nothing.
+        A record that cannot be read is an error: it must not count as no release.
         """
         ledger, kept = PrivacyLedger("example", delta=delta), self.records.get(_SPENT)
         if kept is not None:
@@ -150,7 +150,7 @@ class PartyState:
         return ledger
 
     def charge(self, charges: Sequence[Entry], delta: float) -> PrivacyLedger:
-        """Record a release, and return all that the run has released."""
+        """Record a release, and return all releases of the run."""
         ledger = self.ledger(delta)
         ledger.charge_all(charges)
         self.records[_SPENT] = ConfigRecord({"ledger": json.dumps(ledger.state_dict())})

@@ -1,22 +1,23 @@
-"""What recorded events cost together: every valid bound, and the smallest of them.
+"""Compose recorded events: every valid bound, and the smallest of them.
 
-Only bounds that do not look at the private votes are given, so all of them may be
-published, and so may their minimum. How events compose:
+All bounds are independent of the private votes, so they and their minimum may be published.
+Events compose as follows:
 
 - Gaussian noise is exact, however it is mixed: squares of mu add up.
-- Pure privacy composes by the optimal theorem; with different strengths only if they were
-  fixed before the first answer.
+- Pure differential privacy composes by the optimal theorem; with different epsilons only if
+  they were fixed before the first answer.
 - Bounded range (Gumbel noise; Laplace noise if there are just two classes) composes better
   still, but only if all queries were fixed before the first answer.
-- Anything with anything: Renyi curves add up.
-- Labels of one voter and Laplace noise compose by the law of their privacy loss; with
-  different strengths only if they were fixed before the first answer.
+- Any events compose by adding their Renyi curves.
+- Labels of one voter and Laplace noise compose by their privacy-loss distributions; with
+  different scales only if they were fixed before the first answer.
 - A secret sample costs delta only. DP-SGD is composed by dp-accounting. Releases of bounded
-  loss in the same batch join its law; everything else, half of delta each, by addition.
-- Drawn noise is not quite ideal: 1 + exp(epsilon) times the distance is taken out of delta.
-- If neighbouring relations are mixed, all is stated for replacing one unit. Where an event
-  says how far a unit moves a value, that is exact; of DP-SGD only (epsilon, delta) is known,
-  which becomes (2 epsilon, (1 + exp(epsilon)) delta).
+  loss in the same batch join its distribution; everything else adds up, with half of delta
+  for each.
+- Sampled noise is not quite ideal: 1 + exp(epsilon) times the distance is taken out of delta.
+- If neighbouring relations are mixed, everything is stated for replacing one unit. That is
+  exact where an event states a sensitivity; of DP-SGD only (epsilon, delta) is known, which
+  becomes (2 epsilon, (1 + exp(epsilon)) delta).
 """
 
 import math
@@ -33,9 +34,7 @@ from fl_strategies.privacy._numeric import (
     smallest_epsilon,
 )
 from fl_strategies.privacy.bounds import (
-    ComposedLoss,
     Curve,
-    compose_losses,
     constant,
     losses_of,
     nfdp_tight,
@@ -93,27 +92,28 @@ class Claim(NamedTuple):
     reason: str = ""
 
 
-def _sgd_curve(
-    entries: Iterable[tuple[DPSGDEvent, int]],
-    replace: bool,
-    noise: ComposedLoss | None = None,
-) -> Curve:
+def _runs_of(entries: Iterable[tuple[DPSGDEvent, int]]) -> pld.Runs:
     steps: Counter[tuple[float, float]] = Counter()
     for event, count in entries:
         chance = event.batch_size / event.records
         steps[event.noise_multiplier, chance] += event.steps * count
-    composed = tuple(sorted((*kind, n) for kind, n in steps.items()))
-    distribution = pld.sgd_distribution(composed)
+    return tuple(sorted((*kind, n) for kind, n in steps.items()))
+
+
+def _sgd_curve(runs: pld.Runs, replace: bool) -> Curve:
+    law = pld.sgd_distribution(runs)
     if replace:
-        return _doubled(distribution)
-    if noise is None:
-        epsilon_at = partial(pld.sgd_epsilon, composed)
-        return Curve(epsilon_at, lambda epsilon: _delta_of(distribution, epsilon))
-    both = pld.joined(distribution, noise)
-    return Curve(
-        lambda delta: float(both.get_epsilon_for_delta(delta)),
-        lambda epsilon: _delta_of(both, epsilon),
-    )
+        return _doubled(law)
+    return Curve(partial(pld.sgd_epsilon, runs), partial(_delta_of, law))
+
+
+def _joined_curve(runs: pld.Runs, noisy: Sequence[Entry]) -> Curve | None:
+    """Return the curve of DP-SGD and releases of bounded loss together, if there is one."""
+    laws = pure_laws(losses_of(noisy)) or ()
+    law = pld.joined_distribution(runs, laws) if laws else None
+    if law is None:
+        return None
+    return Curve(partial(pld.sgd_epsilon, runs, laws=laws), partial(_delta_of, law))
 
 
 def _delta_of(distribution: Any, epsilon: float) -> float:
@@ -137,15 +137,6 @@ def _doubled(distribution: Any) -> Curve:
         return smallest_epsilon(delta_at, delta, upper)
 
     return Curve(epsilon_at, delta_at)
-
-
-def _joined_curve(
-    runs: Iterable[tuple[DPSGDEvent, int]], noisy: Sequence[Entry]
-) -> Curve | None:
-    """Return the curve of DP-SGD and releases of bounded loss together, if there is one."""
-    laws = pure_laws(losses_of(noisy))
-    noise = compose_losses(laws, pld.INTERVAL) if laws else None
-    return None if noise is None else _sgd_curve(runs, replace=False, noise=noise)
 
 
 def _summed(first: Curve, others: Iterable[Curve]) -> Curve:
@@ -180,8 +171,9 @@ def _compose(
         noisy = [(as_replace_one(event), count) for event, count in noisy]
     curves = noise_curves(noisy, adaptive)
     if runs:
-        training = _sgd_curve(runs, mixed)
-        joined = None if mixed or adaptive else _joined_curve(runs, noisy)
+        composed = _runs_of(runs)
+        training = _sgd_curve(composed, mixed)
+        joined = None if mixed or adaptive else _joined_curve(composed, noisy)
         sums = {"basic": _summed(training, curves.values())} if noisy else {"pld": training}
         curves = sums if joined is None else {**sums, "pld": joined}
     return _sampling_delta(samples), curves or {"subsampling": constant(0.0)}

@@ -1,4 +1,4 @@
-"""Counting and summing up records in private."""
+"""Private counts and sums of records."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +14,7 @@ from fl_strategies.privacy.mechanisms import Charges, Release, _charge
 from fl_strategies.privacy.noise import calibrate_scale
 
 MOST_SUMS = 2**20
-"""Most numbers of one release."""
+"""Largest number of values in one release."""
 # Counts, as multiples of the noise's unit, must fit into 63 bits.
 _LARGEST_COUNT = 2**31
 _MOST_ADDED = 2**20
@@ -24,18 +24,18 @@ _MOST_COUNTS = 2**12
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceCounts:
-    """Release how many examples have each label, with discrete Laplace noise.
+    """Release the number of examples per label, with discrete Laplace noise.
 
     Parameters
     ----------
     epsilon : float
-        What the whole vector of counts costs an example.
+        Cost of the whole vector of counts per example.
     l1_sensitivity : float
         The most by which replacing one example moves the counts: 2 if an example has one
         label, the number of labels if it may have any of them.
     halved : bool
-        Whether an example that is blanked moves the counts half as far as one that is
-        replaced. It does not if a replacement only adds labels, or only takes them away.
+        Whether blanking an example moves the counts half as far as replacing it. It does
+        not if a replacement can only add labels, or only remove them.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class LaplaceCounts:
         return float(2.0 ** np.ceil(np.log2(self.l1_sensitivity / self.epsilon)))
 
     def charges(self, *, seeded: bool = False) -> Charges:
-        """Return what one vector of counts costs."""
+        """Return the charges for one vector of counts."""
         # One unit of the grid more makes continuous noise worse than what is drawn.
         moved = self.l1_sensitivity * (1 + self.scale / secure.GRID)
         event = LaplaceEvent(
@@ -92,15 +92,15 @@ class LaplaceCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianSums:
-    """Release whole numbers, such as a histogram, with discrete Gaussian noise on each.
+    """Release integers, such as a histogram, with discrete Gaussian noise on each.
 
     Parameters
     ----------
     scale : float
-        Standard deviation asked for; what is drawn is as large or slightly larger, so that one
-        is a whole number of the noise's units and nothing need be rounded.
+        Requested standard deviation; the drawn noise is as large or slightly larger, so that
+        one is a multiple of the noise's unit and nothing has to be rounded.
     l2_sensitivity : float
-        The most by which replacing one unit moves the numbers: the root of 2 if a record
+        The most by which replacing one unit moves the values: the square root of 2 if a record
         leaves one count and enters another.
     unit : "party" or "example"
 
@@ -131,7 +131,7 @@ class GaussianSums:
         return secure.GRID / self._units_per_one
 
     def charges(self, num_sums: int, *, seeded: bool = False) -> Charges:
-        """Return what one release costs, whatever its numbers are."""
+        """Return the charges for one release, which do not depend on its values."""
         event = GaussianEvent(
             unit=self.unit,
             relation="replace-one",
@@ -143,7 +143,7 @@ class GaussianSums:
 
     @property
     def grain(self) -> float:
-        """What noise is drawn in whole multiples of."""
+        """The unit of which the noise is an integer multiple."""
         return 1 / self._units_per_one
 
     def in_units(self, fractions: FloatArray) -> IntArray:
@@ -163,7 +163,7 @@ class GaussianSums:
         ----------
         sums : whole numbers
         rng : Generator, optional
-            For noise that protects nobody.
+            Only for noise that protects nobody.
         units : array of the shape of `sums`, optional
             Whole units of the noise to be added, 0 to 2**20 times those of one, where
             numbers are no whole ones.
@@ -172,7 +172,7 @@ class GaussianSums:
         require_data(whole, owner, "sums", "whole numbers", sums.dtype)
         few, most = sums.size <= MOST_SUMS, f"at most {MOST_SUMS}"
         require_data(few, owner, "sums", most, sums.size)
-        # Cut, not refused, which would tell of a record; cutting moves no two sums apart.
+        # Clipped, not refused: a refusal could depend on a record; clipping moves no two apart.
         near = _LARGEST_COUNT + (0 if units is None else _MOST_ADDED)
         noisy = np.clip(sums, -near, near).astype(np.int64) * self._units_per_one
         if units is not None:
@@ -192,9 +192,9 @@ def calibrated_sums(
     unit: Unit,
     num_sums: int = MOST_SUMS,
 ) -> GaussianSums:
-    """Return the least noise on so many sums that keeps a promise.
+    """Return the smallest noise on this many sums that meets a target.
 
-    One release costs the same whatever it has; what imperfect sampling adds does not.
+    The cost of a release does not depend on their number, except for imperfect sampling.
 
     Examples
     --------

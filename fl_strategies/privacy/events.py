@@ -1,12 +1,12 @@
-"""What was done to private data, completely: the words in which a ledger is kept.
+"""Privacy events: a complete description of what was done to private data.
 
-An event names the noise, its scale, how far one unit can move the noised value, what a
-unit is and which inputs count as neighbours. Nothing else is needed to account for it. The
-set is closed: a class that is not listed here, a subclass included, is refused by the
-accountant, because an event that nobody knows how to count would be free. What a single release
-can tell at most is said in `losses`; composing releases is the accountant's business.
+An event states the noise, its scale, the sensitivity to one unit, what a unit is and which
+inputs are neighbours. Nothing else is needed to account for it. The set is closed: the
+accountant refuses any class that is not listed here, subclasses included, because an event
+that it cannot account for would be free. The privacy loss of a single release is defined in
+`losses`; the accountant composes releases.
 
-Mechanisms make events together with their noise; see `fl_strategies.privacy.mechanisms`.
+Mechanisms create events together with their noise; see `fl_strategies.privacy.mechanisms`.
 """
 
 from collections.abc import Mapping
@@ -37,16 +37,16 @@ _LEGACY_VALUES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyEvent:
-    """What all events say; never composed itself.
+    """Base of all events; never composed itself.
 
     Parameters
     ----------
     unit : "party" or "example"
-        Whose presence or value is protected.
+        The unit whose presence or value is protected.
     relation : "replace-one" or "add-remove-one"
-        Which inputs are neighbours: one unit has other values, or one more is there.
+        Neighbouring inputs: one unit has different values, or is added or removed.
     seeded : bool
-        Whether the noise came from a known seed. Then nothing is protected.
+        Whether the noise came from a known seed, which protects nothing.
     """
 
     unit: Unit
@@ -240,7 +240,7 @@ class DPSGDEvent(PrivacyEvent):
         Standard deviation of the noise divided by the clipping norm.
     records : int
     batch_size : int
-        Expected size of a batch: each record is in it with chance batch_size / records.
+        Expected size of a batch: it includes each record with probability batch_size / records.
     steps : int
     """
 
@@ -267,7 +267,7 @@ class NonPrivateEvent(PrivacyEvent):
     Parameters
     ----------
     reason : str
-        What left, in words for the privacy statement.
+        Description of what left, for the privacy statement.
     """
 
     relation: Relation = "replace-one"

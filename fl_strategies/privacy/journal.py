@@ -5,10 +5,10 @@ reads what is new, checks the budget, writes one line, waits until the disk has 
 then returns; only then may a release leave.
 
 Torn lines
-    A line is first announced in a file beside the journal, which is replaced as a whole and
-    so is never torn, and then appended. What was announced counts as spent, whether its
-    line arrived complete, in part or not at all; the next charge completes the journal, so
-    that a crash needs no attention and costs at most one release that never left. Any other
+    A line is first announced in a file next to the journal, which is replaced atomically and
+    so is never torn, and then appended. An announced line counts as spent, whether it was
+    appended completely, partly or not at all; the next charge completes the journal, so a
+    crash needs no attention and costs at most one release that never left. Any other
     damage is refused until the data owner restores the files or calls `repair`.
 Changed data
     A fingerprint changes with every record, number type and order. If changed data started
@@ -17,11 +17,12 @@ Changed data
     after a change (``changing=True``): then old and new compose. Other data take another
     name; the same data under a second name in the same folder are refused as well.
 Not covered
-    Checksums find accidents, not forgery: who may write the folder can delete the journal.
+    Checksums detect accidents, not forgery: anybody who may write to the folder can delete
+    the journal.
     Releases of another unit or from another folder are not seen. A fingerprint can confirm
     a guess about few records, so it stays in the file and out of all errors.
 
-The lines of a journal: how they are written, and what is known of those that were read.
+This module also defines the lines of a journal and the cache of those already read.
 
 A line is read once in a process. Afterwards its bytes are only compared, all at once by
 their hash, because a damaged journal must be noticed whenever it is used.
@@ -71,12 +72,12 @@ _ALLOWANCE = "Allowance"
 
 @dataclass(frozen=True, kw_only=True)
 class Allowance:
-    """A limit on what records pay.
+    """A limit on the charges to records.
 
     A sample that is used in the clear spends delta whatever epsilon is, and far more of it
     than noise is ever allowed. So it has a limit of its own: up to `sample_delta`, the
-    chance to be in a sample comes on top of `delta`, and noise gains nothing by it. A larger
-    chance must fit into `delta` itself.
+    probability of being in a sample comes on top of `delta`, and noise gains nothing from it.
+    A larger probability must fit into `delta` itself.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ class Allowance:
         None: no limit.
     delta : float
     sample_delta : float
-        Largest chance that a record is ever in a sample; all samples compose.
+        Largest probability that a record is ever in a sample; all samples compose.
 
     Examples
     --------
@@ -108,7 +109,7 @@ class Allowance:
         require(0 <= share < 1, _ALLOWANCE, "sample_delta", "at least 0 and below 1", share)
 
     def delta_of(self, entries: Sequence[Entry]) -> float:
-        """Return the delta at which these releases are judged."""
+        """Return the delta at which these releases are checked."""
         samples = [entry for entry in entries if isinstance(entry[0], SubsampleEvent)]
         drawn = delta_at(samples, 0.0)
         within = 0 < drawn <= self.sample_delta
@@ -138,7 +139,7 @@ _MOST_REMEMBERED: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class JournalEntry:
-    """One line, counted from 1: what one call of `charge` spent, on which data and when."""
+    """One line, numbered from 1: the charge of one call, with its data and time."""
 
     sequence: int
     fingerprint: str
@@ -183,13 +184,13 @@ def _event(fields: Any) -> PrivacyEvent:
 
 @lru_cache(maxsize=4096)
 def _event_of(text: str) -> PrivacyEvent:
-    """Return the event; most lines repeat one of few, and checking it costs most."""
+    """Return the event, cached: most lines repeat one of a few, and checking is expensive."""
     return event_from_json(json.loads(text))
 
 
 @dataclass
 class Lines:
-    """What sound lines say, one after the other.
+    """The state after a sequence of sound lines.
 
     Attributes
     ----------
@@ -214,11 +215,11 @@ class Lines:
 
     @classmethod
     def none_of(cls, unit: Unit) -> "Lines":
-        """Return what an empty journal of a unit holds."""
+        """Return the state of an empty journal of a unit."""
         return cls(hashlib.sha256(unit.encode()).hexdigest().encode())
 
     def copy(self) -> "Lines":
-        """Return the same lines, to be continued apart."""
+        """Return a copy that can be continued independently."""
         return Lines(
             self.checksum,
             list(self.entries),
@@ -229,7 +230,7 @@ class Lines:
         )
 
     def follow(self, line: bytes) -> str:
-        """Take the next line; return why it is none, or nothing."""
+        """Take the next line; return why it is invalid, or ""."""
         body = b"{" + line[_BODY]
         if not line.endswith(b"\n"):
             return "a line that was cut off"
@@ -254,7 +255,7 @@ class Lines:
 
 @dataclass
 class Contents:
-    """What the two files of a journal hold, as far as they can be trusted.
+    """Content of a journal's two files, as far as it can be trusted.
 
     `end` is the length of the sound lines in the journal itself, `unfinished` the announced
     line if it is not among them, `trouble` what is wrong after them.
@@ -307,7 +308,7 @@ def read_contents(path: Path, unit: Unit, journal: bytes, announced: bytes) -> C
 def _follow(path: Path, unit: Unit, journal: bytes) -> tuple[Contents, str]:
     """Return the sound lines, and what is wrong with the first after them, if anything."""
     name, wrong = str(path.absolute()), ""
-    # Taken out: what an error leaves half done is not remembered.
+    # Removed first: a state that an error leaves half done must not be cached.
     known = _remembered.pop(name, None)
     digest = hashlib.sha256(memoryview(journal)[: known.end if known else 0])
     if known is None or digest.digest() != known.digest:
@@ -332,7 +333,7 @@ _OWNER = "PartyJournal"
 
 
 def data_fingerprint(x: Array, y: Array) -> str:
-    """Return what tells private data from any others, as 64 hexadecimal digits.
+    """Return a fingerprint of private data, as 64 hexadecimal digits.
 
     Parameters
     ----------
@@ -343,7 +344,7 @@ def data_fingerprint(x: Array, y: Array) -> str:
 
 
 class PartyJournal:
-    """What a party has ever released about its data, and the limit on it.
+    """All releases that a party has ever made about its data, and the limit on them.
 
     Nothing is read or written before a method is called. Every method raises
     `CorruptJournal` for a damaged journal, `InvalidData` for one of other data and
@@ -366,8 +367,8 @@ class PartyJournal:
     max_epsilon : float, optional
         The budget over the whole life of the data; None records without a limit.
     sample_delta : float (default: 0)
-        Largest chance, besides delta, that a record is ever in a sample that is used in the
-        clear (FedMD's nfdp); see `Allowance`.
+        Largest probability, besides delta, that a record is ever in a sample that is used in
+        the clear (FedMD's nfdp); see `Allowance`.
 
     Examples
     --------
@@ -409,7 +410,7 @@ class PartyJournal:
         self._announced_path = beside(self.path, "announced")
 
     def charge(self, charges: Sequence[Entry], *, run: str, purpose: str) -> PrivacyLedger:
-        """Record what is about to leave; after this call, and only then, it may.
+        """Record a release before it leaves; it may leave only after this call.
 
         Return a ledger of everything so far. A release charged twice is counted twice.
 
@@ -418,7 +419,7 @@ class PartyJournal:
         charges : sequence of (event, count)
             One batch, whose queries were fixed before its first answer.
         run, purpose : str
-            Which run asks, and for what: for the owner to read.
+            The run and the reason of the release, for the owner to read.
 
         Raises
         ------
@@ -436,11 +437,11 @@ class PartyJournal:
         return ledger
 
     def check(self, charges: Sequence[Entry]) -> None:
-        """Raise what `charge` would raise now and write nothing: ask before long work."""
+        """Raise the errors of `charge` without writing anything; call this before long work."""
         self.ledger(charges).charge_all(charges)
 
     def require_budget(self) -> None:
-        """Raise if there is nothing left to pay with: ask before work of an unknown price."""
+        """Raise if no budget is left; call this before work of unknown cost."""
         limit, spent = self.max_epsilon, 0.0 if self.max_epsilon is None else self.epsilon()
         if limit is not None and spent >= limit:
             raise PrivacyBudgetExceeded(
@@ -457,7 +458,7 @@ class PartyJournal:
             return self._ledger_of(self._contents(), planned)
 
     def epsilon(self) -> float:
-        """Return what everything so far costs together, at this journal's delta."""
+        """Return the total epsilon so far, at this journal's delta."""
         return self.ledger().get_epsilon()
 
     def entries(self) -> list[JournalEntry]:
@@ -466,16 +467,16 @@ class PartyJournal:
             return list(self._contents().lines.entries)
 
     def releases_of(self, run: str) -> list[Sequence[Entry]]:
-        """Return what each release of one run has spent."""
+        """Return the charges of each release of one run."""
         return [entry.charges for entry in self.entries() if entry.run == run]
 
     def repair(self, charges: Sequence[Entry], *, run: str, purpose: str) -> PrivacyLedger:
-        """Go on after damage: replace all that cannot be trusted by what its owner states.
+        """Continue after damage: replace untrusted lines by charges that the owner states.
 
         For the data owner, after review. Everything after the last sound line is kept in a
         file of its own and no longer counts; `charges` counts in its place, whatever the
-        budget: it must hold all that may have been released since that line. Where nobody
-        knows, a `NonPrivateEvent` is honest. `run` and `purpose` say who decided, and why.
+        budget: it must cover everything that may have been released since that line. If that is
+        unknown, a `NonPrivateEvent` is honest. `run` and `purpose` say who decided, and why.
         """
         with self._locked():
             contents = self._contents(repairing=True)
@@ -544,7 +545,7 @@ class PartyJournal:
         return sealed_line(contents.lines.checksum, entry)
 
     def _write(self, contents: Contents, line: bytes) -> None:
-        """Announce a line and put it behind the sound ones; what is torn there goes."""
+        """Announce a line and append it to the sound ones, dropping any torn remainder."""
         replace_file(self._announced_path, line)
         write_through(self.path, line, after=contents.end)
         contents.end += len(line)

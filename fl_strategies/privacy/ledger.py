@@ -1,7 +1,7 @@
-"""The account of everything that left, for one kind of unit, and the limit on it.
+"""The ledger of all releases about one kind of unit, with a budget.
 
-The ledger speaks the words of Flower's privacy accountants (compose, get_epsilon,
-state_dict), but it knows the events of this package. One call is one batch whose queries
+The ledger has the interface of Flower's privacy accountants (compose, get_epsilon,
+state_dict), but accounts for the events of this package. One call is one batch whose queries
 were fixed before its first answer; between calls anything may depend on what was released
 before.
 """
@@ -47,30 +47,30 @@ _STATE_KEYS = {
 }
 
 DEFAULT_DELTA: Final = 1e-5
-"""Delta of every figure unless another is given."""
+"""Default delta."""
 
 
 @dataclass(frozen=True)
 class _Tally:
-    """How often an event happened, and how many calls began with it."""
+    """Number of times an event happened, and of calls that began with it."""
 
     count: int
     batches: int
 
 
 class PrivacyLedger:
-    """Events of one unit, what they cost together, and what they may cost.
+    """Events about one unit, their total cost, and a budget for it.
 
     Parameters
     ----------
     unit : "party" or "example"
         Events of the other unit are refused.
     delta : float
-        At which budgets are checked, and reported unless another is asked for.
+        The delta of budgets, and of reports unless another is given.
     max_epsilon : float, optional
         The budget: `charge` refuses what would exceed it.
     audience : str
-        Against whom the guarantee holds, in words for `statement`.
+        The audience that the guarantee holds against, in words for `statement`.
     num_records, num_parties : int, optional
         Public sizes, for the warnings in `statement`.
 
@@ -119,7 +119,7 @@ class PrivacyLedger:
 
     @property
     def num_releases(self) -> int:
-        """How many releases are in the ledger."""
+        """Number of releases in the ledger."""
         return sum(tally.count for tally in self._tallies.values())
 
     @property
@@ -146,22 +146,22 @@ class PrivacyLedger:
         return type(self).from_state_dict({**self.state_dict(), "entries": []})
 
     def compose(self, event: PrivacyEvent, count: int = 1) -> None:
-        """Record what has happened, whatever it cost."""
+        """Record an event that has happened, whatever its cost."""
         self.compose_all([(event, count)])
 
     def compose_all(self, charges: Iterable[Entry], *, times: int = 1) -> None:
-        """Record several events of one release, whatever they cost; see `compose`.
+        """Record several events of one release, whatever their cost; see `compose`.
 
         With `times`, as many releases of these events, one after the other.
         """
         self._tallies = self._extended(charges, times)
 
     def include(self, others: Iterable["PrivacyLedger"]) -> None:
-        """Record all that other ledgers of the same data have, as often as they have.
+        """Record everything in other ledgers of the same data, with its counts.
 
-        A ledger of examples takes what ledgers of parties have as well, not the other way
-        round: whoever has another record is another party, so events that compare with a
-        party's absence are restated for one that is replaced.
+        A ledger of examples also accepts ledgers of parties, but not vice versa: a party with
+        one different record is a different party, so events about a party's absence are
+        restated for its replacement.
         """
         tallies = dict(self._tallies)
         for other in others:
@@ -175,7 +175,7 @@ class PrivacyLedger:
         self._tallies = tallies
 
     def charge(self, event: PrivacyEvent, count: int = 1) -> None:
-        """Record what is about to happen, unless it would exceed the budget.
+        """Record an event before it happens, unless it would exceed the budget.
 
         Raises
         ------
@@ -191,7 +191,7 @@ class PrivacyLedger:
         self._tallies = tallies
 
     def check_budget(self) -> None:
-        """Raise `PrivacyBudgetExceeded` if what is recorded exceeds the budget."""
+        """Raise `PrivacyBudgetExceeded` if the recorded events exceed the budget."""
         self._check_budget(self._tallies, "It is recorded and nothing is made of it")
 
     def _check_budget(self, tallies: Mapping[PrivacyEvent, _Tally], outcome: str) -> None:
@@ -241,7 +241,7 @@ class PrivacyLedger:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what another ledger of the same unit recorded, instead of the own.
+        """Replace the recorded events by those of another ledger of the same unit.
 
         Settings such as the budget stay as they are: a file cannot raise a limit.
 
@@ -279,7 +279,7 @@ class PrivacyLedger:
         return ledger
 
     def statement(self) -> str:
-        """Return who is protected against whom, by which numbers, and what is not covered."""
+        """Return who is protected against whom, with which epsilon, and what is not covered."""
         return statement_of(self)
 
 

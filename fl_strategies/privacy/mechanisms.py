@@ -1,14 +1,14 @@
-"""Noise and account in one: a mechanism releases values together with what they cost.
+"""Mechanisms: noise and accounting in one, values released together with their charges.
 
-What a release costs depends on public settings and the number of rows only, never on the
-values, so `charges` can be paid before `release` looks at them. Noise comes from the
-operating system unless a generator is given; then the events say ``seeded``, and the
-accountant promises nothing.
+The charges depend only on public settings and the number of rows, never on the values, so
+`charges` can be recorded before `release` accesses them. Noise comes from the operating
+system unless a generator is given; then the events are ``seeded``, and the accountant gives
+no guarantee.
 
 Selections (`NoisyMax`, `ConfidentNoisyMax`) release an index or nothing, so their noise may
 be floating point: no noised number leaves. Scores (`LaplaceScores`, `GaussianScores`) leave
 as whole multiples of a public grid with discrete noise. Sampling is not perfect: the stated
-distances between ideal and real chances add up over rows, and the accountant takes
+distances between ideal and real probabilities add up over rows, and the accountant takes
 1 + exp(epsilon) times their sum out of delta (`losses.sampling_error`).
 """
 
@@ -45,7 +45,7 @@ _LARGEST_SCORE = 1e100
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """Values that may leave, and everything that they cost.
+    """Values that may leave, and all their charges.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def _charge(event: PrivacyEvent, count: int, seeded: bool) -> tuple[PrivacyEvent
 def _checked_counts(owner: str, counts: Array, num_classes: int) -> FloatArray:
     check_votes(owner, counts)
     columns = counts.shape[1] == num_classes
-    require_data(columns, owner, "votes", f"{num_classes} columns, one a class", counts.shape)
+    require_data(columns, owner, "votes", f"{num_classes} columns, one per class", counts.shape)
     require_data(len(counts) > 0, owner, "votes", "at least one row", len(counts))
     votes = counts.astype(np.float64)
     whole = bool((votes == np.floor(votes)).all() and votes.max() < _LARGEST_COUNT)
@@ -124,7 +124,7 @@ class NoisyMax:
 
     @property
     def event(self) -> NoisyMaxEvent:
-        """What each row costs if the noise is secret."""
+        """The event of each row if the noise is secret."""
         return NoisyMaxEvent(
             unit=self.unit,
             relation="replace-one",
@@ -135,7 +135,7 @@ class NoisyMax:
         )
 
     def charges(self, num_rows: int, *, seeded: bool = False) -> Charges:
-        """Return what releasing `num_rows` labels will cost."""
+        """Return the charges for releasing `num_rows` labels."""
         check_count("NoisyMax", "num_rows", num_rows, least=1)
         return (_charge(self.event, num_rows, seeded),)
 
@@ -151,8 +151,8 @@ class ConfidentNoisyMax:
     """Release labels only where the voters agree (Confident-GNMax of PATE).
 
     A row is answered if its largest count plus Gaussian noise reaches the threshold; the
-    account is fixed before the votes are read, whatever they are. A row's answer differs from
-    the ideal one by at most 2**-45 per class in total variation.
+    charge is fixed before the votes are read and does not depend on them. A row's answer
+    differs from the ideal one by at most 2**-45 per class in total variation.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ class ConfidentNoisyMax:
 
     @property
     def threshold_event(self) -> ThresholdEvent:
-        """What asking costs, for every row."""
+        """The event of the threshold test of every row."""
         return ThresholdEvent(
             unit=self.unit,
             relation="replace-one",
@@ -190,7 +190,7 @@ class ConfidentNoisyMax:
 
     @property
     def event(self) -> NoisyMaxEvent:
-        """What an answer costs."""
+        """The event of an answer."""
         return NoisyMaxEvent(
             unit=self.unit,
             relation="replace-one",
@@ -201,7 +201,7 @@ class ConfidentNoisyMax:
         )
 
     def charges(self, num_rows: int, *, seeded: bool = False) -> Charges:
-        """Return the most that `num_rows` rows can cost, which is what is charged."""
+        """Return the largest possible charges for `num_rows` rows, which are always charged."""
         check_count("ConfidentNoisyMax", "num_rows", num_rows, least=1)
         return (
             _charge(self.threshold_event, num_rows, seeded),
@@ -247,7 +247,7 @@ class _NoisyScores(ABC):
     @property
     @abstractmethod
     def event(self) -> PrivacyEvent:
-        """What each row costs if the noise is secret."""
+        """The event of each row if the noise is secret."""
 
     @abstractmethod
     def _noise(self, size: int, rng: np.random.Generator | None) -> IntArray: ...
@@ -258,7 +258,7 @@ class _NoisyScores(ABC):
         return float(2 * self.bound / self.num_contributors + rounding)
 
     def charges(self, num_rows: int, *, seeded: bool = False) -> Charges:
-        """Return what releasing `num_rows` rows will cost."""
+        """Return the charges for releasing `num_rows` rows."""
         check_count(type(self).__name__, "num_rows", num_rows, least=1)
         return (_charge(self.event, num_rows, seeded),)
 
@@ -299,14 +299,14 @@ class LaplaceScores(_NoisyScores):
     Parameters
     ----------
     bound : float
-        Public. Rows of a larger norm are shrunk to it.
+        Public. Rows of a larger norm are scaled down to it.
     scale : float
         Scale of the noise on every entry.
     num_values : int
         Entries of a row.
     unit : "party" or "example"
     num_contributors : int
-        Public. Each row is the mean over so many; one unit is in one of them, and
+        Public. Each row is the mean over this many; one unit is in one of them, and
         replacing it moves the mean by at most ``2 * bound / num_contributors``.
     """
 
@@ -316,7 +316,7 @@ class LaplaceScores(_NoisyScores):
 
     @property
     def event(self) -> LaplaceEvent:
-        """What each row costs if the noise is secret."""
+        """The event of each row if the noise is secret."""
         return LaplaceEvent(
             unit=self.unit,
             relation="replace-one",
@@ -340,7 +340,7 @@ class GaussianScores(_NoisyScores):
 
     @property
     def event(self) -> GaussianEvent:
-        """What each row costs if the noise is secret."""
+        """The event of each row if the noise is secret."""
         return GaussianEvent(
             unit=self.unit,
             relation="replace-one",
@@ -355,10 +355,10 @@ class GaussianScores(_NoisyScores):
 
 @dataclass(frozen=True, kw_only=True)
 class SubsampleOnce:
-    """Choose the records that will be used, once and for all (noise-free privacy).
+    """Sample the records that will be used, once and for all (noise-free privacy).
 
-    Keep the answer: a fresh sample in a second run is a second event. The guarantee also
-    ends if anything else looks at the records that were not drawn.
+    Keep the sample: a fresh one in a second run is a second event. The guarantee also ends
+    if anything else accesses the records outside the sample.
 
     Parameters
     ----------
@@ -376,17 +376,17 @@ class SubsampleOnce:
 
     @property
     def event(self) -> SubsampleEvent:
-        """What the sample costs if it is secret."""
+        """The event of the sample if it is secret."""
         return SubsampleEvent(
             records=self.records, samples=self.samples, replacement=self.replacement
         )
 
     def charges(self, *, seeded: bool = False) -> Charges:
-        """Return what the sample will cost."""
+        """Return the charges for the sample."""
         return (_charge(self.event, 1, seeded),)
 
     def release(self, rng: np.random.Generator | None = None) -> Release:
-        """Return the positions of the drawn records, as int64 (samples,)."""
+        """Return the positions of the sampled records, as int64 (samples,)."""
         rows = secure.random_rows(
             self.records, self.samples, replacement=self.replacement, rng=rng
         )

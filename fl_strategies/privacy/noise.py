@@ -1,7 +1,7 @@
-"""How strong noise is: by its scale, or calibrated to a target epsilon.
+"""Noise by its scale, or calibrated to a target epsilon.
 
-Scores of all public rows and classes are released, so the price is high. With 20 parties of
-equal weight, 1000 rows of 10 classes, scores cut at 10 and Laplace noise of scale 1, every
+Scores of all public rows and classes are released, so the cost is high. With 20 parties of
+equal weight, 1000 rows of 10 classes, scores clipped at 10 and Laplace noise of scale 1, every
 entry costs epsilon 1 and there are ten thousand entries.
 """
 
@@ -34,7 +34,7 @@ def calibrate_scale(
     num_batches: int = 1,
     least: float = _LEAST_SCALE,
 ) -> float:
-    """Return the least scale of noise that keeps the promise, to six digits.
+    """Return the smallest scale of noise that meets the target, to six digits.
 
     Parameters
     ----------
@@ -42,9 +42,9 @@ def calibrate_scale(
         Maps a scale to the (event, count) pairs of one batch. More scale must cost less.
     target_epsilon, delta : float
     num_batches : int
-        How many such batches are released, each after the answers of those before it.
+        Number of such batches, each released after the answers of those before it.
     least : float
-        The least scale that the mechanism has.
+        Smallest scale that the mechanism supports.
 
     Returns
     -------
@@ -100,10 +100,10 @@ logger = logging.getLogger("flwr.fl_strategies")
 def require_audible(
     owner: str, words: str, *, accepted: bool, advice_of: Callable[[], str] = str
 ) -> None:
-    """Raise if noise drowns what it protects: epsilon would be spent for nothing.
+    """Raise if noise outweighs the signal, so that epsilon would be spent for nothing.
 
-    `words` say how it does, and nothing if it does not; `advice_of` is asked then what would
-    work. Where the noise is accepted, a warning says the same.
+    `words` describe such noise, and are empty if there is none; `advice_of` then returns
+    settings that would work. If the noise is accepted, the same is logged as a warning.
     """
     if not words:
         return
@@ -114,23 +114,23 @@ def require_audible(
             f"{owner}: noise must be weaker than what it protects, or accepted "
             f"(accept_noise), got noise of {words}. {advice}."
         )
-    logger.warning("%s: noise of %s drowns the answers. %s.", owner, words, advice)
+    logger.warning("%s: noise of %s outweighs the answers. %s.", owner, words, advice)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseSpec(Options):
-    """Noise by its scale, in the words of its kind, or by the epsilon to be kept.
+    """Noise given by its scale (gamma or sigma) or by a target epsilon.
 
     Parameters
     ----------
     noise : str
-        Subclasses say which kinds there are and what they are for.
+        Subclasses define the kinds of noise.
     gamma : float, optional
         Inverse scale of Gumbel or Laplace noise: larger means less noise.
     sigma : float, optional
         Standard deviation of Gaussian noise.
     target_epsilon : float, optional
-        Instead of gamma or sigma: the noise is made just strong enough for it.
+        Instead of gamma or sigma: the smallest noise that meets it is used.
     """
 
     noise: str
@@ -143,7 +143,7 @@ class NoiseSpec(Options):
     )
 
     def __post_init__(self) -> None:
-        """Check that the strength is said exactly once, in the words of the noise."""
+        """Check that the scale is given exactly once, by the parameter of its kind of noise."""
         super().__post_init__()
         owner = self._owner()
         right, wrong = ("sigma", "gamma") if self.is_gaussian else ("gamma", "sigma")
@@ -168,14 +168,14 @@ class NoiseSpec(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseSpec(NoiseSpec):
-    """Noise together with what its promise is stated for.
+    """Noise together with the delta of its guarantee.
 
     Parameters
     ----------
     delta : float
     seeded_noise : bool
-        Draw noise from the experiment's seed, for repeatable simulations. Nothing is
-        promised then: epsilon is infinite.
+        Draw noise from the experiment's seed, for reproducible simulations. There is no
+        guarantee then: epsilon is infinite.
     """
 
     delta: float = option(DEFAULT_DELTA, "delta of every privacy figure", above=0, below=1)
@@ -220,16 +220,16 @@ class ScorePrivacy(ReleaseSpec):
         ----------
         unit : "party" or "example"
         bound : float
-            Public. Entries are cut at it, and for Gaussian noise the norms of rows too.
+            Public. Entries are clipped at it, and for Gaussian noise the norms of rows too.
         num_values : int
             Entries of a row.
         num_contributors : int
-            How many the mean is over.
+            Number of contributors that the mean is over.
         num_rows : int
-            Rows that will be released in all; it decides the strength of a calibrated
-            mechanism and nothing else.
+            Total number of rows that will be released; it only determines the scale of a
+            calibrated mechanism.
         besides : sequence of (event, count)
-            What else is released within the target.
+            Other releases within the target.
         """
 
         def with_scale(scale: float) -> ScoreMechanism:
@@ -254,6 +254,6 @@ class ScorePrivacy(ReleaseSpec):
         return with_scale(calibrate_scale(entries, self.target_epsilon, self.delta))
 
     def charges(self, mechanism: ScoreMechanism, num_entries: int) -> Sequence[Entry]:
-        """Return what releasing so many entries will cost."""
+        """Return the charges for releasing this many entries."""
         rows = num_entries // mechanism.num_values
         return mechanism.charges(rows, seeded=self.seeded_noise)

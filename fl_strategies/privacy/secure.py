@@ -1,4 +1,4 @@
-"""Randomness that protects: from the operating system, as whole numbers, vectorised.
+"""Cryptographic randomness from the operating system: integer noise, vectorised.
 
 The noise of a release must be unpredictable, so it comes from the operating system's
 cryptographic generator and never from the seed of an experiment. Every function also takes
@@ -13,8 +13,8 @@ the noised value (Mironov, 2012), so it must never be released.
 Discrete noise is added to whole multiples of a grid and may be released, because a whole
 number plus a whole number has no low bits that depend on the noise (the geometric
 mechanism of Ghosh, Roughgarden and Sundararajan, 2009; the discrete Gaussian of Canonne,
-Kamath and Steinke, 2020). Its scale is always `GRID` units: who needs another scale chooses
-another unit.
+Kamath and Steinke, 2020). Its scale is always `GRID` units: callers that need another
+scale choose another unit.
 """
 
 import decimal
@@ -47,7 +47,7 @@ def random_words(size: int, rng: np.random.Generator | None = None) -> Words:
     ----------
     size : int
     rng : Generator, optional
-        Left out: the operating system's cryptographic generator.
+        By default the operating system's cryptographic generator.
     """
     if rng is not None:
         return rng.integers(0, 2**64 - 1, size=size, dtype=np.uint64, endpoint=True)

@@ -1,4 +1,4 @@
-"""What a ledger promises, in plain words, and what to be warned of."""
+"""Privacy statements: a ledger's guarantee and its caveats in plain words."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ _PROTECTED: Mapping[str, str] = {
     "example": "each single record of a party.",
 }
 _NOUNS: Mapping[str, str] = {"party": "parties", "example": "records"}
-# Sampling rates, steps and who learns from what all follow from how many there are.
+# Their number determines sampling rates, steps and the assignment to teachers.
 _CHANGED: Mapping[str, str] = {
     "replace-one": "had one {unit} been replaced by any other",
     "add-remove-one": "had one {unit} been blanked, so that nothing learns from it while the "
@@ -53,7 +53,7 @@ _WORDS: Mapping[type[PrivacyEvent], str] = {
 
 
 class Account(Protocol):
-    """What a statement is about, such as a `PrivacyLedger`."""
+    """The subject of a statement, such as a `PrivacyLedger`."""
 
     unit: Unit
     delta: float
@@ -63,18 +63,18 @@ class Account(Protocol):
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """What was released, and how often."""
+        """The releases, with their counts."""
 
     @property
     def adaptive(self) -> bool:
         """Whether later releases depend on earlier ones."""
 
     def claim(self) -> Claim:
-        """Return what is proved."""
+        """Return the guarantee."""
 
 
 def statement_of(ledger: Account) -> str:
-    """Return who is protected against whom, by which numbers, and what is not covered."""
+    """Return who is protected against whom, with which epsilon, and what is not covered."""
     claim = ledger.claim()
     protected = "Not protected" if math.isinf(claim.epsilon) else "Protected"
     lines = [
@@ -90,7 +90,7 @@ def statement_of(ledger: Account) -> str:
 
 
 def chance_in_clear(entries: Iterable[Entry]) -> float:
-    """Return the chance that a record is in a sample that is used without noise.
+    """Return the probability that a record is in a sample that is used without noise.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def _chance(event: SubsampleEvent, count: int) -> float:
 
 
 def _in_short(entries: Sequence[Entry]) -> Iterable[str]:
-    """Lead with what delta means where it is not small: a sample hides nobody who is in it."""
+    """Explain delta first where it is not small: a sample protects nobody who is in it."""
     chance = chance_in_clear(entries)
     if chance > 0:
         percent = math.ceil(1000 * chance - 1e-6) / 10
@@ -181,7 +181,7 @@ def _factor(epsilon: float) -> str:
 
 
 def _of_several(unit: Unit, claim: Claim) -> str:
-    """Return what holds for somebody whose data are in several units."""
+    """Return the guarantee for a person whose data are in several units."""
     rule = (
         f"with k {_NOUNS[unit]} epsilon counts k times and delta 1 + exp(epsilon) + ... + "
         f"exp((k - 1) epsilon) times"
@@ -225,6 +225,6 @@ def _not_covered(unit: Unit, claim: Claim) -> Iterable[str]:
 
 
 def describe_releases(entries: Iterable[Entry]) -> str:
-    """Return what was released, and how often."""
+    """Describe the releases and their counts."""
     parts = [f"{count} x {_WORDS[type(event)].format(event)}" for event, count in entries]
     return "; ".join(parts) + "." if parts else "none."

@@ -1,4 +1,4 @@
-"""Protecting votes: the mechanism, its sensitivity, and when noise hides the winner.
+"""Private votes: the mechanism, its sensitivity, and when noise hides the winner.
 
 One description serves both sides: the server of FedKT-L1, where a unit is a party and moves
 a count by s, and a party of FedKT-L2, where a unit is an example and moves a count by one.
@@ -37,17 +37,17 @@ _ROWS_AT_ONCE: Final = 2**22
 def chance_kept(
     noise: Noise, gaps: Array, scale: float, times: Array | None = None
 ) -> FloatArray:
-    """Return how likely the leading class is still the largest after noise on all classes.
+    """Return the probability that the leading class is still the largest after noise.
 
     Parameters
     ----------
     noise : "gumbel", "laplace" or "gaussian"
         Gumbel noise by its closed form, a softmax; the others by quadrature.
     gaps : (n, num_gaps)
-        By how much the leading class is ahead of each other class.
+        Lead of the first class over each other class.
     scale : float
     times : (num_gaps,), optional
-        How many classes each gap stands for; one by default.
+        Number of classes that each gap stands for; one by default.
 
     Examples
     --------
@@ -99,17 +99,17 @@ _DISTRIBUTIONS: Final[
 
 
 def chance_of_plurality(votes: Sequence[int], kept: float, num_classes: int) -> float:
-    """Return how likely voters that answer at random still elect the leading class.
+    """Return the probability that randomised voters still elect the leading class.
 
-    Every voter names its own class with chance `kept` and each of the others equally often;
-    ties are broken at random. Exact for two classes. For more, it is as if each voter were
-    loyal or answered blindly, and blind answers came to the classes independently of each
-    other (Poisson), which leaves means and variances of all leads as they are.
+    Every voter names its own class with probability `kept` and the others with equal
+    probability; ties are broken at random. Exact for two classes. For more, each voter is
+    modelled as either truthful or uniformly random, with independent (Poisson) numbers of
+    random answers per class, which preserves the means and variances of all leads.
 
     Parameters
     ----------
     votes : sequence of int
-        Voters of the leading class, of the second and so on; nobody is for the rest.
+        Voters for the leading class, the second and so on; the remaining classes have none.
     kept : float
     num_classes : int
 
@@ -152,15 +152,15 @@ VOTE_NOISES: tuple[str, ...] = get_args(VoteNoise)
 
 @dataclass(frozen=True, kw_only=True)
 class VotePrivacy(ReleaseSpec):
-    """Who is protected by noise on votes, and by which; see `NoiseSpec`.
+    """Noise on votes and the unit that it protects; see `NoiseSpec`.
 
     Parameters
     ----------
     level : "L1" or "L2"
-        Where the noise is: at the server, for parties, or at each party, for examples.
+        Noise at the server, which protects parties, or at each party, for examples.
     noise : "gumbel", "laplace", "gaussian" or "confident-gaussian"
-        Gumbel noise is the exponential mechanism and costs least at equal accuracy;
-        Laplace noise is the papers'. Confident Gaussian noise answers only where, after
+        Gumbel noise is the exponential mechanism and has the lowest cost at equal accuracy;
+        the papers use Laplace noise. Confident Gaussian noise answers only where, after
         noise of its own, the leading class reaches `threshold`.
     threshold, threshold_sigma : float, optional
         For confident Gaussian noise.
@@ -176,7 +176,7 @@ class VotePrivacy(ReleaseSpec):
     threshold_sigma: float | None = option(None, "noise on these votes; 0: not given", above=0)
 
     def __post_init__(self) -> None:
-        """Check the level, and a threshold that is given just where it is needed."""
+        """Check the level, and that a threshold is given exactly where it is needed."""
         super().__post_init__()
         known = self.level in ("L1", "L2")
         require(known, "VotePrivacy", "level", "L1 or L2", self.level)
@@ -197,9 +197,9 @@ class VotePrivacy(ReleaseSpec):
     ) -> VoteMechanism:
         """Return the mechanism for a number of queries, calibrated if a target was given.
 
-        `num_queries` is how many labels will be released in all, and `besides` what else is
-        released within the target; they decide the strength of a calibrated mechanism and
-        nothing else.
+        `num_queries` is the total number of labels that will be released, and `besides` any
+        other releases within the target; they only determine the scale of a calibrated
+        mechanism.
         """
         kind = unit, sensitivity, num_classes
         if self.target_epsilon is None:
@@ -246,7 +246,7 @@ def _calibrated(
     num_queries: int,
     besides: tuple[Entry, ...],
 ) -> VoteMechanism:
-    """Return the mechanism that keeps the target, by public settings alone."""
+    """Return the mechanism that meets the target, from public settings alone."""
 
     def entries(scale: float) -> Sequence[Entry]:
         return [*privacy._with_scale(scale, *kind).charges(num_queries), *besides]
@@ -257,14 +257,14 @@ def _calibrated(
 
 
 LEAST_DECIDED: Final = 0.5
-"""Share of labels that votes must decide; noise that decides more of them drowns the votes."""
+"""Least share of labels that votes must decide; with less, noise is refused as too strong."""
 
 
 def decided_by_votes(mechanism: VoteMechanism, num_votes: int) -> float:
-    """Return the share of labels that votes decide if all are for one class.
+    """Return the share of labels that unanimous votes decide.
 
-    The others are as if drawn blindly from all classes, so that this is 0 for noise without
-    end and 1 for none. Settings alone decide it; no vote is looked at.
+    The other labels are as if drawn uniformly from all classes, so that the share is 0 for
+    infinite noise and 1 for none. It depends on settings only, never on votes.
 
     Examples
     --------
@@ -284,7 +284,7 @@ def decided_by_votes(mechanism: VoteMechanism, num_votes: int) -> float:
 
 
 def drowned_votes(mechanism: VoteMechanism, num_votes: int) -> str:
-    """Say how noise drowns so many votes even if all agree, or nothing if it does not."""
+    """Describe noise that outweighs this many unanimous votes, or return "" if it does not."""
     share, event = decided_by_votes(mechanism, num_votes), mechanism.event
     if share >= LEAST_DECIDED:
         return ""
@@ -295,17 +295,17 @@ def drowned_votes(mechanism: VoteMechanism, num_votes: int) -> str:
 
 
 def choose_queries(num_public: int, num_queries: int, seed: int) -> IntArray:
-    """Return which public rows are labelled by noisy votes; the same on every side."""
+    """Return the public rows that are labelled by noisy votes, the same on every side."""
     if num_queries == num_public:
         return np.arange(num_public)
     return np.sort(derive_rng(seed, "queries").permutation(num_public)[:num_queries])
 
 
 def data_dependent_figure(mechanism: VoteMechanism, votes: IntArray, delta: float) -> float:
-    """Return epsilon as these very votes would have it.
+    """Return the data-dependent epsilon of these votes.
 
-    It is smaller where voters agree, but it is itself computed from private votes: a
-    diagnostic for whoever may see the votes, not a guarantee and not to be published.
+    It is smaller where voters agree, but is itself computed from private votes: a diagnostic
+    for a side that may see the votes, not a guarantee, and not to be published.
     """
     # What is proved for more votes that move holds for fewer.
     splits, scale = math.ceil(mechanism.sensitivity), mechanism.scale

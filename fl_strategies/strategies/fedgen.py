@@ -103,7 +103,7 @@ class Heads:
 
     Parameters
     ----------
-    layers : weights (num_classes, num_features) and biases, one a party
+    layers : weights (num_classes, num_features) and biases, one per party
     shares : (num_parties, num_classes)
         Of the records of each class; 0 for classes that nobody has.
     """
@@ -247,7 +247,7 @@ class Adam:
 
 
 GENERATOR: Final = "generator/"
-"""What names of the generator's arrays begin with; the others are the model's."""
+"""Prefix of the names of the generator's arrays; the others are the model's."""
 CLASS_SHARES: Final = "class-shares"
 
 

@@ -106,7 +106,7 @@ def match_networks(
 
     Parameters
     ----------
-    networks : one a party, of as many layers
+    networks : one per party, of as many layers
     counts : (num_parties, num_classes)
         Records of each class; weights to a class count by a party's share of its records.
     prior : Prior

@@ -1,1 +1,1 @@
-"""What crosses the trust boundary, and how it is read on the other side."""
+"""Everything that crosses the trust boundary, and strict readers for it."""

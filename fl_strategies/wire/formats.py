@@ -1,13 +1,13 @@
 """Small replies: packed votes, quantized scores, compression and half precision.
 
-The server says in its question what it can read (`offer`). A party that knows nothing of it
-answers as ever, and a server that knows nothing of it never asks. What a reply holds, it
-declares itself; what was not offered is refused, and so is whatever would be larger than the
-plain reply that it stands for, before any room is made for it.
+The server's request says which encodings it can read (`offer`). A party that does not know
+them sends a plain reply, and a server that does not know them never offers any. A reply
+declares its encoding; one that was not offered is refused, and so is a reply that would
+expand beyond the plain reply it replaces, before anything is allocated for it.
 
-zstd comes with pyarrow, which simulations and tables bring; zlib is always there, packs as
-well and takes ten times as long. The size of a compressed reply depends on what it says, so
-nothing is offered where only the server may know that.
+zstd comes with pyarrow, which simulations and tables install; zlib is always available,
+compresses as well and takes ten times as long. The size of a compressed reply depends on its
+content, so nothing is offered where only the server may know that content.
 """
 
 import math
@@ -57,14 +57,14 @@ def pack_labels(labels: Array, num_classes: int) -> Array:
 
 
 def _pairs(labels: Array) -> Array:
-    """Return two labels a byte, the first in the upper half."""
+    """Return two labels per byte, the first in the upper half."""
     packed = labels[::2] << 4
     packed[: labels.size // 2] |= labels[1::2] & 15
     return packed
 
 
 def _words(labels: Array, width: int) -> Array:
-    """Return eight labels of so many bits in as many bytes, by words of 64 bits."""
+    """Pack eight labels of n bits into n bytes, by words of 64 bits."""
     padded = np.zeros((math.ceil(labels.size / 8), 8), dtype=np.uint8)
     padded.reshape(-1)[: labels.size] = labels
     words = np.zeros(len(padded), dtype=np.uint64)
@@ -128,8 +128,8 @@ MAX_LEVELS = 2**16
 class Quantizer:
     """`num_levels` equally spaced values from `-bound` to `bound`, ends included.
 
-    This is the grid of Eq. 3 of the FedKD paper; its Eq. 4 has another step and leaves the
-    upper end out. Values beyond the bound are moved to it.
+    This is the grid of Eq. 3 of the FedKD paper; its Eq. 4 has a different step and omits the
+    upper end. Values beyond the bound are clipped to it.
 
     Parameters
     ----------
@@ -137,8 +137,8 @@ class Quantizer:
         The paper's S. A value takes ceil(log2 S) bits.
     bound : float
     rounding : "nearest" or "stochastic"
-        Nearest errs by at most half a step, always to the same side for the same value.
-        Stochastic errs by less than a step and is right on average.
+        The error of nearest is at most half a step, with the same sign for the same value.
+        That of stochastic is less than a step, and zero on average.
 
     Examples
     --------
@@ -201,12 +201,12 @@ class Quantizer:
 
 @dataclass(frozen=True, kw_only=True)
 class PlainScores:
-    """Scores as float32, cut at a bound: what a `Quantizer` is compared with."""
+    """Scores as float32, clipped at a bound: the alternative to a `Quantizer`."""
 
     bound: float
 
     def to_wire(self, values: FloatArray, rng: np.random.Generator) -> Array:  # noqa: ARG002
-        """Return the scores as they travel."""
+        """Return the scores as sent."""
         return np.clip(values, -self.bound, self.bound).astype(np.float32)
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
@@ -233,7 +233,7 @@ ScoreFormat: TypeAlias = Quantizer | PlainScores
 
 
 def score_format(num_levels: int | None, bound: float, rounding: Rounding) -> ScoreFormat:
-    """Return how scores travel: at so many levels, or as float32 for None or 0."""
+    """Return the format of scores: this number of levels, or float32 for None or 0."""
     if not num_levels:
         return PlainScores(bound=bound)
     return Quantizer(num_levels=num_levels, bound=bound, rounding=rounding)
@@ -249,7 +249,7 @@ HALF_PRECISION: Final = "half-precision"
 ZSTD, ZLIB = "zstd", "zlib"
 LEAST_BYTES: Final = 1024
 MOST_LEFT: Final = 0.95
-"""Scores travel as they are if fewer, or if compression would leave more than this share."""
+"""Scores are not compressed if fewer, or if more than this share of them would be left."""
 _LEVEL: Final = 3
 # What numpy writes before the numbers of an array.
 _MOST_HEADER: Final = 256
@@ -258,7 +258,7 @@ _LARGEST_HALF: Final = float(np.finfo(np.float16).max)
 
 @cache
 def _zstd() -> Any:
-    """Return what compresses, or None where it is not installed."""
+    """Return the zstd codec, or None if it is not installed."""
     try:
         from pyarrow import Codec
     except ImportError:
@@ -272,9 +272,9 @@ def readable() -> tuple[str, ...]:
 
 
 def offer(most_score_bytes: int, *, half: bool, kept: bool) -> dict[str, Scalar]:
-    """Return what a server's question says about smaller replies; nothing for no offer.
+    """Return the offer of encodings in a server's request; empty for no offer.
 
-    What is kept on disk must be readable wherever the run is resumed, so it is never zstd.
+    Replies kept on disk must be readable wherever the run is resumed, so they never use zstd.
     """
     encodings = ",".join((ZLIB,) if kept else readable()) if most_score_bytes else ""
     offered: dict[str, Scalar] = {ENCODINGS: encodings} if encodings else {}
@@ -282,7 +282,7 @@ def offer(most_score_bytes: int, *, half: bool, kept: bool) -> dict[str, Scalar]
 
 
 def as_offered(knowledge: Knowledge, config: Mapping[str, object]) -> Knowledge:
-    """Return a party's reply in the smallest form that the server has offered to read."""
+    """Return a party's reply in the smallest encoding that the server has offered."""
     if config.get(HALF_PRECISION) is True:
         knowledge = _halved(knowledge)
     offered = config.get(ENCODINGS)
@@ -301,14 +301,14 @@ def as_offered(knowledge: Knowledge, config: Mapping[str, object]) -> Knowledge:
 
 
 def as_meant(knowledge: Knowledge, most_score_bytes: int, *, half: bool) -> Knowledge:
-    """Return a reply as it was before `as_offered`; raise `KnowledgeMismatch` if it was not.
+    """Undo `as_offered`; raise `KnowledgeMismatch` for a reply that cannot come from it.
 
     Parameters
     ----------
     knowledge : Knowledge
         As an untrusted party declares it.
     most_score_bytes : int
-        Bytes of the scores that were asked for; 0 if no encoding was offered.
+        Bytes of the scores that were requested; 0 if no encoding was offered.
     half : bool
         Whether half precision was offered.
     """
@@ -350,7 +350,7 @@ def _compressed(encoding: str, plain: bytes) -> bytes:
 
 
 def _expanded(encoding: str, packed: bytes, size: int) -> bytes:
-    """Return exactly `size` bytes; nothing longer is ever made."""
+    """Return exactly `size` bytes; nothing longer is ever allocated."""
     plain = b""
     try:
         if encoding == ZSTD:
@@ -373,7 +373,7 @@ def _not_as_declared(encoding: str, size: int) -> KnowledgeMismatch:
 
 
 def _halved(knowledge: Knowledge) -> Knowledge:
-    """Return float32 arrays as float16, but for those that do not fit."""
+    """Return float32 arrays as float16, except those that would overflow."""
     arrays = {
         name: a.astype(np.float16) if _fits_half(a) else a
         for name, a in knowledge.arrays.items()

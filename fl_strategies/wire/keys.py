@@ -1,4 +1,4 @@
-"""Words that several strategies share on the wire or in metrics; others stay with theirs."""
+"""Keys that several strategies share on the wire or in metrics; others are defined there."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ CONFIG: Final = "config"
 METRICS: Final = "metrics"
 META: Final = "knowledge-meta"
 
-# Configuration that travels from server to party.
+# Configuration that the server sends to parties.
 STRATEGY: Final = "strategy"
 SERVER_ROUND: Final = "server-round"
 SEED: Final = "seed"
@@ -31,13 +31,13 @@ NUM_EXAMPLES: Final = "num-examples"
 NUM_PARTIES: Final = "num-parties"
 NUM_REJECTED: Final = "num-rejected"
 NUM_UNDELIVERED: Final = "num-undelivered"
-"""Parties that were sent what a round came to, and did not confirm that they have it."""
+"""Parties that were sent the result of a round and did not confirm that they have it."""
 NUM_BYTES_SENT: Final = "num-bytes-sent"
 NUM_BYTES_RECEIVED: Final = "num-bytes-received"
 NUM_RELEASES: Final = "num-releases"
 ACCURACY: Final = "accuracy"
 LOCAL_FIGURE: Final = "local-figure"
-"""How good a party's own model is after its own training, by the figure of the task."""
+"""Quality of a party's own model after its own training, by the metric of the task."""
 BALANCED_ACCURACY: Final = "balanced-accuracy"
 MACRO_F1: Final = "macro-f1"
 AUC: Final = "auc"
@@ -56,10 +56,10 @@ NUM_TEACHERS_MISSING: Final = "num-teachers-missing"
 NUM_MODELS_REFUSED: Final = "num-models-refused"
 NUM_UNLABELLED: Final = "num-unlabelled"
 NUM_OUTLIERS: Final = "num-outliers"
-"""Parties that are not counted because they contradict most others."""
+"""Parties that are excluded because they contradict most others."""
 NUM_CAPPED: Final = "num-capped"
-"""Parties that count for less than they claim, or speak less loudly than they did."""
+"""Parties whose claimed records, or the scale of whose scores, are capped."""
 
 # Files.
 UNBOUNDED: Final = "-unbounded"
-"""Ending of a flag that stands beside a figure that is infinite, and therefore not written."""
+"""Suffix of a flag that replaces a metric that is infinite and therefore not written."""

@@ -1,8 +1,8 @@
-"""Readers of settings that another side sent: typed, and within limits.
+"""Messages between server and parties, and readers that check types and limits.
 
-`Knowledge` is the only thing a party sends besides metrics. Whoever receives it treats
-every byte as hostile: sizes are compared with the bytes that are really there before
-anything is allocated, and only plain numbers are accepted.
+`Knowledge` is the only thing a party sends besides metrics. The receiver treats every byte as
+hostile: declared sizes are compared with the bytes received before anything is allocated, and
+only plain numbers are accepted.
 """
 
 import math
@@ -23,7 +23,7 @@ Scalar: TypeAlias = str | int | float | bool
 Metrics: TypeAlias = dict[str, float]
 
 MAX_REPLY_BYTES = 256 * 2**20
-"""Largest message that is read unless something else was agreed."""
+"""Largest message that is read by default."""
 _MAX_DIMENSIONS = 8
 _MAX_ITEMS = 2**40
 _MAX_SHOWN = 200
@@ -41,8 +41,8 @@ _HEADER = re.compile(
 def decode_array(name: str, array: FlowerArray) -> Array:
     """Read one array that came over the wire, read-only and without copying.
 
-    The size that the header promises must equal the bytes received, so a few bytes cannot
-    claim terabytes, and only numbers of up to eight bytes are accepted.
+    The size in the header must equal the bytes received, so a few bytes cannot claim
+    terabytes, and only numbers of up to eight bytes are accepted.
     """
     match = _HEADER.match(array.data)
     if match is None:
@@ -59,12 +59,12 @@ def decode_array(name: str, array: FlowerArray) -> Array:
 
 
 def shown(value: object) -> str:
-    """Return an untrusted value for an error, cut short: it must not fill the logs."""
+    """Return an untrusted value for an error, truncated: it must not fill the logs."""
     return f"{value!r:.{_MAX_SHOWN}}"
 
 
 def party_of(knowledge: "Knowledge") -> int:
-    """Return the partition id that accompanies knowledge, 0 for want of one."""
+    """Return the partition id that accompanies knowledge, 0 if there is none."""
     return int(knowledge.meta.get(keys.PARTITION_ID, 0))
 
 
@@ -91,7 +91,7 @@ def encode_arrays(arrays: Mapping[str, Array]) -> ArrayRecord:
 
 
 def join_arrays(models: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Put the arrays of several models under one roof, named ``<index>/<name>``."""
+    """Join the arrays of several models in one record, named ``<index>/<name>``."""
     return {f"{i}/{name}": a for i, model in enumerate(models) for name, a in model.items()}
 
 
@@ -111,15 +111,15 @@ def part_arrays(arrays: Mapping[str, Array], count: int) -> list[dict[str, Array
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What one side lets the other side know.
+    """Arrays and metadata that one side sends to the other.
 
     Parameters
     ----------
     kind : str
-        What the arrays mean, for example ``"votes"`` or ``"models"``.
+        Meaning of the arrays, for example ``"votes"`` or ``"models"``.
     arrays : mapping of name to array of numbers
     meta : mapping of name to scalar
-        What is needed to read the arrays, for example the learner's name.
+        Everything needed to read the arrays, for example the learner's name.
     """
 
     kind: str
@@ -154,7 +154,7 @@ class Knowledge:
 def write_messages(
     kind: str, content: Mapping[int, Knowledge | None], config: Mapping[str, object]
 ) -> list[Message]:
-    """Return a message a node; what several nodes are given is encoded once."""
+    """Return one message per node; content for several nodes is encoded once."""
     encoded: dict[int, RecordDict] = {}
     messages = []
     for node, knowledge in content.items():
@@ -193,7 +193,7 @@ def _count_record(record: ArrayRecord | ConfigRecord | MetricRecord) -> int:
 
 
 def config_int(config: ConfigRecord, key: str, *, minimum: int, maximum: int) -> int:
-    """Read a whole number that the server sent, within the bounds that a party accepts."""
+    """Read an integer sent by the server, within the bounds that a party accepts."""
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
         raise KnowledgeMismatch(
@@ -204,7 +204,7 @@ def config_int(config: ConfigRecord, key: str, *, minimum: int, maximum: int) ->
 
 
 def config_float(config: ConfigRecord, key: str, *, minimum: float, maximum: float) -> float:
-    """Read a number that the server sent, within the bounds that a party accepts."""
+    """Read a number sent by the server, within the bounds that a party accepts."""
     value = config.get(key)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not minimum <= value <= maximum:  # type: ignore[operator]
@@ -216,7 +216,7 @@ def config_float(config: ConfigRecord, key: str, *, minimum: float, maximum: flo
 
 
 def config_choice(config: ConfigRecord, key: str, choices: Sequence[str]) -> str:
-    """Read a string that the server sent, which must be one of a party's choices."""
+    """Read a string sent by the server, which must be one of a party's choices."""
     value = config.get(key)
     if not isinstance(value, str) or value not in choices:
         raise KnowledgeMismatch(

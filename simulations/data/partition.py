@@ -22,7 +22,7 @@ MAX_DRAWS: Final = 10_000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Deal:
-    """What a scheme is told; each reads the settings that it knows."""
+    """Parameters of a scheme; each reads those that it knows."""
 
     y: IntArray
     """Class index of every row."""
@@ -222,7 +222,7 @@ def _numbered_groups(deal: Deal) -> tuple[IntArray, int]:
         )
     num_rows, shape = len(deal.y), deal.groups.shape
     fits = shape == (num_rows,)
-    require_data(fits, "partition", "groups", f"{num_rows} groups, one a row", shape)
+    require_data(fits, "partition", "groups", f"{num_rows} groups, one per row", shape)
     names, group_of_row = np.unique(deal.groups, return_inverse=True)
     return group_of_row, len(names)
 

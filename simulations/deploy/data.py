@@ -145,7 +145,7 @@ def read_labelled(
         x = _numbers(path.name, table, public)
     default = None if strict else public.common_class
     y = class_indices(path.name, labels, public.classes, default)
-    require_data(len(x) == len(y), path.name, "labels", f"{len(x)}, one a row", len(y))
+    require_data(len(x) == len(y), path.name, "labels", f"{len(x)}, one per row", len(y))
     labelled = y != UNLABELLED
     if labelled.all():
         return x, y
@@ -193,7 +193,7 @@ def class_indices(
     array([ 1, -1,  0])
     """
     labels = np.asarray(labels)
-    require_data(labels.ndim == 1, owner, "labels", "one a row", f"shape {labels.shape}")
+    require_data(labels.ndim == 1, owner, "labels", "one per row", f"shape {labels.shape}")
     positions = {name: position for position, name in enumerate(classes)}
     plain = labels.astype(np.str_) if labels.dtype.kind == "S" else labels
     known = {**dict.fromkeys(MISSING, UNLABELLED), **positions}

@@ -150,7 +150,7 @@ _YIELDING: Final = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Files of one data set, dealt out: one a party, and those that others need."""
+    """Files of one data set, dealt out: one per party, and those that others need."""
 
     parties: tuple[Path, ...]
     public: Path

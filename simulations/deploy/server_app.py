@@ -38,7 +38,7 @@ FILE_SETTINGS: Final[Mapping[str, str]] = {
     "drop": "",
     "members-file": "",
 }
-"""What only a deployment has: files on the server, and the class list."""
+"""Settings of deployments only: files on the server, and the class list."""
 SIMULATED: Final = frozenset(
     {
         "data",

@@ -46,7 +46,7 @@ def test_a_run_of_fedkt_that_buys_nothing_but_noise_does_not_start(
     with caplog.at_level(logging.WARNING, logger="flwr.fl_strategies"):
         assert isinstance(toy_fedkt(**settings, accept_noise=True), FedKT)
 
-    assert "drowns the answers" in caplog.text
+    assert "outweighs the answers" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,7 @@ def test_memory_does_not_grow_with_the_replies_of_very_many_parties() -> None:
         for one in (sums, pool):
             one.add(evidence, counts, "public", party)
 
-    assert not pool._heard
+    assert not pool._replies
     np.testing.assert_array_equal(pool.result(), sums.result())
 
 

@@ -123,7 +123,7 @@ def test_what_is_wrong_with_private_records_stays_at_home(
     reply = client_app(load)(message, context())
 
     assert reason(reply) == FAILED
-    assert "y must be 40 labels, one a row, got 39" in caplog.text
+    assert "y must be 40 labels, one per row, got 39" in caplog.text
 
 
 def test_a_party_measures_the_model_on_its_own_rows() -> None:

@@ -466,7 +466,7 @@ class Soft(CentroidLearner):
     ) -> Self:
         assert recipe.link == "softmax"
         shape = (len(x), self.num_classes)
-        require_data(targets.shape == shape, "Soft", "targets", "one a class", targets.shape)
+        require_data(targets.shape == shape, "Soft", "targets", "one per class", targets.shape)
         require_data(bool(np.isfinite(targets).all()), "Soft", "targets", "finite", "NaN")
         require_data(targets.min() >= 0, "Soft", "targets", "probabilities", "less than 0")
         return self.fit(x, targets.argmax(axis=1), rng=rng)

@@ -370,7 +370,7 @@ def test_a_fit_that_fails_leaves_no_model() -> None:
         (lambda x, y: (np.where(x > 15, np.nan, x), y), "finite"),
         (lambda x, y: (x.astype(str), y), "an array of numbers"),
         (lambda x, y: (x[:, 0], y), "an array of rows"),
-        (lambda x, y: (x, y[:-1]), "one a row"),
+        (lambda x, y: (x, y[:-1]), "one per row"),
         (lambda x, y: (x, y + 1), "between 0 and 9"),
         (lambda x, y: (x, y - 1), "between 0 and 9"),
         (lambda x, y: (x, y.astype(float)), "class indices"),

@@ -593,7 +593,7 @@ def changed(array: Array, position: Any, value: float) -> Array:
     ("x", "y", "sentence"),
     [
         (X[:0], Y[:0], "x must be at least one row, got 0"),
-        (X[:9], Y[:8], "y must be 9 labels, one a row, got 8"),
+        (X[:9], Y[:8], "y must be 9 labels, one per row, got 8"),
         (X[:9], changed(Y[:9], 2, 10), r"y must be between 0 and 9, .* got \[10\]"),
         (X[:9], changed(Y[:9], 2, -1), "y must be between 0 and 9"),
         (X[:9], Y[:9] / 1, "y must be a flat array of class indices"),

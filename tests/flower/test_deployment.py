@@ -433,7 +433,7 @@ FILES = ("public-file", "test-file")
 
 
 def write_tables(folder: Path, num_parties: int) -> None:
-    """Write tables as docs/deployment.md names them: public, test, and one a party."""
+    """Write tables as docs/deployment.md names them: public, test, and one per party."""
     data = load_breast_cancer()
     table = pd.DataFrame(data.data, columns=data.feature_names)
     table["diagnosis"] = np.where(data.target == 0, "ill", "healthy")

@@ -41,7 +41,7 @@ def with_value(array: np.ndarray, position: Any, value: float) -> np.ndarray:
         ({"x": PARTY.x[:, :1]}, r"x must be rows of shape \(2,\) like the public data"),
         ({"y": PARTY.y + 0.5}, "y must be class indices below 3"),
         ({"y": np.stack([PARTY.y] * 2, axis=1)}, "y must be a flat array of class indices"),
-        ({"y": PARTY.y[:-1]}, "y must be 40 labels, one a row, got 39"),
+        ({"y": PARTY.y[:-1]}, "y must be 40 labels, one per row, got 39"),
         ({"y_test": None}, "x_test and y_test must be given together"),
         ({"x_test": PARTY.x[:, :1], "y_test": PARTY.y}, "x_test must be rows of shape"),
     ],

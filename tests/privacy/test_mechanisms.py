@@ -164,7 +164,7 @@ def test_secret_noise_never_repeats() -> None:
         (np.array([[1.0, np.inf, 0.0]]), "finite and at least 0"),
         (np.array([[1.0, 0.5, 0.0]]), "whole numbers"),
         (np.array([[2**60, 1, 0]]), "whole numbers below"),
-        (np.array([[1, 2]]), "3 columns, one a class"),
+        (np.array([[1, 2]]), "3 columns, one per class"),
         (np.array([1, 2, 3]), "a table"),
         (np.zeros((0, 3), dtype=int), "at least one row"),
         (np.array([[True, False, False]]), "an array of numbers"),

@@ -264,7 +264,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
         ),
         (
             {"x_train": np.zeros((20, 3)), "y_train": np.zeros(19, int)},
-            r"y_train must be 20 labels, one a row, got 19",
+            r"y_train must be 20 labels, one per row, got 19",
         ),
         (
             {"x_train": np.full((20, 3), np.nan), "y_train": np.zeros(20, int)},

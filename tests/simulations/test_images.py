@@ -546,7 +546,7 @@ def test_a_missing_file_says_what_is_needed(tmp_path: Path, name: str) -> None:
         ({"x_test": pixels(20, 27, 28)}, r"x_test must be images of shape \(28, 28, 1\)"),
         ({"x_train": pixels(0, 28, 28)}, r"x_train must be bytes"),
         ({"y_train": labels(60, 11)}, r"y_train must be between 0 and 9"),
-        ({"y_test": labels(19, 10)}, r"y_test must be 20 labels, one a row, got 19"),
+        ({"y_test": labels(19, 10)}, r"y_test must be 20 labels, one per row, got 19"),
     ],
 )
 def test_a_wrong_split_file_is_described(

@@ -471,7 +471,7 @@ def test_more_parties_than_groups_share_the_rows_of_one() -> None:
 
 def test_groups_of_another_length_are_refused() -> None:
     """Rows without a group would be lost."""
-    with pytest.raises(InvalidData, match="groups must be 20 groups, one a row"):
+    with pytest.raises(InvalidData, match="groups must be 20 groups, one per row"):
         partition(
             np.zeros(20, np.int64),
             num_parties=1,

@@ -60,7 +60,7 @@ def test_pate_is_a_vote_of_teachers_on_pooled_rows() -> None:
 
 
 def test_pate_has_the_teachers_of_one_partition() -> None:
-    """Parties times t, one a party where a strategy has no teachers, never without a row."""
+    """Parties times t, one per party where a strategy has no teachers, never without a row."""
     assert num_pate_teachers(load_federation(SETTINGS)) == 12
     other = Settings.of(strategy="fedkd", num_parties=3, train_rows=240)
     assert num_pate_teachers(load_federation(other)) == 3

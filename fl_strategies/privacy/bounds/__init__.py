@@ -1,6 +1,6 @@
 """Bounds on privacy loss, each by one theory, and `curves`, which says which of them apply."""
 
-from fl_strategies.privacy.bounds.composition import ComposedLoss, compose_losses
+from fl_strategies.privacy.bounds.composition import compose_losses
 from fl_strategies.privacy.bounds.curves import (
     Curve,
     constant,
@@ -21,7 +21,6 @@ from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
 
 __all__ = [
-    "ComposedLoss",
     "Curve",
     "compose_losses",
     "constant",

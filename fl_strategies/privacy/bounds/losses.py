@@ -1,4 +1,4 @@
-"""What a single release can tell at most, in every currency that fits it."""
+"""Privacy loss of a single release, by every measure that applies to it."""
 
 import math
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _SAFETY = 1e-9
 
 @dataclass(frozen=True)
 class Loss:
-    """How much one release can tell, in every currency that fits it.
+    """Privacy loss of one release, by every measure that applies to it.
 
     Parameters
     ----------

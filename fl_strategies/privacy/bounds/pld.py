@@ -8,18 +8,22 @@ how often randomised response was repeated (0.080 instead of 1.932 for forty tim
 import importlib
 import math
 from functools import lru_cache, reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fl_strategies._util.arrays import FloatArray
 from fl_strategies.errors import MissingExtra, require
 from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
-from fl_strategies.privacy.bounds.composition import ComposedLoss
+from fl_strategies.privacy.bounds.composition import LossLaw, compose_losses
 
 # Width of the grid of losses. The rounding is always upwards, to second order in it.
 INTERVAL = 1e-4
 _POINTS_PER_EVENT = 200
+
+Runs: TypeAlias = tuple[tuple[float, float, int], ...]
+"""Noise multiplier, chance of a record, and steps, of each kind."""
+Laws: TypeAlias = tuple[tuple[LossLaw, int], ...]
 
 
 def _distributions(owner: str) -> Any:
@@ -30,7 +34,7 @@ def _distributions(owner: str) -> Any:
 
 
 @lru_cache(maxsize=16)
-def sgd_distribution(runs: tuple[tuple[float, float, int], ...]) -> Any:
+def sgd_distribution(runs: Runs) -> Any:
     """Compose runs of DP-SGD, each a noise multiplier, the chance of a record, and steps."""
     distributions = _distributions("DPSGDEvent")
     composed = [
@@ -42,22 +46,28 @@ def sgd_distribution(runs: tuple[tuple[float, float, int], ...]) -> Any:
     return reduce(lambda total, run: total.compose(run), composed)
 
 
-@lru_cache(maxsize=1024)  # a search in Python, and every reply of a run asks again
-def sgd_epsilon(runs: tuple[tuple[float, float, int], ...], delta: float) -> float:
-    """Return epsilon of the runs that `sgd_distribution` composes."""
-    return float(sgd_distribution(runs).get_epsilon_for_delta(delta))
-
-
-def joined(training: Any, noise: ComposedLoss) -> Any:
+@lru_cache(maxsize=16)
+def joined_distribution(runs: Runs, laws: Laws) -> Any:
     """Return the law of DP-SGD and of other losses, on the same grid, together.
 
-    The other losses have the same law whichever neighbour comes first.
+    The other losses have the same law whichever neighbour comes first. None if theirs would
+    take too much memory.
     """
+    noise = compose_losses(laws, INTERVAL)
+    if noise is None:
+        return None
     distributions = _distributions("DPSGDEvent")
     pmf = distributions.pld_pmf.DensePLDPmf(
         INTERVAL, noise.first, noise.masses, noise.beyond, pessimistic_estimate=True
     )
-    return training.compose(distributions.PrivacyLossDistribution(pmf))
+    return sgd_distribution(runs).compose(distributions.PrivacyLossDistribution(pmf))
+
+
+@lru_cache(maxsize=1024)  # a search in Python, and every reply of a run asks again
+def sgd_epsilon(runs: Runs, delta: float, laws: Laws = ()) -> float:
+    """Return epsilon of DP-SGD, and of the other losses where there are any."""
+    both = joined_distribution(runs, laws) if laws else sgd_distribution(runs)
+    return float(both.get_epsilon_for_delta(delta))
 
 
 def dpsgd_epsilon(
