@@ -56,7 +56,7 @@ from fl_strategies.wire import keys
 from simulations.config import Settings
 from simulations.federation import load_federation
 from simulations.presets import preset
-from simulations.report import table
+from simulations.results.report import table
 from simulations.runtime.local import run_local
 
 SEEDS = (0, 1, 2)
