@@ -6,10 +6,10 @@ AUDIT := .venv-audit
 TRACKERS := .venv-trackers
 FLOWER := .venv-flower
 NEWEST_FLOWER := 1.42.0
-SOURCES := fl_strategies clients simulations tests benchmarks examples apps
+SOURCES := fl_strategies clients simulations reproduction tests benchmarks examples apps
 USUAL := not paper and not deployment and not faults and not slow and not trackers and not wheel
 
-PARTIES := tests/attacks tests/clients tests/fuzz tests/simulations
+PARTIES := tests/attacks tests/clients tests/fuzz tests/simulations tests/reproduction
 PROCESSES := tests/flower tests/faults tests/repository/test_bench.py
 
 .PHONY: install run test test-logic test-parties test-processes lint test-slow test-trackers test-flower test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples wheel-check notebooks bench

@@ -1,1 +1,1 @@
-"""Measurements behind the figures of the pages; `make bench` runs those of the suite."""
+"""Measurements behind the numbers in docs; `make bench` runs those of the suite."""

@@ -1,4 +1,4 @@
-"""What the server of a co-distillation holds after every round, in megabytes.
+"""Memory of the server of a co-distillation after every round, in megabytes.
 
 Run: ``python benchmarks/codistill_memory.py``. Five agents send models of one megabyte for
 ten rounds. AKD, AvgKD and PKD hold the newest model of each agent, so the line is flat; EKD

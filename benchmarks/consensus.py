@@ -1,4 +1,4 @@
-"""How much memory the server of FedMD needs for a round, with 100 and with 1,000 parties.
+"""Memory of FedMD's server for one round, with 100 and with 1,000 parties.
 
 Run: ``python benchmarks/consensus.py``. Each reply is a real Flower message with 5000 rows of
 100 scores in float32 (2 MB), made when it is asked for and encoded as for the wire, so only

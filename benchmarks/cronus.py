@@ -1,4 +1,4 @@
-"""What parties with wrong labels do to Cronus, to FedMD's mean of scores and to FedAvg.
+"""Effect of parties with wrong labels on Cronus, FedMD's mean of scores and FedAvg.
 
 Run: ``python benchmarks/cronus.py [LIARS]``. Digits, ten parties, iid, networks; the first
 LIARS parties (3 unless given) learn the next class in place of every label. Figures are the

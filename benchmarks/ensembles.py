@@ -1,4 +1,4 @@
-"""How much faster ten networks are fitted at once than one after the other.
+"""Speed-up of fitting ten networks at once over fitting one after the other.
 
 Run: ``python benchmarks/ensembles.py``. Ratios of processor time within one run; absolute
 times depend on the machine.

@@ -1,4 +1,4 @@
-"""Accuracy and epsilon of FedKT-L1 and L2 beside Table 2 of the paper (IJCAI 2021).
+"""Accuracy and epsilon of FedKT-L1 and L2, compared with Table 2 of the paper (IJCAI 2021).
 
 Run: ``python benchmarks/fedkt_privacy.py [--rule R] [--draws N] [--seeds S ...] [--json OUT]``
 with FL_STRATEGIES_DATA set. Noise is secret, so figures vary from run to run: each is the
@@ -56,7 +56,7 @@ from fl_strategies.wire import keys
 from simulations.config import Settings
 from simulations.federation import load_federation
 from simulations.presets import preset
-from simulations.report import table
+from simulations.results.report import table
 from simulations.runtime.local import run_local
 
 SEEDS = (0, 1, 2)
@@ -89,7 +89,7 @@ ROWS = [
 
 @dataclass(frozen=True)
 class Learners:
-    """How a data set is learned; chosen on seeds 3 to 9, see docs/results/fedkt.md.
+    """Learner of a data set; chosen on seeds 3 to 9, see docs/results/fedkt.md.
 
     Parameters
     ----------

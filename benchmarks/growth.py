@@ -1,4 +1,4 @@
-"""How a whole run grows with parties, public rows, rounds, records and classes.
+"""Scaling of a whole run with parties, public rows, rounds, records and classes.
 
 Every axis is stretched by itself; the others stay at a small usual size. Parties are inside
 one process, with messages encoded as for the wire, and models so cheap that what the

@@ -1,4 +1,4 @@
-"""How the server's time and memory grow with the parties, from 1,000 to 10,000 of them.
+"""Scaling of the server's time and memory, from 1,000 to 10,000 parties.
 
 Run: ``python benchmarks/load.py [--checkpoint] [strategy ...]``. Eight parties that hold the
 digits of scikit-learn answer a strategy for real. Each simulated party then says what one of

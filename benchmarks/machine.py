@@ -1,4 +1,4 @@
-"""What this machine can do at most with one core, and how work is measured beside it."""
+"""Limits of this machine with one core, and measurements relative to them."""
 
 import platform
 import subprocess

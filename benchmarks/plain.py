@@ -1,4 +1,4 @@
-"""A FedKT party as scripts usually train it, to compare with: nothing is clever here.
+"""A FedKT party as scripts usually train it: the baseline, without optimisations.
 
 One model after the other; images decoded one by one by a `Dataset` under a `DataLoader`;
 the optimizer as PyTorch makes it; classifiers of scikit-learn and XGBoost by `fit` and

@@ -1,4 +1,4 @@
-"""The planner's expected share of right labels beside the measured one.
+"""The planner's expected share of right labels, compared with the measured one.
 
 Run: ``python benchmarks/planner.py [--seeds S ...] [--draws N] [--data D ...] [--json OUT]``
 with FL_STRATEGIES_DATA set for Adult.
@@ -33,7 +33,7 @@ from fl_strategies.strategies.fedkt.party import (
 from fl_strategies.strategies.sums.server import SumStrategy
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation
-from simulations.report import table
+from simulations.results.report import table
 
 EPSILONS = {"adult": (0.3, 1.0, 3.0), "digits": (1.0, 2.0, 4.0, 8.0)}
 PARTIES = {"adult": 20, "digits": 10}

@@ -1,4 +1,4 @@
-"""How many noisy labels FedKT should ask for: validation accuracy by number of queries.
+"""Number of noisy labels for FedKT: validation accuracy by number of queries.
 
 Run: ``python benchmarks/queries.py --data cod-rna --parties 20 --level L2 --seeds 3 4 5`` with
 FL_STRATEGIES_DATA set. A fifth of every party's records is kept for validation; no test row

@@ -1,4 +1,4 @@
-"""Which private release of a regression to take: sums of features, or a model of each party.
+"""Private releases of a regression compared: sums of features, or one model per party.
 
     python benchmarks/regression_releases.py
 

@@ -103,7 +103,7 @@ class Database(SuperLink):
         return super()._start_superlink(own)
 
     def locks(self) -> int:
-        """Return how often it was told that its database is locked."""
+        """Return the number of "database is locked" errors."""
         return (self.home / "superlink.log").read_text(errors="replace").count(LOCKED)
 
 

@@ -1,4 +1,4 @@
-"""What the server does with votes, scores, a checkpoint and a journal, and how that grows.
+"""Time of the server for votes, scores, a checkpoint and a journal, and its scaling.
 
 Run: python -m benchmarks.server [--repeats N]
 Prints JSON. Times are processor seconds, medians of the repeats, which alternate between what

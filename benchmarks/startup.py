@@ -1,4 +1,4 @@
-"""How long it takes to start: imports, and `make run` until the first party trains.
+"""Start-up time: imports, and `make run` until the first party trains.
 
 Run: ``python benchmarks/startup.py [--repeats 5]``. Prints JSON. Imports are CPU seconds of
 fresh interpreters, in turn, with byte code that an earlier start has left. The second part

@@ -1,4 +1,4 @@
-"""How many replies get lost with many SuperNodes at one SuperLink, and what memory they take.
+"""Replies lost, and memory used, with many SuperNodes at one SuperLink.
 
 Run: ``python benchmarks/supernodes.py --nodes 20 --runs 10``. A federation as deployed, with
 TLS, keys, a database and 40 records a party, stays online for all runs of FedKT; each run
@@ -49,7 +49,7 @@ class Watched(Deployment):
             (prepared.folder / "server" / "superlink.db").symlink_to(place / "superlink.db")
 
     def locks(self) -> int:
-        """Return how often the SuperLink was told that its database is locked."""
+        """Return the number of "database is locked" errors of the SuperLink."""
         return (self.home / "superlink.log").read_text(errors="replace").count(LOCKED)
 
 

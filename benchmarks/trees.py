@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a party holds: its teachers' sets, public rows, and rows that test its students."""
+    """Data of a party: its teachers' sets, public rows, and rows that test its students."""
 
     sets: list[tuple[Array, IntArray]]
     public: Array

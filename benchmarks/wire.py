@@ -1,4 +1,4 @@
-"""What travels: bytes of scores, votes and models, and the time to make them small.
+"""Bytes of scores, votes and models on the wire, and the time to compress them.
 
 Run: python -m benchmarks.wire [--repeats N]
 Prints JSON. Replies are those of real parties, counted as Flower counts them, with names and

@@ -35,7 +35,7 @@ class Workload:
 
     @property
     def title(self) -> str:
-        """What is measured; our learner is named where it is not the plain side's."""
+        """Name of the measurement, with our learner where it differs from the plain side's."""
         return f"{self.name} party" + (f" ({self.learner})" if self.name in FURTHER else "")
 
     @property
@@ -50,7 +50,7 @@ class Workload:
 
     @property
     def problem(self) -> Problem:
-        """What the models learn."""
+        """The shape of the learning problem."""
         return Problem(self.rows.shape[1:], self.num_classes, "single-label")
 
 

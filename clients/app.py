@@ -80,7 +80,7 @@ PLAIN_CONFIG: Final[Mapping[str, str | int]] = {
     keys.SEED: 0,
     "local-epochs": 1,
 }
-"""What a plain message leaves open."""
+"""Defaults of a message of Flower's own strategies."""
 _FOR_WEIGHTS: Final = (
     "LocalDpMod",
     "adaptiveclipping_mod",

@@ -1,4 +1,4 @@
-"""What a received model may cost whoever rebuilds it: one budget for every learner.
+"""Budget of memory and work for rebuilding received models, shared by every learner.
 
 A model may take a multiple of the bytes that arrived, and never more than the largest
 message that is read; a row may pass so many splits of its trees. Learners whose arrays have
@@ -21,7 +21,7 @@ GROWTH: Final = 24
 """Bytes of memory for each byte that arrived; the smallest node of a tree grows 16 times."""
 SPARE: Final = 2**16
 """Bytes that a model may take however few arrived."""
-# No table is wider; a receiver may then allocate a row of any width it is told.
+# No table is wider; a receiver may then allocate a row of any declared width.
 MAX_WIDTH: Final = 2**20
 MAX_TREES: Final = 10_000
 # A tree on honest data has some tens of levels. Native code may walk one by recursion, and

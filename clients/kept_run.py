@@ -1,4 +1,4 @@
-"""What a party keeps of a run on its own disk, so that a restart does not begin anew.
+"""A party's copy of a run on its own disk, so that a restart does not start over.
 
 Flower holds a node's state in memory and per run. A party with a journal also keeps it in
 ``runs/`` beside the journal, under the name that the run has for its server, together with

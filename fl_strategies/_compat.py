@@ -38,7 +38,7 @@ TESTED_FLOWER: Final = ("1.41", "1.42")
 """Releases of Flower that all tests pass with, oldest first."""
 
 TRANSPORT_ERRORS = (OSError, httpx.HTTPError)
-"""What Flower's grid raises if the SuperLink cannot be reached."""
+"""Errors of Flower's grid if the SuperLink cannot be reached."""
 
 
 def warn_of_untested_flower() -> None:

@@ -1,4 +1,4 @@
-"""What leaves a party, what protects it and what it costs, declared once for both sides."""
+"""Declare once, for both sides, what leaves a party, what protects it and what it costs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -112,7 +112,7 @@ def encode(x: Array, starts: Array, cuts: Array, columns: Array, codes: Array) -
 
 
 LEAST_CURVATURE: Final = 1.0
-"""What a child needs at least: XGBoost's `min_child_weight`."""
+"""Least weight of a child: XGBoost's `min_child_weight`."""
 LEAST_GAIN: Final = 1e-6
 _LOW_HALF: Final = 0xFFFFFFFF
 

@@ -31,7 +31,7 @@ from clients.compiled.lanes import (
 from fl_strategies._util.arrays import Array
 
 LABELS, SHARES, L1, L2, SQUARES = range(5)
-"""What is minimised: the cross-entropy of labels or of shares of classes, or a norm."""
+"""The objective: the cross-entropy of labels or of class shares, or a norm."""
 
 _ZERO, _UNIT, _TWO = np.float32(0), np.float32(1), np.float32(2)
 

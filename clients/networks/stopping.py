@@ -26,7 +26,7 @@ Rows: TypeAlias = tuple[Array, Array]
 
 NEVER: Final = math.inf
 LOOKS: Final = 5
-"""How often watched rows are asked about while patience lasts: asking takes time, too."""
+"""Number of evaluations on the watched rows within the patience, since they take time."""
 
 
 def _mistakes_by_class(logits: Tensor, labels: Tensor, _weights: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ STOPPING_LOSSES: Final[Mapping[Task, BatchLoss]] = {
     **TASK_LOSSES,
     "single-label": _mistakes_by_class,
 }
-"""What tells when to stop."""
+"""The criterion for stopping."""
 
 
 def hold_out(x: Array, y: Array, share: float, rng: np.random.Generator) -> tuple[Rows, Rows]:

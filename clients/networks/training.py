@@ -92,13 +92,13 @@ RECORD_LOSSES: Final[Mapping[Task, RowLoss]] = {
     "multi-label": _mean_of_known,
     "regression": squared_difference,
 }
-"""What one record loses by itself, whatever the other records are."""
+"""The loss of one record, independent of all others."""
 TASK_LOSSES: Final[Mapping[Task, BatchLoss]] = {
     "single-label": weighted(RECORD_LOSSES["single-label"]),
     "multi-label": _mean_of_all_known,
     "regression": weighted(RECORD_LOSSES["regression"]),
 }
-"""What is minimised in a step: every record counts, and every known label, as any other."""
+"""The objective of a step: all records, and all known labels, have equal weight."""
 _NORMS: Final[Mapping[str, RowLoss]] = {
     "l1": _absolute_difference,
     "l2": _distance,

@@ -1,4 +1,4 @@
-"""What learners of tables share: checked rows, weighted labels, soft targets.
+"""Shared parts of tabular learners: checked rows, weighted labels, soft targets.
 
 Soft targets as weighted classes, for models that are made to learn labels.
 

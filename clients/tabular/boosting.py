@@ -1,4 +1,4 @@
-"""What all learners of boosted trees share: settings, bins of public rows, models as arrays."""
+"""Shared parts of learners of boosted trees: settings, bins of public rows, models as arrays."""
 
 import copy
 import threading

@@ -1,4 +1,4 @@
-"""Ridge regression in closed form on random features: a kernel machine of any many rows."""
+"""Ridge regression on random features: a kernel machine that scales to any number of rows."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What learners that regress on scores share: tasks, links and the form on the wire.
+"""Shared parts of learners that regress on scores: tasks, links and serialisation.
 
 A wrapper around trees, kernels or a linear map then only says how rows (n, d) are mapped
 to numbers (n, k) by squared error; what these numbers mean is decided here.

@@ -298,7 +298,8 @@ class XGBoostScores(ScoreLearner):
         **options: Unpack[BoostingOptions],
     ) -> None:
         super().__init__(num_classes=num_classes, task=task)
-        chosen = BoostingSettings(**{"max_bin": MAX_BIN, **options}).checked(self._owner)
+        options.setdefault("max_bin", MAX_BIN)
+        chosen = BoostingSettings(**options).checked(self._owner)
         self._num_rounds = chosen.num_rounds
         self._settings = {
             **_native_settings(chosen),

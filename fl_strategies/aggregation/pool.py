@@ -49,7 +49,7 @@ LEAST_OF_TYPICAL_LIMITED: Final = 0.1
 then gained by excluding a party that may be honest with few records."""
 CONTRADICTION: Final = -0.25
 """A party whose agreement is below this share of the median party's contradicts the others; of
-231 honest federations three had one (docs/results/robustness.md)."""
+120 honest federations none had one (docs/results/robustness.md)."""
 LEAST_TYPICAL: Final = 0.2
 """If the median party agrees less than this with the others, no party is excluded."""
 FEWEST_COMPARABLE: Final = 3

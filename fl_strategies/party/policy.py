@@ -1,4 +1,4 @@
-"""What a party allows, whatever a server asks.
+"""A party's policy: the requests that it accepts, whatever a server asks.
 
 A `PartyRole` says by a `ReleasePlan` what a message asks for, and the party's `PartyPolicy`
 refuses it before any record is touched. Nothing here depends on a record, so the refusal may

@@ -34,7 +34,7 @@ T = TypeVar("T")
 Plan = Sequence[Entry]
 
 _PUBLIC_ROWS: Final = 32
-"""How many public rows a model learns that stands in for one whose training failed."""
+"""Number of public rows that a stand-in for a failed model is trained on."""
 
 
 def teacher_charges(plans: Sequence[Plan], num_splits: int) -> Sequence[Entry]:
@@ -61,7 +61,7 @@ def trained(train: Callable[[], T], stand_in: Callable[[], T], *, promised: bool
     Raises
     ------
     InvalidData
-        In place of `KnowledgeMismatch`, which is about requests and so is told to servers.
+        In place of `KnowledgeMismatch`, which is about requests and so is reported to servers.
     """
     try:
         return train()

@@ -1,4 +1,4 @@
-"""What a server tells its user's own functions after each round."""
+"""Callbacks: user functions that the server calls after each round."""
 
 import logging
 import math
@@ -44,7 +44,7 @@ class Callbacks:
         self._began, self._told = time.monotonic(), rounds_before
 
     def end(self, number: int, num_rejected: int, **phases: Mapping[str, Any] | None) -> None:
-        """Tell all of them, unless the round asked nobody or is told already."""
+        """Call every callback, unless no party was asked or they already ran for this round."""
         if number <= self._told:
             return
         self._told = number

@@ -1,4 +1,4 @@
-"""What parties report to have spent, and `epsilon.csv`."""
+"""Epsilon as reported by the parties, and `epsilon.csv`."""
 
 import csv
 import io
@@ -41,7 +41,7 @@ UNCOUNTED: Final = NonPrivateEvent(
 
 
 Reported: TypeAlias = tuple[float, PrivacyLedger]
-"""What a party says its releases cost a record: its own epsilon, and the events."""
+"""A party's statement of the cost per record: its own epsilon, and the events."""
 
 
 def read_ledger(text: object) -> PrivacyLedger:

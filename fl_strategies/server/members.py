@@ -1,4 +1,4 @@
-"""Which node is which party: settled by a node's first answer, and for the whole run.
+"""Map nodes to parties: by a node's first answer, for the whole run.
 
 Flower vouches for a node's id, by its key where SuperNodes have keys. The number of a party
 is only what the node says, so it is believed once. Later answers of the node count under the

@@ -1,4 +1,4 @@
-"""What a round leaves to the next, and how a checkpoint stores it.
+"""State that one round leaves to the next, and its form in a checkpoint.
 
 `dump_state` turns nested containers, arrays, ledgers and the data classes that the caller
 names into the bytes of an ``.npz`` archive; `load_state` rebuilds just these.
@@ -27,7 +27,7 @@ PRICE: Final[Sequence[str]] = (
     keys.DELTA_EXAMPLE,
     keys.NUM_RELEASES,
 )
-"""What a party reports about the cost of all that it has released."""
+"""A party's report of the cost of all its releases."""
 
 
 @dataclass(kw_only=True)

@@ -80,7 +80,7 @@ from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 
 SERVER_PUBLIC: Final = "server-public-hash"
-"""What identifies the server's public rows, for parties that happen to hold some."""
+"""Fingerprint of the server's public rows, for parties that hold some, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,7 +431,7 @@ class FedDF(FlowerStrategy):
         return link_scores(np.asarray(sum(scores) / len(scores)), recipe), quieter
 
     def _all_scores(self, members: Sequence[Learner]) -> list[FloatArray]:
-        """Return what models say about public rows; one that fails on some is not heard."""
+        """Return the models' scores of public rows; a model that fails on some is left out."""
         scores = []
         for member in members:
             try:

@@ -247,7 +247,7 @@ class Adam:
 
 
 GENERATOR: Final = "generator/"
-"""What names of the generator's arrays begin with; the others are the model's."""
+"""Prefix of the names of the generator's arrays; the others are the model's."""
 CLASS_SHARES: Final = "class-shares"
 
 

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -25,28 +26,16 @@ COMMANDS: Final = MappingProxyType(
             "run a federation once per seed; show means beside the published figure",
         ),
         "compare": (
-            "simulations.compare_command:add_compare",
+            "simulations.commands.experiments:add_compare",
             "run all strategies that fit the data; say which to take",
         ),
         "curve": (
-            "simulations.curve_command:add_curve",
+            "simulations.commands.experiments:add_curve",
             "accuracy against epsilon for all private strategies",
         ),
         "report": (
-            "simulations.report_command:add_report",
+            "simulations.results.page:add_report",
             "make the page of a run again, or one that compares several runs",
-        ),
-        "table": (
-            "simulations.tables_command:add_table",
-            "run a table of experiments; what is finished is not run again",
-        ),
-        "tables": (
-            "simulations.tables_command:add_tables",
-            "list all tables, with their expected minutes",
-        ),
-        "figure": (
-            "simulations.tables_command:add_figure",
-            "draw how good a table's federations are after each round",
         ),
         "config": (
             "simulations.commands.config:add_config",
@@ -61,6 +50,8 @@ COMMANDS: Final = MappingProxyType(
     }
 )
 """Per command: where its options are added to a parser, and its summary."""
+MOVED: Final = ("table", "tables", "figure")
+"""Commands of `reproduction`, which no wheel contains; their old names go in a release."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from fl_strategies.privacy.__main__ import main as answer
 
         return answer(given[1:] if chosen == "privacy" else given, f"{PROGRAM} privacy")
+    if chosen in MOVED:
+        return _reproduce(given)
     options = _parser(chosen).parse_args(given)
     from fl_strategies.errors import StrategyError
 
@@ -82,6 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped. Nothing is finished, and nothing is left running.\n")
         return STOPPED
+
+
+def _reproduce(given: Sequence[str]) -> int:
+    command = f"python -m reproduction {given[0]}"
+    if not (Path(__file__).parents[2] / "reproduction").is_dir():
+        sys.stderr.write(
+            f"error: {PROGRAM}: {given[0]} must be run from a checkout of the repository, "
+            f"as {command}, got an installed package.\n"
+        )
+        return 1
+    sys.stderr.write(f"warning: this command is now {command}.\n")
+    return int(importlib.import_module("reproduction.__main__").main(given))
 
 
 def _parser(chosen: str) -> argparse.ArgumentParser:

@@ -11,8 +11,8 @@ from fl_strategies.errors import InvalidParameter, require
 from simulations.commands import STOPPED
 from simulations.config import Settings, describe, parse_assignments
 from simulations.data.sets import LOADERS
+from simulations.experiments.entries import Given, shared
 from simulations.federation import load_federation
-from simulations.fitting import Given, shared
 from simulations.models import LEARNERS
 
 

@@ -9,16 +9,16 @@ from fl_strategies import FLOWER_STRATEGIES, REGISTRY
 from simulations.commands import STOPPED
 from simulations.commands.arguments import add_data, list_settings, say, tell_data
 from simulations.config import Settings, parse_assignments
-from simulations.outputs import require_files, require_folder
 from simulations.presets import PRESETS, paper_table, preset
-from simulations.report import Report, percent, render, summarise, table
-from simulations.run_folder import PAGE, RunFolder
+from simulations.results.files import require_files, require_folder, write_json
+from simulations.results.page import PAGE
+from simulations.results.report import Report, percent, render, summarise, table
+from simulations.results.run_folder import RunFolder
 from simulations.runtime import running
 from simulations.runtime.flower import run_with_flower
 from simulations.runtime.progress import watching
 from simulations.runtime.running import Finished, run_federation
 from simulations.runtime.tracking import Tracking, add_tracking
-from simulations.strict_json import write_json
 
 NOTHING = "Nothing is finished"
 PRESET_STRATEGY = "fedkt"

@@ -43,7 +43,7 @@ FREE_TEXT: Final = 50
 _PARTS: Final = MappingProxyType(
     {"year": "year", "month": "month", "weekday": "day_of_week", "hour": "hour"}
 )
-"""What a date becomes, and what pandas calls it."""
+"""Features of a date, and their names in pandas."""
 _ID_NAME = re.compile(
     r"(?i:(?:^|[\W_])(?:id|uuid|guid|index|idx)(?:$|[\W_])|^Unnamed: \d+$)|[a-z](?:Id|ID|UUID)$"
 )

@@ -43,7 +43,7 @@ FASHION: Final = (
 )
 LETTERS: Final = tuple("abcdef")
 FETCH_ERRORS: Final = (OSError, ValueError, RuntimeError, tarfile.TarError, KeyError)
-"""What a download can end in: no network, another checksum, a file that is not as announced."""
+"""Failures of a download: no network, a wrong checksum, an unexpected file."""
 
 
 def fetch_images(name: str, file: str) -> Arrays:

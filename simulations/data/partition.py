@@ -22,7 +22,7 @@ MAX_DRAWS: Final = 10_000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Deal:
-    """What a scheme is told; each reads the settings that it knows."""
+    """Parameters of a scheme; each reads those that it knows."""
 
     y: IntArray
     """Class index of every row."""

@@ -1,4 +1,4 @@
-"""What a data set is made of, and how its rows are shared out between three uses.
+"""Data sets, and the split of their rows into private, public and test rows.
 
 Private rows belong to the parties, public rows to everybody, test rows to nobody. All that
 is random here comes from numpy's `RandomState`, whose numbers never change between releases.

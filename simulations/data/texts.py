@@ -34,7 +34,7 @@ WORD: Final = re.compile(r"\w+")
 
 @dataclass(frozen=True, kw_only=True)
 class TextSet:
-    """Where a text data set is kept and how it is told.
+    """Location and format of a text data set.
 
     Parameters
     ----------

@@ -84,7 +84,7 @@ def describe(party: Party, public: PublicData) -> Iterator[str]:
 def _sorted_forms(party: Party) -> tuple[list[str], dict[str, list[str]]]:
     """Return which forms a party takes part in, and by which rules not in the others.
 
-    Whether noise drowns what it protects depends on a run's settings, and is left out.
+    Whether noise exceeds the signal depends on a run's settings, and is left out.
     """
     policy = replace(party.policy, allow_drowned_noise=True)
     asked = replace(party, policy=policy)

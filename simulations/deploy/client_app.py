@@ -52,7 +52,7 @@ POLICY_KEYS: Final[Mapping[str, Value]] = {
     "max-fits": _USUAL.max_fits,
     "max-predictions": _USUAL.max_predictions,
 }
-"""What a node may say about its policy, and the default of what it omits."""
+"""Keys of a node's policy, with their defaults."""
 FORMS: Final = (
     *REGISTRY,
     FLOWER,
@@ -60,7 +60,7 @@ FORMS: Final = (
     *(f"{name} {release}" for name in ("cronus", "fedmd") for release in RELEASES),
     *(f"{name} {level}" for name in ("fedhistogram", "fedregression") for level in SUM_LEVELS),
 )
-"""What a policy may allow by name."""
+"""Permissions of a policy, by name."""
 
 
 def policy_of(config: Mapping[str, Value], *, limited: bool) -> PartyPolicy:
@@ -117,7 +117,7 @@ DEFAULTS: Final[Mapping[str, Value]] = {
     **BUDGET_KEYS,
     **POLICY_KEYS,
 }
-"""What a node-config may hold, and the default of what it omits."""
+"""Keys of a node config, with their defaults."""
 HEADS: Final = ("logistic-regression", "ridge")
 """Linear models, which every party can read: a few numbers for each column and class."""
 MODEL_SETTINGS: Final = tuple(ModelOptions.settings())

@@ -33,8 +33,8 @@ from simulations.deploy.client_app import MODEL_SETTINGS
 from simulations.deploy.data import ARCHIVE, LABEL, write_labelled
 from simulations.deploy.server_app import SIMULATED, result_folder, run_settings
 from simulations.federation import load_federation
-from simulations.outputs import require_folder
-from simulations.run_folder import RESULT
+from simulations.results.files import read_json, require_folder
+from simulations.results.page import RESULT
 from simulations.runtime.flower import (
     CONNECTION,
     Control,
@@ -43,7 +43,6 @@ from simulations.runtime.flower import (
     flower_environment,
     free_port,
 )
-from simulations.strict_json import read_json
 
 _DAYS: Final = "365"
 LOOPBACK: Final = "DNS:localhost,IP:127.0.0.1"

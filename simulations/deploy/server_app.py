@@ -23,9 +23,8 @@ from simulations.config import Settings, Value, describe
 from simulations.data.splits import Dataset
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.federation import Federation
-from simulations.outputs import require_folder
-from simulations.run_folder import RunFolder
-from simulations.strict_json import flagged
+from simulations.results.files import flagged, require_folder
+from simulations.results.run_folder import RunFolder
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -38,7 +37,7 @@ FILE_SETTINGS: Final[Mapping[str, str]] = {
     "drop": "",
     "members-file": "",
 }
-"""What only a deployment has: files on the server, and the class list."""
+"""Settings of deployments only: files on the server, and the class list."""
 SIMULATED: Final = frozenset(
     {
         "data",

@@ -1,4 +1,4 @@
-"""What a node's own configuration says about its party's budget."""
+"""A party's budget in its node's own configuration."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ BUDGET_KEYS: Final[Mapping[str, Value]] = {
     "sample-delta": 0.0,
     "data-changes": False,
 }
-"""What a node may say about its budget, and the default of what it omits."""
+"""Keys of a node's budget, with their defaults."""
 
 
 def with_defaults(

@@ -30,9 +30,9 @@ import httpx
 from fl_strategies._util.files import open_private
 from fl_strategies.errors import StrategyError, require
 from simulations.config import Settings, Value
-from simulations.report import Report
+from simulations.results.files import read_json
+from simulations.results.report import Report
 from simulations.runtime.processes import Processes, terminable, uninterrupted
-from simulations.strict_json import read_json
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient

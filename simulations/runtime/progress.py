@@ -1,4 +1,4 @@
-"""What a run says while it works: a few lines, a bar on a terminal, or nothing.
+"""Progress of a run: a few lines, a bar on a terminal, or nothing.
 
 Flower's own log has some seventy lines for one round; it is shown to whoever asks.
 """

@@ -12,8 +12,8 @@ from fl_strategies import KnowledgeStrategy
 from fl_strategies.errors import UnsupportedLearner
 from fl_strategies.learners import require_portable
 from fl_strategies.wire import keys
-from simulations.report import Report, percent, rounds_of, versions
-from simulations.run_folder import RunFolder
+from simulations.results.report import Report, percent, rounds_of, versions
+from simulations.results.run_folder import RunFolder
 
 
 def write_run(

@@ -12,8 +12,8 @@ from fl_strategies import KnowledgeStrategy
 from fl_strategies.server.callbacks import OnRound
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation
-from simulations.outputs import require_folder
-from simulations.report import Report, make_report
+from simulations.results.files import require_folder
+from simulations.results.report import Report, make_report
 from simulations.runtime.client_app import app
 from simulations.runtime.local import run_local
 from simulations.runtime.progress import Watch

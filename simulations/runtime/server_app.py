@@ -9,9 +9,9 @@ from flwr.serverapp import Grid, ServerApp
 from simulations.config import Settings
 from simulations.data.sets import LOADERS
 from simulations.federation import load_federation
-from simulations.outputs import require_folder
-from simulations.report import log_lines, log_report, make_report
-from simulations.run_folder import RunFolder
+from simulations.results.files import require_folder
+from simulations.results.report import log_lines, log_report, make_report
+from simulations.results.run_folder import RunFolder
 from simulations.runtime.progress import Watch
 
 logger = logging.getLogger("flwr.fl_strategies")

@@ -12,8 +12,8 @@ from fl_strategies._util.naming import nearest
 from fl_strategies.errors import InvalidParameter
 from fl_strategies.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker
 from simulations.config import Settings
-from simulations.outputs import require_folder
-from simulations.report import Report
+from simulations.results.files import require_folder
+from simulations.results.report import Report
 
 OWNER: Final = "run"
 OPTION: Final = "--track"

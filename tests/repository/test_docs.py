@@ -7,19 +7,11 @@ from statistics import fmean
 
 import pytest
 
-from simulations.curve_table import from_json
-from simulations.curve_table import markdown as curve_markdown
-from simulations.reproduce import (
-    Outcome,
-    Row,
-    Table,
-    figure_of,
-    outcomes_of,
-    read_outcomes,
-    rounds_of,
-)
-from simulations.reproduce_text import markdown
-from simulations.reproduction import BLOCK, all_tables, page_text, results_of, write_page
+from reproduction.page import BLOCK, all_tables, page_text, results_of, write_page
+from reproduction.table import Row, Table, figure_of, markdown, outcomes_of, rounds_of
+from simulations.experiments.curve import from_json
+from simulations.experiments.curve import markdown as curve_markdown
+from simulations.experiments.engine import Outcome, read_outcomes
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCKS = [

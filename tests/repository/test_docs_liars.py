@@ -1,21 +1,29 @@
-"""The tables of liars in docs/results show their results, which are as promised."""
+"""The tables of liars in docs show their results, which are as promised."""
 
 import importlib.util
 import json
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"<!-- liars ([^>]+) -->\n\n(.*?)\n\n<!-- end liars -->", re.DOTALL)
-BLOCKS = BLOCK.findall((ROOT / "docs/results/robustness.md").read_text("utf-8"))
+PAGES = ("docs/robustness.md", "docs/results/robustness.md")
+BLOCK = re.compile(
+    r"<!-- ((liars|lying sums|false alarms)[^>]*) -->\n\n(.*?)\n\n<!-- end \2 -->", re.DOTALL
+)
+BLOCKS = [
+    (name, text)
+    for page in PAGES
+    for name, _, text in BLOCK.findall((ROOT / page).read_text("utf-8"))
+]
 
 
-def benchmark() -> ModuleType:
+def benchmark(name: str) -> ModuleType:
     """Return the benchmark as a module."""
-    spec = importlib.util.spec_from_file_location("liars", ROOT / "benchmarks" / "liars.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -23,19 +31,31 @@ def benchmark() -> ModuleType:
     return module
 
 
-LIARS = benchmark()
-FOUND = json.loads(LIARS.RESULTS.read_text(encoding="utf-8"))
+def results(module: ModuleType) -> Any:
+    """Return what a benchmark has found."""
+    return json.loads(module.RESULTS.read_text("utf-8"))
 
 
-def test_all_deals_are_shown() -> None:
-    """Alike and unlike parties, three data sets."""
-    assert [deal for deal, _ in BLOCKS] == [*LIARS.DEALS]
+LIARS, SUMS, ALARMS = (benchmark(name) for name in ("liars", "lying_sums", "false_alarms"))
+FOUND, OF_SUMS = results(LIARS), results(SUMS)
+TABLES = {
+    **{f"liars {deal}": LIARS.markdown(FOUND, deal) for deal in LIARS.DEALS},
+    "liars worst of one": LIARS.worst_of_one(FOUND),
+    **{f"lying sums {deal}": SUMS.markdown(OF_SUMS, deal) for deal in SUMS.DEALS},
+    "lying sums at most": SUMS.summary(OF_SUMS),
+    "false alarms": ALARMS.summary(results(ALARMS)),
+}
 
 
-@pytest.mark.parametrize(("deal", "text"), BLOCKS, ids=[deal for deal, _ in BLOCKS])
-def test_the_table_of_liars_shows_its_results(deal: str, text: str) -> None:
+def test_all_tables_are_shown() -> None:
+    """Alike and unlike parties, every data set, every level."""
+    assert sorted(name for name, _ in BLOCKS) == sorted(TABLES)
+
+
+@pytest.mark.parametrize(("name", "text"), BLOCKS, ids=[name for name, _ in BLOCKS])
+def test_a_table_shows_its_results(name: str, text: str) -> None:
     """It is exactly what the result file gives."""
-    assert text == LIARS.markdown(FOUND, deal)
+    assert text == TABLES[name]
 
 
 ALIKE = [deal for deal in LIARS.DEALS if deal.endswith("iid")]
@@ -70,9 +90,19 @@ def test_one_liar_of_ten_unlike_parties_moves_fedkd_a_little(deal: str) -> None:
         assert success <= 25, (attack, success)
 
 
+@pytest.mark.parametrize("level", ["no noise", "central", "L2"])
+def test_one_liar_of_ten_alike_parties_does_not_decide_sums(level: str) -> None:
+    """It was the whole result without noise and at `central`."""
+    rows = [row for row in SUMS.measured(OF_SUMS) if SUMS.ROWS[row][1] == level]
+    assert rows
+    for row in rows:
+        lost, _ = SUMS.worst(OF_SUMS, row, "iid", 1)
+        assert round(lost, 1) <= 2.5, row
+
+
 def test_the_claim_is_the_same_everywhere() -> None:
-    """One number in README, the guide and the page about safety."""
-    for name in ("README.md", "docs/robustness.md", "docs/safety.md"):
-        assert "at most 2 points" in (ROOT / name).read_text("utf-8").replace("[", "").replace(
-            "](robustness.md)", ""
-        ).replace("](docs/robustness.md)", ""), name
+    """One number in README, the guide, the page about safety and the list of claims."""
+    for name in ("README.md", "docs/robustness.md", "docs/safety.md", "docs/claims.md"):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", (ROOT / name).read_text("utf-8"))
+        assert "at most 2 points" in text, name
+        assert "at most 2.5" in text, name

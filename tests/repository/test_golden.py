@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fl_strategies import REGISTRY
-from simulations.private_variants import VARIANTS
+from simulations.experiments.entries import VARIANTS
 
 ROOT = Path(__file__).parents[2]
 SUMS, KRUM = "fedhistogram-l2-secret", "flower-own-krum"

@@ -123,10 +123,11 @@ def test_a_run_leaves_a_report_and_a_model(python: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("python", [EXTRAS], indirect=True, ids=["extras"])
-def test_tables_and_the_app_of_a_deployment_are_found(python: Path, tmp_path: Path) -> None:
+def test_presets_and_the_app_of_a_deployment_are_found(python: Path, tmp_path: Path) -> None:
     """What is read from files or written as one does not need the repository."""
-    load = "from simulations.reproduce import Table; print(Table.load('fedmd_letters').name)"
+    call = "preset('paper', 'fedkt', 'adult')['num-parties']"
+    load = f"from simulations.presets import preset; print({call})"
 
-    assert run(python, "-c", load, folder=tmp_path) == "fedmd_letters\n"
+    assert run(python, "-c", load, folder=tmp_path) == "50\n"
     run(python, "-m", "simulations.deploy", "app", "app", folder=tmp_path)
     assert "simulations.deploy.client_app" in (tmp_path / "app" / "pyproject.toml").read_text()

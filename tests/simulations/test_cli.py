@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simulations import commands
 from simulations.__main__ import main
 from simulations.commands import COMMANDS
 from simulations.config import describe
@@ -310,3 +311,19 @@ def test_repeating_without_a_preset_has_no_published_figures(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["mean", "deviation", "published"]
     assert all(line.endswith("-") for line in lines[1:])
+
+
+def test_tables_of_papers_keep_their_old_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says where it has moved; an installed package, which lacks them, says so too."""
+    assert main(["tables"]) == 0
+    shown = capsys.readouterr()
+    assert "fedmd_letters" in shown.out
+    assert "this command is now python -m reproduction tables" in shown.err
+
+    monkeypatch.setattr(
+        commands, "__file__", str(tmp_path / "simulations" / "commands" / "x.py")
+    )
+    assert main(["table", "fedmd_letters"]) == 1
+    assert "table must be run from a checkout" in capsys.readouterr().err

@@ -11,23 +11,24 @@ import pytest
 
 from fl_strategies.errors import InvalidParameter, NotEnoughParties
 from simulations.__main__ import main
-from simulations.compare import Comparison, run_comparison
-from simulations.compare_advice import recommend
-from simulations.compare_entries import Plan, make_plan
-from simulations.compare_figure import draw_comparison, look
-from simulations.compare_table import (
+from simulations.config import Settings
+from simulations.experiments.compare import (
     BASELINE_NAMES,
+    Comparison,
     Line,
+    Plan,
     Promise,
     Summary,
+    make_plan,
+    recommend,
     render,
+    run_comparison,
     summarise_comparison,
     to_json,
 )
-from simulations.config import Settings
+from simulations.experiments.entries import Entry
+from simulations.experiments.plots import DOTS_PER_INCH, draw_comparison, look
 from simulations.federation import Federation, load_federation
-from simulations.figures import DOTS_PER_INCH
-from simulations.fitting import Entry
 from simulations.runtime import running
 from tests.pictures import size_of
 from tests.simulations import commands
@@ -224,7 +225,7 @@ def test_a_strategy_of_classes_is_not_run_on_several_labels(
     data = federation.dataset
     labels = {name: np.eye(2, dtype=np.int64)[getattr(data, name)] for name in Y}
     several = replace(federation, dataset=replace(data, task="multi-label", **labels))
-    monkeypatch.setattr("simulations.compare_entries.load_federation", lambda _: several)
+    monkeypatch.setattr("simulations.experiments.compare.load_federation", lambda _: several)
     plan = make_plan(FAST, strategies=["fedkt", "fedkd"], rounds=1, seeds=(0,))
 
     assert [entry.name.partition(" ")[0] for entry in plan.entries] == ["fedkd"]

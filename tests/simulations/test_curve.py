@@ -11,22 +11,24 @@ import pytest
 from fl_strategies.errors import InvalidParameter, NotEnoughParties
 from simulations.__main__ import main
 from simulations.config import Settings, options_of
-from simulations.curve import REFERENCES, plan_curves, run_curves
-from simulations.curve_figure import INCHES, draw_curves, lowest_shown
-from simulations.curve_section import INTRODUCTION, write_section
-from simulations.curve_table import (
+from simulations.experiments.curve import (
+    INTRODUCTION,
     MAJORITY,
+    REFERENCES,
     Curve,
     CurveSummary,
     Spread,
     from_json,
     markdown,
+    plan_curves,
+    run_curves,
     summarise_curves,
     to_json,
+    write_section,
 )
-from simulations.figures import DOTS_PER_INCH
-from simulations.private_variants import VARIANTS, Variant
-from simulations.resuming import PROMISES
+from simulations.experiments.engine import PROMISES
+from simulations.experiments.entries import VARIANTS, Variant
+from simulations.experiments.plots import DOTS_PER_INCH, INCHES, draw_curves, lowest_shown
 from simulations.runtime import running
 from tests.pictures import size_of
 from tests.simulations.commands import FAST, assigned, record_runs

@@ -12,7 +12,7 @@ import pytest
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation
 from simulations.models import LEARNERS
-from simulations.report import make_report
+from simulations.results.report import make_report
 from simulations.runtime.client_app import app
 from simulations.runtime.local import run_local
 

@@ -9,10 +9,14 @@ from sklearn.tree import DecisionTreeClassifier
 from fl_strategies._util.arrays import Array
 from fl_strategies._util.randomness import derive_rng
 from fl_strategies.errors import InvalidParameter
-from simulations.baselines import judge_baselines
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation
-from simulations.references import judge_pate, judge_public, num_pate_teachers
+from simulations.results.baselines import (
+    judge_baselines,
+    judge_pate,
+    judge_public,
+    num_pate_teachers,
+)
 
 SETTINGS = Settings.of(
     strategy="fedkt",

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from fl_strategies.errors import MissingExtra
-from simulations import report as reports
-from simulations.baselines import PREFIXES
 from simulations.config import Settings
 from simulations.federation import load_federation
-from simulations.report import make_report, percent, render, summarise, table
-from simulations.run_folder import write_report
+from simulations.results import report as reports
+from simulations.results.baselines import PREFIXES
+from simulations.results.files import read_json
+from simulations.results.report import make_report, percent, render, summarise, table
+from simulations.results.run_folder import write_report
 from simulations.runtime.client_app import app
 from simulations.runtime.local import run_local
-from simulations.strict_json import read_json
 
 SETTINGS = Settings.of(
     num_parties=3,
@@ -123,7 +123,9 @@ def test_the_commit_is_known_only_in_a_checkout(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """An installed package has no commit to name, and git may be missing."""
-    monkeypatch.setattr(reports, "__file__", str(tmp_path / "simulations" / "report.py"))
+    monkeypatch.setattr(
+        reports, "__file__", str(tmp_path / "simulations" / "results" / "report.py")
+    )
     assert reports._commit() is None
     (tmp_path / ".git").mkdir()
     assert reports._commit() is None

@@ -16,12 +16,10 @@ from fl_strategies.privacy import PrivacyLedger
 from fl_strategies.privacy.events import SubsampleEvent
 from simulations.__main__ import main
 from simulations.config import Settings
-from simulations.report_compare import comparison_page
-from simulations.report_page import page
-from simulations.report_svg import curve
+from simulations.results.files import write_json
+from simulations.results.page import comparison_page, curve, page
 from simulations.runtime.progress import Watch
 from simulations.runtime.running import run_federation
-from simulations.strict_json import write_json
 
 VOID = {"meta"}
 EVIL = """<script>alert("1")</script><img src=x onerror='alert(2)'>&amp;"""

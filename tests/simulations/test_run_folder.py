@@ -17,14 +17,15 @@ import pytest
 
 from clients import load_model
 from fl_strategies.errors import InvalidData
+from simulations import __main__ as command
 from simulations.__main__ import main
 from simulations.config import Settings
 from simulations.federation import load_federation
-from simulations.run_folder import RunFolder
-from simulations.runtime import progress, running
+from simulations.results.files import flagged, read_json, unflagged, write_json
+from simulations.results.run_folder import RunFolder
+from simulations.runtime import progress
 from simulations.runtime.progress import Lines, Watch, log_level, no_louder_than, watching
 from simulations.runtime.running import Finished, run_federation
-from simulations.strict_json import flagged, read_json, unflagged, write_json
 
 FAST = [
     "--set=num-parties=3",
@@ -226,14 +227,14 @@ def test_ctrl_c_between_repeated_runs_keeps_those_that_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table and the file have the finished seeds."""
-    whole = running.run_once
+    whole = command.run_once
 
     def stopping(settings: Settings) -> Any:
         if settings.seed == 1:
             raise KeyboardInterrupt
         return whole(settings)
 
-    monkeypatch.setattr(running, "run_once", stopping)
+    monkeypatch.setattr(command, "run_once", stopping)
     target = tmp_path / "out.json"
 
     code = main(["repeat", *FAST, "--set=solo=false", "--seeds=0,1,2", f"--json={target}"])

@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 
-from simulations.causes import class_skew, likely_causes
 from simulations.config import Settings
 from simulations.federation import load_federation
-from simulations.report import make_report, render
+from simulations.results.report import make_report, render
+from simulations.results.verdict import (
+    Gap,
+    class_skew,
+    find_warnings,
+    gap_to,
+    likely_causes,
+    verdict,
+)
 from simulations.runtime.client_app import app
 from simulations.runtime.local import run_local
-from simulations.verdict import Gap, find_warnings, gap_to, verdict
 
 ONE_SIDED = [[90, 10], [10, 90], [50, 50]]
 UNLIKE = "public rows (mnist) are unlike the private ones"

@@ -80,7 +80,7 @@ Scale: TypeAlias = Literal["clip", "max"]
 DistillationLoss: TypeAlias = Literal["l1", "l2", "mse", "kl"]
 Consensus: TypeAlias = Literal["mean", "median", "trimmed-mean"]
 Phase: TypeAlias = Literal["scale", "scores"]
-"""What parties are asked for: with ``scale="max"`` their largest logit first."""
+"""The requests to parties: with ``scale="max"`` their largest logit first."""
 
 PHASES: Sequence[str] = ("scale", "scores")
 PHASE = "request"

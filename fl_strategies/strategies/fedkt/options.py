@@ -70,7 +70,7 @@ WEIGHTS_AT: Mapping[str, Sequence[VoteWeights]] = {
     "L1": ("none",),
     "L2": ("none", "noisy-counts"),
 }
-"""Which weights of votes a level allows; the first is taken for ``"auto"``."""
+"""Vote weights that each level allows; ``"auto"`` is the first."""
 WEIGHT_RULES: Mapping[str, str] = {
     "L0": f"one of auto, {', '.join(WEIGHTS_AT['L0'])}",
     "L1": "auto or none at L1, where the noise covers a party's votes and not their weight",
@@ -90,7 +90,7 @@ COUNTED = "class counts protect examples, not parties"
 COUNT_PART: Final = 0.1
 """Part of a target, as the mu of Gaussian noise, that class counts cost unless it is given."""
 USUAL_COUNT_EPSILON: Final = 1.0
-"""What they cost where there is no target."""
+"""Their cost if there is no target."""
 
 # A server cannot make a party train without end.
 MAX_SPLITS = 1_000

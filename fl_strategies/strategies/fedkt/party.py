@@ -211,7 +211,7 @@ class FedKTParty(PartyRole):
     def _label(
         self, party: Party, votes: IntArray, work: "_Work"
     ) -> tuple[list[TrainingSet], float]:
-        """Return what each student learns from, and how far teachers agree if that is told."""
+        """Return each student's training data, and the teachers' agreement if it is sent."""
         privacy = work.options.party_privacy
         if work.mechanism is None or privacy is None:
             sets = [

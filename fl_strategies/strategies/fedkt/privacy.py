@@ -1,4 +1,4 @@
-"""What FedKT releases, and what can be learned for an epsilon."""
+"""Release plan of FedKT, and its part of the planner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -37,7 +37,7 @@ SCORES: Final = "scores"
 LABELS: Final = "labels"
 
 LOGIT_SPREAD: Final = 100.0
-"""How far the logits of a row may lie apart, and how large each may be."""
+"""Largest spread of the logits of a row, and their largest magnitude."""
 
 # Discrete noise is never larger, whatever its kind; see `privacy.secure`.
 _MOST_SCALES = 64

@@ -637,7 +637,7 @@ class Cronus(FedMD):
     Deviations from the paper: a party's passes over public rows come before those over its
     records, not in the same shuffled batches; the filter takes weight away in proportion
     instead of points beyond a drawn threshold, so that it draws nothing; and it finds by
-    itself what deviation is usual, by the median distance, where the paper is told.
+    itself estimates the usual deviation, by the median distance; the paper is given it.
     """
 
     name: ClassVar[str] = "cronus"

@@ -1,4 +1,4 @@
-"""What server and party of FedMD have agreed on, worked out from the options."""
+"""Settings that server and party of FedMD both derive from the options."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -354,7 +354,7 @@ def _sample_delta(settings: FedMDSettings, records: int) -> float:
 
 
 def drowned_consensus(noise: AnswerNoise | None, num_parties: int) -> str:
-    """Say how noise drowns a consensus of so many parties that all agree, or nothing."""
+    """Describe noise that hides the consensus of unanimous parties, or return ""."""
     return "" if noise is None else drowned_answers(noise.scale, noise.bound, num_parties)
 
 

@@ -1,4 +1,4 @@
-"""How a party of FedMD learns: from its own records, and from what the federation says.
+"""The student of a FedMD party: it learns from its own records and from the consensus.
 
 A learner that can continue (`partial_fit`, `distill`) and be kept as arrays follows the paper:
 initial training, then digest and revisit in every round. Any other learner is fitted anew
@@ -37,7 +37,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     "logits": Recipe(loss="l1", link="identity"),
     "softmax": Recipe(loss="cross-entropy", link="softmax"),
 }
-"""How scores are learned; labels are learned like any others."""
+"""Training on scores; labels are learned as usual."""
 
 
 @dataclass(frozen=True, kw_only=True)

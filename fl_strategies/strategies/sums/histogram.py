@@ -93,7 +93,7 @@ class FedHistogram(SumStrategy[Cells]):
         return usual_cells(len(self.public), self._num_records, noise)
 
     def _drowned(self) -> str:
-        """Return how noise drowns what a cell has on average; nothing if it does not."""
+        """Describe noise that exceeds the average count of a cell, or return ""."""
         noise = self._of_one_division(self._summed(self._mechanism))
         cells = self._summary.num_cells
         if self.options.level == "L1":

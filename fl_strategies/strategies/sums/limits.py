@@ -1,4 +1,4 @@
-"""What one party of so many records can have sent, and what of it counts.
+"""Limits on the sums of one party, given its number of records.
 
 The number of a party's records is public, and what public rows are like is too. Limits made
 of these alone depend on no record, and each moves two sums no farther apart than they are:

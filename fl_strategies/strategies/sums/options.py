@@ -1,4 +1,4 @@
-"""What can be set about FedHistogram and FedRegression, and what travels between the sides."""
+"""Options of FedHistogram and FedRegression, and the configuration that parties receive."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
@@ -39,7 +39,7 @@ class SumPrivacy(Options):
         Draw noise from the experiment's seed, for repeatable simulations. Nothing is
         promised then: epsilon is infinite.
     accept_noise : bool
-        Run although the noise drowns what it protects.
+        Run even if the noise exceeds the signal.
     """
 
     privacy_level: Level = option("L2", "whose noise: of each party, or of a trusted server")

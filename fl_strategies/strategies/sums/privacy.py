@@ -1,4 +1,4 @@
-"""What FedHistogram and FedRegression release, and what can be learned for an epsilon."""
+"""Release plans of FedHistogram and FedRegression, and their part of the planner."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -254,7 +254,7 @@ class Regression(_Sums):
         return noise / (rules.USUAL_STRENGTH * facts.all_records)
 
     def problem(self, facts: Facts) -> str:
-        """Say if noise drowns even one component."""
+        """Describe noise that leaves no signal in even one component, or return ""."""
         return rules.drowned_components(self.noise_share(facts))
 
     def draft(self, facts: Facts) -> Draft:

@@ -39,7 +39,7 @@ from fl_strategies.tasks import Task
 from fl_strategies.wire.knowledge import Metrics
 
 LEVELS: Final = 2**8
-"""What a row of length 1 is rounded to, entry by entry."""
+"""Length of a unit row in rounded units."""
 MOST_COMPONENTS: Final = 2**12
 RIDGE: Final = 0.5
 """Penalty of the regression, as a multiple of the noise on one mean."""
@@ -47,7 +47,7 @@ _LEAST_RIDGE: Final = 1e-6
 _CONSTANT: Final = 0.2
 """The entry that every row has, for a model's intercept, before rows have length 1."""
 CONSTANT: Final = round(LEVELS * _CONSTANT / math.hypot(1.0, _CONSTANT))
-"""What it is rounded to."""
+"""The constant entry in rounded units."""
 _INSIDE: Final = 0.9
 """Share of public rows that are not shortened."""
 _STEPS: Final = 300
@@ -81,8 +81,8 @@ class Components(Summary):
     def of_rows(cls, rows: Array, num_components: int) -> "Components":
         """Find the components of public rows (n, ...).
 
-        Each is scaled by the root of its deviation: half way between rows as they are,
-        where noise drowns all components but the first, and components of equal spread.
+        Each is divided by the square root of its deviation: half way between unscaled rows,
+        where only the first component stands out from noise, and components of equal spread.
         """
         centred, mean, scales, variances, axes = principal_axes(rows)
         variances, axes = variances[:num_components], axes[:, :num_components]
@@ -310,7 +310,7 @@ class FedRegression(SumStrategy[Components]):
         return self._planned_noise(2.0 * LEVELS * labels**0.5) / usual
 
     def _drowned(self) -> str:
-        """Return how noise drowns two components; nothing if it does not."""
+        """Describe noise that leaves no signal in two components, or return ""."""
         return drowned_components(self._noise_share())
 
     def _planner(self, level: str, num_labels: int) -> Regression:

@@ -43,7 +43,7 @@ _PRICES: Final[Mapping[str, Sequence[str]]] = {
     "central": _OF_EXAMPLES,
     "L1": (keys.EPSILON_PARTY, keys.DELTA_PARTY, *_OF_EXAMPLES),
 }
-"""Which figures the server knows better than the parties."""
+"""Metrics that the server knows better than the parties."""
 _TOTAL: Final = "total"
 
 
@@ -58,7 +58,7 @@ class Counted(NamedTuple):
 class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     """One round: parties sum their records up as public rows say, and add noise.
 
-    A subclass says how records are summed up (`_summarise`), when noise drowns the sums
+    A subclass defines the summary of records (`_summarise`), when noise exceeds the sums
     (`_drowned`), which sums are plausible (`_plausible`), how two parties' are compared
     (`_evidence`) and which classes public rows have by the sums (`_shares`).
 
@@ -155,7 +155,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
 
     @abstractmethod
     def _drowned(self) -> str:
-        """Return how noise drowns the sums; nothing if it does not."""
+        """Describe noise that leaves no signal in the sums, or return ""."""
 
     @abstractmethod
     def _planner(self, level: str, num_labels: int) -> Planner:

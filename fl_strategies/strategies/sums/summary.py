@@ -1,4 +1,4 @@
-"""How records are summed up: any summary, and the histogram of cells.
+"""Summaries of records: the interface, and the histogram of cells.
 
 What a party says of its records: one vector of whole numbers, and how far a record moves it.
 

@@ -50,7 +50,7 @@ from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar, config_choice, config_float
 
 FLOWER: Final = "flower"
-"""What a party's policy calls all strategies that are Flower's own."""
+"""Name of all of Flower's own strategies in a party's policy."""
 MOST_MU: Final = 1e6
 
 

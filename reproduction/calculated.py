@@ -1,0 +1,260 @@
+# ruff: noqa: RUF001 - the letters of the paper
+"""Tables of a paper for which nothing is run: formulas, and regressions solved exactly."""
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from fl_strategies._util.arrays import FloatArray
+from fl_strategies.privacy.bounds import gaussian_mu, nfdp_theorem
+from reproduction.table import FOLDER
+from simulations.libraries import import_library
+
+Line: TypeAlias = tuple[str, Sequence[float], Sequence[float]]
+"""A name, and places and heights of its points."""
+
+PANEL_INCHES: Final = (4.4, 3.6)
+DOTS_PER_INCH: Final = 150
+
+
+NUM_AGENTS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class TwoAgents:
+    """Rows and targets of two agents, and the penalty c of both."""
+
+    x: tuple[FloatArray, FloatArray]
+    y: tuple[FloatArray, FloatArray]
+    penalty: float
+
+    @classmethod
+    def draw(
+        cls,
+        *,
+        records: int,
+        features: int,
+        noise: float,
+        penalty: float,
+        sorted_targets: bool,
+        rng: np.random.Generator,
+    ) -> "TwoAgents":
+        """Draw a problem and halve it, at random or by the size of the targets."""
+        x = rng.normal(size=(records, features))
+        y = x @ rng.normal(size=features) / np.sqrt(features)
+        y += noise * rng.normal(size=records)
+        order = np.argsort(y) if sorted_targets else np.arange(records)
+        first, second = np.array_split(order, NUM_AGENTS)
+        return cls((x[first], x[second]), (y[first], y[second]), penalty)
+
+    def fit(self, agent: int, targets: FloatArray) -> FloatArray:
+        """Return an agent's weights for some targets; the penalty is per record of both."""
+        return _ridge(self.x[agent], targets, self.penalty * sum(map(len, self.y)))
+
+    def pooled(self) -> FloatArray:
+        """Return the weights of all data in one place."""
+        y = np.concatenate(self.y)
+        return _ridge(np.concatenate(self.x), y, self.penalty * len(y))
+
+    def error(self, weights: FloatArray) -> float:
+        """Return the mean squared error on the rows of both."""
+        gaps = np.concatenate(self.x) @ weights - np.concatenate(self.y)
+        return float(np.mean(gaps**2))
+
+    def chain(self, start: int, num_rounds: int) -> list[FloatArray]:
+        """Return the weights of AKD: each agent learns what the other's model says."""
+        at, found = start, [self.fit(start, self.y[start])]
+        for _ in range(num_rounds):
+            at = 1 - at
+            found.append(self.fit(at, self.x[at] @ found[-1]))
+        return found
+
+    def averaged(self, num_rounds: int) -> list[tuple[FloatArray, FloatArray]]:
+        """Return both weights of AvgKD: targets are the mean of labels and the other's."""
+        found = [(self.fit(0, self.y[0]), self.fit(1, self.y[1]))]
+        for _ in range(num_rounds):
+            last = found[-1]
+            pair = [
+                self.fit(agent, (self.y[agent] + self.x[agent] @ last[1 - agent]) / 2)
+                for agent in range(NUM_AGENTS)
+            ]
+            found.append((pair[0], pair[1]))
+        return found
+
+    def ensemble(self, num_rounds: int) -> list[FloatArray]:
+        """Return the weights of EKD: the chains' models with alternating signs, summed."""
+        chains = [self.chain(start, num_rounds) for start in range(NUM_AGENTS)]
+        signs = (-1.0) ** np.arange(num_rounds + 1)
+        return list(np.cumsum(signs[:, None] * (np.array(chains[0]) + chains[1]), axis=0))
+
+
+def _ridge(x: FloatArray, targets: FloatArray, penalty: float) -> FloatArray:
+    weights: FloatArray = np.linalg.solve(x.T @ x + penalty * np.eye(x.shape[1]), x.T @ targets)
+    return weights
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Axes of a picture and the lines in them."""
+
+    title: str
+    across: str
+    up: str
+    lines: tuple[Line, ...]
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Calculated:
+    """A table that is computed: its cells, and the same as a picture."""
+
+    name: str
+    title: str
+    source: str
+    remark: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    panels: tuple[Panel, ...]
+
+    def markdown(self) -> str:
+        """Return the table for documentation."""
+        lines = [self.header, ("---",) * len(self.header), *self.rows]
+        cells = ["| " + " | ".join(line) + " |" for line in lines]
+        caption = (
+            f"{self.title} Paper: {self.source}. `python -m reproduction table {self.name}`."
+        )
+        return "\n".join([*cells, "", caption])
+
+    def draw(self, target: Path) -> None:
+        """Write the picture (PNG); it needs no display."""
+        library = import_library("table", "matplotlib.figure", "figures")
+        width, height = PANEL_INCHES
+        figure = library.Figure(
+            figsize=(width * len(self.panels), height), layout="constrained"
+        )
+        for axes, panel in zip(
+            figure.subplots(1, len(self.panels), squeeze=False).flat, self.panels, strict=True
+        ):
+            for name, across, up in panel.lines:
+                axes.plot(across, up, label=name, marker="." if len(across) < 20 else "")
+            axes.set(title=panel.title, xlabel=panel.across, ylabel=panel.up)
+            axes.set_yscale("log" if panel.log else "linear")
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize="x-small")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, format="png", dpi=DOTS_PER_INCH)
+
+
+def calculation_names() -> list[str]:
+    """Return the names of all tables that are computed."""
+    return sorted(name for name, content in _files().items() if "calculation" in content)
+
+
+def calculate(name: str) -> Calculated:
+    """Compute a table by the name of its file."""
+    content = _files()[name]
+    header, rows, panels = CALCULATIONS[content["calculation"]](content["parameters"])
+    told = (content["title"], content["source"], content["remark"])
+    return Calculated(name, *told, tuple(header), tuple(map(tuple, rows)), tuple(panels))
+
+
+def _files() -> dict[str, dict[str, Any]]:
+    return {
+        item.stem: tomllib.loads(item.read_text(encoding="utf-8"))
+        for item in FOLDER.glob("*.toml")
+    }
+
+
+Content: TypeAlias = tuple[list[str], list[list[str]], list[Panel]]
+
+
+def nfdp_noise(epsilon: float, delta: float, queries: int) -> tuple[float, float]:
+    """Return the Gaussian noise for so many answers of this cost: exact, and as is usual.
+
+    An answer is a probability vector, which moves by the root of 2. The usual way shares the
+    cost by advanced composition and takes the noise of one share from the textbook's formula.
+    """
+    moved = math.sqrt(2)
+    exact = moved * math.sqrt(queries) / gaussian_mu(epsilon, delta)
+    half = delta / 2
+    share = epsilon / (2 * math.sqrt(2 * queries * math.log(1 / half)))
+    usual = moved * math.sqrt(2 * math.log(1.25 * queries / half)) / share
+    return exact, usual
+
+
+def _nfdp_budget(told: Mapping[str, Any]) -> Content:
+    header = ["data", "N", "records", "log10 ε", "log10 δ", "log10 σ, exact", "usual formula"]
+    rows, found = [], {}
+    for data, total in told["records"].items():
+        logs = []
+        for parties in told["parties"]:
+            own = total // parties
+            cost = nfdp_theorem(own, told["samples"])
+            noise = nfdp_noise(cost.epsilon, cost.delta, told["queries"])
+            values = [math.log10(value) for value in (cost.epsilon, cost.delta, *noise)]
+            logs.append(values)
+            rows.append([data, str(parties), str(own), *(f"{value:.2f}" for value in values)])
+        found[data] = np.array(logs)
+    panels = [
+        Panel(
+            "",
+            "number of parties N",
+            name,
+            tuple(
+                (data, told["parties"], logs[:, place].tolist()) for data, logs in found.items()
+            ),
+        )
+        for place, name in enumerate(["log10 ε", "log10 δ", "log10 σ (exact)"])
+    ]
+    return header, rows, panels
+
+
+def _two_regressions(told: Mapping[str, Any]) -> Content:
+    shown, most = told["rounds"], max(told["rounds"])
+    header = ["", "scheme", *(f"after round {number}" for number in shown), "one place"]
+    rows, panels = [], []
+    for title, panel in told["panels"].items():
+        world = TwoAgents.draw(
+            records=told["records"],
+            features=told["features"],
+            noise=told["noise"],
+            penalty=panel["penalty"],
+            sorted_targets=panel["sorted"],
+            rng=np.random.default_rng(told["seed"]),
+        )
+        pooled, curves = world.error(world.pooled()), _curves(world, most)
+        for name, errors in curves.items():
+            cells = [f"{errors[number - 1]:.4f}" for number in shown]
+            rows.append([title, name, *cells, f"{pooled:.4f}"])
+        places = range(1, most + 1)
+        lines = [(name, places, errors[:most]) for name, errors in curves.items()]
+        lines.append(("all data in one place", places, [pooled] * most))
+        panels.append(Panel(title, "round", "mean squared error", tuple(lines), log=True))
+    return header, rows, panels
+
+
+def _curves(world: TwoAgents, num_rounds: int) -> dict[str, list[float]]:
+    """Return the error of each scheme round by round, the mean of both agents' models."""
+    chains = [world.chain(start, num_rounds) for start in range(NUM_AGENTS)]
+    alone = float(np.mean([world.error(chain[0]) for chain in chains]))
+    return {
+        "agents alone": [alone] * (num_rounds + 1),
+        "AKD": [
+            float(np.mean([*map(world.error, pair)])) for pair in zip(*chains, strict=True)
+        ],
+        "AvgKD": [
+            float(np.mean([*map(world.error, pair)])) for pair in world.averaged(num_rounds)
+        ],
+        "EKD": [world.error(weights) for weights in world.ensemble(num_rounds)],
+    }
+
+
+CALCULATIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], Content]]] = {
+    "nfdp-budget": _nfdp_budget,
+    "two-regressions": _two_regressions,
+}

@@ -1,0 +1,249 @@
+"""The commands ``fl-strategies compare`` and ``curve``."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, get_args
+
+from fl_strategies import REGISTRY
+from fl_strategies.errors import require
+from simulations.commands.arguments import (
+    add_data,
+    add_results,
+    budgets_of,
+    default_path,
+    given_of,
+    names_of,
+    say,
+    say_stopped,
+    seeds_of,
+    tell_data,
+)
+from simulations.config import Settings
+from simulations.experiments.compare import (
+    Comparison,
+    make_plan,
+    recommend,
+    render,
+    run_comparison,
+    summarise_comparison,
+)
+from simulations.experiments.compare import to_json as comparison_json
+from simulations.experiments.curve import (
+    REFERENCES,
+    Curves,
+    find_variants,
+    markdown,
+    plan_curves,
+    run_curves,
+    summarise_curves,
+    to_json,
+    write_section,
+)
+from simulations.experiments.engine import (
+    Runner,
+)
+from simulations.experiments.entries import (
+    VARIANTS,
+    Given,
+    Unit,
+    shared,
+)
+from simulations.experiments.plots import draw_comparison, draw_curves
+from simulations.results.files import require_files, write_json
+from simulations.runtime import running
+
+OF_COMPARE: Final = """\
+Run every strategy that fits the data and the models, on the same splits and seeds, beside
+each party alone, pooled data and the majority class. At the end: one table, one picture
+(accuracy against bytes, and against epsilon with --epsilon) and a recommendation in words.
+Where a strategy needs other models than were asked for, the nearest ones take their place
+and the table says so. What is finished is kept: the same command resumes after a stop."""
+
+
+def add_compare(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``compare``."""
+    parser.description = OF_COMPARE
+    add_data(parser)
+    parser.add_argument(
+        "--strategy",
+        metavar="NAMES",
+        help=f"only these, comma-separated, of {', '.join(REGISTRY)} (default: all)",
+    )
+    parser.add_argument(
+        "--epsilon",
+        metavar="E",
+        help="also compare what can promise privacy, at this budget or these, comma-separated",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        metavar="N",
+        help="rounds of strategies that have more than one (default: 5)",
+    )
+    parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
+    add_results(parser, "compare-<data>")
+    parser.set_defaults(command=partial(_compare, running.run_once))
+
+
+def _compare(run: Runner, options: argparse.Namespace) -> int:
+    comparison = _comparison(options)
+    kept = options.json or default_path(comparison.given, "compare")
+    require_files("compare", json=kept, png=options.png)
+    try:
+        tell_data(Settings.from_run_config(shared(comparison.given), seed=comparison.seeds[0]))
+        results = run_comparison(comparison, run, kept, say)
+    except KeyboardInterrupt:
+        return say_stopped(kept)
+    summary = summarise_comparison(comparison, results)
+    advice = recommend(summary)
+    results.write(comparison_json(summary, advice))
+    sys.stdout.write("\n".join([render(summary), "", *advice, "", f"results: {kept}\n"]))
+    picture = options.png or kept.with_suffix(".png")
+    draw_comparison(summary, picture)
+    sys.stdout.write(f"picture: {picture}\n")
+    return 0
+
+
+def _comparison(options: argparse.Namespace) -> Comparison:
+    strategies = names_of(options.strategy) or list(REGISTRY)
+    given, seeds = given_of(options, strategies), seeds_of("compare", options.seeds)
+    plan = make_plan(
+        given,
+        strategies=strategies,
+        rounds=options.rounds,
+        seeds=seeds,
+        budgets=budgets_of("compare", "epsilon", options.epsilon),
+    )
+    require(bool(plan.entries), "compare", "strategy", "one that fits", _reasons(plan.excluded))
+    return Comparison(given, seeds, plan)
+
+
+def _reasons(excluded: Mapping[str, str]) -> str:
+    return " ".join(f"{name}: {why}" for name, why in excluded.items())
+
+
+TOLD: Final = (
+    "data",
+    "label",
+    "drop",
+    "learner",
+    "epsilons",
+    "unit",
+    "strategy",
+    "seeds",
+    "draws",
+    "references",
+)
+"""Options that decide figures, in the order in which they are told."""
+
+
+OF_CURVE: Final = """\
+Run every private strategy at every epsilon, over seeds and draws of the noise, beside
+strategies without privacy and the majority class: a table of medians and quartiles, JSON and
+a picture. A strategy that refuses an epsilon, because noise would drown everything, is shown
+with its reason. What is finished is kept: the same command resumes after a stop, and more
+draws, seeds or epsilons add to what is there."""
+
+
+def add_curve(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``curve``."""
+    parser.description = OF_CURVE
+    add_data(parser)
+    parser.add_argument(
+        "--epsilons", default="0.1,0.3,1,3", help="comma-separated (default: 0.1,0.3,1,3)"
+    )
+    parser.add_argument(
+        "--unit", choices=get_args(Unit), default="example", help="whom to protect"
+    )
+    names = ", ".join(dict.fromkeys(variant.name for variant in VARIANTS))
+    parser.add_argument(
+        "--strategy",
+        metavar="NAMES",
+        help=f"only these, comma-separated: strategies, or {names} (default: all of the unit)",
+    )
+    parser.add_argument(
+        "--seeds", default="200,201,202", help="comma-separated (default: 200,201,202)"
+    )
+    parser.add_argument(
+        "--draws",
+        type=int,
+        default=3,
+        metavar="N",
+        help="runs of every seed and epsilon, each with new noise (default: 3)",
+    )
+    parser.add_argument(
+        "--references",
+        metavar="NAMES",
+        help=f"without privacy, of {', '.join(REFERENCES)} (default: all)",
+    )
+    _add_outputs(parser)
+    parser.set_defaults(command=partial(_curve, running.run_once))
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    add_results(parser, "curve-<data>-<unit>")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="OUT",
+        help="also put a section with picture, table and command into this file",
+    )
+    parser.add_argument(
+        "--summary", type=Path, metavar="OUT", help="also write the table alone as JSON"
+    )
+    parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
+
+
+def _curve(run: Runner, options: argparse.Namespace) -> int:
+    names = names_of(options.strategy)
+    strategies = dict.fromkeys(v.strategy for v in find_variants(options.unit, names))
+    given = given_of(options, list(strategies))
+    kept = options.json or default_path(given, "curve", options.unit)
+    more = {name: getattr(options, name) for name in ("png", "markdown", "summary")}
+    require_files("curve", json=kept, **more)
+    try:
+        _run_and_show(run, _plan(options, given, names), kept, options)
+    except KeyboardInterrupt:
+        return say_stopped(kept)
+    return 0
+
+
+def _plan(options: argparse.Namespace, given: Given, names: Sequence[str]) -> Curves:
+    return plan_curves(
+        given,
+        unit=options.unit,
+        names=names,
+        budgets=budgets_of("curve", "epsilons", options.epsilons),
+        seeds=seeds_of("curve", options.seeds),
+        draws=options.draws,
+        compared=names_of(options.references) or REFERENCES,
+    )
+
+
+def _run_and_show(run: Runner, curves: Curves, kept: Path, options: argparse.Namespace) -> None:
+    if not options.quiet:
+        first = curves.seeds[0]
+        tell_data(Settings.from_run_config(shared(curves.given), seed=first))
+    results = run_curves(curves, run, kept, (lambda _: None) if options.quiet else say)
+    summary = summarise_curves(curves, results, _command(options))
+    results.write(to_json(summary))
+    picture = options.png or kept.with_suffix(".png")
+    draw_curves(summary, picture)
+    if options.summary:
+        write_json(to_json(summary), options.summary)
+    if options.markdown:
+        write_section(summary, picture, options.markdown)
+    sys.stdout.write(f"{markdown(summary)}\n\nresults: {kept}\npicture: {picture}\n")
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Return the command that gives these figures again, whatever its defaults become."""
+    chosen = {name: getattr(options, name) for name in TOLD}
+    words = [f"--{name}={value}" for name, value in chosen.items() if value is not None]
+    words += [f"--set={assignment}" for assignment in options.set]
+    return shlex.join(["python", "-m", "simulations", "curve", *words])

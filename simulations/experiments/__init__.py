@@ -1,0 +1,1 @@
+"""Many runs: compare, curve, and the engine that keeps each outcome."""

@@ -1,0 +1,232 @@
+"""One line of a comparison or a curve: a strategy with models that fit it and the data."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, TypeAlias
+
+from fl_strategies import find_algorithm
+from fl_strategies.errors import StrategyError, require
+from fl_strategies.tasks import Task
+from simulations.config import Settings, Value, common_settings
+from simulations.federation import SCORERS, WORD_MODEL, Federation
+
+Given: TypeAlias = Mapping[str, Value]
+
+LEARN_SCORES: Final[Mapping[str, str]] = {
+    "random-forest": "forest-scores",
+    "forest": "forest-scores",
+    "extra-trees": "forest-scores",
+    "decision-tree": "forest-scores",
+    "boosted-trees": "xgboost-scores",
+    "lightgbm": "xgboost-scores",
+    "xgboost": "xgboost-scores",
+    "gradient-boosting": "xgboost-scores",
+    "logistic-regression": "ridge",
+    "svm": "mlp",
+    "k-nearest-neighbours": "mlp",
+    "kernel-ridge": "mlp",
+}
+"""The nearest model that learns from scores and can travel, where a strategy needs one."""
+SCORE_MODELS: Final = " (score models)"
+EVERYWHERE: Final = "everywhere)"
+NETWORK: Final = "mlp"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An entry before anybody knows whether it fits.
+
+    Parameters
+    ----------
+    name : str
+    decided : mapping
+        Settings that make it what it is; nobody can change them.
+    usual : mapping
+        Settings that suit it, unless the user chose others.
+    budget : float, optional
+        The epsilon that it must keep to.
+    note : str
+        What readers of its figure must know.
+    """
+
+    name: str
+    decided: Given
+    usual: Given = field(default_factory=dict)
+    budget: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a comparison: a strategy with all its settings but the seed.
+
+    An entry may run other models than were asked for; its name or its note says which. A
+    reference needs the same model at every party and is never recommended.
+    """
+
+    name: str
+    settings: Given
+    note: str = ""
+    reference: bool = False
+    budget: float | None = None
+
+
+def shared(given: Given) -> Given:
+    """Return the settings that are not about one strategy or another."""
+    return {key: value for key, value in given.items() if key in common_settings()}
+
+
+def refuse_settings(owner: str, given: Given, elsewhere: Mapping[str, str]) -> None:
+    """Raise for settings that are decided elsewhere, and say where."""
+    for key in elsewhere.keys() & given.keys():
+        require(False, owner, f"--set {key}", f"left to {elsewhere[key]}", given[key])
+
+
+def fit(draft: Draft, given: Given, federation: Federation) -> Entry:
+    """Return the entry with the models that were asked for, or with those nearest to them."""
+    asked = {**draft.usual, **given, **draft.decided, "solo": False, "central": False}
+    reason: StrategyError | None = None
+    for change in _changes(asked):
+        try:
+            return _built(draft, asked, change, federation)
+        except StrategyError as error:
+            reason = error
+    assert reason is not None  # noqa: S101 - the first change is always tried
+    raise reason
+
+
+def _changes(asked: Given) -> Iterator[tuple[str, Given]]:
+    """Yield what may be changed to make a strategy fit, nothing first."""
+    settings = Settings.from_run_config(asked)
+    kind = find_algorithm(settings.strategy).strategy
+    if settings.learner_names:
+        yield "", {}
+    if kind.same_learner:
+        for name in dict.fromkeys([*settings.learner_names, NETWORK, WORD_MODEL]):
+            yield f" ({name} {EVERYWHERE}", {"learner": name, "final-learner": name}
+        return
+    if not settings.learner_names:
+        yield "", {}
+        return
+    final = _learns_scores(settings.final_learner)
+    learners = ",".join(map(_learns_scores, settings.learner_names))
+    yield f" (final {final})", {"final-learner": final}
+    yield SCORE_MODELS, {"learner": learners, "final-learner": final}
+
+
+def _learns_scores(name: str) -> str:
+    return LEARN_SCORES.get(name, name)
+
+
+def _built(
+    draft: Draft, asked: Given, change: tuple[str, Given], federation: Federation
+) -> Entry:
+    """Return the entry if its strategy can be made."""
+    suffix, changed = change
+    settings = Settings.from_run_config({**asked, **changed})
+    _check_task(settings.strategy, federation.dataset.task)
+    fitted = replace(federation, settings=settings)
+    if not settings.learner_names and {*fitted.learner_names} <= {*SCORERS}:
+        suffix = SCORE_MODELS  # the usual models do not fit
+    strategy = fitted.strategy()
+    if strategy.last_round == 1:
+        settings = replace(settings, num_server_rounds=1)
+    models = f"party models {','.join(fitted.learner_names)}" if suffix == SCORE_MODELS else ""
+    return Entry(
+        name=draft.name + suffix,
+        settings={k: v for k, v in settings.to_run_config().items() if k != "seed"},
+        note="; ".join(filter(None, (draft.note, models))),
+        reference=suffix.endswith(EVERYWHERE),
+        budget=draft.budget,
+    )
+
+
+def _check_task(name: str, task: Task) -> None:
+    """Raise for labels of a kind that a strategy cannot even be told of."""
+    told = "task" in find_algorithm(name).strategy.takes
+    require(told or task == "single-label", name, "task", "single-label", task)
+
+
+Unit: TypeAlias = Literal["example", "party"]
+
+SERVER_MODEL: Final = "the server's model, because parties keep the figures of theirs at home"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A strategy at a level that keeps to any budget.
+
+    Parameters
+    ----------
+    name : str
+    unit : "example" or "party"
+        Whom it protects.
+    decided : mapping
+        The strategy, and what makes it private; nobody can change it.
+    usual : mapping
+        Settings that suit it, unless the user chose others.
+    shares : mapping
+        Settings that are a share of the budget, unless the user chose others.
+    note : str
+        What readers of its figure must know.
+    """
+
+    name: str
+    unit: Unit
+    decided: Given
+    usual: Given = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def strategy(self) -> str:
+        """Name of the strategy."""
+        return str(self.decided["strategy"])
+
+    def draft(self, budget: float, *, apart: bool = False) -> Draft:
+        """Return what spends a budget; named for it where there are several to tell apart."""
+        shares = {key: share * budget for key, share in self.shares.items()}
+        return Draft(
+            f"{self.name} at {budget:g}" if apart else self.name,
+            {**self.decided, "target-epsilon": budget},
+            {**self.usual, **shares},
+            budget=budget,
+            note=self.note,
+        )
+
+
+def _of_level(strategy: str, level: str, unit: Unit) -> Variant:
+    """Return a strategy whose levels say whose noise it is."""
+    return Variant(f"{strategy} {level}", unit, {"strategy": strategy, "privacy-level": level})
+
+
+VARIANTS: Final = (
+    _of_level("fedhistogram", "L2", "example"),
+    _of_level("fedhistogram", "central", "example"),
+    _of_level("fedregression", "L2", "example"),
+    _of_level("fedregression", "central", "example"),
+    _of_level("fedkt", "L2", "example"),
+    Variant(
+        "fedmd ldp",
+        "example",
+        {"strategy": "fedmd", "release": "ldp"},
+        {"num-server-rounds": 1},
+        note=SERVER_MODEL,
+    ),
+    Variant(
+        "fedkd noise, noisy counts",
+        "example",
+        {"strategy": "fedkd", "weights": "noisy-counts"},
+        {"noise": "gaussian"},
+        {"count-epsilon": 0.5},
+    ),
+    _of_level("fedhistogram", "L1", "party"),
+    _of_level("fedregression", "L1", "party"),
+    _of_level("fedkt", "L1", "party"),
+    Variant(
+        "fedkd noise",
+        "party",
+        {"strategy": "fedkd", "weights": "uniform"},
+        {"noise": "gaussian"},
+    ),
+)

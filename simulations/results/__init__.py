@@ -1,0 +1,1 @@
+"""Results of a run: report, verdict, baselines, page and folder."""

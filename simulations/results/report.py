@@ -1,0 +1,427 @@
+"""What a run reports: one JSON object, and the same as a table for people."""
+
+import logging
+import math
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, TypeAlias
+
+from flwr.serverapp.strategy import Result
+
+from fl_strategies import KnowledgeStrategy
+from fl_strategies._util.arrays import IntArray
+from fl_strategies.aggregation.claims import class_counts
+from fl_strategies.errors import MissingExtra, StrategyError
+from fl_strategies.tasks import figure_names
+from fl_strategies.wire import keys
+from simulations.federation import Federation
+from simulations.results.baselines import (
+    BEST_PARTY,
+    MAJORITY,
+    MEAN_PARTY,
+    PATE,
+    POOLED,
+    PUBLIC_ONLY,
+    Baselines,
+    existing,
+    judge_baselines,
+)
+from simulations.results.verdict import CONSTANTS, find_warnings, own_models, verdict
+from simulations.runtime.progress import ALONE, EVALUATE, TRAIN, Watch
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+Report: TypeAlias = dict[str, Any]
+
+_PACKAGES = (
+    "fl-strategies",
+    "flwr",
+    "numpy",
+    "scikit-learn",
+    "lightgbm",
+    "xgboost",
+    "xgboost-cpu",
+    "torch",
+)
+BASELINES = {
+    MEAN_PARTY: "mean of parties alone",
+    BEST_PARTY: "best party alone",
+    POOLED: "all data in one place",
+    PATE: "PATE on pooled data",
+    PUBLIC_ONLY: "public labels alone",
+}
+_ASKED_FOR = (PATE, PUBLIC_ONLY)
+"""Shown where they were asked for."""
+_GUARANTEES = (
+    ("a party", keys.EPSILON_PARTY, keys.DELTA_PARTY),
+    ("an example", keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
+)
+
+
+def make_report(
+    federation: Federation,
+    strategy: KnowledgeStrategy[Any],
+    result: Result,
+    *,
+    seconds: float,
+    cpu_seconds: float | None = None,
+    num_workers: int = 1,
+    watch: Watch | None = None,
+    model: Report | None = None,
+) -> Report:
+    """Describe a finished run.
+
+    Raises `NotFitted`, with the reason, if the run has no model. ``seconds`` and
+    ``cpu-seconds`` cover the federated run, not the loading of data or the comparisons.
+    Epsilon is infinite where nothing is promised. The comparisons use `num_workers`
+    processes. `watch` has the time of each part; `model` says what was saved.
+    """
+    rounds = rounds_of(result)
+    train, evaluate = rounds[-1]["train"], rounds[-1]["evaluate"]
+    settings = federation.settings
+    watch = watch or Watch()
+    with watch.phase("comparison"):
+        baselines = judge_baselines(federation, num_workers, partial(watch.answered, ALONE))
+    report = {
+        "strategy": settings.strategy,
+        "data": settings.data,
+        "seed": settings.seed,
+        **_compared(federation, strategy, evaluate, baselines),
+        **{key: train[key] for key in (keys.EPSILON_PARTY, keys.DELTA_PARTY)},
+        **{key: train[key] for key in (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE)},
+        "ledger": strategy.ledger_.state_dict(),
+        "privacy-statement": _privacy_statement(strategy),
+        keys.NUM_BYTES_SENT: _total(rounds, keys.NUM_BYTES_SENT),
+        keys.NUM_BYTES_RECEIVED: _total(rounds, keys.NUM_BYTES_RECEIVED),
+        "seconds": seconds,
+        "cpu-seconds": cpu_seconds,
+        "early-stopping": _early_stopping(federation, strategy),
+        "phases": _phases(watch.seconds),
+        "model": model,
+        "metrics": {"train": train, "evaluate": evaluate},
+        "rounds": rounds,
+        "parties": _describe_parties(federation, strategy, baselines.solo),
+        "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
+        "undelivered": {str(node): why for node, why in strategy.undelivered_.items()},
+        "settings": {**settings.to_report(), **_models(federation)},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "commit": _commit(),
+    }
+    return _with_verdict(report)
+
+
+def strategy_of(report: Mapping[str, Any]) -> str:
+    """Return the strategy's name, and that of the one that continued."""
+    then = report["settings"].get("then")
+    return f"{report['strategy']} then {then}" if then else str(report["strategy"])
+
+
+def _phases(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the time of each part, as far as it was measured.
+
+    What is neither loading nor the parties' time is the server's: it combines answers and
+    trains the final model.
+    """
+    known = {key: seconds[key] for key in ("loading", "comparison") if key in seconds}
+    if "federation" not in seconds:
+        return known
+    parties = {
+        "training": seconds.get(TRAIN, 0.0),
+        "evaluation": seconds.get(EVALUATE, 0.0),
+    }
+    if not any(parties.values()):
+        return {**known, "federation": seconds["federation"]}
+    return {
+        **known,
+        **parties,
+        "aggregation": max(0.0, seconds["federation"] - sum(parties.values())),
+    }
+
+
+def _models(federation: Federation) -> Report:
+    """Return the models that a run had, also where none were asked for."""
+    learners = ",".join(federation.learner_names)
+    return {"learner": learners, "final-learner": federation.final_learner}
+
+
+def _early_stopping(federation: Federation, strategy: KnowledgeStrategy[Any]) -> Report | None:
+    """Return how long the final model was trained, if it could stop before its last epoch.
+
+    It has seen what was released, so this costs nobody anything. How long the parties' own
+    models were trained depends on their records and stays with them.
+    """
+    settings = federation.final_settings
+    try:
+        trained = getattr(strategy.model_, "epochs_trained", 0)
+    except StrategyError:
+        return None  # a server may lack the factories to make one
+    if not (settings.patience and trained):
+        return None
+    return {"final-epochs": trained, "most-epochs": settings.epochs}
+
+
+def stopping_of(report: Mapping[str, Any]) -> str:
+    """Say how early stopping ended; nothing if there was none."""
+    found = report.get("early-stopping")
+    return (
+        "final model trained for {final-epochs} of at most {most-epochs} epochs "
+        "(early stopping)".format_map(found)
+        if found
+        else ""
+    )
+
+
+def _with_verdict(report: Report) -> Report:
+    """Add what the run is worth; warn if that is little."""
+    found = find_warnings(report)
+    for sentence in found:
+        logger.warning("%s", sentence)
+    return {**report, "verdict": verdict(report), "warnings": found}
+
+
+def _compared(
+    federation: Federation,
+    strategy: KnowledgeStrategy[Any],
+    evaluate: Report,
+    baselines: Baselines,
+) -> Report:
+    """Return how good the federation and its baselines are, and on how many rows."""
+    data, metric = federation.dataset, federation.metric
+    own = _own_figures(federation, strategy, evaluate)
+    one = None if own else federation.judge(strategy.model_)
+    figures = own if one is None else existing(one.figures)
+    return {
+        "metric": metric,
+        metric: figures.get(metric, math.nan),
+        f"server-{metric}": None if strategy.central else _server_figure(federation, strategy),
+        **baselines.top_level(metric),
+        "figures": {"federation": figures, **baselines.figures()},
+        "standard-errors": {} if one is None else baselines.standard_errors(one),
+        "num-classes": data.num_classes,
+        "num-public-rows": len(data.x_public),
+        "num-test-rows": len(data.y_test),
+    }
+
+
+def rounds_of(result: Result) -> list[Report]:
+    """Return the metrics of every round that had any; an empty one if none had."""
+    train, evaluate = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
+    return [
+        {"round": r, "train": dict(train.get(r, {})), "evaluate": dict(evaluate.get(r, {}))}
+        for r in sorted({*train, *evaluate})
+    ] or [{"round": 0, "train": {}, "evaluate": {}}]
+
+
+def _total(rounds: Sequence[Report], key: str) -> int:
+    return sum(one["train"].get(key, 0) for one in rounds)
+
+
+def _server_figure(federation: Federation, strategy: KnowledgeStrategy[Any]) -> float | None:
+    """Return how good the server's own model is, where parties keep theirs."""
+    try:
+        return federation.quality(strategy.model_)
+    except StrategyError:
+        return None  # a server may lack the factories to make one
+
+
+def _own_figures(
+    federation: Federation, strategy: KnowledgeStrategy[Any], evaluate: Report
+) -> dict[str, float]:
+    """Return the mean figures of models that parties keep; nothing if they keep none."""
+    told = evaluate.get(f"{federation.metric}-by-party") or []
+    own = [figure for figure in told if not math.isnan(figure)]
+    if strategy.central or not own:
+        return {}
+    names = figure_names(federation.dataset.task, federation.dataset.num_classes)
+    means = {name: evaluate.get(name, math.nan) for name in names}
+    return existing({**means, federation.metric: fmean(own)})
+
+
+def _privacy_statement(strategy: KnowledgeStrategy[Any]) -> str:
+    """Return the statement, or why there is none: events of parties may need an extra."""
+    try:
+        return strategy.ledger_.statement()
+    except MissingExtra as error:
+        return f"Guarantee: none, because it cannot be computed here. {error}"
+
+
+def _describe_parties(
+    federation: Federation, strategy: KnowledgeStrategy[Any], solo: Sequence[float]
+) -> list[Report]:
+    """Describe all parties, also those that were excluded, which have no metrics."""
+    names = federation.learner_names
+    return [
+        {
+            keys.PARTITION_ID: number,
+            keys.LEARNER: names[number % len(names)],
+            "num-records": len(rows),
+            "class-counts": _class_counts(federation, rows),
+            f"solo-{federation.metric}": solo[number] if solo else None,
+            "metrics": strategy.parties_[number].train if number in strategy.parties_ else {},
+        }
+        for number, rows in enumerate(federation.rows)
+    ]
+
+
+def _class_counts(federation: Federation, rows: IntArray) -> list[int] | None:
+    """Return how many records of each class a party has; positive ones of each label."""
+    data = federation.dataset
+    if data.task == "regression":
+        return None
+    counts = class_counts(data.y_train[rows], data.num_classes, data.task)
+    return [int(count) for count in counts]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that a result may depend on."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """Return the commit of the code that runs, if it runs from a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def log_report(report: Report) -> None:
+    """Log a report for people."""
+    log_lines(render(report))
+
+
+def log_lines(text: str) -> None:
+    """Log each line of a text."""
+    for line in text.splitlines():
+        logger.info("%s", line)
+
+
+def render(report: Report) -> str:
+    """Return the table of a run.
+
+    Examples
+    --------
+    >>> print(table(["party", "accuracy"], [["0", "81.0 %"], ["1", "7.5 %"]]))
+    party  accuracy
+        0    81.0 %
+        1     7.5 %
+    """
+    together = own_models(report)
+    lines = [
+        "",
+        _party_table(report, together),
+        "",
+        "{named} on {data}, seed {seed}, final {final}".format(
+            **report, named=strategy_of(report), final=report["settings"]["final-learner"]
+        ),
+        _summary_table(report),
+        *(
+            f"epsilon for {whom}: {report[epsilon]} at delta {report[delta]:.3g}"
+            for whom, epsilon, delta in _GUARANTEES
+        ),
+        f"sent by parties: {report[keys.NUM_BYTES_SENT]} bytes",
+        f"seconds: {report['seconds']:.1f}",
+        *filter(None, [stopping_of(report)]),
+    ]
+    lines += [f"excluded: node {node}: {why}" for node, why in report["rejected"].items()]
+    without = report.get("undelivered", {})
+    lines += [f"without the model: node {node}: {why}" for node, why in without.items()]
+    lines += [f"warning: {sentence}" for sentence in report.get("warnings", [])]
+    return "\n".join([*lines, f"verdict: {report['verdict']}"])
+
+
+def _summary_table(report: Report) -> str:
+    """Return the federation and what it is compared with, by all figures of the task."""
+    figures, metric = report["figures"], report["metric"]
+    columns = list(figures[MAJORITY])
+    rows = {federation_of(report): figures["federation"]}
+    rows |= {
+        name: figures.get(key, {})
+        for key, name in BASELINES.items()
+        if key in figures or key not in _ASKED_FOR
+    }
+    rows[CONSTANTS[metric].removeprefix("the ")] = figures[MAJORITY]
+    if report[f"server-{metric}"] is not None:
+        rows["the server's own model"] = {metric: report[f"server-{metric}"]}
+    cells = [
+        [row, *(shown(column, found.get(column)) for column in columns)]
+        for row, found in rows.items()
+    ]
+    return table(["", *columns], cells)
+
+
+def federation_of(report: Report) -> str:
+    """Return what the federation's figure is of: one model, or those that parties keep."""
+    return (
+        "federation (mean of the parties' own models)" if own_models(report) else "federation"
+    )
+
+
+def _party_table(report: Report, together: Mapping[int, float]) -> str:
+    header = ["party", "learner", "records", "alone", *(["together"] if together else [])]
+    metric = report["metric"]
+    rows = []
+    for party in report["parties"]:
+        number = party[keys.PARTITION_ID]
+        row = [str(number), str(party[keys.LEARNER]), str(party["num-records"])]
+        figures = [party[f"solo-{metric}"], together.get(number)]
+        rows.append(row + [shown(metric, figure) for figure in figures[: len(header) - 3]])
+    return table(header, rows)
+
+
+def shown(name: str, figure: float | None) -> str:
+    """Return a figure as people read it: a share, or an error as it is."""
+    is_error = name == keys.MEAN_SQUARED_ERROR and figure is not None
+    return f"{figure:.4g}" if is_error else percent(figure)
+
+
+def percent(value: float | None) -> str:
+    """Return a share as people read it; a dash if nobody knows it."""
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes as people read it.
+
+    Examples
+    --------
+    >>> size(512), size(2_340), size(5_600_000)
+    ('512 B', '2.3 kB', '5.6 MB')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return right-aligned columns."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def summarise(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and sample deviation over seeds; one value has deviation 0."""
+    return fmean(values), stdev(values) if len(values) > 1 else 0.0

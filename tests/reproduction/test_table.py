@@ -1,0 +1,364 @@
+"""Tables of experiments: what is run, what is kept, and what is shown."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_strategies.errors import InvalidParameter
+from reproduction.__main__ import _chosen, main
+from reproduction.table import (
+    Published,
+    Row,
+    Table,
+    markdown,
+    rounds_of,
+    run_table,
+    summary_of,
+    table_names,
+)
+from simulations.config import Settings
+from simulations.experiments.engine import read_outcomes
+from simulations.runtime.running import run_once
+
+PUBLISHED = Published.read({"federation": 81.0, "alone": 20.0, "note": "larger"})
+TABLE = Table(
+    name="toy_table",
+    title="Toy.",
+    source="nowhere",
+    seeds=(0, 1),
+    rows=(
+        Row("two parties", {"num-parties": 2}, PUBLISHED),
+        Row("three parties", {"num-parties": 3}),
+    ),
+)
+
+
+class Runs:
+    """Stands for the real run, which other tests cover; counts what it was asked for."""
+
+    def __init__(self, stop_after: int = 99) -> None:
+        self.asked: list[Settings] = []
+        self.stop_after = stop_after
+
+    def __call__(self, settings: Settings) -> dict[str, Any]:
+        if len(self.asked) == self.stop_after:
+            raise KeyboardInterrupt
+        self.asked.append(settings)
+        return {
+            "metric": "accuracy",
+            "accuracy": 0.5 + 0.1 * settings.num_parties + 0.02 * settings.seed,
+            "solo-accuracy": 0.25,
+            "central-accuracy": None,
+            "parties": [{"solo-accuracy": 0.25}] * settings.num_parties,
+            "rounds": [
+                {"round": 1, "evaluate": {"accuracy": 0.6}, "train": {"local-figure": 0.3}},
+                {"round": 2, "evaluate": {"accuracy": 0.7}, "train": {"local-figure": 0.4}},
+            ],
+            "epsilon-party": float("inf"),
+            "epsilon-example": 2.0,
+            "num-bytes-sent": 10,
+            "cpu-seconds": 1.4,
+            "date": "2026-01-02T03:04:05",
+            "commit": "0123456789abcdef",
+        }
+
+
+def test_every_row_runs_once_a_seed(tmp_path: Path) -> None:
+    """Rows differ by their settings and seeds by their number."""
+    runs, lines = Runs(), []
+    run_table(TABLE, runs, tmp_path / "kept.json", lines.append)
+
+    asked = [(settings.num_parties, settings.seed) for settings in runs.asked]
+    assert asked == [(2, 0), (2, 1), (3, 0), (3, 1)]
+    assert lines[0] == "run 1 of 4: two parties, seed 0: 70.0; about 0 s left"
+    assert [line.partition(":")[0] for line in lines] == [f"run {n} of 4" for n in range(1, 5)]
+    plain = json.loads((tmp_path / "kept.json").read_text(), parse_constant=pytest.fail)
+    assert plain["outcomes"][0]["epsilon-party-unbounded"] is True
+
+
+def test_a_stopped_table_goes_on_where_it_was(tmp_path: Path) -> None:
+    """What was finished before the stop is kept and not run again."""
+    kept, runs = tmp_path / "kept.json", Runs()
+    with pytest.raises(KeyboardInterrupt):
+        run_table(TABLE, Runs(stop_after=3), kept, lambda _: None)
+
+    assert len(read_outcomes(kept)) == 3
+    run_table(TABLE, runs, kept, lambda _: None)
+
+    assert [(s.num_parties, s.seed) for s in runs.asked] == [(3, 1)]
+
+
+def test_the_table_shows_mean_and_deviation_beside_the_paper(tmp_path: Path) -> None:
+    """Also half-way: rows without results are empty."""
+    kept = tmp_path / "kept.json"
+    with pytest.raises(KeyboardInterrupt):
+        run_table(TABLE, Runs(stop_after=2), kept, lambda _: None)
+
+    text = markdown(TABLE, kept)
+
+    assert "| two parties | 71.0 ± 1.4 | 25.0 ± 0.0 | 2 | 81.0, alone 20.0 (larger) |" in text
+    assert "| −10.0, alone +5.0 | 1 |" in text  # noqa: RUF001 - a minus
+    assert "| three parties |  |  |  |  |  |  |" in text
+    assert "commit 0123456789; 2026-01-02" in text
+    assert "python -m reproduction table toy_table" in text
+
+
+def test_two_rows_may_measure_the_same_run(tmp_path: Path) -> None:
+    """One shows what was delivered, the other the parties' own models of the last round."""
+    own = Row("own models", {"num-parties": 2}, measure="local")
+    table = replace(TABLE, rows=(TABLE.rows[0], own))
+    runs, kept = Runs(), tmp_path / "kept.json"
+
+    run_table(table, runs, kept, lambda _: None)
+
+    assert len(runs.asked) == len(table.seeds)
+    text = markdown(table, kept)
+    assert "| two parties | 71.0 ± 1.4 | 25.0 ± 0.0 | 2 | 81.0, alone 20.0 (larger) |" in text
+    assert "| own models | 40.0 ± 0.0 |  | 2 |  |  | 1 |" in text
+    assert rounds_of(own, read_outcomes(kept)[0]) == [(1, 0.3), (2, 0.4)]
+
+
+def test_a_run_of_another_table_is_taken(tmp_path: Path) -> None:
+    """Papers print the same run in several tables."""
+    run_table(TABLE.but(rows=TABLE.rows[:1]), Runs(), tmp_path / "fedkt_cnn.json", print)
+    runs, kept = Runs(), tmp_path / "fedkt_l1.json"
+
+    run_table(TABLE, runs, kept, lambda _: None)
+
+    assert [(s.num_parties, s.seed) for s in runs.asked] == [(3, 0), (3, 1)]
+    assert len(read_outcomes(kept)) == 4
+
+
+def test_an_unknown_measure_is_refused() -> None:
+    """The answer names the known ones."""
+    with pytest.raises(InvalidParameter, match="measure must be one of mean, local, got 'sum'"):
+        Row("a row", {}, measure="sum")
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    """Nothing is overwritten by mistake."""
+    kept = tmp_path / "kept.json"
+    kept.write_text('{"runs": []}')
+
+    with pytest.raises(InvalidParameter, match="must hold the outcomes of runs"):
+        run_table(TABLE, Runs(), kept, lambda _: None)
+    assert json.loads(kept.read_text()) == {"runs": []}
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_every_table_of_the_package_is_valid(name: str) -> None:
+    """Settings are known ones, rows have names of their own, and there are three seeds."""
+    for scale in Table.load(name).scales:
+        table = Table.load(name, scale)
+        names = [row.name for row in table.rows]
+        assert len(set(names)) == len(names) > 0
+        assert len(table.seeds) >= 3
+
+
+SCALED = """
+title = "Toy."
+source = "nowhere"
+seeds = [0, 1]
+[settings]
+num-parties = 2
+epochs = 9
+[scales.quick]
+minutes = 3
+settings = { epochs = 4 }
+[scales.paper]
+seeds = [7]
+[[rows]]
+name = "a"
+settings = { epochs = 5 }
+[[rows]]
+name = "b"
+quick = { epochs = 1 }
+paper = { num-parties = 9 }
+"""
+
+
+def test_a_scale_changes_settings_and_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a scale says wins over a row, and what a row says about the scale over that."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
+    monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
+
+    quick, paper = Table.load("toy_table"), Table.load("toy_table", "paper")
+
+    assert (quick.seeds, paper.seeds) == ((0, 1), (7,))
+    assert [row.settings["epochs"] for row in quick.rows] == [4, 1]
+    assert [row.settings["epochs"] for row in paper.rows] == [5, 9]
+    assert [row.settings["num-parties"] for row in paper.rows] == [2, 9]
+    assert (quick.minutes, paper.minutes) == (3, None)
+    assert paper.command == "python -m reproduction table toy_table --scale paper"
+
+
+def test_a_table_without_a_scale_says_so() -> None:
+    """Another size than there is would be a wrong label."""
+    with pytest.raises(InvalidParameter, match="scale must be one of quick for fedkd_mnist"):
+        Table.load("fedkd_mnist", "paper")
+
+
+def test_a_published_figure_has_known_words() -> None:
+    """A misspelt word would never be compared."""
+    with pytest.raises(InvalidParameter, match="published must be of PATE, alone"):
+        Published.read({"federated": 81.0})
+
+
+def test_the_summary_is_the_table_for_programs(tmp_path: Path) -> None:
+    """Means, deviations and differences are numbers, and what nobody measured is missing."""
+    kept = tmp_path / "kept.json"
+    run_table(TABLE, Runs(), kept, lambda _: None)
+
+    first, second = summary_of(TABLE, kept)["rows"]
+
+    assert first["figures"]["federation"] == {
+        "mean": pytest.approx(71.0),
+        "deviation": pytest.approx(100 * 0.01 * 2**0.5),
+        "published": 81.0,
+        "difference": pytest.approx(-10.0),
+    }
+    assert first["figures"]["parties alone"]["difference"] == pytest.approx(5.0)
+    assert second["figures"]["federation"]["difference"] is None
+    assert (first["seeds"], first["epsilon-example"]) == ([0, 1], 2.0)
+    assert "epsilon-party" not in first
+    assert {*first["figures"]} == {"federation", "parties alone"}
+
+
+def test_rows_have_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row may name the panel of its figure, which no setting depends on."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "toy_table.toml").write_text(
+        'title = "Toy."\nsource = "nowhere"\nseeds = [0]\n[settings]\nnum-parties = 2\n'
+        '[[rows]]\nname = "a"\npanel = "left"\n[[rows]]\nname = "b"\n'
+    )
+    monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
+
+    table = Table.load("toy_table")
+
+    assert [row.panel for row in table.rows] == ["left", ""]
+    assert [row.settings for row in table.rows] == [{"num-parties": 2}] * 2
+
+
+AVERAGES = ("flower:FedProx", "flower:FedAvgM", "scaffold", "feddf")
+
+
+def test_averages_of_weights_are_rows_by_their_names(tmp_path: Path) -> None:
+    """A strategy's name is all that a row needs; each ends with a figure of its own."""
+    common = {"num-parties": 3, "train-rows": 150, "test-rows": 200, "num-server-rounds": 2}
+    quick = {**common, "solo": False, "central": False, "epochs": 2, "num-workers": 1}
+    rows = [Row(name, {**quick, "strategy": name}) for name in AVERAGES]
+    kept = tmp_path / "kept.json"
+
+    run_table(replace(TABLE, rows=tuple(rows), seeds=(0,)), run_once, kept, lambda _: None)
+
+    figures = [outcome["figures"][""] for outcome in read_outcomes(kept)]
+    assert len({*figures}) == len(AVERAGES)
+
+
+def test_an_unknown_table_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line answers in one sentence."""
+    assert main(["table", "fedkd_imagenet"]) == 1
+
+    error = capsys.readouterr().err
+    assert error.startswith("error: table: name must be one of ")
+    assert "fedkd_cifar10" in error
+
+
+def test_the_command_line_runs_and_writes_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text, summary and picture are beside the results; seeds may be others."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
+    monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
+    monkeypatch.setattr("simulations.runtime.running.run_once", Runs())
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["table", "toy_table", "--scale=paper", "--seeds=4,5"]) == 0
+    assert main(["tables"]) == 0
+
+    text = capsys.readouterr().out
+    names = {path.name for path in Path("runs").iterdir()}
+    assert names == {
+        "toy_table.json",
+        "toy_table_paper.md",
+        "toy_table_paper_summary.json",
+        "toy_table_paper_rows.png",
+    }
+    assert "Seeds 4, 5" in Path("runs/toy_table_paper.md").read_text()
+    assert "toy_table  quick     2      2            3   not yet  nowhere" in text
+    assert "toy_table  paper     2      1            ?   not yet  nowhere" in text
+
+
+def test_a_row_may_be_of_one_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the other scale has the same row under another name."""
+    (tmp_path / "tables").mkdir()
+    text = SCALED + 'scales = ["quick"]\n'
+    (tmp_path / "tables" / "toy_table.toml").write_text(text)
+    monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
+
+    assert [row.name for row in Table.load("toy_table").rows] == ["a", "b"]
+    assert [row.name for row in Table.load("toy_table", "paper").rows] == ["a"]
+
+
+def test_single_rows_can_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part of a name is enough; the text still shows the whole table."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
+    monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
+    monkeypatch.setattr("simulations.runtime.running.run_once", Runs())
+    monkeypatch.chdir(tmp_path)
+    first, second = (row.name for row in Table.load("toy_table").rows)
+
+    assert main(["table", "toy_table", "--row", second]) == 0
+    assert main(["table", "toy_table", "--row", "nobody"]) == 1
+
+    said = capsys.readouterr()
+    assert f"| {first} |" in said.out
+    asked = [one["settings"] for one in read_outcomes(Path("runs/toy_table.json"))]
+    assert [settings["epochs"] for settings in asked] == [1, 1]
+    assert "error: table: row must be part of one of " in said.err
+
+
+def test_the_row_of_that_very_name_is_run_alone() -> None:
+    """A row whose name others contain can be asked for, and so can all of them."""
+    table = TABLE.but(
+        rows=[replace(TABLE.rows[0], name=name) for name in ("A", "A, twice", "B")]
+    )
+
+    def names(*texts: str) -> list[str]:
+        return [row.name for row in _chosen(table, list(texts)).rows]
+
+    assert names("A") == ["A"]
+    assert names("A", "twice") == ["A", "A, twice"]
+    assert names("A,") == ["A, twice"]
+
+
+def test_a_table_may_say_what_was_sent(tmp_path: Path) -> None:
+    """Bytes of all parties stand in a column of their own if its file asks for it."""
+    kept = tmp_path / "kept.json"
+    run_table(TABLE, Runs(), kept, lambda _: None)
+
+    assert "MB sent" not in markdown(TABLE, kept)
+    assert "MB sent" in markdown(replace(TABLE, sizes=True), kept)
+
+
+def test_a_row_says_if_seeds_are_missing(tmp_path: Path) -> None:
+    """Means over different seeds must not be compared unawares."""
+    kept = tmp_path / "kept.json"
+    first = TABLE.rows[0]
+    run_table(
+        replace(TABLE, rows=(first,), seeds=TABLE.seeds[:1]), Runs(), kept, lambda _: None
+    )
+
+    text = markdown(TABLE, kept)
+
+    assert f"| {first.name} (1 of {len(TABLE.seeds)} seeds) |" in text
