@@ -1,4 +1,4 @@
-"""Shared parts of learners of boosted trees: settings, bins of public rows, models as arrays."""
+"""Shared parts of learners of boosted trees: settings, bins of public rows, and arrays."""
 
 import copy
 import threading
