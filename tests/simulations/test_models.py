@@ -307,7 +307,7 @@ def test_the_perceptron_has_two_hidden_layers_of_a_hundred_units() -> None:
 def test_an_unknown_name_lists_the_known() -> None:
     """The answer names every model."""
     message = r"one of random-forest, .*, mlp, .*, cnn-2-A-B or cnn-3-A-B-C .*, got '{}'"
-    for name in ("lightgbm", "cnn-2-8", "cnn-3-8-8", "cnn-2-8-8-8", "cnn-2-0-8", "cnn-4-1-1-1"):
+    for name in ("catboost", "cnn-2-8", "cnn-3-8-8", "cnn-2-8-8-8", "cnn-2-0-8", "cnn-4-1-1-1"):
         with pytest.raises(InvalidParameter, match=message.format(name)):
             factory(name)
 
