@@ -3,16 +3,15 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 AUDIT := .venv-audit
-TRACKERS := .venv-trackers
 FLOWER := .venv-flower
 NEWEST_FLOWER := 1.42.0
 SOURCES := fl_strategies clients simulations reproduction tests benchmarks examples apps
-USUAL := not paper and not deployment and not faults and not slow and not trackers and not wheel
+USUAL := not paper and not deployment and not faults and not slow and not wheel
 
 PARTIES := tests/attacks tests/clients tests/fuzz tests/simulations tests/reproduction
 PROCESSES := tests/flower tests/faults tests/repository/test_bench.py
 
-.PHONY: install run test test-logic test-parties test-processes lint test-slow test-trackers test-flower test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples wheel-check notebooks bench
+.PHONY: install run test test-logic test-parties test-processes lint test-slow test-flower test-deployment test-faults deploy-demo docs fuzz kills audit licences paper clean examples wheel-check notebooks bench
 
 install: $(INSTALLED)
 
@@ -44,16 +43,6 @@ test-processes: install
 # Liars in whole federations, and audits by many draws; a few minutes.
 test-slow: install
 	$(PYTHON) -m pytest -m slow
-
-# TensorBoard, MLflow and W&B for real; a few minutes. Only pip needs the network. They have an
-# environment of their own on top of the usual one, because they bring some thirty packages.
-test-trackers: install
-	python3 -m venv $(TRACKERS)
-	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
-		> "$$($(TRACKERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/usual.pth"
-	$(TRACKERS)/bin/python -m pip install --quiet --constraint constraints.txt \
-		--editable ".[tensorboard,mlflow,wandb]"
-	$(TRACKERS)/bin/python -m pytest tests/repository/test_trackers.py tests/repository/test_licences.py
 
 # The tests of `make test` on the newest Flower, which has an environment of its own on top of the
 # usual one. Where pip cannot have all that it asks for, as where an index lacks the newest
@@ -134,4 +123,4 @@ paper: install
 	$(PYTHON) -m pytest -m paper
 
 clean:
-	rm -rf $(VENV) $(AUDIT) $(TRACKERS) $(FLOWER) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(AUDIT) $(FLOWER) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -28,7 +28,7 @@ PAPER: Mapping[str, object] = {
     "corrected": "false",
     "vote-weights": "none",
     "solo": "false",
-    "central": "false",
+    "pooled": "false",
 }
 TREES = {**PAPER, "num-parties": 50, "max-depth": 6}
 BOOSTING = {**TREES, "boosting-learning-rate": 0.05, "boosting-gamma": 1.0}

@@ -158,7 +158,7 @@ SMALL: Final[Mapping[str, Value]] = {
     "seed": 3,
     "num-workers": 1,
     "solo": False,
-    "central": False,
+    "pooled": False,
     "max-wait": 5.0,
 }
 JOURNALS: Final[Mapping[str, Value]] = {"state-dir": "state"}
@@ -479,6 +479,7 @@ def _weights() -> Iterator[tuple[str, Case]]:
     yield "scaffold", Case({"strategy": "scaffold", **short})
     yield "feddf", Case({"strategy": "feddf", **short})
     yield "fedgen", Case({"strategy": "fedgen", **short, "generator-steps": 5})
+    yield "fedproto", Case({"strategy": "fedproto", **short})
     yield "pfnm", Case({"strategy": "pfnm", "local-epochs": 2})
     yield "fens", Case({"strategy": "fens", "num-server-rounds": 2})
     yield (

@@ -5,6 +5,8 @@ role that runs at the parties. Adding one takes a module, its test and a line in
 `fl_strategies.registry`.
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
 from fl_strategies.learners import (
     Correction,
     EnsembleLearner,
@@ -57,6 +59,7 @@ from fl_strategies.strategies.fedmd import (
     SampleOnce,
     Unprotected,
 )
+from fl_strategies.strategies.fedproto import FedProto, FedProtoOptions, FedProtoParty
 from fl_strategies.strategies.fens import FENS, FENSOptions, FENSParty
 from fl_strategies.strategies.pfnm import PFNM, PFNMOptions, PFNMParty
 from fl_strategies.strategies.scaffold import Scaffold, ScaffoldOptions, ScaffoldParty
@@ -76,12 +79,6 @@ from fl_strategies.strategies.weights import (
     WeightsOptions,
     WeightsParty,
     flower_strategy,
-)
-from fl_strategies.trackers import (
-    MLflowTracker,
-    TensorBoardTracker,
-    Tracker,
-    WandbTracker,
 )
 from fl_strategies.wire.knowledge import Knowledge
 
@@ -124,6 +121,9 @@ __all__ = [
     "FedMD",
     "FedMDOptions",
     "FedMDParty",
+    "FedProto",
+    "FedProtoOptions",
+    "FedProtoParty",
     "FedRegression",
     "FedRegressionOptions",
     "FlowerStrategy",
@@ -135,7 +135,6 @@ __all__ = [
     "Learner",
     "LearnerFactory",
     "LocalNoise",
-    "MLflowTracker",
     "Objective",
     "PFNM",
     "PFNMOptions",
@@ -158,11 +157,8 @@ __all__ = [
     "SumOptions",
     "SumParty",
     "SumPrivacy",
-    "TensorBoardTracker",
-    "Tracker",
     "Unprotected",
     "VotePrivacy",
-    "WandbTracker",
     "WeightsOptions",
     "WeightsParty",
     "__version__",
@@ -171,3 +167,15 @@ __all__ = [
     "flower_strategy",
     "write_epsilon_csv",
 ]
+
+
+if not TYPE_CHECKING:  # a checker would take any name for one of these
+
+    def __getattr__(name: str) -> NoReturn:
+        """Say what replaces the trackers, which were classes of this package once."""
+        if name in ("MLflowTracker", "TensorBoardTracker", "Tracker", "WandbTracker"):
+            raise ImportError(
+                f"fl_strategies: {name} must be a function of your own, given as on_round; "
+                "docs/tracking.md has it in ten lines for TensorBoard, MLflow and W&B."
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

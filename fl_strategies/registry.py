@@ -20,6 +20,7 @@ from fl_strategies.strategies.fedkt import FedKT, FedKTParty
 from fl_strategies.strategies.fedkt.privacy import Votes
 from fl_strategies.strategies.fedmd import Cronus, FedMD, FedMDParty
 from fl_strategies.strategies.fedmd.settings import Answers
+from fl_strategies.strategies.fedproto import FedProto, FedProtoParty
 from fl_strategies.strategies.fens import FENS, FENSParty
 from fl_strategies.strategies.pfnm import PFNM, PFNMParty
 from fl_strategies.strategies.scaffold import Scaffold, ScaffoldParty
@@ -53,6 +54,7 @@ REGISTRY = {
     "fedkd": Algorithm(FedKD, FedKDParty()),
     "fedkt": Algorithm(FedKT, FedKTParty()),
     "fedmd": Algorithm(FedMD, FedMDParty()),
+    "fedproto": Algorithm(FedProto, FedProtoParty()),
     "fedregression": Algorithm(FedRegression, REGRESSION_PARTY),
     "fens": Algorithm(FENS, FENSParty()),
     "pfnm": Algorithm(PFNM, PFNMParty()),

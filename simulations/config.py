@@ -44,6 +44,8 @@ RENAMED: Final[Mapping[str, tuple[str, Value]]] = {
     "final-learner-epochs": ("final.epochs", 0),
     "final-learner-batch-size": ("final.batch-size", 0),
     "final-learner-rate": ("final.learning-rate", 0.0),
+    "central": ("pooled", True),
+    "central-learner": ("pooled-learner", ""),
 }
 """Old names that work for one release: the new name, and the value that means nothing."""
 
@@ -119,8 +121,8 @@ got 'num-splits', which fedkt has.
     resume: bool = option(False, "resume the run in checkpoint-dir")
     num_workers: int = option(0, "processes of the in-process runner; 0: one per core", least=0)
     solo: bool = option(True, "also train each party alone, to compare")
-    central: bool = option(True, "also train on the pooled data, to compare")
-    central_learner: str = option("", "model of the pooled data; empty: the final one")
+    pooled: bool = option(True, "also train on the pooled data, to compare")
+    pooled_learner: str = option("", "model of the pooled data; empty: the final one")
     pate: bool = option(False, "also train PATE on the pooled data, to compare")
     public_only: bool = option(False, "also train on labelled public rows alone, to compare")
     final: FinalOptions = field(default_factory=FinalOptions)
@@ -164,7 +166,7 @@ got 'num-splits', which fedkt has.
         for key, name in (
             ("teacher", self.teacher),
             ("final-learner", self.final_learner),
-            ("central-learner", self.central_learner),
+            ("pooled-learner", self.pooled_learner),
         ):
             if name:
                 check_learner_name(OWNER, key, name)
@@ -253,7 +255,7 @@ got 'num-splits', which fedkt has.
             Snake-case settings that win over `run_config`.
         """
         given = {**run_config, **{key_of(name): value for name, value in overrides.items()}}
-        given = _by_new_names(given)
+        given = by_new_names(given)
         strategy = str(given.get("strategy", _default_strategy()))
         kind = options_of(strategy)
         final = {key: value for key, value in given.items() if key.startswith(FINAL)}
@@ -352,7 +354,7 @@ def common_settings() -> Mapping[str, Setting]:
     return {**Settings.settings(), **final, **old}
 
 
-def _by_new_names(given: Mapping[str, Value]) -> dict[str, Value]:
+def by_new_names(given: Mapping[str, Value]) -> dict[str, Value]:
     """Return settings by the names of today, and say which names are old."""
     told = {key: value for key, value in given.items() if key not in RENAMED}
     for old in given.keys() & RENAMED.keys():

@@ -107,8 +107,8 @@ MAY_CHANGE = frozenset(
         "data-dir",
         "state-dir",
         "solo",
-        "central",
-        "central-learner",
+        "pooled",
+        "pooled-learner",
         "pate",
         "public-only",
         "num-workers",
@@ -463,7 +463,7 @@ class Federation:
         """Train on all private data pooled, by the final learner or another: no federation."""
         logger.info("Training on the pooled data for comparison.")
         rng = derive_rng(self.settings.seed, "central")
-        name = self.settings.central_learner
+        name = self.settings.pooled_learner
         model = (self.factory(name) if name else self.final_factory())()
         return self.judge(model.fit(self.dataset.x_train, self.dataset.y_train, rng=rng))
 

@@ -105,6 +105,10 @@ class CentroidLearner:
         """Return the one layer: rows are the features."""
         return self.to_layers()[0]
 
+    def features(self, x: Array) -> FloatArray:
+        """Return the rows."""
+        return np.asarray(x, dtype=np.float64)
+
     def from_layers(self, layers: Sequence[DenseLayer]) -> "CentroidLearner":
         ((weight, _),) = layers
         return self.from_arrays({"centroids": weight / 2})

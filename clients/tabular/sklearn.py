@@ -5,13 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from sklearn import clone, config_context
-from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
-from sklearn.linear_model import LogisticRegression, Perceptron, RidgeClassifier, SGDClassifier
-from sklearn.pipeline import Pipeline
-from sklearn.svm import SVC, LinearSVC, NuSVC
-from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
-from sklearn.utils.validation import has_fit_parameter
 
 from clients.tabular.base import TabularLearner, WeightedLabels, to_float32
 from clients.tabular.scores import ScoreLearner
@@ -40,11 +33,30 @@ from fl_strategies.tasks import Task
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
 
 try:
-    from sklearn import clone
-    from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
-    from sklearn.tree import DecisionTreeRegressor, ExtraTreeRegressor
+    from sklearn import clone, config_context
+    from sklearn.ensemble import (
+        ExtraTreesClassifier,
+        ExtraTreesRegressor,
+        RandomForestClassifier,
+        RandomForestRegressor,
+    )
+    from sklearn.linear_model import (
+        LogisticRegression,
+        Perceptron,
+        RidgeClassifier,
+        SGDClassifier,
+    )
+    from sklearn.pipeline import Pipeline
+    from sklearn.svm import SVC, LinearSVC, NuSVC
+    from sklearn.tree import (
+        DecisionTreeClassifier,
+        DecisionTreeRegressor,
+        ExtraTreeClassifier,
+        ExtraTreeRegressor,
+    )
+    from sklearn.utils.validation import has_fit_parameter
 except ImportError as error:
-    raise MissingExtra("ForestScores", str(error.name), "sklearn") from error
+    raise MissingExtra("SklearnLearner", str(error.name), "sklearn") from error
 
 REGRESSION_TREES: Final = (DecisionTreeRegressor, ExtraTreeRegressor)
 REGRESSION_FORESTS: Final = (RandomForestRegressor, ExtraTreesRegressor)

@@ -9,7 +9,7 @@ from pathlib import Path
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
 from fl_strategies.errors import InvalidParameter, require
 from simulations.commands import STOPPED
-from simulations.config import Settings, describe, parse_assignments
+from simulations.config import Settings, by_new_names, describe, parse_assignments
 from simulations.data.sets import LOADERS
 from simulations.experiments.entries import Given, shared
 from simulations.federation import load_federation
@@ -91,10 +91,8 @@ def given_of(options: argparse.Namespace, strategies: Sequence[str]) -> Given:
     """Return the settings that are given for all runs, by options and by --set."""
     named = {key: getattr(options, key) for key in ("data", "label", "drop", "learner")}
     known = [name for name in strategies if name in {**REGISTRY, **FLOWER_STRATEGIES}]
-    return {
-        **{key: value for key, value in named.items() if value is not None},
-        **parse_assignments(options.set, *known),
-    }
+    given = {key: value for key, value in named.items() if value is not None}
+    return by_new_names({**given, **parse_assignments(options.set, *known)})
 
 
 def default_path(given: Given, *words: str) -> Path:

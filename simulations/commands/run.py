@@ -18,7 +18,6 @@ from simulations.runtime import running
 from simulations.runtime.flower import run_with_flower
 from simulations.runtime.progress import watching
 from simulations.runtime.running import Finished, run_federation
-from simulations.runtime.tracking import Tracking, add_tracking
 
 NOTHING = "Nothing is finished"
 PRESET_STRATEGY = "fedkt"
@@ -29,7 +28,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``run``."""
     _add_settings(parser)
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the result here")
-    add_tracking(parser)
     _add_loudness(parser)
     parser.set_defaults(command=_run)
 
@@ -83,28 +81,19 @@ def _run(options: argparse.Namespace) -> int:
     require_files("run", json=options.json)
     if not quiet:
         tell_data(settings)
-    with (
-        watching(settings.num_rounds, quiet=quiet, verbose=verbose) as watch,
-        Tracking(options.track, settings) as tracked,
-    ):
+    with watching(settings.num_rounds, quiet=quiet, verbose=verbose) as watch:
         try:
-            finished = run_federation(
-                settings, watch, verbose=verbose, output=True, on_round=tracked.trackers
-            )
+            finished = run_federation(settings, watch, verbose=verbose, output=True)
         except KeyboardInterrupt:
-            tracked.fail()
             return _say_unfinished(settings)
         folder = RunFolder.new(settings.output_dir)
         report, stopped = _compared(finished, folder)
-        tracked.tell_result(finished.strategy.round_, report)
     folder.write(report)
     print(render(report))
     if options.json:
         write_json(report, options.json)
     if stopped:
         say("\nStopped while models were trained to compare with; the rest is kept.\n")
-    for hint in tracked.hints:
-        print(f"tracked: {hint}")
     print(f"report: {folder.path / PAGE}")
     return STOPPED if stopped else 0
 

@@ -57,6 +57,7 @@ SIMULATED: Final = frozenset(
         "teacher",
         "state-dir",
         "solo",
+        "pooled",
         "central",
         "num-workers",
     }

@@ -62,7 +62,7 @@ NOT_HERE: Final[Mapping[str, str]] = {
     "seed": "--seeds",
     "target-epsilon": "--epsilon",
     "solo": "every comparison, which always has these baselines",
-    "central": "every comparison, which always has these baselines",
+    "pooled": "every comparison, which always has these baselines",
     "pate": "python -m simulations run, which shows it",
     "public-only": "python -m simulations run, which shows it",
 }

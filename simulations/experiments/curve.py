@@ -52,7 +52,7 @@ NOT_HERE: Final[Mapping[str, str]] = {
     "seed": "--seeds",
     "target-epsilon": "--epsilons",
     "solo": "python -m simulations compare, which has these baselines",
-    "central": "python -m simulations compare, which has these baselines",
+    "pooled": "python -m simulations compare, which has these baselines",
     "pate": "python -m simulations run, which shows it",
     "public-only": "python -m simulations run, which shows it",
 }
@@ -147,7 +147,7 @@ def plan_curves(
     require(draws >= 1, OWNER, "draws", "at least 1", draws)
     require(bool(budgets), OWNER, "epsilons", "at least one number", list(budgets))
     variants = find_variants(unit, names)
-    whole: Given = {**given, "solo": False, "central": False}
+    whole: Given = {**given, "solo": False, "pooled": False}
     first = Settings.from_run_config({**shared(whole), "seed": seeds[0]})
     federation = load_federation(first)
     points = [

@@ -84,7 +84,7 @@ def refuse_settings(owner: str, given: Given, elsewhere: Mapping[str, str]) -> N
 
 def fit(draft: Draft, given: Given, federation: Federation) -> Entry:
     """Return the entry with the models that were asked for, or with those nearest to them."""
-    asked = {**draft.usual, **given, **draft.decided, "solo": False, "central": False}
+    asked = {**draft.usual, **given, **draft.decided, "solo": False, "pooled": False}
     reason: StrategyError | None = None
     for change in _changes(asked):
         try:

@@ -81,7 +81,7 @@ def judge_baselines(
     solo: list[float] = []
     if settings.solo:
         judged, solo = _judge_parties(federation, num_workers, counted)
-    if settings.central:
+    if settings.pooled:
         judged[POOLED] = federation.judge_pooled()
     if settings.pate:
         judged[PATE] = judge_pate(federation)

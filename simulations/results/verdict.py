@@ -11,7 +11,7 @@ themselves, so with many parties it is a hard bar.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final, TypeAlias
@@ -20,6 +20,7 @@ import numpy as np
 
 from fl_strategies._util.arrays import FloatArray
 from fl_strategies.wire import keys
+from simulations.config import options_of
 from simulations.results.baselines import BEST_PARTY, MAJORITY, MEAN_PARTY, POOLED, PREFIXES
 
 Report: TypeAlias = Mapping[str, Any]
@@ -197,13 +198,12 @@ SKEW: Final = 0.1
 RECORDS_A_CLASS: Final = 100
 """Fewest records a class for a teacher of which none can be said to be missing."""
 PUBLIC_ROWS_A_CLASS: Final = 20
-EVIDENCE: Final[Mapping[str, tuple[str, object]]] = {
-    "fedkd": ("weights", "evidence"),
-    "fedmd": ("consensus", "evidence"),
-    "fedkt": ("corrected", True),
+EVIDENCE: Final[Mapping[str, object]] = {
+    "weights": "evidence",
+    "consensus": "evidence",
+    "corrected": True,
 }
-"""The setting by which a strategy allows for what classes each party has seen."""
-LEARNS_FROM_PUBLIC: Final = tuple(EVIDENCE)
+"""The settings by which strategies allow for what classes each party has seen."""
 
 
 def likely_causes(report: Report) -> list[str]:
@@ -223,7 +223,7 @@ def noise(report: Report) -> str | None:
     size = f" (epsilon {min(finite):.3g})" if finite else ""
     if settings.get("release") == "nfdp":
         return f"parties learn from a sample{size}: set a larger num-samples"
-    fewer = "num-queries" if report["strategy"] == "fedkt" else "public rows"
+    fewer = "num-queries" if "num-queries" in _declared(report) else "public rows"
     return (
         f"noise hides the answers{size}: allow a larger epsilon, fewer {fewer} or more parties"
     )
@@ -231,7 +231,7 @@ def noise(report: Report) -> str | None:
 
 def one_sided_classes(report: Report) -> str | None:
     """Name parties with classes of their own, combined by a rule that ignores it."""
-    key, value = EVIDENCE.get(report["strategy"], ("", None))
+    key, value = _evidence(report)
     beyond = class_skew(report)
     # What a strategy takes by itself is the rule that its promise allows.
     if not key or report["settings"].get(key) in (value, "auto") or beyond < SKEW:
@@ -246,7 +246,7 @@ def one_sided_classes(report: Report) -> str | None:
 def few_records_a_teacher(report: Report) -> str | None:
     """Name FedKT's teachers where they share a party's records although nothing needs it."""
     settings = report["settings"]
-    if report["strategy"] != "fedkt":
+    if "num-teachers" not in _declared(report):
         return None
     count, level = settings["num-teachers"], settings["privacy-level"]
     if count <= 1 or level == "L2":
@@ -259,10 +259,9 @@ def few_records_a_teacher(report: Report) -> str | None:
 
 def unlike_public_rows(report: Report) -> str | None:
     """Name public rows that come from another data set than the private ones."""
-    settings, strategy = report["settings"], report["strategy"]
-    if not settings["public"] or strategy not in LEARNS_FROM_PUBLIC:
+    settings, (key, value) = report["settings"], _evidence(report)
+    if not settings["public"] or not key:
         return None
-    key, value = EVIDENCE[strategy]
     shared = settings.get(key) == value and settings.get("class-share") != "none"
     first = "set class-share=none, or " if shared else ""
     return (
@@ -275,7 +274,7 @@ def few_public_rows(report: Report) -> str | None:
     """Name a public set that is too small to learn from."""
     rows = report["num-public-rows"]
     enough = rows >= PUBLIC_ROWS_A_CLASS * report["num-classes"]
-    if enough or report["strategy"] not in LEARNS_FROM_PUBLIC:
+    if enough or not _evidence(report)[0]:
         return None
     return f"there are {rows} public rows only: provide more (public-rows)"
 
@@ -287,6 +286,17 @@ _CAUSES: Final[tuple[Cause, ...]] = (
     unlike_public_rows,
     few_public_rows,
 )
+
+
+def _declared(report: Report) -> Collection[str]:
+    """Return the names of the strategy's own settings."""
+    return options_of(report["strategy"]).settings()
+
+
+def _evidence(report: Report) -> tuple[str, object]:
+    """Return the setting by which the strategy allows for classes and its value; "" if none."""
+    declared = _declared(report)
+    return next((pair for pair in EVIDENCE.items() if pair[0] in declared), ("", None))
 
 
 def class_skew(report: Report) -> float:

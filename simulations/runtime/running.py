@@ -1,7 +1,6 @@
 """One federation from its settings to its report, with the time of each part."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy
-from fl_strategies.server.callbacks import OnRound
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation
 from simulations.results.files import require_folder
@@ -60,7 +58,7 @@ class Finished:
     def alone(self) -> "Finished":
         """Return the same without comparisons, for whom they took too long."""
         settings = self.federation.settings.but(
-            solo=False, central=False, pate=False, public_only=False
+            solo=False, pooled=False, pate=False, public_only=False
         )
         return replace(self, federation=replace(self.federation, settings=settings))
 
@@ -76,14 +74,13 @@ def run_federation(
     *,
     verbose: bool = False,
     output: bool = False,
-    on_round: Sequence[OnRound] = (),
 ) -> Finished:
     """Run a federation in this process; with `output`, if its result can be written."""
     if output:
         require_folder("run", "output-dir", Path(settings.output_dir))
     with watch.phase("loading"):
         federation = load_federation(settings)
-        strategy = federation.strategy(on_round)
+        strategy = federation.strategy()
     watch.say(_opening(federation))
     if settings.num_parties == 1:
         watch.say("warning: one party has nobody to learn from; num-parties is 1")

@@ -548,8 +548,8 @@ def test_a_missing_package_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     """Without scikit-learn the import says what to install."""
-    for module in ("sklearn_learner", "sklearn_trees", "sklearn_arrays"):
-        monkeypatch.delitem(sys.modules, f"clients.{module}")
+    for module in ("sklearn", "sklearn_arrays"):
+        monkeypatch.delitem(sys.modules, f"clients.tabular.{module}")
     monkeypatch.setitem(sys.modules, package, None)
 
     with pytest.raises(MissingExtra, match=r"fl-strategies\[sklearn\]"):

@@ -31,7 +31,7 @@ SETTINGS: Final = Settings.of(
     num_trees=3,
     learner="random-forest",
     solo=False,
-    central=False,
+    pooled=False,
     seed=7,
     max_wait=PATIENCE,
 )

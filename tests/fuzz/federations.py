@@ -132,6 +132,7 @@ VARIANTS: Mapping[str, Variant] = {
     "pkd": _variant("pkd", rounds=2),
     "fedavg": _variant("fedavg", "network", rounds=2),
     "fedgen": _variant("fedgen", "network", rounds=2, generator_steps=3),
+    "fedproto": _variant("fedproto", "network", rounds=2),
     "pfnm": _variant("pfnm", "network", local_epochs=2),
     "feddf": _variant("feddf", "network", rounds=2, distill_epochs=1),
     "scaffold": _variant("scaffold", "network", rounds=2),

@@ -29,7 +29,7 @@ def test_published_accuracy_is_reached(data: str, tmp_path: Path) -> None:
     seeds = ",".join(map(str, expected["seeds"]))
 
     runs = repeat(
-        tmp_path, "--data", data, "--preset=paper", f"--seeds={seeds}", "--set=central=false"
+        tmp_path, "--data", data, "--preset=paper", f"--seeds={seeds}", "--set=pooled=false"
     )
 
     assert fmean(run["accuracy"] for run in runs) >= expected["accuracy-at-least"]
@@ -37,7 +37,7 @@ def test_published_accuracy_is_reached(data: str, tmp_path: Path) -> None:
 
 def test_four_model_families_beat_their_best_party(tmp_path: Path) -> None:
     """On digits the default federation ends above its best party, on average of five seeds."""
-    runs = repeat(tmp_path, "--seeds=0,1,2,3,4", "--set=central=false")
+    runs = repeat(tmp_path, "--seeds=0,1,2,3,4", "--set=pooled=false")
 
     assert fmean(run["accuracy"] for run in runs) > fmean(
         run["best-solo-accuracy"] for run in runs

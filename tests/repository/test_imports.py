@@ -140,9 +140,8 @@ STACK = {
         ("aggregation", "release"),
         ("party",),
         ("server",),
-        ("strategies",),
+        ("strategies", "extend"),
         ("registry",),
-        ("trackers",),
     ],
     "clients": [
         ("budget", "compiled", "kept_run"),

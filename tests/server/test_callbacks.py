@@ -1,22 +1,19 @@
 """Functions that a user gives to a strategy, and what they are told."""
 
-import logging
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord
 
+import fl_strategies
 from clients.app import client_app
-from fl_strategies import FedKT
-from fl_strategies.errors import InvalidParameter, MissingExtra, RunFailed
-from fl_strategies.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker
+from fl_strategies.errors import InvalidParameter, RunFailed
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.kept import NUM_PARTIES, Killed, MortalGrid, build, start
-from tests.toys import load_toy_party, load_with, toy_fedkd, toy_fedkt, without_records
+from tests.toys import load_toy_party, load_with, toy_fedkt, without_records
 
 APP = client_app(load_toy_party)
 Told = list[tuple[int, dict[str, float]]]
@@ -152,70 +149,8 @@ def test_a_resumed_run_tells_the_rest(tmp_path: Path) -> None:
     assert [number for number, _ in told] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("kind", "package"),
-    [(TensorBoardTracker, "tensorboard"), (MLflowTracker, "mlflow"), (WandbTracker, "wandb")],
-)
-def test_a_tracker_without_its_library_names_the_extra(
-    kind: Any, package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The sentence ends with the command that helps."""
-    monkeypatch.setitem(sys.modules, package, None)
-
-    with pytest.raises(MissingExtra, match=rf'pip install "fl-strategies\[{package}\]"'):
-        kind(str(tmp_path))
-
-
-class Noting(Tracker):
-    """Keeps what it is to write."""
-
-    def __init__(self) -> None:
-        self.written: Told = []
-        self.ended: list[bool] = []
-
-    def write(self, number: int, figures: Any) -> None:
-        self.written.append((number, dict(figures)))
-
-    def close(self, *, failed: bool = False) -> None:
-        self.ended.append(failed)
-
-
-def test_a_tracker_gets_finite_figures_by_plain_names() -> None:
-    """Whatever parties call theirs; infinity is a flag as in result files."""
-    told: dict[str, float] = {"train/epsilon-party": math.inf, "train/a:/../b c": 2, "x": 1.5}
-    with Noting() as tracker:
-        tracker(3, {**told, "y": math.nan})
-
-    assert tracker.written == [
-        (3, {"train/epsilon-party-unbounded": 1.0, "train/a_/__/b_c": 2.0, "x": 1.5})
-    ]
-    assert tracker.ended == [False]
-
-
-def test_a_tracker_of_a_run_that_fails_says_so() -> None:
-    """The block around it ends by an exception."""
-    tracker = Noting()
-    with pytest.raises(KeyboardInterrupt), tracker:
-        raise KeyboardInterrupt
-
-    assert tracker.ended == [True]
-
-
-def test_a_callback_is_no_part_of_what_a_resume_compares() -> None:
-    """Whoever watches may change between two starts."""
-    assert toy_fedkd(on_round=print).identity() == toy_fedkd().identity()
-
-
-def test_a_misspelt_callback_is_named() -> None:
-    """As every other argument."""
-    with pytest.raises(InvalidParameter, match="Did you mean 'on_round'"):
-        toy_fedkt(on_rounds=print)
-
-
-def test_nothing_is_logged_without_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    """Callbacks are silent."""
-    with caplog.at_level(logging.WARNING):
-        run_local(toy_fedkt(on_round=lambda *_: None), APP, 4)
-
-    assert not caplog.records
-    assert isinstance(toy_fedkt(), FedKT)
+@pytest.mark.parametrize("name", ["TensorBoardTracker", "MLflowTracker", "WandbTracker"])
+def test_a_tracker_of_former_releases_names_its_recipe(name: str) -> None:
+    """It is ten lines on `on_round` now."""
+    with pytest.raises(ImportError, match=r"Tracker must be a function .* docs/tracking\.md"):
+        getattr(fl_strategies, name)

@@ -18,7 +18,7 @@ FAST = [
     "--set=num-trees=5",
     "--set=num-workers=1",
     "--set=solo=false",
-    "--set=central=false",
+    "--set=pooled=false",
     "--learner=random-forest",
     "--set=teacher=decision-tree",
     "--set=privacy-level=L2",

@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
     "epochs": 2,
     "num_workers": 1,
     "solo": False,
-    "central": False,
+    "pooled": False,
     MU: 0.25,
 }
 

@@ -125,7 +125,7 @@ def test_averaging_takes_as_many_rounds_as_it_is_given(tmp_path: Path) -> None:
         "--set=num-parties=3",
         "--set=num-server-rounds=3",
         "--set=local-epochs=4",
-        "--set=central=false",
+        "--set=pooled=false",
         "--set=num-workers=1",
         f"--set=output-dir={tmp_path}",
     ]
@@ -306,7 +306,7 @@ def test_repeating_without_a_preset_has_no_published_figures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Means and deviations stand alone for one's own federation."""
-    assert main(["repeat", *FAST, "--seeds=0", "--set=central=false"]) == 0
+    assert main(["repeat", *FAST, "--seeds=0", "--set=pooled=false"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["mean", "deviation", "published"]

@@ -291,6 +291,9 @@ def test_old_names_work_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
     )
     assert "Settings: final-learner-epochs is now final.epochs" in caplog.text
     caplog.clear()
+    assert not Settings.from_run_config(parse_assignments(["central=false"])).pooled
+    assert Settings.of(central_learner="svm").pooled_learner == "svm"
+    assert "central is now pooled" in caplog.text
     (old,) = parse_assignments(["final-learner-batch-size=8"]).items()
     assert Settings.from_run_config(dict([old])).final.batch_size == 8
     caplog.clear()
@@ -321,7 +324,7 @@ def test_shares_are_numbers() -> None:
         ("beta=1", ("beta", 1.0)),
         ("beta = 1e-1", ("beta", 0.1)),
         ("solo=false", ("solo", False)),
-        ("central=True", ("central", True)),
+        ("pooled=True", ("pooled", True)),
         ("data=a=b.csv", ("data", "a=b.csv")),
         ("teacher=", ("teacher", "")),
     ],

@@ -16,7 +16,7 @@ from simulations.results.report import make_report
 from simulations.runtime.client_app import app
 from simulations.runtime.local import run_local
 
-COMMON = {"strategy": "fedkd", "num-parties": 3, "solo": True, "central": True}
+COMMON = {"strategy": "fedkd", "num-parties": 3, "solo": True, "pooled": True}
 IMAGE_NETWORKS = ("mnist-net", "convolutional", "vgg9", "resnet8", "resnet34")
 WORDS = ("minister treaty embassy", "goal coach stadium", "shares bank profit", "chip code lab")
 
@@ -95,7 +95,7 @@ def test_any_model_can_be_the_final_one(final: str) -> None:
         boosting_rounds=20,
         learning_rate=0.01,
         beta=5.0,
-        central=False,
+        pooled=False,
         solo=False,
     )
 
@@ -114,7 +114,7 @@ def test_models_of_one_label_are_taught_several(chest: Path, final: str) -> None
         boosting_rounds=20,
         balanced=False,
         beta=5.0,
-        central=False,
+        pooled=False,
         solo=False,
     )
 
@@ -125,7 +125,7 @@ def test_models_of_one_label_are_taught_several(chest: Path, final: str) -> None
 def test_the_consensus_of_fedmd_teaches_a_forest(payload: str) -> None:
     """The server's own model learns scores like any other, also noisy ones."""
     common = {"strategy": "fedmd", "payload": payload, "num_server_rounds": 2, "beta": 5.0}
-    plain = {"num_trees": 20, "central": False, "solo": False, **common}
+    plain = {"num_trees": 20, "pooled": False, "solo": False, **common}
     noise = {"release": "ldp", "noise": "gaussian", "sigma": 0.05, "clipping_norm": 5.0}
     if payload == "logits":
         plain |= noise
@@ -149,7 +149,7 @@ def test_models_of_labels_teach_one_another(strategy: str, learner: str) -> None
         num_trees=20,
         boosting_rounds=20,
         beta=5.0,
-        central=False,
+        pooled=False,
         solo=False,
     )
 

@@ -85,8 +85,8 @@ def test_public_only_trains_on_labelled_public_rows() -> None:
 
 
 def test_pooled_data_may_have_a_learner_of_their_own() -> None:
-    """`central-learner` replaces the final learner there, and only there."""
-    settings = SETTINGS.but(central_learner="decision-tree", max_depth=1, solo=False)
+    """`pooled-learner` replaces the final learner there, and only there."""
+    settings = SETTINGS.but(pooled_learner="decision-tree", max_depth=1, solo=False)
     federation = load_federation(settings)
     data = federation.dataset
     stump = DecisionTreeClassifier(max_depth=1).fit(data.x_train, data.y_train)

@@ -94,7 +94,7 @@ def test_the_table_shows_parties_and_comparison(report: dict[str, Any]) -> None:
 
 def test_comparisons_can_be_left_out() -> None:
     """Without solo and central runs their cells are empty, not zero."""
-    settings = SETTINGS.but(solo=False, central=False, pate=False, public_only=False)
+    settings = SETTINGS.but(solo=False, pooled=False, pate=False, public_only=False)
     federation = load_federation(settings)
     strategy = federation.strategy()
     result = run_local(strategy, app, 3, run_config=settings.to_run_config())

@@ -76,7 +76,7 @@ def one_round() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def rounds() -> dict[str, Any]:
     return federation(
-        strategy="fedmd", num_server_rounds=3, learner="", boosting_rounds=5, central=False
+        strategy="fedmd", num_server_rounds=3, learner="", boosting_rounds=5, pooled=False
     )
 
 

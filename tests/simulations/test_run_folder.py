@@ -32,7 +32,7 @@ FAST = [
     "--set=num-trees=5",
     "--set=num-workers=1",
     "--learner=random-forest,logistic-regression",
-    "--set=central=false",
+    "--set=pooled=false",
 ]
 
 
@@ -132,38 +132,6 @@ def test_a_folder_that_cannot_be_written_ends_before_training(
 
     assert code == 1
     assert "run: output-dir must be writable" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("track", "sentence"),
-    [
-        ("tensorboard", 'pip install "fl-strategies[tensorboard]"'),
-        ("mlflow=http://localhost:1", 'pip install "fl-strategies[mlflow]"'),
-        ("wandb", 'pip install "fl-strategies[wandb]"'),
-        ("tensorbord", "got 'tensorbord'. Did you mean 'tensorboard'?"),
-        ("wandb={tmp}/file/runs", "run: the folder of --track must be writable"),
-    ],
-)
-def test_a_tracker_that_is_not_there_ends_before_training(
-    track: str,
-    sentence: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The sentence says what to install, or what to write."""
-    (tmp_path / "file").write_text("")
-    for name in ("tensorboard", "mlflow", "wandb"):
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(
-        "simulations.runtime.running.run_local", lambda *_, **__: pytest.fail("trained")
-    )
-
-    told = track.format(tmp=tmp_path)
-    code = main(["run", *FAST, f"--set=output-dir={tmp_path}", f"--track={told}"])
-
-    assert code == 1
-    assert sentence in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_travel_is_explained(tmp_path: Path) -> None:

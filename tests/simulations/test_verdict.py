@@ -349,8 +349,8 @@ def test_a_run_that_loses_to_noise_says_so(caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_run_of_small_teachers_loses_and_the_remedy_is_one() -> None:
     """Whole parties do better, and are told nothing about teachers."""
-    told = run(num_teachers=30, partition="iid", central=False)
-    better = run(num_teachers=1, num_splits=1, partition="iid", central=False)
+    told = run(num_teachers=30, partition="iid", pooled=False)
+    better = run(num_teachers=1, num_splits=1, partition="iid", pooled=False)
 
     assert "set num-teachers=1 num-splits=1" in told["warnings"][0]
     assert better["accuracy"] > told["accuracy"] + 0.1

@@ -11,29 +11,37 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedProx
 
-from fl_strategies import (
-    REGISTRY,
-    Algorithm,
+from fl_strategies import REGISTRY, Algorithm
+from fl_strategies.extend import (
+    FloatArray,
     Knowledge,
+    KnowledgeMismatch,
     KnowledgeStrategy,
+    Options,
     Party,
     PartyRole,
     PartyState,
+    Price,
+    Recipe,
+    ReleasePlan,
+    RobustConsensus,
+    SoftLearner,
+    State,
     WeightsParty,
+    charge_plan,
+    check_public_data,
+    content_hash,
+    derive_rng,
+    finite_logits,
     flower_strategy,
+    keys,
+    link_scores,
+    open_charges,
+    option,
+    read_seed,
+    require_known,
+    require_soft,
 )
-from fl_strategies._util.arrays import FloatArray, content_hash
-from fl_strategies._util.randomness import derive_rng
-from fl_strategies.aggregation.consensus import RobustConsensus
-from fl_strategies.errors import KnowledgeMismatch, require_known
-from fl_strategies.learners import Recipe, SoftLearner, link_scores, require_soft
-from fl_strategies.options import Options, option
-from fl_strategies.party.accounting import charge_plan
-from fl_strategies.party.role import check_public_data, read_seed
-from fl_strategies.party.training import finite_logits
-from fl_strategies.release import Price, ReleasePlan, open_charges
-from fl_strategies.server.state import State
-from fl_strategies.wire import keys
 
 NAME = "robust-logits"
 OPEN = "logits left the party without noise"

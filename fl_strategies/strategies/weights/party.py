@@ -195,7 +195,7 @@ CLASS_COUNTS: Final = "class-counts"
 class CountedParty(WeightsParty):
     """The role of `WeightsParty` that also tells its class counts, as they are."""
 
-    also_leaves = ("class counts left the party exactly",)
+    also_leaves: ClassVar[tuple[str, ...]] = ("class counts left the party exactly",)
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
