@@ -290,6 +290,7 @@ def outcomes(
                 for number, votes in enumerate(votes_of(row.data, seed, rule)):
                     strategy.state.members[number] = number, number
                     strategy.add(PartyReply(number, number, "", strategy.check(votes), {}))
+                strategy.charge()
                 strategy.finish()
             else:
                 run(strategy, settings)

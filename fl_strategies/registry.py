@@ -15,9 +15,9 @@ from fl_strategies.strategies.codistill import AKD, EKD, PKD, AvgKD, CodistillPa
 from fl_strategies.strategies.feddf import FedDF, FedDFParty
 from fl_strategies.strategies.fedgen import FedGen, FedGenParty
 from fl_strategies.strategies.fedkd import FedKD, FedKDParty
-from fl_strategies.strategies.fedkd.privacy import Scores
+from fl_strategies.strategies.fedkd.options import Scores
 from fl_strategies.strategies.fedkt import FedKT, FedKTParty
-from fl_strategies.strategies.fedkt.privacy import Votes
+from fl_strategies.strategies.fedkt.options import Votes
 from fl_strategies.strategies.fedmd import Cronus, FedMD, FedMDParty
 from fl_strategies.strategies.fedmd.settings import Answers
 from fl_strategies.strategies.fedproto import FedProto, FedProtoParty
@@ -30,7 +30,7 @@ from fl_strategies.strategies.sums import (
     FedHistogram,
     FedRegression,
 )
-from fl_strategies.strategies.sums.privacy import Histogram, Regression
+from fl_strategies.strategies.sums.options import Histogram, Regression
 from fl_strategies.strategies.weights import FedAvg, WeightsParty, flower_strategy
 
 

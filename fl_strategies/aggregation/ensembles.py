@@ -332,13 +332,13 @@ def read_weights(
     typed = all(array.dtype == np.float64 for array in arrays.values())
     if not typed or shapes != {name: array.shape for name, array in arrays.items()}:
         raise KnowledgeMismatch(
-            f"FENS: the aggregator must have weights (float64) of {num_models} models and "
+            f"Aggregator: it must have weights (float64) of {num_models} models and "
             f"{num_classes} classes, got others."
         )
     # NaN compares as false, so it is refused as well.
     if not all((np.abs(array) <= LARGEST_WEIGHT).all() for array in arrays.values()):
         raise KnowledgeMismatch(
-            f"FENS: weights must be finite and at most {LARGEST_WEIGHT:g}, got others."
+            f"Aggregator: weights must be finite and at most {LARGEST_WEIGHT:g}, got others."
         )
     return {name: arrays[name] for name in shapes}
 

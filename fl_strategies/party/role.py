@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Final
 
 from flwr.app import ConfigRecord
@@ -13,17 +12,13 @@ from fl_strategies.learners import Learner, PortableLearner
 from fl_strategies.party.accounting import has_promised, spend
 from fl_strategies.party.party import Party
 from fl_strategies.party.state import PartyState
-from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.release import ReleaseFacts, ReleasePlan
+from fl_strategies.release import ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.tasks import figure_names, judge
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, config_int, shown
 
-OPEN_METRICS: Final[Sequence[Entry]] = (
-    (NonPrivateEvent(unit="example", reason="metrics on held-out rows left the party"), 1),
-)
+OPEN_METRICS: Final = open_charges("metrics on held-out rows left the party")
 MAX_SEED = 2**63 - 1
 MAX_ROUNDS = 2**31
 

@@ -338,7 +338,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 def _add_epsilon(commands: Any) -> None:
     parser = commands.add_parser(
         "epsilon",
-        help="epsilon of labels voted with noise (FedKT at levels L1 and L2)",
+        help="epsilon of labels voted with noise",
         description="Epsilon of noisy-max labels when one party (level L1) or one record of "
         "one party (level L2) is replaced by another. The smallest bound is the claim.",
     )

@@ -262,11 +262,25 @@ T = TypeVar("T")
 
 
 class KnowledgeStrategy(Strategy, Generic[T]):
-    """Base of all strategies.
+    """Base of all strategies: the engine of a round, and the hooks that an author fills in.
 
-    A subclass says what to ask (`party_config`), whether a reply is as asked (`check`), what
-    becomes of it (`add`) and what a round comes to (`finish`). What a round leaves to the next
-    is in `state`, and nothing else is.
+    A subclass sets `name`, `reply_kind`, `options_type`, `takes` and `identified_by`, and in
+    its constructor `state` (a `State`, with the ledger that `new_ledger(self.plan)` returns)
+    and, if parties get a final model, `learner_fn` and `model_name`. It must have
+    `party_config`, `check` and `finish`; all other hooks have defaults. A round calls them in
+    this order:
+
+    1. `begin_round` makes ready; `nodes_for_round` chooses among the connected parties.
+    2. `party_config` is what every party is told, `knowledge_for` what one learns from.
+    3. `check` parses a reply, which is hostile until then, and changes nothing; `add` takes
+       what it returns, in any order; `exclude` names replies that do not fit the others.
+    4. The price of the round is charged, by the `ReleasePlan` that the property `plan`
+       returns. With fewer than `num_replies_needed` replies the round has failed: what has
+       left is charged all the same, and nothing below happens.
+    5. `finish` combines what was added, usually ends in `keep_model`, and returns metrics.
+    6. `delivery_for` is what a party is given, and `confirm_delivery` notes who has it.
+
+    What a round leaves to the next is in `state`, and nothing else is: a checkpoint holds it.
 
     Parameters
     ----------

@@ -19,10 +19,10 @@ from fl_strategies.privacy.planning.plans import remedies, with_knob
 from fl_strategies.privacy.planning.rules import fewest_queries, queries_for
 from fl_strategies.privacy.votes import chance_kept, chance_of_plurality
 from fl_strategies.registry import PLANNERS
-from fl_strategies.strategies.fedkd.privacy import Scores
-from fl_strategies.strategies.fedkt.privacy import Votes
+from fl_strategies.strategies.fedkd.options import Scores
+from fl_strategies.strategies.fedkt.options import Votes
 from fl_strategies.strategies.fedmd.settings import Answers
-from fl_strategies.strategies.sums.privacy import Histogram, Regression
+from fl_strategies.strategies.sums.options import Histogram, Regression
 from tests.toys import common_options
 
 DRAWS = 100_000

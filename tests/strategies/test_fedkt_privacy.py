@@ -59,6 +59,7 @@ def aggregate(strategy: FedKT, labels: np.ndarray, num_parties: int) -> dict[str
     """Let a strategy count parties whose students all give these labels; return metrics."""
     votes = pack_labels(labels, strategy.num_classes)
     hear(strategy, *[Knowledge("votes", {"votes": votes})] * num_parties)
+    strategy.charge()
     return strategy.finish()[1]
 
 

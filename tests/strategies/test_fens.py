@@ -245,7 +245,7 @@ def test_weights_that_are_none_cost_their_party_the_round(change: float) -> None
     strategy.start(Liar(APP, NUM_PARTIES), ArrayRecord(), num_rounds=2)
 
     (reason,) = strategy.rejected_.values()
-    assert reason.startswith("FENS: weights must be finite and at most")
+    assert reason.startswith("Aggregator: weights must be finite and at most")
     assert accuracy(strategy.model_.predict(TEST[0])) > 0.85
 
 
@@ -258,13 +258,13 @@ def test_weights_of_another_shape_are_refused() -> None:
         {**fine, "bias": np.zeros(4)},
         {**fine, "bias": np.zeros(3, dtype=np.float32)},
     ):
-        with pytest.raises(KnowledgeMismatch, match="the aggregator must have weights"):
+        with pytest.raises(KnowledgeMismatch, match="Aggregator: it must have weights"):
             read_weights(wrong, 2, 3, 4)
 
 
 def test_sizes_are_compared_before_anything_is_made() -> None:
     """A server that names many models and units does not decide how much memory is taken."""
-    with pytest.raises(KnowledgeMismatch, match="the aggregator must have weights"):
+    with pytest.raises(KnowledgeMismatch, match="Aggregator: it must have weights"):
         read_weights({"bias": np.zeros(3)}, 10**9, 3, 4096)
 
 

@@ -38,8 +38,8 @@ from fl_strategies.strategies.fedkd.options import (
     Phase,
     augmented,
     check_augmentation,
+    release_plan,
 )
-from fl_strategies.strategies.fedkd.privacy import release_plan
 from fl_strategies.wire.formats import score_format
 from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,

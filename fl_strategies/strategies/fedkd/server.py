@@ -55,8 +55,9 @@ from fl_strategies.strategies.fedkd.options import (
     Phase,
     augmented,
     check_augmentation,
+    release_plan,
+    score_mechanism,
 )
-from fl_strategies.strategies.fedkd.privacy import release_plan, score_mechanism
 from fl_strategies.tasks import Task, check_task
 from fl_strategies.wire import keys
 from fl_strategies.wire.formats import ScoreFormat, score_format

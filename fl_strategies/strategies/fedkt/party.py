@@ -35,9 +35,11 @@ from fl_strategies.strategies.fedkt.options import (
     SCORES,
     VOTE_INSTEAD,
     FedKTOptions,
+    num_queries,
+    num_teachers,
     one_scale,
+    release_plan,
 )
-from fl_strategies.strategies.fedkt.privacy import num_queries, num_teachers, release_plan
 from fl_strategies.wire import keys
 from fl_strategies.wire.formats import pack_labels
 from fl_strategies.wire.knowledge import (

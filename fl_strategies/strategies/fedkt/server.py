@@ -53,9 +53,9 @@ from fl_strategies.strategies.fedkt.options import (
     SCORES,
     VOTE_INSTEAD,
     FedKTOptions,
+    release_plan,
     score_evidence,
 )
-from fl_strategies.strategies.fedkt.privacy import release_plan
 from fl_strategies.wire import keys
 from fl_strategies.wire.formats import unpack_labels
 from fl_strategies.wire.knowledge import (

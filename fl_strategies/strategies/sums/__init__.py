@@ -13,11 +13,12 @@ from fl_strategies.strategies.sums.histogram import FedHistogram
 from fl_strategies.strategies.sums.options import (
     FedHistogramOptions,
     FedRegressionOptions,
+    Histogram,
+    Regression,
     SumOptions,
     SumPrivacy,
 )
 from fl_strategies.strategies.sums.party import SumParty
-from fl_strategies.strategies.sums.privacy import Histogram, Regression
 from fl_strategies.strategies.sums.regression import Components, FedRegression
 from fl_strategies.strategies.sums.summary import Cells
 

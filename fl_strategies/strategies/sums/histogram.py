@@ -21,8 +21,7 @@ from fl_strategies.privacy.planning.rules import (
     usual_cells_of_parties,
 )
 from fl_strategies.strategies.sums.limits import PartySums, known_classes, plausible_counts
-from fl_strategies.strategies.sums.options import FedHistogramOptions
-from fl_strategies.strategies.sums.privacy import Histogram
+from fl_strategies.strategies.sums.options import FedHistogramOptions, Histogram
 from fl_strategies.strategies.sums.server import Counted, SumStrategy
 from fl_strategies.strategies.sums.summary import (
     DIRECTION,

@@ -15,8 +15,9 @@ from fl_strategies.strategies.sums.options import (
     SUMS,
     TASK,
     SumOptions,
+    mechanism_of,
+    release_plan,
 )
-from fl_strategies.strategies.sums.privacy import mechanism_of, release_plan
 from fl_strategies.strategies.sums.summary import LARGEST_SUM, Summary, direction
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, config_choice

@@ -26,8 +26,7 @@ from fl_strategies.privacy.planning.rules import (
     usual_components,
 )
 from fl_strategies.strategies.sums.limits import Ellipsoid, PartySums, known_classes
-from fl_strategies.strategies.sums.options import FedRegressionOptions
-from fl_strategies.strategies.sums.privacy import Regression
+from fl_strategies.strategies.sums.options import FedRegressionOptions, Regression
 from fl_strategies.strategies.sums.server import Counted, SumStrategy
 from fl_strategies.strategies.sums.summary import (
     DIRECTION,

@@ -27,8 +27,13 @@ from fl_strategies.server.strategy import (
     public_array,
 )
 from fl_strategies.strategies.sums.limits import LEAST_AGREEMENT, PartySums
-from fl_strategies.strategies.sums.options import SUMS, TASK, SumOptions
-from fl_strategies.strategies.sums.privacy import mechanism_of, release_plan
+from fl_strategies.strategies.sums.options import (
+    SUMS,
+    TASK,
+    SumOptions,
+    mechanism_of,
+    release_plan,
+)
 from fl_strategies.strategies.sums.summary import DIRECTION, Summary, is_direction
 from fl_strategies.strategies.weights.restraint import read_num_records
 from fl_strategies.tasks import Task, check_task
