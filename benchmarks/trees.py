@@ -71,6 +71,7 @@ CASES = {
     "forest": Case("adult", "forest", ADULT, sklearn_forest),
     "boosted-trees": Case("cod-rna", "boosted-trees", COD_RNA, xgboost_classifier),
     "xgboost": Case("cod-rna", "xgboost", COD_RNA, xgboost_classifier),
+    "lightgbm": Case("cod-rna", "lightgbm", COD_RNA, xgboost_classifier),
 }
 
 

@@ -61,7 +61,7 @@ def make(name: str, scale: float = 1.0) -> Workload:
 
 
 NAMES = ("mlp", "cnn", "xgboost", "forest")
-FURTHER = {"xgboost": ("xgboost",)}
+FURTHER = {"xgboost": ("xgboost", "lightgbm")}
 """Learners of ours that are measured beside the fastest one, against the same plain side."""
 
 

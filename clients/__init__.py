@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clients.tabular.boosted_trees import BoostedTreesLearner
     from clients.tabular.forest import ForestLearner
     from clients.tabular.kernel import KernelRidgeLearner, RidgeLearner
+    from clients.tabular.lightgbm import LightGBMLearner
     from clients.tabular.multilabel import MultiLabelLearner
     from clients.tabular.random_features import RandomFeaturesLearner
     from clients.tabular.sklearn import ForestScores, SklearnLearner
@@ -29,6 +30,7 @@ __all__ = [
     "ForestLearner",
     "ForestScores",
     "KernelRidgeLearner",
+    "LightGBMLearner",
     "ModelCard",
     "MultiLabelLearner",
     "RandomFeaturesLearner",
@@ -51,6 +53,7 @@ _MODULES = {
     "ForestLearner": "clients.tabular.forest",
     "ForestScores": "clients.tabular.sklearn",
     "KernelRidgeLearner": "clients.tabular.kernel",
+    "LightGBMLearner": "clients.tabular.lightgbm",
     "ModelCard": "clients.saved_model",
     "MultiLabelLearner": "clients.tabular.multilabel",
     "RandomFeaturesLearner": "clients.tabular.random_features",

@@ -211,6 +211,13 @@ def _boosted_trees(settings: ModelOptions, num_classes: int) -> Learner:
     return BoostedTreesLearner(num_classes=num_classes, **_boosting_options(settings))
 
 
+def _lightgbm(settings: ModelOptions, num_classes: int) -> Learner:
+    import_library("lightgbm", "lightgbm", "lightgbm")
+    from clients.tabular.lightgbm import LightGBMLearner
+
+    return LightGBMLearner(num_classes=num_classes, **_boosting_options(settings))
+
+
 def _xgboost(settings: ModelOptions, num_classes: int) -> Learner:
     import_library("xgboost", "xgboost", "xgboost")
     from clients.tabular.xgboost import XGBoostLearner
@@ -355,6 +362,7 @@ LEARNERS: Final[Mapping[str, Builder]] = MappingProxyType(
         "k-nearest-neighbours": functools.partial(_classifier, _nearest_neighbours),
         "gradient-boosting": functools.partial(_classifier, _gradient_boosting),
         "boosted-trees": functools.partial(_classifier, _boosted_trees),
+        "lightgbm": functools.partial(_classifier, _lightgbm),
         "xgboost": functools.partial(_classifier, _xgboost),
         "xgboost-scores": _xgboost_scores,
         "forest-scores": _forest_scores,

@@ -5,29 +5,17 @@ children, for a block of rows at once, until the root has the answers. That is a
 instructions for sixteen rows, without any jump. Larger trees are walked, row by row.
 """
 
-import copy
-import functools
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import numpy as np
 from scipy.special import expit, softmax
 
 from clients.compiled.boosting import Bins, Draft, Growth, Rule, Stack, Work, bin_rows, boost
 from clients.compiled.compiling import compiled, part
-from clients.tabular.base import (
-    CommonRows,
-    SharedRows,
-    TabularLearner,
-    WeightedLabels,
-    require_array,
-    to_float32,
-)
-from clients.tabular.boosting_settings import boosting_settings
-from clients.tabular.trees import Trees, num_received_trees
+from clients.tabular.base import WeightedLabels, to_float32
+from clients.tabular.boosting import BoostedLearner, BoostingSettings, SharedBins
+from clients.tabular.trees import Trees
 from fl_strategies._util.arrays import Array, FloatArray, IntArray
-from fl_strategies.errors import require_known
-from fl_strategies.learners import TrainingSet
 
 BLOCK: Final = 128
 MOST_NODES: Final = 255
@@ -215,10 +203,9 @@ def _finished(growth: Growth, used: Array) -> Trees:
 
 
 OWNER: Final = "BoostedTreesLearner"
-OFFSETS: Final = "offsets"
 
 
-class BoostedTreesLearner(TabularLearner):
+class BoostedTreesLearner(BoostedLearner):
     """Boosted trees as XGBoost's, one sequence for two classes and one per class for more.
 
     Splits, leaves and first scores are those of `xgboost.train` with histograms; where every
@@ -268,39 +255,18 @@ class BoostedTreesLearner(TabularLearner):
         max_bin: int = 64,
     ) -> None:
         super().__init__(num_classes=num_classes)
-        boosting_settings(
-            OWNER,
+        BoostingSettings(
             num_rounds=num_rounds,
             max_depth=max_depth,
             learning_rate=learning_rate,
             gamma=gamma,
             reg_lambda=reg_lambda,
             max_bin=max_bin,
-        )
+        ).checked(OWNER)
         self._num_rounds, self._max_bin = num_rounds, max_bin
         self._rule = Rule(max_depth, float(learning_rate), float(gamma), float(reg_lambda))
         self._model: _Model
         self._known: _Known | None = None
-
-    def fit_many(
-        self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
-    ) -> list[Self]:
-        """Return one new fitted twin per training set, each as `fit` makes it by itself.
-
-        Sets on one array share its bins, also with later calls on equal rows.
-        """
-        twins, common = [copy.copy(self) for _ in sets], CommonRows(OWNER, sets)
-        for twin, (x, y), rng in zip(twins, sets, rngs, strict=True):
-            rows = common.get(x, twin._training_rows)
-            classes, encoded = twin._numbered(y, len(rows))
-            twin._classes, twin._width = classes, rows.shape[1]
-            if len(classes) == 1:
-                continue
-            if common.are_common(x):
-                twin._fit_shared(rows, encoded)
-            else:
-                twin._fit(rows, encoded, rng)
-        return twins
 
     @staticmethod
     def load_kernels() -> None:
@@ -309,10 +275,6 @@ class BoostedTreesLearner(TabularLearner):
         rule, offsets = Rule(1, 1.0, 0.0, 1.0), np.zeros(1, dtype=np.float32)
         trees, _ = boost_trees(bin_rows(x, 2), shares[1:], offsets, 1, rule)
         sum_of_trees(trees, x, offsets)
-
-    @property
-    def _takes_weights(self) -> bool:
-        return True
 
     def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:  # noqa: ARG002
         rows = to_float32(self._owner, x)
@@ -329,8 +291,8 @@ class BoostedTreesLearner(TabularLearner):
         shares[labels.classes, labels.rows] = labels.weights
         self._boost(bin_rows(rows, self._max_bin), shares)
 
-    def _fit_shared(self, x: Array, y: IntArray) -> None:
-        public = _shared_rows(self._max_bin).get(x, self._binned)
+    def _fit_shared(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:  # noqa: ARG002
+        public = _SHARED.get(self._max_bin, x, self._binned)
         scores = self._boost(public.bins, _shares(y))
         self._known = _Known(public.rows, scores)
 
@@ -355,22 +317,10 @@ class BoostedTreesLearner(TabularLearner):
             return np.stack([expit(-scores[0]), expit(scores[0])], axis=1)
         return np.asarray(softmax(scores, axis=0).T)
 
-    def _to_arrays(self) -> dict[str, Array]:
-        model = self._model
-        return {OFFSETS: model.offsets.copy(), **model.trees.to_arrays(self._width)}
+    def _sent(self) -> tuple[FloatArray, Trees]:
+        return self._model
 
-    def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
-        found = sorted(map(str, arrays))
-        require_known(OFFSETS in arrays, OWNER, "arrays", f"with {OFFSETS!r}", found)
-        per_round = 1 if self._num_present == 2 else self._num_present
-        offsets = require_array(OWNER, arrays, OFFSETS, np.float32, (per_round,))
-        nodes = {name: array for name, array in arrays.items() if name != OFFSETS}
-        num_trees = num_received_trees(OWNER, nodes)
-        rule = f"those of rounds of {per_round} trees"
-        require_known(num_trees % per_round == 0, OWNER, "tree-sizes", rule, num_trees)
-        trees = Trees.from_arrays(
-            OWNER, nodes, num_trees=num_trees, width=self._width, num_values=1
-        )
+    def _receive(self, offsets: FloatArray, trees: Trees) -> None:
         self._model, self._known = _Model(offsets, trees), None
 
 
@@ -399,10 +349,7 @@ class _Known(NamedTuple):
     scores: FloatArray
 
 
-@functools.lru_cache(maxsize=1)
-def _shared_rows(_max_bin: int) -> SharedRows[_Public]:
-    """Return the rows that are kept with so many bins."""
-    return SharedRows()
+_SHARED: Final[SharedBins[_Public]] = SharedBins()
 
 
 def _shares(y: IntArray) -> Array:

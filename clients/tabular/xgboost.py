@@ -1,29 +1,25 @@
 """XGBoost as a learner of labels, and of scores."""
 
-import copy
 import functools
 import json
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self, Unpack
 
 import numpy as np
 
-from clients.tabular.base import (
-    CommonRows,
-    SharedRows,
-    TabularLearner,
-    WeightedLabels,
-    require_array,
-    to_float32,
+from clients.tabular.base import WeightedLabels, require_array, to_float32
+from clients.tabular.boosting import (
+    OFFSETS,
+    BoostedLearner,
+    BoostingOptions,
+    BoostingSettings,
+    SharedBins,
 )
-from clients.tabular.boosting_settings import BoostingOptions, boosting_settings, trees_of
 from clients.tabular.scores import ScoreLearner
-from clients.tabular.trees import Trees
+from clients.tabular.trees import NativeTree, Trees
 from fl_strategies._util.arrays import Array, FloatArray, IntArray
 from fl_strategies.errors import MissingExtra, require_known
-from fl_strategies.learners import TrainingSet
 from fl_strategies.tasks import Task
 
 try:
@@ -32,10 +28,9 @@ except ImportError as error:
     raise MissingExtra("XGBoostLearner", "xgboost", "xgboost") from error
 
 OWNER: Final = "XGBoostLearner"
-OFFSETS: Final = "offsets"
 
 
-class XGBoostLearner(TabularLearner):
+class XGBoostLearner(BoostedLearner):
     """Boosted trees, one sequence for two classes and one per class for more.
 
     Trained with histograms as by `xgboost.train`. Students on the same public rows share their
@@ -74,7 +69,8 @@ class XGBoostLearner(TabularLearner):
 
     def __init__(self, *, num_classes: int, **options: Unpack[BoostingOptions]) -> None:
         super().__init__(num_classes=num_classes)
-        self._num_rounds, self._settings = boosting_settings(OWNER, **options)
+        chosen = BoostingSettings(**options).checked(OWNER)
+        self._num_rounds, self._settings = chosen.num_rounds, _native_settings(chosen)
         self._model: Any  # xgboost.Booster or _ReceivedBooster
         self._public: _Public | None = None
 
@@ -84,30 +80,6 @@ class XGBoostLearner(TabularLearner):
         model = getattr(self, "_model", None)
         return model if isinstance(model, xgboost.Booster) else None
 
-    def fit_many(
-        self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
-    ) -> list[Self]:
-        """Return one new fitted twin per training set, each as `fit` makes it by itself.
-
-        Sets on one array share its bins, also with later calls on equal rows.
-        """
-        twins, common = [copy.copy(self) for _ in sets], CommonRows(OWNER, sets)
-        for twin, (x, y), rng in zip(twins, sets, rngs, strict=True):
-            rows = common.get(x, twin._training_rows)
-            classes, encoded = twin._numbered(y, len(rows))
-            twin._classes, twin._width = classes, rows.shape[1]
-            if len(classes) == 1:
-                continue
-            if common.are_common(x):
-                twin._fit_shared(rows, encoded, rng)
-            else:
-                twin._fit(rows, encoded, rng)
-        return twins
-
-    @property
-    def _takes_weights(self) -> bool:
-        return True
-
     def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
         self._boost(to_float32(self._owner, x), y, None, rng)
 
@@ -116,7 +88,7 @@ class XGBoostLearner(TabularLearner):
         self._boost(rows, labels.classes, labels.weights, rng)
 
     def _fit_shared(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
-        public = _SHARED.rows_for(self._settings).get(x, self._binned)
+        public = _SHARED.get(self._settings["max_bin"], x, self._binned)
         public.matrix.set_label(y)
         self._train(public.matrix, y, rng)
         self._public = public
@@ -152,22 +124,17 @@ class XGBoostLearner(TabularLearner):
             return np.stack([1.0 - probabilities, probabilities], axis=1)
         return probabilities
 
-    def _to_arrays(self) -> dict[str, Array]:
+    def _sent(self) -> tuple[FloatArray, Trees]:
         model = self._model
         sent = _ReceivedBooster.of(model) if isinstance(model, xgboost.Booster) else model
-        return {OFFSETS: sent.offsets.copy(), **sent.trees.to_arrays(self._width)}
+        return sent.offsets, sent.trees
 
-    def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
-        found = sorted(map(str, arrays))
-        require_known(OFFSETS in arrays, OWNER, "arrays", f"with {OFFSETS!r}", found)
-        per_round = 1 if self._num_present == 2 else self._num_present
-        offsets = require_array(OWNER, arrays, OFFSETS, np.float32, (per_round,))
-        nodes = {name: array for name, array in arrays.items() if name != OFFSETS}
-        num_trees = self._num_rounds * per_round
-        trees = Trees.from_arrays(
-            OWNER, nodes, num_trees=num_trees, width=self._width, num_values=1
-        )
+    def _receive(self, offsets: FloatArray, trees: Trees) -> None:
         self._model, self._public = _ReceivedBooster(offsets, trees), None
+
+    def _num_trees(self, owner: str, nodes: Mapping[str, Array], per_round: int) -> int:  # noqa: ARG002
+        """Return how many trees a booster of these settings has: XGBoost grows all of them."""
+        return self._num_rounds * per_round
 
 
 class _Booster(xgboost.Booster):
@@ -187,20 +154,7 @@ class _Public(NamedTuple):
     matrix: Any
 
 
-class _SharedMatrices(threading.local):
-    """The last public rows of this thread: models write their labels into the matrix."""
-
-    def __init__(self) -> None:
-        self._kept: tuple[int, SharedRows[_Public]] = (0, SharedRows())
-
-    def rows_for(self, settings: Mapping[str, Any]) -> "SharedRows[_Public]":
-        """Return the rows that are kept with so many bins."""
-        if self._kept[0] != settings["max_bin"]:
-            self._kept = settings["max_bin"], SharedRows()
-        return self._kept[1]
-
-
-_SHARED: Final = _SharedMatrices()
+_SHARED: Final[SharedBins[_Public]] = SharedBins()
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,6 +187,37 @@ class _ReceivedBooster:
         rows = np.zeros((len(x), 1), dtype=np.float32)
         blank = _trained_on_nothing(max(2, len(self.offsets)))
         return np.asarray(blank.inplace_predict(rows, base_margin=margins))
+
+
+def _native_settings(chosen: BoostingSettings) -> dict[str, Any]:
+    return {
+        "tree_method": "hist",
+        "max_depth": chosen.max_depth,
+        "learning_rate": chosen.learning_rate,
+        "gamma": chosen.gamma,
+        "reg_lambda": chosen.reg_lambda,
+        "max_bin": chosen.max_bin,
+        "nthread": chosen.num_threads,
+    }
+
+
+def trees_of(booster: Any) -> Trees:
+    """Return the trees of a booster in its own order: round by round, class by class."""
+    model = json.loads(booster.save_raw("json"))
+    return Trees.grow(map(_native_tree, model["learner"]["gradient_booster"]["model"]["trees"]))
+
+
+def _native_tree(tree: dict[str, Any]) -> NativeTree:
+    # XGBoost goes left below a threshold; for float32 that is up to the number before.
+    # Leaves keep their value in the place of a threshold.
+    conditions = np.array(tree["split_conditions"], dtype=np.float32)
+    return NativeTree(
+        left=np.array(tree["left_children"]),
+        right=np.array(tree["right_children"]),
+        features=np.array(tree["split_indices"]),
+        thresholds=np.nextafter(conditions, np.float32(-np.inf)),
+        values=conditions[:, np.newaxis],
+    )
 
 
 def _objective(num_present: int) -> dict[str, Any]:
@@ -313,10 +298,11 @@ class XGBoostScores(ScoreLearner):
         **options: Unpack[BoostingOptions],
     ) -> None:
         super().__init__(num_classes=num_classes, task=task)
-        self._num_rounds, boosting = boosting_settings(self._owner, **options)
+        options.setdefault("max_bin", MAX_BIN)
+        chosen = BoostingSettings(**options).checked(self._owner)
+        self._num_rounds = chosen.num_rounds
         self._settings = {
-            **boosting,
-            "max_bin": options.get("max_bin", MAX_BIN),
+            **_native_settings(chosen),
             "objective": "reg:squarederror",
             "multi_strategy": "one_output_per_tree",
             # The mean is taken off the targets, whatever a version makes of its own.

@@ -18,6 +18,7 @@ LEARN_SCORES: Final[Mapping[str, str]] = {
     "extra-trees": "forest-scores",
     "decision-tree": "forest-scores",
     "boosted-trees": "xgboost-scores",
+    "lightgbm": "xgboost-scores",
     "xgboost": "xgboost-scores",
     "gradient-boosting": "xgboost-scores",
     "logistic-regression": "ridge",

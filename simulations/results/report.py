@@ -43,6 +43,7 @@ _PACKAGES = (
     "flwr",
     "numpy",
     "scikit-learn",
+    "lightgbm",
     "xgboost",
     "xgboost-cpu",
     "torch",

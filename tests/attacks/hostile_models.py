@@ -24,6 +24,7 @@ from clients import (
     BoostedTreesLearner,
     ForestScores,
     KernelRidgeLearner,
+    LightGBMLearner,
     MultiLabelLearner,
     RidgeLearner,
     SklearnLearner,
@@ -163,6 +164,12 @@ def score_trees(flags: np.ndarray, count: int) -> tuple[Any, Arrays]:
 
 def compiled(flags: np.ndarray, num_rounds: int = 1) -> tuple[Any, Arrays]:
     return BoostedTreesLearner(num_classes=2), boosted(flags, num_rounds)[1]
+
+
+def lightgbm(flags: np.ndarray, num_rounds: int = 1) -> tuple[Any, Arrays]:
+    arrays = boosted(flags, num_rounds)[1]
+    wide = {name: arrays[name].astype(np.float64) for name in ("offsets", "values")}
+    return LightGBMLearner(num_classes=2), {**arrays, **wide}
 
 
 def boosted(flags: np.ndarray, num_rounds: int = 1, width: int = WIDTH) -> tuple[Any, Arrays]:
@@ -411,6 +418,9 @@ ATTACKS: Mapping[str, Attack] = {
     "booster: 10000 small trees": lambda: boosted(bushy(3), 10_000),
     "booster: a million columns": lambda: boosted(bushy(3), 2, 2**20),
     "booster: 16 million columns": lambda: boosted(bushy(3), 2, 2**24),
+    "lightgbm: 10000 leaves": lambda: lightgbm(bushy(0), 10_000),
+    "lightgbm: chains": lambda: lightgbm(chain(250), 400),
+    "lightgbm: a full tree": lambda: lightgbm(bushy(100_000)),
     "boosted trees: 10000 leaves": lambda: compiled(bushy(0), 10_000),
     "boosted trees: chains": lambda: compiled(chain(250), 400),
     "boosted trees: a full one": lambda: compiled(bushy(100_000)),
@@ -475,6 +485,7 @@ def warm_up() -> None:
         sklearn(make_pipeline(StandardScaler(), MLPClassifier((3,), max_iter=5, tol=1e9))),
         sklearn(ExtraTreesClassifier(3)),
         XGBoostLearner(num_classes=3, num_rounds=1),
+        LightGBMLearner(num_classes=3, num_rounds=1),
         BoostedTreesLearner(num_classes=3, num_rounds=1),
         XGBoostScores(num_classes=3, num_rounds=1),
         network(),

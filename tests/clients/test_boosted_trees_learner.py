@@ -19,18 +19,13 @@ from clients.compiled import boosting as boosting_bins
 from clients.compiled.boosting import Bins, Rule, bin_rows
 from clients.tabular import boosted_trees as boosting
 from clients.tabular import boosted_trees as tree_sums
-from clients.tabular.base import MIN_PROBABILITY
 from clients.tabular.boosted_trees import BoostedTreesLearner
 from clients.tabular.xgboost import XGBoostLearner
 from fl_strategies._util.arrays import Array, FloatArray, IntArray
 from fl_strategies.errors import (
-    InvalidData,
-    InvalidParameter,
-    KnowledgeMismatch,
     MissingExtra,
-    NotFitted,
 )
-from fl_strategies.learners import EnsembleLearner, PortableLearner, Recipe, SoftLearner
+from fl_strategies.learners import Recipe, SoftLearner
 from tests import lopsided_trees
 
 ROOT = Path(__file__).parent.parent.parent
@@ -358,47 +353,6 @@ def test_as_accurate_as_xgboost_where_bins_are_shared_by_values() -> None:
 # --- learning -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("classes", [[3, 8], [3, 8, 9], None], ids=["two", "three", "all"])
-def test_classes_keep_their_columns(classes: list[int] | None) -> None:
-    """Labels are classes of the federation, and absent classes get the smallest score."""
-    x, y = digits(classes)
-    actual = fitted(classes, num_rounds=8)
-
-    labels, scores = actual.predict(x), actual.logits(x)
-
-    absent = np.setdiff1d(np.arange(NUM_CLASSES), y)
-    assert (labels == y).mean() > 0.95
-    assert np.array_equal(scores.argmax(axis=1), labels)
-    assert (scores[:, absent] == math.log(MIN_PROBABILITY)).all()
-
-
-def test_no_seed_changes_a_model() -> None:
-    """No step is random."""
-    x, y = digits()
-    models = [learner().fit(x, y, rng=generator(seed)).to_arrays() for seed in (0, 1)]
-
-    assert same(*models)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("num_rounds", 2),
-        ("max_depth", 1),
-        ("learning_rate", 0.1),
-        ("gamma", 3.0),
-        ("reg_lambda", 20.0),
-        ("max_bin", 2),
-    ],
-)
-def test_every_setting_changes_the_model(setting: str, value: float) -> None:
-    """None is forgotten on the way."""
-    x, y = digits()
-    other = learner(**{setting: value}).fit(x, y, rng=generator())
-
-    assert not np.array_equal(fitted().logits(x), other.logits(x))
-
-
 def test_rows_that_are_all_alike_have_one_leaf() -> None:
     """Nothing can be split, and scores are those of the classes' shares."""
     model = learner().fit(np.ones((8, 3)), np.arange(8) % 4 // 3, rng=generator())
@@ -445,18 +399,6 @@ def test_all_ways_to_ask_trees_agree_to_the_bit(
         assert np.array_equal(scores.T, trees.sums(each, offsets))
 
 
-def test_images_and_no_rows_are_rows() -> None:
-    """Rows of any shape are flattened, and no rows give no answers."""
-    x, y = digits()
-    images = x.reshape(-1, 8, 8)
-
-    actual = learner().fit(images, y, rng=generator())
-
-    assert np.array_equal(actual.predict(images), fitted().predict(x))
-    assert actual.predict(images[:0]).shape == (0,)
-    assert actual.logits(images[:0]).shape == (0, NUM_CLASSES)
-
-
 def test_kernels_are_compiled_for_one_kind_of_arrays_only() -> None:
     """What `load_kernels` has loaded serves everything, read-only rows too."""
     kernels: list[Any] = [
@@ -481,172 +423,11 @@ def test_kernels_are_compiled_for_one_kind_of_arrays_only() -> None:
 # --- refusals -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("num_classes", 1),
-        ("num_rounds", 0),
-        ("max_depth", 0),
-        ("learning_rate", 0.0),
-        ("learning_rate", 1.5),
-        ("gamma", -0.1),
-        ("reg_lambda", -1.0),
-        ("max_bin", 1),
-    ],
-)
-def test_bad_settings_are_refused(setting: str, value: float) -> None:
-    """A setting outside its range is named with its value."""
-    message = f"BoostedTreesLearner: {setting} must be .*{value}"
-    with pytest.raises(InvalidParameter, match=message):
-        learner(**{setting: value})
-
-
-def test_bad_data_are_refused() -> None:
-    """Unfitted use, other widths, NaN, large numbers and foreign labels are named."""
-    x, y = digits()
-
-    with pytest.raises(NotFitted, match="BoostedTreesLearner"):
-        learner().predict(x)
-    with pytest.raises(NotFitted):
-        learner().to_arrays()
-    with pytest.raises(InvalidData, match="rows of 64 columns"):
-        fitted().predict(x[:, :5])
-    with pytest.raises(InvalidData, match="finite"):
-        learner().fit(np.where(x > 15, np.nan, x), y, rng=generator())
-    with pytest.raises(InvalidData, match="range of float32"):
-        learner().fit(x * 1e300, y, rng=generator())
-    with pytest.raises(InvalidData, match="between 0 and 9"):
-        learner().fit(x, y + 1, rng=generator())
-
-
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Numba the import says what to install."""
-    for name in ("boosted_trees_learner", "boosting", "boosting_kernels", "boosting_bins"):
+    for name in ("tabular.boosted_trees", "compiled.boosting", "compiled.compiling"):
         monkeypatch.delitem(sys.modules, f"clients.{name}")
-    monkeypatch.delitem(sys.modules, "clients.compiled.compiling")
     monkeypatch.setitem(sys.modules, "numba", None)
 
     with pytest.raises(MissingExtra, match=r"fl-strategies\[fast\]"):
         importlib.import_module("clients.tabular.boosted_trees")
-
-
-# --- travel -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("classes", [[3, 8], [3, 8, 9], None], ids=["two", "three", "all"])
-def test_a_model_predicts_the_same_to_the_bit_after_travel(classes: list[int] | None) -> None:
-    """Labels and scores of a received model equal the sender's."""
-    x = DIGITS[0][:300]
-    sender = fitted(classes)
-
-    twin = learner().from_arrays(sender.to_arrays())
-
-    assert isinstance(sender, PortableLearner)
-    assert np.array_equal(sender.predict(x), twin.predict(x))
-    assert np.array_equal(sender.logits(x), twin.logits(x))
-    assert same(sender.to_arrays(), twin.to_arrays())
-
-
-SENT = fitted([3, 8, 9]).to_arrays()
-
-
-def test_any_number_of_rounds_is_received() -> None:
-    """The sender's settings need not be known."""
-    x, _ = digits([3, 8, 9])
-    twin = learner(num_rounds=99).from_arrays(SENT)
-
-    assert np.array_equal(twin.logits(x), fitted([3, 8, 9]).logits(x))
-
-
-def test_a_received_model_can_learn_again() -> None:
-    """It forgets what it was, as any other does."""
-    x, y = digits()
-
-    again = learner().from_arrays(SENT).fit(x, y, rng=generator())
-
-    assert np.array_equal(again.logits(x), fitted().logits(x))
-
-
-def test_scores_of_a_broken_model_are_numbers() -> None:
-    """Finite numbers whose sum overflows carry no NaN into anybody's average."""
-    for sign in (1, -1):
-        most = np.full_like(SENT["values"], sign * np.finfo(np.float32).max)
-        most[::3] *= -1
-        twin = learner().from_arrays({**SENT, "values": most, "offsets": most[:3, 0]})
-
-        assert np.isfinite(twin.logits(DIGITS[0][:50])).all()
-        assert set(twin.predict(DIGITS[0][:50])) <= {3, 8, 9}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"offsets": np.zeros(2, dtype=np.float32)}, r"offsets must be of shape \(3,\)"),
-        ({"offsets": np.zeros(3)}, "offsets must be of float32"),
-        ({"offsets": np.full(3, np.nan, dtype=np.float32)}, "offsets must be finite"),
-        ({"tree-sizes": SENT["tree-sizes"][:-1]}, "those of rounds of 3 trees, got 11"),
-        ({"tree-sizes": SENT["tree-sizes"][:0]}, "those of 1 to 10000 trees"),
-        ({"tree-sizes": SENT["tree-sizes"] + 2}, "must be"),
-        ({"leaf-bits": ~SENT["leaf-bits"]}, "must be"),
-        ({"features": np.full_like(SENT["features"], 64)}, "features must be below 64"),
-        ({"thresholds": SENT["thresholds"] * np.nan}, "thresholds must be finite"),
-        ({"values": SENT["values"] * np.inf}, "values must be finite"),
-        ({"width": np.array([8])}, "features must be below 8"),
-        ({"classes": np.array([3, 8])}, "must be"),
-        ({"more": np.zeros(1)}, "named"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_a_broken_model_is_refused(changes: dict[str, Array], message: str) -> None:
-    """Each array must be what the trees' sizes say."""
-    with pytest.raises(KnowledgeMismatch, match=message):
-        learner().from_arrays({**SENT, **changes})
-
-
-@pytest.mark.parametrize("name", sorted(SENT))
-def test_a_missing_array_is_refused(name: str) -> None:
-    """By its name, or by the names that are known."""
-    with pytest.raises(KnowledgeMismatch, match=name):
-        learner().from_arrays({key: array for key, array in SENT.items() if key != name})
-
-
-# --- many at once -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("classes", [[3, 8], None], ids=["two", "all"])
-def test_many_are_each_as_if_alone(classes: list[int] | None) -> None:
-    """Students on shared bins, and sets of their own rows, equal models fitted alone."""
-    public, labels = digits(classes)
-    sets = [(public, labels), digits([3, 8, 9]), (public, labels[::-1]), digits([5])]
-    rngs = [generator(number) for number in range(len(sets))]
-
-    many = learner().fit_many(sets, rngs=rngs)
-
-    assert isinstance(learner(), EnsembleLearner)
-    for twin, (x, y) in zip(many, sets, strict=True):
-        alone = learner().fit(x, y, rng=generator())
-        assert same(twin.to_arrays(), alone.to_arrays())
-        for rows in (public, public.copy(), DIGITS[0][:50]):
-            assert np.array_equal(twin.logits(rows), alone.logits(rows))
-
-
-def test_shared_rows_are_known_by_their_content() -> None:
-    """Neither bins nor answers belong to an address: rows may be written to."""
-    x, y = digits([3, 8])
-    rows = x.copy()
-    for _ in range(2):
-        first, _ = learner().fit_many([(rows, y), (rows, y)], rngs=[generator(), generator()])
-        alone = learner().fit(rows, y, rng=generator())
-        assert np.array_equal(first.logits(rows), alone.logits(rows))
-        rows += np.arange(64) * rows[:, :1] - rows[:, 5:6]
-        assert np.array_equal(first.logits(rows), alone.logits(rows))
-
-
-def test_other_bins_are_other_rows() -> None:
-    """Learners of different settings on the same rows do not share what they may not."""
-    x, y = generator().normal(size=(200, 3)), np.arange(200) % 2
-    for bins in (64, 4, 64):
-        sets, rngs = [(x, y), (x, y)], [generator(), generator()]
-        one, _ = learner(max_bin=bins).fit_many(sets, rngs=rngs)
-        alone = learner(max_bin=bins).fit(x, y, rng=generator())
-        assert same(one.to_arrays(), alone.to_arrays())

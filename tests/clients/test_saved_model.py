@@ -33,6 +33,7 @@ NAMES = (
     "extra-trees",
     "logistic-regression",
     "boosted-trees",
+    "lightgbm",
     "xgboost",
     "xgboost-scores",
     "forest-scores",

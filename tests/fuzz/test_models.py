@@ -25,6 +25,7 @@ from clients import (
     ForestLearner,
     ForestScores,
     KernelRidgeLearner,
+    LightGBMLearner,
     MultiLabelLearner,
     RandomFeaturesLearner,
     RidgeLearner,
@@ -100,6 +101,7 @@ LEARNERS: Mapping[str, Callable[[], Any]] = {
     "boosted-trees": partial(
         BoostedTreesLearner, num_classes=NUM_CLASSES, num_rounds=2, max_depth=2
     ),
+    "lightgbm": partial(LightGBMLearner, num_classes=NUM_CLASSES, num_rounds=2, max_depth=2),
     "xgboost": partial(XGBoostLearner, num_classes=NUM_CLASSES, num_rounds=2, max_depth=2),
     "xgboost-scores": partial(
         XGBoostScores, num_classes=NUM_CLASSES, num_rounds=2, max_depth=2

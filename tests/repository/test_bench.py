@@ -34,6 +34,7 @@ def test_a_quick_run_writes_results_page_and_picture(suite: Any, tmp_path: Path)
         "cnn party",
         "xgboost party (boosted-trees)",
         "xgboost party (xgboost)",
+        "xgboost party (lightgbm)",
         "forest party",
     ]
     for one in claims:

@@ -16,6 +16,7 @@ PACKAGES = ("fl_strategies", "clients", "simulations")
 HEAVY = (
     "torch",
     "sklearn",
+    "lightgbm",
     "xgboost",
     "numba",
     "ray",

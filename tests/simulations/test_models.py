@@ -141,6 +141,7 @@ def test_the_forest_of_bits_takes_trees_and_depth() -> None:
     ("name", "kind", "threads"),
     [
         ("xgboost", "tabular.xgboost.XGBoostLearner", {"num_threads": 1}),
+        ("lightgbm", "tabular.lightgbm.LightGBMLearner", {}),
         ("boosted-trees", "tabular.boosted_trees.BoostedTreesLearner", {}),
     ],
 )
@@ -306,7 +307,7 @@ def test_the_perceptron_has_two_hidden_layers_of_a_hundred_units() -> None:
 def test_an_unknown_name_lists_the_known() -> None:
     """The answer names every model."""
     message = r"one of random-forest, .*, mlp, .*, cnn-2-A-B or cnn-3-A-B-C .*, got '{}'"
-    for name in ("lightgbm", "cnn-2-8", "cnn-3-8-8", "cnn-2-8-8-8", "cnn-2-0-8", "cnn-4-1-1-1"):
+    for name in ("catboost", "cnn-2-8", "cnn-3-8-8", "cnn-2-8-8-8", "cnn-2-0-8", "cnn-4-1-1-1"):
         with pytest.raises(InvalidParameter, match=message.format(name)):
             factory(name)
 
@@ -317,6 +318,7 @@ def test_an_unknown_name_lists_the_known() -> None:
         ("random-forest", "sklearn.ensemble", "sklearn"),
         ("svm", "sklearn.svm", "sklearn"),
         ("boosted-trees", "numba", "fast"),
+        ("lightgbm", "lightgbm", "lightgbm"),
         ("xgboost", "xgboost", "xgboost"),
         ("mlp", "torch", "torch"),
         ("resnet8", "torch", "torch"),
@@ -338,7 +340,7 @@ def test_importing_the_models_loads_no_library() -> None:
     """Settings and names can be read where no model library is installed."""
     code = (
         "import sys, simulations.config, simulations.models;"
-        "heavy = {'torch', 'sklearn', 'xgboost', 'numba', 'pandas', 'torchvision'};"
+        "heavy = {'torch', 'sklearn', 'xgboost', 'lightgbm', 'numba', 'pandas', 'torchvision'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(
