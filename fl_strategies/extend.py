@@ -69,7 +69,7 @@ from fl_strategies.party.training import (
     require_plan,
     trained,
 )
-from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
+from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts, calibrated_sums
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.privacy.noise import NoiseSpec, ReleaseSpec, ScorePrivacy, calibrate_scale
@@ -130,6 +130,7 @@ __all__ = [
     "ScorePrivacy",
     "VotePrivacy",
     "calibrate_scale",
+    "calibrated_sums",
     "open_charges",
     # What crosses the trust boundary.
     "Knowledge",

@@ -53,7 +53,7 @@ def option(
     """Define a setting; its annotation gives its type, and a `Literal` its choices.
 
     A setting that may be None is omitted from a configuration by 0 or an empty text; one whose
-    default is `MISSING` must be given.
+    default is `dataclasses.MISSING` must be given.
     """
     bounds = {"at least": least, "greater than": above, "at most": most, "below": below}
     given = {words: bound for words, bound in bounds.items() if bound is not None}

@@ -26,10 +26,16 @@ _MOST_COUNTS = 2**12
 class LaplaceCounts:
     """Release the number of examples per label, with discrete Laplace noise.
 
+    Other whole numbers from 0 to 2**31 will do, at most 4096 at once. For sums of columns, cut
+    each to a box and count whole steps from its lower end: with s steps per box, an example
+    that changes its label moves up to 2s steps per column. Choose s so that no party's sums
+    can reach 2**31, since they would be refused.
+
     Parameters
     ----------
     epsilon : float
-        Cost of the whole vector of counts per example.
+        Cost of the whole vector of counts if an example is replaced. Where `halved`, a ledger
+        states half of it, the cost if one is blanked, and its statement says so.
     l1_sensitivity : float
         The most by which replacing one example moves the counts: 2 if an example has one
         label, the number of labels if it may have any of them.
@@ -59,7 +65,10 @@ class LaplaceCounts:
 
     @property
     def scale(self) -> float:
-        """Scale of the noise on every count: a power of two, so that counts lie on its grid."""
+        """Scale of the noise on every count: a power of two, so that counts lie on its grid.
+
+        It is the next one from ``l1_sensitivity / epsilon``, so up to twice that.
+        """
         return float(2.0 ** np.ceil(np.log2(self.l1_sensitivity / self.epsilon)))
 
     def charges(self, *, seeded: bool = False) -> Charges:
@@ -78,7 +87,8 @@ class LaplaceCounts:
     def release(self, counts: Array, rng: np.random.Generator | None = None) -> Release:
         """Return noisy counts, none below 0, as float64 of the same shape."""
         whole = counts.dtype.kind in "iu" and counts.size > 0
-        require_data(whole, "LaplaceCounts", "counts", "whole numbers", counts.dtype)
+        rule = "whole numbers, such as steps of a box in place of real ones"
+        require_data(whole, "LaplaceCounts", "counts", rule, counts.dtype)
         few = counts.size <= _MOST_COUNTS
         require_data(few, "LaplaceCounts", "counts", f"at most {_MOST_COUNTS}", counts.size)
         inside = bool(counts.min() >= 0 and counts.max() < _LARGEST_COUNT)

@@ -265,10 +265,12 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     """Base of all strategies: the engine of a round, and the hooks that an author fills in.
 
     A subclass sets `name`, `reply_kind`, `options_type`, `takes` and `identified_by`, and in
-    its constructor `state` (a `State`, with the ledger that `new_ledger(self.plan)` returns)
-    and, if parties get a final model, `learner_fn` and `model_name`. It must have
-    `party_config`, `check` and `finish`; all other hooks have defaults. A round calls them in
-    this order:
+    its constructor `state` (a `state_type`, with the ledger that `new_ledger` makes of the
+    first round's plan; `round_` is read from the state, so not before it is set) and, if
+    parties get a final model, `learner_fn` and `model_name`. It must have `party_config`,
+    `check` and `finish`; all other hooks have defaults. `round_` counts from 1 within a round,
+    and rounds may differ in everything: `reply_kind` and `plan` can be properties that ask for
+    it. A round calls the hooks in this order:
 
     1. `begin_round` makes ready; `nodes_for_round` chooses among the connected parties.
     2. `party_config` is what every party is told, `knowledge_for` what one learns from.
@@ -281,6 +283,28 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     6. `delivery_for` is what a party is given, and `confirm_delivery` notes who has it.
 
     What a round leaves to the next is in `state`, and nothing else is: a checkpoint holds it.
+    A run that ends before a round has called `keep_model` fails, unless `has_result` differs.
+
+    What a subclass says of itself, as class attributes:
+
+    - `state_type`: what rounds leave to the next.
+    - `reply_kind`: the kind of `Knowledge` that parties answer with.
+    - `options_type`: what can be set about the algorithm itself.
+    - `takes`: keyword arguments of its constructor, besides those of `FederationOptions`.
+    - `identified_by`: attributes that must be as before in a resumed run. These are all
+      settings, and so all public attributes; what follows from them is a property.
+    - `model_name`: what parties call the final model; they need a factory of this name.
+    - `run_settings`: what else a resumed run must have as before, such as its learner's.
+    - `last_round`: after it there is nothing more to ask, and a whole run has as many; or None.
+    - `usual_rounds`: rounds of a run unless another number is given.
+    - `central`: whether the run ends in one model for everybody, or each party keeps its own.
+    - `same_learner`: whether all parties and the server need the same kind of model.
+    - `relays_models`: whether parties' models travel, so the server must rebuild them.
+    - `model_as_made`: whether the final model has the shape that its factory makes, so that
+      another strategy can continue with it.
+    - `parties_train`: whether parties train models of their own.
+    - `party_learner_needs`, `final_learner_needs`: protocols beyond `Learner` that the models
+      of parties and server must have.
 
     Parameters
     ----------
@@ -336,11 +360,8 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     reply_kind: str
     state: State
     state_type: ClassVar[type[State]] = State
-    """What rounds leave to the next."""
     model_name: str = ""
-    """What parties call the final model; they need a factory of this name to receive it."""
     options_type: ClassVar[type[Options]] = Options
-    """What can be set about the algorithm itself."""
     takes: ClassVar[tuple[str, ...]] = (
         "public",
         "num_classes",
@@ -349,7 +370,6 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         "task",
         "options",
     )
-    """Keyword arguments of the constructor, besides those of `FederationOptions`."""
     identified_by: ClassVar[tuple[str, ...]] = (
         "public",
         "num_classes",
@@ -358,30 +378,17 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         "task",
         "options",
     )
-    """Attributes that must be as before in a resumed run: every setting of the strategy."""
     run_settings: Mapping[str, Scalar]
-    """What else a resumed run must have as before, such as the settings of its learner."""
     last_round: int | None = None
-    """Round after which the strategy has nothing more to ask, or None."""
     central: ClassVar[bool] = True
-    """Whether the run ends in one model for everybody, or each party keeps its own."""
     usual_rounds: ClassVar[int] = 1
-    """Rounds that a run has unless another number is given."""
     same_learner: ClassVar[bool] = False
-    """Whether all parties and the server need the same kind of model."""
     relays_models: ClassVar[bool] = False
-    """Whether parties' models travel, so that the server must be able to rebuild them."""
     model_as_made: ClassVar[bool] = True
-    """Whether the final model has the shape that its factory makes, so that another strategy
-    can continue with it."""
     parties_train: ClassVar[bool] = True
-    """Whether parties train models of their own."""
     party_learner_needs: ClassVar[tuple[type, ...]] = ()
-    """Protocols beyond `Learner` that the parties' models must have."""
     final_learner_needs: ClassVar[tuple[type, ...]] = ()
-    """Protocols beyond `Learner` that the server's model must have."""
     failure_: str = "the strategy has not run"
-    """Why the last round that failed has no result."""
     _model: Learner | None
     _is_charged = False
 
@@ -859,6 +866,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         except (PrivacyBudgetExceeded, InvalidParameter) as error:
             self.fail(str(error))
             return None, {}
+        self.failure_ = f"round {self.round_} made no model"
         return self.finish()
 
     def configure_evaluate(

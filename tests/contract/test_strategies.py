@@ -62,8 +62,17 @@ def build(name: str, **changes: object) -> KnowledgeStrategy[Any]:
     return find_algorithm(name).strategy.from_settings(**options)
 
 
+def whole(strategy: KnowledgeStrategy[Any]) -> int:
+    """Return how many rounds make a whole run, one where more only improve it."""
+    return strategy.last_round or 1
+
+
 def run(strategy: KnowledgeStrategy[Any], app: ClientApp = APP, **options: Any) -> Result:
-    return run_local(strategy, app, NUM_PARTIES, **options)
+    return run_local(strategy, app, NUM_PARTIES, **{"num_rounds": whole(strategy), **options})
+
+
+def run_on(grid: InMemoryGrid, strategy: KnowledgeStrategy[Any]) -> Result:
+    return strategy.start(grid, ArrayRecord(), num_rounds=whole(strategy))
 
 
 def bits(strategy: KnowledgeStrategy[Any]) -> bytes:
@@ -125,7 +134,7 @@ def test_a_run_learns(name: str) -> None:
     """The toy federation ends well above chance."""
     strategy = build(name)
 
-    run(strategy, num_rounds=10 if isinstance(strategy, FlowerStrategy) else 1)
+    run(strategy, num_rounds=10 if isinstance(strategy, FlowerStrategy) else whole(strategy))
 
     assert accuracy(strategy.model_.predict(TEST[0])) > 0.85
 
@@ -134,7 +143,7 @@ def test_same_seed_same_bits_whatever_the_order(name: str) -> None:
     """Reply order and the number of workers do not change one bit; another seed does."""
     plain, shuffled, parallel, other = (build(name, seed=seed) for seed in (0, 0, 0, 1))
     run(plain)
-    shuffled.start(ShufflingGrid(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1)
+    run_on(ShufflingGrid(APP, NUM_PARTIES), shuffled)
     run(parallel, num_workers=2)
     run(other)
 
@@ -145,11 +154,12 @@ def test_same_seed_same_bits_whatever_the_order(name: str) -> None:
 def test_the_callers_config_is_left_alone(name: str) -> None:
     """Flower's own strategies write into the caller's record; ours do not."""
     config = ConfigRecord({"mine": 1})
+    strategy = build(name)
 
-    build(name).start(
+    strategy.start(
         InMemoryGrid(APP, NUM_PARTIES),
         ArrayRecord(),
-        num_rounds=1,
+        num_rounds=whole(strategy),
         train_config=config,
         evaluate_config=config,
     )
@@ -184,7 +194,7 @@ def test_replies_that_never_come_do_not_end_the_run(name: str) -> None:
             return super().send_and_receive(messages, timeout=timeout)[1:]
 
     strategy = build(name)
-    strategy.start(Forgetful(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1)
+    run_on(Forgetful(APP, NUM_PARTIES), strategy)
 
     assert "it did not answer in time" in strategy.rejected_.values()
     assert strategy.model_ is not None
@@ -236,7 +246,7 @@ def test_a_reply_has_one_record_of_each_kind_and_constant_keys(name: str) -> Non
     """Every reply holds arrays, meta and metrics, with the same metrics from every party."""
     grid = RecordingGrid(APP, NUM_PARTIES)
 
-    build(name, evaluate=False).start(grid, ArrayRecord(), num_rounds=1)
+    run_on(grid, build(name, evaluate=False))
 
     metric_keys = set()
     for reply in grid.wire:
@@ -250,10 +260,11 @@ def test_bytes_are_the_bytes_on_the_wire(name: str) -> None:
     """The reported bytes are those of the records that were really sent."""
     grid = RecordingGrid(APP, NUM_PARTIES)
 
-    result = build(name, evaluate=False).start(grid, ArrayRecord(), num_rounds=1)
+    result = run_on(grid, build(name, evaluate=False))
 
     sent = sum(record.count_bytes() for reply in grid.wire for record in reply.content.values())
-    assert result.train_metrics_clientapp[1][keys.NUM_BYTES_SENT] == sent
+    rounds = result.train_metrics_clientapp.values()
+    assert sum(float(metrics[keys.NUM_BYTES_SENT]) for metrics in rounds) == sent
     for reply in grid.wire:
         own = reply.content.metric_records[keys.METRICS][keys.NUM_BYTES_SENT]
         assert own == sum(record.count_bytes() for record in reply.content.values())
@@ -270,7 +281,7 @@ def test_no_private_row_crosses_the_boundary(name: str) -> None:
         return replace(party, x=x)
 
     grid = RecordingGrid(client_app(plant), NUM_PARTIES)
-    build(name).start(grid, ArrayRecord(), num_rounds=1)
+    run_on(grid, build(name))
 
     needle = np.float64(canary).tobytes()
     assert needle in toy_arrays(np.full(2, canary)), "the search itself must be able to find it"
@@ -333,7 +344,7 @@ def test_a_rebuilt_client_app_goes_on(name: str) -> None:
             return super().send_and_receive(messages, timeout=timeout)
 
     fresh, kept = build(name), build(name)
-    fresh.start(Forgetting(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1)
+    run_on(Forgetting(APP, NUM_PARTIES), fresh)
     run(kept)
 
     assert bits(fresh) == bits(kept)
@@ -388,10 +399,11 @@ def test_a_corrupt_reply_costs_its_party_the_round(name: str, number: int) -> No
             return replies
 
     strategy = build(name)
-    result = strategy.start(Hostile(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1)
+    result = run_on(Hostile(APP, NUM_PARTIES), strategy)
 
-    assert result.train_metrics_clientapp[1][keys.NUM_REJECTED] == 1
-    assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 3
+    for metrics in result.train_metrics_clientapp.values():
+        assert metrics[keys.NUM_REJECTED] == 1
+        assert metrics[keys.NUM_PARTIES] == 3
     assert strategy.model_ is not None
 
 
@@ -410,17 +422,20 @@ def test_errors_of_dead_nodes_are_mapped_by_message(name: str) -> None:
 
 def test_a_second_reply_to_one_question_is_ignored(name: str) -> None:
     """A party cannot vote twice."""
-    strategy, honest = build(name), build(name)
-    grid = InMemoryGrid(APP, NUM_PARTIES)
-    replies = grid.send_and_receive(
-        strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
-    )
 
-    _, metrics = strategy.aggregate_train(1, [*replies, *replies])
+    class Doubling(InMemoryGrid):
+        def send_and_receive(
+            self, messages: Any, *, timeout: float | None = None
+        ) -> list[Message]:
+            replies = super().send_and_receive(messages, timeout=timeout)
+            return [*replies, *replies]
+
+    strategy, honest = build(name), build(name)
+    result = run_on(Doubling(APP, NUM_PARTIES), strategy)
     run(honest)
 
-    assert isinstance(metrics, MetricRecord)
-    assert metrics[keys.NUM_PARTIES] == NUM_PARTIES
+    for metrics in result.train_metrics_clientapp.values():
+        assert metrics[keys.NUM_PARTIES] == NUM_PARTIES
     assert bits(strategy) == bits(honest)
 
 
@@ -436,22 +451,23 @@ def test_the_result_is_delivered(name: str) -> None:
     run(strategy, app)
 
     if strategy.central:
-        assert received == [bits(strategy)] * NUM_PARTIES
+        assert received[-NUM_PARTIES:] == [bits(strategy)] * NUM_PARTIES
+        assert len(received) <= NUM_PARTIES * whole(strategy)
     else:
         assert len(set(received)) == len(received) == NUM_PARTIES
 
 
 def test_more_rounds_than_needed_change_nothing(name: str) -> None:
     """A strategy that is done sends nothing more and keeps its result."""
-    once, thrice = build(name), build(name)
+    once, longer = build(name), build(name)
     if once.last_round is None:
         pytest.skip("this strategy uses every round")
 
     run(once)
-    result = run(thrice, num_rounds=3)
+    result = run(longer, num_rounds=whole(longer) + 2)
 
-    assert bits(once) == bits(thrice)
-    assert list(result.train_metrics_clientapp) == [1]
+    assert bits(once) == bits(longer)
+    assert [*result.train_metrics_clientapp] == [*range(1, whole(longer) + 1)]
 
 
 def test_party_without_test_rows_still_receives(
@@ -464,9 +480,10 @@ def test_party_without_test_rows_still_receives(
         )
     )
 
-    result = run(build(name), app, verbose=True)
+    strategy = build(name)
+    result = run(strategy, app, verbose=True)
 
-    told = result.evaluate_metrics_clientapp[1]
+    told = result.evaluate_metrics_clientapp[whole(strategy)]
     assert not {keys.ACCURACY, f"{keys.ACCURACY}-by-party"} & {*told}
     assert "No party tells how good the model is" in caplog.text
     assert "'accuracy': nan" not in caplog.text
@@ -483,15 +500,19 @@ def test_callbacks_are_called_once_a_round(name: str) -> None:
     told: list[tuple[int, dict[str, float]]] = []
     strategy = build(name, on_round=lambda *round_: told.append(round_))
 
-    result = run(strategy, num_rounds=2)
+    result = run(strategy, num_rounds=max(2, whole(strategy)))
 
     train, evaluate = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
-    assert [number for number, _ in told] == list(train) == list(evaluate)
+    rounds = [number for number, _ in told]
+    assert rounds == list(train)
     assert len(told) == (strategy.last_round or 2)
+    # Only rounds before a whole run ends may leave no model to deliver.
+    assert {*rounds[whole(strategy) - 1 :]} <= {*evaluate} <= {*rounds}
     for number, metrics in told:
-        known = {*flat(train[number]), *flat(evaluate[number]), 0, metrics["seconds"]}
+        judged = evaluate.get(number, MetricRecord())
+        known = {*flat(train[number]), *flat(judged), 0, metrics["seconds"]}
         assert {*metrics.values()} <= known
         assert metrics["train/epsilon-example"] == math.inf
         assert metrics["train/num-bytes-sent"] == train[number][keys.NUM_BYTES_SENT]
-        assert 0 < metrics["evaluate/accuracy"] <= 1
+        assert number not in evaluate or 0 < metrics["evaluate/accuracy"] <= 1
         assert metrics["num-rejected"] == 0 < metrics["seconds"]
