@@ -196,6 +196,17 @@ def test_the_servers_budget_stops_the_release() -> None:
     assert keys.NUM_UNLABELLED not in strategy.state.history["train"][1]
 
 
+def test_answers_beyond_the_servers_budget_are_entered_all_the_same() -> None:
+    """Parties have sent them: no model is made, and the ledger says what they cost."""
+    strategy = toy_fedkt(**{**L2, "gamma": 5.0}, max_epsilon=1.0)
+    with pytest.raises(RunFailed, match="It is recorded and nothing is made of it"):
+        run_local(strategy, APP, 4)
+
+    free = toy_fedkt(**{**L2, "gamma": 5.0})
+    run_local(free, APP, 4)
+    assert strategy.ledger_.entries == free.ledger_.entries != ()
+
+
 def test_l2_charges_s_times_q_releases_of_sensitivity_one() -> None:
     """Each example is in every partition, so all s x Q labels count."""
     _, metrics = FedKTParty().train(toy_party(0), None, config(**L2), PartyState())
