@@ -53,9 +53,8 @@ from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.strategies.fedkt.server import PartyAnswer
 from fl_strategies.wire import keys
-from simulations.config import Settings
+from simulations.config import Settings, preset
 from simulations.federation import load_federation
-from simulations.presets import preset
 from simulations.results.report import table
 from simulations.runtime.local import run_local
 

@@ -24,7 +24,7 @@ import numpy as np
 from fl_strategies import FedHistogram, FedKT, FedRegression
 from fl_strategies._util.arrays import Array, FloatArray, IntArray
 from fl_strategies.privacy import DEFAULT_MARGINS, Plan, plan
-from fl_strategies.privacy.votes import choose_queries
+from fl_strategies.privacy.noise import choose_queries
 from fl_strategies.strategies.fedkt.party import (
     teacher_counts,
     teacher_votes,

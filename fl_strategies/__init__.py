@@ -26,8 +26,7 @@ from fl_strategies.learners import (
 from fl_strategies.party.party import Party
 from fl_strategies.party.role import PartyRole
 from fl_strategies.party.state import PartyState
-from fl_strategies.privacy.noise import ScorePrivacy
-from fl_strategies.privacy.votes import VotePrivacy
+from fl_strategies.privacy.noise import ScorePrivacy, VotePrivacy
 from fl_strategies.registry import (
     FLOWER_STRATEGIES,
     REGISTRY,

@@ -72,8 +72,13 @@ from fl_strategies.party.training import (
 from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts, calibrated_sums
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
-from fl_strategies.privacy.noise import NoiseSpec, ReleaseSpec, ScorePrivacy, calibrate_scale
-from fl_strategies.privacy.votes import VotePrivacy
+from fl_strategies.privacy.noise import (
+    NoiseSpec,
+    ReleaseSpec,
+    ScorePrivacy,
+    VotePrivacy,
+    calibrate_scale,
+)
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.state import State

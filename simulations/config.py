@@ -9,8 +9,10 @@ name means the chosen strategy's own (``release``).
 import functools
 import logging
 import os
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY, LocalNoise, find_algorithm
@@ -471,3 +473,33 @@ def _parse(strategies: Sequence[str], key: str, value: str) -> Value:
     whose = [name for name in strategies if key in known_settings(name)] or strategies
     _require_known(whose[0], key)
     return known_settings(whose[0])[key].parse(OWNER, value)
+
+
+PRESETS: Final = ("paper",)
+
+
+def paper_table(strategy: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return what a paper says about a strategy, by data set.
+
+    Each data set has the tables `settings` (kebab-case keys), `published` (the paper's
+    figures) and `expected` (what our own runs must reach).
+    """
+    folder = resources.files("simulations") / "presets"
+    files = (item.name for item in folder.iterdir() if item.name.endswith(".toml"))
+    known = sorted(name.removesuffix(".toml") for name in files)
+    require(strategy in known, "preset", "strategy", f"one of {', '.join(known)}", strategy)
+    return tomllib.loads((folder / f"{strategy}.toml").read_text(encoding="utf-8"))
+
+
+def preset(name: str, strategy: str, data: str) -> dict[str, Value]:
+    """Return the settings of a published experiment under their kebab-case keys.
+
+    Examples
+    --------
+    >>> preset("paper", "fedkt", "adult")["num-parties"]
+    50
+    """
+    require(name in PRESETS, "preset", "name", f"one of {', '.join(PRESETS)}", name)
+    table = paper_table(strategy)
+    require(data in table, "preset", "data", f"one of {', '.join(table)}", data)
+    return {"strategy": strategy, "data": data, **as_published(table[data]["settings"])}

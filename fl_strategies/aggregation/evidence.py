@@ -12,7 +12,7 @@ out first:
 
 The constant is the mean over the classes that the party has seen, so only the difference
 between these counts; or it makes A an estimate of log p(x|c) / p_public(x), for parties that
-also learn to tell their own records from public rows (`party.contrast`). A party can then
+also learn to tell their own records from public rows (`party.training`). A party can then
 express that a row is unlike anything it knows, and one with a single class can contribute
 too. b_c gives the classes their shares (`match_share`, `add_share`).
 

@@ -34,9 +34,9 @@ from fl_strategies.privacy.bounds import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.bounds.pld import two_class_laplace_epsilon
 from fl_strategies.privacy.events import NOISES, UNITS, DPSGDEvent
 from fl_strategies.privacy.mechanisms import NoisyMax
+from fl_strategies.privacy.noise import data_dependent_figure
 from fl_strategies.privacy.planning import DEFAULT_MARGINS, plan
 from fl_strategies.privacy.statement import FEW_PARTIES, LARGE_EPSILON
-from fl_strategies.privacy.votes import data_dependent_figure
 
 PROGRAM = "python -m fl_strategies.privacy"
 BOUNDS = ("moments", "optimal-composition", "bounded-range", "zcdp", "pld", "data-dependent")

@@ -1,26 +1,47 @@
-"""Noise by its scale, or calibrated to a target epsilon.
+"""Noise on scores and votes, by its scale or calibrated to a target epsilon.
 
 Scores of all public rows and classes are released, so the cost is high. With 20 parties of
 equal weight, 1000 rows of 10 classes, scores clipped at 10 and Laplace noise of scale 1, every
 entry costs epsilon 1 and there are ten thousand entries.
+
+Private votes: the mechanism, its sensitivity, and when noise hides the winner.
+
+One description serves both sides: the server of FedKT-L1, where a unit is a party and moves
+a count by s, and a party of FedKT-L2, where a unit is an example and moves a count by one.
 """
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import lru_cache
+from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 import numpy as np
+import scipy
 
+from fl_strategies._util.arrays import Array, FloatArray, IntArray
 from fl_strategies._util.randomness import derive_rng
 from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.options import Options, option
 from fl_strategies.privacy._numeric import check_delta, check_positive
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.events import Unit
+from fl_strategies.privacy.bounds import (
+    data_dependent_epsilon,
+    default_orders,
+    gnmax_rdp,
+    gumbel_data_dependent_epsilon,
+    rdp_to_epsilon,
+    threshold_rdp,
+)
+from fl_strategies.privacy.events import Noise, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, cost_of
-from fl_strategies.privacy.mechanisms import GaussianScores, LaplaceScores
+from fl_strategies.privacy.mechanisms import (
+    ConfidentNoisyMax,
+    GaussianScores,
+    LaplaceScores,
+    NoisyMax,
+)
 
 _LEAST_SCALE, _LARGEST_SCALE = 1e-9, 1e12
 _TOLERANCE = 1e-6
@@ -257,3 +278,295 @@ class ScorePrivacy(ReleaseSpec):
         """Return the charges for releasing this many entries."""
         rows = num_entries // mechanism.num_values
         return mechanism.charges(rows, seeded=self.seeded_noise)
+
+
+_GRID: Final = (np.arange(4096) + 0.5) / 4096
+_ROWS_AT_ONCE: Final = 2**22
+
+
+def chance_kept(
+    noise: Noise, gaps: Array, scale: float, times: Array | None = None
+) -> FloatArray:
+    """Return the probability that the leading class is still the largest after noise.
+
+    Parameters
+    ----------
+    noise : "gumbel", "laplace" or "gaussian"
+        Gumbel noise by its closed form, a softmax; the others by quadrature.
+    gaps : (n, num_gaps)
+        Lead of the first class over each other class.
+    scale : float
+    times : (num_gaps,), optional
+        Number of classes that each gap stands for; one by default.
+
+    Examples
+    --------
+    >>> lead = np.array([[0.0], [1.0], [3.0]])
+    >>> [chance_kept(noise, lead, 1.0).round(3).tolist() for noise in ("gumbel", "gaussian")]
+    [[0.5, 0.731, 0.953], [0.5, 0.76, 0.983]]
+    """
+    ahead = np.asarray(gaps, dtype=np.float64) / scale
+    power = np.ones(ahead.shape[1]) if times is None else np.asarray(times, dtype=np.float64)
+    if noise == "gumbel":
+        return np.asarray(1 / (1 + np.exp(-ahead) @ power))
+    step = max(1, _ROWS_AT_ONCE // (_GRID.size * ahead.shape[1]))
+    parts = [ahead[start : start + step] for start in range(0, len(ahead), step)]
+    return np.concatenate([_by_quadrature(noise, part, power) for part in parts])
+
+
+def _by_quadrature(noise: Noise, ahead: FloatArray, power: FloatArray) -> FloatArray:
+    # Noise of the leading class at the middle of equally likely intervals.
+    quantile, below = _DISTRIBUTIONS[noise]
+    others_below = below(quantile(_GRID) + ahead[:, :, None]) ** power[:, None]
+    return np.asarray(others_below.prod(axis=1).mean(axis=1))
+
+
+def _gaussian_quantile(chance: FloatArray) -> FloatArray:
+    return np.asarray(scipy.special.ndtri(chance))
+
+
+def _gaussian_below(value: FloatArray) -> FloatArray:
+    return np.asarray(scipy.special.ndtr(value))
+
+
+def _laplace_quantile(chance: FloatArray) -> FloatArray:
+    return np.where(chance < 0.5, np.log(2 * chance), -np.log(2 * (1 - chance)))
+
+
+def _laplace_below(value: FloatArray) -> FloatArray:
+    tail = np.exp(-np.abs(value)) / 2
+    return np.where(value < 0, tail, 1 - tail)
+
+
+_DISTRIBUTIONS: Final[
+    Mapping[
+        Noise, tuple[Callable[[FloatArray], FloatArray], Callable[[FloatArray], FloatArray]]
+    ]
+] = {
+    "laplace": (_laplace_quantile, _laplace_below),
+    "gaussian": (_gaussian_quantile, _gaussian_below),
+}
+
+
+def chance_of_plurality(votes: Sequence[int], kept: float, num_classes: int) -> float:
+    """Return the probability that randomised voters still elect the leading class.
+
+    Every voter names its own class with probability `kept` and the others with equal
+    probability; ties are broken at random. Exact for two classes. For more, each voter is
+    modelled as either truthful or uniformly random, with independent (Poisson) numbers of
+    random answers per class, which preserves the means and variances of all leads.
+
+    Parameters
+    ----------
+    votes : sequence of int
+        Voters for the leading class, the second and so on; the remaining classes have none.
+    kept : float
+    num_classes : int
+
+    Examples
+    --------
+    >>> [round(chance_of_plurality([7, 3], kept, 2), 3) for kept in (0.5, 0.7, 1.0)]
+    [0.5, 0.704, 1.0]
+    """
+    first, total, moved = votes[0], sum(votes), (1 - kept) / (num_classes - 1)
+    if num_classes == 2:
+        law = np.convolve(_binomial(first, kept), _binomial(total - first, moved))
+        counts = np.arange(total + 1)
+        return float(law[2 * counts > total].sum() + law[2 * counts == total].sum() / 2)
+    sizes, times = np.unique([*votes[1:], 0], return_counts=True)
+    times[0] += num_classes - len(votes) - 1
+    loyal = max(kept - moved, 0.0)
+    blind = scipy.stats.poisson.pmf(np.arange(total + 1), (1 - loyal) * total / num_classes)
+    laws = [np.convolve(_binomial(own, loyal), blind)[: total + 1] for own in sizes.tolist()]
+    leading = np.convolve(_binomial(first, loyal), blind)[: total + 1]
+    # Sharing a tie with k others is the integral of s**k; so many nodes have it exactly.
+    nodes, weights = np.polynomial.legendre.leggauss(min(num_classes, 64) // 2 + 1)
+    won = 0.0
+    for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+        behind = np.ones(total + 1)
+        for law, power in zip(laws, times, strict=True):
+            behind *= (np.cumsum(law) - (1 - node) * law) ** power
+        won += weight * float((leading * behind).sum())
+    return won
+
+
+def _binomial(number: int, chance: float) -> FloatArray:
+    return np.asarray(scipy.stats.binom.pmf(np.arange(number + 1), number, chance))
+
+
+VoteNoise: TypeAlias = Literal["gumbel", "laplace", "gaussian", "confident-gaussian"]
+VoteMechanism: TypeAlias = NoisyMax | ConfidentNoisyMax
+
+VOTE_NOISES: tuple[str, ...] = get_args(VoteNoise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VotePrivacy(ReleaseSpec):
+    """Noise on votes and the unit that it protects; see `NoiseSpec`.
+
+    Parameters
+    ----------
+    level : "L1" or "L2"
+        Noise at the server, which protects parties, or at each party, for examples.
+    noise : "gumbel", "laplace", "gaussian" or "confident-gaussian"
+        Gumbel noise is the exponential mechanism and has the lowest cost at equal accuracy;
+        the papers use Laplace noise. Confident Gaussian noise answers only where, after
+        noise of its own, the leading class reaches `threshold`.
+    threshold, threshold_sigma : float, optional
+        For confident Gaussian noise.
+    """
+
+    variant_field: ClassVar[str] = "level"
+
+    level: Literal["L1", "L2"]
+    noise: VoteNoise = option("gumbel", "kind of noise on votes")
+    threshold: float | None = option(
+        None, "votes a confident answer needs; 0: not given", above=0
+    )
+    threshold_sigma: float | None = option(None, "noise on these votes; 0: not given", above=0)
+
+    def __post_init__(self) -> None:
+        """Check the level, and that a threshold is given exactly where it is needed."""
+        super().__post_init__()
+        known = self.level in ("L1", "L2")
+        require(known, "VotePrivacy", "level", "L1 or L2", self.level)
+        for name in ("threshold", "threshold_sigma"):
+            value, confident = getattr(self, name), self.noise == "confident-gaussian"
+            rule = "given" if confident else f"omitted for {self.noise} noise"
+            holds = (value is not None) == confident
+            require(holds, "VotePrivacy", name, rule, value)
+
+    def mechanism(
+        self,
+        *,
+        unit: Unit,
+        sensitivity: float,
+        num_classes: int,
+        num_queries: int,
+        besides: Sequence[Entry] = (),
+    ) -> VoteMechanism:
+        """Return the mechanism for a number of queries, calibrated if a target was given.
+
+        `num_queries` is the total number of labels that will be released, and `besides` any
+        other releases within the target; they only determine the scale of a calibrated
+        mechanism.
+        """
+        kind = unit, sensitivity, num_classes
+        if self.target_epsilon is None:
+            return self._with_scale(float(self.given_scale or 0), *kind)
+        return _calibrated(self, kind, num_queries, tuple(besides))
+
+    def for_examples(
+        self, num_classes: int, num_labels: int, *, besides: Sequence[Entry] = ()
+    ) -> VoteMechanism:
+        """Return the noise of a party: an example moves the vote of one teacher."""
+        return self.mechanism(
+            unit="example",
+            sensitivity=1,
+            num_classes=num_classes,
+            num_queries=num_labels,
+            besides=besides,
+        )
+
+    def _with_scale(
+        self, scale: float, unit: Unit, sensitivity: float, num_classes: int
+    ) -> VoteMechanism:
+        if self.noise == "confident-gaussian":
+            return ConfidentNoisyMax(
+                scale=scale,
+                threshold=float(self.threshold or 0),
+                threshold_scale=float(self.threshold_sigma or 0),
+                sensitivity=sensitivity,
+                unit=unit,
+                num_classes=num_classes,
+            )
+        return NoisyMax(
+            noise=self.noise,
+            scale=scale,
+            sensitivity=sensitivity,
+            unit=unit,
+            num_classes=num_classes,
+        )
+
+
+@lru_cache(maxsize=64)  # a search of seconds, asked for again by every party of a simulation
+def _calibrated(
+    privacy: VotePrivacy,
+    kind: tuple[Unit, float, int],
+    num_queries: int,
+    besides: tuple[Entry, ...],
+) -> VoteMechanism:
+    """Return the mechanism that meets the target, from public settings alone."""
+
+    def entries(scale: float) -> Sequence[Entry]:
+        return [*privacy._with_scale(scale, *kind).charges(num_queries), *besides]
+
+    target = float(privacy.target_epsilon or 0)
+    scale = calibrate_scale(entries, target, privacy.delta)
+    return privacy._with_scale(scale, *kind)
+
+
+LEAST_DECIDED: Final = 0.5
+"""Least share of labels that votes must decide; with less, noise is refused as too strong."""
+
+
+def decided_by_votes(mechanism: VoteMechanism, num_votes: int) -> float:
+    """Return the share of labels that unanimous votes decide.
+
+    The other labels are as if drawn uniformly from all classes, so that the share is 0 for
+    infinite noise and 1 for none. It depends on settings only, never on votes.
+
+    Examples
+    --------
+    >>> def gumbel(num_classes: int) -> NoisyMax:
+    ...     return NoisyMax(
+    ...         noise="gumbel", scale=10.0, sensitivity=1, unit="example",
+    ...         num_classes=num_classes,
+    ...     )
+    >>> [round(decided_by_votes(gumbel(number), 25), 2) for number in (2, 10)]
+    [0.85, 0.53]
+    """
+    event = mechanism.event
+    blind = 1 / event.num_classes
+    unanimous, others = np.array([[num_votes]]), np.array([event.num_classes - 1])
+    (kept,) = chance_kept(event.noise, unanimous, event.scale, others)
+    return float((kept - blind) / (1 - blind))
+
+
+def drowned_votes(mechanism: VoteMechanism, num_votes: int) -> str:
+    """Describe noise that outweighs this many unanimous votes, or return "" if it does not."""
+    share, event = decided_by_votes(mechanism, num_votes), mechanism.event
+    if share >= LEAST_DECIDED:
+        return ""
+    return (
+        f"scale {event.scale:.3g} against {num_votes} votes for one of {event.num_classes} "
+        f"classes, which decide {share:.0%} of the labels"
+    )
+
+
+def choose_queries(num_public: int, num_queries: int, seed: int) -> IntArray:
+    """Return the public rows that are labelled by noisy votes, the same on every side."""
+    if num_queries == num_public:
+        return np.arange(num_public)
+    return np.sort(derive_rng(seed, "queries").permutation(num_public)[:num_queries])
+
+
+def data_dependent_figure(mechanism: VoteMechanism, votes: IntArray, delta: float) -> float:
+    """Return the data-dependent epsilon of these votes.
+
+    It is smaller where voters agree, but is itself computed from private votes: a diagnostic
+    for a side that may see the votes, not a guarantee, and not to be published.
+    """
+    # What is proved for more votes that move holds for fewer.
+    splits, scale = math.ceil(mechanism.sensitivity), mechanism.scale
+    if mechanism.event.noise == "laplace":
+        return data_dependent_epsilon(votes, 1 / scale, splits, delta=delta)
+    if mechanism.event.noise == "gumbel":
+        return gumbel_data_dependent_epsilon(votes, 1 / scale, splits, delta=delta)
+    orders = default_orders()
+    rdp = gnmax_rdp(votes, scale, orders, splits)
+    if isinstance(mechanism, ConfidentNoisyMax):
+        # A row that is not answered is one whose label was drawn and thrown away.
+        noise, threshold = mechanism.threshold_scale, mechanism.threshold
+        rdp = rdp + threshold_rdp(votes, noise, threshold, orders, splits)
+    return rdp_to_epsilon(orders, rdp, delta)

@@ -518,7 +518,8 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         Raises
         ------
         PrivacyBudgetExceeded
-            Nothing must be made of the answers. A failed round is entered whatever it costs.
+            Nothing must be made of the answers. What has left the parties is entered all the
+            same, and so is a failed round, whatever it costs.
         """
         if self._is_charged:
             return
@@ -534,9 +535,19 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         for event in open_charges(*price.unprotected, unit=plan.unit):
             enter([event])
         published = () if failed else price.published
-        for attempt in range(self.run.num_attempts):
-            if entries := [*price.answers, *(() if attempt else published)]:
-                enter(entries)
+        attempts = self.run.num_attempts
+        for attempt in range(attempts):
+            try:
+                if entries := [*price.answers, *(() if attempt else published)]:
+                    enter(entries)
+            except PrivacyBudgetExceeded:
+                if not (price.answers and self._sent):
+                    raise
+                # The parties have answered: that is entered, and no more is made of it.
+                for _ in range(attempt, attempts):
+                    ledger.compose_all(price.answers)
+                ledger.check_budget()
+                raise
 
     def enter_reported(self, replies: Sequence[PartyReply[T]]) -> None:
         """Enter what parties report that their answers cost; see `ReleasePlan.reported`."""

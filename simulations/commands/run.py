@@ -8,8 +8,7 @@ from pathlib import Path
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY
 from simulations.commands import STOPPED
 from simulations.commands.arguments import add_data, list_settings, say, tell_data
-from simulations.config import Settings, parse_assignments
-from simulations.presets import PRESETS, paper_table, preset
+from simulations.config import PRESETS, Settings, paper_table, parse_assignments, preset
 from simulations.results.files import require_files, require_folder, write_json
 from simulations.results.page import PAGE
 from simulations.results.report import Report, percent, render, summarise, table

@@ -114,7 +114,7 @@ def load_dataset(
     data_dir : str
         Folder with the data files, such as `a9a.npz`; the environment variable
         `FL_STRATEGIES_DATA` if empty. What is not there is downloaded, where its owners
-        offer it to everybody: see `simulations.data.downloads`.
+        offer it to everybody: see `simulations.data.images`.
     label : str
         Column of a table that holds the class.
     drop : str

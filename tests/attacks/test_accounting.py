@@ -26,8 +26,7 @@ from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import DPSGDEvent, OneVoteEvent, PrivacyEvent, event_to_json
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.privacy.noise import ScorePrivacy
-from fl_strategies.privacy.votes import VotePrivacy
+from fl_strategies.privacy.noise import ScorePrivacy, VotePrivacy
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.strategies.fedkt.party import deal_records
 from fl_strategies.strategies.weights.restraint import LocalWeights

@@ -17,14 +17,14 @@ from fl_strategies import FedHistogram, FedRegression, Knowledge
 from fl_strategies._util.arrays import Array, IntArray
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.privacy.counts import GaussianSums
-from fl_strategies.strategies.sums.limits import (
+from fl_strategies.strategies.sums.regression import Components
+from fl_strategies.strategies.sums.summary import (
     FARTHEST,
+    Cells,
     Ellipsoid,
     PartySums,
     plausible_counts,
 )
-from fl_strategies.strategies.sums.regression import Components
-from fl_strategies.strategies.sums.summary import Cells
 from fl_strategies.tasks import Task
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid

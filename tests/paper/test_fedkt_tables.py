@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simulations.__main__ import main
-from simulations.presets import paper_table
+from simulations.config import paper_table
 
 pytestmark = pytest.mark.paper
 

@@ -31,7 +31,7 @@ from fl_strategies.privacy.events import (
 )
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import ConfidentNoisyMax, NoisyMax
-from fl_strategies.privacy.votes import VOTE_NOISES, VoteMechanism, data_dependent_figure
+from fl_strategies.privacy.noise import VOTE_NOISES, VoteMechanism, data_dependent_figure
 
 PARTY: Any = {"unit": "party", "relation": "replace-one"}
 

@@ -126,7 +126,7 @@ def test_a_run_leaves_a_report_and_a_model(python: Path, tmp_path: Path) -> None
 def test_presets_and_the_app_of_a_deployment_are_found(python: Path, tmp_path: Path) -> None:
     """What is read from files or written as one does not need the repository."""
     call = "preset('paper', 'fedkt', 'adult')['num-parties']"
-    load = f"from simulations.presets import preset; print({call})"
+    load = f"from simulations.config import preset; print({call})"
 
     assert run(python, "-c", load, folder=tmp_path) == "50\n"
     run(python, "-m", "simulations.deploy", "app", "app", folder=tmp_path)

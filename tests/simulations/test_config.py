@@ -19,12 +19,13 @@ from simulations.config import (
     Value,
     as_published,
     describe,
+    paper_table,
     parse_assignments,
+    preset,
 )
 from simulations.data.partition import SCHEMES
 from simulations.federation import load_federation
 from simulations.models import ModelOptions
-from simulations.presets import paper_table, preset
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 DATA_SETS = ("adult", "cod-rna", "mnist")

@@ -19,7 +19,7 @@ import pytest
 
 from fl_strategies._util.arrays import Array
 from fl_strategies.errors import InvalidData
-from simulations.data import downloads
+from simulations.data import images as downloads
 from simulations.data.sets import load_dataset
 from simulations.data.splits import Dataset
 from simulations.libraries import import_torchvision

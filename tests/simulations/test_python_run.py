@@ -9,8 +9,8 @@ from sklearn.tree import DecisionTreeClassifier
 
 from clients import ModelCard, SklearnLearner, client_app, load_model
 from fl_strategies import FedKD, Party
+from simulations.results.run_folder import write_run
 from simulations.runtime.local import run_local
-from simulations.runtime.python_run import write_run
 
 
 def tree() -> SklearnLearner:

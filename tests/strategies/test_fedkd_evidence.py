@@ -14,7 +14,7 @@ from clients import SklearnLearner, client_app
 from fl_strategies import FedKD, Party
 from fl_strategies._util.arrays import Array, IntArray
 from fl_strategies.aggregation.claims import CLASS_COUNTS
-from fl_strategies.party.contrast import (
+from fl_strategies.party.training import (
     LEAST_COVERAGE,
     contrasted,
     coverage,

@@ -14,7 +14,7 @@ from fl_strategies.aggregation.evidence import corrected_labels
 from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
 from fl_strategies.privacy.mechanisms import NoisyMax, Release
-from fl_strategies.privacy.votes import VotePrivacy
+from fl_strategies.privacy.noise import VotePrivacy
 from fl_strategies.strategies.fedkt.options import FedKTOptions
 from fl_strategies.strategies.fedkt.party import (
     deal_records,

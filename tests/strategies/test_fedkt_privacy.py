@@ -22,7 +22,7 @@ from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.privacy.votes import VotePrivacy, choose_queries
+from fl_strategies.privacy.noise import VotePrivacy, choose_queries
 from fl_strategies.strategies.fedkt.options import FedKTOptions
 from fl_strategies.wire import keys
 from fl_strategies.wire.formats import pack_labels
@@ -194,6 +194,17 @@ def test_the_servers_budget_stops_the_release() -> None:
 
     assert strategy.ledger_.entries == ()
     assert keys.NUM_UNLABELLED not in strategy.state.history["train"][1]
+
+
+def test_answers_beyond_the_servers_budget_are_entered_all_the_same() -> None:
+    """Parties have sent them: no model is made, and the ledger says what they cost."""
+    strategy = toy_fedkt(**{**L2, "gamma": 5.0}, max_epsilon=1.0)
+    with pytest.raises(RunFailed, match="It is recorded and nothing is made of it"):
+        run_local(strategy, APP, 4)
+
+    free = toy_fedkt(**{**L2, "gamma": 5.0})
+    run_local(free, APP, 4)
+    assert strategy.ledger_.entries == free.ledger_.entries != ()
 
 
 def test_l2_charges_s_times_q_releases_of_sensitivity_one() -> None:

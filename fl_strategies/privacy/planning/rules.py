@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from fl_strategies.privacy.votes import (
+from fl_strategies.privacy.noise import (
     VoteMechanism,
     chance_kept,
     chance_of_plurality,

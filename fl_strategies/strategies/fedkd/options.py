@@ -22,7 +22,7 @@ from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges
 from fl_strategies.privacy.noise import ScoreMechanism, ScorePrivacy
-from fl_strategies.privacy.planning.facts import Draft, Facts
+from fl_strategies.privacy.planning.plans import Draft, Facts
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.tasks import Task
 from fl_strategies.wire.formats import MAX_LEVELS, Rounding
@@ -127,7 +127,7 @@ class FedKDOptions(Options):
         ``"noisy-"`` the class counts cost an example `count_epsilon`.
     contrast : bool
         With evidence: parties also learn to tell their records from public rows, which takes
-        two more fits of at most 3,000 rows each: see `party.contrast`.
+        two more fits of at most 3,000 rows each: see `party.training`.
     class_share : str
         With evidence: the class shares of public rows; see `EvidencePool`.
     exclude_outliers : bool

@@ -15,11 +15,11 @@ from fl_strategies.party.accounting import (
     charge_plan,
     is_promise,
 )
-from fl_strategies.party.contrast import contrasted
 from fl_strategies.party.party import Party
 from fl_strategies.party.role import PartyRole, check_public_data, facts_of, read_seed
 from fl_strategies.party.state import ArrayField, PartyState
 from fl_strategies.party.training import (
+    contrasted,
     finite_logits,
     public_model,
     require_plan,

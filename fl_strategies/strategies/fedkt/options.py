@@ -23,10 +23,9 @@ from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges
+from fl_strategies.privacy.noise import VoteMechanism, VotePrivacy, drowned_votes
 from fl_strategies.privacy.planning import rules
-from fl_strategies.privacy.planning.facts import Draft, Facts
-from fl_strategies.privacy.planning.plans import advice
-from fl_strategies.privacy.votes import VoteMechanism, VotePrivacy, drowned_votes
+from fl_strategies.privacy.planning.plans import Draft, Facts, advice
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.wire.formats import Quantizer
 

@@ -29,7 +29,7 @@ from fl_strategies.party.training import (
     labels_of,
 )
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.privacy.votes import VoteMechanism, choose_queries
+from fl_strategies.privacy.noise import VoteMechanism, choose_queries
 from fl_strategies.release import Price, ReleaseFacts, ReleasePlan
 from fl_strategies.strategies.fedkt.options import (
     SCORES,

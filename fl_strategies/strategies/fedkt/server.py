@@ -22,18 +22,18 @@ from fl_strategies.errors import KnowledgeMismatch, between, require
 from fl_strategies.learners import Learner, LearnerFactory, require_portable
 from fl_strategies.party.accounting import privacy_metrics
 from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.noise import (
+    VoteMechanism,
+    VotePrivacy,
+    choose_queries,
+    data_dependent_figure,
+)
 from fl_strategies.privacy.planning.rules import (
     DECIDED_AT_PARTY,
     DECIDED_AT_SERVER,
     MOST_TEACHERS,
     teachers_for,
     vote_queries,
-)
-from fl_strategies.privacy.votes import (
-    VoteMechanism,
-    VotePrivacy,
-    choose_queries,
-    data_dependent_figure,
 )
 from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.ledgers import read_charges

@@ -13,7 +13,6 @@ from fl_strategies.aggregation.consensus import MAX_WEIGHT
 from fl_strategies.errors import KnowledgeMismatch, NotFitted, require_known
 from fl_strategies.learners import Learner, TrainingSet
 from fl_strategies.party.accounting import has_promised, is_promise, spend
-from fl_strategies.party.contrast import contrasted
 from fl_strategies.party.party import Party
 from fl_strategies.party.policy import asked_number
 from fl_strategies.party.role import (
@@ -25,7 +24,7 @@ from fl_strategies.party.role import (
     receive_model,
 )
 from fl_strategies.party.state import PartyState
-from fl_strategies.party.training import finite_logits
+from fl_strategies.party.training import contrasted, finite_logits
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.bounds.nfdp import nfdp_theorem
 from fl_strategies.privacy.mechanisms import Charges, SubsampleOnce

@@ -16,8 +16,7 @@ from fl_strategies.privacy.events import OneVoteEvent, Unit
 from fl_strategies.privacy.mechanisms import Charges
 from fl_strategies.privacy.noise import calibrate_scale
 from fl_strategies.privacy.planning import rules
-from fl_strategies.privacy.planning.facts import Draft, Facts
-from fl_strategies.privacy.planning.plans import advice
+from fl_strategies.privacy.planning.plans import Draft, Facts, advice
 from fl_strategies.privacy.planning.rules import answer_queries, drowned_answers
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.strategies.fedmd.options import (

@@ -20,7 +20,6 @@ from fl_strategies.privacy.planning.rules import (
     usual_cells,
     usual_cells_of_parties,
 )
-from fl_strategies.strategies.sums.limits import PartySums, known_classes, plausible_counts
 from fl_strategies.strategies.sums.options import FedHistogramOptions, Histogram
 from fl_strategies.strategies.sums.server import Counted, SumStrategy
 from fl_strategies.strategies.sums.summary import (
@@ -28,7 +27,10 @@ from fl_strategies.strategies.sums.summary import (
     MOST_RECEIVED,
     USUAL_COMPONENTS,
     Cells,
+    PartySums,
     class_shares,
+    known_classes,
+    plausible_counts,
 )
 from fl_strategies.wire.knowledge import Metrics
 

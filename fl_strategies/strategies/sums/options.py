@@ -14,8 +14,7 @@ from fl_strategies.privacy.counts import MOST_SUMS, GaussianSums, calibrated_sum
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.planning import rules
-from fl_strategies.privacy.planning.facts import Draft, Facts, Planner
-from fl_strategies.privacy.planning.plans import advice
+from fl_strategies.privacy.planning.plans import Draft, Facts, Planner, advice
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.strategies.sums.summary import MOST_DIVISIONS, Summary
 

@@ -9,7 +9,7 @@ from fl_strategies.party.party import Party
 from fl_strategies.party.role import PartyRole, check_public_data, facts_of, read_seed
 from fl_strategies.party.state import PartyState
 from fl_strategies.privacy.counts import MOST_SUMS
-from fl_strategies.privacy.planning.facts import Planner
+from fl_strategies.privacy.planning.plans import Planner
 from fl_strategies.release import ReleasePlan
 from fl_strategies.strategies.sums.options import (
     SUMS,

@@ -25,13 +25,15 @@ from fl_strategies.privacy.planning.rules import (
     drowned_components,
     usual_components,
 )
-from fl_strategies.strategies.sums.limits import Ellipsoid, PartySums, known_classes
 from fl_strategies.strategies.sums.options import FedRegressionOptions, Regression
 from fl_strategies.strategies.sums.server import Counted, SumStrategy
 from fl_strategies.strategies.sums.summary import (
     DIRECTION,
     LARGEST_SUM,
+    Ellipsoid,
+    PartySums,
     Summary,
+    known_classes,
     principal_axes,
 )
 from fl_strategies.tasks import Task

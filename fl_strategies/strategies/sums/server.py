@@ -16,7 +16,7 @@ from fl_strategies.errors import KnowledgeMismatch, require
 from fl_strategies.learners import Learner, LearnerFactory, Link, Recipe, SoftLearner
 from fl_strategies.party.accounting import privacy_metrics
 from fl_strategies.privacy.counts import GaussianSums
-from fl_strategies.privacy.planning.facts import Planner
+from fl_strategies.privacy.planning.plans import Planner
 from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.state import State
 from fl_strategies.server.strategy import (
@@ -26,7 +26,6 @@ from fl_strategies.server.strategy import (
     logger,
     public_array,
 )
-from fl_strategies.strategies.sums.limits import LEAST_AGREEMENT, PartySums
 from fl_strategies.strategies.sums.options import (
     SUMS,
     TASK,
@@ -34,7 +33,13 @@ from fl_strategies.strategies.sums.options import (
     mechanism_of,
     release_plan,
 )
-from fl_strategies.strategies.sums.summary import DIRECTION, Summary, is_direction
+from fl_strategies.strategies.sums.summary import (
+    DIRECTION,
+    LEAST_AGREEMENT,
+    PartySums,
+    Summary,
+    is_direction,
+)
 from fl_strategies.strategies.weights.restraint import read_num_records
 from fl_strategies.tasks import Task, check_task
 from fl_strategies.wire import keys
