@@ -470,7 +470,7 @@ def test_nothing_else_touches_records() -> None:
     private, own = {"fit", "partial_fit"}, {"fit_many", "distill", "initialised"}
     # `from_arrays` fills what `initialised` gives; layers are other names of the weights.
     weights = {"to_arrays", "from_arrays", "to_layers", "from_layers", "sized_for", "head"}
-    assert public == private | own | weights | {"predict", "logits"}
+    assert public == private | own | weights | {"predict", "logits", "features"}
     assert own | {"_learn", "_loss"} <= vars(DPTorchLearner).keys()
     for verb, options in (("fit", {}), ("partial_fit", {"epochs": 1})):
         learner: Any = seeded()
