@@ -47,6 +47,8 @@ from fl_strategies.extend import (
 
 PROTOTYPES: Final = "class-prototypes"
 KNOWN: Final = "known-prototypes"
+MOST_TIMES_MEDIAN: Final = 4.0
+"""With `restrain`, no prototype is longer than this many times the median one."""
 DRIFT: Final = "prototype-drift"
 """Metric: mean distance of a party's prototypes to the federation's; NaN in round 1."""
 
@@ -238,14 +240,26 @@ class FedProto(FlowerStrategy):
         """
         counts = believed_counts(parts, restrain=self.options.restrain)
         means = np.array([part.prototypes for part in parts])
+        if self.options.restrain:
+            means = means * _believed_lengths(means, counts > 0)[:, :, None]
         last, known_before = self.state.prototypes, self.state.known
         drift = math.nan
         if last is not None and known_before is not None:
-            apart = np.linalg.norm(means - last, axis=2)
-            drift = float(apart[(counts > 0) & known_before].mean())
+            apart = np.linalg.norm(means - last, axis=2)[(counts > 0) & known_before]
+            drift = float(apart.mean()) if len(apart) else math.nan
         totals = counts.sum(axis=0)
         new = np.einsum("kc,kcd->cd", counts, means) / np.maximum(totals, 1e-300)[:, None]
         known = totals > 0
         self.state.prototypes = new if last is None else np.where(known[:, None], new, last)
         self.state.known = known if known_before is None else known | known_before
         return drift
+
+
+def _believed_lengths(means: FloatArray, known: Array) -> FloatArray:
+    """Return by how much each prototype is to be shortened, (num_parties, num_classes).
+
+    One that is huge would be pulled at by everybody until no honest model is finite.
+    """
+    lengths = np.linalg.norm(means, axis=2)
+    limit = MOST_TIMES_MEDIAN * float(np.median(lengths[known])) if known.any() else 0.0
+    return np.where(lengths > limit, limit / np.maximum(lengths, 1e-300), 1.0)

@@ -83,6 +83,16 @@ def test_prototypes_are_weighted_by_the_records_of_their_class() -> None:
     assert second == pytest.approx(3 * np.sqrt(UNITS))
 
 
+def test_one_huge_prototype_is_shortened() -> None:
+    """A liar of four pulls at most by four times the usual length, by its share of records."""
+    strategy = FedProto.from_settings(**{**common_options(4), "learner_fn": network})
+    honest = [prototypes(np.ones((3, UNITS)), [1, 1, 1]) for _ in range(3)]
+
+    strategy._average([*honest, prototypes(np.full((3, UNITS), 3e38), [1, 1, 1])])
+
+    np.testing.assert_allclose(strategy.prototypes_, (3 + 4) / 4)
+
+
 def test_a_party_sends_the_means_of_its_own_features() -> None:
     """Recomputed with torch from the weights that it sends."""
     sent: list[Mapping[str, Array]] = []
