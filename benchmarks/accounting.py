@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.privacy.bounds.curves import bounded_range_optimal
+from fl_strategies.privacy.bounds.gaussian import rdp_of_pure
 from fl_strategies.privacy.bounds.moments import data_dependent_moments, default_moments
 from fl_strategies.privacy.bounds.pure import pure_heterogeneous, pure_optimal
-from fl_strategies.privacy.bounds.renyi import rdp_of_pure
 
 GAMMA = 0.1
 NUM_EVENTS = 100_000

@@ -19,8 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from clients.app import client_app
 from clients.tabular.kernel import RidgeLearner
 from fl_strategies import Knowledge, Party, PartyRole
-from fl_strategies.party.accounting import ledger_of, ledger_to_text
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyState, ledger_of, ledger_to_text
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from clients.tabular.kernel import RidgeLearner
 from fl_strategies import Knowledge, _compat
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.aggregation.consensus import ConsensusRule
 from fl_strategies.strategies.fedmd import FedMD
 from fl_strategies.wire import keys

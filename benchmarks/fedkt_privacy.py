@@ -48,7 +48,7 @@ from fl_strategies import (
     Party,
     VotePrivacy,
 )
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.strategies.fedkt.server import PartyAnswer

@@ -57,7 +57,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from clients.app import client_app
 from fl_strategies import KnowledgeStrategy, Learner, Party, _compat, write_epsilon_csv
 from fl_strategies.errors import InvalidData, StrategyError
-from fl_strategies.party.policy import SIMULATED, PartyPolicy
+from fl_strategies.party.party import SIMULATED, PartyPolicy
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import encode_arrays
 from simulations.config import Settings, Value

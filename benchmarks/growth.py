@@ -18,7 +18,7 @@ from flwr.app import Context
 from benchmarks.machine import interleaved
 from clients import RidgeLearner, client_app
 from fl_strategies import FedKD, FedMD
-from fl_strategies._util.threads import one_blas_thread
+from fl_strategies._util import one_blas_thread
 from fl_strategies.party.party import Party
 from simulations.runtime.local import run_local
 

@@ -37,12 +37,11 @@ from flwr.clientapp import ClientApp
 
 from clients.app import client_app
 from fl_strategies import Knowledge, Party
-from fl_strategies._util.arrays import Array
-from fl_strategies._util.randomness import derive_rng
-from fl_strategies.aggregation.claims import CLASS_COUNTS
+from fl_strategies._util import Array, derive_rng
 from fl_strategies.aggregation.consensus import MAX_WEIGHT
+from fl_strategies.aggregation.evidence import CLASS_COUNTS
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import (
+from fl_strategies.wire.knowledge import (
     ENCODING,
     PLAIN_BYTES,
     as_meant,

@@ -36,12 +36,10 @@ from flwr.clientapp import ClientApp
 
 from clients.app import client_app
 from fl_strategies import KnowledgeStrategy, _compat
-from fl_strategies._util.arrays import Array
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, derive_rng
 from fl_strategies.strategies.fedmd.samples import NUM_RECORDS
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import pack_labels, unpack_labels
-from fl_strategies.wire.knowledge import decode_array, encode_arrays
+from fl_strategies.wire.knowledge import decode_array, encode_arrays, pack_labels, unpack_labels
 from simulations.config import Settings, Value
 from simulations.federation import Federation, load_federation
 from simulations.runtime.local import InMemoryGrid

@@ -39,8 +39,7 @@ from flwr.clientapp import ClientApp
 
 from clients.app import client_app
 from fl_strategies import FedHistogram, Knowledge
-from fl_strategies._util.arrays import FloatArray, IntArray
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import FloatArray, IntArray, derive_rng
 from fl_strategies.strategies.sums.summary import direction
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value

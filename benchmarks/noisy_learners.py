@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from clients.tabular.sklearn import SklearnLearner
 from fl_strategies import Learner, LearnerFactory
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.learners import TrainingSet
 
 Projection: TypeAlias = Callable[[Array], Array]

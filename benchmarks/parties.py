@@ -24,8 +24,7 @@ from benchmarks.machine import (
     peak_so_far,
 )
 from benchmarks.workloads import NAMES, NUM_SPLITS, NUM_TEACHERS, SEED, Workload, make, make_all
-from fl_strategies._util.arrays import IntArray
-from fl_strategies._util.threads import one_blas_thread
+from fl_strategies._util import IntArray, one_blas_thread
 from fl_strategies.aggregation.votes import plurality
 from fl_strategies.party.party import Party
 from fl_strategies.strategies.fedkt.party import (

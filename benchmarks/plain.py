@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from benchmarks.workloads import NUM_SPLITS, NUM_TEACHERS, SEED, Workload
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from simulations.models import _module_factory
 
 

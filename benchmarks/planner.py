@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fl_strategies import FedHistogram, FedKT, FedRegression
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.privacy import DEFAULT_MARGINS, Plan, plan
 from fl_strategies.privacy.noise import choose_queries
 from fl_strategies.strategies.fedkt.party import (

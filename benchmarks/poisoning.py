@@ -39,16 +39,14 @@ from fl_strategies import (
     Knowledge,
     Party,
 )
-from fl_strategies._util.arrays import Array
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, derive_rng
 from fl_strategies.errors import InvalidData
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyState
 from fl_strategies.strategies.fedkd import FedKDParty
 from fl_strategies.strategies.fedmd import FedMDParty
 from fl_strategies.strategies.fedmd.options import SCORES, plain_limits
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import pack_labels, unpack_labels
-from fl_strategies.wire.knowledge import Metrics
+from fl_strategies.wire.knowledge import Metrics, pack_labels, unpack_labels
 from simulations.config import Settings, Value
 from simulations.federation import Federation, load_federation
 from simulations.runtime.local import run_local

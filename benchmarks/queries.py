@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fl_strategies import VotePrivacy
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.aggregation.evidence import corrected_labels
 from fl_strategies.aggregation.votes import count_votes, plurality
 from fl_strategies.learners import Learner, LearnerFactory

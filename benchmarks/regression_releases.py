@@ -24,7 +24,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from fl_strategies import SumPrivacy
-from fl_strategies._util.arrays import FloatArray, IntArray
+from fl_strategies._util import FloatArray, IntArray
 from fl_strategies.privacy.planning.rules import USUAL_STRENGTH, usual_components
 from fl_strategies.strategies.sums.regression import (
     LEVELS,

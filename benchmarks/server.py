@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from benchmarks.machine import seconds
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.aggregation.consensus import Consensus, RobustConsensus, make_consensus
 from fl_strategies.aggregation.pool import EvidencePool
 from fl_strategies.aggregation.votes import VoteSum, count_votes
@@ -29,7 +29,7 @@ from fl_strategies.privacy import journal as journal_lines
 from fl_strategies.privacy.events import LaplaceEvent
 from fl_strategies.privacy.journal import PartyJournal
 from fl_strategies.server.run import Checkpoint, RecordedGrid
-from fl_strategies.wire.formats import Quantizer
+from fl_strategies.wire.knowledge import Quantizer
 from simulations.runtime.local import InMemoryGrid
 
 PARTIES, ROWS, CLASSES = 1000, 10_000, 100

@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.learners import Learner, LearnerFactory, fit_ensemble
 from simulations.data.sets import load_dataset
 from simulations.libraries import import_library

@@ -16,19 +16,22 @@ from flwr.app import ArrayRecord, Message
 
 from benchmarks.machine import seconds
 from clients.app import client_app
-from fl_strategies._util.arrays import Array
-from fl_strategies.wire import formats, keys
-from fl_strategies.wire.formats import (
+from fl_strategies._util import Array
+from fl_strategies.wire import keys
+from fl_strategies.wire import knowledge as wire
+from fl_strategies.wire.knowledge import (
     ENCODING,
     ENCODINGS,
     SCORES,
+    Knowledge,
     Quantizer,
     as_meant,
     as_offered,
+    count_bytes,
+    decode_array,
     pack_labels,
     unpack_labels,
 )
-from fl_strategies.wire.knowledge import Knowledge, count_bytes, decode_array
 from simulations.config import Settings, Value
 from simulations.federation import load_federation
 from simulations.runtime.local import InMemoryGrid
@@ -73,7 +76,7 @@ def codes_of(rows: int, num_levels: int = 200) -> Array:
 def scores(repeats: int) -> dict[str, Any]:
     plain, exact = codes_of(SHAPE[0]), 8 * SHAPE[0] * SHAPE[1]
     found: dict[str, Any] = {"rows": SHAPE[0], "classes": SHAPE[1], "float64-bytes": exact}
-    for encoding in formats.readable():
+    for encoding in wire.readable():
         knowledge = Knowledge("", {SCORES: plain})
         small = as_offered(knowledge, {ENCODINGS: encoding})
         packing, reading = seconds(
@@ -103,7 +106,7 @@ def _both_ways(
 def _bytes_of(num_levels: int) -> dict[str, float]:
     """Return what few-bit scores take, packed and compressed."""
     packed = codes_of(SHAPE[0], num_levels)
-    small = as_offered(Knowledge("", {SCORES: packed}), {ENCODINGS: formats.readable()[0]})
+    small = as_offered(Knowledge("", {SCORES: packed}), {ENCODINGS: wire.readable()[0]})
     sent, exact = small.arrays[SCORES].nbytes, 8 * SHAPE[0] * SHAPE[1]
     return {"packed": packed.nbytes, "sent": sent, "times-smaller-than-float64": exact / sent}
 
@@ -112,9 +115,9 @@ def _growth(repeats: int) -> dict[str, list[float]]:
     parts = []
     for rows in SIZES:
         knowledge = Knowledge("", {SCORES: codes_of(rows)})
-        small = as_offered(knowledge, {ENCODINGS: formats.readable()[0]})
+        small = as_offered(knowledge, {ENCODINGS: wire.readable()[0]})
         size = knowledge.arrays[SCORES].nbytes
-        parts += _both_ways(knowledge, small, formats.readable()[0], size)
+        parts += _both_ways(knowledge, small, wire.readable()[0], size)
     found = seconds(repeats, *parts)
     return {
         "rows": list(map(float, SIZES)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from simulations.models import ModelOptions, Problem
 
 NUM_SPLITS, NUM_TEACHERS = 2, 5

@@ -40,7 +40,7 @@ from fl_strategies import (
     WeightsParty,
 )
 from fl_strategies._compat import warn_of_untested_flower
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import (
     InvalidData,
     KnowledgeMismatch,
@@ -51,9 +51,13 @@ from fl_strategies.errors import (
     require_known,
 )
 from fl_strategies.learners import StartingLearner
-from fl_strategies.party.policy import check_request
-from fl_strategies.party.role import read_seed, require_public_rows, require_readable
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.party import check_request
+from fl_strategies.party.role import (
+    PartyState,
+    read_seed,
+    require_public_rows,
+    require_readable,
+)
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.release import ReleasePlan
@@ -62,12 +66,12 @@ from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.strategies.weights.restraint import as_layout
 from fl_strategies.tasks import METRICS, judge, paired_error
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import as_offered
 from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,
     Knowledge,
     Metrics,
     Scalar,
+    as_offered,
     count_bytes,
     decode_arrays,
     encode_arrays,

@@ -13,7 +13,7 @@ it scores and, in a `MultiLabelLearner`, its labels (350: 1.7 s).
 from collections.abc import Mapping
 from typing import Final
 
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import require_known
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, IntArray, to_array
+from fl_strategies._util import Array, IntArray, to_array
 from fl_strategies.errors import (
     KnowledgeMismatch,
     NotFitted,

@@ -9,8 +9,7 @@ import numpy as np
 from flwr.app import Context
 
 from fl_strategies import Party
-from fl_strategies._util.arrays import Array
-from fl_strategies._util.naming import require_argument
+from fl_strategies._util import Array, require_argument
 from fl_strategies.errors import InvalidData, require, require_data
 from fl_strategies.party.records import is_missing
 from fl_strategies.wire import keys

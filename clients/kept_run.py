@@ -21,8 +21,8 @@ from typing import Final
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fl_strategies import Party, _compat
-from fl_strategies._util.files import make_folder, replace_file
-from fl_strategies.party.state import PartyState
+from fl_strategies._util import make_folder, replace_file
+from fl_strategies.party.role import PartyState
 from fl_strategies.wire import keys
 
 logger = logging.getLogger("flwr.fl_strategies")

@@ -27,8 +27,7 @@ import numpy as np
 
 from clients.budget import MAX_WIDTH
 from fl_strategies import __version__
-from fl_strategies._util.arrays import Array
-from fl_strategies._util.files import SHARED, replace_file
+from fl_strategies._util import SHARED, Array, replace_file
 from fl_strategies.aggregation.ensembles import (
     MAX_MEMBERS,
     MeanEnsemble,

@@ -24,8 +24,7 @@ from fl_strategies.learners import (
     SoftLearner,
 )
 from fl_strategies.party.party import Party
-from fl_strategies.party.role import PartyRole
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyRole, PartyState
 from fl_strategies.privacy.noise import ScorePrivacy, VotePrivacy
 from fl_strategies.registry import (
     FLOWER_STRATEGIES,
@@ -33,7 +32,7 @@ from fl_strategies.registry import (
     Algorithm,
     find_algorithm,
 )
-from fl_strategies.server.ledgers import write_epsilon_csv
+from fl_strategies.server.reports import write_epsilon_csv
 from fl_strategies.server.strategy import KnowledgeStrategy
 from fl_strategies.strategies.chain import Chain, chain
 from fl_strategies.strategies.codistill import (

@@ -4,8 +4,7 @@ Names here are as stable as those of `fl_strategies` itself. What is imported fr
 may change without notice.
 """
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray, content_hash
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, FloatArray, IntArray, content_hash, derive_rng
 from fl_strategies.aggregation.consensus import ExactSum, RobustConsensus, VoteCounts
 from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.errors import (
@@ -42,23 +41,21 @@ from fl_strategies.learners import (
     require_soft,
 )
 from fl_strategies.options import Options, group, option, variants
-from fl_strategies.party.accounting import charge_plan
 from fl_strategies.party.party import Party
 from fl_strategies.party.role import (
+    ArrayField,
+    ArraysField,
+    KnowledgeField,
     PartyRole,
+    PartyState,
+    ScalarField,
+    charge_plan,
     check_num_classes,
     check_public_data,
     facts_of,
     read_round,
     read_seed,
     receive_model,
-)
-from fl_strategies.party.state import (
-    ArrayField,
-    ArraysField,
-    KnowledgeField,
-    PartyState,
-    ScalarField,
 )
 from fl_strategies.party.training import (
     finite_logits,
@@ -81,7 +78,7 @@ from fl_strategies.privacy.noise import (
 )
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.server.replies import PartyReply
-from fl_strategies.server.state import State
+from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
     FederationOptions,
     KnowledgeStrategy,

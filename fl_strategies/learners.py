@@ -20,8 +20,7 @@ from typing import (
 import numpy as np
 import scipy
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
-from fl_strategies._util.progress import counted
+from fl_strategies._util import Array, FloatArray, IntArray, counted
 from fl_strategies.errors import InvalidParameter, UnsupportedLearner, require
 from fl_strategies.privacy.events import PrivacyEvent
 

@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from fl_strategies._util.naming import nearest, require_argument
+from fl_strategies._util import nearest, require_argument
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, between, require
 
 Scalar: TypeAlias = str | int | float | bool

@@ -86,7 +86,7 @@ class ReleasePlan:
     """All that a strategy declares about privacy, made by a pure function of options and facts.
 
     Both sides make the same plan. The party's policy judges it before a record is touched;
-    `fl_strategies.party.accounting.charge_plan` enters `price().record` into the party's ledger
+    `fl_strategies.party.role.charge_plan` enters `price().record` into the party's ledger
     and journal. The server makes the run's ledger of `unit`, `delta` and `audience`, refuses
     noise that leaves no signal (`no_signal`), and `KnowledgeStrategy` enters the price of every
     round, also of one that fails. A strategy writes no charge anywhere else.

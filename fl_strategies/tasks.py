@@ -5,7 +5,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import require, require_data
 from fl_strategies.learners import Learner
 from fl_strategies.wire import keys

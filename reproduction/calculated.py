@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util.arrays import FloatArray
+from fl_strategies._util import FloatArray
 from fl_strategies.privacy.bounds import gaussian_mu, nfdp_theorem
 from reproduction.table import FOLDER
 from simulations.libraries import import_library

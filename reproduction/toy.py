@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from reproduction.table import Row, Table
 from simulations.config import Settings, Value
 from simulations.data.images import DIGITS, FEDMD_CLASSES

@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from fl_strategies import FLOWER_STRATEGIES, REGISTRY, LocalNoise, find_algorithm
-from fl_strategies._util.naming import nearest_name
+from fl_strategies._util import nearest_name
 from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.options import Options, Setting, key_of, option, require_setting
 from simulations.data.partition import Scheme

@@ -25,8 +25,7 @@ from fl_strategies import (
     chain,
     find_algorithm,
 )
-from fl_strategies._util.arrays import Array, IntArray
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, IntArray, derive_rng
 from fl_strategies.errors import InvalidParameter, MissingExtra, StrategyError, between, require
 from fl_strategies.learners import (
     ContinuingLearner,
@@ -36,7 +35,7 @@ from fl_strategies.learners import (
     can_travel,
 )
 from fl_strategies.options import Options
-from fl_strategies.server.callbacks import OnRound
+from fl_strategies.server.reports import OnRound
 from fl_strategies.tasks import METRICS, Judgement, judge, judge_constant, quality
 from simulations.config import FinalOptions, Settings, Value
 from simulations.data.csv import listed

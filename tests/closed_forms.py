@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from scipy.linalg import block_diag, eigh, pinvh, solve
 
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import require
 
 Kernel: TypeAlias = Callable[[Array, Array], FloatArray]

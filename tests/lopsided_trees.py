@@ -10,7 +10,7 @@ import numpy as np
 
 from clients.compiled.boosting import Rule, bin_rows
 from clients.tabular.boosted_trees import boost_trees, sum_of_trees
-from fl_strategies._util.arrays import FloatArray
+from fl_strategies._util import FloatArray
 
 NUM_ROWS = 240
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import rankdata
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.learners import Recipe, link_scores
 from fl_strategies.tasks import (

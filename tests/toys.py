@@ -9,8 +9,7 @@ from flwr.app import Context
 from scipy.special import softmax
 
 from fl_strategies import FedKD, FedKT, Knowledge, KnowledgeStrategy, Party
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.learners import Correction, DenseLayer, Objective, Proximal, Recipe
 from fl_strategies.privacy.events import PrivacyEvent

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from clients.compiled.compiling import compiled, part
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 
 
 class Bins(NamedTuple):

@@ -28,7 +28,7 @@ from clients.compiled.lanes import (
     transpose,
     zeros,
 )
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 
 LABELS, SHARES, L1, L2, SQUARES = range(5)
 """The objective: the cross-entropy of labels or of class shares, or a norm."""

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from clients.compiled.compiling import fast_compiled
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 
 TAPS: Final = 5
 """Height and width of the filters that the kernels are written for."""

@@ -9,8 +9,7 @@ import numpy as np
 from clients.networks.stacks import PerceptronStack
 from clients.networks.stopping import EarlyStopping
 from clients.networks.training import TASK_LOSSES, BatchLoss, RecipeLoss, batch_stops
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
-from fl_strategies._util.progress import counted
+from fl_strategies._util import Array, FloatArray, IntArray, counted
 from fl_strategies.errors import MissingExtra
 from fl_strategies.learners import TrainingSet
 

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from clients.networks.training import blank_module, blank_state
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import MissingExtra, UnsupportedLearner
 from fl_strategies.learners import DenseLayer
 

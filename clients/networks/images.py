@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData, MissingExtra, require
 
 try:

@@ -50,8 +50,7 @@ from clients.networks.training import (
     steps_per_epoch,
     tiny_as_zero,
 )
-from fl_strategies._util.arrays import Array, FloatArray
-from fl_strategies._util.progress import counted
+from fl_strategies._util import Array, FloatArray, counted
 from fl_strategies.errors import InvalidData, MissingExtra, NotFitted, require, require_data
 from fl_strategies.learners import Objective, Recipe, TrainingSet
 from fl_strategies.party.party import check_rows

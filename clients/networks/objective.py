@@ -15,7 +15,7 @@ from clients.networks.training import (
     squared_difference,
     state_of,
 )
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import MissingExtra, UnsupportedLearner, require_known
 from fl_strategies.learners import Correction, Generated, Objective, Prototypes, Proximal
 from fl_strategies.tasks import Task

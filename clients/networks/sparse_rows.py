@@ -7,7 +7,7 @@ import numpy as np
 
 from clients.compiled.dense import Rows, count_others, list_others
 from clients.networks.training import as_float32
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 
 ROWS_PER_CHUNK: Final = 512
 MOST_ASKED: Final = 63

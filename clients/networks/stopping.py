@@ -10,7 +10,7 @@ import numpy as np
 
 from clients.networks.stacks import Stack
 from clients.networks.training import TASK_LOSSES, BatchLoss
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import MissingExtra
 from fl_strategies.tasks import Task
 

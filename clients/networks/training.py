@@ -9,8 +9,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, IntArray
-from fl_strategies._util.progress import counted
+from fl_strategies._util import Array, IntArray, counted
 from fl_strategies.errors import (
     KnowledgeMismatch,
     MissingExtra,

@@ -28,7 +28,7 @@ import numpy as np
 from scipy.special import expit, logit, softmax
 
 from clients.budget import MAX_WIDTH
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import (
     KnowledgeMismatch,
     NotFitted,

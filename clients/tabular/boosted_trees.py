@@ -15,7 +15,7 @@ from clients.compiled.compiling import compiled, part
 from clients.tabular.base import WeightedLabels, to_float32
 from clients.tabular.boosting import BoostedLearner, BoostingSettings, SharedBins
 from clients.tabular.trees import Trees
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 
 BLOCK: Final = 128
 MOST_NODES: Final = 255

@@ -10,7 +10,7 @@ import numpy as np
 
 from clients.tabular.base import CommonRows, SharedRows, TabularLearner, require_array
 from clients.tabular.trees import Trees, num_received_trees
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import require, require_known
 from fl_strategies.learners import TrainingSet
 

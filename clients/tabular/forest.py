@@ -30,7 +30,7 @@ from clients.tabular.trees import (
     pack,
     unpack,
 )
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import require, require_known
 from fl_strategies.learners import TrainingSet
 

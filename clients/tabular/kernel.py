@@ -10,7 +10,7 @@ from scipy.spatial.distance import cdist
 
 from clients.tabular.base import require_array, require_names
 from clients.tabular.scores import ScoreLearner, plain_rows
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import UnsupportedLearner, require, require_data, require_known
 from fl_strategies.tasks import Task
 

@@ -13,7 +13,7 @@ from clients.tabular.boosting import (
     SharedBins,
 )
 from clients.tabular.trees import NativeTree, Trees
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import MissingExtra
 
 try:

@@ -16,7 +16,7 @@ from clients.tabular.base import (
     require_array,
     weigh,
 )
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import (
     InvalidData,
     KnowledgeMismatch,

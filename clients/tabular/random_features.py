@@ -9,8 +9,7 @@ from scipy.linalg import eigh
 
 from clients.tabular.base import require_array, require_names
 from clients.tabular.scores import ScoreLearner, plain_rows
-from fl_strategies._util.arrays import Array, FloatArray, column_scales
-from fl_strategies._util.threads import one_blas_thread
+from fl_strategies._util import Array, FloatArray, column_scales, one_blas_thread
 from fl_strategies.errors import require
 from fl_strategies.tasks import Task
 

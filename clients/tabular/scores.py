@@ -14,7 +14,7 @@ import numpy as np
 
 from clients.budget import MAX_WIDTH
 from clients.tabular.base import MIN_PROBABILITY, WIDTH, check_soft_targets, require_array
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import NotFitted, require, require_data, require_known
 from fl_strategies.learners import Link, Recipe
 from fl_strategies.party.party import check_rows

@@ -22,7 +22,7 @@ from clients.tabular.sklearn_arrays import (
     width_after,
 )
 from clients.tabular.trees import Trees, num_received_trees, sklearn_tree
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import (
     KnowledgeMismatch,
     MissingExtra,

@@ -16,7 +16,7 @@ import numpy as np
 
 from clients.tabular.base import require_array, require_names, to_float32
 from clients.tabular.trees import VALUES_AT_ONCE, Trees, sklearn_tree
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import MissingExtra, UnsupportedLearner, require_known
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
 

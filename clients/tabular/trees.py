@@ -21,7 +21,7 @@ import numpy as np
 
 from clients.budget import MAX_LEVELS, MAX_TREES, require_memory, require_steps
 from clients.tabular.base import require_array, require_names
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import require_known
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
 

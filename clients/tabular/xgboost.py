@@ -18,7 +18,7 @@ from clients.tabular.boosting import (
 )
 from clients.tabular.scores import ScoreLearner
 from clients.tabular.trees import NativeTree, Trees
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import MissingExtra, require_known
 from fl_strategies.tasks import Task
 

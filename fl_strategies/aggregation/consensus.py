@@ -28,9 +28,13 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
-from fl_strategies.aggregation.claims import Claims, believed_loudness, loudness
-from fl_strategies.aggregation.evidence import believed_sizes
+from fl_strategies._util import Array, FloatArray, IntArray
+from fl_strategies.aggregation.evidence import (
+    Claims,
+    believed_loudness,
+    believed_sizes,
+    loudness,
+)
 from fl_strategies.aggregation.votes import VoteSum
 from fl_strategies.errors import require
 

@@ -16,7 +16,7 @@ from typing import Final, NoReturn, Self
 import numpy as np
 import scipy
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import (
     KnowledgeMismatch,
     StrategyError,

@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.aggregation.consensus import MAX_WEIGHT, ExactSum
 from fl_strategies.aggregation.evidence import (
     FEWEST_COMPARED,

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 
 LEAST_OF_POSSIBLE: Final = 0.5
 LEAST_OF_TYPICAL: Final = 0.25

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray, plain
+from fl_strategies._util import Array, FloatArray, IntArray, plain
 from fl_strategies.errors import InvalidData, require, require_data
 
 logger = logging.getLogger("flwr.fl_strategies")

@@ -1,22 +1,263 @@
-"""The party role that every strategy of this package shares."""
+"""The party role that every strategy of this package shares, its state and its charges.
 
+Flower holds a party's state as records for the duration of a run; `clients.kept_run` also
+keeps them on disk. A `PartyState` declares the records and their types.
+"""
+
+import json
 import math
+import sys
 from abc import ABC, abstractmethod
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fl_strategies._util.arrays import content_hash
-from fl_strategies.errors import KnowledgeMismatch, PublicDataMismatch
+from fl_strategies._util import Array, content_hash
+from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, PublicDataMismatch
 from fl_strategies.learners import Learner, PortableLearner
-from fl_strategies.party.accounting import has_promised, spend
 from fl_strategies.party.party import Party
-from fl_strategies.party.state import PartyState
-from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.release import ReleaseFacts, ReleasePlan, open_charges
+from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.events import NonPrivateEvent
+from fl_strategies.privacy.journal import Allowance
+from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
+from fl_strategies.release import Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.tasks import figure_names, judge
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import Knowledge, Metrics, config_int, shown
+from fl_strategies.wire.knowledge import (
+    Knowledge,
+    Metrics,
+    config_int,
+    decode_arrays,
+    encode_arrays,
+    shown,
+)
+
+Plain = TypeVar("Plain", str, int)
+
+_SPENT = "privacy-spent"
+
+
+@dataclass(frozen=True)
+class Field:
+    """An attribute of a `PartyState`, kept in the record of this name.
+
+    A record or value of a type other than declared counts as missing.
+    """
+
+    record: str
+
+
+@dataclass(frozen=True)
+class ScalarField(Field, Generic[Plain]):
+    """A text or an integer, stored by name in a shared record."""
+
+    name: str
+    default: Plain
+
+    def __get__(self, state: "PartyState", _: type) -> Plain:
+        value = self._scalars(state).get(self.name)
+        return value if isinstance(value, type(self.default)) else self.default
+
+    def __set__(self, state: "PartyState", value: Plain) -> None:
+        state.records[self.record] = ConfigRecord({**self._scalars(state), self.name: value})
+
+    def _scalars(self, state: "PartyState") -> ConfigRecord:
+        record = state.records.get(self.record)
+        return record if isinstance(record, ConfigRecord) else ConfigRecord()
+
+
+class ArraysField(Field):
+    """Named arrays of numbers, read-only; None removes them."""
+
+    def __get__(self, state: "PartyState", _: type) -> Mapping[str, Array] | None:
+        record = state.records.get(self.record)
+        return decode_arrays(record, sys.maxsize) if isinstance(record, ArrayRecord) else None
+
+    def __set__(self, state: "PartyState", value: Mapping[str, Array] | None) -> None:
+        if value is None:
+            state.records.pop(self.record, None)
+        else:
+            state.records[self.record] = encode_arrays(value)
+
+
+@dataclass(frozen=True)
+class ArrayField(Field):
+    """One array, stored by name in a record of its own, read-only; None removes it."""
+
+    name: str
+
+    def __get__(self, state: "PartyState", owner: type) -> Array | None:
+        return (ArraysField(self.record).__get__(state, owner) or {}).get(self.name)
+
+    def __set__(self, state: "PartyState", value: Array | None) -> None:
+        ArraysField(self.record).__set__(state, None if value is None else {self.name: value})
+
+
+@dataclass(frozen=True)
+class KnowledgeField(Field):
+    """Knowledge of one kind, such as a model with its learner's name; another is an error."""
+
+    kind: str
+
+    def __get__(self, state: "PartyState", _: type) -> Knowledge | None:
+        arrays, meta = (state.records.get(name) for name in self._names)
+        if not isinstance(arrays, ArrayRecord) or not isinstance(meta, ConfigRecord):
+            return None
+        content = RecordDict({keys.ARRAYS: arrays, keys.META: meta})
+        return Knowledge.read(content, kind=self.kind, max_bytes=sys.maxsize)
+
+    def __set__(self, state: "PartyState", value: Knowledge) -> None:
+        content = RecordDict()
+        value.write(content)
+        written = zip(self._names, (content[keys.ARRAYS], content[keys.META]), strict=True)
+        state.records.update(written)
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        return self.record, f"{self.record}-meta"
+
+
+class PartyState:
+    """State of every party; a strategy whose parties keep more adds fields in a subclass.
+
+    Fields are written immediately: a charge stays if the rest of a message fails.
+
+    Parameters
+    ----------
+    records : RecordDict, optional
+        Flower's `Context.state`, or the records of another state; none if omitted.
+
+    Examples
+    --------
+    >>> class MomentumState(PartyState):
+    ...     momentum = ArraysField("mymethod-momentum")
+    ...     steps = ScalarField("mymethod", "steps", 0)
+    >>> state = PartyState()
+    >>> MomentumState(state.records).steps += 2
+    >>> MomentumState(state.records).steps, sorted(state.records)
+    (2, ['mymethod'])
+    """
+
+    alone = ArrayField("alone", "alone")
+    """Score of the party's own model on each held-out row."""
+    answered_for = ScalarField("kept-run", "data", "")
+    """Run and records that a state kept on disk belongs to."""
+    num_answers = ScalarField("kept-run", "number", 0)
+    """Number of answers that it covers."""
+
+    def __init__(self, records: RecordDict | None = None) -> None:
+        self.records = RecordDict() if records is None else records
+
+    @property
+    def has_released(self) -> bool:
+        """Whether anything about the party's records has been released in this run."""
+        return _SPENT in self.records
+
+    def ledger(self, delta: float) -> PrivacyLedger:
+        """Return the releases of this run about the party's records so far.
+
+        A record that cannot be read is an error: it must not count as no release.
+        """
+        ledger, kept = PrivacyLedger("example", delta=delta), self.records.get(_SPENT)
+        if kept is not None:
+            ledger.load_state_dict(json.loads(str(kept["ledger"])))
+        return ledger
+
+    def charge(self, charges: Sequence[Entry], delta: float) -> PrivacyLedger:
+        """Record a release, and return all releases of the run."""
+        ledger = self.ledger(delta)
+        ledger.charge_all(charges)
+        self.records[_SPENT] = ConfigRecord({"ledger": json.dumps(ledger.state_dict())})
+        return ledger
+
+
+def spend(
+    party: Party, charges: Sequence[Entry], purpose: str, delta: float, state: PartyState
+) -> PrivacyLedger:
+    """Record what is about to leave a party, and return all that has been recorded.
+
+    With a journal the party's whole past counts, and what would exceed its budget is
+    refused here, before anything leaves. Without one, what the state of this run holds
+    counts.
+    """
+    check_run(party, charges, state)
+    if party.journal is not None:
+        return party.journal.charge(charges, run=party.run, purpose=purpose)
+    return state.charge(charges, delta)
+
+
+def charge_plan(
+    party: Party, plan: ReleasePlan, state: PartyState
+) -> tuple[Price, PrivacyLedger, Metrics]:
+    """Record what a plan's answer costs; return its price, the ledger and the metrics."""
+    price = plan.price()
+    ledger = spend(party, price.record, plan.purpose or plan.name, plan.record_delta, state)
+    whole = price.whole_party
+    known = ledger_of(whole, plan.record_delta) if whole else unprotected(plan.reason)
+    return price, ledger, privacy_metrics(party=known, example=ledger)
+
+
+def check_run(party: Party, charges: Sequence[Entry], state: PartyState) -> None:
+    """Raise if a run would cost a record more than the party's policy allows."""
+    policy, journal = party.policy, party.journal
+    if policy.max_run_epsilon is None:
+        return
+    allowance = Allowance(
+        max_epsilon=policy.max_run_epsilon, delta=policy.delta, sample_delta=policy.sample_delta
+    )
+    past: Sequence[Sequence[Entry]] = []
+    if journal is not None:
+        past = journal.releases_of(party.run)
+    elif known := state.ledger(policy.delta).entries:
+        past = [[entry] for entry in known]
+    try:
+        allowance.ledger("example", past, charges).charge_all(charges)
+    except PrivacyBudgetExceeded as error:
+        raise PrivacyBudgetExceeded(
+            f"{party.owner}: a run must keep the policy's max-run-epsilon, got: {error}"
+        ) from error
+
+
+def has_promised(state: PartyState) -> bool:
+    """Tell whether a run has released something, and all of it under a promise."""
+    return is_promise(state.ledger(DEFAULT_DELTA).entries)
+
+
+def is_promise(charges: Sequence[Entry]) -> bool:
+    """Tell whether releases with these charges promise anything to a record."""
+    open_ = any(isinstance(event, NonPrivateEvent) or event.seeded for event, _ in charges)
+    return bool(charges) and not open_
+
+
+def ledger_to_text(ledger: PrivacyLedger) -> str:
+    """Return a ledger as text, for the server; see `reported_ledgers`."""
+    return json.dumps(ledger.state_dict())
+
+
+def ledger_of(charges: Sequence[Entry], delta: float) -> PrivacyLedger:
+    """Return a ledger that holds these charges and nothing else."""
+    ledger = PrivacyLedger(charges[0][0].unit, delta=delta)
+    ledger.compose_all(charges)
+    return ledger
+
+
+def unprotected(reason: str) -> PrivacyLedger:
+    """Return the ledger of something that leaves without protection."""
+    return ledger_of([(NonPrivateEvent(unit="party", reason=reason), 1)], DEFAULT_DELTA)
+
+
+def privacy_metrics(*, party: PrivacyLedger, example: PrivacyLedger) -> Metrics:
+    """Return the figures of both units; no epsilon stands without its delta."""
+    return {
+        keys.EPSILON_PARTY: party.get_epsilon(party.delta),
+        keys.DELTA_PARTY: party.delta,
+        keys.EPSILON_EXAMPLE: example.get_epsilon(example.delta),
+        keys.DELTA_EXAMPLE: example.delta,
+        keys.NUM_RELEASES: sum(count for _, count in example.entries),
+    }
+
 
 OPEN_METRICS: Final = open_charges("metrics on held-out rows left the party")
 MAX_SEED = 2**63 - 1

@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.aggregation.pool import Contrast
 from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
 from fl_strategies.learners import (

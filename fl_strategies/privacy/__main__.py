@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
@@ -31,12 +31,12 @@ from fl_strategies.privacy._numeric import (
 )
 from fl_strategies.privacy.audit import audit_all
 from fl_strategies.privacy.bounds import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.bounds.pld import two_class_laplace_epsilon
+from fl_strategies.privacy.bounds.gaussian import two_class_laplace_epsilon
 from fl_strategies.privacy.events import NOISES, UNITS, DPSGDEvent
+from fl_strategies.privacy.ledger import FEW_PARTIES, LARGE_EPSILON
 from fl_strategies.privacy.mechanisms import NoisyMax
 from fl_strategies.privacy.noise import data_dependent_figure
 from fl_strategies.privacy.planning import DEFAULT_MARGINS, plan
-from fl_strategies.privacy.statement import FEW_PARTIES, LARGE_EPSILON
 
 PROGRAM = "python -m fl_strategies.privacy"
 BOUNDS = ("moments", "optimal-composition", "bounded-range", "zcdp", "pld", "data-dependent")

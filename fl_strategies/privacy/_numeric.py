@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import scipy
 
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import require, require_data
 
 # Below this a float64 has lost its digits; no accountant distinguishes smaller deltas.

@@ -26,7 +26,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from fl_strategies.errors import require
+from fl_strategies.errors import (
+    require,
+)
 from fl_strategies.privacy._numeric import (
     check_count,
     check_delta,
@@ -36,10 +38,10 @@ from fl_strategies.privacy._numeric import (
 from fl_strategies.privacy.bounds import (
     Curve,
     constant,
+    gaussian,
     losses_of,
     nfdp_tight,
     noise_curves,
-    pld,
     pure_laws,
     sampling_error,
     smallest_delta,
@@ -92,7 +94,7 @@ class Claim(NamedTuple):
     reason: str = ""
 
 
-def _runs_of(entries: Iterable[tuple[DPSGDEvent, int]]) -> pld.Runs:
+def _runs_of(entries: Iterable[tuple[DPSGDEvent, int]]) -> gaussian.Runs:
     steps: Counter[tuple[float, float]] = Counter()
     for event, count in entries:
         chance = event.batch_size / event.records
@@ -100,20 +102,20 @@ def _runs_of(entries: Iterable[tuple[DPSGDEvent, int]]) -> pld.Runs:
     return tuple(sorted((*kind, n) for kind, n in steps.items()))
 
 
-def _sgd_curve(runs: pld.Runs, replace: bool) -> Curve:
-    law = pld.sgd_distribution(runs)
+def _sgd_curve(runs: gaussian.Runs, replace: bool) -> Curve:
+    law = gaussian.sgd_distribution(runs)
     if replace:
         return _doubled(law)
-    return Curve(partial(pld.sgd_epsilon, runs), partial(_delta_of, law))
+    return Curve(partial(gaussian.sgd_epsilon, runs), partial(_delta_of, law))
 
 
-def _joined_curve(runs: pld.Runs, noisy: Sequence[Entry]) -> Curve | None:
+def _joined_curve(runs: gaussian.Runs, noisy: Sequence[Entry]) -> Curve | None:
     """Return the curve of DP-SGD and releases of bounded loss together, if there is one."""
     laws = pure_laws(losses_of(noisy)) or ()
-    law = pld.joined_distribution(runs, laws) if laws else None
+    law = gaussian.joined_distribution(runs, laws) if laws else None
     if law is None:
         return None
-    return Curve(partial(pld.sgd_epsilon, runs, laws=laws), partial(_delta_of, law))
+    return Curve(partial(gaussian.sgd_epsilon, runs, laws=laws), partial(_delta_of, law))
 
 
 def _delta_of(distribution: Any, epsilon: float) -> float:

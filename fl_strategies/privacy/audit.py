@@ -35,7 +35,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import InvalidParameter, require, require_data
 from fl_strategies.privacy._numeric import check_count
 from fl_strategies.privacy.accountant import claim, delta_at

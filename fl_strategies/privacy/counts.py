@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import require, require_data
 from fl_strategies.privacy import secure
 from fl_strategies.privacy._numeric import check_positive

@@ -40,9 +40,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from fl_strategies._util.arrays import Array, content_hash
-from fl_strategies._util.files import (
+from fl_strategies._util import (
+    Array,
     beside,
+    content_hash,
     locked,
     make_folder,
     replace_file,

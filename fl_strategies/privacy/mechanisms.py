@@ -19,7 +19,7 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import require, require_data
 from fl_strategies.privacy import secure
 from fl_strategies.privacy._numeric import check_count, check_positive, check_votes

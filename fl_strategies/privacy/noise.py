@@ -20,8 +20,7 @@ from typing import ClassVar, Final, Literal, TypeAlias, get_args
 import numpy as np
 import scipy
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
 from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.options import Options, option
 from fl_strategies.privacy._numeric import check_delta, check_positive

@@ -27,7 +27,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fl_strategies._util.arrays import FloatArray, IntArray
+from fl_strategies._util import FloatArray, IntArray
 from fl_strategies.errors import require
 from fl_strategies.privacy._numeric import check_count
 

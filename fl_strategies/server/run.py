@@ -1,6 +1,10 @@
 """A run as a folder that outlives its server process.
 
-A `Checkpoint` folder holds the strategy's state before the round that is running, every
+`dump_state` turns the state that one round leaves to the next (nested containers, arrays,
+ledgers and the data classes that the caller names) into the bytes of an ``.npz`` archive;
+`load_state` rebuilds just these.
+
+A `Checkpoint` folder holds that state as it was before the round that is running, every
 reply of this round, each written before the strategy sees it, and what was drawn at random
 in it. After a kill the round is replayed: what has arrived comes from the disk,
 who has not answered is asked, and nothing random is drawn a second time. Every file carries
@@ -11,21 +15,25 @@ often parties were asked.
 """
 
 import hashlib
+import io
 import json
 import logging
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
+import numpy as np
 from flwr.app import ArrayRecord, Error, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import _compat
-from fl_strategies._util.files import (
+from fl_strategies._util import (
+    Array,
     locked,
     make_folder,
     replace_file,
@@ -38,14 +46,178 @@ from fl_strategies.errors import (
     KnowledgeMismatch,
     require,
 )
-from fl_strategies.server.connections import GridAround, StreamingGrid, stream_replies
-from fl_strategies.server.replies import check_size, cut_short
-from fl_strategies.server.state import dump_state, load_state
+from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.server.replies import (
+    GridAround,
+    Known,
+    PartyReply,
+    PartyReport,
+    StreamingGrid,
+    check_size,
+    cut_short,
+    stream_replies,
+)
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import Knowledge, Metrics
+
+PRICE: Final[Sequence[str]] = (
+    keys.EPSILON_PARTY,
+    keys.DELTA_PARTY,
+    keys.EPSILON_EXAMPLE,
+    keys.DELTA_EXAMPLE,
+    keys.NUM_RELEASES,
+)
+"""A party's report of the cost of all its releases."""
+
+
+@dataclass(kw_only=True)
+class State:
+    """State of every strategy; one that leaves more to the next round adds fields.
+
+    Parameters
+    ----------
+    ledger : PrivacyLedger
+        What the run has released.
+    round : int
+        Rounds asked so far, over all calls of `start`.
+    history : dict
+        Metrics of the rounds, by phase and round.
+    parties : dict of partition id to PartyReport
+        What each party reported last.
+    prices : dict of round to dict of partition id to metrics
+        What each party's releases had cost by the end of a round, as it reports.
+    members : dict
+        Which node is which party.
+    delivery : Knowledge, optional
+        What parties are given after a round.
+    ledgers : dict of partition id to (epsilon, ledger)
+        What parties report that their training costs, where only they can know.
+    """
+
+    kinds: ClassVar[tuple[type, ...]] = (Knowledge, PartyReport)
+    """Data classes that occur in the fields."""
+
+    ledger: PrivacyLedger
+    round: int = 0
+    history: dict[str, dict[int, dict[str, Any]]] = field(
+        default_factory=lambda: {"train": {}, "evaluate": {}}
+    )
+    parties: dict[int, PartyReport] = field(default_factory=dict)
+    prices: dict[int, dict[int, Metrics]] = field(default_factory=dict)
+    members: Known = field(default_factory=dict)
+    delivery: Knowledge | None = None
+    ledgers: dict[int, tuple[float, PrivacyLedger]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return all fields by their names."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    def note(self, replies: Iterable[PartyReply[None]], *, evaluated: bool) -> None:
+        """Keep what parties report: after training also what their releases have cost."""
+        for reply in replies:
+            party, told = reply.partition_id, reply.metrics
+            report = self.parties.setdefault(party, PartyReport(reply.learner_name, {}, {}))
+            (report.evaluate if evaluated else report.train).update(told)
+            if not evaluated:
+                price = {key: told[key] for key in PRICE if key in told}
+                self.prices.setdefault(self.round, {})[party] = price
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Take what `to_dict` once gave."""
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+_TREE = "tree"
+_CONTAINERS: Mapping[str, type] = {"list": list, "tuple": tuple, "set": set}
+
+
+def dump_state(values: Mapping[str, object], kinds: Sequence[type] = ()) -> bytes:
+    """Return the values as bytes; raise `InvalidData` for anything that is not plain.
+
+    Examples
+    --------
+    >>> load_state(dump_state({"rounds": {1: (0.5, None)}, "rows": np.arange(3)}))
+    {'rounds': {1: (0.5, None)}, 'rows': array([0, 1, 2])}
+    """
+    writer = _Writer(kinds)
+    tree = json.dumps(writer.write(dict(values))).encode()
+    file = io.BytesIO()
+    arrays: dict[str, Any] = {_TREE: np.frombuffer(tree, np.uint8), **writer.arrays}
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def load_state(data: bytes, kinds: Sequence[type] = ()) -> dict[str, Any]:
+    """Undo `dump_state`; raise `InvalidData` for bytes that it has not written."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            arrays = dict(archive)
+        tree = json.loads(arrays.pop(_TREE).tobytes())
+        state: dict[str, Any] = _Reader(kinds, arrays).read(tree)
+    except InvalidData:
+        raise
+    except Exception as error:  # a damaged archive may fail in any way
+        raise InvalidData(
+            f"State: the file must be as it was written, got another ({type(error).__name__})."
+        ) from error
+    return state
+
+
+class _Writer:
+    """Collects arrays beside a tree; one that occurs twice is stored once."""
+
+    def __init__(self, kinds: Sequence[type]) -> None:
+        self._kinds = tuple(kinds)
+        self._names: dict[int, str] = {}
+        self.arrays: dict[str, Array] = {}
+
+    def write(self, value: object) -> object:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            return {"array": self._name(value)}
+        if isinstance(value, Mapping):
+            return {"dict": [[self.write(key), self.write(v)] for key, v in value.items()]}
+        if isinstance(value, PrivacyLedger):
+            return {"ledger": value.state_dict()}
+        if is_dataclass(value) and type(value) in self._kinds:
+            own = {field.name: getattr(value, field.name) for field in fields(value)}
+            return {type(value).__name__: self.write(own)}
+        for name, kind in _CONTAINERS.items():
+            if type(value) is kind:
+                return {name: [self.write(item) for item in value]}  # type: ignore[attr-defined]
+        raise InvalidData(f"State: values must be plain, got {type(value).__name__}.")
+
+    def _name(self, array: Array) -> str:
+        name = self._names.setdefault(id(array), f"array-{len(self._names)}")
+        self.arrays[name] = array
+        return name
+
+
+class _Reader:
+    def __init__(self, kinds: Sequence[type], arrays: Mapping[str, Array]) -> None:
+        self._kinds = {kind.__name__: kind for kind in kinds}
+        self._arrays = arrays
+
+    def read(self, tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        ((name, content),) = tree.items()
+        if name == "array":
+            return self._arrays[content]
+        if name == "dict":
+            return {self.read(key): self.read(value) for key, value in content}
+        if name == "ledger":
+            return PrivacyLedger.from_state_dict(content)
+        if name in _CONTAINERS:
+            return _CONTAINERS[name](self.read(item) for item in content)
+        return self._kinds[name](**self.read(content))
+
 
 logger = logging.getLogger("flwr.fl_strategies")
 
 SCHEMA: Final = 2
-_OWNER: Final = "Checkpoint"
 _RUN_FILE: Final = "run.json"
 _COMPLETE: Final = "complete.json"
 _BAD_REPLY: Final = 2
@@ -99,11 +271,11 @@ class Checkpoint:
             yield
         except BlockingIOError as error:
             raise CheckpointUnavailable(
-                f"{_OWNER}: {self.folder} must serve one run at a time, got a second one."
+                f"Checkpoint: {self.folder} must serve one run at a time, got a second one."
             ) from error
         except OSError as error:
             raise CheckpointUnavailable(
-                f"{_OWNER}: {self.folder} must be on a disk that can be read and written, "
+                f"Checkpoint: {self.folder} must be on a disk that can be read and written, "
                 f"got: {error.strerror or type(error).__name__}."
             ) from error
 
@@ -118,11 +290,11 @@ class Checkpoint:
             self._write(path, json.dumps(fresh).encode())
             return None
         rule = "a new folder, or resume given to continue the run in it"
-        require(self.resume, _OWNER, "checkpoint_dir", rule, str(self.folder))
+        require(self.resume, "Checkpoint", "checkpoint_dir", rule, str(self.folder))
         run = self._read_run(path)
         if run["settings"] != digest:
             raise InvalidData(
-                f"{_OWNER}: the settings must be those that the run in {self.folder} began "
+                f"Checkpoint: the settings must be those that the run in {self.folder} began "
                 f"with, got others. Give them again, or use a new folder."
             )
         self.run_name = run["run-name"]
@@ -248,7 +420,8 @@ class Checkpoint:
 
     def _damaged(self, path: Path, found: str, remedy: str) -> InvalidData:
         return InvalidData(
-            f"{_OWNER}: {path} must be as it was written by this version, got {found}. {remedy}"
+            f"Checkpoint: {path} must be as it was written by this version, got {found}. "
+            f"{remedy}"
         )
 
     def _place(self, path: Path) -> str:

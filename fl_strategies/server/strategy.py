@@ -19,9 +19,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fl_strategies._compat import warn_of_untested_flower
-from fl_strategies._util.arrays import Array, content_hash, to_rows
-from fl_strategies._util.naming import nearest_name, require_argument
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import (
+    Array,
+    content_hash,
+    derive_rng,
+    nearest_name,
+    require_argument,
+    to_rows,
+)
 from fl_strategies.aggregation.metrics import aggregate_metrics, without_unknown
 from fl_strategies.errors import (
     InvalidParameter,
@@ -42,33 +47,42 @@ from fl_strategies.learners import (
 from fl_strategies.options import Options, key_of
 from fl_strategies.party.party import check_rows
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.ledger import PrivacyLedger, describe_releases
 from fl_strategies.privacy.noise import require_audible
-from fl_strategies.privacy.statement import describe_releases
 from fl_strategies.release import ReleasePlan, open_charges
-from fl_strategies.server.callbacks import Callbacks, OnRound, followed_by
-from fl_strategies.server.connections import wait_for_parties
-from fl_strategies.server.ledgers import enter_reported, most_expensive
-from fl_strategies.server.members import Known, check_claim, holders, registered, settle
 from fl_strategies.server.replies import (
     EVALUATION,
+    Known,
     PartyReply,
     PartyReport,
+    check_claim,
     cut_short,
     figures_by_party,
+    holders,
     parse_reply,
+    registered,
+    settle,
+    wait_for_parties,
 )
-from fl_strategies.server.run import EvaluateFn, KeptRun, Run, once_there_is_a_model
-from fl_strategies.server.state import State
+from fl_strategies.server.reports import (
+    Callbacks,
+    OnRound,
+    enter_reported,
+    followed_by,
+    most_expensive,
+)
+from fl_strategies.server.run import EvaluateFn, KeptRun, Run, State, once_there_is_a_model
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import HALF_PRECISION, as_meant, offer
 from fl_strategies.wire.knowledge import (
+    HALF_PRECISION,
     MAX_REPLY_BYTES,
     Knowledge,
     Metrics,
     Scalar,
+    as_meant,
     decode_arrays,
     encode_arrays,
+    offer,
     write_messages,
 )
 
@@ -202,7 +216,7 @@ class Collector(Generic[S]):
     check : callable
         Return what a reply's knowledge says; raise, and change nothing, if it is not as asked.
     restore : callable
-        Return knowledge as it was before it was made smaller to travel; see `wire.formats`.
+        Return knowledge as it was before it was made smaller to travel; see `wire.knowledge`.
     reject : callable
         Note why a node's reply does not count.
     """
@@ -330,7 +344,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         Let parties send float32 models as float16, at half the bytes and three digits.
     members : mapping of node id to partition id, optional
         Who is who, as its operator knows; other nodes are not asked. Without, a node has
-        the number of its first answer, for the whole run (see `server.members`).
+        the number of its first answer, for the whole run (see `server.replies`).
     checkpoint_dir : str or Path, optional
         Folder in which the run is kept, so that it can be resumed after the server was killed.
         It holds what parties sent, so it needs the protection that the server itself has.

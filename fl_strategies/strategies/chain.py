@@ -20,16 +20,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import require
 from fl_strategies.learners import Learner, require_portable
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.release import AUDIENCES
-from fl_strategies.server.callbacks import OnRound
-from fl_strategies.server.ledgers import most_expensive
 from fl_strategies.server.replies import PartyReport
-from fl_strategies.server.run import EvaluateFn, KeptRun, Resumable, Run
-from fl_strategies.server.state import State
+from fl_strategies.server.reports import OnRound, most_expensive
+from fl_strategies.server.run import EvaluateFn, KeptRun, Resumable, Run, State
 from fl_strategies.server.strategy import KnowledgeStrategy, described
 from fl_strategies.strategies.weights import FlowerStrategy
 from fl_strategies.wire import keys

@@ -23,10 +23,9 @@ from typing import ClassVar, Final, Literal, Unpack
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fl_strategies._util.arrays import Array, FloatArray, content_hash
-from fl_strategies._util.randomness import derive_rng
-from fl_strategies.aggregation.claims import believed_loudness, loudness
+from fl_strategies._util import Array, FloatArray, content_hash, derive_rng
 from fl_strategies.aggregation.ensembles import describe, rebuild
+from fl_strategies.aggregation.evidence import believed_loudness, loudness
 from fl_strategies.errors import KnowledgeMismatch, require, require_known
 from fl_strategies.learners import (
     Learner,
@@ -37,20 +36,19 @@ from fl_strategies.learners import (
     link_scores,
 )
 from fl_strategies.options import option
-from fl_strategies.party.accounting import (
+from fl_strategies.party.party import Party
+from fl_strategies.party.role import (
+    PartyState,
+    check_public_data,
     ledger_of,
     ledger_to_text,
     privacy_metrics,
     unprotected,
 )
-from fl_strategies.party.party import Party
-from fl_strategies.party.role import check_public_data
-from fl_strategies.party.state import PartyState
 from fl_strategies.party.training import require_finite
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.release import open_charges
-from fl_strategies.server.members import Known
-from fl_strategies.server.replies import EVALUATION, PartyReply
+from fl_strategies.server.replies import EVALUATION, Known, PartyReply
 from fl_strategies.server.strategy import (
     FederationOptions,
     check_factories,

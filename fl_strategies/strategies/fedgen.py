@@ -27,8 +27,7 @@ import numpy as np
 import scipy
 from flwr.app import ArrayRecord, ConfigRecord
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
 from fl_strategies.errors import require_known
 from fl_strategies.learners import (
     DenseLayer,

@@ -18,8 +18,7 @@ from typing import ClassVar, Final, Literal, TypeAlias, Unpack
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 
-from fl_strategies._util.arrays import Array, IntArray, content_hash
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, IntArray, content_hash, derive_rng
 from fl_strategies.aggregation.ensembles import (
     MeanEnsemble,
     StackedEnsemble,
@@ -37,14 +36,21 @@ from fl_strategies.learners import (
     require_portable,
 )
 from fl_strategies.options import Options, option
-from fl_strategies.party.accounting import ledger_to_text
 from fl_strategies.party.party import Party
-from fl_strategies.party.role import PartyRole, facts_of, read_round, read_seed, receive_model
-from fl_strategies.party.state import KnowledgeField, PartyState
+from fl_strategies.party.role import (
+    KnowledgeField,
+    PartyRole,
+    PartyState,
+    facts_of,
+    ledger_to_text,
+    read_round,
+    read_seed,
+    receive_model,
+)
 from fl_strategies.party.training import require_finite, require_plan, trained
 from fl_strategies.release import ReleasePlan
-from fl_strategies.server.ledgers import read_ledger
 from fl_strategies.server.replies import PartyReply
+from fl_strategies.server.reports import read_ledger
 from fl_strategies.server.strategy import FederationOptions
 from fl_strategies.strategies.codistill.options import (
     MODEL,

@@ -23,8 +23,7 @@ import numpy as np
 import scipy
 from flwr.app import ArrayRecord, ConfigRecord
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
 from fl_strategies.errors import InvalidParameter, UnsupportedLearner, require
 from fl_strategies.learners import (
     DenseLayer,
@@ -35,8 +34,7 @@ from fl_strategies.learners import (
 )
 from fl_strategies.options import option
 from fl_strategies.party.party import Party
-from fl_strategies.party.role import read_round, read_seed, receiver_of
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyState, read_round, read_seed, receiver_of
 from fl_strategies.server.strategy import FederationOptions
 from fl_strategies.strategies.weights.options import WeightsOptions
 from fl_strategies.strategies.weights.party import (

@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.learners import (
     Correction,
@@ -29,7 +29,7 @@ from fl_strategies.learners import (
 )
 from fl_strategies.options import option
 from fl_strategies.party.party import Party
-from fl_strategies.party.state import ArraysField, PartyState
+from fl_strategies.party.role import ArraysField, PartyState
 from fl_strategies.strategies.weights.options import MODEL, WeightsOptions
 from fl_strategies.strategies.weights.party import WeightsParty, require_starting
 from fl_strategies.strategies.weights.restraint import (

@@ -3,20 +3,33 @@
 `Knowledge` is the only thing a party sends besides metrics. The receiver treats every byte as
 hostile: declared sizes are compared with the bytes received before anything is allocated, and
 only plain numbers are accepted.
+
+Small replies: packed votes, quantized scores, compression and half precision.
+
+The server's request says which encodings it can read (`offer`). A party that does not know
+them sends a plain reply, and a server that does not know them never offers any. A reply
+declares its encoding; one that was not offered is refused, and so is a reply that would
+expand beyond the plain reply it replaces, before anything is allocated for it.
+
+zstd comes with pyarrow, which simulations and tables install; zlib is always available,
+compresses as well and takes ten times as long. The size of a compressed reply depends on its
+content, so nothing is offered where only the server may know that content.
 """
 
 import math
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import cache
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fl_strategies._util.arrays import Array
-from fl_strategies.errors import KnowledgeMismatch, between
+from fl_strategies._util import Array, FloatArray, IntArray
+from fl_strategies.errors import InvalidData, KnowledgeMismatch, between, require
 from fl_strategies.wire import keys
 
 Scalar: TypeAlias = str | int | float | bool
@@ -223,3 +236,378 @@ def config_choice(config: ConfigRecord, key: str, choices: Sequence[str]) -> str
             f"Server: {key} must be one of {', '.join(choices)}, got {shown(value)}."
         )
     return value
+
+
+def bits_per_label(num_classes: int) -> int:
+    """Return the bits one label needs; a single class still takes one."""
+    return max(1, (num_classes - 1).bit_length())
+
+
+def packed_size(num_labels: int, num_classes: int) -> int:
+    """Return the bytes that `num_labels` packed labels take."""
+    return math.ceil(num_labels * bits_per_label(num_classes) / 8)
+
+
+def pack_labels(labels: Array, num_classes: int) -> Array:
+    """Pack labels of any shape into a flat uint8 array.
+
+    Examples
+    --------
+    >>> pack_labels(np.array([[0, 1, 1], [1, 0, 1]]), num_classes=2)
+    array([116], dtype=uint8)
+    """
+    width = bits_per_label(num_classes)
+    if width > 8:
+        flat = np.asarray(labels, dtype=np.uint32).reshape(-1, 1)
+        shifts = np.arange(width - 1, -1, -1, dtype=np.uint32)
+        return np.packbits(((flat >> shifts) & 1).astype(np.uint8))
+    few = np.asarray(labels, dtype=np.uint8).reshape(-1)
+    if width in (1, 8):
+        return np.packbits(few) if width == 1 else few
+    if width == 4:
+        return _pairs(few)
+    return _words(few, width)[: packed_size(few.size, num_classes)]
+
+
+def _pairs(labels: Array) -> Array:
+    """Return two labels per byte, the first in the upper half."""
+    packed = labels[::2] << 4
+    packed[: labels.size // 2] |= labels[1::2] & 15
+    return packed
+
+
+def _words(labels: Array, width: int) -> Array:
+    """Pack eight labels of n bits into n bytes, by words of 64 bits."""
+    padded = np.zeros((math.ceil(labels.size / 8), 8), dtype=np.uint8)
+    padded.reshape(-1)[: labels.size] = labels
+    words = np.zeros(len(padded), dtype=np.uint64)
+    for place in range(8):
+        words <<= np.uint64(width)
+        words |= padded[:, place]
+    return words.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 8 - width :].reshape(-1)
+
+
+def unpack_labels(
+    packed: Array, shape: tuple[int, ...], num_classes: int, *, name: str = "votes"
+) -> IntArray:
+    """Undo `pack_labels`; refuse bytes that cannot have come from it.
+
+    The size is checked before anything is allocated, so a hostile sender cannot make
+    the receiver allocate more than the answer it asked for.
+    """
+    count, width = math.prod(shape), bits_per_label(num_classes)
+    expected = packed_size(count, num_classes)
+    if packed.dtype != np.uint8 or packed.ndim != 1 or packed.size != expected:
+        raise KnowledgeMismatch(
+            f"{name}: what was packed must be {expected} bytes (uint8) for {shape} values, "
+            f"got shape {packed.shape} of {packed.dtype}."
+        )
+    labels = _unpacked(packed, count, width)
+    if count and labels.max() >= num_classes:
+        raise KnowledgeMismatch(
+            f"{name}: values must be below {num_classes}, got {labels.max()}."
+        )
+    return labels.reshape(shape)
+
+
+def _unpacked(packed: Array, count: int, width: int) -> IntArray:
+    if width == 8:
+        return packed.astype(np.int64)
+    if width == 1:
+        return np.unpackbits(packed, count=count).astype(np.int64)
+    if width > 8:
+        bits = np.unpackbits(packed, count=count * width).reshape(count, width)
+        weights = 1 << np.arange(width - 1, -1, -1, dtype=np.int64)
+        return np.asarray(bits @ weights)
+    num_words = math.ceil(count / 8)
+    bytes_of_words = np.zeros((num_words, 8), dtype=np.uint8)
+    padded = np.zeros(num_words * width, dtype=np.uint8)
+    padded[: packed.size] = packed
+    bytes_of_words[:, 8 - width :] = padded.reshape(num_words, width)
+    words = bytes_of_words.view(">u8").reshape(-1).astype(np.uint64)
+    labels = np.empty((num_words, 8), dtype=np.int64)
+    for place in range(8):
+        labels[:, place] = (words >> np.uint64(width * (7 - place))) & np.uint64(2**width - 1)
+    return labels.reshape(-1)[:count]
+
+
+Rounding: TypeAlias = Literal["nearest", "stochastic"]
+
+ROUNDINGS: tuple[str, ...] = get_args(Rounding)
+MAX_LEVELS = 2**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantizer:
+    """`num_levels` equally spaced values from `-bound` to `bound`, ends included.
+
+    This is the grid of Eq. 3 of the FedKD paper; its Eq. 4 has a different step and omits the
+    upper end. Values beyond the bound are clipped to it.
+
+    Parameters
+    ----------
+    num_levels : int
+        The paper's S. A value takes ceil(log2 S) bits.
+    bound : float
+    rounding : "nearest" or "stochastic"
+        The error of nearest is at most half a step, with the same sign for the same value.
+        That of stochastic is less than a step, and zero on average.
+
+    Examples
+    --------
+    >>> quantizer = Quantizer(num_levels=5, bound=2.0)
+    >>> codes = quantizer.encode(np.array([-9.0, -0.6, 0.0, 1.4]))
+    >>> codes, quantizer.decode(codes)
+    (array([0, 1, 2, 3]), array([-2., -1.,  0.,  1.]))
+    """
+
+    num_levels: int
+    bound: float
+    rounding: Rounding = "nearest"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        levels, bound = self.num_levels, self.bound
+        rule = f"from 2 to {MAX_LEVELS}"
+        require(2 <= levels <= MAX_LEVELS, "Quantizer", "num_levels", rule, levels)
+        finite = 0 < bound <= float(np.finfo(np.float32).max)
+        require(finite, "Quantizer", "bound", "finite and above 0", bound)
+        known = self.rounding in ROUNDINGS
+        require(known, "Quantizer", "rounding", "'nearest' or 'stochastic'", self.rounding)
+
+    @property
+    def step(self) -> float:
+        """Distance of two neighbouring values."""
+        return 2 * self.bound / (self.num_levels - 1)
+
+    def encode(self, values: FloatArray, rng: np.random.Generator | None = None) -> IntArray:
+        """Return the number of each value's level, 0 .. num_levels - 1."""
+        if not np.isfinite(values).all():
+            raise InvalidData("Quantizer: scores must be finite, got NaN or infinity.")
+        clipped = np.clip(np.asarray(values, dtype=np.float64), -self.bound, self.bound)
+        position = (clipped + self.bound) / self.step
+        if self.rounding == "stochastic":
+            if rng is None:
+                raise InvalidData("Quantizer: rng must be given to round at random, got none.")
+            position = np.floor(position + rng.random(position.shape))
+        codes: IntArray = np.rint(position).astype(np.int64)
+        return np.clip(codes, 0, self.num_levels - 1)
+
+    def decode(self, codes: Array) -> FloatArray:
+        """Return the values of levels."""
+        values: FloatArray = codes * self.step - self.bound
+        return values
+
+    def to_wire(self, values: FloatArray, rng: np.random.Generator) -> Array:
+        """Return the levels as bytes, ceil(log2 num_levels) bits each."""
+        return pack_labels(self.encode(values, rng), self.num_levels)
+
+    def num_bytes(self, shape: tuple[int, ...]) -> int:
+        """Return how many bytes `to_wire` takes."""
+        return packed_size(math.prod(shape), self.num_levels)
+
+    def from_wire(self, packed: Array, shape: tuple[int, ...]) -> Array:
+        """Read untrusted levels; raise `KnowledgeMismatch` unless they fit exactly."""
+        codes = unpack_labels(packed, shape, self.num_levels, name="scores")
+        return codes.astype(np.uint8 if self.num_levels <= 256 else np.uint16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainScores:
+    """Scores as float32, clipped at a bound: the alternative to a `Quantizer`."""
+
+    bound: float
+
+    def to_wire(self, values: FloatArray, rng: np.random.Generator) -> Array:  # noqa: ARG002
+        """Return the scores as sent."""
+        return np.clip(values, -self.bound, self.bound).astype(np.float32)
+
+    def num_bytes(self, shape: tuple[int, ...]) -> int:
+        """Return how many bytes `to_wire` takes."""
+        return 4 * math.prod(shape)
+
+    def from_wire(self, values: Array, shape: tuple[int, ...]) -> Array:
+        """Read untrusted scores; raise `KnowledgeMismatch` unless they fit exactly."""
+        if values.dtype != np.float32 or values.shape != shape:
+            raise KnowledgeMismatch(
+                f"scores: logits must be float32 of shape {shape}, "
+                f"got shape {values.shape} of {values.dtype}."
+            )
+        if not np.isfinite(values).all():
+            raise KnowledgeMismatch("scores: logits must be finite, got NaN or infinity.")
+        return np.clip(values, -self.bound, self.bound)
+
+    def decode(self, values: Array) -> FloatArray:
+        """Return the scores."""
+        return values
+
+
+ScoreFormat: TypeAlias = Quantizer | PlainScores
+
+
+def score_format(num_levels: int | None, bound: float, rounding: Rounding) -> ScoreFormat:
+    """Return the format of scores: this number of levels, or float32 for None or 0."""
+    if not num_levels:
+        return PlainScores(bound=bound)
+    return Quantizer(num_levels=num_levels, bound=bound, rounding=rounding)
+
+
+SCORES: Final = "scores"
+"""Name of the array that may be compressed."""
+ENCODINGS: Final = "score-encodings"
+ENCODING: Final = "scores-encoding"
+PLAIN_BYTES: Final = "scores-bytes"
+HALF_PRECISION: Final = "half-precision"
+
+ZSTD, ZLIB = "zstd", "zlib"
+LEAST_BYTES: Final = 1024
+MOST_LEFT: Final = 0.95
+"""Scores are not compressed if fewer, or if more than this share of them would be left."""
+_LEVEL: Final = 3
+# What numpy writes before the numbers of an array.
+_MOST_HEADER: Final = 256
+_LARGEST_HALF: Final = float(np.finfo(np.float16).max)
+
+
+@cache
+def _zstd() -> Any:
+    """Return the zstd codec, or None if it is not installed."""
+    try:
+        from pyarrow import Codec
+    except ImportError:
+        return None
+    return Codec(ZSTD, compression_level=_LEVEL) if Codec.is_available(ZSTD) else None
+
+
+def readable() -> tuple[str, ...]:
+    """Return the encodings that this side can write and read, the best first."""
+    return (ZSTD, ZLIB) if _zstd() is not None else (ZLIB,)
+
+
+def offer(most_score_bytes: int, *, half: bool, kept: bool) -> dict[str, Scalar]:
+    """Return the offer of encodings in a server's request; empty for no offer.
+
+    Replies kept on disk must be readable wherever the run is resumed, so they never use zstd.
+    """
+    encodings = ",".join((ZLIB,) if kept else readable()) if most_score_bytes else ""
+    offered: dict[str, Scalar] = {ENCODINGS: encodings} if encodings else {}
+    return {**offered, HALF_PRECISION: True} if half else offered
+
+
+def as_offered(knowledge: Knowledge, config: Mapping[str, object]) -> Knowledge:
+    """Return a party's reply in the smallest encoding that the server has offered."""
+    if config.get(HALF_PRECISION) is True:
+        knowledge = _halved(knowledge)
+    offered = config.get(ENCODINGS)
+    names = offered.split(",") if isinstance(offered, str) else ()
+    known = [name for name in readable() if name in names]
+    scores = knowledge.arrays.get(SCORES)
+    if not known or scores is None or scores.nbytes < LEAST_BYTES:
+        return knowledge
+    plain = FlowerArray(np.asarray(scores)).data
+    packed = _compressed(known[0], plain)
+    if len(packed) > MOST_LEFT * len(plain):
+        return knowledge
+    arrays = {**knowledge.arrays, SCORES: np.frombuffer(packed, np.uint8)}
+    declared: dict[str, Scalar] = {ENCODING: known[0], PLAIN_BYTES: len(plain)}
+    return Knowledge(knowledge.kind, arrays, {**knowledge.meta, **declared})
+
+
+def as_meant(knowledge: Knowledge, most_score_bytes: int, *, half: bool) -> Knowledge:
+    """Undo `as_offered`; raise `KnowledgeMismatch` for a reply that cannot come from it.
+
+    Parameters
+    ----------
+    knowledge : Knowledge
+        As an untrusted party declares it.
+    most_score_bytes : int
+        Bytes of the scores that were requested; 0 if no encoding was offered.
+    half : bool
+        Whether half precision was offered.
+    """
+    if HALF_PRECISION in knowledge.meta:
+        knowledge = _doubled(knowledge, offered=half)
+    if ENCODING not in knowledge.meta:
+        return knowledge
+    arrays = {**knowledge.arrays, SCORES: _scores(knowledge, most_score_bytes)}
+    return Knowledge(knowledge.kind, arrays, knowledge.meta)
+
+
+def _scores(knowledge: Knowledge, most_score_bytes: int) -> Array:
+    encoding, size = knowledge.meta[ENCODING], knowledge.meta.get(PLAIN_BYTES)
+    if not most_score_bytes or encoding not in readable():
+        raise KnowledgeMismatch(
+            f"Reply: {ENCODING} must be one that was offered, got {shown(encoding)}."
+        )
+    most = most_score_bytes + _MOST_HEADER
+    if type(size) is not int or not 0 < size <= most:
+        raise KnowledgeMismatch(
+            f"Reply: {PLAIN_BYTES} must be from 1 to {most}, got {shown(size)}."
+        )
+    packed = knowledge.arrays.get(SCORES, np.empty(0))
+    if packed.dtype != np.uint8 or packed.ndim != 1 or packed.size > size:
+        raise KnowledgeMismatch(
+            f"Reply: compressed {SCORES} must be a row of at most {size} bytes (uint8), "
+            f"got shape {packed.shape} of {packed.dtype}."
+        )
+    plain = _expanded(str(encoding), packed.tobytes(), size)
+    return decode_array(SCORES, FlowerArray("", (), "", plain))
+
+
+def _compressed(encoding: str, plain: bytes) -> bytes:
+    if encoding == ZSTD:
+        return bytes(_zstd().compress(plain, asbytes=True))
+    # Scores hardly repeat: counting bytes and runs finds all there is, three times as fast.
+    engine = zlib.compressobj(6, strategy=zlib.Z_RLE)
+    return engine.compress(plain) + engine.flush()
+
+
+def _expanded(encoding: str, packed: bytes, size: int) -> bytes:
+    """Return exactly `size` bytes; nothing longer is ever allocated."""
+    plain = b""
+    try:
+        if encoding == ZSTD:
+            plain = _zstd().decompress(packed, decompressed_size=size, asbytes=True)
+        else:
+            engine = zlib.decompressobj()
+            plain = engine.decompress(packed, size + 1)
+            plain = plain if engine.eof and not engine.unused_data else b""
+    except (OSError, ValueError, zlib.error) as error:
+        raise _not_as_declared(encoding, size) from error
+    if len(plain) != size:
+        raise _not_as_declared(encoding, size)
+    return plain
+
+
+def _not_as_declared(encoding: str, size: int) -> KnowledgeMismatch:
+    return KnowledgeMismatch(
+        f"Reply: compressed {SCORES} must be {size} bytes by {encoding}, got others."
+    )
+
+
+def _halved(knowledge: Knowledge) -> Knowledge:
+    """Return float32 arrays as float16, except those that would overflow."""
+    arrays = {
+        name: a.astype(np.float16) if _fits_half(a) else a
+        for name, a in knowledge.arrays.items()
+    }
+    return Knowledge(knowledge.kind, arrays, {**knowledge.meta, HALF_PRECISION: True})
+
+
+def _fits_half(array: Array) -> bool:
+    # NaN compares as false.
+    small = array.dtype == np.float32 and bool((np.abs(array) <= _LARGEST_HALF).all())
+    return small and array.size > 0
+
+
+def _doubled(knowledge: Knowledge, *, offered: bool) -> Knowledge:
+    if not offered or knowledge.meta[HALF_PRECISION] is not True:
+        raise KnowledgeMismatch(
+            f"Reply: {HALF_PRECISION} must be what was offered, "
+            f"got {shown(knowledge.meta[HALF_PRECISION])}."
+        )
+    arrays = {
+        name: a.astype(np.float32) if a.dtype == np.float16 else a
+        for name, a in knowledge.arrays.items()
+    }
+    return Knowledge(knowledge.kind, arrays, knowledge.meta)

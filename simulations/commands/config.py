@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from fl_strategies._util.files import SHARED, replace_file
+from fl_strategies._util import SHARED, replace_file
 from simulations.config import TITLES, describe
 
 TABLE: Final = "tool.flwr.app.config"

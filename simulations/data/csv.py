@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import InvalidData, InvalidParameter
 from simulations.libraries import import_library
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter, require_data
 from fl_strategies.party.records import LARGEST_VALUE, cells_as_numbers
 from simulations.data.csv import LARGEST

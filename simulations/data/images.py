@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import require, require_data
 from fl_strategies.tasks import Task, check_targets
 from simulations.data.files import cache_folder, local_file, read_npz, unreachable

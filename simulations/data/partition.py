@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_strategies._util.arrays import FloatArray, IntArray
+from fl_strategies._util import FloatArray, IntArray
 from fl_strategies.errors import InvalidParameter, require, require_data
 from fl_strategies.tasks import check_labels, check_targets
 

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import require, require_data
 from fl_strategies.tasks import Task
 

@@ -18,11 +18,10 @@ from flwr.app import Context
 from clients.app import client_app
 from clients.kept_run import forget_oldest
 from fl_strategies import REGISTRY, Learner, Party, PortableLearner
-from fl_strategies._util.arrays import Array
-from fl_strategies._util.files import make_folder, replace_file
+from fl_strategies._util import Array, make_folder, replace_file
 from fl_strategies.errors import InvalidData, StrategyError, require
 from fl_strategies.learners import LearnerFactory
-from fl_strategies.party.policy import PartyPolicy
+from fl_strategies.party.party import PartyPolicy
 from fl_strategies.strategies.fedkt.options import LEVELS
 from fl_strategies.strategies.fedmd.options import RELEASES
 from fl_strategies.strategies.sums.options import LEVELS as SUM_LEVELS

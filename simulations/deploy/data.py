@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, IntArray
-from fl_strategies._util.files import PRIVATE
+from fl_strategies._util import PRIVATE, Array, IntArray
 from fl_strategies.errors import require, require_data
 from fl_strategies.party.party import check_rows
 from fl_strategies.party.records import RecordForm

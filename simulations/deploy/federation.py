@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from fl_strategies._util.files import replace_file
+from fl_strategies._util import replace_file
 from fl_strategies.errors import StrategyError, require
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy, Learner, PortableLearner
-from fl_strategies._util.arrays import Array, IntArray, content_hash
+from fl_strategies._util import Array, IntArray, content_hash
 from fl_strategies.errors import InvalidData, UnsupportedLearner, require, require_data
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value, describe

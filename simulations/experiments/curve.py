@@ -13,7 +13,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from fl_strategies._util.files import SHARED, replace_file
+from fl_strategies._util import SHARED, replace_file
 from fl_strategies.errors import StrategyError, require
 from fl_strategies.wire import keys
 from simulations.config import Settings

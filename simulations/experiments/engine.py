@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any, Final, TypeAlias
 
 from fl_strategies import __version__
-from fl_strategies._util.files import SHARED, replace_file
+from fl_strategies._util import SHARED, replace_file
 from fl_strategies.errors import InvalidParameter, StrategyError
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import derive_rng
 from fl_strategies.aggregation.votes import count_votes, plurality
 from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.learners import Learner, fit_ensemble

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fl_strategies._util.files import SHARED, replace_file
+from fl_strategies._util import SHARED, replace_file
 from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.wire.keys import UNBOUNDED
 

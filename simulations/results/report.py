@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from flwr.serverapp.strategy import Result
 
 from fl_strategies import KnowledgeStrategy
-from fl_strategies._util.arrays import IntArray
-from fl_strategies.aggregation.claims import class_counts
+from fl_strategies._util import IntArray
+from fl_strategies.aggregation.evidence import class_counts
 from fl_strategies.errors import MissingExtra, StrategyError
 from fl_strategies.tasks import figure_names
 from fl_strategies.wire import keys

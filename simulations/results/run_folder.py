@@ -30,7 +30,7 @@ from clients.saved_model import (
     save_model,
 )
 from fl_strategies import KnowledgeStrategy, Learner, write_epsilon_csv
-from fl_strategies._util.files import SHARED, replace_file
+from fl_strategies._util import SHARED, replace_file
 from fl_strategies.aggregation.ensembles import MeanEnsemble, SignedEnsemble, StackedEnsemble
 from fl_strategies.errors import StrategyError, UnsupportedLearner
 from fl_strategies.learners import require_portable

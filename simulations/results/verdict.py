@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util.arrays import FloatArray
+from fl_strategies._util import FloatArray
 from fl_strategies.wire import keys
 from simulations.config import options_of
 from simulations.results.baselines import BEST_PARTY, MAJORITY, MEAN_PARTY, POOLED, PREFIXES

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import require
 from fl_strategies.options import TYPE_NAMES
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint

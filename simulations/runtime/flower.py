@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import httpx
 
-from fl_strategies._util.files import open_private
+from fl_strategies._util import open_private
 from fl_strategies.errors import StrategyError, require
 from simulations.config import Settings, Value
 from simulations.results.files import read_json

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
-from fl_strategies._util.threads import keep_to_one_thread
+from fl_strategies._util import keep_to_one_thread
 from fl_strategies.errors import RunFailed
 
 MARK: Final = "FL_STRATEGIES_PROCESSES"

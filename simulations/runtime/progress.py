@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
 
-from fl_strategies._util.progress import listening
+from fl_strategies._util import listening
 
 FLOWER: Final = "flwr"
 TRAIN: Final = "train"

@@ -12,8 +12,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from scipy.special import softmax
 
 from clients.tabular.kernel import RidgeLearner
-from fl_strategies._util.arrays import FloatArray
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import FloatArray, derive_rng
 from fl_strategies.aggregation.consensus import to_probabilities
 from fl_strategies.aggregation.ensembles import (
     MeanEnsemble,

@@ -11,16 +11,9 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 from scipy.stats import norm
 
-from fl_strategies._util.arrays import FloatArray
-from fl_strategies.aggregation.claims import (
-    CLASS_COUNTS,
-    class_counts,
-    class_weights,
-    noisy_weighted_mean,
-    read_counts,
-    weighted_mean,
-)
+from fl_strategies._util import FloatArray
 from fl_strategies.aggregation.evidence import (
+    CLASS_COUNTS,
     LEAST_PART,
     LEAST_PROBABILITY,
     MOST_TIMES_ALIKE,
@@ -31,7 +24,9 @@ from fl_strategies.aggregation.evidence import (
     are_alike,
     believed_counts,
     believed_sizes,
+    class_counts,
     class_evidence,
+    class_weights,
     class_weights_of,
     corrected_labels,
     label_evidence,
@@ -40,10 +35,13 @@ from fl_strategies.aggregation.evidence import (
     limited_mean,
     match_label_shares,
     match_share,
+    noisy_weighted_mean,
     pooled_label_shares,
     pooled_share,
+    read_counts,
     valid_counts,
     vote_evidence,
+    weighted_mean,
 )
 from fl_strategies.aggregation.pool import (
     EvidenceConsensus,
@@ -52,7 +50,7 @@ from fl_strategies.aggregation.pool import (
 )
 from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
 from fl_strategies.privacy.noise import ScorePrivacy
-from fl_strategies.wire.formats import PlainScores, Quantizer
+from fl_strategies.wire.knowledge import PlainScores, Quantizer
 
 MEANS = np.array([-1.0, 0.0, 1.5])
 ROWS = np.linspace(-1.0, 1.5, 41)  # where no class is below a thousandth

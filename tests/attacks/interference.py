@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Context, Message
 from clients.app import client_app
 from clients.networks import private
 from fl_strategies import Party, _compat
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import RunFailed
 from fl_strategies.privacy import mechanisms, secure
 from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts

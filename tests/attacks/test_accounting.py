@@ -20,8 +20,7 @@ from fl_strategies import (
     Party,
 )
 from fl_strategies.errors import RunFailed
-from fl_strategies.party.accounting import ledger_of, ledger_to_text
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyState, ledger_of, ledger_to_text
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import DPSGDEvent, OneVoteEvent, PrivacyEvent, event_to_json
@@ -31,7 +30,7 @@ from fl_strategies.server.replies import PartyReply
 from fl_strategies.strategies.fedkt.party import deal_records
 from fl_strategies.strategies.weights.restraint import LocalWeights
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import pack_labels
+from fl_strategies.wire.knowledge import pack_labels
 from simulations.runtime.local import run_local
 from tests.toys import CentroidLearner, load_toy_party, toy_fedkd, toy_fedkt, toy_party
 

@@ -11,7 +11,7 @@ from clients.app import client_app
 from fl_strategies import FedKT, FedMD, Party
 from fl_strategies._compat import assign_message_id
 from fl_strategies.errors import InvalidParameter
-from fl_strategies.party.policy import PartyPolicy
+from fl_strategies.party.party import PartyPolicy
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.wire import keys
 from tests.toys import PUBLIC, CentroidLearner, common_options, toy_party

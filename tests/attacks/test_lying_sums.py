@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from clients.app import client_app
 from fl_strategies import FedHistogram, FedRegression, Knowledge
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.strategies.sums.regression import Components

@@ -40,8 +40,7 @@ from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.learners import LearnerFactory
 from fl_strategies.party import training
 from fl_strategies.party.records import RecordForm, number_of_cell
-from fl_strategies.party.role import PartyRole
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyRole, PartyState
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.server.strategy import KnowledgeStrategy
 from fl_strategies.strategies.fedkd import FedKDParty

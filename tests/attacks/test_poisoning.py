@@ -14,19 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_strategies._util.arrays import FloatArray, IntArray
-from fl_strategies.aggregation.claims import believed_counts, believed_loudness, heard_parts
+from fl_strategies._util import FloatArray, IntArray
 from fl_strategies.aggregation.consensus import (
     MAX_WEIGHT,
     ClassWeightedConsensus,
     MeanConsensus,
     VoteCounts,
 )
-from fl_strategies.aggregation.evidence import vote_evidence
+from fl_strategies.aggregation.evidence import (
+    believed_loudness,
+    capped_claims,
+    heard_parts,
+    vote_evidence,
+)
 from fl_strategies.aggregation.pool import MOST_JUDGED, EvidencePool, outliers
 from fl_strategies.strategies.weights.restraint import LocalWeights, restrained
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import PlainScores
+from fl_strategies.wire.knowledge import PlainScores
 from simulations.config import Settings
 
 LIARS = Path(__file__).parents[2] / "benchmarks" / "liars.py"
@@ -271,14 +275,14 @@ def test_one_party_with_scores_of_100_does_not_decide_fedmds_mean(rule: Any) -> 
 
 def test_one_party_with_absurd_counts_does_not_decide_fedkds_published_rule() -> None:
     """Eq. 1 weighs by counts, and hears who is loudest best."""
-    counts, capped = believed_counts([*[np.full(CLASSES, 20.0)] * 9, np.full(CLASSES, 2.0**40)])
+    counts, capped = capped_claims([*[np.full(CLASSES, 20.0)] * 9, np.full(CLASSES, 2.0**40)])
     loud = [np.full((2, 2), 1.0)] * 9 + [np.full((2, 2), 9.0)]
 
     assert capped == 1
     assert counts[9] is not None
     assert counts[9].max() <= 40
     assert heard_parts(loud, PlainScores(bound=10.0)) == pytest.approx([1.0] * 9 + [2 / 9])
-    assert believed_counts([None, None]) == ([None, None], 0)
+    assert capped_claims([None, None]) == ([None, None], 0)
     assert (believed_loudness(np.ones(4)) == 1).all()
 
 

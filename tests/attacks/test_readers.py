@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fl_strategies._util.arrays import Array, to_array
+from fl_strategies._util import Array, to_array
 from fl_strategies.party import records
 from fl_strategies.party import records as labels_module
 from fl_strategies.party.records import RecordForm

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from clients.app import client_app
 from fl_strategies import REGISTRY, FedHistogram, FedRegression, Knowledge, Party
-from fl_strategies._util.arrays import Array, IntArray, content_hash
+from fl_strategies._util import Array, IntArray, content_hash
 from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, RunFailed
-from fl_strategies.party.policy import PartyPolicy
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.party import PartyPolicy
+from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.mechanisms import Release

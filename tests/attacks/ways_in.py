@@ -22,7 +22,7 @@ from flwr.app import Context, RecordDict
 
 from clients.dealt_data import party_loader
 from fl_strategies import Party
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from simulations.data.sets import load_dataset
 from simulations.deploy.data import read_labelled, read_public
 from tests.attacks.interference import NUM_CLASSES, PUBLIC, WIDTH

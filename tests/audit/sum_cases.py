@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.privacy.audit import SIGNIFICANCE, AuditResult
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.mechanisms import Release

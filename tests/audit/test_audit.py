@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.aggregation.votes import add_votes, consistent_labels
 from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.privacy.audit import (

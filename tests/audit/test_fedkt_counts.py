@@ -8,13 +8,13 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fl_strategies import FedKTParty, Party
-from fl_strategies.aggregation.claims import CLASS_COUNTS
-from fl_strategies.party.state import PartyState
+from fl_strategies.aggregation.evidence import CLASS_COUNTS
+from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.audit import lower_bounds
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.mechanisms import Release
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import unpack_labels
+from fl_strategies.wire.knowledge import unpack_labels
 from tests.toys import CentroidLearner, toy_fedkt
 
 RUNS = 1000

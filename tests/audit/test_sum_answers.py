@@ -7,8 +7,8 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fl_strategies import Knowledge, Party
-from fl_strategies._util.arrays import Array, content_hash
-from fl_strategies.party.state import PartyState
+from fl_strategies._util import Array, content_hash
+from fl_strategies.party.role import PartyState
 from fl_strategies.privacy import counts
 from fl_strategies.privacy.audit import AuditResult, audit_sums
 from fl_strategies.privacy.counts import GaussianSums

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fl_strategies import FedHistogram, FedRegression, Knowledge
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.privacy.audit import AuditResult, audit, audit_sums
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.strategies.sums import party, server

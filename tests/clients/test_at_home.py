@@ -14,9 +14,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from clients.app import client_app
 from fl_strategies import Party
 from fl_strategies._compat import assign_message_id, records_to_bytes
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import InvalidParameter
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.events import LaplaceEvent, NonPrivateEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.wire import keys

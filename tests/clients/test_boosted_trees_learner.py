@@ -21,7 +21,7 @@ from clients.tabular import boosted_trees as boosting
 from clients.tabular import boosted_trees as tree_sums
 from clients.tabular.boosted_trees import BoostedTreesLearner
 from clients.tabular.xgboost import XGBoostLearner
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import (
     MissingExtra,
 )

@@ -20,7 +20,7 @@ from clients.tabular.boosted_trees import BoostedTreesLearner
 from clients.tabular.boosting import BoostedLearner
 from clients.tabular.lightgbm import LightGBMLearner
 from clients.tabular.xgboost import XGBoostLearner
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,

@@ -26,7 +26,7 @@ from clients.tabular.boosted_trees import BoostedTreesLearner
 from clients.tabular.forest import ForestLearner
 from clients.tabular.sklearn import SklearnLearner
 from clients.tabular.xgboost import XGBoostLearner
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import InvalidParameter, UnsupportedLearner, require_data
 from fl_strategies.learners import Recipe, TrainingSet
 

@@ -11,7 +11,7 @@ from sklearn.ensemble import RandomForestClassifier
 from clients.tabular import forest as forest_growing
 from clients.tabular.forest import ForestLearner, Limits, Planting, class_bits, grow_forests
 from clients.tabular.trees import Trees, bit_table, bits_above, choose_thresholds, pack, unpack
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
 from fl_strategies.learners import EnsembleLearner, PortableLearner, Recipe, SoftLearner
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients.tabular.kernel import KERNELS, KernelRidgeLearner, RidgeLearner, solve_shifted
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,

@@ -13,7 +13,7 @@ from clients.tabular.base import MIN_PROBABILITY
 from clients.tabular.kernel import RidgeLearner
 from clients.tabular.multilabel import MultiLabelLearner
 from clients.tabular.sklearn import SklearnLearner
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,

@@ -30,7 +30,7 @@ from clients.checks import check_learner
 from clients.networks import private as dp_sgd
 from clients.networks.learner import TorchLearner
 from clients.networks.private import DPTorchLearner, calibrated_noise
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter, MissingExtra
 from fl_strategies.learners import (
     EnsembleLearner,
@@ -43,7 +43,7 @@ from fl_strategies.learners import (
 )
 from fl_strategies.party.party import Party
 from fl_strategies.privacy.accountant import claim
-from fl_strategies.privacy.bounds.pld import dpsgd_epsilon
+from fl_strategies.privacy.bounds.gaussian import dpsgd_epsilon
 from fl_strategies.privacy.events import DPSGDEvent, event_from_json, event_to_json
 from fl_strategies.strategies.fedkt.party import teacher_votes, train_teachers
 

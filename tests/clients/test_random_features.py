@@ -7,7 +7,7 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from clients.tabular.random_features import RIDGES, RandomFeaturesLearner, solve_ridge
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
 
 RNG = np.random.default_rng(0)

@@ -20,7 +20,7 @@ from torch import nn
 
 from clients import ModelCard, SklearnLearner, TorchLearner, load_model, save_model
 from clients.saved_model import member_folder, read_arrays, save_committee, write_arrays
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.aggregation.ensembles import MeanEnsemble
 from fl_strategies.errors import InvalidData, StrategyError, UnsupportedLearner
 from simulations.models import ModelOptions, learner_factory

@@ -15,7 +15,7 @@ from clients.tabular.random_features import RandomFeaturesLearner
 from clients.tabular.scores import ScoreLearner, targets_of
 from clients.tabular.sklearn import ForestScores
 from clients.tabular.xgboost import XGBoostScores
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch, NotFitted
 from fl_strategies.learners import (
     Link,

@@ -36,7 +36,7 @@ from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 
 from clients.tabular.sklearn import SklearnLearner
 from clients.tabular.sklearn_arrays import Shape, trees_from_arrays, trees_to_arrays
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner
 
 DIGITS = load_digits(return_X_y=True)

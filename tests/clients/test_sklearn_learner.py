@@ -31,7 +31,7 @@ from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 from clients.budget import MAX_WIDTH
 from clients.tabular.base import MIN_PROBABILITY, TabularLearner
 from clients.tabular.sklearn import SklearnLearner
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,

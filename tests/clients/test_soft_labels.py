@@ -33,7 +33,7 @@ from clients.tabular.boosted_trees import BoostedTreesLearner
 from clients.tabular.multilabel import MultiLabelLearner
 from clients.tabular.sklearn import SklearnLearner, takes_weights
 from clients.tabular.xgboost import XGBoostLearner
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter, UnsupportedLearner
 from fl_strategies.learners import (
     Learner,

@@ -18,7 +18,7 @@ from sklearn.tree import DecisionTreeRegressor, ExtraTreeRegressor
 from clients.tabular.sklearn import ForestScores
 from clients.tabular.trees import MAX_LEVELS, NativeTree, Trees, round_down
 from clients.tabular.xgboost import XGBoostScores
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, MissingExtra
 
 DIGITS = load_digits().data[:300] / 7.0

@@ -17,7 +17,7 @@ from clients.networks.learner import TorchLearner
 from clients.networks.sparse_rows import share_of_others, sparse_rows
 from clients.networks.stacks import PerceptronStack
 from clients.networks.training import TASK_LOSSES, BatchLoss, RecipeLoss
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData
 from fl_strategies.learners import Objective, Proximal, Recipe
 

@@ -16,8 +16,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from clients.networks.learner import TorchLearner
-from fl_strategies._util.arrays import Array, IntArray
-from fl_strategies._util.progress import listening
+from fl_strategies._util import Array, IntArray, listening
 from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,

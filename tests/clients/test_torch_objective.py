@@ -12,7 +12,7 @@ from clients.networks.learner import TorchLearner
 from clients.networks.private import DPTorchLearner
 from clients.tabular.sklearn import SklearnLearner
 from fl_strategies import GuidedLearner, Objective
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.learners import (
     Correction,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from clients.networks.learner import TorchLearner
 from clients.networks.training import RECORD_LOSSES, TASK_LOSSES, RecipeLoss
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter, MissingExtra
 from fl_strategies.learners import Recipe
 from fl_strategies.tasks import mean_auc

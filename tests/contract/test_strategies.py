@@ -31,7 +31,7 @@ from fl_strategies import (
 from fl_strategies.errors import InvalidParameter, NotEnoughParties, NotFitted, RunFailed
 from fl_strategies.server.strategy import FederationOptions
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import ENCODING
+from fl_strategies.wire.knowledge import ENCODING
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import httpx
 from flwr.proto.control_pb2 import ListNodesRequest
 
-from fl_strategies._util.files import replace_file
+from fl_strategies._util import replace_file
 from simulations.config import Value
 from simulations.deploy.federation import Deployment, Member, _toml
 from simulations.runtime.flower import FlowerRunFailed

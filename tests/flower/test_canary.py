@@ -35,8 +35,7 @@ from flwr.app import Array as FlowerArray
 
 from clients.app import FAILED
 from fl_strategies.errors import KnowledgeMismatch
-from fl_strategies.wire.formats import as_offered, readable
-from fl_strategies.wire.knowledge import Knowledge, decode_array
+from fl_strategies.wire.knowledge import Knowledge, as_offered, decode_array, readable
 from simulations.config import Settings, Value
 from simulations.deploy.data import class_list, read_labelled, read_public
 from simulations.deploy.federation import write_app

@@ -9,14 +9,21 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_strategies.aggregation.claims import read_counts
+from fl_strategies.aggregation.evidence import read_counts
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.server.replies import parse_reply
 from fl_strategies.strategies.codistill.options import join_models, part_models
 from fl_strategies.strategies.fedmd.options import PAYLOADS, AnswerFormat
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import packed_size, score_format, unpack_labels
-from fl_strategies.wire.knowledge import Knowledge, count_bytes, decode_array, part_arrays
+from fl_strategies.wire.knowledge import (
+    Knowledge,
+    count_bytes,
+    decode_array,
+    packed_size,
+    part_arrays,
+    score_format,
+    unpack_labels,
+)
 from tests.fuzz.federations import recorded
 from tests.fuzz.mutation import mutate_array, npy, wrap
 from tests.fuzz.records import as_often_as, numbers, replies, scalars, wire_arrays

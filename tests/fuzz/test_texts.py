@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.kept_run import KeptRun
-from fl_strategies import _compat
-from fl_strategies._util import files
+from fl_strategies import _compat, _util
 from fl_strategies.errors import StrategyError
 from fl_strategies.privacy import journal as journals
 from fl_strategies.privacy.events import (
@@ -32,9 +31,8 @@ from fl_strategies.privacy.events import (
 from fl_strategies.privacy.journal import PartyJournal
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
-from fl_strategies.server.ledgers import MAX_DISTINCT_EVENTS, read_ledger
-from fl_strategies.server.run import Checkpoint
-from fl_strategies.server.state import dump_state, load_state
+from fl_strategies.server.reports import MAX_DISTINCT_EVENTS, read_ledger
+from fl_strategies.server.run import Checkpoint, dump_state, load_state
 from fl_strategies.strategies.fedmd import samples as sampling
 from fl_strategies.strategies.fedmd.samples import check_sample_id
 from fl_strategies.wire.knowledge import Knowledge
@@ -157,14 +155,14 @@ def test_damaged_samples(trials: Trials, tmp_path: Path) -> None:
     sampling._write_sample(journal, mechanism, "ab" * 16, np.array([1, 5, 5, 19]))
     path = sampling._sample_path(journal, mechanism)
     valid = path.read_bytes()
-    content = files.unsealed(path.name, valid)
+    content = _util.unsealed(path.name, valid)
     assert content is not None
     assert sampling._read_sample(journal, mechanism) is not None
     for rng in trials.numbers():
         is_forged = rng.random() < 0.5
         if is_forged:  # with a checksum that fits
             forged = json.dumps(mutate_json(rng, json.loads(content))).encode()
-            path.write_bytes(files.sealed(path.name, forged))
+            path.write_bytes(_util.sealed(path.name, forged))
         else:
             path.write_bytes(mutate_bytes(rng, valid))
         sample = sampling._read_sample(journal, mechanism)

@@ -8,9 +8,9 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from clients import client_app
 from fl_strategies import REGISTRY, Knowledge, PartyState
 from fl_strategies._compat import records_from_bytes, records_to_bytes
-from fl_strategies._util.arrays import content_hash
+from fl_strategies._util import content_hash
 from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
-from fl_strategies.party.state import (
+from fl_strategies.party.role import (
     ArrayField,
     ArraysField,
     Field,

@@ -17,10 +17,13 @@ from fl_strategies import privacy
 from fl_strategies.errors import InvalidParameter, MissingExtra
 from fl_strategies.privacy import accountant
 from fl_strategies.privacy.accountant import METHODS, Entry, bounds, claim, delta_at
-from fl_strategies.privacy.bounds import pld
-from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
+from fl_strategies.privacy.bounds.gaussian import (
+    default_orders,
+    gaussian_epsilon,
+    rdp_to_epsilon,
+    sgd_distribution,
+)
 from fl_strategies.privacy.bounds.pure import pure_heterogeneous
-from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,
@@ -385,7 +388,7 @@ def test_mixed_relations_are_stated_for_replacing() -> None:
 
 def test_without_dp_accounting_training_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The missing package is named; nothing is estimated instead."""
-    pld.sgd_distribution.cache_clear()
+    sgd_distribution.cache_clear()
     monkeypatch.setitem(sys.modules, "dp_accounting.pld.privacy_loss_distribution", None)
 
     with pytest.raises(MissingExtra, match=r"fl-strategies\[accounting\]"):

@@ -13,26 +13,25 @@ from scipy.stats import binom, norm
 
 from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.privacy.bounds import curves
+from fl_strategies.privacy.bounds.composition import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.bounds.curves import (
     bounded_range_optimal,
     bounded_range_optimal_delta,
 )
-from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
-from fl_strategies.privacy.bounds.losses import Loss
+from fl_strategies.privacy.bounds.gaussian import (
+    default_orders,
+    gaussian_epsilon,
+    rdp_of_zcdp,
+    rdp_to_epsilon,
+    zcdp_to_epsilon,
+)
 from fl_strategies.privacy.bounds.moments import (
     gaussian_error_rdp,
     gnmax_rdp,
     log_error_probability_gaussian,
     threshold_rdp,
 )
-from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.bounds.pure import pure_optimal
-from fl_strategies.privacy.bounds.renyi import (
-    default_orders,
-    rdp_of_zcdp,
-    rdp_to_epsilon,
-    zcdp_to_epsilon,
-)
+from fl_strategies.privacy.bounds.pure import Loss, pure_optimal
 from tests.privacy.oracles import gnmax_mu
 
 

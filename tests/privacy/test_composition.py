@@ -13,11 +13,12 @@ from scipy.special import expit
 from fl_strategies.privacy.accountant import bounds, claim, delta_at
 from fl_strategies.privacy.bounds.composition import LossLaw, compose_losses
 from fl_strategies.privacy.bounds.gaussian import gaussian_delta
-from fl_strategies.privacy.bounds.losses import loss_of, sampling_error
 from fl_strategies.privacy.bounds.pure import (
+    loss_of,
     pure_heterogeneous,
     pure_optimal,
     pure_optimal_delta,
+    sampling_error,
 )
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import DPSGDEvent, LaplaceEvent, OneVoteEvent, PrivacyEvent

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fl_strategies._util.arrays import FloatArray
+from fl_strategies._util import FloatArray
 from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
@@ -18,7 +18,7 @@ from fl_strategies.errors import (
     StrategyError,
 )
 from fl_strategies.privacy import accountant
-from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
+from fl_strategies.privacy.bounds.gaussian import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,

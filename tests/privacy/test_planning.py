@@ -8,7 +8,7 @@ import pytest
 from scipy.special import ndtr
 
 from fl_strategies import FedHistogram, FedKT, FedMD, FedRegression
-from fl_strategies._util.arrays import FloatArray
+from fl_strategies._util import FloatArray
 from fl_strategies.errors import InvalidParameter
 from fl_strategies.privacy import DEFAULT_MARGINS, Plan, Plans, plan
 from fl_strategies.privacy.events import Noise

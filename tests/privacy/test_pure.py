@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 
 from fl_strategies.errors import InvalidParameter
 from fl_strategies.privacy.bounds import pure
-from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
+from fl_strategies.privacy.bounds.gaussian import (
+    default_orders,
+    gaussian_epsilon,
+    rdp_of_pure,
+    rdp_to_epsilon,
+)
 from fl_strategies.privacy.bounds.pure import (
     pure_heterogeneous,
     pure_optimal,
     pure_optimal_delta,
 )
-from fl_strategies.privacy.bounds.renyi import default_orders, rdp_of_pure, rdp_to_epsilon
 
 
 def delta_by_enumeration(strengths: list[float], epsilon: float) -> float:

@@ -82,7 +82,7 @@ def test_waiting_reminds_and_then_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody who watches the log sees who is missing."""
-    monkeypatch.setattr("fl_strategies.server.connections._SECONDS_BETWEEN_REMINDERS", 0.1)
+    monkeypatch.setattr("fl_strategies.server.replies._SECONDS_BETWEEN_REMINDERS", 0.1)
     strategy = toy_fedkt(num_parties=5, max_wait=0.5)
 
     with caplog.at_level(logging.INFO, logger="flwr.fl_strategies"):

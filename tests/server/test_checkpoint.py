@@ -27,8 +27,7 @@ from fl_strategies.errors import (
     RunFailed,
 )
 from fl_strategies.privacy.events import event_from_json
-from fl_strategies.server.run import Checkpoint
-from fl_strategies.server.state import dump_state, load_state
+from fl_strategies.server.run import Checkpoint, dump_state, load_state
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
 from tests.kept import (

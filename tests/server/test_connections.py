@@ -21,7 +21,7 @@ from clients import client_app
 from fl_strategies import REGISTRY, KnowledgeStrategy
 from fl_strategies._compat import is_flowers_own
 from fl_strategies.errors import InvalidData, InvalidParameter
-from fl_strategies.server.connections import StreamingGrid
+from fl_strategies.server.replies import StreamingGrid
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid
 from tests.toys import PUBLIC, CentroidLearner, common_options, load_toy_party

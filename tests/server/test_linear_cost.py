@@ -14,8 +14,7 @@ from flwr.app import ArrayRecord, Message
 import fl_strategies
 from clients import client_app
 from fl_strategies import REGISTRY
-from fl_strategies.server.members import settle
-from fl_strategies.server.replies import PartyReply
+from fl_strategies.server.replies import PartyReply, settle
 from simulations.runtime.local import InMemoryGrid
 from tests.toys import SHORT, common_options, load_toy_party
 

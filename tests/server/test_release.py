@@ -6,8 +6,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fl_strategies.errors import PrivacyBudgetExceeded
-from fl_strategies.party.accounting import charge_plan
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyState, charge_plan
 from fl_strategies.release import ReleasePlan
 from fl_strategies.strategies.fedkt.party import FedKTParty
 from tests.toys import toy_fedkt, toy_party

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData
 from simulations.data import images as downloads
 from simulations.data.sets import load_dataset

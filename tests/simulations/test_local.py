@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from fl_strategies._util.progress import counted
+from fl_strategies._util import counted
 from fl_strategies.errors import InvalidParameter, RunFailed
 from simulations.runtime import local, progress
 from simulations.runtime.local import InMemoryGrid, run_local

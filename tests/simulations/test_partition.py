@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_strategies._util.arrays import IntArray
+from fl_strategies._util import IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter
 from simulations.data.partition import SCHEMES, partition
 

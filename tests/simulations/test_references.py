@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from sklearn.tree import DecisionTreeClassifier
 
-from fl_strategies._util.arrays import Array
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, derive_rng
 from fl_strategies.errors import InvalidParameter
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation

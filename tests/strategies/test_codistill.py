@@ -18,7 +18,7 @@ from clients.app import NO_BUDGET, client_app
 from clients.tabular.kernel import KernelRidgeLearner, RidgeLearner
 from clients.tabular.sklearn import ForestScores
 from fl_strategies import Knowledge, Party
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import derive_rng
 from fl_strategies.aggregation.ensembles import SignedEnsemble
 from fl_strategies.errors import (
     InvalidParameter,
@@ -26,7 +26,7 @@ from fl_strategies.errors import (
     NotEnoughParties,
 )
 from fl_strategies.learners import LearnerFactory, Recipe
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.events import MOST, GaussianEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.strategies.codistill import (

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import softmax
 
 from fl_strategies import Cronus, CronusOptions, FedMD, Knowledge
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.aggregation.consensus import MOST_LOST, filtered_mean
 from fl_strategies.errors import InvalidParameter
 from fl_strategies.strategies.fedmd.options import SCORES

@@ -14,8 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from clients.app import client_app
 from fl_strategies import FedAvg, Party
-from fl_strategies._util.arrays import Array
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, derive_rng
 from fl_strategies.errors import (
     InvalidParameter,
     KnowledgeMismatch,
@@ -26,7 +25,7 @@ from fl_strategies.learners import ContinuingLearner, LearnerFactory, StartingLe
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.server.ledgers import MAX_DISTINCT_EVENTS, reported_epsilon
+from fl_strategies.server.reports import MAX_DISTINCT_EVENTS, reported_epsilon
 from fl_strategies.strategies.weights.restraint import as_layout
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays

@@ -19,8 +19,7 @@ from scipy.special import softmax
 
 from clients.app import client_app
 from fl_strategies import FedAvg, FedDF, FlowerStrategy, Party
-from fl_strategies._util.arrays import Array, FloatArray
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, FloatArray, derive_rng
 from fl_strategies.errors import InvalidParameter, UnsupportedLearner
 from fl_strategies.learners import LearnerFactory, StartingLearner
 from fl_strategies.wire import keys

@@ -21,7 +21,7 @@ from fl_strategies import (
     Objective,
     Party,
 )
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.learners import DenseLayer
 from fl_strategies.strategies.fedgen import (

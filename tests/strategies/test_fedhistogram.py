@@ -17,9 +17,9 @@ from scipy.stats import kstest
 
 from clients.app import client_app
 from fl_strategies import FedHistogram, Party
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
-from fl_strategies.party.policy import PartyPolicy
+from fl_strategies.party.party import PartyPolicy
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.planning.rules import usual_cells

@@ -13,13 +13,13 @@ from scipy.special import softmax
 
 from clients.app import FAILED, client_app
 from fl_strategies import FedKD, FedKDOptions, Party
-from fl_strategies._util.arrays import FloatArray
-from fl_strategies.aggregation.claims import CLASS_COUNTS
+from fl_strategies._util import FloatArray
+from fl_strategies.aggregation.evidence import CLASS_COUNTS
 from fl_strategies.errors import InvalidParameter, NotFitted, RunFailed, UnsupportedLearner
 from fl_strategies.learners import Recipe
 from fl_strategies.strategies.fedkd import server
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import Quantizer
+from fl_strategies.wire.knowledge import Quantizer
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,

@@ -12,8 +12,8 @@ from sklearn.naive_bayes import GaussianNB
 
 from clients import SklearnLearner, client_app
 from fl_strategies import FedKD, Party
-from fl_strategies._util.arrays import Array, IntArray
-from fl_strategies.aggregation.claims import CLASS_COUNTS
+from fl_strategies._util import Array, IntArray
+from fl_strategies.aggregation.evidence import CLASS_COUNTS
 from fl_strategies.party.training import (
     LEAST_COVERAGE,
     contrasted,

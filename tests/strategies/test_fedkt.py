@@ -15,7 +15,7 @@ from fl_strategies import (
     Learner,
     Party,
 )
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import derive_rng
 from fl_strategies.errors import (
     InvalidParameter,
     KnowledgeMismatch,
@@ -24,10 +24,10 @@ from fl_strategies.errors import (
     UnsupportedLearner,
 )
 from fl_strategies.learners import fit_ensemble
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyState
 from fl_strategies.strategies.fedkt.party import teacher_votes, train_teachers
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import pack_labels
+from fl_strategies.wire.knowledge import pack_labels
 from simulations.config import Settings
 from simulations.federation import load_federation
 from simulations.runtime.local import InMemoryGrid, run_local

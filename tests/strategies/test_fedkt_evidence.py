@@ -16,15 +16,19 @@ from fl_strategies import (
     Knowledge,
     Party,
 )
-from fl_strategies.aggregation.claims import CLASS_COUNTS
-from fl_strategies.aggregation.evidence import VOTE_STRENGTH, corrected_labels, vote_evidence
+from fl_strategies.aggregation.evidence import (
+    CLASS_COUNTS,
+    VOTE_STRENGTH,
+    corrected_labels,
+    vote_evidence,
+)
 from fl_strategies.aggregation.pool import EvidencePool
 from fl_strategies.errors import (
     InvalidParameter,
     KnowledgeMismatch,
     PrivacyBudgetExceeded,
 )
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, NoisyMaxEvent
@@ -32,7 +36,7 @@ from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.strategies.fedkt.party import teacher_counts, train_teachers
 from fl_strategies.strategies.fedkt.server import PartyVotes
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import pack_labels, unpack_labels
+from fl_strategies.wire.knowledge import pack_labels, unpack_labels
 from simulations.runtime.local import run_local
 from tests.toys import (
     NUM_CLASSES,

@@ -9,9 +9,8 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fl_strategies import FedKTParty, Knowledge, Party
-from fl_strategies.aggregation.claims import CLASS_COUNTS, class_counts
-from fl_strategies.aggregation.evidence import corrected_labels
-from fl_strategies.party.state import PartyState
+from fl_strategies.aggregation.evidence import CLASS_COUNTS, class_counts, corrected_labels
+from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
 from fl_strategies.privacy.mechanisms import NoisyMax, Release
 from fl_strategies.privacy.noise import VotePrivacy

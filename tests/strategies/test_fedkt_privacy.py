@@ -19,13 +19,13 @@ from fl_strategies import (
 )
 from fl_strategies.aggregation.votes import count_votes, least_agreeing
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.noise import VotePrivacy, choose_queries
 from fl_strategies.strategies.fedkt.options import FedKTOptions
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import pack_labels
+from fl_strategies.wire.knowledge import pack_labels
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import (
     PUBLIC,

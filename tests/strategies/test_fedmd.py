@@ -22,12 +22,11 @@ from fl_strategies.errors import (
     RunFailed,
 )
 from fl_strategies.learners import IncrementalLearner, PortableLearner, Recipe
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyState
 from fl_strategies.strategies.fedmd import FedMD, FedMDParty
 from fl_strategies.strategies.fedmd.options import LOGIT_SPREAD, answer, public_rows
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import pack_labels, packed_size
-from fl_strategies.wire.knowledge import encode_arrays
+from fl_strategies.wire.knowledge import encode_arrays, pack_labels, packed_size
 from simulations.runtime.local import InMemoryGrid
 from tests.toys import (
     NUM_CLASSES,

@@ -9,11 +9,11 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from fl_strategies import Party
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import PartyState
 from fl_strategies.strategies.fedmd import FedMD, FedMDParty
 from fl_strategies.strategies.fedmd.settings import EVIDENCE_LIMIT
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import unpack_labels
+from fl_strategies.wire.knowledge import unpack_labels
 from tests.strategies.test_fedmd import (
     Federation,
     Refitted,

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result
 
 from clients.app import NO_BUDGET
 from fl_strategies import Knowledge, Party
-from fl_strategies._util.files import sealed, unsealed
+from fl_strategies._util import sealed, unsealed
 from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
@@ -22,8 +22,8 @@ from fl_strategies.errors import (
     NotFitted,
     PrivacyBudgetExceeded,
 )
-from fl_strategies.party.state import PartyState
-from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
+from fl_strategies.party.role import PartyState
+from fl_strategies.privacy.bounds.composition import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, SubsampleEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
@@ -37,7 +37,7 @@ from fl_strategies.strategies.fedmd.options import (
 )
 from fl_strategies.strategies.fedmd.samples import FedMDPartyState, spent_metrics
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import pack_labels
+from fl_strategies.wire.knowledge import pack_labels
 from tests.strategies.test_fedmd import (
     Federation,
     Refitted,

@@ -22,7 +22,7 @@ from fl_strategies import (
     KnowledgeStrategy,
     Party,
 )
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.strategies import fedproto
 from fl_strategies.strategies.fedproto import KNOWN, PROTOTYPES, PrototypeWeights

@@ -13,9 +13,9 @@ from sklearn.linear_model import LogisticRegression
 
 from clients.app import client_app
 from fl_strategies import REGISTRY, FedRegression
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
-from fl_strategies.party.policy import PartyPolicy
+from fl_strategies.party.party import PartyPolicy
 from fl_strategies.privacy.planning.rules import usual_components
 from fl_strategies.strategies.sums.options import SumPrivacy
 from fl_strategies.strategies.sums.regression import (

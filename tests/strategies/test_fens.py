@@ -12,7 +12,7 @@ from scipy.special import log_softmax
 from clients import client_app
 from fl_strategies import FENS, FENSOptions, FENSParty, Party
 from fl_strategies._compat import records_to_bytes
-from fl_strategies._util.arrays import FloatArray, IntArray
+from fl_strategies._util import FloatArray, IntArray
 from fl_strategies.aggregation.ensembles import (
     HIDDEN,
     StackedEnsemble,
@@ -25,7 +25,7 @@ from fl_strategies.aggregation.ensembles import (
 )
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
 from fl_strategies.learners import PrivateLearner
-from fl_strategies.party.policy import SIMULATED
+from fl_strategies.party.party import SIMULATED
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.strategies.fens import held_back
 from fl_strategies.wire import keys

@@ -24,10 +24,10 @@ from fl_strategies import (
     WeightsOptions,
     find_algorithm,
 )
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData, InvalidParameter, NotEnoughParties, RunFailed
 from fl_strategies.learners import LearnerFactory, PortableLearner, StartingLearner
-from fl_strategies.party.policy import PartyPolicy
+from fl_strategies.party.party import PartyPolicy
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
 from simulations.runtime.local import InMemoryGrid, run_local

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fl_strategies import Knowledge
 from fl_strategies.errors import KnowledgeMismatch
-from fl_strategies.party.accounting import ledger_to_text
+from fl_strategies.party.role import ledger_to_text
 from fl_strategies.privacy.events import (
     MOST,
     DPSGDEvent,
@@ -20,7 +20,7 @@ from fl_strategies.privacy.events import (
     PrivacyEvent,
     event_to_json,
 )
-from fl_strategies.server.ledgers import (
+from fl_strategies.server.reports import (
     MAX_DISTINCT_EVENTS,
     UNCOUNTED,
     read_ledger,

@@ -13,10 +13,10 @@ from torch import nn
 
 from clients import ModelCard, TorchLearner, client_app, load_model, save_model
 from fl_strategies import PFNM, Party, PFNMOptions
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.learners import DenseLayer
-from fl_strategies.party.policy import PartyPolicy
+from fl_strategies.party.party import PartyPolicy
 from fl_strategies.strategies.pfnm import (
     Network,
     Prior,

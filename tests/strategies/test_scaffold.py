@@ -13,8 +13,7 @@ from scipy.special import softmax
 from clients.app import client_app
 from fl_strategies import FedAvg, FlowerStrategy, Party, Scaffold
 from fl_strategies._compat import records_from_bytes
-from fl_strategies._util.arrays import Array, FloatArray
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, FloatArray, derive_rng
 from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.learners import LearnerFactory, StartingLearner
 from fl_strategies.strategies.scaffold import (

@@ -19,27 +19,26 @@ from clients import client_app
 from fl_strategies import REGISTRY, FedAvg, FedKD, FedMD, Party
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
 from fl_strategies.server.strategy import KnowledgeStrategy
-from fl_strategies.wire import formats, keys
-from fl_strategies.wire.formats import (
+from fl_strategies.wire import keys
+from fl_strategies.wire import knowledge as wire
+from fl_strategies.wire.knowledge import (
     ENCODING,
     ENCODINGS,
     HALF_PRECISION,
     PLAIN_BYTES,
     SCORES,
+    Knowledge,
     as_meant,
     as_offered,
-    offer,
-)
-from fl_strategies.wire.knowledge import (
-    Knowledge,
     count_bytes,
     decode_array,
     encode_arrays,
+    offer,
 )
 from simulations.runtime.local import InMemoryGrid
 from tests.toys import NUM_CLASSES, blobs, common_options, load_toy_party
 
-EVERY = formats.readable()
+EVERY = wire.readable()
 ROWS = blobs(1500, "public", 7)[0]
 
 
@@ -99,7 +98,7 @@ def test_what_does_not_pay_travels_as_it_is() -> None:
     """Noise cannot be compressed, and a few bytes are not worth it."""
     noise = np.random.default_rng(0).integers(0, 256, 5000).astype(np.uint8)
 
-    for values in (noise, few_levels(formats.LEAST_BYTES - 1)):
+    for values in (noise, few_levels(wire.LEAST_BYTES - 1)):
         assert sent(values, "zstd,zlib").meta == {"contrast": "none"}
 
 
@@ -115,7 +114,7 @@ def test_the_best_that_both_know_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
     """It is zstd where both have it, zlib where one lacks it."""
     assert sent(few_levels(5000), "zlib,zstd").meta[ENCODING] == "zstd"
     assert sent(few_levels(5000), "zlib").meta[ENCODING] == "zlib"
-    monkeypatch.setattr(formats, "_zstd", lambda: None)
+    monkeypatch.setattr(wire, "_zstd", lambda: None)
     assert sent(few_levels(5000), "zlib,zstd").meta[ENCODING] == "zlib"
     assert offer(100, half=False, kept=False) == {ENCODINGS: "zlib"}
 
@@ -130,7 +129,7 @@ def test_a_kept_run_asks_for_what_any_machine_reads() -> None:
 
 
 def compressed(encoding: str, plain: bytes) -> np.ndarray:
-    return np.frombuffer(formats._compressed(encoding, plain), np.uint8)
+    return np.frombuffer(wire._compressed(encoding, plain), np.uint8)
 
 
 def plain_bytes(values: np.ndarray) -> bytes:

@@ -11,25 +11,23 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from fl_strategies._compat import records_to_bytes
 from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import (
+from fl_strategies.wire.knowledge import (
+    Knowledge,
     PlainScores,
     Quantizer,
     bits_per_label,
-    pack_labels,
-    packed_size,
-    score_format,
-    unpack_labels,
-)
-from fl_strategies.wire.knowledge import (
-    Knowledge,
     config_choice,
     config_float,
     config_int,
     count_bytes,
     decode_array,
     join_arrays,
+    pack_labels,
+    packed_size,
     part_arrays,
     read_metrics,
+    score_format,
+    unpack_labels,
 )
 
 NUMBERS = st.sampled_from([np.uint8, np.int64, np.float32, np.float64, np.bool_])

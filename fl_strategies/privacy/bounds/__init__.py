@@ -1,6 +1,6 @@
 """Bounds on privacy loss, each by one theory, and `curves`, which says which of them apply."""
 
-from fl_strategies.privacy.bounds.composition import compose_losses
+from fl_strategies.privacy.bounds.composition import compose_losses, nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.bounds.curves import (
     Curve,
     constant,
@@ -9,16 +9,14 @@ from fl_strategies.privacy.bounds.curves import (
     pure_laws,
     smallest_delta,
 )
-from fl_strategies.privacy.bounds.gaussian import gaussian_mu
-from fl_strategies.privacy.bounds.losses import loss_of, sampling_error
+from fl_strategies.privacy.bounds.gaussian import default_orders, gaussian_mu, rdp_to_epsilon
 from fl_strategies.privacy.bounds.moments import (
     data_dependent_epsilon,
     gnmax_rdp,
     gumbel_data_dependent_epsilon,
     threshold_rdp,
 )
-from fl_strategies.privacy.bounds.nfdp import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.bounds.renyi import default_orders, rdp_to_epsilon
+from fl_strategies.privacy.bounds.pure import loss_of, sampling_error
 
 __all__ = [
     "Curve",

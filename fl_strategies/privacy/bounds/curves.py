@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.privacy._numeric import (
     check_count,
     check_delta,
@@ -29,21 +29,23 @@ from fl_strategies.privacy._numeric import (
     smallest_epsilon,
 )
 from fl_strategies.privacy.bounds.composition import LossLaw, compose_losses
-from fl_strategies.privacy.bounds.gaussian import gaussian_delta, gaussian_epsilon
-from fl_strategies.privacy.bounds.losses import Loss, loss_of
-from fl_strategies.privacy.bounds.moments import moments_epsilon
-from fl_strategies.privacy.bounds.pure import (
-    pure_heterogeneous,
-    pure_optimal,
-    pure_optimal_delta,
-)
-from fl_strategies.privacy.bounds.renyi import (
+from fl_strategies.privacy.bounds.gaussian import (
     default_orders,
+    gaussian_delta,
+    gaussian_epsilon,
     rdp_of_pure,
     rdp_of_zcdp,
     rdp_to_delta,
     rdp_to_epsilon,
     zcdp_to_epsilon,
+)
+from fl_strategies.privacy.bounds.moments import moments_epsilon
+from fl_strategies.privacy.bounds.pure import (
+    Loss,
+    loss_of,
+    pure_heterogeneous,
+    pure_optimal,
+    pure_optimal_delta,
 )
 from fl_strategies.privacy.events import PrivacyEvent
 

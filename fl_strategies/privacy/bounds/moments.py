@@ -33,7 +33,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import scipy
 
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import require
 from fl_strategies.privacy._numeric import (
     check_count,
@@ -45,8 +45,8 @@ from fl_strategies.privacy._numeric import (
     log_union_bound,
     total_over_queries,
 )
-from fl_strategies.privacy.bounds.losses import Loss
-from fl_strategies.privacy.bounds.renyi import rdp_of_pure, rdp_of_zcdp, rdp_to_epsilon
+from fl_strategies.privacy.bounds.gaussian import rdp_of_pure, rdp_of_zcdp, rdp_to_epsilon
+from fl_strategies.privacy.bounds.pure import Loss
 
 
 def log_error_probability_gaussian(votes: Array, sigma: float) -> FloatArray:

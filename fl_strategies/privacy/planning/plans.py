@@ -8,15 +8,14 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import require
 from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import UNITS, Noise, Unit
-from fl_strategies.privacy.ledger import DEFAULT_DELTA, cost_of
+from fl_strategies.privacy.ledger import DEFAULT_DELTA, LARGE_EPSILON, cost_of
 from fl_strategies.privacy.noise import chance_kept, chance_of_plurality
 from fl_strategies.privacy.planning.rules import FEWEST_QUERIES_PER_CLASS
-from fl_strategies.privacy.statement import LARGE_EPSILON
 
 Margins: TypeAlias = Sequence[float] | Sequence[Sequence[float]]
 

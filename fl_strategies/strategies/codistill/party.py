@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.aggregation.ensembles import (
     RememberedScores,
     SignedEnsemble,
@@ -30,23 +30,22 @@ from fl_strategies.learners import (
     require_portable,
     require_soft,
 )
-from fl_strategies.party.accounting import (
-    check_run,
-    ledger_to_text,
-    privacy_metrics,
-    unprotected,
-)
 from fl_strategies.party.party import Party
 from fl_strategies.party.role import (
+    KnowledgeField,
     PartyRole,
+    PartyState,
     check_num_classes,
     check_public_data,
+    check_run,
     facts_of,
+    ledger_to_text,
+    privacy_metrics,
     read_round,
     read_seed,
     receive_model,
+    unprotected,
 )
-from fl_strategies.party.state import KnowledgeField, PartyState
 from fl_strategies.party.training import public_model, require_finite, require_plan, trained
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.release import Price, ReleasePlan

@@ -9,7 +9,7 @@ from typing import ClassVar, Final, Unpack
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fl_strategies._util.arrays import Array, FloatArray, content_hash
+from fl_strategies._util import Array, FloatArray, content_hash
 from fl_strategies.aggregation.ensembles import (
     MeanEnsemble,
     SignedEnsemble,
@@ -27,14 +27,14 @@ from fl_strategies.learners import (
 )
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.release import ReleaseFacts, ReleasePlan
-from fl_strategies.server.ledgers import (
+from fl_strategies.server.replies import PartyReply
+from fl_strategies.server.reports import (
     Reported,
     most_expensive,
     read_ledger,
     reported_epsilon,
 )
-from fl_strategies.server.replies import PartyReply
-from fl_strategies.server.state import State
+from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
     FederationOptions,
     KnowledgeStrategy,

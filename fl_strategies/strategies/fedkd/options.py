@@ -12,8 +12,7 @@ from typing import ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, derive_rng
 from fl_strategies.errors import require, require_data
 from fl_strategies.learners import Link, Recipe, plan_of
 from fl_strategies.options import Options, group, option
@@ -25,7 +24,7 @@ from fl_strategies.privacy.noise import ScoreMechanism, ScorePrivacy
 from fl_strategies.privacy.planning.plans import Draft, Facts
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.tasks import Task
-from fl_strategies.wire.formats import MAX_LEVELS, Rounding
+from fl_strategies.wire.knowledge import MAX_LEVELS, Rounding
 
 Augmentation: TypeAlias = Literal["none", "crop", "crop-flip"]
 

@@ -5,19 +5,29 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies._util.arrays import Array, FloatArray
-from fl_strategies.aggregation.claims import CLASS_COUNTS, both_counts, class_counts
-from fl_strategies.aggregation.evidence import class_evidence, label_evidence, valid_counts
+from fl_strategies._util import Array, FloatArray
+from fl_strategies.aggregation.evidence import (
+    CLASS_COUNTS,
+    both_counts,
+    class_counts,
+    class_evidence,
+    label_evidence,
+    valid_counts,
+)
 from fl_strategies.aggregation.pool import Contrast
 from fl_strategies.errors import require_known
 from fl_strategies.learners import Learner
-from fl_strategies.party.accounting import (
-    charge_plan,
-    is_promise,
-)
 from fl_strategies.party.party import Party
-from fl_strategies.party.role import PartyRole, check_public_data, facts_of, read_seed
-from fl_strategies.party.state import ArrayField, PartyState
+from fl_strategies.party.role import (
+    ArrayField,
+    PartyRole,
+    PartyState,
+    charge_plan,
+    check_public_data,
+    facts_of,
+    is_promise,
+    read_seed,
+)
 from fl_strategies.party.training import (
     contrasted,
     finite_logits,
@@ -40,13 +50,13 @@ from fl_strategies.strategies.fedkd.options import (
     check_augmentation,
     release_plan,
 )
-from fl_strategies.wire.formats import score_format
 from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,
     Knowledge,
     Metrics,
     config_choice,
     config_float,
+    score_format,
 )
 
 

@@ -7,16 +7,7 @@ from typing import ClassVar, Final, TypeAlias, Unpack
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray, content_hash
-from fl_strategies._util.randomness import derive_rng
-from fl_strategies.aggregation.claims import (
-    believed_counts,
-    class_weights,
-    heard_parts,
-    noisy_weighted_mean,
-    read_counts,
-    weighted_mean,
-)
+from fl_strategies._util import Array, FloatArray, IntArray, content_hash, derive_rng
 from fl_strategies.aggregation.consensus import (
     MAX_WEIGHT,
     ROBUST_RULES,
@@ -24,18 +15,26 @@ from fl_strategies.aggregation.consensus import (
     MeanConsensus,
     RobustConsensus,
 )
-from fl_strategies.aggregation.evidence import SHARPNESS
+from fl_strategies.aggregation.evidence import (
+    SHARPNESS,
+    capped_claims,
+    class_weights,
+    heard_parts,
+    noisy_weighted_mean,
+    read_counts,
+    weighted_mean,
+)
 from fl_strategies.aggregation.pool import CONTRASTS, Contrast, EvidencePool, read_class_share
 from fl_strategies.errors import (
     KnowledgeMismatch,
     require,
 )
 from fl_strategies.learners import LearnerFactory, SoftLearner, link_scores, require_soft
-from fl_strategies.party.accounting import privacy_metrics, unprotected
+from fl_strategies.party.role import privacy_metrics, unprotected
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.replies import PartyReply
-from fl_strategies.server.state import State
+from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
     FederationOptions,
     KnowledgeStrategy,
@@ -60,8 +59,14 @@ from fl_strategies.strategies.fedkd.options import (
 )
 from fl_strategies.tasks import Task, check_task
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import ScoreFormat, score_format
-from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar, shown
+from fl_strategies.wire.knowledge import (
+    Knowledge,
+    Metrics,
+    Scalar,
+    ScoreFormat,
+    score_format,
+    shown,
+)
 
 MAX_TIMES_MEDIAN: Final = 10.0
 """A party that states a larger scale than this many medians is not believed: its scale would
@@ -179,7 +184,7 @@ def combined_scores(
         for scores in values:
             robust.add(scores)
         return robust.result(), 0
-    counts, capped = believed_counts([party.counts for party in sent])
+    counts, capped = capped_claims([party.counts for party in sent])
     weights, heard = class_weights(counts, num_classes), heard_parts(values, form)
     mean = weighted_mean(values, weights * heard[:, None], form)
     return mean, capped + int((heard < 1).sum())
@@ -460,7 +465,7 @@ class FedKD(KnowledgeStrategy[Said]):
             if capped:
                 logger.warning("FedKD counts %s claims for less, far from others'.", capped)
             return mean, {keys.NUM_CAPPED: capped} if options.consensus == "mean" else {}
-        counts, _ = believed_counts([party.counts for party in sent])
+        counts, _ = capped_claims([party.counts for party in sent])
         weights = class_weights(counts, self.num_classes)
         values = [party.values for party in sent if party.values is not None]
         rng = options.privacy.rng(self.seed, "server")

@@ -12,7 +12,7 @@ from typing import ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, FloatArray
+from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import require
 from fl_strategies.learners import plan_of
 from fl_strategies.options import Options, option, variants
@@ -27,7 +27,7 @@ from fl_strategies.privacy.noise import VoteMechanism, VotePrivacy, drowned_vote
 from fl_strategies.privacy.planning import rules
 from fl_strategies.privacy.planning.plans import Draft, Facts, advice
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
-from fl_strategies.wire.formats import Quantizer
+from fl_strategies.wire.knowledge import Quantizer
 
 SCORES: Final = Quantizer(num_levels=256, bound=12.0)
 """A byte for each row and class."""

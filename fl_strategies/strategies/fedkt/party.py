@@ -8,21 +8,28 @@ import numpy as np
 import scipy
 from flwr.app import ConfigRecord
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
-from fl_strategies.aggregation.claims import CLASS_COUNTS, class_counts
-from fl_strategies.aggregation.evidence import corrected_labels, valid_counts
+from fl_strategies._util import Array, FloatArray, IntArray
+from fl_strategies.aggregation.evidence import (
+    CLASS_COUNTS,
+    class_counts,
+    corrected_labels,
+    valid_counts,
+)
 from fl_strategies.aggregation.votes import agreement, consistent_mask, count_votes, plurality
 from fl_strategies.errors import KnowledgeMismatch, require_known
 from fl_strategies.learners import Learner, TrainingSet, fit_ensemble, require_portable
-from fl_strategies.party.accounting import (
+from fl_strategies.party.party import Party
+from fl_strategies.party.role import (
+    PartyRole,
+    PartyState,
     charge_plan,
+    check_public_data,
+    facts_of,
     is_promise,
     ledger_of,
     ledger_to_text,
+    read_seed,
 )
-from fl_strategies.party.party import Party
-from fl_strategies.party.role import PartyRole, check_public_data, facts_of, read_seed
-from fl_strategies.party.state import PartyState
 from fl_strategies.party.training import (
     finite_logits,
     fit_on_records,
@@ -41,12 +48,12 @@ from fl_strategies.strategies.fedkt.options import (
     release_plan,
 )
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import pack_labels
 from fl_strategies.wire.knowledge import (
     Knowledge,
     Metrics,
     Scalar,
     join_arrays,
+    pack_labels,
 )
 
 

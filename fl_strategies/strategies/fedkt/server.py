@@ -7,10 +7,13 @@ from typing import ClassVar, Unpack
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray, content_hash
-from fl_strategies._util.randomness import derive_rng
-from fl_strategies.aggregation.claims import CLASS_COUNTS, read_counts
-from fl_strategies.aggregation.evidence import VOTE_STRENGTH, vote_evidence
+from fl_strategies._util import Array, FloatArray, IntArray, content_hash, derive_rng
+from fl_strategies.aggregation.evidence import (
+    CLASS_COUNTS,
+    VOTE_STRENGTH,
+    read_counts,
+    vote_evidence,
+)
 from fl_strategies.aggregation.pool import ClassShare, EvidencePool, read_class_share
 from fl_strategies.aggregation.votes import (
     VoteSum,
@@ -20,7 +23,7 @@ from fl_strategies.aggregation.votes import (
 )
 from fl_strategies.errors import KnowledgeMismatch, between, require
 from fl_strategies.learners import Learner, LearnerFactory, require_portable
-from fl_strategies.party.accounting import privacy_metrics
+from fl_strategies.party.role import privacy_metrics
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.noise import (
     VoteMechanism,
@@ -36,9 +39,9 @@ from fl_strategies.privacy.planning.rules import (
     vote_queries,
 )
 from fl_strategies.release import ReleaseFacts, ReleasePlan
-from fl_strategies.server.ledgers import read_charges
 from fl_strategies.server.replies import PartyReply
-from fl_strategies.server.state import State
+from fl_strategies.server.reports import read_charges
+from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
     FederationOptions,
     KnowledgeStrategy,
@@ -57,7 +60,6 @@ from fl_strategies.strategies.fedkt.options import (
     score_evidence,
 )
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import unpack_labels
 from fl_strategies.wire.knowledge import (
     Knowledge,
     Metrics,
@@ -65,6 +67,7 @@ from fl_strategies.wire.knowledge import (
     part_arrays,
     party_of,
     shown,
+    unpack_labels,
 )
 
 

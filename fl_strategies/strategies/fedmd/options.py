@@ -13,8 +13,7 @@ from typing import ClassVar, Final, Literal, TypeAlias, get_args
 import numpy as np
 import scipy
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
 from fl_strategies.aggregation.consensus import ROBUST_RULES
 from fl_strategies.aggregation.evidence import class_evidence, corrected_labels
 from fl_strategies.errors import KnowledgeMismatch, require, require_data
@@ -26,7 +25,7 @@ from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges, GaussianScores, LaplaceScores, NoisyMax
 from fl_strategies.privacy.noise import NoiseSpec
 from fl_strategies.privacy.planning.rules import USUAL_ROUNDS
-from fl_strategies.wire.formats import pack_labels, unpack_labels
+from fl_strategies.wire.knowledge import pack_labels, unpack_labels
 
 Payload: TypeAlias = Literal["logits", "softmax", "argmax"]
 AnswerNoiseKind: TypeAlias = Literal["gaussian", "laplace", "gumbel"]

@@ -8,25 +8,26 @@ from typing import Final
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.aggregation.consensus import MAX_WEIGHT
 from fl_strategies.errors import KnowledgeMismatch, NotFitted, require_known
 from fl_strategies.learners import Learner, TrainingSet
-from fl_strategies.party.accounting import has_promised, is_promise, spend
-from fl_strategies.party.party import Party
-from fl_strategies.party.policy import asked_number
+from fl_strategies.party.party import Party, asked_number
 from fl_strategies.party.role import (
     PartyRole,
+    PartyState,
     check_public_data,
     facts_of,
+    has_promised,
+    is_promise,
     read_round,
     read_seed,
     receive_model,
+    spend,
 )
-from fl_strategies.party.state import PartyState
 from fl_strategies.party.training import contrasted, finite_logits
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.bounds.nfdp import nfdp_theorem
+from fl_strategies.privacy.bounds.composition import nfdp_theorem
 from fl_strategies.privacy.mechanisms import Charges, SubsampleOnce
 from fl_strategies.release import ReleasePlan
 from fl_strategies.strategies.fedmd.options import answer, corrected_answer, public_rows

@@ -25,22 +25,27 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from fl_strategies._util.arrays import IntArray
-from fl_strategies._util.files import replace_file, sealed, unsealed
+from fl_strategies._util import IntArray, replace_file, sealed, unsealed
 from fl_strategies.errors import InvalidData, KnowledgeMismatch
 from fl_strategies.learners import Learner, LearnerFactory, PortableLearner
-from fl_strategies.party.accounting import privacy_metrics, spend, unprotected
 from fl_strategies.party.party import Party
-from fl_strategies.party.state import ArrayField, ArraysField, PartyState, ScalarField
+from fl_strategies.party.role import (
+    ArrayField,
+    ArraysField,
+    PartyState,
+    ScalarField,
+    privacy_metrics,
+    spend,
+    unprotected,
+)
 from fl_strategies.privacy.accountant import Entry, delta_at
-from fl_strategies.privacy.bounds.nfdp import nfdp_tight
+from fl_strategies.privacy.bounds.composition import nfdp_tight
 from fl_strategies.privacy.events import SubsampleEvent
 from fl_strategies.privacy.journal import PartyJournal
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
 from fl_strategies.wire import keys
-from fl_strategies.wire.formats import pack_labels, unpack_labels
-from fl_strategies.wire.knowledge import Metrics, Scalar, shown
+from fl_strategies.wire.knowledge import Metrics, Scalar, pack_labels, shown, unpack_labels
 
 _NOTES = "fedmd"
 

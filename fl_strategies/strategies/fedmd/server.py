@@ -24,8 +24,7 @@ import numpy as np
 import scipy
 from flwr.app import ArrayRecord
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray, content_hash
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, FloatArray, IntArray, content_hash, derive_rng
 from fl_strategies.aggregation.consensus import (
     MAX_WEIGHT,
     VoteCounts,
@@ -47,7 +46,7 @@ from fl_strategies.learners import Learner, LearnerFactory
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.replies import PartyReply
-from fl_strategies.server.state import State
+from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
     FederationOptions,
     KnowledgeStrategy,

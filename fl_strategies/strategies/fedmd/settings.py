@@ -8,10 +8,10 @@ from typing import ClassVar, Final, Literal, Self, TypeAlias
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import derive_rng
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, between, require
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.bounds.nfdp import nfdp_tight
+from fl_strategies.privacy.bounds.composition import nfdp_tight
 from fl_strategies.privacy.events import OneVoteEvent, Unit
 from fl_strategies.privacy.mechanisms import Charges
 from fl_strategies.privacy.noise import calibrate_scale

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array, IntArray
+from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import KnowledgeMismatch, NotFitted
 from fl_strategies.learners import (
     ContinuingLearner,

@@ -11,8 +11,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from fl_strategies._util.arrays import FloatArray, IntArray
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import FloatArray, IntArray, derive_rng
 from fl_strategies.errors import require
 from fl_strategies.privacy.counts import MOST_SUMS
 from fl_strategies.privacy.planning.rules import (

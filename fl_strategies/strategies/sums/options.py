@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import derive_rng
 from fl_strategies.errors import require
 from fl_strategies.options import Options, group, option
 from fl_strategies.privacy.counts import MOST_SUMS, GaussianSums, calibrated_sums

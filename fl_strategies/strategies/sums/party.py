@@ -4,10 +4,15 @@ import numpy as np
 from flwr.app import ConfigRecord
 
 from fl_strategies.errors import KnowledgeMismatch, require_known
-from fl_strategies.party.accounting import charge_plan
 from fl_strategies.party.party import Party
-from fl_strategies.party.role import PartyRole, check_public_data, facts_of, read_seed
-from fl_strategies.party.state import PartyState
+from fl_strategies.party.role import (
+    PartyRole,
+    PartyState,
+    charge_plan,
+    check_public_data,
+    facts_of,
+    read_seed,
+)
 from fl_strategies.privacy.counts import MOST_SUMS
 from fl_strategies.privacy.planning.plans import Planner
 from fl_strategies.release import ReleasePlan

@@ -16,8 +16,7 @@ from typing import ClassVar, Final
 import numpy as np
 import scipy
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
-from fl_strategies._util.threads import one_blas_thread
+from fl_strategies._util import Array, FloatArray, IntArray, one_blas_thread
 from fl_strategies.errors import require
 from fl_strategies.privacy.counts import MOST_SUMS
 from fl_strategies.privacy.planning.rules import (

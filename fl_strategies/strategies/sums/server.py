@@ -8,17 +8,16 @@ from typing import ClassVar, Final, Generic, NamedTuple, TypeVar, Unpack
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray, content_hash
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, FloatArray, IntArray, content_hash, derive_rng
 from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.aggregation.pool import LEAST_TYPICAL, outliers
 from fl_strategies.errors import KnowledgeMismatch, require
 from fl_strategies.learners import Learner, LearnerFactory, Link, Recipe, SoftLearner
-from fl_strategies.party.accounting import privacy_metrics
+from fl_strategies.party.role import privacy_metrics
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.planning.plans import Planner
 from fl_strategies.release import ReleaseFacts, ReleasePlan
-from fl_strategies.server.state import State
+from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
     FederationOptions,
     KnowledgeStrategy,

@@ -42,14 +42,14 @@ from typing import ClassVar, Final, NamedTuple, Self
 import numpy as np
 import scipy
 
-from fl_strategies._util.arrays import (
+from fl_strategies._util import (
     NEARLY_CONSTANT,
     Array,
     FloatArray,
     IntArray,
     column_scales,
+    one_blas_thread,
 )
-from fl_strategies._util.threads import one_blas_thread
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.tasks import Task
 

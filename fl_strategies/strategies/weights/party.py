@@ -8,8 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies._util.arrays import Array, FloatArray, IntArray
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
 from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner, require_known
 from fl_strategies.learners import (
@@ -20,20 +19,18 @@ from fl_strategies.learners import (
     StartingLearner,
     require_guided,
 )
-from fl_strategies.party.accounting import (
-    charge_plan,
-    ledger_of,
-    ledger_to_text,
-)
 from fl_strategies.party.party import Party
 from fl_strategies.party.role import (
     PartyRole,
+    PartyState,
+    charge_plan,
     check_public_data,
     facts_of,
+    ledger_of,
+    ledger_to_text,
     read_round,
     read_seed,
 )
-from fl_strategies.party.state import PartyState
 from fl_strategies.party.training import public_model, require_finite, require_plan, trained
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.release import ReleasePlan

@@ -6,11 +6,11 @@ from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from fl_strategies._util.arrays import Array
+from fl_strategies._util import Array
 from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.errors import KnowledgeMismatch, require_known
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.server.ledgers import read_charges
+from fl_strategies.server.reports import read_charges
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, shown
 

@@ -16,8 +16,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from fl_strategies._util.arrays import Array, content_hash
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import Array, content_hash, derive_rng
 from fl_strategies.errors import KnowledgeMismatch, NotEnoughParties, require
 from fl_strategies.learners import (
     ContinuingLearner,
@@ -28,8 +27,7 @@ from fl_strategies.learners import (
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.replies import PartyReply
-from fl_strategies.server.run import Run
-from fl_strategies.server.state import State
+from fl_strategies.server.run import Run, State
 from fl_strategies.server.strategy import (
     FederationOptions,
     KnowledgeStrategy,

@@ -7,8 +7,8 @@ import pytest
 import threadpoolctl
 
 from clients.tabular.random_features import RandomFeaturesLearner
-from fl_strategies._util import threads
-from fl_strategies._util.threads import one_blas_thread
+from fl_strategies import _util
+from fl_strategies._util import one_blas_thread
 from fl_strategies.strategies.sums.regression import Components
 from fl_strategies.strategies.sums.summary import Cells
 
@@ -42,7 +42,7 @@ def test_a_block_uses_one_thread_and_restores_the_number() -> None:
 
 def test_without_the_package_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with scikit-learn, which nobody needs to have."""
-    monkeypatch.setattr(threads, "_controller", lambda: None)
+    monkeypatch.setattr(_util, "_controller", lambda: None)
 
     with one_blas_thread():
         assert counts() == {MANY}

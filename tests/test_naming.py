@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import fl_strategies
 from fl_strategies import FedKT, FedKTOptions, FedMDOptions
-from fl_strategies._util.files import replace_file
-from fl_strategies._util.randomness import derive_rng
+from fl_strategies._util import derive_rng, replace_file
 from fl_strategies.errors import InvalidParameter
 from tests.toys import common_options
 
@@ -170,7 +169,7 @@ import threading, time
 from pathlib import Path
 from fl_strategies.privacy.events import LaplaceEvent
 from fl_strategies.privacy.journal import PartyJournal
-from fl_strategies._util.files import locked
+from fl_strategies._util import locked
 
 folder = Path(sys.argv[1])
 journal = PartyJournal(folder, fingerprint="0" * 64)
