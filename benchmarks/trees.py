@@ -19,10 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from fl_strategies._util import Array, IntArray
+from fl_strategies._util import Array, IntArray, import_library
 from fl_strategies.learners import Learner, LearnerFactory, fit_ensemble
 from simulations.data.sets import load_dataset
-from simulations.libraries import import_library
 from simulations.models import ModelOptions, learner_factory
 
 NUM_SPLITS, NUM_TEACHERS, NUM_PARTIES, VALIDATION_ROWS = 2, 5, 50, 4000

@@ -1,4 +1,4 @@
-"""Small helpers of all packages: threads, hints, progress, random streams, arrays, files.
+"""Small helpers of all packages: threads, imports, hints, progress, randomness, arrays, files.
 
 Results must not depend on the number of processors, so numerical libraries get one thread:
 threads that share a sum round it in a different order. Every draw of an experiment comes from
@@ -19,12 +19,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_strategies.errors import InvalidData, InvalidParameter
+from fl_strategies.errors import InvalidData, InvalidParameter, MissingExtra
 
 
 @contextmanager
@@ -57,6 +58,22 @@ def _controller() -> Any:
         return importlib.import_module("threadpoolctl").ThreadpoolController()
     except ModuleNotFoundError:
         return None
+
+
+def import_library(owner: str, module: str, extra: str) -> ModuleType:
+    """Import an optional library, or name the extra that installs it.
+
+    Examples
+    --------
+    >>> import_library("adult", "no_such_library", "sklearn")
+    Traceback (most recent call last):
+    fl_strategies.errors.MissingExtra: adult: the package 'no_such_library' must be \
+installed, got none. Run: pip install "fl-strategies[sklearn]"
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(owner, module.partition(".")[0], extra) from error
 
 
 def nearest_name(name: str, known: Collection[str]) -> str:

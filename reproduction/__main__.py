@@ -22,7 +22,7 @@ from simulations.commands.arguments import say, say_stopped, seeds_of
 from simulations.config import Settings
 from simulations.results.files import require_files
 from simulations.results.report import table as aligned
-from simulations.runtime import running
+from simulations.runtime import local
 
 SCALES = (QUICK, PAPER, TOY)
 STAND_INS = "stand_ins"
@@ -102,7 +102,7 @@ def _table(options: argparse.Namespace) -> int:
     kept = options.json or _default_path(f"{options.name}{word}", "json")
     require_files("table", json=kept)
     try:
-        run_table(_chosen(experiments, options.row), running.run_once, kept, _tell)
+        run_table(_chosen(experiments, options.row), local.run_once, kept, _tell)
     except KeyboardInterrupt:
         return say_stopped(kept)
     _tell(markdown(experiments, kept))

@@ -10,10 +10,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util import FloatArray
+from fl_strategies._util import FloatArray, import_library
 from fl_strategies.privacy.bounds import gaussian_mu, nfdp_theorem
 from reproduction.table import FOLDER
-from simulations.libraries import import_library
 
 Line: TypeAlias = tuple[str, Sequence[float], Sequence[float]]
 """A name, and places and heights of its points."""

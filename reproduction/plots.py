@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fl_strategies._util import import_library
 from fl_strategies.errors import require
 from fl_strategies.wire import keys
 from reproduction.table import COLUMNS, Line, Row, Table, lines_of, outcomes_of, rounds_of
 from simulations.experiments.engine import Outcome, read_outcomes
 from simulations.experiments.plots import DOTS_PER_INCH
-from simulations.libraries import import_library
 from simulations.results.report import summarise
 
 OWNER: Final = "figure"

@@ -23,8 +23,8 @@ from simulations.config import Settings, Value, as_published
 from simulations.experiments.engine import Outcome, Runner, find, outcome_of, read_outcomes
 from simulations.results.files import write_json
 from simulations.results.report import summarise
+from simulations.runtime.local import cpu_seconds
 from simulations.runtime.progress import duration
-from simulations.runtime.running import cpu_seconds
 
 OWNER: Final = "table"
 FOLDER: Final = Path(__file__).parent / "tables"

@@ -19,8 +19,8 @@ from fl_strategies import FLOWER_STRATEGIES, REGISTRY, LocalNoise, find_algorith
 from fl_strategies._util import nearest_name
 from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.options import Options, Setting, key_of, option, require_setting
-from simulations.data.partition import Scheme
 from simulations.data.sets import check_dataset_name, check_joint_classes, check_public_name
+from simulations.data.splits import Scheme
 from simulations.models import ModelOptions, check_learner_name
 
 Value: TypeAlias = str | int | float | bool

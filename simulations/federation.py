@@ -39,8 +39,8 @@ from fl_strategies.server.reports import OnRound
 from fl_strategies.tasks import METRICS, Judgement, judge, judge_constant, quality
 from simulations.config import FinalOptions, Settings, Value
 from simulations.data.csv import listed
-from simulations.data.partition import partition
 from simulations.data.sets import Dataset, load_dataset
+from simulations.data.splits import partition
 from simulations.models import LEARNERS, ModelOptions, learner_factory
 from simulations.runtime.processes import all_workers_needed, become_worker
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from fl_strategies.errors import MissingExtra, require
+from simulations.data.images import import_torchvision
 from simulations.data.texts import MAX_TOKENS, PADDING
-from simulations.libraries import import_torchvision
 
 try:
     import torch

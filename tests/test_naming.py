@@ -152,7 +152,7 @@ def test_the_command_line_counts_processor_time_without_resource() -> None:
     """That of this process alone, which is all that Windows tells."""
     code = """
 sys.modules["resource"] = None
-from simulations.runtime.running import cpu_seconds
+from simulations.runtime.local import cpu_seconds
 start = cpu_seconds()
 sum(range(10**6))
 print(cpu_seconds() > start >= 0)

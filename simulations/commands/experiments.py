@@ -54,7 +54,7 @@ from simulations.experiments.entries import (
 )
 from simulations.experiments.plots import draw_comparison, draw_curves
 from simulations.results.files import require_files, write_json
-from simulations.runtime import running
+from simulations.runtime import local
 
 OF_COMPARE: Final = """\
 Run every strategy that fits the data and the models, on the same splits and seeds, beside
@@ -87,7 +87,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
     add_results(parser, "compare-<data>")
-    parser.set_defaults(command=partial(_compare, running.run_once))
+    parser.set_defaults(command=partial(_compare, local.run_once))
 
 
 def _compare(run: Runner, options: argparse.Namespace) -> int:
@@ -182,7 +182,7 @@ def add_curve(parser: argparse.ArgumentParser) -> None:
         help=f"without privacy, of {', '.join(REFERENCES)} (default: all)",
     )
     _add_outputs(parser)
-    parser.set_defaults(command=partial(_curve, running.run_once))
+    parser.set_defaults(command=partial(_curve, local.run_once))
 
 
 def _add_outputs(parser: argparse.ArgumentParser) -> None:

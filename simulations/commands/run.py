@@ -13,10 +13,10 @@ from simulations.results.files import require_files, require_folder, write_json
 from simulations.results.page import PAGE
 from simulations.results.report import Report, percent, render, summarise, table
 from simulations.results.run_folder import RunFolder
-from simulations.runtime import running
+from simulations.runtime import local
 from simulations.runtime.flower import run_with_flower
+from simulations.runtime.local import Finished, run_federation
 from simulations.runtime.progress import watching
-from simulations.runtime.running import Finished, run_federation
 
 NOTHING = "Nothing is finished"
 PRESET_STRATEGY = "fedkt"
@@ -136,7 +136,7 @@ def _repeat(options: argparse.Namespace) -> int:
         for number, seed in enumerate(seeds, start=1):
             say(f"run {number} of {len(seeds)}: seed {seed}\n")
             told = {**settings.to_run_config(), "seed": seed}
-            reports.append(running.run_once(Settings.from_run_config(told)))
+            reports.append(local.run_once(Settings.from_run_config(told)))
     except KeyboardInterrupt:
         say(f"\nStopped. Finished: {len(reports)} of {len(seeds)} runs.\n")
         if not reports:

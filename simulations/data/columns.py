@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util import Array, FloatArray, IntArray
+from fl_strategies._util import Array, FloatArray, IntArray, import_library
 from fl_strategies.errors import InvalidData, require_data
 from simulations.data.csv import (
     ISO,
@@ -30,7 +30,6 @@ from simulations.data.csv import (
     texts,
 )
 from simulations.data.files import class_indices, public_scale
-from simulations.libraries import import_library
 
 logger = logging.getLogger("flwr.fl_strategies")
 

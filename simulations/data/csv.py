@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from fl_strategies._util import Array, FloatArray
+from fl_strategies._util import Array, FloatArray, import_library
 from fl_strategies.errors import InvalidData, InvalidParameter
-from simulations.libraries import import_library
 
 MISSING: Final = (
     "",

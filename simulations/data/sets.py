@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util import Array, IntArray
+from fl_strategies._util import Array, IntArray, import_library
 from fl_strategies.errors import InvalidParameter, require, require_data
 from fl_strategies.party.party import check_rows
 from fl_strategies.tasks import check_labels
@@ -43,7 +43,6 @@ from simulations.data.splits import (
     split_rows,
 )
 from simulations.data.texts import TEXT_SETS, load_texts
-from simulations.libraries import import_library
 
 __all__ = [
     "DATA_VARIABLE",

@@ -16,11 +16,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util import Array, IntArray
+from fl_strategies._util import Array, IntArray, import_library
 from fl_strategies.errors import InvalidData, require, require_data
 from simulations.data.files import local_file, unreachable
 from simulations.data.splits import Dataset, Request, Rows, halves
-from simulations.libraries import import_library
 
 Texts: TypeAlias = Sequence[str]
 

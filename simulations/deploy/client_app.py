@@ -30,7 +30,7 @@ from fl_strategies.wire import keys
 from simulations.config import Value
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.models import ModelOptions, check_learner_name, learner_factory
-from simulations.runtime.budget import (
+from simulations.runtime.client_app import (
     BUDGET_KEYS,
     OWNER,
     Budget,

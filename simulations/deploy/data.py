@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fl_strategies._util import PRIVATE, Array, IntArray
+from fl_strategies._util import PRIVATE, Array, IntArray, import_library
 from fl_strategies.errors import require, require_data
 from fl_strategies.party.party import check_rows
 from fl_strategies.party.records import RecordForm
@@ -32,7 +32,6 @@ from simulations.data.csv import (
     require_label,
 )
 from simulations.data.files import read_npz
-from simulations.libraries import import_library
 
 logger = logging.getLogger("flwr.fl_strategies")
 

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from fl_strategies._util import import_library
 from simulations.experiments.compare import Summary
 from simulations.experiments.curve import MAJORITY, REFUSED, Curve, CurveSummary
 from simulations.experiments.entries import VARIANTS
-from simulations.libraries import import_library
 from simulations.results.report import summarise
 
 DOTS_PER_INCH: Final = 150

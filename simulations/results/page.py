@@ -16,12 +16,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
-from fl_strategies._util import SHARED, replace_file
+from fl_strategies._util import SHARED, import_library, replace_file
 from fl_strategies.errors import InvalidData, StrategyError, require, require_data
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import PrivacyLedger, chance_in_clear, describe_releases
 from fl_strategies.wire import keys
-from simulations.libraries import import_library
 from simulations.results.baselines import MAJORITY
 from simulations.results.files import read_json, require_files
 from simulations.results.report import (

@@ -1,18 +1,106 @@
-"""The client component of the Flower app: a simulated party per partition id."""
+"""The client component of the Flower app: a simulated party per partition, with its budget."""
 
 import functools
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Self
 
 from flwr.app import Context
 
 from clients.app import client_app
 from fl_strategies import Party
+from fl_strategies._util import Array
 from fl_strategies.errors import require
+from fl_strategies.options import TYPE_NAMES
+from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value
 from simulations.federation import load_federation
-from simulations.runtime.budget import BUDGET_KEYS, OWNER, Budget
+
+OWNER: Final = "node-config"
+BUDGET_KEYS: Final[Mapping[str, Value]] = {
+    "state-dir": "",
+    "max-epsilon": 0.0,
+    "delta": 1e-5,
+    "sample-delta": 0.0,
+    "data-changes": False,
+}
+"""Keys of a node's budget, with their defaults."""
+
+
+def with_defaults(
+    config: Mapping[str, Value], defaults: Mapping[str, Value]
+) -> dict[str, Value]:
+    """Return a node's configuration with defaults filled in; raise for other types."""
+    whole: dict[str, Value] = {**defaults, **config}
+    for key, default in defaults.items():
+        value, kind = whole[key], type(default)
+        number = kind is float and type(value) is int
+        require(number or type(value) is kind, OWNER, key, TYPE_NAMES[kind], value)
+    return whole
+
+
+def require_absolute(key: str, text: str) -> None:
+    """Raise unless a path is absolute.
+
+    Elsewhere started, a SuperNode would find another journal there, with a new budget.
+    """
+    path = Path(text).expanduser()
+    require(not text or path.is_absolute(), OWNER, key, "an absolute path", str(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Where a party keeps its journal, and how much its data may pay; see `PartyJournal`."""
+
+    folder: str
+    max_epsilon: float
+    delta: float
+    sample_delta: float = 0.0
+    changing: bool = False
+
+    @classmethod
+    def of_node(cls, node_config: Mapping[str, Value]) -> Self:
+        """Read a node's configuration; raise if it contradicts itself."""
+        given = {key: value for key, value in node_config.items() if key in BUDGET_KEYS}
+        config = with_defaults(given, BUDGET_KEYS)
+        budget = cls(
+            folder=str(config["state-dir"]),
+            max_epsilon=float(config["max-epsilon"]),
+            delta=float(config["delta"]),
+            sample_delta=float(config["sample-delta"]),
+            changing=bool(config["data-changes"]),
+        )
+        budget._check()
+        return budget
+
+    def _check(self) -> None:
+        require_absolute("state-dir", self.folder)
+        limit = self.max_epsilon
+        require(0 <= limit < math.inf, OWNER, "max-epsilon", "at least 0 (0: no limit)", limit)
+        require(0 < self.delta < 1, OWNER, "delta", "between 0 and 1", self.delta)
+        share = self.sample_delta
+        require(0 <= share < 1, OWNER, "sample-delta", "at least 0 and below 1", share)
+        kept, usual = bool(self.folder), BUDGET_KEYS["delta"]
+        require(kept or not limit, OWNER, "state-dir", "given with max-epsilon", self.folder)
+        same = self.delta == usual
+        require(kept or same, OWNER, "state-dir", "given with delta", self.folder)
+
+    def journal(self, x: Array, y: Array, *below: str) -> PartyJournal | None:
+        """Return the journal of these records, in a folder below; None if none is kept."""
+        if not self.folder:
+            return None
+        return PartyJournal(
+            Path(self.folder).expanduser().joinpath(*below),
+            fingerprint=data_fingerprint(x, y),
+            changing=self.changing,
+            delta=self.delta,
+            max_epsilon=self.max_epsilon or None,
+            sample_delta=self.sample_delta,
+        )
+
 
 NODE_KEYS = (keys.PARTITION_ID, keys.NUM_PARTITIONS, *BUDGET_KEYS)
 

@@ -1,4 +1,4 @@
-"""A federation inside one process: Flower's messages and strategies, without Ray.
+"""Federations in one process, without Ray: from a strategy, or from settings to a report.
 
 `InMemoryGrid` hands each message, encoded as for the wire, to the `ClientApp`, keeps
 every node's state between messages and answers a failing client with an error reply, as
@@ -8,11 +8,14 @@ message, for tests, notebooks and experiments.
 
 import logging
 import multiprocessing
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from typing import Any
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -20,9 +23,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from clients.app import CLIENT_APP_RAISED_EXCEPTION
-from fl_strategies import _compat
+from fl_strategies import KnowledgeStrategy, _compat
 from fl_strategies.errors import require
 from fl_strategies.wire import keys
+from simulations.config import Settings
+from simulations.federation import Federation, load_federation
+from simulations.results.files import require_folder
+from simulations.results.report import Report, make_report
+from simulations.runtime.client_app import app
 from simulations.runtime.processes import all_workers_needed, become_worker
 from simulations.runtime.progress import SECONDS_BETWEEN_RELAYS, Relay, Watch, no_louder_than
 
@@ -276,3 +284,95 @@ def run_local(
             stack.enter_context(no_louder_than(logging.WARNING))
         stack.enter_context(closing(grid))
         return strategy.start(grid, ArrayRecord(), num_rounds=num_rounds)
+
+
+def cpu_seconds() -> float:
+    """Return the processor time of this process and of its finished workers.
+
+    On Windows, which has no `resource`, that of this process alone.
+    """
+    try:
+        import resource
+    except ImportError:
+        return time.process_time()
+    usages = [
+        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run whose model is there and which is not yet compared with anything."""
+
+    federation: Federation
+    strategy: KnowledgeStrategy[Any]
+    result: Result
+    watch: Watch
+    cpu_seconds: float
+
+    def report(self, model: Report | None = None) -> Report:
+        """Compare the result as the settings say, and describe all of it."""
+        return make_report(
+            self.federation,
+            self.strategy,
+            self.result,
+            seconds=self.watch.seconds["federation"],
+            cpu_seconds=self.cpu_seconds,
+            num_workers=self.federation.settings.workers,
+            watch=self.watch,
+            model=model,
+        )
+
+    def alone(self) -> "Finished":
+        """Return the same without comparisons, for whom they took too long."""
+        settings = self.federation.settings.but(
+            solo=False, pooled=False, pate=False, public_only=False
+        )
+        return replace(self, federation=replace(self.federation, settings=settings))
+
+
+def run_once(settings: Settings) -> Report:
+    """Run a federation in this process, without a word, and return its report."""
+    return run_federation(settings, Watch(settings.num_rounds)).report()
+
+
+def run_federation(
+    settings: Settings,
+    watch: Watch,
+    *,
+    verbose: bool = False,
+    output: bool = False,
+) -> Finished:
+    """Run a federation in this process; with `output`, if its result can be written."""
+    if output:
+        require_folder("run", "output-dir", Path(settings.output_dir))
+    with watch.phase("loading"):
+        federation = load_federation(settings)
+        strategy = federation.strategy()
+    watch.say(_opening(federation))
+    if settings.num_parties == 1:
+        watch.say("warning: one party has nobody to learn from; num-parties is 1")
+    cpu_start = cpu_seconds()
+    with watch.phase("federation"):
+        result = run_local(
+            strategy,
+            app,
+            settings.num_parties,
+            num_rounds=settings.num_rounds,
+            run_config=settings.to_run_config(),
+            num_workers=settings.workers,
+            watch=watch,
+            verbose=verbose,
+        )
+    return Finished(federation, strategy, result, watch, cpu_seconds() - cpu_start)
+
+
+def _opening(federation: Federation) -> str:
+    settings, data = federation.settings, federation.dataset
+    rounds = f"{settings.num_rounds} rounds" if settings.num_rounds > 1 else "one round"
+    parties = "one party" if settings.num_parties == 1 else f"{settings.num_parties} parties"
+    return (
+        f"{settings.strategy} on {settings.data}: {parties} with "
+        f"{sum(map(len, federation.rows))} records, {len(data.x_public)} public rows, {rounds}"
+    )

@@ -21,7 +21,7 @@ from reproduction.table import (
 )
 from simulations.config import Settings
 from simulations.experiments.engine import read_outcomes
-from simulations.runtime.running import run_once
+from simulations.runtime.local import run_once
 
 PUBLISHED = Published.read({"federation": 81.0, "alone": 20.0, "note": "larger"})
 TABLE = Table(
@@ -277,7 +277,7 @@ def test_the_command_line_runs_and_writes_everything(
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
     monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
-    monkeypatch.setattr("simulations.runtime.running.run_once", Runs())
+    monkeypatch.setattr("simulations.runtime.local.run_once", Runs())
     monkeypatch.chdir(tmp_path)
 
     assert main(["table", "toy_table", "--scale=paper", "--seeds=4,5"]) == 0
@@ -314,7 +314,7 @@ def test_single_rows_can_be_run(
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
     monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
-    monkeypatch.setattr("simulations.runtime.running.run_once", Runs())
+    monkeypatch.setattr("simulations.runtime.local.run_once", Runs())
     monkeypatch.chdir(tmp_path)
     first, second = (row.name for row in Table.load("toy_table").rows)
 

@@ -11,7 +11,7 @@ from reproduction.table import Table, lines_of, markdown, run_table, table_names
 from reproduction.toy import toy
 from simulations.config import Settings
 from simulations.experiments.engine import Runner
-from simulations.runtime.running import run_once
+from simulations.runtime.local import run_once
 
 DONE: dict[Settings, dict[str, Any]] = {}
 """Tables share many runs at this size, so each is made once."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from simulations.runtime import running
+from simulations.runtime import local
 
 FAST = {
     "data": "breast-cancer",
@@ -24,11 +24,11 @@ def assigned(settings: dict[str, Any]) -> list[str]:
 def record_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list of the strategy of each run that the real runner will make."""
     asked: list[str] = []
-    local = running.run_local
+    whole = local.run_local
 
     def recorded(strategy: Any, *arguments: Any, **options: Any) -> Any:
         asked.append(strategy.name)
-        return local(strategy, *arguments, **options)
+        return whole(strategy, *arguments, **options)
 
-    monkeypatch.setattr(running, "run_local", recorded)
+    monkeypatch.setattr(local, "run_local", recorded)
     return asked

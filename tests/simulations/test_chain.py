@@ -8,7 +8,7 @@ from fl_strategies import Chain
 from fl_strategies.errors import InvalidParameter
 from simulations.config import Settings, parse_assignments
 from simulations.federation import load_federation
-from simulations.runtime.running import run_once
+from simulations.runtime.local import run_once
 
 MU = "flower-fedprox.proximal-mu"
 SMALL: dict[str, Any] = {

@@ -246,7 +246,7 @@ def test_results_that_cannot_be_written_are_found_before_training(
 ) -> None:
     """One sentence that says what to do, and nothing was trained."""
     monkeypatch.setattr(
-        "simulations.runtime.running.run_local", lambda *_, **__: pytest.fail("trained")
+        "simulations.runtime.local.run_local", lambda *_, **__: pytest.fail("trained")
     )
     file = tmp_path / "file"
     file.touch()

@@ -29,7 +29,7 @@ from simulations.experiments.compare import (
 from simulations.experiments.entries import Entry
 from simulations.experiments.plots import DOTS_PER_INCH, draw_comparison, look
 from simulations.federation import Federation, load_federation
-from simulations.runtime import running
+from simulations.runtime import local
 from tests.pictures import size_of
 from tests.simulations import commands
 
@@ -129,7 +129,7 @@ def test_a_stopped_comparison_keeps_what_is_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ctrl-C in the middle of the last run costs this run alone."""
-    finished = running.run_local
+    finished = local.run_local
 
     def interrupted(strategy: Any, *arguments: Any, **options: Any) -> Any:
         if strategy.name == "fedkd":
@@ -137,7 +137,7 @@ def test_a_stopped_comparison_keeps_what_is_finished(
         return finished(strategy, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "run_local", interrupted)
+        patch.setattr(local, "run_local", interrupted)
         assert compare(tmp_path, "--strategy=fedkt,fedkd") == 130
     assert "the same command resumes" in capsys.readouterr().err
     assert runs == ["baselines", "fedkt"]

@@ -23,7 +23,7 @@ from simulations.config import (
     parse_assignments,
     preset,
 )
-from simulations.data.partition import SCHEMES
+from simulations.data.splits import SCHEMES
 from simulations.federation import load_federation
 from simulations.models import ModelOptions
 

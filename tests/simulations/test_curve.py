@@ -29,7 +29,7 @@ from simulations.experiments.curve import (
 from simulations.experiments.engine import PROMISES
 from simulations.experiments.entries import VARIANTS, Variant
 from simulations.experiments.plots import DOTS_PER_INCH, INCHES, draw_curves, lowest_shown
-from simulations.runtime import running
+from simulations.runtime import local
 from tests.pictures import size_of
 from tests.simulations.commands import FAST, assigned, record_runs
 
@@ -100,7 +100,7 @@ def test_a_stop_costs_the_run_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is one sentence, and the same command resumes."""
-    finished = running.run_local
+    finished = local.run_local
 
     def interrupted(strategy: Any, *arguments: Any, **options: Any) -> Any:
         if len(runs) == 5:
@@ -108,7 +108,7 @@ def test_a_stop_costs_the_run_it_ends(
         return finished(strategy, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "run_local", interrupted)
+        patch.setattr(local, "run_local", interrupted)
         assert curve(tmp_path) == 130
     assert "the same command resumes.\n" in capsys.readouterr().err
     assert len(read_strictly(tmp_path / "kept.json")["outcomes"]) == 6
@@ -153,7 +153,7 @@ def test_every_variant_protects_its_unit(variant: Variant, tmp_path: Path) -> No
         draws=1,
     )
     curves = replace(plan, references=())
-    results = run_curves(curves, running.run_once, tmp_path / "kept.json", lambda _: None)
+    results = run_curves(curves, local.run_once, tmp_path / "kept.json", lambda _: None)
 
     assert results.failed == {}
     (line,) = summarise_curves(curves, results).curves

@@ -20,9 +20,9 @@ import pytest
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData
 from simulations.data import images as downloads
+from simulations.data.images import import_torchvision
 from simulations.data.sets import load_dataset
 from simulations.data.splits import Dataset
-from simulations.libraries import import_torchvision
 
 pytestmark = pytest.mark.skipif(not find_spec("torchvision"), reason="needs torchvision")
 RNG = np.random.default_rng(0)

@@ -16,8 +16,8 @@ from fl_strategies.learners import Learner, LearnerFactory
 from fl_strategies.tasks import quality
 from simulations import libraries, models
 from simulations.config import Settings
+from simulations.data.images import import_torchvision
 from simulations.data.sets import Dataset, load_dataset
-from simulations.libraries import import_torchvision
 from simulations.models import LEARNERS, learner_factory
 
 ROOT = Path(__file__).parents[2]

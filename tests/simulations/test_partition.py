@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fl_strategies._util import IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter
-from simulations.data.partition import SCHEMES, partition
+from simulations.data.splits import SCHEMES, partition
 
 
 def labels(num_rows: int, num_classes: int, seed: int = 0) -> IntArray:
@@ -198,7 +198,7 @@ def test_a_minimum_that_no_draw_meets_ends_in_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The search for a partition is bounded and its end names the settings to change."""
-    monkeypatch.setattr("simulations.data.partition.MAX_DRAWS", 50)
+    monkeypatch.setattr("simulations.data.splits.MAX_DRAWS", 50)
     with pytest.raises(InvalidParameter, match=r"no such draw in 50\. Raise beta, or lower"):
         partition(
             labels(200, 2),

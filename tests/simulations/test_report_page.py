@@ -18,8 +18,8 @@ from simulations.__main__ import main
 from simulations.config import Settings
 from simulations.results.files import write_json
 from simulations.results.page import comparison_page, curve, page
+from simulations.runtime.local import run_federation
 from simulations.runtime.progress import Watch
-from simulations.runtime.running import run_federation
 
 VOID = {"meta"}
 EVIL = """<script>alert("1")</script><img src=x onerror='alert(2)'>&amp;"""

@@ -22,9 +22,9 @@ from simulations.config import Settings
 from simulations.federation import load_federation
 from simulations.results.files import flagged, read_json, unflagged, write_json
 from simulations.results.run_folder import RunFolder
-from simulations.runtime import progress, running
+from simulations.runtime import local, progress
+from simulations.runtime.local import Finished, run_federation
 from simulations.runtime.progress import Lines, Watch, log_level, no_louder_than, watching
-from simulations.runtime.running import Finished, run_federation
 
 FAST = [
     "--set=num-parties=3",
@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_written_ends_before_training(
     """The sentence comes before the first party has worked."""
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(
-        "simulations.runtime.running.run_local", lambda *_, **__: pytest.fail("trained")
+        "simulations.runtime.local.run_local", lambda *_, **__: pytest.fail("trained")
     )
 
     code = main(["run", *FAST, f"--set=output-dir={tmp_path}/file/runs"])
@@ -175,7 +175,7 @@ def test_ctrl_c_while_training_is_one_sentence(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulations.runtime.running.run_local", interrupted)
+    monkeypatch.setattr("simulations.runtime.local.run_local", interrupted)
 
     code = main(["run", *FAST, f"--set=output-dir={tmp_path}"])
 
@@ -194,14 +194,14 @@ def test_ctrl_c_between_repeated_runs_keeps_those_that_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table and the file have the finished seeds."""
-    whole = running.run_once
+    whole = local.run_once
 
     def stopping(settings: Settings) -> Any:
         if settings.seed == 1:
             raise KeyboardInterrupt
         return whole(settings)
 
-    monkeypatch.setattr(running, "run_once", stopping)
+    monkeypatch.setattr(local, "run_once", stopping)
     target = tmp_path / "out.json"
 
     code = main(["repeat", *FAST, "--set=solo=false", "--seeds=0,1,2", f"--json={target}"])
