@@ -469,6 +469,11 @@ def known_shares(deal: str, seeds: Sequence[int] = SEEDS) -> dict[int, float]:
     return {count: float(np.mean(found)) for count, found in lost.items()}
 
 
+def honest(deal: str, seeds: Sequence[int]) -> list[float]:
+    """Return FedKD's accuracy where nobody lies, by seed."""
+    return [laboratory("FedKD", deal, s).outcome(NOBODY, 0)["accuracy"] for s in seeds]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -478,11 +483,18 @@ def main() -> None:
     parser.add_argument(
         "--known-shares", action="store_true", help="only FedKD with true class shares"
     )
+    parser.add_argument(
+        "--honest", action="store_true", help="only FedKD without liars, by deal and seed"
+    )
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     if arguments.known_shares:
         for deal in ("Adult, Dirichlet 0.5", "cod-rna, Dirichlet 0.5"):
             print(deal, known_shares(deal, arguments.seeds))
+        return
+    if arguments.honest:
+        for deal in (*DEALS, *UNLIKE):
+            print(deal, honest(deal, arguments.seeds), flush=True)
         return
     if not arguments.show:
         measure(arguments.results, arguments.seeds, arguments.rows)
