@@ -50,7 +50,7 @@ from fl_strategies.errors import (
     UnsupportedLearner,
     require_known,
 )
-from fl_strategies.learners import StartingLearner
+from fl_strategies.learners import METRICS, StartingLearner, judge, paired_error
 from fl_strategies.party.party import check_request
 from fl_strategies.party.role import (
     PartyState,
@@ -64,7 +64,6 @@ from fl_strategies.release import ReleasePlan
 from fl_strategies.server.replies import EVALUATION
 from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.strategies.weights.restraint import as_layout
-from fl_strategies.tasks import METRICS, judge, paired_error
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,

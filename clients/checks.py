@@ -29,9 +29,9 @@ from fl_strategies.learners import (
     Recipe,
     SoftLearner,
     TrainingSet,
+    check_labels,
 )
 from fl_strategies.party.party import check_rows
-from fl_strategies.tasks import check_labels
 
 _OWNER = "check_learner"
 _ROWS_PER_CLASS = 12

@@ -11,7 +11,7 @@ from flwr.app import Context
 from fl_strategies import Party
 from fl_strategies._util import Array, require_argument
 from fl_strategies.errors import InvalidData, require, require_data
-from fl_strategies.party.records import is_missing
+from fl_strategies.party.party import is_missing
 from fl_strategies.wire import keys
 
 LoadData: TypeAlias = Callable[[int, int], Sequence[Any]]

@@ -39,9 +39,9 @@ from fl_strategies.learners import (
     DenseLearner,
     Learner,
     LearnerFactory,
+    Task,
     require_portable,
 )
-from fl_strategies.tasks import Task
 
 SUFFIX: Final = ".npy"
 NUMBERS: Final = "biuf"

@@ -32,7 +32,7 @@ from fl_strategies.registry import (
     Algorithm,
     find_algorithm,
 )
-from fl_strategies.server.reports import write_epsilon_csv
+from fl_strategies.server.run import write_epsilon_csv
 from fl_strategies.server.strategy import KnowledgeStrategy
 from fl_strategies.strategies.chain import Chain, chain
 from fl_strategies.strategies.codistill import (

@@ -32,6 +32,8 @@ from fl_strategies.learners import (
     Recipe,
     SoftLearner,
     StartingLearner,
+    Task,
+    check_task,
     link_scores,
     plan_of,
     require_features,
@@ -53,15 +55,13 @@ from fl_strategies.party.role import (
     check_num_classes,
     check_public_data,
     facts_of,
-    read_round,
-    read_seed,
-    receive_model,
-)
-from fl_strategies.party.training import (
     finite_logits,
     fit_on_records,
     labels_of,
     public_model,
+    read_round,
+    read_seed,
+    receive_model,
     require_finite,
     require_plan,
     trained,
@@ -100,7 +100,6 @@ from fl_strategies.strategies.weights.server import (
     WeightsState,
     flower_strategy,
 )
-from fl_strategies.tasks import Task, check_task
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 

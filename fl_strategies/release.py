@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from fl_strategies.learners import LearnerFactory, PrivateLearner
+from fl_strategies.learners import LearnerFactory, PrivateLearner, Task
 from fl_strategies.privacy.events import NonPrivateEvent, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges
-from fl_strategies.tasks import Task
 
 _LONGEST_NAME = 40
 _UNDECLARED: Final = "answers left the parties without noise"

@@ -28,15 +28,19 @@ from fl_strategies import (
 from fl_strategies._util import Array, IntArray, derive_rng
 from fl_strategies.errors import InvalidParameter, MissingExtra, StrategyError, between, require
 from fl_strategies.learners import (
+    METRICS,
     ContinuingLearner,
+    Judgement,
     Learner,
     LearnerFactory,
     PortableLearner,
     can_travel,
+    judge,
+    judge_constant,
+    quality,
 )
 from fl_strategies.options import Options
-from fl_strategies.server.reports import OnRound
-from fl_strategies.tasks import METRICS, Judgement, judge, judge_constant, quality
+from fl_strategies.server.run import OnRound
 from simulations.config import FinalOptions, Settings, Value
 from simulations.data.csv import listed
 from simulations.data.sets import Dataset, load_dataset

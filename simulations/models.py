@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from fl_strategies._util import import_library
 from fl_strategies.errors import InvalidParameter, require
-from fl_strategies.learners import Learner, LearnerFactory
+from fl_strategies.learners import Learner, LearnerFactory, Task
 from fl_strategies.options import Options, option
-from fl_strategies.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter
-from fl_strategies.learners import Recipe, link_scores
-from fl_strategies.tasks import (
+from fl_strategies.learners import (
     METRICS,
     TASKS,
+    Recipe,
     Task,
     _ranks,
     auc,
@@ -24,6 +24,7 @@ from fl_strategies.tasks import (
     figure_names,
     judge,
     judge_constant,
+    link_scores,
     mean_auc,
     quality,
 )

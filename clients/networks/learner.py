@@ -52,9 +52,8 @@ from clients.networks.training import (
 )
 from fl_strategies._util import Array, FloatArray, counted
 from fl_strategies.errors import InvalidData, MissingExtra, NotFitted, require, require_data
-from fl_strategies.learners import Objective, Recipe, TrainingSet
+from fl_strategies.learners import Objective, Recipe, Task, TrainingSet
 from fl_strategies.party.party import check_rows
-from fl_strategies.tasks import Task
 
 try:
     import torch

@@ -17,8 +17,7 @@ from clients.networks.training import (
 )
 from fl_strategies._util import Array
 from fl_strategies.errors import MissingExtra, UnsupportedLearner, require_known
-from fl_strategies.learners import Correction, Generated, Objective, Prototypes, Proximal
-from fl_strategies.tasks import Task
+from fl_strategies.learners import Correction, Generated, Objective, Prototypes, Proximal, Task
 
 try:
     import torch

@@ -12,7 +12,7 @@ from clients.networks.stacks import Stack
 from clients.networks.training import TASK_LOSSES, BatchLoss
 from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import MissingExtra
-from fl_strategies.tasks import Task
+from fl_strategies.learners import Task
 
 try:
     import torch

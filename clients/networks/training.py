@@ -17,9 +17,8 @@ from fl_strategies.errors import (
     require_data,
     require_known,
 )
-from fl_strategies.learners import Recipe
+from fl_strategies.learners import UNKNOWN, Recipe, Task, check_targets
 from fl_strategies.party.party import check_rows
-from fl_strategies.tasks import UNKNOWN, Task, check_targets
 
 try:
     import torch

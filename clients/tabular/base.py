@@ -37,9 +37,8 @@ from fl_strategies.errors import (
     require_data,
     require_known,
 )
-from fl_strategies.learners import Link, Recipe, TrainingSet
+from fl_strategies.learners import Link, Recipe, TrainingSet, check_labels, check_targets
 from fl_strategies.party.party import check_rows
-from fl_strategies.tasks import check_labels, check_targets
 
 # Every class that is kept costs a row of training. One of less than 1/64 of a row hardly moves
 # a model, but all of a rare class may lie below that, and its order of rows with it: so no

@@ -12,7 +12,7 @@ from clients.tabular.base import require_array, require_names
 from clients.tabular.scores import ScoreLearner, plain_rows
 from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import UnsupportedLearner, require, require_data, require_known
-from fl_strategies.tasks import Task
+from fl_strategies.learners import Task
 
 Kernel: TypeAlias = Literal["linear", "rbf", "polynomial", "laplace"]
 
@@ -43,7 +43,7 @@ class KernelRidgeLearner(ScoreLearner):
     num_classes : int
         Length of the federation's class list, number of labels, or number of outputs.
     task : "single-label", "multi-label" or "regression"
-        What labels are; see `fl_strategies.tasks`.
+        What labels are; see `fl_strategies.learners`.
     kernel : "linear", "rbf", "polynomial" or "laplace"
         x . x', exp(-gamma |x - x'|_2^2), (gamma x . x' + offset)^degree, or
         exp(-gamma |x - x'|_1).
@@ -175,7 +175,7 @@ class RidgeLearner(ScoreLearner):
     num_classes : int
         Length of the federation's class list, number of labels, or number of outputs.
     task : "single-label", "multi-label" or "regression"
-        What labels are; see `fl_strategies.tasks`.
+        What labels are; see `fl_strategies.learners`.
     ridge : float
         Weight of the squared norm, at least 0; with 0 the least-norm solution is taken.
     intercept : bool

@@ -26,15 +26,17 @@ from fl_strategies.errors import (
     require_known,
 )
 from fl_strategies.learners import (
+    UNKNOWN,
     Learner,
     LearnerFactory,
     Recipe,
     SoftLearner,
     can_travel,
+    check_targets,
+    check_task,
     require_portable,
 )
 from fl_strategies.party.party import check_rows
-from fl_strategies.tasks import UNKNOWN, check_targets, check_task
 from fl_strategies.wire.knowledge import join_arrays, part_arrays
 
 ROW_SHAPE: Final = "row-shape"

@@ -11,7 +11,7 @@ from clients.tabular.base import require_array, require_names
 from clients.tabular.scores import ScoreLearner, plain_rows
 from fl_strategies._util import Array, FloatArray, column_scales, one_blas_thread
 from fl_strategies.errors import require
-from fl_strategies.tasks import Task
+from fl_strategies.learners import Task
 
 USUAL_FEATURES: Final = 2000
 RIDGES: Final = tuple(10.0 ** (step / 2) for step in range(-10, 1))
@@ -39,7 +39,7 @@ class RandomFeaturesLearner(ScoreLearner):
     num_classes : int
         Length of the federation's class list, number of labels, or number of outputs.
     task : "single-label", "multi-label" or "regression"
-        What labels are; see `fl_strategies.tasks`.
+        What labels are; see `fl_strategies.learners`.
     num_features : int
         Cosines, at least 1.
     ridge : float, optional

@@ -16,9 +16,8 @@ from clients.budget import MAX_WIDTH
 from clients.tabular.base import MIN_PROBABILITY, WIDTH, check_soft_targets, require_array
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import NotFitted, require, require_data, require_known
-from fl_strategies.learners import Link, Recipe
+from fl_strategies.learners import UNKNOWN, Link, Recipe, Task, check_targets, check_task
 from fl_strategies.party.party import check_rows
-from fl_strategies.tasks import UNKNOWN, Task, check_targets, check_task
 
 LINK: Final = "link"
 TEMPERATURE: Final = "temperature"
@@ -52,7 +51,7 @@ class ScoreLearner(ABC):
     num_classes : int
         Length of the federation's class list, number of labels, or number of outputs.
     task : "single-label", "multi-label" or "regression"
-        What labels are; see `fl_strategies.tasks`.
+        What labels are; see `fl_strategies.learners`.
     """
 
     def __init__(self, *, num_classes: int, task: Task = "single-label") -> None:

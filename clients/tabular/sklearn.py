@@ -29,7 +29,7 @@ from fl_strategies.errors import (
     UnsupportedLearner,
     require,
 )
-from fl_strategies.tasks import Task
+from fl_strategies.learners import Task
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
 
 try:
@@ -78,7 +78,7 @@ or ExtraTreeRegressor
     num_classes : int
         Length of the federation's class list, number of labels, or number of outputs.
     task : "single-label", "multi-label" or "regression"
-        What labels are; see `fl_strategies.tasks`.
+        What labels are; see `fl_strategies.learners`.
 
     Examples
     --------

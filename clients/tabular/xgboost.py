@@ -20,7 +20,7 @@ from clients.tabular.scores import ScoreLearner
 from clients.tabular.trees import NativeTree, Trees
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import MissingExtra, require_known
-from fl_strategies.tasks import Task
+from fl_strategies.learners import Task
 
 try:
     import xgboost
@@ -260,7 +260,7 @@ class XGBoostScores(ScoreLearner):
     num_classes : int
         Length of the federation's class list, number of labels, or number of outputs.
     task : "single-label", "multi-label" or "regression"
-        What labels are; see `fl_strategies.tasks`.
+        What labels are; see `fl_strategies.learners`.
     num_rounds : int (default: 100)
         Boosting rounds, each with one tree per class.
     max_depth : int (default: 6)

@@ -26,9 +26,9 @@ from fl_strategies.errors import (
 from fl_strategies.learners import (
     Learner,
     LearnerFactory,
+    Task,
     require_portable,
 )
-from fl_strategies.tasks import Task
 from fl_strategies.wire.knowledge import join_arrays, part_arrays
 
 SIGNS: Final = "signs"

@@ -18,8 +18,8 @@ out first:
 
 The constant is the mean over the classes that the party has seen, so only the difference
 between these counts; or it makes A an estimate of log p(x|c) / p_public(x), for parties that
-also learn to tell their own records from public rows (`party.training`). A party can then
-express that a row is unlike anything it knows, and one with a single class can contribute
+also learn to tell their own records from public rows (`party.role.contrasted`). A party can
+then express that a row is unlike anything it knows, and one with a single class can contribute
 too. b_c gives the classes their shares (`match_share`, `add_share`).
 
 One party must not decide a row, however large its scores: `limited_mean` clips values to
@@ -38,8 +38,8 @@ import numpy as np
 
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import KnowledgeMismatch, require_data
+from fl_strategies.learners import Task
 from fl_strategies.privacy.noise import ScoreMechanism
-from fl_strategies.tasks import Task
 from fl_strategies.wire.knowledge import ScoreFormat
 
 _LARGEST_GROUP: Final = 41

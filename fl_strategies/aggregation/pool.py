@@ -38,7 +38,7 @@ from fl_strategies.aggregation.evidence import (
     pooled_share,
 )
 from fl_strategies.errors import InvalidParameter, require
-from fl_strategies.tasks import Task
+from fl_strategies.learners import Task
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Metrics, shown
 

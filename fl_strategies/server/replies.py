@@ -1,4 +1,4 @@
-"""Replies of parties: waiting for them, reading them, and whose they are.
+"""Replies of parties: waiting for them, reading them, whose they are, and what they report.
 
 Nodes register while the server already runs, so it waits for the expected ones first.
 Flower's `send_and_receive` holds all replies in memory, and a single one that Flower itself
@@ -10,8 +10,14 @@ is only what the node says, so it is believed once. Later answers of the node co
 same number, and no other node gets it while this one is there. Two new nodes that claim one
 number in the same round are two parties all the same: the server cannot know who is right,
 and whoever lost its place by this would lose it by anybody's claim.
+
+Metrics are combined by the rule that each one's meaning asks for. Flower's default is a
+weighted mean; for an epsilon that is wrong, because the mean of 1 and 50 promises more to the
+second party than anybody kept. So privacy metrics are combined by maximum, and a party that
+reports none counts as unprotected.
 """
 
+import json
 import logging
 import math
 import time
@@ -23,14 +29,149 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fl_strategies import _compat
-from fl_strategies.aggregation.metrics import LONGEST_NAME, clean_metrics
-from fl_strategies.errors import KnowledgeMismatch, NotEnoughParties, require
+from fl_strategies.errors import InvalidData, KnowledgeMismatch, NotEnoughParties, require
+from fl_strategies.learners import METRICS
+from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import (
     MOST,
+    DPSGDEvent,
+    NonPrivateEvent,
+    PrivacyEvent,
+    event_to_json,
 )
-from fl_strategies.tasks import METRICS
+from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, count_bytes, read_metrics, shown
+
+Rule: TypeAlias = Callable[[Sequence[float], Sequence[float]], float]
+
+
+def _total(values: Sequence[float], _: Sequence[float]) -> float:
+    return sum(value for value in values if not math.isnan(value))
+
+
+def _largest(values: Sequence[float], _: Sequence[float]) -> float:
+    return math.inf if any(map(math.isnan, values)) else max(values)
+
+
+def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    pairs = [
+        (value, weight)
+        for value, weight in zip(values, weights, strict=True)
+        if weight > 0 and not math.isnan(value)
+    ]
+    total = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / total if total else math.nan
+
+
+RULES: Mapping[str, Rule] = {
+    keys.NUM_EXAMPLES: _total,
+    keys.NUM_BYTES_SENT: _total,
+    keys.NUM_BYTES_RECEIVED: _total,
+    keys.NUM_RELEASES: _total,
+    keys.NUM_TEACHERS_MISSING: _total,
+    keys.NUM_MODELS_REFUSED: _total,
+    keys.EPSILON_PARTY: _largest,
+    keys.EPSILON_EXAMPLE: _largest,
+    keys.DELTA_PARTY: _largest,
+    keys.DELTA_EXAMPLE: _largest,
+}
+"""Everything not listed is averaged, weighted by the number of examples."""
+
+
+LONGEST_NAME: Final = 64
+# Times a number of examples, and summed over all parties, it still fits into a float.
+_LARGEST: Final = 1e100
+_SHARES: Final = frozenset(
+    {
+        keys.ACCURACY,
+        keys.BALANCED_ACCURACY,
+        keys.MACRO_F1,
+        keys.AUC,
+        keys.MEAN_AUC,
+        keys.BETTER_THAN_ALONE,
+        keys.VOTE_AGREEMENT,
+        keys.CONSISTENT_FRACTION,
+    }
+)
+
+
+def clean_metrics(told: Mapping[str, float]) -> dict[str, float]:
+    """Return what of a party's figures can be true; the rest counts as not told.
+
+    NaN is what an honest party says where it has nothing to measure, and epsilon is
+    infinite where nothing is promised.
+
+    Examples
+    --------
+    >>> clean_metrics({"accuracy": 1e308, "num-examples": float("inf"), "auc": 0.5})
+    {'auc': 0.5}
+    """
+    return {name: value for name, value in told.items() if _can_be(name, value)}
+
+
+def _can_be(name: str, value: float) -> bool:
+    least, most = _range_of(name)
+    # Compared as it is: a whole number may be too large for a float.
+    inside = _is_nan(value) or least <= value <= most
+    return inside and 1 <= len(name) <= LONGEST_NAME and name.isprintable()
+
+
+def _is_nan(value: float) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _range_of(name: str) -> tuple[float, float]:
+    """Return the smallest and the largest value that a figure can have."""
+    if name in _SHARES or name.startswith("delta-"):
+        return 0.0, 1.0
+    if name.startswith("epsilon-"):
+        return 0.0, math.inf
+    if name.startswith("num-"):
+        return 0, MOST
+    is_positive = name == keys.MEAN_SQUARED_ERROR
+    return 0.0 if is_positive else -_LARGEST, _LARGEST
+
+
+def aggregate_metrics(parties: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Combine the metrics of all parties key by key.
+
+    A key that some party lacks counts as NaN there: ignored by totals and means, infinite
+    in privacy figures.
+
+    Examples
+    --------
+    >>> a = {"num-examples": 10, "accuracy": 0.5, "epsilon-example": 1.0}
+    >>> b = {"num-examples": 30, "accuracy": 0.9, "epsilon-example": 50.0}
+    >>> aggregate_metrics([a, b])
+    {'accuracy': 0.8, 'epsilon-example': 50.0, 'num-examples': 40}
+    """
+    weights = [max(party.get(keys.NUM_EXAMPLES, 0), 0) for party in parties]
+    names = sorted({name for party in parties for name in party})
+    return {
+        name: RULES.get(name, _weighted_mean)(
+            [party.get(name, math.nan) for party in parties], weights
+        )
+        for name in names
+    }
+
+
+def without_unknown(
+    metrics: Mapping[str, float | list[float]],
+) -> dict[str, float | list[float]]:
+    """Return metrics without those that nobody knows.
+
+    Examples
+    --------
+    >>> without_unknown({"accuracy": math.nan, "accuracy-by-party": [0.5, math.nan]})
+    {'accuracy-by-party': [0.5, nan]}
+    """
+    return {
+        name: value
+        for name, value in metrics.items()
+        if not all(map(math.isnan, value if isinstance(value, list) else [value]))
+    }
+
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -389,3 +530,147 @@ def _warn_of_two(reply: PartyReply[S], number: int) -> None:
         reply.partition_id,
         number,
     )
+
+
+MAX_EVENTS_TEXT: Final = 100_000
+MAX_EVENTS: Final = 2**20
+MAX_DISTINCT_EVENTS: Final = 8
+MAX_REASON: Final = 200
+# Accounting for DP-SGD takes time in proportion to the range of losses that it lays out; at
+# this many, all events of a party together, it is done within about half a minute.
+MAX_RANGE: Final = 100.0
+LEAST_NOISE, MOST_NOISE, LEAST_CHANCE, MOST_STEPS = 0.1, 1e4, 1e-9, 10**6
+UNCOUNTED: Final = NonPrivateEvent(
+    unit="example", reason="a party reported more events, or other ones, than are counted here"
+)
+"""Stands for untrusted events that would keep the accountant busy for too long."""
+
+
+Reported: TypeAlias = tuple[float, PrivacyLedger]
+"""A party's statement of the cost per record: its own epsilon, and the events."""
+
+
+def read_ledger(text: object) -> PrivacyLedger:
+    """Read what a party says its releases have cost each of its records.
+
+    Raises `KnowledgeMismatch` for text that no ledger has written. Events that would take
+    the accountant too long count as `UNCOUNTED`; see `limit_events`.
+    """
+    problem = KnowledgeMismatch("Reply: privacy events must be as written here, got others.")
+    if not isinstance(text, str) or len(text) > MAX_EVENTS_TEXT:
+        raise problem
+    ledger = PrivacyLedger("example", delta=DEFAULT_DELTA)
+    try:
+        ledger.load_state_dict(json.loads(text))
+    except (InvalidData, ValueError, TypeError, RecursionError) as error:
+        raise problem from error
+    if not ledger.entries:
+        raise problem
+    return limit_events(ledger)
+
+
+def read_charges(text: object) -> Sequence[Entry]:
+    """Read what a party says its round has cost each of its records."""
+    entries = read_ledger(text).entries
+    # Unbounded counts would overflow the server's ledger after some rounds.
+    if sum(count for _, count in entries) > MAX_EVENTS:
+        raise KnowledgeMismatch(
+            f"Reply: privacy events must be as written here, at most {MAX_EVENTS} a round, "
+            f"got more."
+        )
+    return entries
+
+
+def enter_reported(
+    known: dict[int, Reported],
+    reply: PartyReply[T],
+    charges: Sequence[Entry],
+    times: int,
+    empty: PrivacyLedger,
+) -> None:
+    """Enter a party's events, as often as it was asked.
+
+    Whose ledger is shown is decided by `most_expensive`, once all parties are entered.
+
+    Parameters
+    ----------
+    known : dict of partition id to what the party has reported before; changed here
+    reply : PartyReply
+    charges : sequence of (event, count)
+    times : int
+    empty : PrivacyLedger
+        What a party that has reported nothing begins with.
+    """
+    _, ledger = known.get(reply.partition_id, (0.0, empty))
+    for _ in range(times):
+        ledger.compose_all(charges)
+    limit_events(ledger)
+    known[reply.partition_id] = reported_epsilon(reply.metrics, ledger), ledger
+
+
+def most_expensive(known: Iterable[Reported]) -> PrivacyLedger:
+    """Return the ledger whose events cost most.
+
+    What parties tell only says where to look first, because accounting takes time: a party
+    that tells a large epsilon for small events would otherwise hide the others' events. Whose
+    own epsilon is honest costs no more than it tells.
+    """
+    in_order = sorted(known, key=lambda reported: -reported[0])
+    worst, cost = in_order[0][1], -1.0
+    for reported, ledger in in_order:
+        if reported <= cost:
+            break
+        found = ledger.get_epsilon()
+        if found > cost:
+            worst, cost = ledger, found
+    return worst
+
+
+def reported_epsilon(metrics: Metrics, ledger: PrivacyLedger) -> float:
+    """Return a party's own epsilon; infinite if it is none, or its ledger says otherwise."""
+    reported = metrics.get(keys.EPSILON_EXAMPLE, math.nan)
+    private = not any(isinstance(event, NonPrivateEvent) for event, _ in ledger.entries)
+    return reported if private and reported >= 0 else math.inf
+
+
+def limit_events(ledger: PrivacyLedger) -> PrivacyLedger:
+    """Let one event without protection stand for all that cannot be accounted for quickly.
+
+    Kept are the first `MAX_DISTINCT_EVENTS` events, as long as accounting for them takes
+    reasonable time. Changes the ledger and returns it. Epsilon can only grow by this.
+    """
+    state = ledger.state_dict()
+    kept: list[dict[str, Any]] = []
+    uncounted = {"event": event_to_json(UNCOUNTED), "count": 0, "batches": 0}
+    left = MAX_RANGE
+    for (event, count), entry in zip(ledger.entries, state["entries"], strict=True):
+        needed = _range_of_losses(event, count)
+        if event != UNCOUNTED and needed <= left and len(kept) < MAX_DISTINCT_EVENTS:
+            left -= needed
+            kept.append(entry)
+            continue
+        for name in ("count", "batches"):
+            uncounted[name] = min(uncounted[name] + entry[name], MOST)
+    if uncounted["count"]:
+        ledger.load_state_dict({**state, "entries": [*kept, uncounted]})
+    return ledger
+
+
+def _range_of_losses(event: PrivacyEvent, count: int) -> float:
+    """Return how wide a range of losses the accountant lays out, infinite if hopeless."""
+    if isinstance(event, NonPrivateEvent):
+        # The reason is printed, so it must be a sentence.
+        plain = len(event.reason) <= MAX_REASON and event.reason.isprintable()
+        return 0.0 if plain else math.inf
+    if not isinstance(event, DPSGDEvent):
+        return 0.0
+    noise, chance = event.noise_multiplier, event.batch_size / event.records
+    steps = event.steps * count
+    plain = LEAST_NOISE <= noise <= MOST_NOISE and chance >= LEAST_CHANCE
+    if not plain or steps > MOST_STEPS:
+        return math.inf
+    gain = 1 / noise**2
+    # Two bounds: from the batches that hold the record, and from the chi-square divergence.
+    variance = min(chance * (gain + gain**2 / 4), chance**2 * math.expm1(gain))
+    tails = 10 / noise + gain / 2
+    return tails + 12 * math.sqrt(steps * variance)

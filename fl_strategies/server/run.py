@@ -1,4 +1,4 @@
-"""A run as a folder that outlives its server process.
+"""A run: its state, its folder that outlives the server process, and its reports.
 
 `dump_state` turns the state that one round leaves to the next (nested containers, arrays,
 ledgers and the data classes that the caller names) into the bytes of an ``.npz`` archive;
@@ -14,17 +14,20 @@ a checksum of its content, its place and its run, and one that is damaged is nev
 often parties were asked.
 """
 
+import csv
 import hashlib
 import io
 import json
 import logging
+import math
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 import numpy as np
 from flwr.app import ArrayRecord, Error, Message, MessageType, MetricRecord
@@ -33,6 +36,7 @@ from flwr.serverapp.strategy import Result
 
 from fl_strategies import _compat
 from fl_strategies._util import (
+    SHARED,
     Array,
     locked,
     make_folder,
@@ -44,7 +48,11 @@ from fl_strategies.errors import (
     CheckpointUnavailable,
     InvalidData,
     KnowledgeMismatch,
+    MissingExtra,
     require,
+)
+from fl_strategies.privacy.events import (
+    event_to_json,
 )
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.server.replies import (
@@ -731,3 +739,185 @@ def _counted_from(done: int, evaluate: EvaluateFn) -> EvaluateFn:
         return evaluate(number + done, arrays) if number or not done else None
 
     return counted
+
+
+OnRound: TypeAlias = Callable[[int, dict[str, float]], object]
+"""Is called as `on_round(number, metrics)`; what it returns does not matter."""
+
+SECONDS: Final = "seconds"
+
+
+class Callbacks:
+    """The user's functions, each called once a round that asked anybody.
+
+    What one of them raises costs neither the run nor the others anything: it is logged the
+    first time. Each gets a copy, so none can change what another sees.
+
+    Parameters
+    ----------
+    owner : str
+    on_round : callable, list of callables or None
+    """
+
+    def __init__(self, owner: str, on_round: OnRound | Sequence[OnRound] | None) -> None:
+        several = isinstance(on_round, Sequence)
+        given: Any = on_round if several else [on_round] if on_round is not None else []
+        rule = "a function of round and metrics, or a list of such functions"
+        require(all(map(callable, given)), owner, "on_round", rule, on_round)
+        self._owner, self._given, self._failed = owner, tuple(given), set[int]()
+        self._began, self._told = 0.0, 0
+
+    def begin(self, rounds_before: int) -> None:
+        """Start the clock of a round."""
+        self._began, self._told = time.monotonic(), rounds_before
+
+    def end(self, number: int, num_rejected: int, **phases: Mapping[str, Any] | None) -> None:
+        """Call every callback, unless no party was asked or they already ran for this round."""
+        if number <= self._told:
+            return
+        self._told = number
+        spent = {SECONDS: time.monotonic() - self._began, keys.NUM_REJECTED: num_rejected}
+        metrics = {**spent, **dict(_figures(phases))}
+        for position, function in enumerate(self._given):
+            try:
+                function(number, dict(metrics))
+            except Exception as error:  # a user's own function may raise anything
+                self._warn(position, function, number, error)
+
+    def _warn(self, position: int, function: OnRound, number: int, error: Exception) -> None:
+        if position in self._failed:
+            return
+        self._failed.add(position)
+        logger.warning(
+            "%s goes on although on_round function %s failed in round %s (%s: %s). "
+            "Later failures of it are not logged.",
+            self._owner,
+            getattr(function, "__qualname__", type(function).__qualname__),
+            number,
+            type(error).__name__,
+            error,
+        )
+
+
+def _figures(
+    phases: Mapping[str, Mapping[str, Any] | None],
+) -> Iterator[tuple[str, float]]:
+    """Give the metrics of all phases under one name each; what nobody knows is missing."""
+    for phase, metrics in phases.items():
+        found = dict(metrics or {})
+        parties = [int(number) for number in found.pop(keys.PARTITION_IDS, [])]
+        for name, value in found.items():
+            several = isinstance(value, list)
+            places = parties if several and len(parties) == len(value) else None
+            for place, one in enumerate(value if several else [value]):
+                at = f"/{places[place] if places else place}" if several else ""
+                if not math.isnan(one):
+                    yield f"{phase}/{name}{at}", one
+
+
+def followed_by(
+    evaluate: Callable[[int, ArrayRecord], MetricRecord | None],
+    end: Callable[[MetricRecord | None], None],
+) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+    """Return a server's evaluation after which a round has ended."""
+
+    def evaluated(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        found = evaluate(number, arrays)
+        if number:
+            end(found)
+        return found
+
+    return evaluated
+
+
+ALL: Final = "all"
+COLUMNS: Final = (
+    "round",
+    "party",
+    "unit",
+    "epsilon",
+    f"epsilon{keys.UNBOUNDED}",
+    "delta",
+    keys.NUM_RELEASES,
+    "mechanism",
+)
+_UNITS: Final = (
+    ("example", keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
+    ("party", keys.EPSILON_PARTY, keys.DELTA_PARTY),
+)
+
+
+class Ran(Protocol):
+    """A strategy after a run, as far as its costs go."""
+
+    state: State
+
+    @property
+    def ledger_(self) -> PrivacyLedger:
+        """What the run released."""
+
+
+def write_epsilon_csv(strategy: Ran, path: str | Path) -> None:
+    """Write what each party's releases have cost by the end of each round.
+
+    A figure is what the party itself reports, and counts everything that it has released by
+    then. The lines of the party ``all`` have what the round's metrics say: the worst of all
+    parties, or, where the server is trusted to add noise, what everybody else learns.
+
+    Parameters
+    ----------
+    strategy : KnowledgeStrategy
+        After a run, also one that failed.
+    path : str or Path
+        Of the file, which is replaced if it is there.
+
+    Notes
+    -----
+    ``epsilon`` is empty and ``epsilon-unbounded`` true where nothing is promised, also
+    because a party reports nothing. ``mechanism`` names the kinds of event in the run's ledger
+    by which a finite epsilon holds; it is empty where that ledger promises nothing.
+    """
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(_lines(strategy))
+    replace_file(Path(path), text.getvalue().encode(), SHARED)
+
+
+def _lines(strategy: Ran) -> Iterator[dict[str, object]]:
+    combined, mechanism = strategy.state.history["train"], _mechanism(strategy)
+    prices = strategy.state.prices
+    for number in sorted({*prices, *combined}):
+        told: dict[object, Mapping[str, float]] = dict(sorted(prices.get(number, {}).items()))
+        if number in combined:
+            told[ALL] = combined[number]
+        for party, figures in told.items():
+            for unit, epsilon, delta in _UNITS:
+                found = figures.get(epsilon, math.inf)
+                bounded = math.isfinite(found)
+                values = (
+                    number,
+                    party,
+                    unit,
+                    _known(found),
+                    "false" if bounded else "true",
+                    _known(figures.get(delta, math.nan)),
+                    _known(figures.get(keys.NUM_RELEASES, math.nan)),
+                    mechanism if bounded else "",
+                )
+                yield dict(zip(COLUMNS, values, strict=True))
+
+
+def _known(figure: float) -> float | str:
+    return figure if math.isfinite(figure) else ""
+
+
+def _mechanism(strategy: Ran) -> str:
+    """Return the kinds of event that bound what a run costs; nothing if none does."""
+    ledger = strategy.ledger_
+    try:
+        bounded = math.isfinite(ledger.get_epsilon())
+    except MissingExtra:  # events of parties may need one
+        return ""
+    kinds = {str(event_to_json(event)["type"]) for event, _ in ledger.entries}
+    return " ".join(sorted(kinds)) if bounded else ""

@@ -27,7 +27,6 @@ from fl_strategies._util import (
     require_argument,
     to_rows,
 )
-from fl_strategies.aggregation.metrics import aggregate_metrics, without_unknown
 from fl_strategies.errors import (
     InvalidParameter,
     NotEnoughParties,
@@ -55,23 +54,29 @@ from fl_strategies.server.replies import (
     Known,
     PartyReply,
     PartyReport,
+    aggregate_metrics,
     check_claim,
     cut_short,
+    enter_reported,
     figures_by_party,
     holders,
+    most_expensive,
     parse_reply,
     registered,
     settle,
     wait_for_parties,
+    without_unknown,
 )
-from fl_strategies.server.reports import (
+from fl_strategies.server.run import (
     Callbacks,
+    EvaluateFn,
+    KeptRun,
     OnRound,
-    enter_reported,
+    Run,
+    State,
     followed_by,
-    most_expensive,
+    once_there_is_a_model,
 )
-from fl_strategies.server.run import EvaluateFn, KeptRun, Run, State, once_there_is_a_model
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     HALF_PRECISION,

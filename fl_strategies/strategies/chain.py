@@ -25,9 +25,8 @@ from fl_strategies.errors import require
 from fl_strategies.learners import Learner, require_portable
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.release import AUDIENCES
-from fl_strategies.server.replies import PartyReport
-from fl_strategies.server.reports import OnRound, most_expensive
-from fl_strategies.server.run import EvaluateFn, KeptRun, Resumable, Run, State
+from fl_strategies.server.replies import PartyReport, most_expensive
+from fl_strategies.server.run import EvaluateFn, KeptRun, OnRound, Resumable, Run, State
 from fl_strategies.server.strategy import KnowledgeStrategy, described
 from fl_strategies.strategies.weights import FlowerStrategy
 from fl_strategies.wire import keys

@@ -33,6 +33,7 @@ from fl_strategies.learners import (
     Link,
     Recipe,
     StartingLearner,
+    Task,
     link_scores,
 )
 from fl_strategies.options import option
@@ -43,9 +44,9 @@ from fl_strategies.party.role import (
     ledger_of,
     ledger_to_text,
     privacy_metrics,
+    require_finite,
     unprotected,
 )
-from fl_strategies.party.training import require_finite
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.release import open_charges
 from fl_strategies.server.replies import EVALUATION, Known, PartyReply
@@ -73,7 +74,6 @@ from fl_strategies.strategies.weights.restraint import (
     read_weights,
 )
 from fl_strategies.strategies.weights.server import FlowerStrategy, WeightsState
-from fl_strategies.tasks import Task
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 

@@ -32,6 +32,7 @@ from fl_strategies.learners import (
     Learner,
     LearnerFactory,
     PortableLearner,
+    Task,
     plan_of,
     require_portable,
 )
@@ -46,11 +47,12 @@ from fl_strategies.party.role import (
     read_round,
     read_seed,
     receive_model,
+    require_finite,
+    require_plan,
+    trained,
 )
-from fl_strategies.party.training import require_finite, require_plan, trained
 from fl_strategies.release import ReleasePlan
-from fl_strategies.server.replies import PartyReply
-from fl_strategies.server.reports import read_ledger
+from fl_strategies.server.replies import PartyReply, read_ledger
 from fl_strategies.server.strategy import FederationOptions
 from fl_strategies.strategies.codistill.options import (
     MODEL,
@@ -72,7 +74,6 @@ from fl_strategies.strategies.weights.restraint import (
     read_num_records,
     restrained,
 )
-from fl_strategies.tasks import Task
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,

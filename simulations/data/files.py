@@ -16,7 +16,7 @@ import numpy as np
 
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter, require_data
-from fl_strategies.party.records import LARGEST_VALUE, cells_as_numbers
+from fl_strategies.party.party import LARGEST_VALUE, cells_as_numbers
 from simulations.data.csv import LARGEST
 
 DATA_VARIABLE: Final = "FL_STRATEGIES_DATA"

@@ -31,7 +31,7 @@ import numpy as np
 
 from fl_strategies._util import Array, FloatArray, IntArray, import_library
 from fl_strategies.errors import require, require_data
-from fl_strategies.tasks import Task, check_targets
+from fl_strategies.learners import Task, check_targets
 from simulations.data.files import cache_folder, local_file, read_npz, unreachable
 from simulations.data.splits import (
     EMBEDDED_TRAIN_SHARE,

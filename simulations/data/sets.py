@@ -16,8 +16,8 @@ import numpy as np
 
 from fl_strategies._util import Array, IntArray, import_library
 from fl_strategies.errors import InvalidParameter, require, require_data
+from fl_strategies.learners import check_labels
 from fl_strategies.party.party import check_rows
-from fl_strategies.tasks import check_labels
 from simulations.data.columns import UNLABELLED, TableEncoder, label_classes
 from simulations.data.csv import TABLES, dropped, read_table, require_label
 from simulations.data.files import (

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import InvalidParameter, require, require_data
-from fl_strategies.tasks import Task, check_labels, check_targets
+from fl_strategies.learners import Task, check_labels, check_targets
 
 Rows: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """Row numbers of train, public and test."""

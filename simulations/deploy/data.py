@@ -17,8 +17,7 @@ import numpy as np
 
 from fl_strategies._util import PRIVATE, Array, IntArray, import_library
 from fl_strategies.errors import require, require_data
-from fl_strategies.party.party import check_rows
-from fl_strategies.party.records import RecordForm
+from fl_strategies.party.party import RecordForm, check_rows
 from simulations.data.columns import UNLABELLED, TableEncoder, label_texts
 from simulations.data.csv import (
     MISSING,

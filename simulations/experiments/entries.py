@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeAlias
 
 from fl_strategies import find_algorithm
 from fl_strategies.errors import StrategyError, require
-from fl_strategies.tasks import Task
+from fl_strategies.learners import Task
 from simulations.config import Settings, Value, common_settings
 from simulations.federation import SCORERS, WORD_MODEL, Federation
 

@@ -12,8 +12,7 @@ import numpy as np
 from fl_strategies._util import derive_rng
 from fl_strategies.aggregation.votes import count_votes, plurality
 from fl_strategies.errors import InvalidParameter, require
-from fl_strategies.learners import Learner, fit_ensemble
-from fl_strategies.tasks import Judgement, paired_error
+from fl_strategies.learners import Judgement, Learner, fit_ensemble, paired_error
 from fl_strategies.wire import keys
 from simulations.federation import Federation
 

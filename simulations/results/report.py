@@ -17,7 +17,7 @@ from fl_strategies import KnowledgeStrategy
 from fl_strategies._util import IntArray
 from fl_strategies.aggregation.evidence import class_counts
 from fl_strategies.errors import MissingExtra, StrategyError
-from fl_strategies.tasks import figure_names
+from fl_strategies.learners import figure_names
 from fl_strategies.wire import keys
 from simulations.federation import Federation
 from simulations.results.baselines import (

@@ -20,9 +20,9 @@ from fl_strategies.aggregation.ensembles import (
     SignedEnsemble,
     outputs,
 )
-from fl_strategies.aggregation.metrics import RULES, aggregate_metrics
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.learners import Learner, PortableLearner
+from fl_strategies.server.replies import RULES, aggregate_metrics
 from fl_strategies.wire import keys
 from tests.toys import TEST, CentroidLearner, blobs
 

@@ -16,6 +16,7 @@ from clients.app import client_app
 from fl_strategies import FedHistogram, FedRegression, Knowledge
 from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.learners import Task
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.strategies.sums.regression import Components
 from fl_strategies.strategies.sums.summary import (
@@ -25,7 +26,6 @@ from fl_strategies.strategies.sums.summary import (
     PartySums,
     plausible_counts,
 )
-from fl_strategies.tasks import Task
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid
 from tests.toys import (

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from clients import client_app
 from fl_strategies import REGISTRY
-from fl_strategies.aggregation.metrics import LONGEST_NAME, clean_metrics
+from fl_strategies.server.replies import LONGEST_NAME, clean_metrics
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid
 from tests.toys import common_options, load_toy_party, toy_fedkt

@@ -38,8 +38,8 @@ from fl_strategies import (
 )
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.learners import LearnerFactory
-from fl_strategies.party import training
-from fl_strategies.party.records import RecordForm, number_of_cell
+from fl_strategies.party import role
+from fl_strategies.party.party import RecordForm, number_of_cell
 from fl_strategies.party.role import PartyRole, PartyState
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.server.strategy import KnowledgeStrategy
@@ -624,7 +624,7 @@ def leaks(setting: str, learner: str, pair: str) -> bool:
 
 def test_the_check_finds_training_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put back: a failing model ends in an error, and values are not bounded."""
-    monkeypatch.setattr(training, "trained", lambda train, *_, **__: train())
+    monkeypatch.setattr(role, "trained", lambda train, *_, **__: train())
     monkeypatch.setattr(RecordForm, "read", lambda _, __, ___, x: np.asarray(x))
 
     assert leaks("fedkt L2", "network", "beyond float32")
@@ -655,7 +655,7 @@ def test_the_check_finds_errors_that_quote(monkeypatch: pytest.MonkeyPatch) -> N
             return Message(Error(2, str(error)), reply_to=message)
 
     monkeypatch.setattr(clients.app, "_guarded", quoting)
-    monkeypatch.setattr(training, "trained", lambda train, *_, **__: train())
+    monkeypatch.setattr(role, "trained", lambda train, *_, **__: train())
     _, neighbour = NEIGHBOURS["beyond float32"]
 
     assert "got 42.9" in str(said("fedkt L2", fussy, neighbour))

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from fl_strategies._util import Array, to_array
-from fl_strategies.party import records
-from fl_strategies.party import records as labels_module
-from fl_strategies.party.records import RecordForm
+from fl_strategies.party import party as party_module
+from fl_strategies.party.party import RecordForm
 from simulations.data import csv as table_cells
 from simulations.data import files
 from simulations.deploy import data
@@ -273,18 +272,20 @@ def test_the_check_finds_scales_that_overflow(
 
 def test_the_check_finds_errors(patch: pytest.MonkeyPatch) -> None:
     """Put back: what numpy cannot read as an array ends in an error."""
-    patch.setattr(records, "_record", lambda row, shape: np.asarray(row, float).reshape(shape))
+    patch.setattr(
+        party_module, "_record", lambda row, shape: np.asarray(row, float).reshape(shape)
+    )
 
     assert party_interference("list").startswith("an error")
 
 
 def test_the_check_finds_labels_by_inference(patch: pytest.MonkeyPatch) -> None:
     """Put back: one number among truth values makes numbers of all of them."""
-    flat = labels_module._flat
+    flat = party_module._flat
 
     def infer(owner: str, name: str, given: Any) -> Any:
         return flat(owner, name, np.array(given) if isinstance(given, list) else given)
 
-    patch.setattr(labels_module, "_flat", infer)
+    patch.setattr(party_module, "_flat", infer)
 
     assert party_interference("truth values of classes", 40)

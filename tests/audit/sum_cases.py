@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fl_strategies._util import Array, IntArray
+from fl_strategies.learners import Task
 from fl_strategies.privacy.audit import SIGNIFICANCE, AuditResult
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.mechanisms import Release
@@ -15,7 +16,6 @@ from fl_strategies.privacy.secure import discrete_gaussian
 from fl_strategies.strategies.sums import SumPrivacy
 from fl_strategies.strategies.sums.regression import Components
 from fl_strategies.strategies.sums.summary import Cells, Summary
-from fl_strategies.tasks import Task
 
 Source = np.random.Generator | None
 EPSILON = 5.0

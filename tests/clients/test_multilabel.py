@@ -21,8 +21,7 @@ from fl_strategies.errors import (
     NotFitted,
     UnsupportedLearner,
 )
-from fl_strategies.learners import Learner, PortableLearner
-from fl_strategies.tasks import quality
+from fl_strategies.learners import Learner, PortableLearner, quality
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(80, 5))

@@ -22,8 +22,9 @@ from fl_strategies.learners import (
     PortableLearner,
     Recipe,
     SoftLearner,
+    Task,
+    quality,
 )
-from fl_strategies.tasks import Task, quality
 
 Maker = Callable[..., ScoreLearner]
 

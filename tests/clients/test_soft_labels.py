@@ -42,8 +42,8 @@ from fl_strategies.learners import (
     SoftLearner,
     can_travel,
     link_scores,
+    mean_auc,
 )
-from fl_strategies.tasks import mean_auc
 from simulations.config import Settings
 from simulations.models import LEARNERS, learner_factory
 

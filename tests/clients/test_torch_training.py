@@ -19,8 +19,7 @@ from clients.networks.learner import TorchLearner
 from clients.networks.training import RECORD_LOSSES, TASK_LOSSES, RecipeLoss
 from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter, MissingExtra
-from fl_strategies.learners import Recipe
-from fl_strategies.tasks import mean_auc
+from fl_strategies.learners import Recipe, mean_auc
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X: Array = (DIGITS / 16).astype(np.float32)

@@ -24,8 +24,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fl_strategies.errors import StrategyError
-from fl_strategies.server.replies import parse_reply
-from fl_strategies.server.reports import read_ledger
+from fl_strategies.server.replies import parse_reply, read_ledger
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_array
 from tests.fuzz.federations import VARIANTS, recorded

@@ -31,7 +31,7 @@ from fl_strategies.privacy.events import (
 from fl_strategies.privacy.journal import PartyJournal
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
-from fl_strategies.server.reports import MAX_DISTINCT_EVENTS, read_ledger
+from fl_strategies.server.replies import MAX_DISTINCT_EVENTS, read_ledger
 from fl_strategies.server.run import Checkpoint, dump_state, load_state
 from fl_strategies.strategies.fedmd import samples as sampling
 from fl_strategies.strategies.fedmd.samples import check_sample_id

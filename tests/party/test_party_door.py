@@ -33,8 +33,7 @@ from fl_strategies.errors import (
     RunFailed,
 )
 from fl_strategies.party.party import public_bound
-from fl_strategies.party.role import receive_model
-from fl_strategies.party.training import public_model
+from fl_strategies.party.role import public_model, receive_model
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
 from simulations.runtime.local import run_local

@@ -136,7 +136,7 @@ STACK = {
         ("errors", "_util", "options", "_compat"),
         ("wire",),
         ("privacy",),
-        ("learners", "tasks"),
+        ("learners",),
         ("aggregation", "release"),
         ("party",),
         ("server",),

@@ -12,8 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from fl_strategies.errors import InvalidParameter, MissingExtra
-from fl_strategies.learners import Learner, LearnerFactory
-from fl_strategies.tasks import quality
+from fl_strategies.learners import Learner, LearnerFactory, quality
 from simulations import libraries, models
 from simulations.config import Settings
 from simulations.data.images import import_torchvision

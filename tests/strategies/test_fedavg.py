@@ -25,7 +25,7 @@ from fl_strategies.learners import ContinuingLearner, LearnerFactory, StartingLe
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
-from fl_strategies.server.reports import MAX_DISTINCT_EVENTS, reported_epsilon
+from fl_strategies.server.replies import MAX_DISTINCT_EVENTS, reported_epsilon
 from fl_strategies.strategies.weights.restraint import as_layout
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays

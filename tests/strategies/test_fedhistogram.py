@@ -19,6 +19,7 @@ from clients.app import client_app
 from fl_strategies import FedHistogram, Party
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
+from fl_strategies.learners import Task
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
@@ -29,7 +30,6 @@ from fl_strategies.strategies.sums.summary import (
     class_shares,
     count_records,
 )
-from fl_strategies.tasks import Task
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.kept import Killed, MortalGrid

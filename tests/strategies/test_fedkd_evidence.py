@@ -14,7 +14,7 @@ from clients import SklearnLearner, client_app
 from fl_strategies import FedKD, Party
 from fl_strategies._util import Array, IntArray
 from fl_strategies.aggregation.evidence import CLASS_COUNTS
-from fl_strategies.party.training import (
+from fl_strategies.party.role import (
     LEAST_COVERAGE,
     contrasted,
     coverage,

@@ -15,6 +15,7 @@ from clients.app import client_app
 from fl_strategies import REGISTRY, FedRegression
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
+from fl_strategies.learners import Task
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.privacy.planning.rules import usual_components
 from fl_strategies.strategies.sums.options import SumPrivacy
@@ -24,7 +25,6 @@ from fl_strategies.strategies.sums.regression import (
     fitted_shares,
 )
 from fl_strategies.strategies.sums.summary import DIRECTION, direction, is_direction
-from fl_strategies.tasks import Task
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import PUBLIC, TEST, accuracy, blobs, common_options, load_toy_party, load_with

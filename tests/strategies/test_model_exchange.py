@@ -20,7 +20,7 @@ from fl_strategies.privacy.events import (
     PrivacyEvent,
     event_to_json,
 )
-from fl_strategies.server.reports import (
+from fl_strategies.server.replies import (
     MAX_DISTINCT_EVENTS,
     UNCOUNTED,
     read_ledger,

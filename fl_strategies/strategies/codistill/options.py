@@ -12,7 +12,7 @@ from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import MOST
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.release import Price, ReleaseFacts, ReleasePlan, open_charges
-from fl_strategies.server.reports import limit_events
+from fl_strategies.server.replies import limit_events
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     Knowledge,

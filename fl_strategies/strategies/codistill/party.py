@@ -26,6 +26,7 @@ from fl_strategies.learners import (
     Learner,
     PortableLearner,
     Recipe,
+    Task,
     plan_of,
     require_portable,
     require_soft,
@@ -41,12 +42,15 @@ from fl_strategies.party.role import (
     facts_of,
     ledger_to_text,
     privacy_metrics,
+    public_model,
     read_round,
     read_seed,
     receive_model,
+    require_finite,
+    require_plan,
+    trained,
     unprotected,
 )
-from fl_strategies.party.training import public_model, require_finite, require_plan, trained
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.release import Price, ReleasePlan
 from fl_strategies.strategies.codistill.options import (
@@ -57,7 +61,6 @@ from fl_strategies.strategies.codistill.options import (
     part_models,
     release_plan,
 )
-from fl_strategies.tasks import Task
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, config_choice
 

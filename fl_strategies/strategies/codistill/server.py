@@ -24,11 +24,13 @@ from fl_strategies.learners import (
     LearnerFactory,
     PortableLearner,
     SoftLearner,
+    Task,
+    check_task,
 )
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.release import ReleaseFacts, ReleasePlan
-from fl_strategies.server.replies import PartyReply
-from fl_strategies.server.reports import (
+from fl_strategies.server.replies import (
+    PartyReply,
     Reported,
     most_expensive,
     read_ledger,
@@ -63,7 +65,6 @@ from fl_strategies.strategies.codistill.party import (
     SIGN,
     TASK,
 )
-from fl_strategies.tasks import Task, check_task
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fl_strategies._util import Array, derive_rng
 from fl_strategies.errors import require, require_data
-from fl_strategies.learners import Link, Recipe, plan_of
+from fl_strategies.learners import Link, Recipe, Task, plan_of
 from fl_strategies.options import Options, group, option
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import Unit
@@ -23,7 +23,6 @@ from fl_strategies.privacy.mechanisms import Charges
 from fl_strategies.privacy.noise import ScoreMechanism, ScorePrivacy
 from fl_strategies.privacy.planning.plans import Draft, Facts
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
-from fl_strategies.tasks import Task
 from fl_strategies.wire.knowledge import MAX_LEVELS, Rounding
 
 Augmentation: TypeAlias = Literal["none", "crop", "crop-flip"]
@@ -126,7 +125,7 @@ class FedKDOptions(Options):
         ``"noisy-"`` the class counts cost an example `count_epsilon`.
     contrast : bool
         With evidence: parties also learn to tell their records from public rows, which takes
-        two more fits of at most 3,000 rows each: see `party.training`.
+        two more fits of at most 3,000 rows each: see `party.role.contrasted`.
     class_share : str
         With evidence: the class shares of public rows; see `EvidencePool`.
     exclude_outliers : bool

@@ -24,14 +24,12 @@ from fl_strategies.party.role import (
     PartyState,
     charge_plan,
     check_public_data,
-    facts_of,
-    is_promise,
-    read_seed,
-)
-from fl_strategies.party.training import (
     contrasted,
+    facts_of,
     finite_logits,
+    is_promise,
     public_model,
+    read_seed,
     require_plan,
     trained,
 )

@@ -29,7 +29,14 @@ from fl_strategies.errors import (
     KnowledgeMismatch,
     require,
 )
-from fl_strategies.learners import LearnerFactory, SoftLearner, link_scores, require_soft
+from fl_strategies.learners import (
+    LearnerFactory,
+    SoftLearner,
+    Task,
+    check_task,
+    link_scores,
+    require_soft,
+)
 from fl_strategies.party.role import privacy_metrics, unprotected
 from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.release import ReleaseFacts, ReleasePlan
@@ -57,7 +64,6 @@ from fl_strategies.strategies.fedkd.options import (
     release_plan,
     score_mechanism,
 )
-from fl_strategies.tasks import Task, check_task
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     Knowledge,

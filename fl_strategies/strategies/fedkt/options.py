@@ -16,7 +16,7 @@ from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import require
 from fl_strategies.learners import plan_of
 from fl_strategies.options import Options, option, variants
-from fl_strategies.party.training import teacher_charges
+from fl_strategies.party.role import teacher_charges
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.bounds import gaussian_mu
 from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts

@@ -25,15 +25,13 @@ from fl_strategies.party.role import (
     charge_plan,
     check_public_data,
     facts_of,
+    finite_logits,
+    fit_on_records,
     is_promise,
+    labels_of,
     ledger_of,
     ledger_to_text,
     read_seed,
-)
-from fl_strategies.party.training import (
-    finite_logits,
-    fit_on_records,
-    labels_of,
 )
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.noise import VoteMechanism, choose_queries

@@ -39,8 +39,7 @@ from fl_strategies.privacy.planning.rules import (
     vote_queries,
 )
 from fl_strategies.release import ReleaseFacts, ReleasePlan
-from fl_strategies.server.replies import PartyReply
-from fl_strategies.server.reports import read_charges
+from fl_strategies.server.replies import PartyReply, read_charges
 from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
     FederationOptions,

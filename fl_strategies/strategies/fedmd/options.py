@@ -19,7 +19,7 @@ from fl_strategies.aggregation.evidence import class_evidence, corrected_labels
 from fl_strategies.errors import KnowledgeMismatch, require, require_data
 from fl_strategies.learners import Learner
 from fl_strategies.options import Options, option, variants
-from fl_strategies.party.training import finite_logits, labels_of
+from fl_strategies.party.role import finite_logits, labels_of
 from fl_strategies.privacy.events import OneVoteEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges, GaussianScores, LaplaceScores, NoisyMax

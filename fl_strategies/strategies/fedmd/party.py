@@ -11,13 +11,15 @@ from flwr.app import ConfigRecord
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.aggregation.consensus import MAX_WEIGHT
 from fl_strategies.errors import KnowledgeMismatch, NotFitted, require_known
-from fl_strategies.learners import Learner, TrainingSet
+from fl_strategies.learners import METRICS, Learner, TrainingSet
 from fl_strategies.party.party import Party, asked_number
 from fl_strategies.party.role import (
     PartyRole,
     PartyState,
     check_public_data,
+    contrasted,
     facts_of,
+    finite_logits,
     has_promised,
     is_promise,
     read_round,
@@ -25,7 +27,6 @@ from fl_strategies.party.role import (
     receive_model,
     spend,
 )
-from fl_strategies.party.training import contrasted, finite_logits
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.bounds.composition import nfdp_theorem
 from fl_strategies.privacy.mechanisms import Charges, SubsampleOnce
@@ -41,7 +42,6 @@ from fl_strategies.strategies.fedmd.samples import (
 )
 from fl_strategies.strategies.fedmd.settings import FedMDSettings, release_plan
 from fl_strategies.strategies.fedmd.student import Lesson, Student, student_of
-from fl_strategies.tasks import METRICS
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar, config_int
 

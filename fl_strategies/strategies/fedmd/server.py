@@ -32,7 +32,6 @@ from fl_strategies.aggregation.consensus import (
     to_probabilities,
 )
 from fl_strategies.aggregation.evidence import vote_evidence
-from fl_strategies.aggregation.metrics import aggregate_metrics
 from fl_strategies.aggregation.pool import (
     CONTRASTS,
     ClassShare,
@@ -45,7 +44,7 @@ from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, requi
 from fl_strategies.learners import Learner, LearnerFactory
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.release import ReleaseFacts, ReleasePlan
-from fl_strategies.server.replies import PartyReply
+from fl_strategies.server.replies import PartyReply, aggregate_metrics
 from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
     FederationOptions,

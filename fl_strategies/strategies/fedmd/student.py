@@ -26,8 +26,13 @@ from fl_strategies.learners import (
     plan_of,
 )
 from fl_strategies.party.party import Party
-from fl_strategies.party.role import receive_model
-from fl_strategies.party.training import public_model, require_finite, require_plan, trained
+from fl_strategies.party.role import (
+    public_model,
+    receive_model,
+    require_finite,
+    require_plan,
+    trained,
+)
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.strategies.fedmd.options import Payload, public_rows
 from fl_strategies.strategies.fedmd.samples import FedMDPartyState

@@ -18,6 +18,7 @@ import scipy
 
 from fl_strategies._util import Array, FloatArray, IntArray, one_blas_thread
 from fl_strategies.errors import require
+from fl_strategies.learners import Task
 from fl_strategies.privacy.counts import MOST_SUMS
 from fl_strategies.privacy.planning.rules import (
     USUAL_STRENGTH,
@@ -35,7 +36,6 @@ from fl_strategies.strategies.sums.summary import (
     known_classes,
     principal_axes,
 )
-from fl_strategies.tasks import Task
 from fl_strategies.wire.knowledge import Metrics
 
 LEVELS: Final = 2**8

@@ -12,7 +12,15 @@ from fl_strategies._util import Array, FloatArray, IntArray, content_hash, deriv
 from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.aggregation.pool import LEAST_TYPICAL, outliers
 from fl_strategies.errors import KnowledgeMismatch, require
-from fl_strategies.learners import Learner, LearnerFactory, Link, Recipe, SoftLearner
+from fl_strategies.learners import (
+    Learner,
+    LearnerFactory,
+    Link,
+    Recipe,
+    SoftLearner,
+    Task,
+    check_task,
+)
 from fl_strategies.party.role import privacy_metrics
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.planning.plans import Planner
@@ -40,7 +48,6 @@ from fl_strategies.strategies.sums.summary import (
     is_direction,
 )
 from fl_strategies.strategies.weights.restraint import read_num_records
-from fl_strategies.tasks import Task, check_task
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 

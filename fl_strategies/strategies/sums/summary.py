@@ -51,7 +51,7 @@ from fl_strategies._util import (
     one_blas_thread,
 )
 from fl_strategies.errors import KnowledgeMismatch
-from fl_strategies.tasks import Task
+from fl_strategies.learners import Task
 
 LARGEST_SUM: Final = 2**31 - 1
 """Largest number that travels; larger ones are cut."""

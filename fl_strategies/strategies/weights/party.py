@@ -12,6 +12,7 @@ from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
 from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner, require_known
 from fl_strategies.learners import (
+    METRICS,
     ContinuingLearner,
     Learner,
     Objective,
@@ -28,10 +29,13 @@ from fl_strategies.party.role import (
     facts_of,
     ledger_of,
     ledger_to_text,
+    public_model,
     read_round,
     read_seed,
+    require_finite,
+    require_plan,
+    trained,
 )
-from fl_strategies.party.training import public_model, require_finite, require_plan, trained
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.release import ReleasePlan
 from fl_strategies.strategies.weights.options import (
@@ -42,7 +46,6 @@ from fl_strategies.strategies.weights.options import (
     release_plan,
 )
 from fl_strategies.strategies.weights.restraint import MAX_RECORDS, LocalWeights
-from fl_strategies.tasks import METRICS
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar, config_choice, config_float
 

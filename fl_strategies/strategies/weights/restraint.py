@@ -10,7 +10,7 @@ from fl_strategies._util import Array
 from fl_strategies.aggregation.evidence import believed_sizes
 from fl_strategies.errors import KnowledgeMismatch, require_known
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.server.reports import read_charges
+from fl_strategies.server.replies import read_charges
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, shown
 

@@ -23,6 +23,8 @@ from fl_strategies.learners import (
     Learner,
     LearnerFactory,
     StartingLearner,
+    Task,
+    check_task,
 )
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.release import ReleaseFacts, ReleasePlan
@@ -54,7 +56,6 @@ from fl_strategies.strategies.weights.restraint import (
     read_weights,
     restrained,
 )
-from fl_strategies.tasks import Task, check_task
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     Knowledge,
