@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from clients.saved_model import ModelCard, load_model, save_model
     from clients.tabular.boosted_trees import BoostedTreesLearner
     from clients.tabular.forest import ForestLearner
-    from clients.tabular.kernel import KernelRidgeLearner, RidgeLearner
+    from clients.tabular.kernel import KernelRidgeLearner, RandomFeaturesLearner, RidgeLearner
     from clients.tabular.lightgbm import LightGBMLearner
     from clients.tabular.multilabel import MultiLabelLearner
-    from clients.tabular.random_features import RandomFeaturesLearner
     from clients.tabular.sklearn import ForestScores, SklearnLearner
     from clients.tabular.xgboost import XGBoostLearner, XGBoostScores
 
@@ -56,7 +55,7 @@ _MODULES = {
     "LightGBMLearner": "clients.tabular.lightgbm",
     "ModelCard": "clients.saved_model",
     "MultiLabelLearner": "clients.tabular.multilabel",
-    "RandomFeaturesLearner": "clients.tabular.random_features",
+    "RandomFeaturesLearner": "clients.tabular.kernel",
     "RidgeLearner": "clients.tabular.kernel",
     "SklearnLearner": "clients.tabular.sklearn",
     "TorchLearner": "clients.networks.learner",

@@ -1,21 +1,31 @@
 """The Flower client side: messages in, answers out, state kept in between.
 
-Messages of Flower's own strategies, from servers that know nothing of this package.
+Messages of Flower's own strategies, from servers that know nothing of this package, hold
+weights as `arrays`, a `config` without the name of a strategy, and nothing else. An answer is
+weights, or metrics, and the number of examples that Flower weighs them by. No epsilon is in it:
+Flower would average it. What a release costs is in the party's own journal.
 
-They hold weights as `arrays`, a `config` without the name of a strategy, and nothing else. An
-answer is weights, or figures, and the number of examples that Flower weighs them by. No
-epsilon is in it: Flower would average it. What a release costs is in the party's own journal.
+**Runs on disk.** Flower holds a node's state in memory and per run. A party with a journal also
+keeps it in ``runs/`` beside the journal, under the name that the run has for its server,
+together with its last answers: a request that is repeated, because an answer was lost on its
+way, gets the same answer, and nothing more is spent. What is kept belongs to the very records
+it was learned from. A sample that was paid for one set of records pays for no other, so if the
+data have changed, the party begins anew.
 
-What a party finds out for itself: whether the model of a run beats one of its own.
-
-In a deployment nobody holds the data to compare, but each party holds its own. The answer is
-a line of its own log. It leaves the party as one bit, and only if the party says so.
+**Comparison at home.** In a deployment nobody holds the data to compare, but each party holds
+its own: whether the model of a run beats one of the party's own is a line of its own log. It
+leaves the party as one bit, and only if the party says so.
 """
 
+import hashlib
 import logging
 import math
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -31,16 +41,8 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from clients.kept_run import answer_once, run_name
-from fl_strategies import (
-    REGISTRY,
-    Learner,
-    Party,
-    PartyRole,
-    WeightsParty,
-)
-from fl_strategies._compat import warn_of_untested_flower
-from fl_strategies._util import Array, FloatArray
+from fl_strategies import REGISTRY, Learner, Party, PartyRole, WeightsParty, _compat
+from fl_strategies._util import FloatArray, make_folder, replace_file
 from fl_strategies.errors import (
     InvalidData,
     KnowledgeMismatch,
@@ -60,7 +62,6 @@ from fl_strategies.party.role import (
 )
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.release import ReleasePlan
 from fl_strategies.server.replies import EVALUATION
 from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.strategies.weights.restraint import as_layout
@@ -69,15 +70,21 @@ from fl_strategies.wire.knowledge import (
     MAX_REPLY_BYTES,
     Knowledge,
     Metrics,
-    Scalar,
     as_offered,
     count_bytes,
     decode_arrays,
     encode_arrays,
 )
 
+logger = logging.getLogger("flwr.fl_strategies")
+
+LoadParty: TypeAlias = Callable[[Context], Party]
+OnModel: TypeAlias = Callable[[Learner, Party, Context], None]
+
 CLIENT_APP_RAISED_EXCEPTION: Final = 2
 """Flower's error code for a client that failed by itself."""
+FAILED: Final = "The party could not answer; its own log says why."
+NO_BUDGET: Final = "The party's privacy budget does not allow this answer."
 PLAIN_CONFIG: Final[Mapping[str, str | int]] = {
     keys.STRATEGY: FLOWER,
     keys.SEED: 0,
@@ -91,156 +98,6 @@ _FOR_WEIGHTS: Final = (
     "secagg_mod",
     "secaggplus_mod",
 )
-
-
-def error_reply(message: Message, reason: str) -> Message:
-    """Return an answer that says why there is none."""
-    return Message(Error(CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-
-
-def is_plain(message: Message) -> bool:
-    """Return whether a message comes from one of Flower's own strategies."""
-    config = message.content.get(keys.CONFIG)
-    return isinstance(config, ConfigRecord) and keys.STRATEGY not in config
-
-
-def role_of(config: ConfigRecord, roles: Mapping[str, PartyRole]) -> str:
-    """Return which role answers a strategy; one does for all that are Flower's."""
-    name = str(config.get(keys.STRATEGY))
-    return FLOWER if name not in roles and name.startswith(f"{FLOWER}:") else name
-
-
-def plain_model(message: Message, party: Party) -> Knowledge | None:
-    """Return the weights that came, in the types of the party's own; None for none at all.
-
-    Flower's means turn whole numbers, such as the counters of a normalisation, into others.
-    """
-    record = message.content.get(keys.ARRAYS)
-    if not isinstance(record, ArrayRecord) or not record:
-        return None
-    arrays = decode_arrays(record, MAX_REPLY_BYTES)
-    learner = party.learner_fn()
-    if isinstance(learner, StartingLearner):
-        own = learner.initialised(rng=np.random.default_rng(0)).to_arrays()
-        typed = as_layout(arrays, own)
-        arrays = {name: typed[name] for name in arrays}
-    return Knowledge("model", arrays, {keys.LEARNER: party.learner_name})
-
-
-def plain_weights(received: Knowledge | None, sent: Knowledge) -> RecordDict:
-    """Return weights in the order in which they came, and how many records they have seen."""
-    names = sent.arrays if received is None else received.arrays
-    arrays = encode_arrays({name: sent.arrays[name] for name in names})
-    count = MetricRecord({keys.NUM_EXAMPLES: sent.meta[keys.NUM_EXAMPLES]})  # type: ignore[dict-item]
-    return RecordDict({keys.ARRAYS: arrays, keys.METRICS: count})
-
-
-def plain_figures(party: Party, figures: Metrics) -> RecordDict:
-    """Return what was measured; raise if that is nothing, which Flower cannot average."""
-    if not figures[keys.NUM_EXAMPLES]:
-        raise RequestRefused(
-            f"{party.owner}: a model must be measured at home only, got a request for figures."
-        )
-    return RecordDict({keys.METRICS: MetricRecord({**figures})})
-
-
-def refuse_useless(mods: Sequence[Mod], roles: Mapping[str, PartyRole]) -> Mod:
-    """Return a mod that refuses messages for which others would protect nothing."""
-    useless = [_name(mod) for mod in mods if is_for_weights(mod)]
-
-    def refuse(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        config = message.content.get(keys.CONFIG)
-        named = isinstance(config, ConfigRecord) and not is_plain(message)
-        if useless and named and isinstance(config, ConfigRecord):
-            role = roles.get(role_of(config, roles))
-            if not isinstance(role, WeightsParty):
-                return error_reply(
-                    message,
-                    f"ClientApp: mods must be none that work on weights for "
-                    f"{str(config[keys.STRATEGY])[:40]}, which sends none, got "
-                    f"{', '.join(useless)}. Use the strategy's own privacy options.",
-                )
-        return call_next(message, context)
-
-    return refuse
-
-
-def is_for_weights(mod: Mod) -> bool:
-    """Return whether a mod is one of Flower's that change the weights of an answer."""
-    return _name(mod) in _FOR_WEIGHTS
-
-
-def _name(mod: Mod) -> str:
-    return getattr(mod, "__name__", type(mod).__name__)
-
-
-logger = logging.getLogger("flwr.fl_strategies")
-
-
-def compare_at_home(
-    model: Learner, party: Party, config: ConfigRecord, state: PartyState
-) -> bool | None:
-    """Log whether a model beats the party's own on its held-out rows; None if unknown.
-
-    It does if its figure is better by more than one standard error of the difference. An
-    error is logged and goes no further: what is answered must not depend on it.
-    """
-    x, y = party.x_test, party.y_test
-    if not party.compare_at_home or x is None or y is None or not len(y):
-        return None
-    try:
-        own = _shares_alone(party, x, y, config, state)
-        return _log(party, judge(model, x, y, party.task).shares, own)
-    except Exception:
-        logger.exception("The model of the run could not be compared with one of its own.")
-        return None
-
-
-def verdict_to_tell(party: Party, better: bool | None, told: Metrics) -> Metrics:
-    """Return the one bit if the party tells it, and its metrics as well."""
-    if not party.tell_verdict or math.isnan(told[METRICS[party.task]]):
-        return {}
-    return {keys.BETTER_THAN_ALONE: math.nan if better is None else float(better)}
-
-
-def answers_openly(state: PartyState) -> bool:
-    """Tell whether the party has released something in this run, and all without noise."""
-    released = [event for event, _ in state.ledger(DEFAULT_DELTA).entries]
-    return bool(released) and all(isinstance(event, NonPrivateEvent) for event in released)
-
-
-def _shares_alone(
-    party: Party, x: Array, y: Array, config: ConfigRecord, state: PartyState
-) -> FloatArray:
-    """Judge a model that learned from the party's records only; trained once a run."""
-    if state.alone is not None:
-        return state.alone
-    rng = party.rng(read_seed(config), "alone")
-    shares = judge(party.learner_fn().fit(party.x, party.y, rng=rng), x, y, party.task).shares
-    state.alone = shares
-    return shares
-
-
-def _log(party: Party, received: FloatArray, own: FloatArray) -> bool:
-    sign = -1 if party.task == "regression" else 1
-    gain, error = sign * (received.mean() - own.mean()), paired_error(received, own)
-    better = bool(gain > error)
-    word = "better than" if better else "worse than" if -gain > error else "level with"
-    logger.info(
-        "%s: the model of this run is %s one of its own: %s %.4g against %.4g on %d held-out "
-        "rows.",
-        party.owner,
-        word,
-        METRICS[party.task],
-        received.mean(),
-        own.mean(),
-        len(own),
-    )
-    return better
-
-
-LoadParty: TypeAlias = Callable[[Context], Party]
-OnModel: TypeAlias = Callable[[Learner, Party, Context], None]
 
 
 def client_app(
@@ -272,13 +129,14 @@ def client_app(
     that may go wrong the server learns a sentence that is always the same, because the text,
     and even the type, of an error may depend on a record; the party's own log has it all.
     """
-    warn_of_untested_flower()
+    _compat.warn_of_untested_flower()
     every = {name: algorithm.party for name, algorithm in REGISTRY.items()}
     known = roles or {**every, FLOWER: WeightsParty()}
-    everywhere = [mod for mod in mods if not is_for_weights(mod)]
+    for_weights = [mod for mod in mods if _name(mod) in _FOR_WEIGHTS]
+    everywhere = [mod for mod in mods if _name(mod) not in _FOR_WEIGHTS]
     app = ClientApp()
 
-    @app.train(mods=[refuse_useless(mods, known), *mods])
+    @app.train(mods=[_refuse_useless(for_weights, known), *mods])
     def train(message: Message, context: Context) -> Message:
         return _guarded(message, lambda: _train(message, context, load_party, known))
 
@@ -291,47 +149,47 @@ def client_app(
     return app
 
 
-FAILED: Final = "The party could not answer; its own log says why."
-NO_BUDGET: Final = "The party's privacy budget does not allow this answer."
+def _refuse_useless(for_weights: Sequence[Mod], roles: Mapping[str, PartyRole]) -> Mod:
+    """Return a mod that refuses messages for which those for weights would protect nothing."""
+
+    def refuse(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        config = message.content.get(keys.CONFIG)
+        if for_weights and isinstance(config, ConfigRecord) and keys.STRATEGY in config:
+            role = roles.get(role_of(config, roles))
+            if not isinstance(role, WeightsParty):
+                return _error_reply(
+                    message,
+                    f"ClientApp: mods must be none that work on weights for "
+                    f"{str(config[keys.STRATEGY])[:40]}, which sends none, got "
+                    f"{', '.join(map(_name, for_weights))}. Use the strategy's own privacy "
+                    "options.",
+                )
+        return call_next(message, context)
+
+    return refuse
+
+
+def _name(mod: Mod) -> str:
+    return getattr(mod, "__name__", type(mod).__name__)
 
 
 def _guarded(message: Message, respond: Callable[[], RecordDict]) -> Message:
     try:
         return Message(respond(), reply_to=message)
-    except (KnowledgeMismatch, RequestRefused, UnsupportedLearner) as error:
-        # These are about the request and the party's settings, never about a record.
-        logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
-        reason = str(error)
-    except PrivacyBudgetExceeded as error:
-        logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
-        reason = NO_BUDGET
     except StrategyError as error:
         logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
-        reason = FAILED
+        if isinstance(error, KnowledgeMismatch | RequestRefused | UnsupportedLearner):
+            # These are about the request and the party's settings, never about a record.
+            return _error_reply(message, str(error))
+        spent = isinstance(error, PrivacyBudgetExceeded)
+        return _error_reply(message, NO_BUDGET if spent else FAILED)
     except Exception:
         logger.exception("The party failed.")
-        reason = FAILED
-    return error_reply(message, reason)
+        return _error_reply(message, FAILED)
 
 
-def check_question(party: Party, role: PartyRole, config: ConfigRecord) -> None:
-    """Raise what a party refuses a question with, before it looks at a record or pays.
-
-    That is decided by the question and the party's own settings alone.
-    """
-    _check_request(party, role.plan(party, config), releases=True)
-    require_readable(party, config)
-
-
-def _check_request(party: Party, plan: ReleasePlan, *, releases: bool) -> None:
-    limit = party.journal.max_epsilon if party.journal is not None else None
-    check_request(
-        party.policy,
-        plan,
-        owner=party.owner,
-        budgeted=limit is not None,
-        releases=releases,
-    )
+def _error_reply(message: Message, reason: str) -> Message:
+    return Message(Error(CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _train(
@@ -347,8 +205,8 @@ def _train(
             party.journal.require_budget()
         state = PartyState(context.state)
         knowledge, metrics = role.train(party, received, config, state)
-        if is_plain(message):
-            return plain_weights(received, knowledge)
+        if _is_plain(message):
+            return _plain_weights(received, knowledge)
         metrics = {keys.NUM_EXAMPLES: len(party.y), **metrics}
         return _reply(message, party, knowledge, metrics)
 
@@ -364,25 +222,50 @@ def _evaluate(
 ) -> RecordDict:
     config, role = _read_request(message, roles)
     party = _load(load_party, context, config)
-    _check_request(party, role.plan(party, config), releases=False)
+    check_question(party, role, config, releases=False)
     received = _received(message, party)
     if received is None:
         raise KnowledgeMismatch("Server: an evaluate message must carry a model, got none.")
 
     def respond() -> RecordDict:
         state = PartyState(context.state)
-        is_open = answers_openly(state) and not role.promises(party, config, state)
+        is_open = _answers_openly(state) and not role.promises(party, config, state)
         model, metrics = role.evaluate(party, received, config, state)
         if on_model is not None:
             on_model(model, party, context)
         better = compare_at_home(model, party, config, state)
-        if is_plain(message):
-            return plain_figures(party, metrics)
-        if is_open:
-            metrics |= verdict_to_tell(party, better, metrics)
+        if _is_plain(message):
+            if not metrics[keys.NUM_EXAMPLES]:  # Flower cannot average nothing
+                raise RequestRefused(
+                    f"{party.owner}: a model must be measured at home only, got a request for "
+                    "metrics."
+                )
+            return RecordDict({keys.METRICS: MetricRecord({**metrics})})
+        if is_open and party.tell_verdict and not math.isnan(metrics[METRICS[party.task]]):
+            metrics[keys.BETTER_THAN_ALONE] = math.nan if better is None else float(better)
         return _reply(message, party, Knowledge(EVALUATION, {}), metrics)
 
     return answer_once(party, message, context, respond)
+
+
+def _read_request(
+    message: Message, roles: Mapping[str, PartyRole]
+) -> tuple[ConfigRecord, PartyRole]:
+    config = message.content.get(keys.CONFIG)
+    if not isinstance(config, ConfigRecord):
+        raise KnowledgeMismatch(f"Server: the message must hold {keys.CONFIG!r}, got none.")
+    if _is_plain(message):
+        config = ConfigRecord({**PLAIN_CONFIG, **config})
+    name = role_of(config, roles)
+    rule = f"one this party takes part in ({', '.join(sorted(roles))})"
+    require_known(name in roles, "Server", "strategy", rule, repr(name))
+    return config, roles[name]
+
+
+def role_of(config: ConfigRecord, roles: Mapping[str, PartyRole]) -> str:
+    """Return the name of the role that answers a strategy; one does for all of Flower's."""
+    name = str(config.get(keys.STRATEGY))
+    return FLOWER if name not in roles and name.startswith(f"{FLOWER}:") else name
 
 
 def _load(load_party: LoadParty, context: Context, config: ConfigRecord) -> Party:
@@ -398,25 +281,29 @@ def _load(load_party: LoadParty, context: Context, config: ConfigRecord) -> Part
     return party if name is None else replace(party, run=name)
 
 
-def _read_request(
-    message: Message, roles: Mapping[str, PartyRole]
-) -> tuple[ConfigRecord, PartyRole]:
-    config = message.content.get(keys.CONFIG)
-    if not isinstance(config, ConfigRecord):
-        raise KnowledgeMismatch(f"Server: the message must hold {keys.CONFIG!r}, got none.")
-    if is_plain(message):
-        config = ConfigRecord({**PLAIN_CONFIG, **config})
-    name = role_of(config, roles)
-    rule = f"one this party takes part in ({', '.join(sorted(roles))})"
-    require_known(name in roles, "Server", "strategy", rule, repr(name))
-    return config, roles[name]
+def check_question(
+    party: Party, role: PartyRole, config: ConfigRecord, *, releases: bool = True
+) -> None:
+    """Raise what a party refuses a question with, before it looks at a record or pays.
+
+    That is decided by the question and the party's own settings alone.
+    """
+    check_request(
+        party.policy,
+        role.plan(party, config),
+        owner=party.owner,
+        budgeted=party.journal is not None and party.journal.max_epsilon is not None,
+        releases=releases,
+    )
+    if releases:
+        require_readable(party, config)
 
 
 def _received(message: Message, party: Party) -> Knowledge | None:
     if keys.ARRAYS not in message.content:
         return None
-    if is_plain(message):
-        return plain_model(message, party)
+    if _is_plain(message):
+        return _plain_model(message, party)
     meta = message.content.get(keys.META)
     kind = str(meta.get(keys.KIND)) if isinstance(meta, ConfigRecord) else ""
     return Knowledge.read(message.content, kind=kind, max_bytes=MAX_REPLY_BYTES)
@@ -425,13 +312,14 @@ def _received(message: Message, party: Party) -> Knowledge | None:
 def _reply(
     message: Message, party: Party, knowledge: Knowledge, metrics: Metrics
 ) -> RecordDict:
-    identity: dict[str, Scalar] = {
+    sent = as_offered(knowledge, message.content.config_records[keys.CONFIG])
+    meta = {
         keys.PARTITION_ID: party.partition_id,
         keys.LEARNER: party.learner_name,
+        **sent.meta,
     }
-    sent = as_offered(knowledge, message.content.config_records[keys.CONFIG])
     content = RecordDict()
-    Knowledge(sent.kind, sent.arrays, {**identity, **sent.meta}).write(content)
+    Knowledge(sent.kind, sent.arrays, meta).write(content)
     received = count_bytes(message.content)
     record = MetricRecord(
         {**metrics, keys.NUM_BYTES_RECEIVED: received, keys.NUM_BYTES_SENT: 0}
@@ -440,3 +328,221 @@ def _reply(
     # The size of a number does not depend on its value, so it can be filled in last.
     record[keys.NUM_BYTES_SENT] = count_bytes(content)
     return content
+
+
+def _is_plain(message: Message) -> bool:
+    """Return whether a message comes from one of Flower's own strategies."""
+    config = message.content.get(keys.CONFIG)
+    return isinstance(config, ConfigRecord) and keys.STRATEGY not in config
+
+
+def _plain_model(message: Message, party: Party) -> Knowledge | None:
+    """Return the weights that came, in the types of the party's own; None for none at all.
+
+    Flower's means turn whole numbers, such as the counters of a normalisation, into others.
+    """
+    record = message.content.get(keys.ARRAYS)
+    if not isinstance(record, ArrayRecord) or not record:
+        return None
+    arrays = decode_arrays(record, MAX_REPLY_BYTES)
+    learner = party.learner_fn()
+    if isinstance(learner, StartingLearner):
+        own = learner.initialised(rng=np.random.default_rng(0)).to_arrays()
+        typed = as_layout(arrays, own)
+        arrays = {name: typed[name] for name in arrays}
+    return Knowledge("model", arrays, {keys.LEARNER: party.learner_name})
+
+
+def _plain_weights(received: Knowledge | None, sent: Knowledge) -> RecordDict:
+    """Return weights in the order in which they came, and how many records they have seen."""
+    names = sent.arrays if received is None else received.arrays
+    arrays = encode_arrays({name: sent.arrays[name] for name in names})
+    count = MetricRecord({keys.NUM_EXAMPLES: sent.meta[keys.NUM_EXAMPLES]})  # type: ignore[dict-item]
+    return RecordDict({keys.ARRAYS: arrays, keys.METRICS: count})
+
+
+MAX_RUNS: Final = 8
+"""Most runs that are kept; the one that was used longest ago goes first."""
+_RUN_NAME: Final = re.compile("[0-9a-f]{32}")
+_CHECKSUM_BYTES: Final = 32
+_STATE, _ANSWER, _QUESTION = "state", "answer", "question"
+
+
+class KeptRun:
+    """One run of one party on disk.
+
+    Parameters
+    ----------
+    folder : Path
+        The party's own; nothing that a server sends is part of a path, but for the name of
+        a run, which is 32 hexadecimal digits.
+    name : str
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path = folder / f"{name}.run"
+        self._records = self._read()
+
+    @property
+    def state(self) -> RecordDict | None:
+        """What the party's role kept when it last answered, or None."""
+        return self._below(_STATE) if self._records is not None else None
+
+    def answer(self, kind: str, question: str) -> RecordDict | None:
+        """Return the last answer of this kind, if it was to the same question."""
+        asked = (self._records or RecordDict()).get(f"{_QUESTION}/{kind}")
+        same = isinstance(asked, ConfigRecord) and asked.get("id") == question
+        return self._below(f"{_ANSWER}/{kind}") if same else None
+
+    def keep(self, kind: str, question: str, answer: RecordDict, state: RecordDict) -> None:
+        """Write state and answer, both or neither; a full disk is no reason not to answer."""
+        mine = (f"{_STATE}/", f"{_ANSWER}/{kind}/")
+        old = (self._records or RecordDict()).items()
+        records = RecordDict({key: r for key, r in old if not key.startswith(mine)})
+        for key, record in state.items():
+            records[f"{_STATE}/{key}"] = record
+        for key, record in answer.items():
+            records[f"{_ANSWER}/{kind}/{key}"] = record
+        records[f"{_QUESTION}/{kind}"] = ConfigRecord({"id": question})
+        try:
+            make_folder(self.path.parent)
+            content = _compat.records_to_bytes(records)
+            replace_file(self.path, hashlib.sha256(content).digest() + content)
+            forget_oldest(self.path, "*.run")
+        except OSError as error:
+            logger.warning(
+                "The run is not kept, so a restart would fall back behind this answer: %s.",
+                error.strerror,
+            )
+        self._records = records
+
+    def _below(self, prefix: str) -> RecordDict:
+        records = (self._records or RecordDict()).items()
+        start = f"{prefix}/"
+        return RecordDict({k.removeprefix(start): r for k, r in records if k.startswith(start)})
+
+    def _read(self) -> RecordDict | None:
+        if not self.path.exists():
+            return None
+        data = self.path.read_bytes()
+        checksum, content = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
+        if checksum != hashlib.sha256(content).digest():
+            # What was spent is in the journal, so nothing is lost but work.
+            logger.warning("%s is damaged; the party begins this run anew.", self.path.name)
+            return None
+        return _compat.records_from_bytes(content)
+
+
+def run_name(config: ConfigRecord) -> str | None:
+    """Return the name that a resumable run has for its server, or None."""
+    name = config.get(keys.RUN_NAME)
+    return name if isinstance(name, str) and _RUN_NAME.fullmatch(name) else None
+
+
+def answer_once(
+    party: Party, message: Message, context: Context, respond: Callable[[], RecordDict]
+) -> RecordDict:
+    """Respond with the state of the last answer, or repeat the answer to the same question.
+
+    A party without a journal keeps nothing and responds.
+    """
+    if party.journal is None:
+        return respond()
+    name = run_name(message.content.config_records[keys.CONFIG])
+    run = KeptRun(
+        party.journal.folder / "runs",
+        f"{name or f'flower-{context.run_id}'}.{party.journal.path.stem}",
+    )
+    data = f"{run.path.name} {party.journal.fingerprint}"
+    kind = message.metadata.message_type
+    question = f"{message.content.object_id} {data} {party.learner_name}"
+    known = run.answer(kind, question)
+    if known is not None:
+        logger.info("This was asked before; the answer is the same and costs nothing.")
+        return known
+    number = _restore(context.state, run.state or RecordDict(), data)
+    answer = respond()
+    state = PartyState(context.state)
+    state.answered_for, state.num_answers = data, number + 1
+    run.keep(kind, question, answer, context.state)
+    return answer
+
+
+def _restore(memory: RecordDict, disk: RecordDict, data: str) -> int:
+    """Put the newest state of this run and data into memory; return how many answers it had.
+
+    Memory is newer if the disk was full. At the same number the disk is right: memory may
+    hold what a question left behind that was refused.
+    """
+    newest, records = 0, {}
+    for kept in (memory, disk):
+        state = PartyState(kept)
+        if state.answered_for == data and state.num_answers >= max(newest, 1):
+            newest, records = state.num_answers, dict(kept.items())
+    memory.clear()
+    memory.update(records)
+    return newest
+
+
+def forget_oldest(written: Path, pattern: str) -> None:
+    """Keep the newest files of a kind, so that a server's runs cannot fill the party's disk.
+
+    The file just written is the newest, also after a clock that went back.
+    """
+    ages = {}
+    for path in written.parent.glob(pattern):
+        with suppress(FileNotFoundError):  # another process of the party may tidy as well
+            ages[path] = path.stat().st_mtime_ns
+    latest = max(ages.values(), default=0)
+    if ages.pop(written, latest) < latest:
+        os.utime(written, ns=(latest, latest + 1))
+    for path in sorted(ages, key=ages.__getitem__)[: 1 - MAX_RUNS]:
+        path.unlink(missing_ok=True)
+
+
+def compare_at_home(
+    model: Learner, party: Party, config: ConfigRecord, state: PartyState
+) -> bool | None:
+    """Log whether a model beats the party's own on its held-out rows; None if unknown.
+
+    It does if its metric is better by more than one standard error of the difference. The
+    party's own model learns from its records only, once per run. An error is logged and goes
+    no further: what is answered must not depend on it.
+    """
+    x, y = party.x_test, party.y_test
+    if not party.compare_at_home or x is None or y is None or not len(y):
+        return None
+    try:
+        own = state.alone
+        if own is None:
+            rng = party.rng(read_seed(config), "alone")
+            alone = party.learner_fn().fit(party.x, party.y, rng=rng)
+            own = state.alone = judge(alone, x, y, party.task).shares
+        return _is_better(party, judge(model, x, y, party.task).shares, own)
+    except Exception:
+        logger.exception("The model of the run could not be compared with one of its own.")
+        return None
+
+
+def _is_better(party: Party, received: FloatArray, own: FloatArray) -> bool:
+    sign = -1 if party.task == "regression" else 1
+    gain, error = sign * (received.mean() - own.mean()), paired_error(received, own)
+    better = bool(gain > error)
+    word = "better than" if better else "worse than" if -gain > error else "level with"
+    logger.info(
+        "%s: the model of this run is %s one of its own: %s %.4g against %.4g on %d held-out "
+        "rows.",
+        party.owner,
+        word,
+        METRICS[party.task],
+        received.mean(),
+        own.mean(),
+        len(own),
+    )
+    return better
+
+
+def _answers_openly(state: PartyState) -> bool:
+    """Tell whether the party has released something in this run, and all without noise."""
+    released = [event for event, _ in state.ledger(DEFAULT_DELTA).entries]
+    return bool(released) and all(isinstance(event, NonPrivateEvent) for event in released)

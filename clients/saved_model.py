@@ -25,7 +25,7 @@ from typing import Any, Final, TypeAlias, get_args
 
 import numpy as np
 
-from clients.budget import MAX_WIDTH
+from clients.tabular.base import MAX_WIDTH
 from fl_strategies import __version__
 from fl_strategies._util import SHARED, Array, replace_file
 from fl_strategies.aggregation.ensembles import (

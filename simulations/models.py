@@ -276,7 +276,7 @@ def _ridge(settings: ModelOptions, problem: Problem) -> Learner:
 
 
 def _random_features(settings: ModelOptions, problem: Problem) -> Learner:
-    from clients.tabular.random_features import RandomFeaturesLearner
+    from clients.tabular.kernel import RandomFeaturesLearner
 
     return RandomFeaturesLearner(
         num_classes=problem.num_classes,

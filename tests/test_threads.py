@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-from clients.tabular.random_features import RandomFeaturesLearner
+from clients.tabular.kernel import RandomFeaturesLearner
 from fl_strategies import _util
 from fl_strategies._util import one_blas_thread
 from fl_strategies.strategies.sums.regression import Components

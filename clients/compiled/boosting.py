@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from clients.compiled.compiling import compiled, part
+from clients.compiled import compiled, part
 from fl_strategies._util import Array, FloatArray, IntArray
 
 

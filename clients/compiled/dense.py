@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from clients.compiled.compiling import fast_compiled, fast_part
+from clients.compiled import fast_compiled, fast_part
 from clients.compiled.lanes import (
     WIDTH,
     kept_above,

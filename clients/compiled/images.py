@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from clients.compiled.compiling import fast_compiled
+from clients.compiled import fast_compiled
 from fl_strategies._util import Array
 
 TAPS: Final = 5

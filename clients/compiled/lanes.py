@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
-from clients.compiled.compiling import ANY_ORDER
+from clients.compiled import ANY_ORDER
 from fl_strategies.errors import MissingExtra
 
 try:

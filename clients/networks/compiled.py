@@ -1,20 +1,104 @@
-"""Perceptrons trained by compiled kernels, one after the other, each for an epoch a call."""
+"""Perceptrons trained by compiled kernels, one after the other, each for an epoch a call.
+
+The kernels take sparse rows: without what most rows have in a column, most often zeros. This
+module needs Numba; `find_trainer` is its only door.
+"""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from clients.compiled.dense import (
+    L1,
+    L2,
+    LABELS,
+    ROWS_AT_ONCE,
+    SHARES,
+    SQUARES,
+    Goal,
+    Layers,
+    Learned,
+    Rows,
+    Scratch,
+    Steps,
+    count_others,
+    list_others,
+    train,
+)
 from clients.networks.stacks import PerceptronStack
-from clients.networks.stopping import EarlyStopping
-from clients.networks.training import TASK_LOSSES, BatchLoss, RecipeLoss, batch_stops
+from clients.networks.training import (
+    TASK_LOSSES,
+    BatchLoss,
+    EarlyStopping,
+    RecipeLoss,
+    as_float32,
+    batch_stops,
+)
 from fl_strategies._util import Array, FloatArray, IntArray, counted
-from fl_strategies.errors import MissingExtra
 from fl_strategies.learners import TrainingSet
 
-if TYPE_CHECKING:
-    from clients.compiled.dense import Goal, Layers, Learned, Rows, Scratch, Steps
+ROWS_PER_CHUNK: Final = 512
+MOST_ASKED: Final = 63
+FEW_ASKED: Final = 15
+TOO_LARGE: Final = 4
+
+
+def share_of_others(x: Array) -> float:
+    """Return the share of numbers that differ from the background, by some of the rows."""
+    asked = _some(x)
+    return float((asked != _background(asked)).mean())
+
+
+def sparse_rows(x: Array) -> Rows:
+    """Return rows (n, ...) as float32 and flat; refuse numbers beyond its range."""
+    background = _background(_some(x))
+    counts = np.empty(len(x), dtype=np.int64)
+    places, values = [], []
+    for start in range(0, len(x), ROWS_PER_CHUNK):
+        rows = _flat(x[start : start + ROWS_PER_CHUNK])
+        own = counts[start : start + ROWS_PER_CHUNK]
+        count_others(rows, background, own)
+        found = int(own.sum())
+        places.append(np.empty(found + 1, dtype=np.uint32))
+        values.append(np.empty(found + 1, dtype=np.float32))
+        list_others(rows, background, places[-1], values[-1])
+    starts = np.append(0, np.cumsum(counts)).astype(np.uint64)
+    # The last number of each part is one that `list_others` may waste.
+    at, others = (np.concatenate([part[:-1] for part in parts]) for parts in (places, values))
+    return Rows(starts, at, others, background)
+
+
+def _flat(x: Array) -> FloatArray:
+    return as_float32("x", [x]).reshape(len(x), -1)
+
+
+def _some(x: Array) -> FloatArray:
+    """Return an odd number of rows from all over a set."""
+    count = min(MOST_ASKED, (len(x) - 1) // 2 * 2 + 1)
+    return _flat(x[np.linspace(0, len(x) - 1, count).astype(np.int64)])
+
+
+def _background(rows: FloatArray) -> FloatArray:
+    """Return the number that most rows have in a column, 0 where there is none.
+
+    If more than half of an odd number are equal, their median is what they are. Numbers far
+    above all others are skipped: a difference to them would have no digits of the others.
+    Few rows have none: what they have in common would be rounding to Adam, which takes the
+    smallest slopes for large if it has seen no others.
+    """
+    background = np.zeros(rows.shape[1], dtype=np.float32)
+    if len(rows) < FEW_ASKED:
+        return background
+    rest = 2 * (rows == 0).sum(axis=0) <= len(rows)
+    middle = np.median(rows[:, rest], axis=0)
+    common = 2 * (rows[:, rest] == middle).sum(axis=0) > len(rows)
+    background[rest] = np.where(common, middle, 0)
+    largest = np.abs(rows, where=rows != background, out=np.zeros_like(rows)).max(initial=0)
+    background[np.abs(background) > TOO_LARGE * largest] = 0
+    return background
+
 
 VECTOR: Final = 16
 MOST_VECTORS: Final = 8  # sums that registers hold beside what they are made of
@@ -24,10 +108,28 @@ FEW_INPUTS: Final = 128
 BETAS: Final = 0.9, 0.999  # of Adam, as the kernels have them
 
 
+def find_trainer(
+    stack: PerceptronStack,
+    sets: Sequence[TrainingSet],
+    loss: BatchLoss,
+    *,
+    batch_size: int,
+    weight_decay: float,
+) -> "CompiledPerceptrons | None":
+    """Return what trains the stack, None unless the kernels can and are faster."""
+    distinct = {id(x): x for x, _ in sets}.values()
+    known = _kind(loss) is not None and _fits(stack, sets)
+    if not known or not all(_pays(x, batch_size) for x in distinct):
+        return None
+    return CompiledPerceptrons(
+        stack, sets, loss, batch_size=batch_size, weight_decay=weight_decay
+    )
+
+
 class _Model(NamedTuple):
-    rows: "Rows"
-    goal: "Goal"
-    learned: "Learned"
+    rows: Rows
+    goal: Goal
+    learned: Learned
 
 
 class CompiledPerceptrons:
@@ -55,13 +157,11 @@ class CompiledPerceptrons:
         batch_size: int,
         weight_decay: float,
     ) -> None:
-        from clients.networks.sparse_rows import sparse_rows
-
         self._stack, self._batch_size = stack, batch_size
         self._decay = np.float32(weight_decay)
         longest = min(batch_size + 1, max(len(x) for x, _ in sets))
         self._layers, self._strip = _layers(stack, longest)
-        rows = {key: sparse_rows(x) for key, x in _distinct(sets).items()}
+        rows = {key: sparse_rows(x) for key, x in {id(x): x for x, _ in sets}.items()}
         self._models = [
             _Model(rows[id(x)], _goal(loss, targets), _new_state(self._layers))
             for x, targets in sets
@@ -70,24 +170,6 @@ class CompiledPerceptrons:
         for i in range(len(sets)):
             for own, theirs in self._pairs(i):
                 own[...] = theirs
-
-    @classmethod
-    def of(
-        cls,
-        stack: object,
-        sets: Sequence[TrainingSet],
-        loss: BatchLoss,
-        *,
-        batch_size: int,
-        weight_decay: float,
-    ) -> Self | None:
-        """Return what trains these, or nothing unless the kernels can and are faster."""
-        if not isinstance(stack, PerceptronStack) or not _have_kernels():
-            return None
-        known = _kind(loss) is not None and _fits(stack, sets)
-        if not known or not all(_pays(x, batch_size) for x in _distinct(sets).values()):
-            return None
-        return cls(stack, sets, loss, batch_size=batch_size, weight_decay=weight_decay)
 
     def train(
         self,
@@ -108,18 +190,14 @@ class CompiledPerceptrons:
                 active = [i for i in active if not watch.has_stopped(i)]
         self._write_back(active)
 
-    def _steps(self, rates: FloatArray, epoch: int) -> "Steps":
+    def _steps(self, rates: FloatArray, epoch: int) -> Steps:
         """Return the step sizes of an epoch with Adam's corrections."""
-        from clients.compiled.dense import Steps
-
         count = np.arange(1, len(rates) + 1) + epoch * len(rates)
         of_mean, of_square = (1 - beta**count for beta in BETAS)
         sizes, roots = rates / of_mean, 1 / np.sqrt(of_square)
         return Steps(sizes.astype(np.float32), roots.astype(np.float32), self._decay)
 
-    def _train_epoch(self, model: _Model, steps: "Steps", rng: np.random.Generator) -> None:
-        from clients.compiled.dense import train
-
+    def _train_epoch(self, model: _Model, steps: Steps, rng: np.random.Generator) -> None:
         size = len(model.rows.starts) - 1
         stops, order = batch_stops(size, self._batch_size), rng.permutation(size)
         train(self._strip, *model, order, stops, self._layers, steps, self._scratch)
@@ -139,19 +217,6 @@ class CompiledPerceptrons:
             yield values[layers.biases[i] :][:units], biases.numpy()
 
 
-def _have_kernels() -> bool:
-    try:
-        pass
-    except MissingExtra:
-        return False
-    return True
-
-
-def _distinct(sets: Sequence[TrainingSet]) -> Mapping[int, Array]:
-    """Return every array of rows once."""
-    return {id(x): x for x, _ in sets}
-
-
 def _fits(stack: PerceptronStack, sets: Sequence[TrainingSet]) -> bool:
     """Tell whether rows have the stack's inputs, and layers are small enough."""
     first, *later = (weights.shape for weights, _ in stack.layers_of(0))
@@ -161,8 +226,6 @@ def _fits(stack: PerceptronStack, sets: Sequence[TrainingSet]) -> bool:
 
 def _pays(x: Array, batch_size: int) -> bool:
     """Tell whether so few numbers differ from the others that PyTorch is slower."""
-    from clients.networks.sparse_rows import share_of_others
-
     if batch_size > LARGE_BATCH:
         return share_of_others(x) <= 0.25
     return math.prod(x.shape[1:]) <= FEW_INPUTS or share_of_others(x) <= 0.5
@@ -170,8 +233,6 @@ def _pays(x: Array, batch_size: int) -> bool:
 
 def _kind(loss: BatchLoss) -> tuple[int, bool, float] | None:
     """Return the kind of a loss, whether of shares, and its temperature, if it is known."""
-    from clients.compiled.dense import L1, L2, LABELS, SHARES, SQUARES
-
     if loss is TASK_LOSSES["single-label"]:
         return LABELS, False, 1.0
     if loss is TASK_LOSSES["regression"]:
@@ -183,9 +244,7 @@ def _kind(loss: BatchLoss) -> tuple[int, bool, float] | None:
     return kinds[recipe.loss], recipe.link == "softmax", recipe.temperature
 
 
-def _goal(loss: BatchLoss, targets: Array) -> "Goal":
-    from clients.compiled.dense import LABELS, Goal
-
+def _goal(loss: BatchLoss, targets: Array) -> Goal:
     kind, of_shares, temperature = _kind(loss) or (LABELS, False, 1.0)
     labels, soft = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.float32)
     if kind == LABELS:
@@ -195,10 +254,8 @@ def _goal(loss: BatchLoss, targets: Array) -> "Goal":
     return Goal(kind, of_shares, np.float32(temperature), labels, soft)
 
 
-def _layers(stack: PerceptronStack, num_rows: int) -> tuple["Layers", tuple[int, ...]]:
+def _layers(stack: PerceptronStack, num_rows: int) -> tuple[Layers, tuple[int, ...]]:
     """Return where everything lies for so many rows, and the strip of the first layer."""
-    from clients.compiled.dense import ROWS_AT_ONCE, Layers
-
     shapes = [weights.shape for weights, _ in stack.layers_of(0)]
     units, inputs = np.array(shapes, dtype=np.int64).T.copy()
     widths = _rounded(units, VECTOR)
@@ -220,16 +277,12 @@ def _layers(stack: PerceptronStack, num_rows: int) -> tuple["Layers", tuple[int,
     return layers, strip
 
 
-def _new_state(layers: "Layers") -> "Learned":
-    from clients.compiled.dense import Learned
-
+def _new_state(layers: Layers) -> Learned:
     size = layers.biases[-1] + layers.widths[-1]
     return Learned(*(_aligned(size) for _ in range(3)))
 
 
-def _scratch(layers: "Layers", sets: Iterable["Rows"], num_rows: int) -> "Scratch":
-    from clients.compiled.dense import ROWS_AT_ONCE, Scratch
-
+def _scratch(layers: Layers, sets: Iterable[Rows], num_rows: int) -> Scratch:
     results = layers.results[-1] + _rounded(num_rows, ROWS_AT_ONCE) * layers.widths[-1]
     found = max(_most_found(rows.starts, num_rows) for rows in sets)
     return Scratch(

@@ -15,25 +15,33 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final, NamedTuple, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, get_args
 
 import numpy as np
 
-from clients.networks.compiled import CompiledPerceptrons
 from clients.networks.dense import DenseModules, SeenFeatures, head_of
 from clients.networks.images import image_steps
 from clients.networks.objective import AppliedObjective, applied, stepping
-from clients.networks.stacks import Stack, accelerated, can_stack, make_stack, trainable
-from clients.networks.stopping import STOPPING_LOSSES, EarlyStopping, Rows, hold_out
+from clients.networks.stacks import (
+    PerceptronStack,
+    accelerated,
+    can_stack,
+    make_stack,
+    trainable,
+)
 from clients.networks.training import (
     CPU,
     OWNER,
+    STOPPING_LOSSES,
     TASK_LOSSES,
     BatchLoss,
     DeviceName,
+    EarlyStopping,
     OptimizerName,
     RecipeLoss,
+    Rows,
     Schedule,
+    Stack,
     TrainingData,
     as_float32,
     at_rates,
@@ -41,6 +49,7 @@ from clients.networks.training import (
     check_state,
     checked_set,
     find_device,
+    hold_out,
     isolated,
     learning_rates,
     logits_of,
@@ -60,6 +69,9 @@ try:
     from torch import Tensor, nn
 except ImportError as error:
     raise MissingExtra("TorchLearner", "torch", "torch") from error
+
+if TYPE_CHECKING:
+    from clients.networks.compiled import CompiledPerceptrons
 
 Augment: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -103,11 +115,17 @@ class TrainingLoop:
 
     def _compiled(
         self, model: nn.Module | Stack, sets: Sequence[TrainingSet], loss: BatchLoss
-    ) -> CompiledPerceptrons | None:
-        if self.optimizer != "adam" or self.augment is not None or self._device != CPU:
+    ) -> "CompiledPerceptrons | None":
+        """Return what trains the model by kernels; None where they cannot or are slower."""
+        usable = self.optimizer == "adam" and self.augment is None and self._device == CPU
+        if not usable or not isinstance(model, PerceptronStack):
+            return None
+        try:
+            from clients.networks.compiled import find_trainer
+        except MissingExtra:  # without Numba
             return None
         size, decay = self.batch_size, self.weight_decay
-        return CompiledPerceptrons.of(model, sets, loss, batch_size=size, weight_decay=decay)
+        return find_trainer(model, sets, loss, batch_size=size, weight_decay=decay)
 
     def _step_by_step(
         self,

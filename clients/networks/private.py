@@ -25,11 +25,11 @@ import numpy as np
 from clients.networks.dense import SeenFeatures
 from clients.networks.learner import SQUARED_SCORES, TorchLearner
 from clients.networks.objective import applied, sees_features, stepping
-from clients.networks.stopping import Rows
 from clients.networks.training import (
     RECORD_LOSSES,
     BatchLoss,
     OptimizerName,
+    Rows,
     as_float32,
     at_rates,
     isolated,

@@ -5,10 +5,10 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from clients.networks.images import ImageStack
-from clients.networks.training import isolated, logits_of
+from clients.networks.training import Stack, isolated, logits_of
 from fl_strategies.errors import MissingExtra
 
 try:
@@ -17,6 +17,8 @@ try:
     from torch.func import functional_call, stack_module_state, vmap
 except ImportError as error:
     raise MissingExtra("TorchLearner", "torch", "torch") from error
+
+logger = logging.getLogger(__name__)
 
 HOOKS: Final = (
     "_forward_hooks",
@@ -170,22 +172,6 @@ def _is_usual(module: nn.Module) -> bool:
         and module.bias is not None
         and all(p.requires_grad and p.dtype == torch.float32 for p in module.parameters())
     )
-
-
-logger = logging.getLogger(__name__)
-
-
-class Stack(Protocol):
-    """K modules of one architecture as one: rows (K * n, ...), the first n for the first."""
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the outputs of every module for its own rows."""
-
-    def parameters(self) -> Iterator[Tensor]:
-        """Yield what learns."""
-
-    def write_back(self) -> None:
-        """Give every module its trained parameters."""
 
 
 def make_stack(modules: list[nn.Module]) -> Stack:

@@ -1,20 +1,21 @@
-"""Shared parts of tabular learners: checked rows, weighted labels, soft targets.
+"""Shared parts of learners that are not networks: rows, soft targets, and hostile arrays.
 
-Soft targets as weighted classes, for models that are made to learn labels.
+A wrapper around a tree, boosting or kernel library only says how its model is fitted, scored
+and turned into arrays. Class lists, missing classes, one-class subsets, links, shapes and
+hostile input are handled here.
 
-A row that is 70 % one class and 30 % another becomes two rows with these weights. Whatever
-minimises a weighted sum over rows, such as the impurity of trees or a log-loss, then
-minimises the cross-entropy of the soft targets themselves.
+**Soft targets.** For a model that is made to learn labels, a row that is 70 % one class and
+30 % another becomes two rows with these weights. Whatever minimises a weighted sum over rows,
+such as the impurity of trees or a log-loss, then minimises the cross-entropy of the soft
+targets themselves.
 
-What every classifier that is not a network needs, done once.
-
-A wrapper around a tree, boosting or kernel library then only says how its model is
-fitted, scored and turned into arrays: everything about class lists, missing classes,
-one-class subsets, shapes and hostile input lives here.
-
-Rows that many models learn from in turn, such as the public rows of a federation.
-
-What a library makes of them before it learns, such as bins, is made once in a process.
+**A budget for received models.** A model may take a multiple of the bytes that arrived, and
+never more than the largest message that is read; a row may pass so many splits of its trees.
+Learners whose arrays have the shapes of the receiver's own settings stay far below.
+`tests/attacks/test_received_models.py` tries to make 1 MB take more than 64 MiB of memory, or
+endless time. On a quiet machine each attack takes less than a second of processor time to be
+rebuilt and to score 50 rows. Time also grows with what the receiver chose itself: the rows that
+it scores and, in a `MultiLabelLearner`, its labels (350: 1.7 s).
 """
 
 import copy
@@ -27,7 +28,6 @@ from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 import numpy as np
 from scipy.special import expit, logit, softmax
 
-from clients.budget import MAX_WIDTH
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import (
     KnowledgeMismatch,
@@ -37,8 +37,51 @@ from fl_strategies.errors import (
     require_data,
     require_known,
 )
-from fl_strategies.learners import Link, Recipe, TrainingSet, check_labels, check_targets
+from fl_strategies.learners import (
+    UNKNOWN,
+    Link,
+    Recipe,
+    Task,
+    TrainingSet,
+    check_labels,
+    check_targets,
+    check_task,
+)
 from fl_strategies.party.party import check_rows
+from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
+
+GROWTH: Final = 24
+"""Bytes of memory for each byte that arrived; the smallest node of a tree grows 16 times."""
+SPARE: Final = 2**16
+"""Bytes that a model may take however few arrived."""
+# No table is wider; a receiver may then allocate a row of any declared width.
+MAX_WIDTH: Final = 2**20
+MAX_TREES: Final = 10_000
+# A tree on honest data has some tens of levels. Native code may walk one by recursion, and
+# numpy takes a step of Python for each.
+MAX_LEVELS: Final = 256
+MAX_STEPS: Final = 2**15
+LEVELS_PER_TREE: Final = 64
+
+
+def require_memory(
+    owner: str, arrays: Mapping[str, Array], num_bytes: int, most: int = MAX_REPLY_BYTES
+) -> None:
+    """Raise `KnowledgeMismatch` if a model of these arrays would take too many bytes."""
+    arrived = sum(getattr(array, "nbytes", 0) for array in arrays.values())
+    limit = min(most, SPARE + GROWTH * arrived)
+    rule = f"those of a model up to {limit} bytes in memory"
+    require_known(num_bytes <= limit, owner, "arrays", rule, num_bytes)
+
+
+def require_steps(owner: str, levels: IntArray) -> None:
+    """Raise `KnowledgeMismatch` if a row would pass too many of the levels of each tree."""
+    deepest, steps = int(levels.max()), int(levels.sum())
+    rule = f"of at most {MAX_LEVELS} levels"
+    require_known(deepest <= MAX_LEVELS, owner, "trees", rule, "more")
+    limit = max(MAX_STEPS, LEVELS_PER_TREE * len(levels))
+    require_known(steps <= limit, owner, "trees", f"of at most {limit} levels in all", steps)
+
 
 # Every class that is kept costs a row of training. One of less than 1/64 of a row hardly moves
 # a model, but all of a rare class may lie below that, and its order of rows with it: so no
@@ -155,11 +198,15 @@ WIDTH: Final = "width"
 def require_names(owner: str, arrays: Mapping[str, Array], names: set[str]) -> None:
     """Raise `KnowledgeMismatch` unless exactly these arrays arrived."""
     rule = f"named {sorted(names)}"
-    require_known(set(arrays) == names, owner, "arrays", rule, _names(arrays))
+    require_known(set(arrays) == names, owner, "arrays", rule, sorted(map(str, arrays)))
 
 
-def _names(arrays: Mapping[str, Array]) -> list[str]:
-    return sorted(str(name) for name in arrays)
+def all_but(owner: str, arrays: Mapping[str, Array], *names: str) -> dict[str, Array]:
+    """Return the other arrays; raise `KnowledgeMismatch` unless these arrived as well."""
+    for name in names:
+        found = sorted(map(str, arrays))
+        require_known(name in arrays, owner, "arrays", f"with {name!r}", found)
+    return {name: array for name, array in arrays.items() if name not in names}
 
 
 def require_array(
@@ -192,8 +239,62 @@ def to_float32(owner: str, x: Array) -> Array:
     return narrow
 
 
-class TabularLearner(ABC):
-    """Base of learners that see rows as flat vectors and are made to learn labels.
+class RowLearner:
+    """Base of learners that see rows as flat vectors, all of one width.
+
+    Parameters
+    ----------
+    num_classes : int
+        Length of the federation's class list, number of labels, or number of outputs.
+    """
+
+    def __init__(self, *, num_classes: int) -> None:
+        self._num_classes = num_classes
+        self._width = 0
+
+    @property
+    def _owner(self) -> str:
+        return type(self).__name__
+
+    @property
+    def num_classes(self) -> int:
+        """Length of the class list, number of labels, or number of outputs."""
+        return self._num_classes
+
+    def _flat_rows(self, x: Array) -> Array:
+        x = np.asarray(x)
+        check_rows(self._owner, "x", x)
+        return x.reshape(len(x), math.prod(x.shape[1:]))
+
+    def _training_rows(self, x: Array) -> Array:
+        rows = self._flat_rows(x)
+        require_data(
+            len(rows) > 0, self._owner, "x", "at least one row", "an empty training set"
+        )
+        require_data(rows.shape[1] > 0, self._owner, "x", "at least one column", "none")
+        return rows
+
+    def _checked_rows(self, x: Array) -> Array:
+        rows = self._flat_rows(x)
+        rule = f"rows of {self._width} columns, as in training"
+        require_data(rows.shape[1] == self._width, self._owner, "x", rule, rows.shape[1])
+        return rows
+
+    def _not_fitted(self) -> NotFitted:
+        return NotFitted(f"{self._owner}: the learner must be fitted first, got none.")
+
+    def _received_width(self, arrays: Mapping[str, Array]) -> int:
+        width = int(self._received_number(arrays, WIDTH, np.int64))
+        fits, rule = 1 <= width <= MAX_WIDTH, f"between 1 and {MAX_WIDTH}"
+        require_known(fits, self._owner, WIDTH, rule, width)
+        return width
+
+    def _received_number(self, arrays: Mapping[str, Array], name: str, dtype: type) -> float:
+        return float(require_array(self._owner, arrays, name, dtype, (1,)).item())
+
+
+class TabularLearner(RowLearner, ABC):
+    """Base of learners that are made to learn labels.
 
     A subclass implements `_fit` and `_probabilities`; where its model can weigh its rows,
     `_takes_weights` and `_fit_weighted`; and where its models may travel, `_to_arrays` and
@@ -209,18 +310,8 @@ class TabularLearner(ABC):
 
     def __init__(self, *, num_classes: int) -> None:
         require(num_classes >= 2, self._owner, "num_classes", "at least 2", num_classes)
-        self._num_classes = num_classes
+        super().__init__(num_classes=num_classes)
         self._classes: IntArray | None = None
-        self._width = 0
-
-    @property
-    def _owner(self) -> str:
-        return type(self).__name__
-
-    @property
-    def num_classes(self) -> int:
-        """Length of the federation's class list."""
-        return self._num_classes
 
     def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
         """Learn labels `y` (n,) of rows `x` (n, ...), forgetting what was known before."""
@@ -302,16 +393,9 @@ class TabularLearner(ABC):
 
     def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
         """Return a new fitted learner; raise `KnowledgeMismatch` for arrays that do not fit."""
-        for name in (CLASSES, WIDTH):
-            require_known(
-                name in arrays, self._owner, "arrays", f"with {name!r}", _names(arrays)
-            )
-        twin = copy.copy(self)
+        own, twin = all_but(self._owner, arrays, CLASSES, WIDTH), copy.copy(self)
         twin._classes = self._received_classes(arrays)
-        twin._width = int(require_array(self._owner, arrays, WIDTH, np.int64, (1,))[0])
-        fits = 1 <= twin._width <= MAX_WIDTH
-        require_known(fits, self._owner, WIDTH, f"between 1 and {MAX_WIDTH}", twin._width)
-        own = {name: array for name, array in arrays.items() if name not in (CLASSES, WIDTH)}
+        twin._width = self._received_width(arrays)
         if len(twin._classes) > 1:
             twin._from_arrays(own)
         else:
@@ -350,7 +434,8 @@ class TabularLearner(ABC):
     def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
         """Become the model in `arrays`, of `_num_present` classes and `_width` columns."""
         raise KnowledgeMismatch(
-            f"{self._owner}: arrays must be those of a one-class model, got {_names(arrays)}."
+            f"{self._owner}: arrays must be those of a one-class model, got "
+            f"{sorted(map(str, arrays))}."
         )
 
     @property
@@ -360,25 +445,8 @@ class TabularLearner(ABC):
 
     def _fitted_classes(self) -> IntArray:
         if self._classes is None:
-            raise NotFitted(f"{self._owner}: the learner must be fitted first, got none.")
+            raise self._not_fitted()
         return self._classes
-
-    def _training_rows(self, x: Array) -> Array:
-        x = np.asarray(x)
-        check_rows(self._owner, "x", x)
-        require_data(len(x) > 0, self._owner, "x", "at least one row", "an empty training set")
-        rows = self._flatten(x)
-        require_data(rows.shape[1] > 0, self._owner, "x", "at least one column", "none")
-        return rows
-
-    def _checked_rows(self, x: Array) -> Array:
-        x = np.asarray(x)
-        check_rows(self._owner, "x", x)
-        rows = self._flatten(x)
-        same = rows.shape[1] == self._width
-        rule = f"rows of {self._width} columns, as in training"
-        require_data(same, self._owner, "x", rule, rows.shape[1])
-        return rows
 
     def _numbered(self, y: IntArray, num_rows: int) -> tuple[IntArray, IntArray]:
         """Return the classes among checked labels, and the labels as their places there."""
@@ -386,10 +454,6 @@ class TabularLearner(ABC):
         check_labels(self._owner, "y", y, num_rows, self._num_classes)
         classes, encoded = np.unique(y, return_inverse=True)
         return classes.astype(np.int64), encoded.astype(np.int64)
-
-    @staticmethod
-    def _flatten(x: Array) -> Array:
-        return x.reshape(len(x), math.prod(x.shape[1:]))
 
     def _received_classes(self, arrays: Mapping[str, Array]) -> IntArray:
         size = np.size(arrays[CLASSES])
@@ -467,3 +531,198 @@ class CommonRows:
             # The array is kept beside its address, which another could get otherwise.
             self._checked[id(x)] = x, to_float32(self._owner, check(x))
         return self._checked[id(x)][1]
+
+
+LINK: Final = "link"
+TEMPERATURE: Final = "temperature"
+# The place of a link in this list is its number on the wire.
+_LINKS: Final[tuple[Link, ...]] = ("identity", "softmax", "sigmoid")
+# What the targets of each task may be; the last is what labels are turned into.
+_LINKS_OF_TASK: Final[Mapping[Task, tuple[Link, ...]]] = {
+    "single-label": ("identity", "sigmoid", "softmax"),
+    "multi-label": ("identity", "sigmoid"),
+    "regression": ("identity",),
+}
+
+
+class ScoreLearner(RowLearner, ABC):
+    """Base of learners that map rows to one number per class, by squared error.
+
+    Labels are learned as targets: one-hot rows for single-label tasks, and for multi-label
+    tasks 0 and 1, where an unknown label counts as the mean of the known ones of its column
+    (0.5 if there are none). Every `fit` and `distill` starts anew, and every norm of a
+    recipe is taken as squared error.
+
+    What was regressed on targets of link "identity" are the logits. Probabilities become
+    logits by the logarithm ("softmax") or the log-odds ("sigmoid") of what was regressed,
+    clipped at `MIN_PROBABILITY`, times the recipe's temperature.
+
+    A subclass implements `_regress`, `_outputs`, `_to_arrays` and `_from_arrays`.
+
+    Parameters
+    ----------
+    num_classes : int
+        Length of the federation's class list, number of labels, or number of outputs.
+    task : "single-label", "multi-label" or "regression"
+        What labels are; see `fl_strategies.learners`.
+    """
+
+    def __init__(self, *, num_classes: int, task: Task = "single-label") -> None:
+        check_task(self._owner, task, num_classes)
+        super().__init__(num_classes=num_classes)
+        self._task: Task = task
+        self._link: Link | None = None
+        self._temperature = 1.0
+
+    def fit(self, x: Array, y: Array, *, rng: np.random.Generator) -> Self:
+        """Learn what the task calls labels, forgetting what was known before."""
+        rows, y = self._training_rows(x), np.asarray(y)
+        check_targets(self._owner, "y", y, len(rows), self._num_classes, self._task)
+        self._check_range("y", y)
+        targets = targets_of(y, self._num_classes, self._task)
+        return self._learn(rows, targets, Recipe(link=_LINKS_OF_TASK[self._task][-1]), rng)
+
+    def distill(
+        self,
+        x: Array,
+        targets: FloatArray,
+        *,
+        rng: np.random.Generator,
+        recipe: Recipe = Recipe(),  # noqa: B008 a frozen value
+    ) -> Self:
+        """Learn targets (n, num_classes) of rows `x`, forgetting what was known before."""
+        links, targets = _LINKS_OF_TASK[self._task], np.asarray(targets)
+        rule = f"one of {', '.join(links)} for {self._task} tasks"
+        require(recipe.link in links, self._owner, "link", rule, recipe.link)
+        rows = self._training_rows(x)
+        check_soft_targets(self._owner, targets, len(rows), self._num_classes, recipe.link)
+        return self._learn(rows, targets.astype(np.float64), recipe, rng)
+
+    def predict(self, x: Array) -> Array:
+        """Return classes (n,), labels 0 and 1 (n, num_classes), or outputs of a regression.
+
+        Where several logits were clipped to the same bound, the class is still the one of
+        the highest score.
+        """
+        if self._task == "regression":
+            return self.logits(x)
+        if self._task == "multi-label":
+            return (self.logits(x) > 0).astype(np.int64)
+        labels: IntArray = self._scores(x).argmax(axis=1).astype(np.int64)
+        return labels
+
+    def logits(self, x: Array) -> FloatArray:
+        """Return unnormalised log-probabilities, log-odds or outputs, (n, num_classes)."""
+        scores, scale = self._scores(x), self._temperature
+        # A received temperature may be any finite number; what overflows is clipped.
+        with np.errstate(over="ignore"):
+            if self._link == "softmax":
+                scores = scale * np.log(np.maximum(scores, MIN_PROBABILITY))
+            elif self._link == "sigmoid":
+                shares = np.clip(scores, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+                scores = scale * (np.log(shares) - np.log1p(-shares))
+        return np.clip(scores, -_LARGEST, _LARGEST)
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Return width, link and temperature, (1,) each, and the model's own arrays."""
+        return {
+            WIDTH: np.array([self._width]),
+            LINK: np.array([_LINKS.index(self._fitted_link())]),
+            TEMPERATURE: np.array([self._temperature], dtype=np.float64),
+            **self._to_arrays(),
+        }
+
+    def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
+        """Return a new fitted learner; raise `KnowledgeMismatch` for arrays that do not fit."""
+        own, twin = all_but(self._owner, arrays, WIDTH, LINK, TEMPERATURE), copy.copy(self)
+        twin._width = self._received_width(arrays)
+        links = [_LINKS.index(link) for link in _LINKS_OF_TASK[self._task]]
+        number = int(self._received_number(arrays, LINK, np.int64))
+        require_known(number in links, self._owner, LINK, f"one of {sorted(links)}", number)
+        twin._link = _LINKS[number]
+        temperature = self._received_number(arrays, TEMPERATURE, np.float64)
+        require_known(temperature > 0, self._owner, TEMPERATURE, "above 0", temperature)
+        twin._temperature = temperature
+        twin._from_arrays(own)
+        return twin
+
+    @abstractmethod
+    def _regress(self, x: Array, targets: FloatArray, rng: np.random.Generator) -> None:
+        """Fit a new model to finite rows (n, d), n and d >= 1, and targets (n, k)."""
+
+    @abstractmethod
+    def _outputs(self, x: Array) -> FloatArray:
+        """Return what the model makes of rows (n, d), n >= 1: numbers (n, k)."""
+
+    @abstractmethod
+    def _to_arrays(self) -> dict[str, Array]:
+        """Return the model as arrays of numbers."""
+
+    @abstractmethod
+    def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Become the model in `arrays`, of `_width` columns and `num_classes` outputs."""
+
+    def _learn(
+        self, rows: Array, targets: FloatArray, recipe: Recipe, rng: np.random.Generator
+    ) -> Self:
+        self._link = None
+        self._regress(rows, targets, rng)
+        self._width, self._temperature = rows.shape[1], recipe.temperature
+        self._link = recipe.link
+        return self
+
+    def _scores(self, x: Array) -> FloatArray:
+        """Return what was regressed, (n, k) of finite float64."""
+        self._fitted_link()
+        rows = self._checked_rows(x)
+        if not len(rows):
+            return np.zeros((0, self._num_classes))
+        # Finite numbers that were received can still overflow; that must not carry NaN
+        # into the average of a whole federation.
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = np.asarray(self._outputs(rows), dtype=np.float64)
+        return np.clip(np.nan_to_num(scores, nan=0.0), -_LARGEST, _LARGEST)
+
+    def _flat_rows(self, x: Array) -> Array:
+        rows = super()._flat_rows(x)
+        self._check_range("x", rows)
+        return rows
+
+    def _check_range(self, name: str, values: Array) -> None:
+        fits = not values.size or max(-float(values.min()), float(values.max())) <= _LARGEST
+        require_data(fits, self._owner, name, "within the range of float32", "a larger value")
+
+    def _fitted_link(self) -> Link:
+        if self._link is None:
+            raise self._not_fitted()
+        return self._link
+
+
+def targets_of(y: Array, num_classes: int, task: Task) -> FloatArray:
+    """Return checked labels as numbers to regress on, (n, num_classes) of float64.
+
+    Examples
+    --------
+    >>> targets_of(np.array([[1, -1], [-1, -1], [0, -1]]), 2, "multi-label")
+    array([[1. , 0.5],
+           [0.5, 0.5],
+           [0. , 0.5]])
+    """
+    if task == "regression":
+        return y.astype(np.float64)
+    if task == "single-label":
+        one_hot: FloatArray = np.eye(num_classes)[y]
+        return one_hot
+    known = y != UNKNOWN
+    counts = known.sum(axis=0)
+    positives = np.where(known, y, 0).sum(axis=0)
+    means = np.where(counts > 0, positives / np.maximum(counts, 1), 0.5)
+    return np.where(known, y, means)
+
+
+def plain_rows(matrix: Array) -> FloatArray:
+    """Return a copy in float64 and C order.
+
+    The memory order decides in which order products are summed, hence the last bit.
+    """
+    return np.array(matrix, dtype=np.float64, order="C")

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.special import expit, softmax
 
+from clients.compiled import compiled, part
 from clients.compiled.boosting import Bins, Draft, Growth, Rule, Stack, Work, bin_rows, boost
-from clients.compiled.compiling import compiled, part
 from clients.tabular.base import WeightedLabels, to_float32
 from clients.tabular.boosting import BoostedLearner, BoostingSettings, SharedBins
 from clients.tabular.trees import Trees

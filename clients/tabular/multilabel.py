@@ -8,8 +8,8 @@ from typing import Final, Self
 
 import numpy as np
 
-from clients.budget import MAX_WIDTH
 from clients.tabular.base import (
+    MAX_WIDTH,
     MIN_PROBABILITY,
     check_soft_targets,
     label_shares,

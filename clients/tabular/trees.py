@@ -1,14 +1,12 @@
-"""Regression trees of any library as plain arrays, grown, walked and checked in numpy.
+"""Trees of any library as plain arrays, grown, walked and checked in numpy.
 
 Nodes are in level order: the root, then its children, then theirs. The children of the
 j-th split of a tree are then its nodes 2 j + 1 and 2 j + 2, so one bit per node, leaf or
 not, is the whole structure. No child index is on the wire, and no native code walks a
-received tree but the loops of `clients.tabular.base.boosted_trees`, which are written for them.
+received tree but the loops of `clients.tabular.boosted_trees`, which are written for them.
 
-Rows as bits: one bit a row for every threshold that a forest may split at.
-
-Sixty-four rows are compared, selected and counted in one step of the processor, so that a
-forest is grown in a few passes of numpy over all its trees.
+Forests are grown on rows as bits, one per threshold that a tree may split at: sixty-four rows
+are compared, selected and counted in one step of the processor.
 """
 
 import math
@@ -19,8 +17,14 @@ from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
-from clients.budget import MAX_LEVELS, MAX_TREES, require_memory, require_steps
-from clients.tabular.base import require_array, require_names
+from clients.tabular.base import (
+    MAX_LEVELS,
+    MAX_TREES,
+    require_array,
+    require_memory,
+    require_names,
+    require_steps,
+)
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import require_known
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES

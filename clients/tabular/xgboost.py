@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Self, Unpack
 
 import numpy as np
 
-from clients.tabular.base import WeightedLabels, require_array, to_float32
+from clients.tabular.base import ScoreLearner, WeightedLabels, require_array, to_float32
 from clients.tabular.boosting import (
     OFFSETS,
     BoostedLearner,
@@ -16,7 +16,6 @@ from clients.tabular.boosting import (
     BoostingSettings,
     SharedBins,
 )
-from clients.tabular.scores import ScoreLearner
 from clients.tabular.trees import NativeTree, Trees
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import MissingExtra, require_known

@@ -1,6 +1,6 @@
 """The party's side of every strategy: its state, its charges, and training on its records.
 
-Flower holds a party's state as records for the duration of a run; `clients.kept_run` also
+Flower holds a party's state as records for the duration of a run; `clients.app` also
 keeps them on disk. A `PartyState` declares the records and their types.
 
 Whether a party answers at all is a release like any other. So where a party promises privacy,

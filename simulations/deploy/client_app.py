@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 from flwr.app import Context
 
-from clients.app import client_app
-from clients.kept_run import forget_oldest
+from clients.app import client_app, forget_oldest
 from fl_strategies import REGISTRY, Learner, Party, PortableLearner
 from fl_strategies._util import Array, make_folder, replace_file
 from fl_strategies.errors import InvalidData, StrategyError, require

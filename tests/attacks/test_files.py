@@ -14,7 +14,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from clients import client_app
-from clients.kept_run import MAX_RUNS
+from clients.app import MAX_RUNS
 from fl_strategies import REGISTRY
 from fl_strategies.errors import CheckpointUnavailable, InvalidData, NotEnoughParties
 from simulations.config import Settings

@@ -1,7 +1,7 @@
 """Received models: what a sender can make of 1 MB, and what it costs the receiver.
 
 Time is that of the processor, for rebuilding a model and scoring 50 rows; multi-label models
-are tried with up to 350 labels. `clients.budget` says what takes longer.
+are tried with up to 350 labels. `clients.tabular.base` says what takes longer.
 """
 
 from collections.abc import Iterator

@@ -423,11 +423,8 @@ def test_kernels_are_compiled_for_one_kind_of_arrays_only() -> None:
 # --- refusals -----------------------------------------------------------------------------
 
 
-def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("without_numba")
+def test_a_missing_package_names_its_extra() -> None:
     """Without Numba the import says what to install."""
-    for name in ("tabular.boosted_trees", "compiled.boosting", "compiled.compiling"):
-        monkeypatch.delitem(sys.modules, f"clients.{name}")
-    monkeypatch.setitem(sys.modules, "numba", None)
-
     with pytest.raises(MissingExtra, match=r"fl-strategies\[fast\]"):
         importlib.import_module("clients.tabular.boosted_trees")

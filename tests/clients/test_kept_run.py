@@ -10,9 +10,8 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients import client_app, kept_run
-from clients.app import FAILED, NO_BUDGET
-from clients.kept_run import run_name
+from clients import app, client_app
+from clients.app import FAILED, NO_BUDGET, run_name
 from fl_strategies import FedMD, Party
 from fl_strategies._compat import assign_message_id
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
@@ -83,7 +82,7 @@ def test_a_restarted_party_goes_on_in_the_middle_of_a_run(
     torn = app_with_journals(journals(tmp_path / "torn"), with_network)
     assert run(networks(), torn, grid=Amnesic) == whole
 
-    monkeypatch.setattr(kept_run.KeptRun, "state", None)
+    monkeypatch.setattr(app.KeptRun, "state", None)
     forgetful = networks()
     lost = app_with_journals(journals(tmp_path / "lost"), with_network)
     forgetful.start(Amnesic(lost, NUM_PARTIES), ArrayRecord(), num_rounds=1)
@@ -109,7 +108,7 @@ def test_a_full_disk_does_not_bring_back_an_older_model(
 ) -> None:
     """Memory that is newer than the disk counts."""
     whole = run(networks(), app_with_journals(journals(tmp_path / "whole"), with_network))
-    written = kept_run.replace_file
+    written = app.replace_file
     numbers = iter(range(100))
 
     def sometimes(path: Path, content: bytes) -> None:
@@ -117,7 +116,7 @@ def test_a_full_disk_does_not_bring_back_an_older_model(
             raise OSError(errno.ENOSPC, "No space left on device")
         written(path, content)
 
-    monkeypatch.setattr(kept_run, "replace_file", sometimes)
+    monkeypatch.setattr(app, "replace_file", sometimes)
     full = app_with_journals(journals(tmp_path / "full"), with_network)
     assert run(networks(), full) == whole
 

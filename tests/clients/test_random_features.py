@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from clients.tabular.random_features import RIDGES, RandomFeaturesLearner, solve_ridge
+from clients.tabular.kernel import RIDGES, RandomFeaturesLearner, solve_ridge
 from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
 
@@ -121,7 +121,7 @@ def test_rows_are_answered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many values are held at once has no effect beyond the last bits."""
     together = learner().predict(NEW)
 
-    monkeypatch.setattr("clients.tabular.random_features._VALUES_AT_ONCE", 100)
+    monkeypatch.setattr("clients.tabular.kernel._VALUES_AT_ONCE", 100)
 
     assert np.allclose(learner().predict(NEW), together, atol=1e-5)
 

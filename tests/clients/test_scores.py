@@ -9,10 +9,13 @@ from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 from sklearn.tree import DecisionTreeRegressor
 
 from clients.checks import check_learner
-from clients.tabular.base import MIN_PROBABILITY
-from clients.tabular.kernel import Kernel, KernelRidgeLearner, RidgeLearner
-from clients.tabular.random_features import RandomFeaturesLearner
-from clients.tabular.scores import ScoreLearner, targets_of
+from clients.tabular.base import MIN_PROBABILITY, ScoreLearner, targets_of
+from clients.tabular.kernel import (
+    Kernel,
+    KernelRidgeLearner,
+    RandomFeaturesLearner,
+    RidgeLearner,
+)
 from clients.tabular.sklearn import ForestScores
 from clients.tabular.xgboost import XGBoostScores
 from fl_strategies._util import Array

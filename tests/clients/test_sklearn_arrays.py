@@ -34,8 +34,7 @@ from sklearn.preprocessing import (
 from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 
-from clients.tabular.sklearn import SklearnLearner
-from clients.tabular.sklearn_arrays import Shape, trees_from_arrays, trees_to_arrays
+from clients.tabular.sklearn import Shape, SklearnLearner, trees_from_arrays, trees_to_arrays
 from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner
 

@@ -28,8 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier, ExtraTreeClassifier
 
-from clients.budget import MAX_WIDTH
-from clients.tabular.base import MIN_PROBABILITY, TabularLearner
+from clients.tabular.base import MAX_WIDTH, MIN_PROBABILITY, TabularLearner
 from clients.tabular.sklearn import SklearnLearner
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import (
@@ -548,8 +547,7 @@ def test_a_missing_package_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     """Without scikit-learn the import says what to install."""
-    for module in ("sklearn", "sklearn_arrays"):
-        monkeypatch.delitem(sys.modules, f"clients.tabular.{module}")
+    monkeypatch.delitem(sys.modules, "clients.tabular.sklearn")
     monkeypatch.setitem(sys.modules, package, None)
 
     with pytest.raises(MissingExtra, match=r"fl-strategies\[sklearn\]"):

@@ -11,10 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.networks import compiled as torch_compiled
-from clients.networks.compiled import CompiledPerceptrons
+from clients.networks.compiled import (
+    CompiledPerceptrons,
+    find_trainer,
+    share_of_others,
+    sparse_rows,
+)
 from clients.networks.learner import TorchLearner
-from clients.networks.sparse_rows import share_of_others, sparse_rows
 from clients.networks.stacks import PerceptronStack
 from clients.networks.training import TASK_LOSSES, BatchLoss, RecipeLoss
 from fl_strategies._util import Array
@@ -74,7 +77,7 @@ def by_kernels(
     trained = copy.deepcopy(module)
     stack = PerceptronStack.of([trained])
     assert stack is not None
-    compiled = CompiledPerceptrons.of(
+    compiled = find_trainer(
         stack, [(x, targets)], loss, batch_size=batch_size, weight_decay=decay
     )
     assert compiled is not None
@@ -225,9 +228,10 @@ def test_what_is_no_number_stays_none() -> None:
 
 def of(x: Array = FEW, *, module: nn.Module | None = None, **settings: Any) -> Any:
     stack = PerceptronStack.of([module or perceptron(20)])
+    assert stack is not None
     loss = settings.pop("loss", TASK_LOSSES["single-label"])
     given = {"batch_size": 16, "weight_decay": 0.0, **settings}
-    return CompiledPerceptrons.of(stack, [(x, LABELS)], loss, **given)
+    return find_trainer(stack, [(x, LABELS)], loss, **given)
 
 
 def test_what_kernels_cannot_do_is_left_to_pytorch() -> None:
@@ -238,9 +242,7 @@ def test_what_kernels_cannot_do_is_left_to_pytorch() -> None:
     assert of(loss=TASK_LOSSES["multi-label"]) is None
     assert of(loss=sigmoid) is None
     assert of(FEW[:, :12]) is None
-    settings = {"batch_size": 16, "weight_decay": 0.0}
-    loss = TASK_LOSSES["single-label"]
-    assert CompiledPerceptrons.of(module, [(FEW, LABELS)], loss, **settings) is None
+    assert PerceptronStack.of([module]) is None
 
 
 def test_where_kernels_are_slower_pytorch_trains() -> None:
@@ -254,12 +256,10 @@ def test_where_kernels_are_slower_pytorch_trains() -> None:
     assert of(FEW, module=perceptron(1024, 1025)) is None
 
 
-def test_without_numba_pytorch_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_pytorch_trains(request: pytest.FixtureRequest) -> None:
     learner = TorchLearner(lambda: perceptron(20), num_classes=CLASSES, epochs=4)
     ours = learner.fit(FEW, LABELS, rng=generator()).logits(FEW)
-    monkeypatch.setattr(torch_compiled, "_have_kernels", lambda: False)
-
-    assert of() is None
+    request.getfixturevalue("without_numba")
     theirs = learner.fit(FEW, LABELS, rng=generator()).logits(FEW)
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
     assert not np.array_equal(ours, theirs)

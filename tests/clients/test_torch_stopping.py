@@ -12,7 +12,7 @@ from torch import nn
 
 from clients.networks.learner import TorchLearner
 from clients.networks.private import DPTorchLearner
-from clients.networks.stopping import STOPPING_LOSSES, EarlyStopping, hold_out
+from clients.networks.training import STOPPING_LOSSES, EarlyStopping, hold_out
 from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import InvalidParameter
 

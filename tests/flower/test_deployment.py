@@ -19,8 +19,7 @@ from flwr.common.config import flatten_dict, parse_config_args
 from sklearn.datasets import load_breast_cancer
 
 from clients import SklearnLearner, client_app
-from clients.app import FAILED
-from clients.kept_run import MAX_RUNS
+from clients.app import FAILED, MAX_RUNS
 from fl_strategies import KnowledgeStrategy, Party
 from fl_strategies._compat import assign_message_id, claim_task_identity
 from fl_strategies.errors import InvalidData, InvalidParameter, RunFailed

@@ -37,7 +37,7 @@ PER_BYTE, AT_LEAST = 64, 16 * 2**20
 """A decoder may take 64 bytes of memory for each byte that came, and 16 MiB beside them."""
 HEADROOM = 128 * 2**20
 """What a whole process may take beyond its start: a row of the widest table a model can name
-(`clients.budget.MAX_WIDTH` numbers of eight bytes, 8 MiB) a few times over."""
+(`clients.tabular.base.MAX_WIDTH` numbers of eight bytes, 8 MiB) a few times over."""
 
 CLAIMS = (
     "(1000000000000,)",

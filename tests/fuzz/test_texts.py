@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.kept_run import KeptRun
+from clients.app import KeptRun
 from fl_strategies import _compat, _util
 from fl_strategies.errors import StrategyError
 from fl_strategies.privacy import journal as journals

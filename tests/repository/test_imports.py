@@ -144,7 +144,7 @@ STACK = {
         ("registry",),
     ],
     "clients": [
-        ("budget", "compiled", "kept_run"),
+        ("compiled",),
         ("tabular", "networks"),
         ("app", "checks", "dealt_data", "saved_model"),
     ],

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from clients import client_app
-from clients.kept_run import MAX_RUNS
+from clients.app import MAX_RUNS
 from fl_strategies import (
     REGISTRY,
     FedKT,
