@@ -9,6 +9,7 @@ without Numba (the extra `fast`).
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
@@ -130,7 +131,7 @@ def _stacked(twins: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def image_steps(module: nn.Module) -> list[Step] | None:
     """Return how a network is computed layer by layer, or None if the kernels cannot."""
     layers = _layers(module, "")
-    if layers is None or not _have_kernels():
+    if layers is None or _kernels() is None:
         return None
     first, *others = [layer for _, layer in layers]
     usable = isinstance(first, nn.Conv2d) and _is_known(first)
@@ -141,12 +142,12 @@ def image_steps(module: nn.Module) -> list[Step] | None:
     return list(_steps(layers))
 
 
-def _have_kernels() -> bool:
+def _kernels() -> Any:
+    """Return the module of kernels; None without Numba."""
     try:
-        pass
+        return import_module("clients.compiled.images")
     except MissingExtra:
-        return False
-    return True
+        return None
 
 
 def _layers(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
@@ -271,14 +272,12 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        from clients.compiled.images import filter_gradients
-
         images, filters = ctx.saved_tensors
         slopes = slopes.contiguous()
         by_filter, by_bias = torch.empty_like(filters), slopes.new_empty(slopes.shape[:2])
         found = by_filter.numpy(), by_bias.numpy()
         given = _rows(images), _rows(slopes), ctx.padding
-        filter_gradients(*given, *found, slopes.shape[-1])
+        _kernels().filter_gradients(*given, *found, slopes.shape[-1])
         if not ctx.needs_input_grad[0]:
             return None, by_filter, by_bias, None
         turned = filters.transpose(1, 2).flip(-1, -2).contiguous()
@@ -291,26 +290,22 @@ class _Convolution(torch.autograd.Function):
 class _Pooling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, floor: np.float32) -> Tensor:
-        from clients.compiled.images import pool
-
         images, (models, channels, height, width, batch) = images.contiguous(), images.shape
         pooled = images.new_empty(models, channels, height // 2, width // 2, batch)
-        pool(_rows(images), floor, _rows(pooled), batch)
+        _kernels().pool(_rows(images), floor, _rows(pooled), batch)
         ctx.floor = floor
         ctx.save_for_backward(images, pooled)
         return pooled
 
     @staticmethod
     def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None]:
-        from clients.compiled.images import pool_gradients
-
         images, pooled = ctx.saved_tensors
         by_image = torch.empty_like(images)
         # Pixels of an odd last row or column are in no pool.
         by_image[:, :, 2 * pooled.shape[2] :] = 0
         by_image[:, :, :, 2 * pooled.shape[3] :] = 0
         seen, given = (_rows(images), _rows(pooled)), _rows(slopes.contiguous())
-        pool_gradients(*seen, ctx.floor, given, _rows(by_image), slopes.shape[-1])
+        _kernels().pool_gradients(*seen, ctx.floor, given, _rows(by_image), slopes.shape[-1])
         return by_image, None
 
 
@@ -319,8 +314,6 @@ _pool: Callable[..., Tensor] = _Pooling.apply
 
 
 def _convolved(images: Tensor, filters: Tensor, biases: Tensor, border: int) -> Tensor:
-    from clients.compiled.images import convolve
-
     models, channels, inside, width, batch = images.shape
     cut, height = TAPS - 1, inside + 2 * border
     # The kernels themselves check nothing.
@@ -330,7 +323,7 @@ def _convolved(images: Tensor, filters: Tensor, biases: Tensor, border: int) -> 
         raise ValueError(f"images {tuple(images.shape)} do not fit {tuple(filters.shape)}")
     out = images.new_empty(models, filters.shape[1], height - cut, width - cut, batch)
     flat = filters.detach().contiguous().numpy(), biases.detach().contiguous().numpy()
-    convolve(_rows(images), *flat, border, _rows(out), batch)
+    _kernels().convolve(_rows(images), *flat, border, _rows(out), batch)
     return out
 
 

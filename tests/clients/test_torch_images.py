@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clients.networks import images
 from clients.networks.images import ImageStack, image_steps
 from clients.networks.learner import TorchLearner
 from clients.networks.stacks import ModuleStack, accelerated, make_stack
@@ -118,8 +117,8 @@ def test_a_watched_network_is_left_to_pytorch() -> None:
     assert image_steps(module) is None
 
 
-def test_without_numba_pytorch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_have_kernels", lambda: False)
+@pytest.mark.usefixtures("without_numba")
+def test_without_numba_pytorch_computes() -> None:
     assert isinstance(make_stack(_modules("lenet", 2)), ModuleStack)
 
 
