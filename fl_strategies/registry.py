@@ -30,7 +30,8 @@ from fl_strategies.strategies.sums import (
     FedHistogram,
     FedRegression,
 )
-from fl_strategies.strategies.sums.options import Histogram, Regression
+from fl_strategies.strategies.sums.histogram import Histogram
+from fl_strategies.strategies.sums.regression import Regression
 from fl_strategies.strategies.weights import FedAvg, WeightsParty, flower_strategy
 
 

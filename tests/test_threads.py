@@ -9,8 +9,8 @@ import threadpoolctl
 from clients.tabular.kernel import RandomFeaturesLearner
 from fl_strategies import _util
 from fl_strategies._util import one_blas_thread
+from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import Components
-from fl_strategies.strategies.sums.summary import Cells
 
 MANY = 2
 

@@ -18,14 +18,9 @@ from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.learners import Task
 from fl_strategies.privacy.counts import GaussianSums
-from fl_strategies.strategies.sums.regression import Components
-from fl_strategies.strategies.sums.summary import (
-    FARTHEST,
-    Cells,
-    Ellipsoid,
-    PartySums,
-    plausible_counts,
-)
+from fl_strategies.strategies.sums.histogram import Cells, plausible_counts
+from fl_strategies.strategies.sums.regression import FARTHEST, Components, Ellipsoid
+from fl_strategies.strategies.sums.summary import PartySums
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid
 from tests.toys import (

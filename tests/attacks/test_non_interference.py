@@ -45,8 +45,8 @@ from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.server.strategy import KnowledgeStrategy
 from fl_strategies.strategies.fedkd import FedKDParty
 from fl_strategies.strategies.fedkt import FedKTParty
+from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import Components
-from fl_strategies.strategies.sums.summary import Cells
 from fl_strategies.strategies.weights import FedAvg
 from fl_strategies.wire import keys
 from simulations.config import Settings

@@ -23,8 +23,9 @@ from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.mechanisms import Release
 from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY, SumParty
+from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import Components
-from fl_strategies.strategies.sums.summary import DIRECTION, Cells, direction, is_direction
+from fl_strategies.strategies.sums.summary import DIRECTION, direction, is_direction
 from fl_strategies.wire import keys
 from simulations.runtime.local import run_local
 from tests.attacks import test_non_interference as check

@@ -14,8 +14,9 @@ from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.mechanisms import Release
 from fl_strategies.privacy.secure import discrete_gaussian
 from fl_strategies.strategies.sums import SumPrivacy
+from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import Components
-from fl_strategies.strategies.sums.summary import Cells, Summary
+from fl_strategies.strategies.sums.summary import Summary
 
 Source = np.random.Generator | None
 EPSILON = 5.0

@@ -15,7 +15,7 @@ from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.mechanisms import Release
 from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY
 from fl_strategies.strategies.sums import party as party_side
-from fl_strategies.strategies.sums.summary import Cells
+from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.wire import keys
 from tests.audit.sum_cases import (
     CASES,

@@ -14,8 +14,9 @@ from fl_strategies._util import Array, IntArray
 from fl_strategies.privacy.audit import AuditResult, audit, audit_sums
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.strategies.sums import party, server
+from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import LEVELS, Components
-from fl_strategies.strategies.sums.summary import DIRECTION, Cells, Summary, direction
+from fl_strategies.strategies.sums.summary import DIRECTION, Summary, direction
 from tests.audit.sum_cases import (
     BROKEN,
     CASES,

@@ -24,12 +24,8 @@ from fl_strategies.party.party import PartyPolicy
 from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.planning.rules import usual_cells
+from fl_strategies.strategies.sums.histogram import Cells, class_shares, count_records
 from fl_strategies.strategies.sums.options import SumPrivacy
-from fl_strategies.strategies.sums.summary import (
-    Cells,
-    class_shares,
-    count_records,
-)
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.kept import Killed, MortalGrid

@@ -1,29 +1,28 @@
-"""FedHistogram and FedRegression: one noisy sum over a party's records; both sides of them.
+"""Heads on sums: one noisy sum over each party's records, and a model that follows from it.
 
-    server   decides by public rows how records are summed up, and sends this
-    party    sums its records up, adds noise and sends the sums
-    server   adds the sums up, labels every public row by them, trains any model on these
+    server   decides by public rows how records are summed, and sends this
+    party    sums its records, adds noise and sends the sums
+    server   adds the sums, labels every public row by them, trains any model on these
 
 Replacing a record moves a sum by a known distance, so one release has one price, whatever the
-number of public rows. `histogram` counts records by cell and class; `regression` sums up
-features by class.
+number of public rows. `histogram` counts records by cell and class; `regression` sums features
+by class. Each of these two files is a whole head: its options, its `Summary` of records, its
+planner, its server side, and the party's role that follows from them. Levels, mechanisms,
+limits and the exclusion of outliers are in `options`, `summary`, `party` and `server`.
 """
 
-from fl_strategies.strategies.sums.histogram import FedHistogram
-from fl_strategies.strategies.sums.options import (
+from fl_strategies.strategies.sums.histogram import (
+    HISTOGRAM_PARTY,
+    FedHistogram,
     FedHistogramOptions,
-    FedRegressionOptions,
-    Histogram,
-    Regression,
-    SumOptions,
-    SumPrivacy,
 )
+from fl_strategies.strategies.sums.options import SumOptions, SumPrivacy
 from fl_strategies.strategies.sums.party import SumParty
-from fl_strategies.strategies.sums.regression import Components, FedRegression
-from fl_strategies.strategies.sums.summary import Cells
-
-HISTOGRAM_PARTY = SumParty(FedHistogramOptions, Cells, Histogram(level="L2"))
-REGRESSION_PARTY = SumParty(FedRegressionOptions, Components, Regression(level="L2"))
+from fl_strategies.strategies.sums.regression import (
+    REGRESSION_PARTY,
+    FedRegression,
+    FedRegressionOptions,
+)
 
 __all__ = [
     "FedHistogram",

@@ -1,6 +1,7 @@
-"""Options of FedHistogram and FedRegression, what they release, and what parties receive."""
+"""Settings of all heads on sums of records, what they release, and what plans them."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
@@ -13,10 +14,9 @@ from fl_strategies.options import Options, group, option
 from fl_strategies.privacy.counts import MOST_SUMS, GaussianSums, calibrated_sums
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.privacy.planning import rules
-from fl_strategies.privacy.planning.plans import Draft, Facts, Planner, advice
+from fl_strategies.privacy.planning.plans import Draft, Facts, advice
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
-from fl_strategies.strategies.sums.summary import MOST_DIVISIONS, Summary
+from fl_strategies.strategies.sums.summary import Summary
 
 Level: TypeAlias = Literal["L1", "L2", "central"]
 
@@ -25,6 +25,7 @@ SUMS: Final = "sums"
 TASK: Final = "task"
 UNPROTECTED: Final = "exact sums over records left the party"
 TRUSTED: Final = f"{UNPROTECTED}, to a server that is trusted to add the noise"
+NOT_PARTIES: Final = "noise on sums over records protects examples, not parties"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class SumPrivacy(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class SumOptions(Options):
-    """What `FedHistogram` and `FedRegression` have in common.
+    """Options of every head on sums.
 
     Parameters
     ----------
@@ -120,60 +121,10 @@ class SumOptions(Options):
         return DEFAULT_DELTA if self.privacy is None else self.privacy.delta
 
 
-@dataclass(frozen=True, kw_only=True)
-class FedHistogramOptions(SumOptions):
-    """Options of `FedHistogram`; see `SumOptions`.
-
-    Parameters
-    ----------
-    num_divisions : int
-        How often the space is divided, each time from another start.
-    num_cells, num_components : int, optional
-        Into how many cells each time, by how many principal components of the
-        public rows; by default what `usual_cells` says, and thirty.
-    """
-
-    owner: ClassVar[str] = "FedHistogram"
-
-    num_divisions: int = option(
-        8, "divisions of the space of rows", least=1, most=MOST_DIVISIONS
-    )
-    num_cells: int | None = option(
-        None, "cells of the space of rows; 0: as many as stand out from noise", least=2
-    )
-    num_components: int | None = option(
-        None, "principal components of public rows; 0: 30 at most", least=1
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedRegressionOptions(SumOptions):
-    """Options of `FedRegression`; see `SumOptions`.
-
-    Parameters
-    ----------
-    num_components : int, optional
-        Principal components of the public rows that the regression sees; by default what
-        `usual_components` says.
-    """
-
-    owner: ClassVar[str] = "FedRegression"
-
-    num_components: int | None = option(
-        None,
-        "principal components of public rows; 0: as many as stand out from noise",
-        least=1,
-    )
-
-
-NOT_PARTIES: Final = "noise on sums over records protects examples, not parties"
-
-
 def release_plan(
-    name: str,
     options: SumOptions,
     facts: ReleaseFacts,
-    planner: Planner,
+    planner: "SumPlanner",
     *,
     summary: Summary | None = None,
     no_signal: Callable[[], str] | None = None,
@@ -183,13 +134,10 @@ def release_plan(
 
     Parameters
     ----------
-    name : str
-        Of the strategy.
     options, facts
-    planner : Planner
-        Of the strategy at this level.
+    planner : SumPlanner
     summary : Summary, optional
-        How records are summed up, once that is known.
+        How records are summed, once that is known.
     no_signal : callable, optional
         How noise hides the sums, where that is known better than the planner does.
     setting : str
@@ -198,8 +146,24 @@ def release_plan(
     privacy, level = options.privacy, options.level
     own = level == "L2"
     seeded = privacy is not None and privacy.seeded_noise
+    open_ = UNPROTECTED if privacy is None else TRUSTED
+
+    def price() -> Price:
+        # Every example is in the sums of one party.
+        record = open_charges(open_)
+        if privacy is None:
+            return Price(record=record, unprotected=(UNPROTECTED,))
+        if summary is None or not (own or facts.num_parties):
+            return Price(record=record)
+        mechanism = mechanism_of(privacy, facts, summary)
+        charges = mechanism.charges(num_sums(facts, summary), seeded=seeded)
+        return Price(record=charges, answers=charges) if own else Price(published=charges)
+
+    def planned(ask: Callable[[Facts], str]) -> str:
+        return "" if privacy is None else ask(_announced(privacy, options, facts))
+
     return ReleasePlan(
-        name=f"{name} {level}",
+        name=f"{planner.strategy} {level}",
         trainer=facts.trainer,
         models=False,
         protected=own,
@@ -210,11 +174,11 @@ def release_plan(
         delta=options.delta,
         record_delta=options.delta,
         audience=AUDIENCES[level],
-        reason=NOT_PARTIES if own else _open_reason(options),
-        price=lambda: _price(options, facts, summary),
-        no_signal=no_signal or (lambda: _hidden(options, facts, planner) if own else ""),
+        reason=NOT_PARTIES if own else open_,
+        price=price,
+        no_signal=no_signal or (lambda: planned(planner.problem) if own else ""),
         accepted=privacy is not None and privacy.accept_noise,
-        advice=lambda: _advice(options, facts, planner, setting),
+        advice=lambda: planned(lambda found: advice(planner, found, setting)),
     )
 
 
@@ -230,32 +194,12 @@ def num_sums(facts: ReleaseFacts, summary: Summary) -> int:
     return int(np.prod(summary.shape(facts.num_classes, facts.task)))
 
 
-def _open_reason(options: SumOptions) -> str:
-    return UNPROTECTED if options.privacy is None else TRUSTED
-
-
-def _price(options: SumOptions, facts: ReleaseFacts, summary: Summary | None) -> Price:
-    """Return the price: every example is in the sums of one party."""
-    own = options.level == "L2"
-    open_ = open_charges(_open_reason(options))
-    if options.privacy is None:
-        return Price(record=open_, unprotected=(UNPROTECTED,))
-    if summary is None or not (own or facts.num_parties):
-        return Price(record=open_)
-    mechanism = mechanism_of(options.privacy, facts, summary)
-    seeded = options.privacy.seeded_noise
-    charges = mechanism.charges(num_sums(facts, summary), seeded=seeded)
-    return Price(record=charges, answers=charges) if own else Price(published=charges)
-
-
-def _planned(options: SumOptions, facts: ReleaseFacts) -> Facts | None:
-    privacy = options.privacy
-    if privacy is None or privacy.target_epsilon is None:
-        return None
+def _announced(privacy: SumPrivacy, options: SumOptions, facts: ReleaseFacts) -> Facts:
+    """Return the federation that the server has announced, as planners need it."""
     num_parties = max(1, facts.num_parties)
     num_records = options.num_records or max(1, facts.num_public)
     return Facts(
-        target_epsilon=privacy.target_epsilon,
+        target_epsilon=float(privacy.target_epsilon or 0),
         delta=privacy.delta,
         num_parties=num_parties,
         num_records=max(1, num_records // num_parties),
@@ -264,32 +208,14 @@ def _planned(options: SumOptions, facts: ReleaseFacts) -> Facts | None:
     )
 
 
-def _hidden(options: SumOptions, facts: ReleaseFacts, planner: Planner) -> str:
-    """Return how one party's noise hides all records that the server has announced."""
-    planned = _planned(options, facts)
-    return "" if planned is None else planner.problem(planned)
-
-
-def _advice(options: SumOptions, facts: ReleaseFacts, planner: Planner, setting: str) -> str:
-    """Return what would work instead of what is refused."""
-    planned = _planned(options, facts)
-    return "" if planned is None else advice(planner, planned, setting)
-
-
-_SCORE_NOISE: Final = 1.4
-"""Noise on the score of a public row, by that on one mean and one feature: 1.2 to 1.8 on Adult,
-cod-rna, digits and breast-cancer from four components on."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Sums:
-    """One vector of each party, at one of three levels.
+class SumPlanner(ABC):
+    """Base of the planners of heads: one vector per party, at one of three levels.
 
     Parameters
     ----------
     level : "L1", "L2" or "central"
-        Whose noise protects whom: that of a trusted server a party, that of each party an
-        example, that of a trusted server an example.
+        Whose noise protects whom; see `SumPrivacy`.
     num_labels : int
         Labels of a record, if several.
     """
@@ -298,10 +224,10 @@ class _Sums:
     num_labels: int = 1
 
     strategy: ClassVar[str]
-    moved_by_record: ClassVar[float]
-    """How far one record of one label moves the vector, where a record is 1 long."""
+    moved_squared: ClassVar[int]
+    """How far one record of one label moves the vector, squared, if a record has length 1."""
     moved_by_party: ClassVar[float]
-    """How far one party moves the sum, where its vector is 1 long."""
+    """How far one party moves the sum, if its vector has length 1."""
 
     @property
     def name(self) -> str:
@@ -312,6 +238,11 @@ class _Sums:
     def unit(self) -> Unit:
         """Who is protected."""
         return "party" if self.level == "L1" else "example"
+
+    @property
+    def whose(self) -> str:
+        """What is summed, in words."""
+        return "parties" if self.level == "L1" else "records"
 
     @property
     def trusts_server(self) -> bool:
@@ -329,102 +260,24 @@ class _Sums:
         """What repeats it on the command line."""
         return "" if self.level == "L2" else f"privacy-level={self.level}"
 
+    @property
+    def moved(self) -> float:
+        """How far one unit moves the sum, if its own vector has length 1."""
+        by_record = math.sqrt(self.moved_squared * self.num_labels)
+        return self.moved_by_party if self.level == "L1" else by_record
+
     def noise(self, facts: Facts) -> tuple[GaussianSums, float]:
         """Return the mechanism, and the deviation of the noise on the sum of all parties."""
-        by_record = self.moved_by_record * math.sqrt(self.num_labels)
         sums = calibrated_sums(
-            facts.target_epsilon,
-            facts.delta,
-            l2_sensitivity=self.moved_by_party if self.level == "L1" else by_record,
-            unit=self.unit,
+            facts.target_epsilon, facts.delta, l2_sensitivity=self.moved, unit=self.unit
         )
         draws = facts.num_parties if self.level == "L2" else 1
         return sums, sums.drawn_scale * math.sqrt(draws)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Histogram(_Sums):
-    """`FedHistogram`: counts of records by cell and class."""
-
-    strategy: ClassVar[str] = "fedhistogram"
-    moved_by_record: ClassVar[float] = math.sqrt(2)
-    moved_by_party: ClassVar[float] = math.sqrt(2)
-
-    def _cells(self, facts: Facts) -> tuple[int, float]:
-        """Return how many cells there are, and what each has on average."""
-        _, noise = self.noise(facts)
-        if self.level == "L1":
-            parties = facts.num_parties
-            cells = rules.usual_cells_of_parties(facts.num_public, parties, noise)
-            return cells, parties / math.sqrt(cells)
-        cells = rules.usual_cells(facts.num_public, facts.all_records, noise)
-        return cells, facts.all_records / cells
-
-    @property
-    def _whose(self) -> str:
-        return "parties" if self.level == "L1" else "records"
-
+    @abstractmethod
     def problem(self, facts: Facts) -> str:
-        """Say if noise is more than what a cell has."""
-        _, noise = self.noise(facts)
-        return rules.drowned_cells(self._cells(facts)[1], noise, self._whose)
+        """Describe noise that leaves no signal, or return ""."""
 
+    @abstractmethod
     def draft(self, facts: Facts) -> Draft:
-        """Return the histogram that the strategy makes by default."""
-        (sums, noise), (cells, heard) = self.noise(facts), self._cells(facts)
-        return Draft(
-            noise="gaussian",
-            scale=sums.drawn_scale,
-            asked="cells",
-            num_asked=cells,
-            voters=f"{heard:.0f} {self._whose} of a cell",
-            right=facts.right_labels("gaussian", noise, heard),
-            batches=[sums.charges(cells * facts.num_classes)],
-            settings=self.settings,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Regression(_Sums):
-    """`FedRegression`: sums of components by class.
-
-    A margin is the lead of the first class at a row; noise on the sums becomes noise on the
-    regression's score of the row.
-    """
-
-    strategy: ClassVar[str] = "fedregression"
-    moved_by_record: ClassVar[float] = 2.0
-    moved_by_party: ClassVar[float] = 2.0
-
-    def noise_share(self, facts: Facts) -> float:
-        """Return the noise on one sum as a share of what all sums usually are together."""
-        _, noise = self.noise(facts)
-        if self.level == "L1":
-            return noise / facts.num_parties
-        return noise / (rules.USUAL_STRENGTH * facts.all_records)
-
-    def problem(self, facts: Facts) -> str:
-        """Describe noise that leaves no signal in even one component, or return ""."""
-        return rules.drowned_components(self.noise_share(facts))
-
-    def draft(self, facts: Facts) -> Draft:
-        """Return the regression that the strategy makes by default."""
-        sums, share = self.noise(facts)[0], self.noise_share(facts)
-        columns = facts.num_columns or facts.num_public
-        components = rules.usual_components(facts.num_public, columns, share)
-        score = _SCORE_NOISE * rules.USUAL_STRENGTH * share * (components + 1)
-        # With two classes one score has the noise, with more the score of each class.
-        binary = facts.num_classes == 2
-        each, classes = (score / math.sqrt(2), 1) if binary else (score, facts.num_classes)
-        return Draft(
-            noise="gaussian",
-            scale=sums.drawn_scale,
-            asked="components",
-            num_asked=components,
-            voters=f"all {'parties' if self.level == 'L1' else 'records'}, a linear model",
-            right=facts.right_labels("gaussian", each, 1.0),
-            batches=[sums.charges((components + 1) * classes)],
-            settings=self.settings,
-            # From so many labels least squares would learn two classes as well.
-            worth=(components + 1) / score**2 if binary else None,
-        )
+        """Return what the strategy does by default."""

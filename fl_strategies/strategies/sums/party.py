@@ -1,4 +1,4 @@
-"""The party's role in FedHistogram and FedRegression: sum the own records up, once."""
+"""The party's role in every head on sums: sum the own records, once."""
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -14,12 +14,12 @@ from fl_strategies.party.role import (
     read_seed,
 )
 from fl_strategies.privacy.counts import MOST_SUMS
-from fl_strategies.privacy.planning.plans import Planner
 from fl_strategies.release import ReleasePlan
 from fl_strategies.strategies.sums.options import (
     SUMS,
     TASK,
     SumOptions,
+    SumPlanner,
     mechanism_of,
     release_plan,
 )
@@ -29,13 +29,13 @@ from fl_strategies.wire.knowledge import Knowledge, Metrics, config_choice
 
 
 class SumParty(PartyRole):
-    """The party's role: sum the own records up as public rows say; no model is trained."""
+    """The party's role: sum the own records as public rows define; no model is trained."""
 
     def __init__(
-        self, options: type[SumOptions], summary: type[Summary], planner: Planner
+        self, options: type[SumOptions], summary: type[Summary], planner: type[SumPlanner]
     ) -> None:
-        self._name, _, _ = planner.name.partition(" ")
-        self._options, self._summary, self._planner = options, summary, planner
+        self._options, self._summary = options, summary
+        self._planner = planner(level="L2")
 
     def plan(self, party: Party, config: ConfigRecord) -> ReleasePlan:
         """Return that sums leave, with the party's own noise or without."""
@@ -44,13 +44,12 @@ class SumParty(PartyRole):
     def _plan(
         self, party: Party, options: SumOptions, summary: Summary | None = None
     ) -> ReleasePlan:
-        facts = facts_of(party)
-        return release_plan(self._name, options, facts, self._planner, summary=summary)
+        return release_plan(options, facts_of(party), self._planner, summary=summary)
 
     def train(
         self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
     ) -> tuple[Knowledge, Metrics]:
-        """Return what the own records sum up to, with noise if the party is to add it."""
+        """Return the sum of the own records, with noise if the party is to add it."""
         check_public_data(party, config)
         config_choice(config, TASK, [party.task])
         classes, rule = party.task != "regression", "single-label or multi-label"
@@ -73,7 +72,7 @@ class SumParty(PartyRole):
         return Knowledge(SUMS, {SUMS: limited}, claim), metrics
 
     def _read(self, party: Party, received: Knowledge | None) -> Summary:
-        """Return how to sum up, as the server sent it."""
+        """Return the summary that the server sent."""
         if received is None or received.kind != self._summary.kind:
             raise KnowledgeMismatch(f"Server: the message must hold {self._summary.kind}.")
         num_values = int(np.prod(party.x.shape[1:]))

@@ -19,21 +19,25 @@ import scipy
 from fl_strategies._util import Array, FloatArray, IntArray, one_blas_thread
 from fl_strategies.errors import require
 from fl_strategies.learners import Task
+from fl_strategies.options import option
 from fl_strategies.privacy.counts import MOST_SUMS
+from fl_strategies.privacy.planning.plans import Draft, Facts
 from fl_strategies.privacy.planning.rules import (
     USUAL_STRENGTH,
     drowned_components,
     usual_components,
 )
-from fl_strategies.strategies.sums.options import FedRegressionOptions, Regression
+from fl_strategies.strategies.sums.options import SumOptions, SumPlanner
+from fl_strategies.strategies.sums.party import SumParty
 from fl_strategies.strategies.sums.server import Counted, SumStrategy
 from fl_strategies.strategies.sums.summary import (
     DIRECTION,
     LARGEST_SUM,
-    Ellipsoid,
+    VALUES_AT_ONCE,
     PartySums,
     Summary,
     known_classes,
+    most_of_noise,
     principal_axes,
 )
 from fl_strategies.wire.knowledge import Metrics
@@ -41,6 +45,7 @@ from fl_strategies.wire.knowledge import Metrics
 LEVELS: Final = 2**8
 """Length of a unit row in rounded units."""
 MOST_COMPONENTS: Final = 2**12
+NUM_COMPONENTS: Final = "num-components"
 RIDGE: Final = 0.5
 """Penalty of the regression, as a multiple of the noise on one mean."""
 _LEAST_RIDGE: Final = 1e-6
@@ -51,10 +56,39 @@ CONSTANT: Final = round(LEVELS * _CONSTANT / math.hypot(1.0, _CONSTANT))
 _INSIDE: Final = 0.9
 """Share of public rows that are not shortened."""
 _STEPS: Final = 300
-_VALUES_AT_ONCE: Final = 2**22
 # Rounding of a computed length must not leave a row longer than it says.
 _A_LITTLE_MORE: Final = 1 + 2.0**-40
 _LEAST_VARIANCE: Final = 1e-9
+FARTHEST: Final = 2.0
+"""Square of the length of a mean of features times labels, where the features of public rows
+have deviation 1 in every direction. Labels of rows like these give 1 at most, the rows of one
+class alone up to 1 divided by its share."""
+_SCORE_NOISE: Final = 1.4
+"""Noise on the score of a public row, by that on one mean and one feature: 1.2 to 1.8 on Adult,
+cod-rna, digits and breast-cancer from four components on."""
+_SMALL: Final = 0.03
+"""Length of the mean of parties' directions, whose own length says nothing: so small that the
+regression is that of least squares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRegressionOptions(SumOptions):
+    """Options of `FedRegression`; see `SumOptions`.
+
+    Parameters
+    ----------
+    num_components : int, optional
+        Principal components of the public rows that the regression sees; by default what
+        `usual_components` says.
+    """
+
+    owner: ClassVar[str] = "FedRegression"
+
+    num_components: int | None = option(
+        None,
+        "principal components of public rows; 0: as many as stand out from noise",
+        least=1,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +165,7 @@ class Components(Summary):
         """
         total = np.zeros(self.shape(num_classes, task), dtype=np.int64)
         widest = max(*total.shape, len(self.mean), num_classes)
-        step = max(1, _VALUES_AT_ONCE // widest)
+        step = max(1, VALUES_AT_ONCE // widest)
         for start in range(0, len(x), step):
             part = slice(start, start + step)
             # Products of floats are ten times as fast, and exact below 2**53.
@@ -247,14 +281,119 @@ def fitted_weights(
     return np.asarray(found.x.reshape(means.shape))
 
 
-NUM_COMPONENTS: Final = "num-components"
-_SMALL: Final = 0.03
-"""Length of the mean of parties' directions, whose own length says nothing: so small that the
-regression is that of least squares."""
+@dataclass(frozen=True, eq=False)
+class Ellipsoid:
+    """Means of features times labels that rows like the public ones give.
+
+    By the inequality of Bessel, a mean m of features times numbers from -1 to 1 has
+    m' S^-1 m at most 1, where S is the mean square of the features. Projections on a convex
+    set bring no two points farther apart.
+
+    Parameters
+    ----------
+    squares : (num_features,)
+        Mean squares of features along the axes.
+    axes : (num_features, num_features)
+        One a column.
+    """
+
+    squares: FloatArray
+    axes: FloatArray
+
+    @classmethod
+    @one_blas_thread()
+    def of_features(cls, features: IntArray, longest: float) -> "Ellipsoid":
+        """Return that of public rows, and of one more that is as long as rows can be."""
+        squares, axes = np.linalg.eigh(features.T @ features / len(features))
+        return cls(np.maximum(squares, 0.0) + longest**2 / len(features), axes)
+
+    @one_blas_thread()
+    def project(
+        self, sums: IntArray, num_records: int, noise: float, num_labels: int = 1
+    ) -> FloatArray | IntArray:
+        """Return the nearest plausible sums; plausible ones as they are.
+
+        Parameters
+        ----------
+        sums : (num_features, columns)
+        num_records : int
+        noise : float
+            Deviation of the noise on each sum.
+        num_labels : int
+            Labels of a record.
+        """
+        variance = (noise / num_records) ** 2
+        squares = self.squares + variance
+        parts = variance / squares
+        # Means of few rows are as much longer as there are features.
+        usual = num_labels * (FARTHEST + len(squares) / num_records)
+        by_noise = math.sqrt(sums.shape[1] * float(parts.sum()))
+        by_noise += most_of_noise(math.sqrt(float(parts.max())))
+        most = (math.sqrt(usual) + by_noise) ** 2
+        along = self.axes.T @ (sums / num_records)
+        energy = np.square(along).sum(axis=1)
+
+        def beyond(shift: float) -> float:
+            return float((energy * squares / (squares + shift) ** 2).sum()) - most
+
+        if beyond(0.0) <= 0:
+            return sums
+        largest = math.sqrt(float((energy * squares).sum()) / most)
+        shift = scipy.optimize.brentq(beyond, 0.0, largest, xtol=1e-300, rtol=1e-15)
+        nearest = self.axes @ (along * (squares / (squares + shift))[:, None])
+        return np.asarray(nearest * num_records)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regression(SumPlanner):
+    """Plans `FedRegression`: sums of components by class.
+
+    A margin is the lead of the first class at a row; noise on the sums becomes noise on the
+    regression's score of the row.
+    """
+
+    strategy: ClassVar[str] = "fedregression"
+    moved_squared: ClassVar[int] = 4
+    moved_by_party: ClassVar[float] = 2.0
+
+    def noise_share(self, noise: float, num_parties: int, num_records: int) -> float:
+        """Return the noise on one sum as a share of what all sums usually are together."""
+        by_party = self.level == "L1"
+        return noise / (num_parties if by_party else USUAL_STRENGTH * num_records)
+
+    def _share(self, facts: Facts) -> float:
+        _, noise = self.noise(facts)
+        return self.noise_share(noise, facts.num_parties, facts.all_records)
+
+    def problem(self, facts: Facts) -> str:
+        """Describe noise that leaves no signal in even one component, or return ""."""
+        return drowned_components(self._share(facts))
+
+    def draft(self, facts: Facts) -> Draft:
+        """Return the regression that the strategy makes by default."""
+        sums, share = self.noise(facts)[0], self._share(facts)
+        columns = facts.num_columns or facts.num_public
+        components = usual_components(facts.num_public, columns, share)
+        score = _SCORE_NOISE * USUAL_STRENGTH * share * (components + 1)
+        # With two classes one score has the noise, with more the score of each class.
+        binary = facts.num_classes == 2
+        each, classes = (score / math.sqrt(2), 1) if binary else (score, facts.num_classes)
+        return Draft(
+            noise="gaussian",
+            scale=sums.drawn_scale,
+            asked="components",
+            num_asked=components,
+            voters=f"all {self.whose}, a linear model",
+            right=facts.right_labels("gaussian", each, 1.0),
+            batches=[sums.charges((components + 1) * classes)],
+            settings=self.settings,
+            # From so many labels least squares would learn two classes as well.
+            worth=(components + 1) / score**2 if binary else None,
+        )
 
 
 class FedRegression(SumStrategy[Components]):
-    """One round: parties sum up principal components of their records times labels.
+    """One round: parties sum principal components of their records times labels.
 
     Leaves the party
         One number for each component and class (or label): the sum of this component over
@@ -285,41 +424,32 @@ class FedRegression(SumStrategy[Components]):
 
     name: ClassVar[str] = "fedregression"
     options_type = FedRegressionOptions
+    planner_type = Regression
+    record_length = LEVELS
     options: FedRegressionOptions
+    _planner: Regression
     open_setting = "num_components"
 
     def _summarise(self) -> Components:
-        width = int(np.prod(self.public.shape[1:]))
-        number = self.options.num_components
+        most, number = min(self.width, MOST_COMPONENTS), self.options.num_components
         if number is None:
-            width_used = min(width, MOST_COMPONENTS)
-            number = usual_components(len(self.public), width_used, self._noise_share())
-        most = min(width, MOST_COMPONENTS, MOST_SUMS // self.num_classes - 1)
+            number = usual_components(len(self.public), most, self._noise_share())
+        most = min(most, MOST_SUMS // self.num_classes - 1)
         rule = f"at most {most}, for so many columns and classes"
         require(number <= most, "FedRegression", "num_components", rule, number)
-        components = Components.of_rows(self.public, number)
-        # Everybody sums up by what travels, the server too.
-        return Components.from_arrays(components.to_arrays(), width)
+        return Components.of_rows(self.public, number)
 
     def _noise_share(self) -> float:
-        """Return the noise on one sum as a share of what all sums usually are together."""
-        if self.options.level == "L1":
-            return self._planned_noise(2.0 * DIRECTION) / (DIRECTION * self.num_parties)
-        labels = self._num_labels
-        usual = USUAL_STRENGTH * LEVELS * self._num_records
-        return self._planned_noise(2.0 * LEVELS * labels**0.5) / usual
+        noise = self._planned_noise()
+        return self._planner.noise_share(noise, self.num_parties, self._num_records)
 
     def _drowned(self) -> str:
         """Describe noise that leaves no signal in two components, or return ""."""
         return drowned_components(self._noise_share())
 
-    def _planner(self, level: str, num_labels: int) -> Regression:
-        return Regression(level=level, num_labels=num_labels)
-
     def _plausible(self, one: PartySums, noise: float) -> FloatArray | IntArray:
         """Return the nearest sums that rows like the public ones give."""
-        labels = self._num_labels
-        return self._ellipsoid.project(one.sums, one.num_records, noise, labels)
+        return self._ellipsoid.project(one.sums, one.num_records, noise, self.num_labels)
 
     @cached_property
     def _ellipsoid(self) -> Ellipsoid:
@@ -348,15 +478,15 @@ class FedRegression(SumStrategy[Components]):
         shares = fitted_shares(
             self._features, total / whole, noise / whole, self.num_classes, self.task
         )
-        return _hard(shares, several=self.task == "multi-label") if by_party else shares
+        if not by_party:
+            return shares
+        # All of a row's share for its likeliest class, or each likely label.
+        if self.task == "multi-label":
+            return (shares > 0.5).astype(np.float64)
+        return np.asarray(np.eye(shares.shape[1])[shares.argmax(axis=1)])
 
     def _details(self) -> Metrics:
         return {NUM_COMPONENTS: self._summary.num_features - 1}
 
 
-def _hard(shares: FloatArray, *, several: bool) -> FloatArray:
-    """Return all of a row's share for its likeliest class, or each likely label."""
-    if several:
-        return (shares > 0.5).astype(np.float64)
-    likeliest: FloatArray = np.eye(shares.shape[1])[shares.argmax(axis=1)]
-    return likeliest
+REGRESSION_PARTY: Final = SumParty(FedRegressionOptions, Components, Regression)

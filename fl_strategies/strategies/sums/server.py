@@ -1,4 +1,4 @@
-"""The server side that FedHistogram and FedRegression share."""
+"""The server side that all heads on sums share."""
 
 import math
 from abc import abstractmethod
@@ -23,7 +23,6 @@ from fl_strategies.learners import (
 )
 from fl_strategies.party.role import privacy_metrics
 from fl_strategies.privacy.counts import GaussianSums
-from fl_strategies.privacy.planning.plans import Planner
 from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
@@ -37,12 +36,12 @@ from fl_strategies.strategies.sums.options import (
     SUMS,
     TASK,
     SumOptions,
+    SumPlanner,
     mechanism_of,
     release_plan,
 )
 from fl_strategies.strategies.sums.summary import (
     DIRECTION,
-    LEAST_AGREEMENT,
     PartySums,
     Summary,
     is_direction,
@@ -61,6 +60,9 @@ _PRICES: Final[Mapping[str, Sequence[str]]] = {
 }
 """Metrics that the server knows better than the parties."""
 _TOTAL: Final = "total"
+LEAST_AGREEMENT: Final = 0.5
+"""With noise, no party is excluded where the median one agrees less than this with the others:
+small parties' sums are mostly noise then."""
 
 
 class Counted(NamedTuple):
@@ -72,16 +74,16 @@ class Counted(NamedTuple):
 
 
 class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
-    """One round: parties sum their records up as public rows say, and add noise.
+    """One round: parties sum their records as public rows define, and add noise.
 
-    A subclass defines the summary of records (`_summarise`), when noise exceeds the sums
+    A head defines the summary of records (`_summarise`), when noise exceeds the sums
     (`_drowned`), which sums are plausible (`_plausible`), how two parties' are compared
     (`_evidence`) and which classes public rows have by the sums (`_shares`).
 
     Parameters
     ----------
     public : (num_public, ...)
-        They decide how records are summed up and are what the final model learns from.
+        They decide how records are summed and are what the final model learns from.
     num_classes : int
         Length of the federation's class list; labels in multi-label learning.
     learner_fn : factory
@@ -97,10 +99,13 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     ----------
     outliers_ : tuple of int
         Partition ids of the parties whose sums contradict most others'; they are not
-        counted. Nobody is judged where the noise is the server's.
+        counted. No party is excluded where the noise is the server's.
     """
 
     options_type: ClassVar[type[SumOptions]] = SumOptions
+    planner_type: ClassVar[type[SumPlanner]]
+    record_length: ClassVar[int] = 1
+    """Length of what one record adds to a sum, rounding aside."""
     reply_kind = SUMS
     last_round = 1
     parties_train = False
@@ -128,8 +133,11 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         self.num_classes, self.task = num_classes, task
         self.learner_fn, self.model_name = learner_fn, learner_name
         self.options = options or self.options_type()
-        self._public_hash = content_hash(self.public)
-        self._summary = self._summarise()
+        labels, level = self.num_labels, self.options.level
+        self._planner = self.planner_type(level=level, num_labels=labels)
+        # Everybody sums by what travels, the server too.
+        made = self._summarise()
+        self._summary = made.from_arrays(made.to_arrays(), self.width)
         self._mechanism: GaussianSums | None = None
         if self.options.privacy is not None:
             self._mechanism = mechanism_of(self.options.privacy, self._facts, self._summary)
@@ -140,10 +148,9 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     def plan(self) -> ReleasePlan:
         """What the round releases."""
         return release_plan(
-            self.name,
             self.options,
             self._facts,
-            self._planner(self.options.level, self._num_labels),
+            self._planner,
             summary=self._summary,
             no_signal=self._drowned,
             setting=self.open_setting,
@@ -159,23 +166,24 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         )
 
     @property
-    def _num_labels(self) -> int:
+    def num_labels(self) -> int:
         """Labels of a record."""
         return self.num_classes if self.task == "multi-label" else 1
 
-    # What a subclass says
+    @property
+    def width(self) -> int:
+        """Values of a row."""
+        return int(np.prod(self.public.shape[1:]))
+
+    # What a head defines
 
     @abstractmethod
     def _summarise(self) -> S:
-        """Return how records are summed up, by public rows and settings alone."""
+        """Return how records are summed, by public rows and settings alone."""
 
     @abstractmethod
     def _drowned(self) -> str:
         """Describe noise that leaves no signal in the sums, or return ""."""
-
-    @abstractmethod
-    def _planner(self, level: str, num_labels: int) -> Planner:
-        """Return what plans this strategy."""
 
     @abstractmethod
     def _plausible(self, one: PartySums, noise: float) -> FloatArray | IntArray:
@@ -199,10 +207,21 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
 
     # Noise
 
-    def _planned_noise(self, moved: float) -> float:
-        """Return the deviation of the noise on a sum over parties, if a unit moves so much."""
+    @property
+    def _length(self) -> int:
+        """Length of what one unit, a record or at L1 a party, adds to a sum."""
+        return DIRECTION if self.options.level == "L1" else self.record_length
+
+    def _planned_noise(self) -> float:
+        """Return the deviation of the noise on a sum over parties, per length of one unit.
+
+        It decides how detailed the sums are, so nothing here depends on that.
+        """
         privacy = self.options.privacy
-        return 0.0 if privacy is None else self._summed(privacy.mechanism(moved))
+        if privacy is None:
+            return 0.0
+        mechanism = privacy.mechanism(self._planner.moved * self._length)
+        return self._summed(mechanism) / self._length
 
     def _summed(self, mechanism: GaussianSums | None, num_answers: int | None = None) -> float:
         """Return the deviation of the noise on a sum over parties."""
@@ -227,11 +246,11 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
             **self.options.to_config(),
             TASK: self.task,
             keys.NUM_CLASSES: self.num_classes,
-            keys.PUBLIC_HASH: self._public_hash,
+            keys.PUBLIC_HASH: content_hash(self.public),
         }
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
-        """Return how records are summed up, the same for everybody."""
+        """Return how records are summed, the same for everybody."""
         return Knowledge(self._summary.kind, self._summary.to_arrays())
 
     def check(self, knowledge: Knowledge) -> PartySums:
