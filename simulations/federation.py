@@ -42,9 +42,9 @@ from fl_strategies.learners import (
 from fl_strategies.options import Options
 from fl_strategies.server.run import OnRound
 from simulations.config import FinalOptions, Settings, Value
-from simulations.data.csv import listed
 from simulations.data.sets import Dataset, load_dataset
 from simulations.data.splits import partition
+from simulations.data.tables import listed
 from simulations.models import LEARNERS, ModelOptions, learner_factory
 from simulations.runtime.processes import all_workers_needed, become_worker
 

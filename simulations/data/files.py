@@ -17,10 +17,11 @@ import numpy as np
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter, require_data
 from fl_strategies.party.party import LARGEST_VALUE, cells_as_numbers
-from simulations.data.csv import LARGEST
 
 DATA_VARIABLE: Final = "FL_STRATEGIES_DATA"
 COLOUR_CHANNELS: Final = (1, 3)
+LARGEST: Final = 1e100
+"""Numbers beyond are cut to it, so that squares of them are still numbers."""
 
 
 def local_file(file: str, data_dir: str) -> Path | None:

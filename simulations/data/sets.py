@@ -18,8 +18,6 @@ from fl_strategies._util import Array, IntArray, import_library
 from fl_strategies.errors import InvalidParameter, require, require_data
 from fl_strategies.learners import check_labels
 from fl_strategies.party.party import check_rows
-from simulations.data.columns import UNLABELLED, TableEncoder, label_classes
-from simulations.data.csv import TABLES, dropped, read_table, require_label
 from simulations.data.files import (
     DATA_VARIABLE,
     cache_folder,
@@ -41,6 +39,15 @@ from simulations.data.splits import (
     Rows,
     halves,
     split_rows,
+)
+from simulations.data.tables import (
+    TABLES,
+    UNLABELLED,
+    TableEncoder,
+    dropped,
+    label_classes,
+    read_table,
+    require_label,
 )
 from simulations.data.texts import TEXT_SETS, load_texts
 

@@ -3,7 +3,7 @@
 What a file means is decided by the public file alone, which everybody holds. If it is an
 archive (``.npz``), its rows are taken as they are, and so are all others. If it is a table
 (``.csv``, ``.parquet``), columns are found by their names and become numbers as its rows say
-(see `simulations.data.columns`), in simulations and deployments alike.
+(see `simulations.data.tables`), in simulations and deployments alike.
 """
 
 import logging
@@ -15,22 +15,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from fl_strategies._util import PRIVATE, Array, IntArray, import_library
+from fl_strategies._util import PRIVATE, Array, IntArray
 from fl_strategies.errors import require, require_data
 from fl_strategies.party.party import RecordForm, check_rows
-from simulations.data.columns import UNLABELLED, TableEncoder, label_texts
-from simulations.data.csv import (
+from simulations.data.files import read_npz
+from simulations.data.tables import (
     MISSING,
     TABLES,
+    UNLABELLED,
+    TableEncoder,
     dropped,
     import_pandas,
+    label_texts,
     listed,
     names_in,
     numbers,
     read_table,
     require_label,
 )
-from simulations.data.files import read_npz
 
 logger = logging.getLogger("flwr.fl_strategies")
 
@@ -288,7 +290,6 @@ def _plain_numbers(owner: str, table: Any, public: PublicData) -> Array:
     width = math.prod(public.row_shape)
     fits = table.shape[1] == width
     require_data(fits, owner, "the table", f"{width} columns and a label", table.shape[1])
-    pandas = import_library(owner, "pandas", "simulation")
-    columns = [numbers(pandas, table.iloc[:, place], comma=False) for place in range(width)]
+    columns = [numbers(table.iloc[:, place], comma=False) for place in range(width)]
     rows = np.stack(columns, axis=1).reshape(len(table), *public.row_shape)
     return RecordForm(public.x, others="public rows").read(owner, "the columns", rows)

@@ -28,7 +28,7 @@ from fl_strategies._util import replace_file
 from fl_strategies.errors import StrategyError, require
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value
-from simulations.data.csv import TABLES
+from simulations.data.tables import TABLES
 from simulations.deploy.client_app import MODEL_SETTINGS
 from simulations.deploy.data import ARCHIVE, LABEL, write_labelled
 from simulations.deploy.server_app import SIMULATED, result_folder, run_settings

@@ -12,8 +12,8 @@ import torch
 from fl_strategies._util import Array, to_array
 from fl_strategies.party import party as party_module
 from fl_strategies.party.party import RecordForm
-from simulations.data import csv as table_cells
 from simulations.data import files
+from simulations.data import tables as table_cells
 from simulations.deploy import data
 from tests.attacks.interference import NUM_CLASSES, PUBLIC
 from tests.attacks.ways_in import (

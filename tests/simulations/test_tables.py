@@ -13,9 +13,9 @@ import pytest
 import simulations
 from fl_strategies.errors import InvalidData, InvalidParameter
 from simulations.config import Settings, Value
-from simulations.data.columns import TableEncoder
 from simulations.data.sets import load_dataset
 from simulations.data.splits import Dataset
+from simulations.data.tables import TableEncoder
 from simulations.deploy.__main__ import main
 from simulations.deploy.client_app import build_party, understood
 from simulations.deploy.data import read_labelled, read_public, read_rows
@@ -187,7 +187,7 @@ def test_a_few_public_rows_make_no_id() -> None:
 
 def test_rare_words_beyond_the_limit_count_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The most frequent categories stay, so that a column cannot fill the memory."""
-    monkeypatch.setattr("simulations.data.columns.MAX_CATEGORIES", 2)
+    monkeypatch.setattr("simulations.data.tables.MAX_CATEGORIES", 2)
     words = ["a"] * 8 + ["b"] * 2 + ["c"] * 9 + ["d"]
     encoder = learn(public_frame(word=words))
 
