@@ -102,25 +102,51 @@ def _classifier(build: ClassifierBuilder, settings: ModelOptions, problem: Probl
     )
 
 
-def _sklearn_learner(
-    name: str, module: str, estimator: str, num_classes: int, **parameters: Any
-) -> Learner:
+def _forest_options(settings: ModelOptions) -> dict[str, Any]:
+    depth = settings.max_depth or None
+    return {"n_estimators": settings.num_trees, "max_depth": depth, "n_jobs": 1}
+
+
+def _stage_options(settings: ModelOptions) -> dict[str, Any]:
+    return {
+        "n_estimators": settings.boosting_rounds,
+        "learning_rate": settings.boosting_learning_rate,
+        "max_depth": settings.max_depth or BOOSTING_DEPTH,
+    }
+
+
+ESTIMATORS: Final[Mapping[str, tuple[str, str, Callable[[ModelOptions], dict[str, Any]]]]] = {
+    "random-forest": ("ensemble", "RandomForestClassifier", _forest_options),
+    "extra-trees": ("ensemble", "ExtraTreesClassifier", _forest_options),
+    "decision-tree": (
+        "tree",
+        "DecisionTreeClassifier",
+        lambda settings: {"max_depth": settings.max_depth or None},
+    ),
+    "logistic-regression": (
+        "linear_model",
+        "LogisticRegression",
+        lambda _: {"max_iter": SOLVER_STEPS},
+    ),
+    "svm": ("svm", "SVC", lambda _: {}),
+    # One neighbour: a teacher may be given two records, and five cannot be found there.
+    "k-nearest-neighbours": (
+        "neighbors",
+        "KNeighborsClassifier",
+        lambda _: {"n_neighbors": 1, "n_jobs": 1},
+    ),
+    "gradient-boosting": ("ensemble", "GradientBoostingClassifier", _stage_options),
+}
+"""Classifiers of scikit-learn: module, class and parameters."""
+
+
+def _estimator(name: str, settings: ModelOptions, num_classes: int) -> Learner:
+    module, estimator, parameters = ESTIMATORS[name]
     library = import_library(name, f"sklearn.{module}", "sklearn")
     from clients.tabular.sklearn import SklearnLearner
 
-    return SklearnLearner(getattr(library, estimator)(**parameters), num_classes=num_classes)
-
-
-def _random_forest(settings: ModelOptions, num_classes: int) -> Learner:
-    return _sklearn_learner(
-        "random-forest",
-        "ensemble",
-        "RandomForestClassifier",
-        num_classes,
-        n_estimators=settings.num_trees,
-        max_depth=settings.max_depth or None,
-        n_jobs=1,
-    )
+    model = getattr(library, estimator)(**parameters(settings))
+    return SklearnLearner(model, num_classes=num_classes)
 
 
 def _forest(settings: ModelOptions, num_classes: int) -> Learner:
@@ -130,66 +156,6 @@ def _forest(settings: ModelOptions, num_classes: int) -> Learner:
         num_classes=num_classes,
         num_trees=settings.num_trees,
         max_depth=min(settings.max_depth, MOST_LEVELS) or None,
-    )
-
-
-def _extra_trees(settings: ModelOptions, num_classes: int) -> Learner:
-    return _sklearn_learner(
-        "extra-trees",
-        "ensemble",
-        "ExtraTreesClassifier",
-        num_classes,
-        n_estimators=settings.num_trees,
-        max_depth=settings.max_depth or None,
-        n_jobs=1,
-    )
-
-
-def _decision_tree(settings: ModelOptions, num_classes: int) -> Learner:
-    return _sklearn_learner(
-        "decision-tree",
-        "tree",
-        "DecisionTreeClassifier",
-        num_classes,
-        max_depth=settings.max_depth or None,
-    )
-
-
-def _logistic_regression(_settings: ModelOptions, num_classes: int) -> Learner:
-    return _sklearn_learner(
-        "logistic-regression",
-        "linear_model",
-        "LogisticRegression",
-        num_classes,
-        max_iter=SOLVER_STEPS,
-    )
-
-
-def _svm(_settings: ModelOptions, num_classes: int) -> Learner:
-    return _sklearn_learner("svm", "svm", "SVC", num_classes)
-
-
-def _nearest_neighbours(_settings: ModelOptions, num_classes: int) -> Learner:
-    # One neighbour: a teacher may be given two records, and five cannot be found there.
-    return _sklearn_learner(
-        "k-nearest-neighbours",
-        "neighbors",
-        "KNeighborsClassifier",
-        num_classes,
-        n_neighbors=1,
-        n_jobs=1,
-    )
-
-
-def _gradient_boosting(settings: ModelOptions, num_classes: int) -> Learner:
-    return _sklearn_learner(
-        "gradient-boosting",
-        "ensemble",
-        "GradientBoostingClassifier",
-        num_classes,
-        n_estimators=settings.boosting_rounds,
-        learning_rate=settings.boosting_learning_rate,
-        max_depth=settings.max_depth or BOOSTING_DEPTH,
     )
 
 
@@ -350,32 +316,26 @@ def _augment(problem: Problem) -> "Callable[[torch.Tensor], torch.Tensor]":
     return crop_and_flip(padding=AUGMENT_PADDING, flip=problem.row_shape[0] == 3)
 
 
+NETWORKS: Final = (
+    *("mlp", "mnist-mlp", "mnist-net", "convolutional"),
+    *("vgg9", "resnet8", "resnet34", "embedding-bag"),
+)
+CLASSIFIERS: Final[Mapping[str, ClassifierBuilder]] = {
+    **{name: functools.partial(_estimator, name) for name in ESTIMATORS},
+    "forest": _forest,
+    "boosted-trees": _boosted_trees,
+    "lightgbm": _lightgbm,
+    "xgboost": _xgboost,
+}
 LEARNERS: Final[Mapping[str, Builder]] = MappingProxyType(
     {
-        "random-forest": functools.partial(_classifier, _random_forest),
-        "forest": functools.partial(_classifier, _forest),
-        "decision-tree": functools.partial(_classifier, _decision_tree),
-        "extra-trees": functools.partial(_classifier, _extra_trees),
-        "logistic-regression": functools.partial(_classifier, _logistic_regression),
-        "svm": functools.partial(_classifier, _svm),
-        "k-nearest-neighbours": functools.partial(_classifier, _nearest_neighbours),
-        "gradient-boosting": functools.partial(_classifier, _gradient_boosting),
-        "boosted-trees": functools.partial(_classifier, _boosted_trees),
-        "lightgbm": functools.partial(_classifier, _lightgbm),
-        "xgboost": functools.partial(_classifier, _xgboost),
+        **{name: functools.partial(_classifier, build) for name, build in CLASSIFIERS.items()},
         "xgboost-scores": _xgboost_scores,
         "forest-scores": _forest_scores,
         "kernel-ridge": _kernel_ridge,
         "ridge": _ridge,
         "random-features": _random_features,
-        "mlp": functools.partial(_network, "mlp"),
-        "mnist-mlp": functools.partial(_network, "mnist-mlp"),
-        "mnist-net": functools.partial(_network, "mnist-net"),
-        "convolutional": functools.partial(_network, "convolutional"),
-        "vgg9": functools.partial(_network, "vgg9"),
-        "resnet8": functools.partial(_network, "resnet8"),
-        "resnet34": functools.partial(_network, "resnet34"),
-        "embedding-bag": functools.partial(_network, "embedding-bag"),
+        **{name: functools.partial(_network, name) for name in NETWORKS},
         "dp-mlp": _private_network,
     }
 )

@@ -1,18 +1,11 @@
-"""Image data sets: their files, sizes, and public rows from another set.
+"""Image data sets by name: their sources and files, and rows (channels, height, width).
 
-Which image data sets there are, how their files are read, and their published scales.
+Files keep images as bytes (n, height, width) or (n, height, width, 3). Pixels are normalised
+by constants that are published with a data set, never by statistics of private images.
 
-Files keep images as bytes (n, height, width) or (n, height, width, 3).
-
-Image data sets by name, as (channels, height, width) rows.
-
-Pixels are normalised by constants that are published with a data set, never by statistics
-of private images.
-
-Image sets from their public sources, as the arrays that a local file of them holds.
-
-Every archive is compared with its published checksum before it is read, by torchvision or
-here. CIFAR comes in its binary version: the usual one is a pickle.
+What is not in a local folder is downloaded where its owners offer it. Every archive is
+compared with its published checksum before it is read, by torchvision or here. CIFAR comes in
+its binary version: the usual one is a pickle.
 """
 
 import functools
@@ -20,7 +13,7 @@ import importlib
 import sys
 import tarfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -45,6 +38,8 @@ from simulations.data.splits import (
 
 Arrays: TypeAlias = dict[str, Array]
 
+# Public sources, as the arrays that a local file holds
+
 PARTS: Final = ("train", "test")
 MD5: Final = {
     "cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530",
@@ -56,16 +51,8 @@ CIFAR: Final = "https://www.cs.toronto.edu/~kriz/"
 CIFAR_SHAPE: Final = (3, 32, 32)
 MEDMNIST: Final = "https://zenodo.org/records/10519652/files/"
 FASHION: Final = (
-    "T-shirt/top",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
+    *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+    *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
 )
 LETTERS: Final = tuple("abcdef")
 FETCH_ERRORS: Final = (OSError, ValueError, RuntimeError, tarfile.TarError, KeyError)
@@ -102,33 +89,25 @@ def _declare_torchvision_operators() -> object:
     return library
 
 
-def fetch_images(name: str, file: str) -> Arrays:
-    """Return the arrays of a file of images from its public source.
-
-    Raises one of `FETCH_ERRORS` if they cannot be had; `KeyError` if nobody offers them.
-    """
-    return SOURCES[file](import_torchvision(name).datasets, cache_folder())
-
-
-def _digits(kind: str, classes: tuple[str, ...], library: Any, folder: Path) -> Arrays:
+def _digits(
+    kind: str, classes: tuple[str, ...], library: Any, folder: Path, **options: Any
+) -> Arrays:
     """Read MNIST, or a set of the same format."""
     arrays: Arrays = {"classes": np.array(classes)} if classes else {}
     for part in PARTS:
-        images = getattr(library, kind)(str(folder), train=part == "train", download=True)
+        train = part == "train"
+        images = getattr(library, kind)(str(folder), train=train, download=True, **options)
         arrays[f"x_{part}"], arrays[f"y_{part}"] = images.data.numpy(), images.targets.numpy()
     return arrays
 
 
 def _letters(library: Any, folder: Path) -> Arrays:
     """Read the letters a to f of EMNIST, whose images lie on their side."""
-    arrays: Arrays = {"classes": np.array(LETTERS)}
+    arrays = _digits("EMNIST", LETTERS, library, folder, split="letters")
     for part in PARTS:
-        images = library.EMNIST(
-            str(folder), split="letters", train=part == "train", download=True
-        )
-        labels = images.targets.numpy() - 1  # a is 1
-        kept = np.flatnonzero(labels < len(LETTERS))
-        arrays[f"x_{part}"] = images.data.numpy()[kept].transpose(0, 2, 1)
+        labels = arrays[f"y_{part}"] - 1  # a is 1
+        kept = labels < len(LETTERS)
+        arrays[f"x_{part}"] = arrays[f"x_{part}"][kept].transpose(0, 2, 1)
         arrays[f"y_{part}"] = labels[kept]
     return arrays
 
@@ -143,31 +122,35 @@ def _house_numbers(library: Any, folder: Path) -> Arrays:
 
 
 def _cifar10(library: Any, folder: Path) -> Arrays:
-    archive = _download(library, folder, CIFAR, "cifar-10-binary.tar.gz")
-    batches = [f"cifar-10-batches-bin/data_batch_{number}.bin" for number in range(1, 6)]
-    with tarfile.open(archive) as files:
-        train, x_train = _records(files, batches, num_labels=1)
-        test, x_test = _records(files, ["cifar-10-batches-bin/test_batch.bin"], num_labels=1)
-        names = _names(files, "cifar-10-batches-bin/batches.meta.txt")
-    return {
-        "x_train": x_train,
-        "y_train": train[:, 0],
-        "x_test": x_test,
-        "y_test": test[:, 0],
-        "classes": names,
+    files = _unpacked(library, folder, "cifar-10-binary.tar.gz")
+    train = b"".join(files[f"data_batch_{number}.bin"] for number in range(1, 6))
+    arrays: Arrays = {"classes": _names(files, "batches.meta.txt")}
+    for part, content in (("train", train), ("test", files["test_batch.bin"])):
+        labels, arrays[f"x_{part}"] = _labelled_images(content, num_labels=1)
+        arrays[f"y_{part}"] = labels[:, 0]
+    return arrays
+
+
+def _both_cifar100(library: Any, folder: Path) -> Arrays:
+    """Read CIFAR-100 with its classes and its superclasses."""
+    files = _unpacked(library, folder, "cifar-100-binary.tar.gz")
+    arrays = {
+        f"{kind}_names": _names(files, f"{kind}_label_names.txt") for kind in ("fine", "coarse")
     }
+    for part in PARTS:
+        labels, arrays[f"x_{part}"] = _labelled_images(files[f"{part}.bin"], num_labels=2)
+        arrays[f"y_{part}_coarse"], arrays[f"y_{part}"] = labels.T
+    return arrays
 
 
-def _python_cifar100(library: Any, folder: Path) -> Arrays:
-    archive = _download(library, folder, CIFAR, "cifar-100-binary.tar.gz")
-    arrays: Arrays = {}
-    with tarfile.open(archive) as files:
-        for part in PARTS:
-            labels, x = _records(files, [f"cifar-100-binary/{part}.bin"], num_labels=2)
-            arrays[f"x_{part}"], arrays[f"y_{part}"] = x, labels[:, 1]
-            arrays[f"y_{part}_coarse"] = labels[:, 0]
-        for kind in ("fine", "coarse"):
-            arrays[f"{kind}_names"] = _names(files, f"cifar-100-binary/{kind}_label_names.txt")
+def _pneumonia(library: Any, folder: Path) -> Arrays:
+    file, parts = _download(library, folder, MEDMNIST, "pneumoniamnist.npz"), (*PARTS, "val")
+    keys = [f"{part}_{kind}" for part in parts for kind in ("images", "labels")]
+    found = read_npz(file, *keys)
+    arrays: Arrays = {"classes": np.array(["normal", "pneumonia"])}
+    for part in parts:
+        arrays[f"x_{part}"] = found[f"{part}_images"]
+        arrays[f"y_{part}"] = found[f"{part}_labels"].reshape(-1)
     return arrays
 
 
@@ -176,64 +159,34 @@ def _download(library: Any, folder: Path, origin: str, file: str) -> Path:
     return folder / file
 
 
-def _records(
-    files: tarfile.TarFile, names: list[str], *, num_labels: int
-) -> tuple[Array, Array]:
-    """Return labels and images (n, height, width, channels) of some binary files."""
+def _unpacked(library: Any, folder: Path, file: str) -> dict[str, bytes]:
+    """Return the files in an archive of CIFAR, by their names."""
+    with tarfile.open(_download(library, folder, CIFAR, file)) as archive:
+        return {
+            Path(member.name).name: content.read()
+            for member in archive
+            if (content := archive.extractfile(member)) is not None
+        }
+
+
+def _names(files: Mapping[str, bytes], name: str) -> Array:
+    return np.array(files[name].decode("ascii").split())
+
+
+def _labelled_images(content: bytes, *, num_labels: int) -> tuple[Array, Array]:
+    """Return labels and images (n, height, width, channels) of a binary file."""
     length = num_labels + int(np.prod(CIFAR_SHAPE))
-    content = b"".join(_member(files, name) for name in names)
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, length)
     images = rows[:, num_labels:].reshape(-1, *CIFAR_SHAPE).transpose(0, 2, 3, 1)
     return rows[:, :num_labels], np.ascontiguousarray(images)
 
 
-def _names(files: tarfile.TarFile, name: str) -> Array:
-    return np.array(_member(files, name).decode("ascii").split())
-
-
-def _member(files: tarfile.TarFile, name: str) -> bytes:
-    file = files.extractfile(name)
-    if file is None:
-        raise KeyError(name)
-    return file.read()
-
-
-def _pneumonia(library: Any, folder: Path) -> Arrays:
-    file = _download(library, folder, MEDMNIST, "pneumoniamnist.npz")
-    theirs = {part: (f"{part}_images", f"{part}_labels") for part in (*PARTS, "val")}
-    found = read_npz(file, *(name for pair in theirs.values() for name in pair))
-    arrays: Arrays = {"classes": np.array(["normal", "pneumonia"])}
-    for part, (images, labels) in theirs.items():
-        arrays[f"x_{part}"], arrays[f"y_{part}"] = found[images], found[labels].reshape(-1)
-    return arrays
-
-
-SOURCES: Final[Mapping[str, Callable[[Any, Path], Arrays]]] = MappingProxyType(
-    {
-        "mnist.npz": partial(_digits, "MNIST", ()),
-        "fashion_mnist.npz": partial(_digits, "FashionMNIST", FASHION),
-        "emnist_letters_af.npz": _letters,
-        "svhn_test10k.npz": _house_numbers,
-        "cifar10.npz": _cifar10,
-        "cifar100_subset.npz": _python_cifar100,
-        "pneumoniamnist.npz": _pneumonia,
-    }
-)
-"""By the name that the file has in a local folder."""
-
+# Files
 
 SPLIT_KEYS: Final = ("x_train", "y_train", "x_test", "y_test")
-COARSE_KEYS: Final = ("y_train_coarse", "y_test_coarse", "fine_names", "coarse_names")
 DIGITS: Final = tuple("0123456789")
 FEDMD_CLASSES: Final = (0, 2, 20, 63, 71, 82)
 NUM_SUPERCLASSES: Final = 6
-MNIST_SCALE: Final = ((0.1307,), (0.3081,))
-FASHION_SCALE: Final = ((0.2860,), (0.3530,))
-LETTERS_SCALE: Final = ((0.1722,), (0.3309,))
-CIFAR10_SCALE: Final = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-CIFAR100_SCALE: Final = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-SVHN_SCALE: Final = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
-CHEST_SCALE: Final = ((0.5,), (0.5,))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -264,7 +217,10 @@ class ImagePool:
     def split(self, rng: np.random.RandomState, *, with_public: bool) -> Rows:
         """Return rows of train, public and test; without public rows, more of test."""
         if self.parts is None:
-            train, public, test = self._drawn(rng)
+            if self.keep_groups and self.groups is not None:
+                train, public, test = split_groups(self.groups, EMBEDDED_TRAIN_SHARE, rng)
+            else:
+                train, public, test = split_rows(len(self.x), EMBEDDED_TRAIN_SHARE, rng)
             held_out = np.concatenate([public, test])
             return (train, public, test) if with_public else (train, public[:0], held_out)
         train, public, test = self.parts
@@ -273,27 +229,27 @@ class ImagePool:
             public, test = test[first], test[second]
         return train, public, test
 
-    def _drawn(self, rng: np.random.RandomState) -> Rows:
-        if self.keep_groups and self.groups is not None:
-            return split_groups(self.groups, EMBEDDED_TRAIN_SHARE, rng)
-        return split_rows(len(self.x), EMBEDDED_TRAIN_SHARE, rng)
-
     @property
     def training_rows(self) -> IntArray:
         """Rows that another data set may take as its public ones: all if none are set apart."""
         return np.arange(len(self.x)) if self.parts is None else self.parts[0]
 
-
-@dataclass(frozen=True, kw_only=True)
-class ImageSet:
-    """Where an image data set is kept, how its file is read, and its published scale."""
-
-    file: str
-    scale: tuple[tuple[float, ...], tuple[float, ...]]
-    read: Callable[[str, Arrays], ImagePool]
-    origin: str
-    keys: tuple[str, ...] = SPLIT_KEYS
-    optional: tuple[str, ...] = ()
+    def only(self, y: IntArray, names: tuple[str, ...], kept: tuple[int, ...]) -> "ImagePool":
+        """Return the images of some classes of `names`, renumbered in the order of `kept`."""
+        number = np.full(len(names), -1)
+        number[list(kept)] = np.arange(len(kept))
+        rows = np.flatnonzero(number[y] >= 0)
+        require_data(len(rows) > 0, "load_dataset", "the file", f"with classes {kept}", "none")
+        train, val, test = (
+            np.flatnonzero(np.isin(rows, part)) for part in self.parts or ((), (), ())
+        )
+        return ImagePool(
+            x=self.x[rows],
+            y=number[y[rows]],
+            classes=tuple(names[label] for label in kept),
+            parts=(train, val, test),
+            groups=None if self.groups is None else self.groups[rows],
+        )
 
 
 def _images(owner: str, name: str, x: Array) -> Array:
@@ -316,9 +272,9 @@ def _classes(arrays: Arrays, key: str = "classes") -> tuple[str, ...]:
     return tuple(str(name) for name in arrays[key]) if key in arrays else DIGITS
 
 
-def _split_pool(owner: str, arrays: Arrays) -> ImagePool:
+def _split_pool(owner: str, arrays: Arrays, *, names: str = "classes") -> ImagePool:
     """Read x_train, y_train, x_test, y_test and, where there are any, x_val and y_val."""
-    classes, xs, ys, ends = _classes(arrays), [], [], [0]
+    classes, xs, ys, ends = _classes(arrays, names), [], [], [0]
     for part in ("train", "val", "test"):
         if part == "val" and "x_val" not in arrays:
             ends.append(ends[-1])
@@ -336,54 +292,24 @@ def _split_pool(owner: str, arrays: Arrays) -> ImagePool:
     return ImagePool(x=x, y=y, classes=classes, parts=(train, val, test))
 
 
-def _fine_pool(owner: str, arrays: Arrays) -> ImagePool:
-    """Read CIFAR-100 with its fine classes, those that occur in the file."""
-    pool = _split_pool(owner, {**arrays, "classes": arrays["fine_names"]})
-    return _only(pool, pool.y, tuple(int(label) for label in np.unique(pool.y)), pool.classes)
-
-
-def _fedmd_pool(owner: str, arrays: Arrays) -> ImagePool:
-    """Read the six fine classes that FedMD calls its private ones."""
-    pool = _split_pool(owner, {**arrays, "classes": arrays["fine_names"]})
-    return _only(pool, pool.y, FEDMD_CLASSES, pool.classes)
+def _fine_pool(owner: str, arrays: Arrays, kept: tuple[int, ...] = ()) -> ImagePool:
+    """Read CIFAR-100 with some of its fine classes, or with those that occur in the file."""
+    pool = _split_pool(owner, arrays, names="fine_names")
+    return pool.only(pool.y, pool.classes, kept or tuple(np.unique(pool.y).tolist()))
 
 
 def _superclass_pool(owner: str, arrays: Arrays) -> ImagePool:
     """Read superclasses 0 to 5; the group is the number of a fine class in its superclass."""
-    pool = _split_pool(owner, {**arrays, "classes": arrays["fine_names"]})
-    names = _classes(arrays, "coarse_names")
-    parts = (arrays[f"y_{part}_coarse"] for part in ("train", "test"))
-    coarse = _labels(
-        owner, "coarse", np.concatenate([*parts]), len(pool.x), names, "single-label"
+    pool, names = (
+        _split_pool(owner, arrays, names="fine_names"),
+        _classes(arrays, "coarse_names"),
     )
+    y = np.concatenate([arrays[f"y_{part}_coarse"] for part in PARTS])
+    coarse = _labels(owner, "coarse", y, len(pool.x), names, "single-label")
     groups = np.zeros_like(coarse)
     for label in range(len(names)):
         _, groups[coarse == label] = np.unique(pool.y[coarse == label], return_inverse=True)
-    return _only(pool, coarse, tuple(range(NUM_SUPERCLASSES)), names, groups)
-
-
-def _only(
-    pool: ImagePool,
-    y: IntArray,
-    kept: tuple[int, ...],
-    names: tuple[str, ...],
-    groups: IntArray | None = None,
-) -> ImagePool:
-    """Return the images of some classes, renumbered in the order of `kept`."""
-    number = np.full(len(names), -1)
-    number[list(kept)] = np.arange(len(kept))
-    rows = np.flatnonzero(number[y] >= 0)
-    require_data(len(rows) > 0, "load_dataset", "the file", f"with classes {kept}", "none")
-    train, val, test = (
-        np.flatnonzero(np.isin(rows, part)) for part in pool.parts or ((), (), ())
-    )
-    return ImagePool(
-        x=pool.x[rows],
-        y=number[y[rows]],
-        classes=tuple(names[label] for label in kept),
-        parts=(train, val, test),
-        groups=None if groups is None else groups[rows],
-    )
+    return replace(pool, groups=groups).only(coarse, names, tuple(range(NUM_SUPERCLASSES)))
 
 
 def _svhn_pool(owner: str, arrays: Arrays) -> ImagePool:
@@ -411,92 +337,106 @@ def _grouped_pool(owner: str, arrays: Arrays, *, group: str, task: Task) -> Imag
     )
 
 
-_writer_pool = partial(_grouped_pool, group="writer", task="single-label")
-_patient_pool = partial(_grouped_pool, group="patient_id", task="multi-label")
+# Sets
+
+Scale: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Where an image data set is kept, how its file is read, and its published scale."""
+
+    file: str
+    origin: str
+    scale: Scale
+    """Mean and deviation of each channel."""
+    keys: tuple[str, ...] = SPLIT_KEYS
+    read: Callable[[str, Arrays], ImagePool] = _split_pool
+    fetch: Callable[[Any, Path], Arrays] | None = None
+    """Gets the arrays by torchvision; none where nobody offers them."""
+    optional: tuple[str, ...] = ()
 
 
 def _cifar100(read: Callable[[str, Arrays], ImagePool]) -> ImageSet:
     return ImageSet(
-        file="cifar100_subset.npz",
-        scale=CIFAR100_SCALE,
-        read=read,
-        keys=(*SPLIT_KEYS, *COARSE_KEYS),
-        origin="https://www.cs.toronto.edu/~kriz/cifar.html",
+        "cifar100_subset.npz",
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+        (*SPLIT_KEYS, "y_train_coarse", "y_test_coarse", "fine_names", "coarse_names"),
+        read,
+        _both_cifar100,
     )
 
 
+def _x_rays(file: str, origin: str) -> ImageSet:
+    read = partial(_grouped_pool, group="patient_id", task="multi-label")
+    return ImageSet(file, origin, CHEST_SCALE, ("x", "y", "patient_id", "classes"), read)
+
+
+MNIST_SCALE: Final = ((0.1307,), (0.3081,))
+CHEST_SCALE: Final = ((0.5,), (0.5,))
+NAMED_KEYS: Final = (*SPLIT_KEYS, "classes")
 IMAGE_SETS: Final[Mapping[str, ImageSet]] = MappingProxyType(
     {
         "mnist": ImageSet(
-            file="mnist.npz",
-            scale=MNIST_SCALE,
-            read=_split_pool,
-            origin="https://yann.lecun.com/exdb/mnist",
+            "mnist.npz",
+            "https://yann.lecun.com/exdb/mnist",
+            MNIST_SCALE,
+            fetch=partial(_digits, "MNIST", ()),
         ),
         "fashion-mnist": ImageSet(
-            file="fashion_mnist.npz",
-            scale=FASHION_SCALE,
-            read=_split_pool,
-            keys=(*SPLIT_KEYS, "classes"),
-            origin="https://github.com/zalandoresearch/fashion-mnist",
+            "fashion_mnist.npz",
+            "https://github.com/zalandoresearch/fashion-mnist",
+            ((0.2860,), (0.3530,)),
+            NAMED_KEYS,
+            fetch=partial(_digits, "FashionMNIST", FASHION),
         ),
         "emnist-letters": ImageSet(
-            file="emnist_letters_af.npz",
-            scale=LETTERS_SCALE,
-            read=_split_pool,
-            keys=(*SPLIT_KEYS, "classes"),
-            origin="https://www.nist.gov/itl/products-and-services/emnist-dataset",
+            "emnist_letters_af.npz",
+            "https://www.nist.gov/itl/products-and-services/emnist-dataset",
+            ((0.1722,), (0.3309,)),
+            NAMED_KEYS,
+            fetch=_letters,
         ),
         "cifar10": ImageSet(
-            file="cifar10.npz",
-            scale=CIFAR10_SCALE,
-            read=_split_pool,
-            keys=(*SPLIT_KEYS, "classes"),
-            origin="https://www.cs.toronto.edu/~kriz/cifar.html",
+            "cifar10.npz",
+            "https://www.cs.toronto.edu/~kriz/cifar.html",
+            ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+            NAMED_KEYS,
+            fetch=_cifar10,
         ),
         "cifar100": _cifar100(_fine_pool),
-        "cifar100-fedmd": _cifar100(_fedmd_pool),
+        "cifar100-fedmd": _cifar100(partial(_fine_pool, kept=FEDMD_CLASSES)),
         "cifar100-superclasses": _cifar100(_superclass_pool),
         "svhn": ImageSet(
-            file="svhn_test10k.npz",
-            scale=SVHN_SCALE,
-            read=_svhn_pool,
-            keys=("x_test", "y_test"),
+            "svhn_test10k.npz",
+            "http://ufldl.stanford.edu/housenumbers",
+            ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+            ("x_test", "y_test"),
+            _svhn_pool,
+            _house_numbers,
             optional=("x_train", "y_train"),
-            origin="http://ufldl.stanford.edu/housenumbers",
         ),
         "chars74k": ImageSet(
-            file="chars74k_hnd.npz",
-            scale=MNIST_SCALE,
-            read=_writer_pool,
-            keys=("x", "y", "writer", "classes"),
-            origin="https://info-ee.surrey.ac.uk/CVSSP/demos/chars74k",
+            "chars74k_hnd.npz",
+            "https://info-ee.surrey.ac.uk/CVSSP/demos/chars74k",
+            MNIST_SCALE,
+            ("x", "y", "writer", "classes"),
+            partial(_grouped_pool, group="writer", task="single-label"),
         ),
         "pneumonia": ImageSet(
-            file="pneumoniamnist.npz",
-            scale=CHEST_SCALE,
-            read=_split_pool,
-            keys=("x_train", "y_train", "x_val", "y_val", "x_test", "y_test", "classes"),
-            origin="https://medmnist.com",
+            "pneumoniamnist.npz",
+            "https://medmnist.com",
+            CHEST_SCALE,
+            ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test", "classes"),
+            fetch=_pneumonia,
         ),
-        "nih-cxr": ImageSet(
-            file="nih_cxr14_5k.npz",
-            scale=CHEST_SCALE,
-            read=_patient_pool,
-            keys=("x", "y", "patient_id", "classes"),
-            origin="https://nihcc.app.box.com/v/ChestXray-NIHCC",
-        ),
-        "covid-cxr": ImageSet(
-            file="covid_cxr.npz",
-            scale=CHEST_SCALE,
-            read=_patient_pool,
-            keys=("x", "y", "patient_id", "classes"),
-            origin="https://github.com/ieee8023/covid-chestxray-dataset",
+        "nih-cxr": _x_rays("nih_cxr14_5k.npz", "https://nihcc.app.box.com/v/ChestXray-NIHCC"),
+        "covid-cxr": _x_rays(
+            "covid_cxr.npz", "https://github.com/ieee8023/covid-chestxray-dataset"
         ),
     }
 )
-
-
 LUMA: Final = np.array([0.299, 0.587, 0.114])
 """Share of red, green and blue in grey, as in ITU-R BT.601."""
 
@@ -557,12 +497,12 @@ def read_images(name: str, data_dir: str) -> ImagePool:
     if local:
         arrays = read_npz(local, *source.keys, optional=source.optional)
         return source.read(source.file, arrays)
-    offered, keys = source.file in SOURCES, ", ".join(source.keys)
+    keys, offered = ", ".join(source.keys), source.fetch is not None
     lost = unreachable(name, source.file, keys, source.origin, offered=offered)
-    if not offered:
+    if source.fetch is None:
         raise lost
     try:
-        arrays = fetch_images(name, source.file)
+        arrays = source.fetch(import_torchvision(name).datasets, cache_folder())
     except FETCH_ERRORS as error:
         raise lost from error
     return source.read(source.file, arrays)

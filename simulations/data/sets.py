@@ -30,7 +30,7 @@ from simulations.data.files import (
     read_npz,
     unreachable,
 )
-from simulations.data.images import IMAGE_SETS, load_images
+from simulations.data.images import DIGITS, IMAGE_SETS, SPLIT_KEYS, load_images
 from simulations.data.splits import (
     EMBEDDED_TRAIN_SHARE,
     PAPER_TRAIN_SHARE,
@@ -62,8 +62,6 @@ __all__ = [
 
 Loader: TypeAlias = Callable[[str, Request], Dataset]
 
-DIGITS: Final = tuple("0123456789")
-SPLIT_KEYS: Final = ("x_train", "y_train", "x_test", "y_test")
 FILE_SUFFIXES: Final = (".npz", *TABLES)
 
 
