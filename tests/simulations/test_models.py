@@ -13,8 +13,9 @@ from packaging.requirements import Requirement
 
 from fl_strategies.errors import InvalidParameter, MissingExtra
 from fl_strategies.learners import Learner, LearnerFactory, quality
-from simulations import libraries, models
+from simulations import models
 from simulations.config import Settings
+from simulations.data import images
 from simulations.data.images import import_torchvision
 from simulations.data.sets import Dataset, load_dataset
 from simulations.models import LEARNERS, learner_factory
@@ -356,7 +357,7 @@ def test_torchvision_that_fails_otherwise_is_not_hidden(
     def broken(_owner: str, _module: str, _extra: str) -> types.ModuleType:
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(libraries, "import_library", broken)
+    monkeypatch.setattr(images, "import_library", broken)
     with pytest.raises(RuntimeError, match="something else") as caught:
         import_torchvision("mnist")
     assert "must be of one build" in caught.value.__notes__[0]
