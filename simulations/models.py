@@ -406,6 +406,9 @@ def learner_factory(
 random-forest, ..., cnn-2-A-B or cnn-3-A-B-C with numbers of filters, got 'trees'.
     """
     check_learner_name("learner_factory", "name", name)
+    return functools.partial(_build, name, settings, Problem(row_shape, num_classes, task))
+
+
+def _build(name: str, settings: ModelOptions, problem: Problem) -> Learner:
     build = LEARNERS.get(name) or functools.partial(_network, name)
-    problem = Problem(row_shape, num_classes, task)
-    return functools.partial(build, settings, problem)
+    return build(settings, problem)
