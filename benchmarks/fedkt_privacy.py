@@ -55,7 +55,7 @@ from fl_strategies.strategies.fedkt.server import PartyAnswer
 from fl_strategies.wire import keys
 from simulations.config import Settings, preset
 from simulations.federation import load_federation
-from simulations.results.report import table
+from simulations.results.report import aligned
 from simulations.runtime.local import run_local
 
 SEEDS = (0, 1, 2)
@@ -333,7 +333,7 @@ def main() -> None:
     cells = [
         [f"{v:.3g}" if isinstance(v, float) else str(v) for v in r.values()] for r in results
     ]
-    print(table(columns, cells))
+    print(aligned(columns, cells))
     if options.json:
         options.json.write_text(json.dumps(results, indent=2))
 

@@ -33,7 +33,7 @@ from fl_strategies.strategies.fedkt.party import (
 from fl_strategies.strategies.sums.server import SumStrategy
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation
-from simulations.results.report import table
+from simulations.results.report import aligned
 
 EPSILONS = {"adult": (0.3, 1.0, 3.0), "digits": (1.0, 2.0, 4.0, 8.0)}
 PARTIES = {"adult": 20, "digits": 10}
@@ -212,7 +212,7 @@ def main() -> None:
         [f"{v:.1f}" if isinstance(v, float) else str(v) for v in row.values()]
         for row in results
     ]
-    print(table(list(results[0]), cells))
+    print(aligned(list(results[0]), cells))
     if options.json:
         options.json.write_text(json.dumps(results, indent=2))
 

@@ -18,10 +18,10 @@ from reproduction.table import (
     write_table,
 )
 from reproduction.toy import TOY, toy
-from simulations.commands.arguments import say, say_stopped, seeds_of
+from simulations.commands.run import say, say_stopped, seeds_of
 from simulations.config import Settings
-from simulations.results.files import require_files
-from simulations.results.report import table as aligned
+from simulations.results.report import aligned
+from simulations.results.run_folder import require_files
 from simulations.runtime import local
 
 SCALES = (QUICK, PAPER, TOY)

@@ -21,8 +21,8 @@ from fl_strategies.errors import require
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value, as_published
 from simulations.experiments.engine import Outcome, Runner, find, outcome_of, read_outcomes
-from simulations.results.files import write_json
 from simulations.results.report import summarise
+from simulations.results.run_folder import write_json
 from simulations.runtime.local import cpu_seconds
 from simulations.runtime.progress import duration
 

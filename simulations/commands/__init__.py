@@ -34,11 +34,11 @@ COMMANDS: Final = MappingProxyType(
             "accuracy against epsilon for all private strategies",
         ),
         "report": (
-            "simulations.results.page:add_report",
+            "simulations.commands.run:add_report",
             "make the page of a run again, or one that compares several runs",
         ),
         "config": (
-            "simulations.commands.config:add_config",
+            "simulations.commands.run:add_config",
             "show all settings with their defaults, or write them into pyproject.toml",
         ),
         "deploy": (

@@ -15,7 +15,7 @@ from simulations.config import Settings, Value, parse_assignments
 from simulations.deploy.checking import ask, describe
 from simulations.deploy.client_app import build_party, checked, party_public, understood
 from simulations.deploy.federation import FORMATS, Deployment, prepare, write_app, write_split
-from simulations.results.report import percent
+from simulations.results.verdict import percent
 
 logger = logging.getLogger("flwr.fl_strategies")
 

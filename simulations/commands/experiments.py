@@ -10,17 +10,17 @@ from typing import Final, get_args
 
 from fl_strategies import REGISTRY
 from fl_strategies.errors import require
-from simulations.commands.arguments import (
+from simulations.commands.run import (
     add_data,
     add_results,
     budgets_of,
     default_path,
+    describe_file,
     given_of,
     names_of,
     say,
     say_stopped,
     seeds_of,
-    tell_data,
 )
 from simulations.config import Settings
 from simulations.experiments.compare import (
@@ -53,7 +53,7 @@ from simulations.experiments.entries import (
     shared,
 )
 from simulations.experiments.plots import draw_comparison, draw_curves
-from simulations.results.files import require_files, write_json
+from simulations.results.run_folder import require_files, write_json
 from simulations.runtime import local
 
 OF_COMPARE: Final = """\
@@ -95,7 +95,9 @@ def _compare(run: Runner, options: argparse.Namespace) -> int:
     kept = options.json or default_path(comparison.given, "compare")
     require_files("compare", json=kept, png=options.png)
     try:
-        tell_data(Settings.from_run_config(shared(comparison.given), seed=comparison.seeds[0]))
+        describe_file(
+            Settings.from_run_config(shared(comparison.given), seed=comparison.seeds[0])
+        )
         results = run_comparison(comparison, run, kept, say)
     except KeyboardInterrupt:
         return say_stopped(kept)
@@ -228,7 +230,7 @@ def _plan(options: argparse.Namespace, given: Given, names: Sequence[str]) -> Cu
 def _run_and_show(run: Runner, curves: Curves, kept: Path, options: argparse.Namespace) -> None:
     if not options.quiet:
         first = curves.seeds[0]
-        tell_data(Settings.from_run_config(shared(curves.given), seed=first))
+        describe_file(Settings.from_run_config(shared(curves.given), seed=first))
     results = run_curves(curves, run, kept, (lambda _: None) if options.quiet else say)
     summary = summarise_curves(curves, results, _command(options))
     results.write(to_json(summary))

@@ -33,8 +33,8 @@ from simulations.deploy.client_app import MODEL_SETTINGS
 from simulations.deploy.data import ARCHIVE, LABEL, write_labelled
 from simulations.deploy.server_app import SIMULATED, result_folder, run_settings
 from simulations.federation import load_federation
-from simulations.results.files import read_json, require_folder
 from simulations.results.page import RESULT
+from simulations.results.run_folder import read_json, require_folder
 from simulations.runtime.flower import (
     CONNECTION,
     Control,

@@ -23,8 +23,7 @@ from simulations.config import Settings, Value, describe
 from simulations.data.splits import Dataset
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.federation import Federation
-from simulations.results.files import flagged, require_folder
-from simulations.results.run_folder import RunFolder
+from simulations.results.run_folder import RunFolder, flagged, require_folder
 
 logger = logging.getLogger("flwr.fl_strategies")
 

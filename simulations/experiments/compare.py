@@ -31,7 +31,7 @@ from simulations.experiments.entries import (
     shared,
 )
 from simulations.federation import Federation, load_federation
-from simulations.results.report import size, summarise, table
+from simulations.results.report import aligned, size, summarise
 
 
 @dataclass(frozen=True)
@@ -371,7 +371,7 @@ def render(summary: Summary) -> str:
     for title, lines in groups.items():
         rows.append([f"{title}:", *[""] * (len(header) - 1)])
         rows += [_cells(line, further) for line in sorted(lines, key=lambda one: -one.mean)]
-    return "\n".join([table(header, rows), "", *_legend(summary)])
+    return "\n".join([aligned(header, rows), "", *_legend(summary)])
 
 
 def _cells(line: Line, further: Sequence[str]) -> list[str]:

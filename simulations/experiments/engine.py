@@ -24,9 +24,9 @@ from simulations.config import Settings, Value
 from simulations.data.sets import FILE_SUFFIXES
 from simulations.experiments.entries import Entry, Given, shared
 from simulations.federation import load_federation
-from simulations.results.baselines import PREFIXES, judge_baselines
-from simulations.results.files import finite
 from simulations.results.report import Report
+from simulations.results.run_folder import finite
+from simulations.results.verdict import PREFIXES, judge_baselines
 from simulations.runtime.progress import duration, log_level
 
 Runner: TypeAlias = Callable[[Settings], Report]

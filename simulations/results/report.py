@@ -1,4 +1,4 @@
-"""What a run reports: one JSON object, and the same as a table for people."""
+"""The report of a run: one JSON object, and the same as tables for people."""
 
 import logging
 import math
@@ -20,8 +20,9 @@ from fl_strategies.errors import MissingExtra, StrategyError
 from fl_strategies.learners import figure_names
 from fl_strategies.wire import keys
 from simulations.federation import Federation
-from simulations.results.baselines import (
+from simulations.results.verdict import (
     BEST_PARTY,
+    CONSTANTS,
     MAJORITY,
     MEAN_PARTY,
     PATE,
@@ -29,9 +30,12 @@ from simulations.results.baselines import (
     PUBLIC_ONLY,
     Baselines,
     existing,
+    find_warnings,
     judge_baselines,
+    own_models,
+    shown,
+    verdict,
 )
-from simulations.results.verdict import CONSTANTS, find_warnings, own_models, verdict
 from simulations.runtime.progress import ALONE, EVALUATE, TRAIN, Watch
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -55,8 +59,7 @@ BASELINES = {
     PATE: "PATE on pooled data",
     PUBLIC_ONLY: "public labels alone",
 }
-_ASKED_FOR = (PATE, PUBLIC_ONLY)
-"""Shown where they were asked for."""
+_IF_ASKED_FOR = (PATE, PUBLIC_ONLY)
 _GUARANTEES = (
     ("a party", keys.EPSILON_PARTY, keys.DELTA_PARTY),
     ("an example", keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
@@ -77,13 +80,13 @@ def make_report(
     """Describe a finished run.
 
     Raises `NotFitted`, with the reason, if the run has no model. ``seconds`` and
-    ``cpu-seconds`` cover the federated run, not the loading of data or the comparisons.
-    Epsilon is infinite where nothing is promised. The comparisons use `num_workers`
-    processes. `watch` has the time of each part; `model` says what was saved.
+    ``cpu-seconds`` cover the federated run, not the loading of data or the baselines, which
+    use `num_workers` processes. Epsilon is infinite without a guarantee. `watch` has the time
+    of each part; `model` describes the saved files.
     """
     rounds = rounds_of(result)
     train, evaluate = rounds[-1]["train"], rounds[-1]["evaluate"]
-    settings = federation.settings
+    settings, learners = federation.settings, ",".join(federation.learner_names)
     watch = watch or Watch()
     with watch.phase("comparison"):
         baselines = judge_baselines(federation, num_workers, partial(watch.answered, ALONE))
@@ -92,28 +95,43 @@ def make_report(
         "data": settings.data,
         "seed": settings.seed,
         **_compared(federation, strategy, evaluate, baselines),
-        **{key: train[key] for key in (keys.EPSILON_PARTY, keys.DELTA_PARTY)},
-        **{key: train[key] for key in (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE)},
-        "ledger": strategy.ledger_.state_dict(),
-        "privacy-statement": _privacy_statement(strategy),
-        keys.NUM_BYTES_SENT: _total(rounds, keys.NUM_BYTES_SENT),
-        keys.NUM_BYTES_RECEIVED: _total(rounds, keys.NUM_BYTES_RECEIVED),
+        **{key: train[key] for _, *pair in _GUARANTEES for key in pair},
+        **{
+            key: sum(one["train"].get(key, 0) for one in rounds)
+            for key in (keys.NUM_BYTES_SENT, keys.NUM_BYTES_RECEIVED)
+        },
         "seconds": seconds,
         "cpu-seconds": cpu_seconds,
         "early-stopping": _early_stopping(federation, strategy),
         "phases": _phases(watch.seconds),
         "model": model,
         "metrics": {"train": train, "evaluate": evaluate},
-        "rounds": rounds,
         "parties": _describe_parties(federation, strategy, baselines.solo),
+        "settings": {
+            **settings.to_report(),
+            "learner": learners,
+            "final-learner": federation.final_learner,
+        },
+        "commit": _commit(),
+        **describe_run(strategy, result),
+    }
+    report |= {"verdict": verdict(report), "warnings": find_warnings(report)}
+    for sentence in report["warnings"]:
+        logger.warning("%s", sentence)
+    return report
+
+
+def describe_run(strategy: KnowledgeStrategy[Any], result: Result) -> Report:
+    """Return the part of a report that needs no `Federation`."""
+    return {
+        "ledger": strategy.ledger_.state_dict(),
+        "privacy-statement": _privacy_statement(strategy),
+        "rounds": rounds_of(result),
         "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
         "undelivered": {str(node): why for node, why in strategy.undelivered_.items()},
-        "settings": {**settings.to_report(), **_models(federation)},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
-        "commit": _commit(),
     }
-    return _with_verdict(report)
 
 
 def strategy_of(report: Mapping[str, Any]) -> str:
@@ -123,38 +141,25 @@ def strategy_of(report: Mapping[str, Any]) -> str:
 
 
 def _phases(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the time of each part, as far as it was measured.
+    """Return the seconds of each part, as far as they were measured.
 
-    What is neither loading nor the parties' time is the server's: it combines answers and
-    trains the final model.
+    The rest of the federation is the server's: it combines replies and trains the final model.
     """
     known = {key: seconds[key] for key in ("loading", "comparison") if key in seconds}
     if "federation" not in seconds:
         return known
-    parties = {
-        "training": seconds.get(TRAIN, 0.0),
-        "evaluation": seconds.get(EVALUATE, 0.0),
-    }
-    if not any(parties.values()):
+    training, evaluation = seconds.get(TRAIN, 0.0), seconds.get(EVALUATE, 0.0)
+    if not (training or evaluation):
         return {**known, "federation": seconds["federation"]}
-    return {
-        **known,
-        **parties,
-        "aggregation": max(0.0, seconds["federation"] - sum(parties.values())),
-    }
-
-
-def _models(federation: Federation) -> Report:
-    """Return the models that a run had, also where none were asked for."""
-    learners = ",".join(federation.learner_names)
-    return {"learner": learners, "final-learner": federation.final_learner}
+    rest = max(0.0, seconds["federation"] - training - evaluation)
+    return {**known, "training": training, "evaluation": evaluation, "aggregation": rest}
 
 
 def _early_stopping(federation: Federation, strategy: KnowledgeStrategy[Any]) -> Report | None:
-    """Return how long the final model was trained, if it could stop before its last epoch.
+    """Return the epochs of the final model, if it could stop before its last one.
 
-    It has seen what was released, so this costs nobody anything. How long the parties' own
-    models were trained depends on their records and stays with them.
+    It was trained on released knowledge, so its epochs cost no privacy. Those of the parties'
+    own models depend on their records and stay with them.
     """
     settings = federation.final_settings
     try:
@@ -167,22 +172,10 @@ def _early_stopping(federation: Federation, strategy: KnowledgeStrategy[Any]) ->
 
 
 def stopping_of(report: Mapping[str, Any]) -> str:
-    """Say how early stopping ended; nothing if there was none."""
+    """Return the effect of early stopping in words, "" if there was none."""
     found = report.get("early-stopping")
-    return (
-        "final model trained for {final-epochs} of at most {most-epochs} epochs "
-        "(early stopping)".format_map(found)
-        if found
-        else ""
-    )
-
-
-def _with_verdict(report: Report) -> Report:
-    """Add what the run is worth; warn if that is little."""
-    found = find_warnings(report)
-    for sentence in found:
-        logger.warning("%s", sentence)
-    return {**report, "verdict": verdict(report), "warnings": found}
+    words = "final model trained for {final-epochs} of at most {most-epochs} epochs"
+    return f"{words} (early stopping)".format_map(found) if found else ""
 
 
 def _compared(
@@ -191,15 +184,15 @@ def _compared(
     evaluate: Report,
     baselines: Baselines,
 ) -> Report:
-    """Return how good the federation and its baselines are, and on how many rows."""
+    """Return the metrics of the federation and of its baselines, and on how many rows."""
     data, metric = federation.dataset, federation.metric
-    own = _own_figures(federation, strategy, evaluate)
+    own = _own_metrics(federation, strategy, evaluate)
     one = None if own else federation.judge(strategy.model_)
     figures = own if one is None else existing(one.figures)
     return {
         "metric": metric,
         metric: figures.get(metric, math.nan),
-        f"server-{metric}": None if strategy.central else _server_figure(federation, strategy),
+        f"server-{metric}": None if strategy.central else _server_metric(federation, strategy),
         **baselines.top_level(metric),
         "figures": {"federation": figures, **baselines.figures()},
         "standard-errors": {} if one is None else baselines.standard_errors(one),
@@ -218,24 +211,20 @@ def rounds_of(result: Result) -> list[Report]:
     ] or [{"round": 0, "train": {}, "evaluate": {}}]
 
 
-def _total(rounds: Sequence[Report], key: str) -> int:
-    return sum(one["train"].get(key, 0) for one in rounds)
-
-
-def _server_figure(federation: Federation, strategy: KnowledgeStrategy[Any]) -> float | None:
-    """Return how good the server's own model is, where parties keep theirs."""
+def _server_metric(federation: Federation, strategy: KnowledgeStrategy[Any]) -> float | None:
+    """Return the metric of the server's own model, where parties keep theirs."""
     try:
         return federation.quality(strategy.model_)
     except StrategyError:
         return None  # a server may lack the factories to make one
 
 
-def _own_figures(
+def _own_metrics(
     federation: Federation, strategy: KnowledgeStrategy[Any], evaluate: Report
 ) -> dict[str, float]:
-    """Return the mean figures of models that parties keep; nothing if they keep none."""
-    told = evaluate.get(f"{federation.metric}-by-party") or []
-    own = [figure for figure in told if not math.isnan(figure)]
+    """Return the mean metrics of models that parties keep; nothing if they keep none."""
+    by_party = evaluate.get(f"{federation.metric}-by-party") or []
+    own = [value for value in by_party if not math.isnan(value)]
     if strategy.central or not own:
         return {}
     names = figure_names(federation.dataset.task, federation.dataset.num_classes)
@@ -270,7 +259,7 @@ def _describe_parties(
 
 
 def _class_counts(federation: Federation, rows: IntArray) -> list[int] | None:
-    """Return how many records of each class a party has; positive ones of each label."""
+    """Return a party's records per class; positive ones per label; None for regression."""
     data = federation.dataset
     if data.task == "regression":
         return None
@@ -303,11 +292,6 @@ def _commit() -> str | None:
         return None
 
 
-def log_report(report: Report) -> None:
-    """Log a report for people."""
-    log_lines(render(report))
-
-
 def log_lines(text: str) -> None:
     """Log each line of a text."""
     for line in text.splitlines():
@@ -315,19 +299,18 @@ def log_lines(text: str) -> None:
 
 
 def render(report: Report) -> str:
-    """Return the table of a run.
+    """Return the tables of a run.
 
     Examples
     --------
-    >>> print(table(["party", "accuracy"], [["0", "81.0 %"], ["1", "7.5 %"]]))
+    >>> print(aligned(["party", "accuracy"], [["0", "81.0 %"], ["1", "7.5 %"]]))
     party  accuracy
         0    81.0 %
         1     7.5 %
     """
-    together = own_models(report)
     lines = [
         "",
-        _party_table(report, together),
+        _party_table(report),
         "",
         "{named} on {data}, seed {seed}, final {final}".format(
             **report, named=strategy_of(report), final=report["settings"]["final-learner"]
@@ -349,57 +332,55 @@ def render(report: Report) -> str:
 
 
 def _summary_table(report: Report) -> str:
-    """Return the federation and what it is compared with, by all figures of the task."""
-    figures, metric = report["figures"], report["metric"]
-    columns = list(figures[MAJORITY])
-    rows = {federation_of(report): figures["federation"]}
+    metric, compared = report["metric"], compared_of(report)
+    columns = list(report["figures"][MAJORITY])
+    rows = {federation_of(report): compared.pop(federation_of(report))}
     rows |= {
-        name: figures.get(key, {})
+        name: compared.get(name, {})
         for key, name in BASELINES.items()
-        if key in figures or key not in _ASKED_FOR
+        if name in compared or key not in _IF_ASKED_FOR
     }
-    rows[CONSTANTS[metric].removeprefix("the ")] = figures[MAJORITY]
+    rows |= compared
     if report[f"server-{metric}"] is not None:
         rows["the server's own model"] = {metric: report[f"server-{metric}"]}
     cells = [
         [row, *(shown(column, found.get(column)) for column in columns)]
         for row, found in rows.items()
     ]
-    return table(["", *columns], cells)
+    return aligned(["", *columns], cells)
+
+
+def compared_of(report: Report) -> dict[str, dict[str, float]]:
+    """Return all metrics of the federation and of its baselines, by their names."""
+    figures = report["figures"]
+    return {
+        federation_of(report): figures["federation"],
+        **{name: figures[key] for key, name in BASELINES.items() if key in figures},
+        CONSTANTS[report["metric"]].removeprefix("the "): figures[MAJORITY],
+    }
 
 
 def federation_of(report: Report) -> str:
-    """Return what the federation's figure is of: one model, or those that parties keep."""
+    """Return the name of the federation's metrics: of one model, or of the parties' own."""
     return (
         "federation (mean of the parties' own models)" if own_models(report) else "federation"
     )
 
 
-def _party_table(report: Report, together: Mapping[int, float]) -> str:
+def _party_table(report: Report) -> str:
+    together, metric = own_models(report), report["metric"]
     header = ["party", "learner", "records", "alone", *(["together"] if together else [])]
-    metric = report["metric"]
     rows = []
     for party in report["parties"]:
         number = party[keys.PARTITION_ID]
         row = [str(number), str(party[keys.LEARNER]), str(party["num-records"])]
         figures = [party[f"solo-{metric}"], together.get(number)]
         rows.append(row + [shown(metric, figure) for figure in figures[: len(header) - 3]])
-    return table(header, rows)
-
-
-def shown(name: str, figure: float | None) -> str:
-    """Return a figure as people read it: a share, or an error as it is."""
-    is_error = name == keys.MEAN_SQUARED_ERROR and figure is not None
-    return f"{figure:.4g}" if is_error else percent(figure)
-
-
-def percent(value: float | None) -> str:
-    """Return a share as people read it; a dash if nobody knows it."""
-    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
+    return aligned(header, rows)
 
 
 def size(num_bytes: float) -> str:
-    """Return a number of bytes as people read it.
+    """Return a number of bytes for people.
 
     Examples
     --------
@@ -412,7 +393,7 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return right-aligned columns."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
@@ -420,6 +401,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown.
+
+    Examples
+    --------
+    >>> print(markdown_table(["", "accuracy"], [["FedKT", "81.0"]]))
+    |  | accuracy |
+    | --- | --- |
+    | FedKT | 81.0 |
+    """
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def summarise(values: Sequence[float]) -> tuple[float, float]:

@@ -1,19 +1,26 @@
-"""What a run leaves behind: a folder with its model, its result and a page to look at.
+"""The folder of a run, with its model, its result and a page to look at.
 
 ======================  ============================================================
 ``result.json``         everything that was measured, as standard JSON
 ``report.html``         the same for people: one file without script or network
-``privacy.txt``         what is promised to whom, in plain words
-``epsilon.csv``         what each party's releases cost, round by round
+``privacy.txt``         the privacy statement, in plain words
+``epsilon.csv``         the charges of each party's releases, per round
 ``model/``              the final model, which `clients.load_model` reads
 ======================  ============================================================
+
+Standard JSON has no word for infinity: a number that is not finite becomes null, and where it
+was infinite, such as an epsilon without a guarantee, a flag says so: ``"epsilon-party": null``
+and ``"epsilon-party-unbounded": true``.
 """
 
+import json
+import math
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,20 +37,40 @@ from clients.saved_model import (
     save_model,
 )
 from fl_strategies import KnowledgeStrategy, Learner, write_epsilon_csv
-from fl_strategies._util import SHARED, replace_file
+from fl_strategies._util import SHARED, import_library, replace_file
 from fl_strategies.aggregation.ensembles import MeanEnsemble, SignedEnsemble, StackedEnsemble
-from fl_strategies.errors import StrategyError, UnsupportedLearner
+from fl_strategies.errors import (
+    InvalidData,
+    InvalidParameter,
+    StrategyError,
+    UnsupportedLearner,
+    require,
+    require_data,
+)
 from fl_strategies.learners import require_portable
 from fl_strategies.wire import keys
+from fl_strategies.wire.keys import UNBOUNDED
 from simulations.federation import Federation
 from simulations.models import ModelOptions
-from simulations.results.files import write_json
-from simulations.results.page import PAGE, RESULT, page
-from simulations.results.report import Report, percent, rounds_of, versions
+from simulations.results.page import PAGE, RESULT, comparison_page, page
+from simulations.results.report import Report, describe_run
+from simulations.results.verdict import percent
 
 PRIVACY: Final = "privacy.txt"
 EPSILON: Final = "epsilon.csv"
 ROWS_TO_COMPARE: Final = 20
+NEEDED: Final = (
+    "strategy",
+    "seed",
+    "seconds",
+    "rounds",
+    "parties",
+    "settings",
+    "ledger",
+    "privacy-statement",
+)
+SHAPES: Final = {"rounds": list, "parties": list, "settings": dict}
+OUTPUT_HINT: Final = "Name another one: --set output-dir=FOLDER"
 
 
 @dataclass(frozen=True)
@@ -61,7 +88,7 @@ class RunFolder:
         return cls(path)
 
     def keep_model(self, federation: Federation, strategy: KnowledgeStrategy[Any]) -> Report:
-        """Write the final model; return what a report says of it, or why there is none."""
+        """Write the final model; return its description, or why there is none."""
         try:
             model = strategy.model_
             if isinstance(model, MeanEnsemble | SignedEnsemble | StackedEnsemble):
@@ -78,7 +105,7 @@ class RunFolder:
             folder = member_folder(self.path / FOLDER, number)
             told.append(self._saved(federation, member, folder))
         names = ", ".join(dict.fromkeys(one["learner"] for one in told))
-        card = card_of(federation, federation.final_learner)
+        card = _card_of(federation, federation.final_learner)
         files = save_committee(model, self.path / FOLDER, card)
         folders = f"{FOLDER}/member-0 to member-{len(told) - 1}"
         return {
@@ -91,10 +118,9 @@ class RunFolder:
         """Write a model under the first name by which it is read as what it is."""
         names = dict.fromkeys([federation.final_learner, *federation.learner_names])
         rows = federation.dataset.x_public[:ROWS_TO_COMPARE]
-        size = sum(array.nbytes for array in require_portable(model).to_arrays().values())
-        scores = model.logits(rows)
+        size, scores = _size_of(model), model.logits(rows)
         for name in names:
-            files = save_model(model, folder, card_of(federation, name))
+            files = save_model(model, folder, _card_of(federation, name))
             with suppress(StrategyError):
                 if np.array_equal(load_model(folder).logits(rows), scores):
                     told = [(folder / file).relative_to(self.path).as_posix() for file in files]
@@ -104,27 +130,19 @@ class RunFolder:
 
     def write(self, report: Report) -> Path:
         """Write a report for programs, for people and for a data protection officer."""
-        self.write_privacy(str(report["privacy-statement"]))
+        statement = f"{report['privacy-statement']}\n"
+        replace_file(self.path / PRIVACY, statement.encode(), SHARED)
         replace_file(self.path / PAGE, page(report).encode(), SHARED)
         write_json(report, self.path / RESULT)
         return self.path / RESULT
 
     def write_epsilon(self, strategy: KnowledgeStrategy[Any]) -> None:
-        """Write what each party's releases have cost, round by round."""
+        """Write the charges of each party's releases, per round."""
         write_epsilon_csv(strategy, self.path / EPSILON)
 
-    def write_privacy(self, statement: str) -> None:
-        """Write what is promised."""
-        replace_file(self.path / PRIVACY, f"{statement}\n".encode(), SHARED)
 
-
-def write_report(report: Report, output_dir: str | Path) -> Path:
-    """Write a report into a folder of its own and return the path of its JSON."""
-    return RunFolder.new(output_dir).write(report)
-
-
-def card_of(federation: Federation, name: str) -> ModelCard:
-    """Return what must be known of a federation to read its model."""
+def _card_of(federation: Federation, name: str) -> ModelCard:
+    """Return what a reader of the federation's model must know."""
     data, settings = federation.dataset, federation.final_settings.to_config()
     return ModelCard(
         learner=name,
@@ -133,6 +151,10 @@ def card_of(federation: Federation, name: str) -> ModelCard:
         task=data.task,
         settings={key: settings[key] for key in ModelOptions.settings()},
     )
+
+
+def _size_of(model: Learner) -> int:
+    return sum(array.nbytes for array in require_portable(model).to_arrays().values())
 
 
 def write_run(
@@ -156,53 +178,158 @@ def write_run(
         What the run returned.
     folder : str or Path
     card : ModelCard, optional
-        What the model is; without it the model is not saved.
+        Description of the model; without it the model is not saved.
     accuracy : float, optional
         Of the final model, if you have tested it.
     settings : mapping, optional
-        Whatever the report is to say of the run beside that.
+        Further settings for the report to show.
     """
     run = RunFolder(Path(folder))
     run.path.mkdir(parents=True, exist_ok=True)
+    tested = "not tested and" if accuracy is None else f"accuracy {percent(accuracy)},"
     report = {
         "strategy": type(strategy).__name__,
         "metric": keys.ACCURACY,
         keys.ACCURACY: accuracy,
-        "verdict": _verdict(accuracy),
-        "ledger": strategy.ledger_.state_dict(),
-        "privacy-statement": strategy.ledger_.statement(),
-        "rounds": rounds_of(result),
+        "verdict": f"{tested} compared with nothing",
         "parties": [
             {keys.PARTITION_ID: number, keys.LEARNER: party.learner_name, "train": party.train}
             for number, party in sorted(strategy.parties_.items())
         ],
-        "rejected": {str(node): reason for node, reason in strategy.rejected_.items()},
-        "undelivered": {str(node): why for node, why in strategy.undelivered_.items()},
-        "model": _saved(strategy, run.path, card),
+        "model": _saved_model(strategy.model_, run.path, card),
         "settings": dict(settings or {}),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
+        **describe_run(strategy, result),
     }
     run.write_epsilon(strategy)
-    return run.write(report).with_name("report.html")
+    return run.write(report).with_name(PAGE)
 
 
-def _verdict(accuracy: float | None) -> str:
-    if accuracy is None:
-        return "not tested and compared with nothing"
-    return f"accuracy {percent(accuracy)}, compared with nothing"
-
-
-def _saved(
-    strategy: KnowledgeStrategy[Any], folder: Path, card: ModelCard | None
-) -> Report | None:
-    model = strategy.model_
+def _saved_model(model: Learner, folder: Path, card: ModelCard | None) -> Report | None:
     if card is None:
         return None
     try:
         files = save_model(model, folder / FOLDER, card)
     except UnsupportedLearner as error:
         return {"missing": str(error)}
-    size = sum(array.nbytes for array in require_portable(model).to_arrays().values())
     told = [f"{FOLDER}/{file}" for file in files]
-    return {"learner": card.learner, "files": told, "num-bytes": size}
+    return {"learner": card.learner, "files": told, "num-bytes": _size_of(model)}
+
+
+def page_of(files: Sequence[Path]) -> str:
+    """Return the page of a run's ``result.json``, or one that compares several runs."""
+    require(len({*files}) == len(files), "report", "runs", "different", [*map(str, files)])
+    reports = [read_run(path) for path in files]
+    names = [path.resolve().parent.name if path.name == RESULT else path.stem for path in files]
+    jinja2 = import_library("report", "jinja2", "simulation")
+    try:
+        if len(files) == 1:
+            return page(reports[0])
+        return comparison_page(dict(zip(names, reports, strict=True)))
+    except StrategyError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, jinja2.TemplateError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise InvalidData(f"report: runs must be results of runs, got {got:.200}.") from error
+
+
+def read_run(path: Path) -> Report:
+    """Read the result of a run; raise `InvalidData` that names what is missing."""
+    found = read_json("report", path)
+    missing = [key for key in NEEDED if key not in found]
+    rule = f"the result of a run, with {', '.join(NEEDED)}"
+    require_data(not missing, "report", str(path), rule, f"none of {', '.join(missing)}")
+    for key, kind in SHAPES.items():
+        if not isinstance(found[key], kind):
+            got = type(found[key]).__name__
+            raise InvalidData(f"report: {key} of {path} must be a {kind.__name__}, got {got}.")
+    return found
+
+
+# Files
+
+
+def finite(content: Any) -> Any:
+    """Return None in place of every number that is not finite."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {key: finite(value) for key, value in content.items()}
+    return [*map(finite, content)] if isinstance(content, list | tuple) else content
+
+
+def flagged(content: Any) -> Any:
+    """Return content with a flag beside every infinite number, which becomes None.
+
+    Examples
+    --------
+    >>> flagged({"epsilon": math.inf, "accuracy": math.nan, "seed": 0})
+    {'epsilon': None, 'epsilon-unbounded': True, 'accuracy': None, 'seed': 0}
+    """
+    if isinstance(content, Mapping):
+        told: dict[str, Any] = {}
+        for key, value in content.items():
+            told[key] = flagged(value)
+            if isinstance(value, float) and math.isinf(value):
+                told[f"{key}{UNBOUNDED}"] = True
+        return told
+    return [*map(flagged, content)] if isinstance(content, list | tuple) else finite(content)
+
+
+def unflagged(content: Any) -> Any:
+    """Undo `flagged`; what was not a number stays None."""
+    if isinstance(content, Mapping):
+        told = {key: unflagged(value) for key, value in content.items()}
+        for flag in [key for key in content if key.endswith(UNBOUNDED)]:
+            key = flag.removesuffix(UNBOUNDED)
+            if key in content:
+                if content[flag] is True and content[key] is None:
+                    told[key] = math.inf
+                del told[flag]
+        return told
+    return [*map(unflagged, content)] if isinstance(content, list) else content
+
+
+def write_json(content: Mapping[str, Any], path: Path) -> None:
+    """Write results for programs, all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(flagged(content), indent=2, allow_nan=False)
+    replace_file(path, f"{text}\n".encode(), SHARED)
+
+
+def read_json(owner: str, path: Path) -> dict[str, Any]:
+    """Read what `write_json` wrote, infinities included."""
+    try:
+        content = unflagged(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = f"{path} must be a result of a run, got: {error}."
+        raise InvalidData(f"{owner}: {reason}") from error
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise InvalidData(f"{owner}: {path} must be an object of JSON, got {kind}.")
+    return content
+
+
+def require_folder(owner: str, parameter: str, folder: Path, hint: str = OUTPUT_HINT) -> None:
+    """Make a folder; raise `InvalidParameter` with a hint if no file can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidParameter(
+            f"{owner}: {parameter} must be writable, got {str(folder)!r} "
+            f"({error.strerror}). {hint}."
+        ) from error
+
+
+def require_files(owner: str, **paths: Path | None) -> None:
+    """Raise unless each file, named by the option that gives it, can be written."""
+    for name, path in paths.items():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise InvalidParameter(
+                f"{owner}: --{name} must be a file, got the folder {str(path)!r}."
+            )
+        hint = f"Name another file: --{name} OUT"
+        require_folder(owner, f"the folder of --{name}", path.parent, hint)

@@ -1,6 +1,6 @@
-"""What a run is worth, in one line, and why it may be worth little.
+"""Baselines of a run, its verdict beside them in one line, and likely causes of a loss.
 
-Everything here reads a report and nothing else, so that it can be asked of a file as well.
+The verdict reads a report and nothing else, so that it can be given for a file as well.
 
 A difference counts if it is larger than one standard error on the test rows and than one test
 row; otherwise two models are level. The error is that of the paired difference where both
@@ -10,18 +10,168 @@ parties keep are measured by the parties. The best party is a maximum that the t
 themselves, so with many parties it is a hard bar.
 """
 
+import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util import FloatArray
+from fl_strategies._util import FloatArray, derive_rng
+from fl_strategies.aggregation.votes import count_votes, plurality
+from fl_strategies.errors import InvalidParameter, require
+from fl_strategies.learners import Judgement, Learner, fit_ensemble, paired_error
 from fl_strategies.wire import keys
 from simulations.config import options_of
-from simulations.results.baselines import BEST_PARTY, MAJORITY, MEAN_PARTY, POOLED, PREFIXES
+from simulations.federation import Federation
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+MAJORITY: Final = "majority"
+MEAN_PARTY: Final = "mean-party"
+BEST_PARTY: Final = "best-party"
+POOLED: Final = "pooled"
+PATE: Final = "pate"
+PUBLIC_ONLY: Final = "public-only"
+PREFIXES: Final[Mapping[str, str]] = {
+    MEAN_PARTY: "solo-",
+    BEST_PARTY: "best-solo-",
+    POOLED: "central-",
+    PATE: "pate-",
+    PUBLIC_ONLY: "public-only-",
+    MAJORITY: "majority-",
+}
+"""Prefixes of the baselines' metrics at the top of a report."""
+Counted: TypeAlias = Callable[[int, int], None]
+"""Receives the number of parties that are trained, and that of all."""
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Models that need no federation, as far as the settings ask for them."""
+
+    judged: Mapping[str, Judgement]
+    solo: list[float]
+    """The metric of each party alone; empty if parties are not compared."""
+
+    def top_level(self, metric: str) -> dict[str, float | None]:
+        """Return one metric of each baseline, None if it was not asked for."""
+        return {
+            f"{prefix}{metric}": self.judged[name].figures[metric]
+            if name in self.judged
+            else None
+            for name, prefix in PREFIXES.items()
+        }
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Return all metrics that exist."""
+        return {name: existing(judged.figures) for name, judged in self.judged.items()}
+
+    def standard_errors(self, federation: Judgement) -> dict[str, float]:
+        """Return those of the differences between the federation and each baseline."""
+        return {
+            name: paired_error(federation.shares, judged.shares)
+            for name, judged in self.judged.items()
+        }
+
+
+def judge_baselines(
+    federation: Federation, num_workers: int = 1, counted: Counted | None = None
+) -> Baselines:
+    """Train and evaluate the baselines that the settings ask for."""
+    settings = federation.settings
+    judged: dict[str, Judgement] = {}
+    solo: list[float] = []
+    if settings.solo:
+        judged, solo = _judge_parties(federation, num_workers, counted)
+    if settings.pooled:
+        judged[POOLED] = federation.judge_pooled()
+    if settings.pate:
+        judged[PATE] = judge_pate(federation)
+    if settings.public_only:
+        judged[PUBLIC_ONLY] = judge_public(federation)
+    return Baselines({**judged, MAJORITY: federation.judge_majority()}, solo)
+
+
+def existing(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that are numbers: test rows of one class have no area."""
+    return {name: figure for name, figure in figures.items() if not math.isnan(figure)}
+
+
+def _judge_parties(
+    federation: Federation, num_workers: int, counted: Counted | None
+) -> tuple[dict[str, Judgement], list[float]]:
+    """Evaluate one party after the other; only the sum and the best are kept by row."""
+    metric, figures = federation.metric, []
+    sign = -1 if metric == keys.MEAN_SQUARED_ERROR else 1
+    best, total = Judgement({metric: -math.inf * sign}, np.zeros(0)), np.zeros(1)
+    for judged in federation.judge_parties(num_workers):
+        figures.append(judged.figures)
+        if counted is not None:
+            counted(len(figures), federation.settings.num_parties)
+        total = total + judged.shares
+        if sign * judged.figures[metric] > sign * best.figures[metric]:
+            best = judged
+    means = {name: fmean(one[name] for one in figures) for name in figures[0]}
+    mean = Judgement(means, total / len(figures))
+    return {MEAN_PARTY: mean, BEST_PARTY: best}, [one[metric] for one in figures]
+
+
+def judge_pate(federation: Federation) -> Judgement:
+    """Train PATE (Papernot et al., ICLR 2017), without noise, on the pooled private rows.
+
+    All rows are dealt at random to as many teachers as the parties of the federation have
+    in one partition, so that a teacher has as many rows as one of FedKT on average. Their
+    votes on the public rows, ties decided at random, train the final learner.
+    """
+    data, seed = federation.dataset, federation.settings.seed
+    fits, rule = data.task == "single-label", "false unless rows have one label each"
+    require(fits, "Settings", "pate", rule, federation.settings.pate)
+    logger.info("Training PATE on the pooled data for comparison.")
+    teachers = _pate_teachers(federation)
+    votes = np.stack([teacher.predict(data.x_public) for teacher in teachers])
+    counts = count_votes(votes, data.num_classes)
+    labels = plurality(counts, derive_rng(seed, "pate", "ties"))
+    student, rng = federation.final_factory()(), derive_rng(seed, "pate", "student")
+    return federation.judge(student.fit(data.x_public, labels, rng=rng))
+
+
+def _pate_teachers(federation: Federation) -> Sequence[Learner]:
+    """Train the teachers, with the parties' learners in round-robin, on rows of their own."""
+    data, settings = federation.dataset, federation.settings
+    number = num_pate_teachers(federation)
+    order = derive_rng(settings.seed, "pate", "split").permutation(len(data.y_train))
+    dealt = np.array_split(order, number)
+    names = (settings.teacher,) if settings.teacher else federation.learner_names
+    teachers: list[Learner] = []
+    for kind, name in enumerate(names):
+        mine = range(kind, number, len(names))
+        sets = [(data.x_train[dealt[one]], data.y_train[dealt[one]]) for one in mine]
+        rngs = [derive_rng(settings.seed, "pate", "teacher", one) for one in mine]
+        teachers += fit_ensemble(federation.factory(name), sets, rngs=rngs)
+    return teachers
+
+
+def num_pate_teachers(federation: Federation) -> int:
+    """Return the number of PATE's teachers: those of one partition, at most one per row."""
+    per_party: int = getattr(federation.settings.options, "num_teachers", None) or 1
+    number = federation.settings.num_parties * per_party
+    return min(number, len(federation.dataset.y_train))
+
+
+def judge_public(federation: Federation) -> Judgement:
+    """Train the final learner on labelled public rows alone."""
+    data = federation.dataset
+    if data.y_public is None:
+        raise InvalidParameter(
+            "Settings: public-only must be false unless public rows have labels, got true."
+        )
+    logger.info("Training on the labelled public rows for comparison.")
+    model, rng = federation.final_factory()(), derive_rng(federation.settings.seed, "public")
+    return federation.judge(model.fit(data.x_public, data.y_public, rng=rng))
+
 
 Report: TypeAlias = Mapping[str, Any]
 
@@ -36,17 +186,17 @@ CONSTANTS = {
     keys.MEAN_AUC: "chance",
     keys.MEAN_SQUARED_ERROR: "the mean of the targets",
 }
-"""What always gives the same answer, by the figure of the task."""
+"""Models that always give the same answer, by the metric of the task."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """How far the federation is from something; above 0 is better."""
+    """Difference between the federation and a baseline; above 0 is better."""
 
     gain: float
     error: float
     is_error: bool = False
-    """Whether the figure is an error, without a scale of its own."""
+    """Whether the metric is an error, without a scale of its own."""
 
     @property
     def side(self) -> int:
@@ -57,13 +207,13 @@ class Gap:
 
     @property
     def word(self) -> str:
-        """How the federation stands to it."""
+        """The comparison in words."""
         words = ("level with", "better than", "worse than")
         return (words if self.is_error else ("level with", "above", "below"))[self.side]
 
     @property
     def size(self) -> str:
-        """The difference, in points where the figure is a share."""
+        """The difference, in points where the metric is a share."""
         if self.is_error:
             return f"{abs(self.gain):.3g}"
         points = 100 * abs(self.gain)
@@ -71,7 +221,7 @@ class Gap:
 
 
 def verdict(report: Report) -> str:
-    """Return one line that says what a run is worth, by all that it was compared with.
+    """Return one line that compares a run with all its baselines.
 
     Examples
     --------
@@ -80,36 +230,60 @@ def verdict(report: Report) -> str:
     ...          "num-test-rows": 1000})
     'above every party alone by 5.0 points; 5.0 points below pooled data'
     """
-    own = own_models(report)
-    parts = _parts_of_own_models(report, own) if own else _parts_of_one_model(report)
-    pooled = gap_to(report, POOLED)
+    parts = _beside_parties(report)
+    majority, pooled = gap_to(report, MAJORITY), gap_to(report, POOLED)
+    if majority is not None and (not parts or majority.side <= 0):
+        parts.append(_phrase(report, MAJORITY, majority))
+    told = [", ".join(parts)] if parts else []
     if pooled is not None:
         size = f"{pooled.size} " if pooled.side else ""
-        parts = [*parts, f"{size}{pooled.word} {_NAMES[POOLED]}"]
-    return "; ".join(part for part in parts if part) or "compared with nothing"
+        told.append(f"{size}{pooled.word} {_NAMES[POOLED]}")
+    return "; ".join(told) or "compared with nothing"
+
+
+def _beside_parties(report: Report) -> list[str]:
+    """Return phrases about the best and the mean party; parties that gained, by their own."""
+    own, mean, best = own_models(report), gap_to(report, MEAN_PARTY), gap_to(report, BEST_PARTY)
+    if own:
+        key = f"solo-{report['metric']}"
+        alone = {party[keys.PARTITION_ID]: party[key] for party in report["parties"]}
+        known = [(own[n], alone[n]) for n in own if alone.get(n) is not None]
+        gained = sum(_gap(report, together, solo).side > 0 for together, solo in known)
+        if mean is None:
+            return []
+        return [
+            f"the parties' own models are {_phrase(report, MEAN_PARTY, mean)}",
+            f"{gained} of {len(known)} parties gained",
+        ]
+    if best is not None and best.side > 0:
+        return [f"{best.word} every party alone by {best.size}"]
+    pairs = ((BEST_PARTY, best), (MEAN_PARTY, mean))
+    return [_phrase(report, name, gap) for name, gap in pairs if gap is not None]
 
 
 def find_warnings(report: Report) -> list[str]:
-    """Return what to say of a run that loses, with the likely cause and what to try.
+    """Return a warning with the likely cause and a remedy if a run loses; else nothing.
 
     A federation should beat the best party; models that parties keep, the mean party; and
-    both a constant answer. The list is empty if they do, or are level.
+    both a constant answer. Being level is enough.
     """
     bars = [MEAN_PARTY, MAJORITY] if own_models(report) else [BEST_PARTY, MEAN_PARTY, MAJORITY]
     lost = [name for name in bars if (gap := gap_to(report, name)) and gap.side < 0]
     if not lost:
         return []
-    told = [_name(report, name, _shown(report, PREFIXES[name])) for name in lost]
+    metric = report["metric"]
+    told = [_name(report, n, shown(metric, report[PREFIXES[n] + metric])) for n in lost]
     word = "worse than" if _is_error(report) else "below"
     causes = likely_causes(report)[:_MOST_CAUSES] or [
         "no single one stands out; python -m simulations compare shows what fits these data"
     ]
-    loss = f"The federation ({_shown(report, '')}) is {word} {' and '.join(told)}."
+    figure = shown(metric, report[metric])
+    loss = f"The federation ({figure}) is {word} {' and '.join(told)}."
     return [f"{loss} Likely cause: {'. Or: '.join(causes)}."]
 
 
 def own_models(report: Report) -> dict[int, float]:
-    """Return the last figure of each party that keeps its own model; empty if none does."""
+    """Return the last metric of each party that keeps its own model; empty if none does."""
     evaluate = report.get("metrics", {}).get("evaluate", {})
     numbers = map(int, evaluate.get(keys.PARTITION_IDS, []))
     figures = evaluate.get(f"{report['metric']}-by-party", [])
@@ -118,7 +292,7 @@ def own_models(report: Report) -> dict[int, float]:
 
 
 def gap_to(report: Report, name: str) -> Gap | None:
-    """Return how far the federation is from a baseline; None if they were not compared."""
+    """Return the difference to a baseline; None if they were not compared."""
     metric = report["metric"]
     other = report.get(f"{PREFIXES[name]}{metric}")
     if other is None or math.isnan(other):
@@ -134,45 +308,13 @@ def _gap(report: Report, figure: float, other: float, error: float | None = None
     return Gap((other - figure) if is_error else (figure - other), least, is_error)
 
 
-def _parts_of_one_model(report: Report) -> list[str]:
-    best, mean = gap_to(report, BEST_PARTY), gap_to(report, MEAN_PARTY)
-    if best is not None and best.side > 0:
-        told = [f"{best.word} every party alone by {best.size}"]
-    else:
-        told = [_phrase(report, n) for n, g in ((BEST_PARTY, best), (MEAN_PARTY, mean)) if g]
-    return [", ".join([*told, *_majority(report, named=not told)])]
-
-
-def _parts_of_own_models(report: Report, own: Mapping[int, float]) -> list[str]:
-    alone = {p[keys.PARTITION_ID]: p[f"solo-{report['metric']}"] for p in report["parties"]}
-    known = [(own[n], alone[n]) for n in own if alone.get(n) is not None]
-    gained = sum(_gap(report, together, solo).side > 0 for together, solo in known)
-    told = []
-    if gap_to(report, MEAN_PARTY) is not None:
-        told = [
-            f"the parties' own models are {_phrase(report, MEAN_PARTY)}",
-            f"{gained} of {len(known)} parties gained",
-        ]
-    return [", ".join([*told, *_majority(report, named=not told)])]
-
-
-def _majority(report: Report, *, named: bool) -> list[str]:
-    """Return a phrase about the constant answer if it is all there is, or is not beaten."""
-    gap = gap_to(report, MAJORITY)
-    shown = gap is not None and (named or gap.side <= 0)
-    return [_phrase(report, MAJORITY)] if shown else []
-
-
-def _phrase(report: Report, name: str) -> str:
-    gap = gap_to(report, name)
-    if gap is None:
-        return ""
+def _phrase(report: Report, name: str, gap: Gap) -> str:
     size = f" by {gap.size}" if gap.side else ""
     return f"{gap.word} {_name(report, name)}{size}"
 
 
 def _name(report: Report, name: str, *details: str) -> str:
-    """Return what people call a baseline, with the best party's number and learner."""
+    """Return a baseline's name in a sentence, with the best party's number and learner."""
     key, who = f"solo-{report['metric']}", tuple[str, ...]()
     if name == BEST_PARTY:
         best = [p for p in report.get("parties", []) if p[key] == report[f"best-{key}"]]
@@ -182,9 +324,15 @@ def _name(report: Report, name: str, *details: str) -> str:
     return f"{plain} ({known})" if known else plain
 
 
-def _shown(report: Report, prefix: str) -> str:
-    figure = report[f"{prefix}{report['metric']}"]
-    return f"{figure:.4g}" if _is_error(report) else f"{100 * figure:.1f} %"
+def shown(metric: str, value: float | None) -> str:
+    """Return a metric for people: a share in percent, or an error as it is."""
+    is_error = metric == keys.MEAN_SQUARED_ERROR and value is not None
+    return f"{value:.4g}" if is_error else percent(value)
+
+
+def percent(value: float | None) -> str:
+    """Return a share in percent; a dash if it is unknown."""
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def _is_error(report: Report) -> bool:
@@ -194,16 +342,16 @@ def _is_error(report: Report) -> bool:
 Cause: TypeAlias = Callable[[Report], str | None]
 
 SKEW: Final = 0.1
-"""Part of a party's records in other classes than chance explains, from which on it counts."""
+"""Least share of a party's records beyond chance for its classes to count as one-sided."""
 RECORDS_A_CLASS: Final = 100
-"""Fewest records a class for a teacher of which none can be said to be missing."""
+"""Records per class that are enough for a teacher."""
 PUBLIC_ROWS_A_CLASS: Final = 20
 EVIDENCE: Final[Mapping[str, object]] = {
     "weights": "evidence",
     "consensus": "evidence",
     "corrected": True,
 }
-"""The settings by which strategies allow for what classes each party has seen."""
+"""Settings that account for which classes each party has seen."""
 
 
 def likely_causes(report: Report) -> list[str]:
@@ -213,7 +361,7 @@ def likely_causes(report: Report) -> list[str]:
 
 
 def noise(report: Report) -> str | None:
-    """Name noise: where there is some it decides, for it is meant to hide what parties know."""
+    """Name noise, which decides where there is any: it is meant to hide records."""
     settings = report["settings"]
     spent = [report[key] for key in (keys.EPSILON_PARTY, keys.EPSILON_EXAMPLE)]
     finite = [epsilon for epsilon in spent if math.isfinite(epsilon)]
@@ -230,10 +378,10 @@ def noise(report: Report) -> str | None:
 
 
 def one_sided_classes(report: Report) -> str | None:
-    """Name parties with classes of their own, combined by a rule that ignores it."""
+    """Name one-sided classes of parties, combined by a rule that ignores them."""
     key, value = _evidence(report)
     beyond = class_skew(report)
-    # What a strategy takes by itself is the rule that its promise allows.
+    # "auto" is the best rule that the strategy's guarantee allows.
     if not key or report["settings"].get(key) in (value, "auto") or beyond < SKEW:
         return None
     told = "true" if value is True else value
@@ -294,18 +442,17 @@ def _declared(report: Report) -> Collection[str]:
 
 
 def _evidence(report: Report) -> tuple[str, object]:
-    """Return the setting by which the strategy allows for classes and its value; "" if none."""
+    """Return the strategy's setting that accounts for classes and its value; "" if none."""
     declared = _declared(report)
     return next((pair for pair in EVIDENCE.items() if pair[0] in declared), ("", None))
 
 
 def class_skew(report: Report) -> float:
-    """Return how far parties' class shares are from those of all, beyond what chance does.
+    """Return the mean distance of parties' class shares from those of all, beyond chance.
 
-    That is the total variation distance: which part of a party's records would need another
-    class. What n records drawn from all would show, the sum over classes of
-    ``sqrt(p (1 - p) / (2 pi n))``, is taken off. The mean is over parties, since each of
-    them votes. 0 without classes.
+    The distance is total variation: the share of a party's records that would need another
+    class. Its expectation for n records drawn from all, the sum over classes of
+    ``sqrt(p (1 - p) / (2 pi n))``, is subtracted. 0 without classes.
 
     Examples
     --------

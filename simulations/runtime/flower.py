@@ -30,8 +30,8 @@ import httpx
 from fl_strategies._util import open_private
 from fl_strategies.errors import StrategyError, require
 from simulations.config import Settings, Value
-from simulations.results.files import read_json
 from simulations.results.report import Report
+from simulations.results.run_folder import read_json
 from simulations.runtime.processes import Processes, terminable, uninterrupted
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from fl_strategies.errors import require
 from fl_strategies.wire import keys
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation
-from simulations.results.files import require_folder
 from simulations.results.report import Report, make_report
+from simulations.results.run_folder import require_folder
 from simulations.runtime.client_app import app
 from simulations.runtime.processes import all_workers_needed, become_worker
 from simulations.runtime.progress import SECONDS_BETWEEN_RELAYS, Relay, Watch, no_louder_than

@@ -9,9 +9,8 @@ from flwr.serverapp import Grid, ServerApp
 from simulations.config import Settings
 from simulations.data.sets import LOADERS
 from simulations.federation import load_federation
-from simulations.results.files import require_folder
-from simulations.results.report import log_lines, log_report, make_report
-from simulations.results.run_folder import RunFolder
+from simulations.results.report import log_lines, make_report, render
+from simulations.results.run_folder import RunFolder, require_folder
 from simulations.runtime.progress import Watch
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -39,5 +38,5 @@ def main(grid: Grid, context: Context) -> None:
     saved, spent = folder.keep_model(federation, strategy), watch.seconds["federation"]
     folder.write_epsilon(strategy)
     report = make_report(federation, strategy, result, seconds=spent, watch=watch, model=saved)
-    log_report(report)
+    log_lines(render(report))
     logger.info("The result is in %s", folder.write(report))

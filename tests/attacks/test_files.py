@@ -19,7 +19,7 @@ from fl_strategies import REGISTRY
 from fl_strategies.errors import CheckpointUnavailable, InvalidData, NotEnoughParties
 from simulations.config import Settings
 from simulations.deploy.federation import prepare
-from simulations.results.files import write_json
+from simulations.results.run_folder import write_json
 from simulations.runtime.flower import SuperLink
 from tests.disks import full_disk
 from tests.kept import Killed, MortalGrid, bits, build, journal_app, start

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fl_strategies.errors import InvalidParameter
 from simulations.commands import main
-from simulations.commands.config import with_block
+from simulations.commands.run import with_block
 from simulations.config import (
     TITLES,
     FinalOptions,

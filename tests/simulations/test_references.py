@@ -10,7 +10,7 @@ from fl_strategies._util import Array, derive_rng
 from fl_strategies.errors import InvalidParameter
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation
-from simulations.results.baselines import (
+from simulations.results.verdict import (
     judge_baselines,
     judge_pate,
     judge_public,

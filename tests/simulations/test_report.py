@@ -9,10 +9,9 @@ from fl_strategies.errors import MissingExtra
 from simulations.config import Settings
 from simulations.federation import load_federation
 from simulations.results import report as reports
-from simulations.results.baselines import PREFIXES
-from simulations.results.files import read_json
-from simulations.results.report import make_report, percent, render, summarise, table
-from simulations.results.run_folder import write_report
+from simulations.results.report import aligned, make_report, render, summarise
+from simulations.results.run_folder import RunFolder, read_json
+from simulations.results.verdict import PREFIXES, percent
 from simulations.runtime.client_app import app
 from simulations.runtime.local import run_local
 
@@ -61,7 +60,7 @@ def test_the_report_has_what_readers_need(report: dict[str, Any]) -> None:
 
 def test_the_report_survives_json(report: dict[str, Any], tmp_path: Path) -> None:
     """What is written is what was measured, infinities included, in standard JSON."""
-    path = write_report(report, str(tmp_path))
+    path = RunFolder.new(tmp_path).write(report)
 
     assert path.name == "result.json"
     plain = json.loads(path.read_text(), parse_constant=pytest.fail)
@@ -70,11 +69,9 @@ def test_the_report_survives_json(report: dict[str, Any], tmp_path: Path) -> Non
     assert read_json("test", path) == report
 
 
-def test_two_reports_do_not_overwrite_each_other(
-    report: dict[str, Any], tmp_path: Path
-) -> None:
-    """Each run has a folder of its own."""
-    assert write_report(report, str(tmp_path)) != write_report(report, str(tmp_path))
+def test_two_runs_have_different_folders(tmp_path: Path) -> None:
+    """No report overwrites another."""
+    assert RunFolder.new(tmp_path) != RunFolder.new(tmp_path)
 
 
 def test_the_table_shows_parties_and_comparison(report: dict[str, Any]) -> None:
@@ -110,7 +107,7 @@ def test_comparisons_can_be_left_out() -> None:
 
 def test_columns_are_aligned() -> None:
     """Every line of a table is as wide as its widest cells."""
-    assert table(["a", "bb"], [["ccc", "d"]]) == "  a  bb\nccc   d"
+    assert aligned(["a", "bb"], [["ccc", "d"]]) == "  a  bb\nccc   d"
 
 
 def test_mean_and_deviation_are_those_of_a_sample() -> None:
@@ -161,10 +158,10 @@ def test_a_party_without_a_figure_does_not_spoil_the_mean() -> None:
     federation = SimpleNamespace(metric="accuracy", dataset=data)
     told = {"accuracy-by-party": [0.5, float("nan"), 1.0], "macro-f1": float("nan")}
 
-    found = reports._own_figures(federation, Keeping(), told)  # type: ignore[arg-type]
+    found = reports._own_metrics(federation, Keeping(), told)  # type: ignore[arg-type]
 
     assert found == {"accuracy": 0.75}
-    assert not reports._own_figures(federation, Keeping(), {})  # type: ignore[arg-type]
+    assert not reports._own_metrics(federation, Keeping(), {})  # type: ignore[arg-type]
 
 
 def test_a_statement_that_cannot_be_computed_says_so() -> None:

@@ -16,8 +16,8 @@ from fl_strategies.privacy import PrivacyLedger
 from fl_strategies.privacy.events import SubsampleEvent
 from simulations.__main__ import main
 from simulations.config import Settings
-from simulations.results.files import write_json
 from simulations.results.page import comparison_page, curve, page
+from simulations.results.run_folder import write_json
 from simulations.runtime.local import run_federation
 from simulations.runtime.progress import Watch
 

@@ -20,8 +20,7 @@ from fl_strategies.errors import InvalidData
 from simulations.__main__ import main
 from simulations.config import Settings
 from simulations.federation import load_federation
-from simulations.results.files import flagged, read_json, unflagged, write_json
-from simulations.results.run_folder import RunFolder
+from simulations.results.run_folder import RunFolder, flagged, read_json, unflagged, write_json
 from simulations.runtime import local, progress
 from simulations.runtime.local import Finished, run_federation
 from simulations.runtime.progress import Lines, Watch, log_level, no_louder_than, watching
