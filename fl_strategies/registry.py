@@ -19,7 +19,7 @@ from fl_strategies.strategies.fedkd.options import Scores
 from fl_strategies.strategies.fedkt import FedKT, FedKTParty
 from fl_strategies.strategies.fedkt.options import Votes
 from fl_strategies.strategies.fedmd import Cronus, FedMD, FedMDParty
-from fl_strategies.strategies.fedmd.settings import Answers
+from fl_strategies.strategies.fedmd.options import Answers
 from fl_strategies.strategies.fedproto import FedProto, FedProtoParty
 from fl_strategies.strategies.fens import FENS, FENSParty
 from fl_strategies.strategies.pfnm import PFNM, PFNMParty

@@ -12,7 +12,7 @@ cannot move this median. A party far below the typical agreement is an outlier.
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -37,10 +37,10 @@ from fl_strategies.aggregation.evidence import (
     pooled_label_shares,
     pooled_share,
 )
-from fl_strategies.errors import InvalidParameter, require
+from fl_strategies.errors import InvalidParameter, require, require_known
 from fl_strategies.learners import Task
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import Metrics, shown
+from fl_strategies.wire.knowledge import Metrics, Scalar, shown
 
 LEAST_OF_TYPICAL: Final = 0.25
 """A party is an outlier below this share of the median party's agreement."""
@@ -139,6 +139,8 @@ Contrast: TypeAlias = Literal["none", "public", "uncovered"]
 ClassShare: TypeAlias = Literal["auto", "pooled", "none"] | Sequence[float]
 Decode: TypeAlias = Callable[[Array, FloatArray], FloatArray]
 
+CONTRAST: Final = "contrast"
+"""Entry of a message with one of these."""
 CONTRASTS: Final[tuple[str, ...]] = get_args(Contrast)
 SHARE_RULES: Final = ("auto", "pooled", "none")
 MAX_SIZE: Final = 2.0**40
@@ -473,6 +475,14 @@ class EvidencePool:
                 shown(limited),
             )
         return {keys.NUM_OUTLIERS: len(self.outliers), keys.NUM_CAPPED: len(self.capped)}
+
+
+def read_contrast(owner: str, meta: Mapping[str, Scalar]) -> Contrast:
+    """Return how a party says its records relate to the public rows."""
+    contrast = meta.get(CONTRAST)
+    rule = f"one of {', '.join(CONTRASTS)}"
+    require_known(contrast in CONTRASTS, owner, CONTRAST, rule, shown(contrast))
+    return contrast  # type: ignore[return-value]
 
 
 def read_class_share(

@@ -20,7 +20,7 @@ from fl_strategies.privacy.planning.rules import fewest_queries, queries_for
 from fl_strategies.registry import PLANNERS
 from fl_strategies.strategies.fedkd.options import Scores
 from fl_strategies.strategies.fedkt.options import Votes
-from fl_strategies.strategies.fedmd.settings import Answers
+from fl_strategies.strategies.fedmd.options import Answers
 from fl_strategies.strategies.sums.histogram import Histogram
 from fl_strategies.strategies.sums.regression import Regression
 from tests.toys import common_options

@@ -24,7 +24,8 @@ from fl_strategies.errors import (
 from fl_strategies.learners import IncrementalLearner, PortableLearner, Recipe
 from fl_strategies.party.role import PartyState
 from fl_strategies.strategies.fedmd import FedMD, FedMDParty
-from fl_strategies.strategies.fedmd.options import LOGIT_SPREAD, answer, public_rows
+from fl_strategies.strategies.fedmd.options import LOGIT_SPREAD, public_rows
+from fl_strategies.strategies.fedmd.party import answer
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import encode_arrays, pack_labels, packed_size
 from simulations.runtime.local import InMemoryGrid

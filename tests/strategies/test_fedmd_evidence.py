@@ -11,7 +11,7 @@ from fl_strategies import Party
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
 from fl_strategies.party.role import PartyState
 from fl_strategies.strategies.fedmd import FedMD, FedMDParty
-from fl_strategies.strategies.fedmd.settings import EVIDENCE_LIMIT
+from fl_strategies.strategies.fedmd.options import EVIDENCE_LIMIT
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import unpack_labels
 from tests.strategies.test_fedmd import (
@@ -152,7 +152,7 @@ def test_two_calls_are_one_run_to_the_bit() -> None:
         (np.array([-1, 1, 1]), "class-counts must be 3 whole numbers"),
         (np.array([1.0, 1.0, 1.0]), "class-counts must be 3 whole numbers"),
         (np.array([1, 1]), "class-counts must be 3 whole numbers"),
-        (np.array([0, 0, 0]), "class-counts must count a record"),
+        (np.array([0, 0, 0]), "class-counts must be above 0 for a class"),
     ],
 )
 def test_impossible_counts_are_refused(counts: np.ndarray, sentence: str) -> None:

@@ -871,7 +871,7 @@ def uniform_consensus(strategy: FedMD) -> Knowledge:
     settings = strategy.settings
     soft = np.full((settings.num_public, 3), 1 / 3)
     labels = np.zeros(settings.num_public, dtype=np.int64)
-    arrays = settings.consensus.encode(labels if settings.payload == "argmax" else soft)
+    arrays = settings.consensus.encode(labels if settings.options.payload == "argmax" else soft)
     return Knowledge("consensus", arrays, {"consensus-round": 1})
 
 

@@ -1,4 +1,4 @@
-"""Options of FedMD: what leaves a party, and how answers are combined.
+"""Options of FedMD, what both sides derive from them, and what a round releases.
 
 An answer is one row of scores, or one label, for every public row of a round. Answers look
 the same in both directions: from the parties to the server, and from the server, as the
@@ -6,37 +6,60 @@ consensus, back to them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
-from typing import ClassVar, Final, Literal, TypeAlias, get_args
+from functools import lru_cache
+from typing import ClassVar, Final, Literal, Self, TypeAlias, get_args
 
 import numpy as np
-import scipy
+from flwr.app import ConfigRecord
 
 from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
 from fl_strategies.aggregation.consensus import ROBUST_RULES
-from fl_strategies.aggregation.evidence import class_evidence, corrected_labels
-from fl_strategies.errors import KnowledgeMismatch, require, require_data
-from fl_strategies.learners import Learner
+from fl_strategies.errors import (
+    InvalidParameter,
+    KnowledgeMismatch,
+    between,
+    require,
+    require_data,
+    require_known,
+)
 from fl_strategies.options import Options, option, variants
-from fl_strategies.party.role import finite_logits, labels_of
-from fl_strategies.privacy.events import OneVoteEvent
+from fl_strategies.privacy.bounds.composition import nfdp_tight
+from fl_strategies.privacy.events import OneVoteEvent, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges, GaussianScores, LaplaceScores, NoisyMax
-from fl_strategies.privacy.noise import NoiseSpec
-from fl_strategies.privacy.planning.rules import USUAL_ROUNDS
+from fl_strategies.privacy.noise import NoiseSpec, calibrate_scale
+from fl_strategies.privacy.planning import rules
+from fl_strategies.privacy.planning.plans import Draft, Facts, advice
+from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.wire.knowledge import pack_labels, unpack_labels
 
 Payload: TypeAlias = Literal["logits", "softmax", "argmax"]
 AnswerNoiseKind: TypeAlias = Literal["gaussian", "laplace", "gumbel"]
+AnswerNoiseChoice: TypeAlias = Literal["auto", "gaussian", "laplace", "gumbel"]
+Consensus: TypeAlias = Literal[
+    "auto", "mean", "class-weighted", "median", "trimmed-mean", "robust-mean", "evidence"
+]
 
 PAYLOADS: Final[tuple[str, ...]] = get_args(Payload)
-NOISES: Final[tuple[str, ...]] = get_args(AnswerNoiseKind)
+RELEASES: Final = ("none", "nfdp", "ldp")
 SCORES: Final = "scores"
 LABELS: Final = "labels"
 
 LOGIT_SPREAD: Final = 100.0
 """Largest spread of the logits of a row, and their largest magnitude."""
+EVIDENCE_LIMIT: Final = 16.0
+"""Largest evidence that travels: odds of nine million to one."""
+UNPROTECTED: Final = "predictions on public rows left the party without noise"
+EXACT_COUNTS: Final = "exact class counts left the party"
+
+# A server cannot make a party train without end. A party's own records set a lower limit
+# to its sample; this one only keeps the number plain.
+MAX_EPOCHS: Final = 10_000
+MAX_SAMPLES: Final = 2**31 - 1
+MAX_PUBLIC: Final = 2**40
+_USUAL_NUM_PUBLIC: Final = 5000
 
 # Discrete noise is never larger, whatever its kind; see `privacy.secure`.
 _MOST_SCALES = 64
@@ -59,39 +82,6 @@ def public_rows(seed: int, server_round: int, num_rows: int, num_public: int) ->
         return np.arange(num_rows)
     rng = derive_rng(seed, "public", server_round)
     return np.sort(rng.choice(num_rows, size=num_public, replace=False))
-
-
-def answer(model: Learner, x: Array, payload: Payload, *, promised: bool = False) -> Array:
-    """Return what a model says about rows: scores (n, num_classes) or labels (n,).
-
-    Where privacy is promised (`promised`), a model that fails says even scores or class 0.
-
-    Logits are moved so that each row has mean zero, and cut at `LOGIT_SPREAD` below the
-    largest of the row. The first changes no probability, the second none that matters, and
-    without them models with other offsets, or a class that one party has never seen, would
-    rule the mean.
-    """
-    if payload == "argmax":
-        return labels_of(model, x, promised=promised)
-    logits = finite_logits("FedMD", model, x, promised=promised)
-    if payload == "softmax":
-        return np.asarray(scipy.special.softmax(logits, axis=1))
-    kept = np.maximum(scipy.special.log_softmax(logits, axis=1), -LOGIT_SPREAD)
-    kept = np.maximum(kept, kept.max(axis=1, keepdims=True) - LOGIT_SPREAD)
-    return np.asarray(kept - kept.mean(axis=1, keepdims=True))
-
-
-def corrected_answer(
-    logits: FloatArray, counts: IntArray, payload: Payload, log_ratio: FloatArray | None
-) -> Array:
-    """Return what a model says without the class shares of what it was trained on.
-
-    Labels are those with most evidence, scores are evidence; see `aggregation.evidence`.
-    """
-    held = counts.astype(np.float64)
-    if payload == "argmax":
-        return corrected_labels(logits, held)
-    return class_evidence(logits, held, log_ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,19 +118,15 @@ class AnswerFormat:
         if self.payload == "argmax":
             packed = arrays.get(LABELS, np.empty(0, np.uint8))
             return unpack_labels(packed, (self.num_rows,), self.num_classes)
-        scores, shape = arrays.get(SCORES), (self.num_rows, self.num_classes)
-        if scores is None or scores.dtype != np.float32 or scores.shape != shape:
-            found = "none" if scores is None else f"{scores.shape} of {scores.dtype}"
-            raise KnowledgeMismatch(
-                f"FedMD: {SCORES} must be of shape {shape} and float32, got {found}."
-            )
+        scores, shape = arrays.get(SCORES, np.empty(0)), (self.num_rows, self.num_classes)
+        fits = scores.dtype == np.float32 and scores.shape == shape
+        found = f"{scores.shape} of {scores.dtype}"
+        require_known(fits, "FedMD", SCORES, f"of shape {shape} and float32", found)
         low, high = float(scores.min()), float(scores.max())
         # NaN compares as false, so it is refused as well.
-        if not (self.low - _ROUNDING <= low and high <= self.high + _ROUNDING):
-            raise KnowledgeMismatch(
-                f"FedMD: {SCORES} must be from {self.low:g} to {self.high:g}, "
-                f"got {low:g} to {high:g}."
-            )
+        fits = self.low - _ROUNDING <= low and high <= self.high + _ROUNDING
+        rule = f"from {self.low:g} to {self.high:g}"
+        require_known(fits, "FedMD", SCORES, rule, f"{low:g} to {high:g}")
         return scores
 
 
@@ -196,7 +182,7 @@ class AnswerNoise:
 
     def __post_init__(self) -> None:
         """Check that noise and payload go together, and build the mechanism once."""
-        known = NOISES if self.payload == "argmax" else NOISES[:2]
+        known = get_args(AnswerNoiseKind)[: 3 if self.payload == "argmax" else 2]
         rule = f"one of {', '.join(known)} for {self.payload}"
         require(self.noise in known, "FedMD", "noise", rule, self.noise)
         fits, rule = self.scale <= _LARGEST_SCALE, f"at most {_LARGEST_SCALE:g}"
@@ -256,27 +242,12 @@ def least_scale(noise: AnswerNoise) -> float:
     return max(_LEAST_SCALE, noise.bound * (noise.num_classes + 10) * 2.0**-26)
 
 
-Rule: TypeAlias = Literal[
-    "mean", "class-weighted", "median", "trimmed-mean", "robust-mean", "evidence"
-]
-AnswerNoiseChoice: TypeAlias = Literal["auto", "gaussian", "laplace", "gumbel"]
-Consensus: TypeAlias = Literal[
-    "auto", "mean", "class-weighted", "median", "trimmed-mean", "robust-mean", "evidence"
-]
-
-RULES: Final[tuple[str, ...]] = get_args(Rule)
-RELEASES: Final = ("none", "nfdp", "ldp")
-
-# A server cannot make a party train without end. A party's own records set a lower limit
-# to its sample; this one only keeps the number plain.
-MAX_EPOCHS: Final = 10_000
-MAX_SAMPLES: Final = 2**31 - 1
-MAX_PUBLIC: Final = 2**40
-
-
 @dataclass(frozen=True, kw_only=True)
 class Unprotected(Options):
     """Answers leave as they are; epsilon is infinite unless learners train privately."""
+
+    name: ClassVar[str] = "none"
+    seeded_noise: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,6 +265,7 @@ class SampleOnce(Options):
     """
 
     owner: ClassVar[str] = "FedMD"
+    name: ClassVar[str] = "nfdp"
 
     num_samples: int = option(MISSING, "k: records that nfdp draws", least=1, most=MAX_SAMPLES)
     with_replacement: bool = option(True, "whether nfdp may draw a record twice")
@@ -325,6 +297,7 @@ class LocalNoise(NoiseSpec):
     """
 
     owner: ClassVar[str] = "FedMD"
+    name: ClassVar[str] = "ldp"
 
     noise: AnswerNoiseChoice = option("auto", "kind of noise on answers")
     clipping_norm: float | None = option(
@@ -361,7 +334,8 @@ class LocalNoise(NoiseSpec):
     @property
     def rounds_planned(self) -> int | None:
         """Rounds that share the target; None without one."""
-        return None if self.target_epsilon is None else self.num_rounds_planned or USUAL_ROUNDS
+        usual = None if self.target_epsilon is None else rules.USUAL_ROUNDS
+        return self.num_rounds_planned or usual
 
     def of_scale(self, scale: float) -> "LocalNoise":
         """Return noise that is given by its scale instead of a target; never a smaller one."""
@@ -468,15 +442,43 @@ class FedMDOptions(Options):
             require(clipped == (norm is not None), "FedMD", "clipping_norm", rule, norm)
 
     @property
-    def release_name(self) -> str:
-        """The paper's name for what protects records."""
-        kinds = dict(zip((Unprotected, SampleOnce, LocalNoise), RELEASES, strict=True))
-        return kinds[type(self.release)]
+    def sample(self) -> SampleOnce | None:
+        """The sample that noise-free privacy draws."""
+        return self.release if isinstance(self.release, SampleOnce) else None
 
     @property
-    def seeded_noise(self) -> bool:
-        """Whether noise or sample come from the seed and protect nobody."""
-        return not isinstance(self.release, Unprotected) and self.release.seeded_noise
+    def is_private(self) -> bool:
+        """Whether answers promise privacy by noise or by a secret sample."""
+        return not (isinstance(self.release, Unprotected) or self.release.seeded_noise)
+
+    @property
+    def sends_evidence(self) -> bool:
+        """Whether parties take their own class shares out of what they answer."""
+        return self.consensus == "evidence"
+
+    @property
+    def sends_counts(self) -> bool:
+        """Whether parties say how many records of each class they use."""
+        return self.consensus in ("class-weighted", "evidence")
+
+    @property
+    def lesson(self) -> Payload:
+        """What a consensus consists of; evidence becomes labels or probabilities."""
+        scored = self.sends_evidence and self.payload != "argmax"
+        return "softmax" if scored else self.payload
+
+    @property
+    def terms(self) -> str:
+        """Everything that decides what answers and accuracies may tell, in words."""
+        source, sample = "seeded" if self.release.seeded_noise else "secret", self.sample
+        if sample is None:
+            return f"release {self.release.name}, {source}"
+        how = "with" if sample.with_replacement else "without"
+        return f"release nfdp, {source}, {sample.num_samples} samples {how} replacement"
+
+    def secret_rng(self, seed: int, *path: str | int) -> np.random.Generator | None:
+        """Return the source of noise and samples: the operating system unless seeded."""
+        return derive_rng(seed, "noise", *path) if self.release.seeded_noise else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -485,3 +487,318 @@ class CronusOptions(FedMDOptions):
 
     payload: Payload = option("softmax", "what parties send")
     consensus: Consensus = option("robust-mean", "how answers are combined")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMDSettings:
+    """Options with everything that follows from them; the same on both sides.
+
+    Parameters
+    ----------
+    options : FedMDOptions
+        Settled: with a number of public rows, a rule of consensus, and noise by its scale.
+    num_classes : int
+    """
+
+    options: FedMDOptions
+    num_classes: int
+
+    @classmethod
+    def settle(
+        cls,
+        options: FedMDOptions,
+        *,
+        num_rows: int,
+        num_classes: int,
+        num_parties: int,
+        pretrained: bool,
+    ) -> Self:
+        """Return what the server decides where the options leave it open."""
+        asked = options.num_public or _usual_rows(options, num_rows, num_classes, num_parties)
+        rule = f"{between(1, num_rows)}, the public rows"
+        require(1 <= asked <= num_rows, "FedMD", "num_public", rule, asked)
+        pretraining = pretrained or options.pretrain_epochs > 0
+        plain = isinstance(options.release, Unprotected) and not pretraining
+        chosen = options.consensus
+        if chosen == "auto":
+            chosen = "evidence" if plain else "mean"
+        fits = chosen != "evidence" or not pretraining
+        rule = "another one with pre-training, which teaches classes that no record counts for"
+        require(fits, "FedMD", "consensus", rule, chosen)
+        settled = replace(options, num_public=asked, consensus=chosen)
+        if isinstance(settled.release, LocalNoise):
+            settled = replace(settled, release=_with_scale(settled, num_classes))
+        return cls(options=settled, num_classes=num_classes)
+
+    @classmethod
+    def from_config(cls, config: ConfigRecord, *, num_public: int, num_classes: int) -> Self:
+        """Read what a server sent; raise `KnowledgeMismatch` for anything unreasonable."""
+        options = FedMDOptions.received(config)
+        release, asked = options.release, options.num_public
+        rule = between(1, num_public, "a whole number")
+        require_known(1 <= (asked or 0) <= num_public, "Server", "num-public", rule, asked)
+        scaled = not isinstance(release, LocalNoise) or release.given_scale is not None
+        decided, found = options.consensus != "auto" and scaled, (options.consensus, release)
+        require_known(decided, "Server", "consensus and the scale of noise", "decided", found)
+        settings = cls(options=options, num_classes=num_classes)
+        try:
+            _ = settings.noise
+        except InvalidParameter as error:
+            raise KnowledgeMismatch(f"Server: {error}") from error
+        return settings
+
+    @property
+    def num_public(self) -> int:
+        """Public rows of a round."""
+        return self.options.num_public or 0
+
+    @property
+    def noise(self) -> AnswerNoise | None:
+        """The noise on every answer."""
+        return _noise_of(self.options, self.num_classes)
+
+    @property
+    def replies(self) -> AnswerFormat:
+        """How a party's answers travel; evidence has a form of its own."""
+        if self.options.sends_evidence:
+            return self._format(-EVIDENCE_LIMIT, EVIDENCE_LIMIT)
+        if self.noise is None:
+            return self._format(*plain_limits(self.options.payload))
+        return self._format(-self.noise.limit, self.noise.limit)
+
+    @property
+    def consensus(self) -> AnswerFormat:
+        """How a consensus travels."""
+        if self.noise is None or self.options.payload == "softmax":
+            return self._format(*plain_limits(self.options.lesson))
+        return self._format(-self.noise.limit, self.noise.limit)
+
+    def _format(self, low: float, high: float) -> AnswerFormat:
+        return AnswerFormat(
+            payload=self.options.payload,
+            num_rows=self.num_public,
+            num_classes=self.num_classes,
+            low=low,
+            high=high,
+        )
+
+
+def _usual_rows(
+    options: FedMDOptions, num_rows: int, num_classes: int, num_parties: int
+) -> int:
+    """Return all rows, or with a target for labels as many as its noise leaves readable."""
+    most = min(num_rows, _USUAL_NUM_PUBLIC)
+    facts = ReleaseFacts(num_classes=num_classes, num_public=most, num_parties=num_parties)
+    planned = _planned(options, facts) if most else None
+    return most if planned is None else planned[0].num_rows(planned[1])
+
+
+def _noise_of(options: FedMDOptions, num_classes: int) -> AnswerNoise | None:
+    """Return the noise, of scale 1 while that follows from a target."""
+    release = options.release
+    if not isinstance(release, LocalNoise):
+        return None
+    return AnswerNoise(
+        payload=options.payload,
+        noise=release.kind_for(options.payload),
+        scale=release.given_scale or 1.0,
+        num_classes=num_classes,
+        clipping_norm=release.clipping_norm or 1.0,
+    )
+
+
+def _with_scale(options: FedMDOptions, num_classes: int) -> LocalNoise:
+    """Return noise by its scale: the least that keeps the target in the rounds planned.
+
+    From the second round on a party has seen answers to earlier questions, so only bounds
+    that allow for that are used.
+    """
+    release: LocalNoise = options.release  # type: ignore[assignment]
+    noise: AnswerNoise = _noise_of(options, num_classes)  # type: ignore[assignment]
+    if release.target_epsilon is None:
+        return release
+    rows = options.num_public or 0
+    scale = calibrate_scale(
+        lambda scale: replace(noise, scale=scale).charges(rows, seeded=False),
+        release.target_epsilon,
+        options.delta,
+        num_batches=release.rounds_planned or 1,
+        least=least_scale(noise),
+    )
+    if release.num_rounds_planned is None and not release.seeded_noise:
+        limit = release.max_epsilon or release.target_epsilon
+        release = replace(release, max_epsilon=limit)
+    return release.of_scale(scale)
+
+
+def release_plan(
+    strategy: str,
+    settings: FedMDSettings,
+    facts: ReleaseFacts,
+    *,
+    asked: FedMDOptions | None = None,
+    server_round: int = 0,
+    training: Charges = (),
+) -> ReleasePlan:
+    """Return what one round releases.
+
+    Parameters
+    ----------
+    strategy : str
+    settings, facts
+    asked : FedMDOptions, optional
+        The options before they were settled, for advice.
+    server_round : int
+    training : charges
+        What the party's learner spends in this round by itself. A secret sample is charged
+        when it is drawn, once for all rounds, and so has no price here.
+    """
+    options = settings.options
+    release = options.release
+    open_ = isinstance(release, Unprotected)
+    passes = options.epochs_initial + options.epochs_digest + options.epochs_revisit
+    return ReleasePlan(
+        name=f"{strategy} {release.name}",
+        purpose=f"fedmd {release.name}, round {server_round}",
+        trainer=facts.trainer,
+        models=False,
+        protected=not open_,
+        sample_delta=_sample_delta(options.sample, facts.num_records),
+        seeded=release.seeded_noise,
+        epochs=options.pretrain_epochs + passes,
+        predictions=settings.num_public,
+        delta=options.delta,
+        record_delta=options.delta,
+        audience=AUDIENCES["L0" if open_ else "L2"],
+        reported=options.sample is not None,
+        price=lambda: _price(settings, training),
+        no_signal=lambda: _no_signal(settings.noise, max(facts.num_parties, 1)),
+        accepted=isinstance(release, LocalNoise) and release.accept_noise,
+        advice=lambda: "" if asked is None else _advice(asked, facts),
+    )
+
+
+def _price(settings: FedMDSettings, training: Charges) -> Price:
+    """Return the price; what privately trained learners cost is their training."""
+    options, noise = settings.options, settings.noise
+    if noise is not None:
+        noisy = noise.charges(settings.num_public, seeded=options.release.seeded_noise)
+        return Price(record=noisy, answers=noisy)
+    reasons = [] if training else [UNPROTECTED]
+    if options.sends_counts and not (training and options.sends_evidence):
+        reasons.append(EXACT_COUNTS)
+    return Price(
+        record=(*training, *open_charges(*reasons)),
+        training=training,
+        unprotected=(UNPROTECTED, EXACT_COUNTS) if options.sends_counts else (UNPROTECTED,),
+    )
+
+
+def _sample_delta(sample: SampleOnce | None, records: int) -> float:
+    if sample is None or not records:
+        return 0.0
+    if not sample.with_replacement and sample.num_samples >= records:
+        return 1.0
+    return nfdp_tight(records, sample.num_samples, replacement=sample.with_replacement).delta
+
+
+def _no_signal(noise: AnswerNoise | None, num_parties: int) -> str:
+    """Describe noise that hides the consensus of unanimous parties, or return ""."""
+    if noise is None:
+        return ""
+    return rules.drowned_answers(noise.scale, noise.bound, num_parties)
+
+
+def _planned(options: FedMDOptions, facts: ReleaseFacts) -> "tuple[Answers, Facts] | None":
+    """Return how a target for labels is planned; None for other noise."""
+    release = options.release
+    if not isinstance(release, LocalNoise) or release.noise != "gumbel":
+        return None
+    if release.target_epsilon is None:
+        return None
+    planned = Facts(
+        target_epsilon=release.target_epsilon,
+        delta=options.delta,
+        num_parties=facts.num_parties,
+        num_records=1,  # how many there are does not matter to randomised response
+        num_classes=facts.num_classes,
+        num_public=facts.num_public,
+    )
+    return Answers(num_rounds=release.rounds_planned or 1), planned
+
+
+def _advice(options: FedMDOptions, facts: ReleaseFacts) -> str:
+    """Return what would work for a target for labels; nothing for other noise."""
+    planned = _planned(options, facts)
+    return "" if planned is None else advice(*planned, "num_public")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """`FedMD` with noise on labels: randomised response of every party, then a plurality."""
+
+    num_rounds: int = rules.USUAL_ROUNDS
+    unit: Unit = "example"
+    trusts_server: ClassVar[bool] = False
+    knobs: ClassVar[Sequence[str]] = ("num_parties", "num_classes", "target_epsilon")
+
+    @property
+    def name(self) -> str:
+        """Name of strategy and rounds."""
+        rounds = f", {self.num_rounds} rounds" if self.num_rounds > 1 else ""
+        return f"fedmd ldp{rounds}"
+
+    def _scale(self, facts: Facts, num_rows: int) -> float:
+        return _label_scale(
+            facts.target_epsilon, facts.delta, facts.num_classes, num_rows, self.num_rounds
+        )
+
+    def problem(self, facts: Facts) -> str:
+        """Say if the fewest labels of parties that agree are mostly noise."""
+        fewest = rules.fewest_queries(facts.num_classes, facts.num_public)
+        return rules.drowned_answers(self._scale(facts, fewest), 1.0, facts.num_parties)
+
+    def num_rows(self, facts: Facts) -> int:
+        """Return the most rows of a round that leave most of the consensus right."""
+        return rules.answer_queries(
+            lambda number: self._scale(facts, number),
+            facts.num_parties,
+            facts.num_classes,
+            facts.num_public,
+        )
+
+    def draft(self, facts: Facts) -> Draft:
+        """Return the rows of a round that the strategy asks for by default."""
+        rows = self.num_rows(facts)
+        scale = self._scale(facts, rows)
+        kept = rules.answer_kept(scale, facts.num_classes)
+        planned = f" num-rounds-planned={self.num_rounds}" if self.num_rounds > 1 else ""
+        charges = _label_noise(scale, facts.num_classes).charges(rows, seeded=False)
+        return Draft(
+            noise="gumbel",
+            scale=scale,
+            asked="queries",
+            num_asked=rows,
+            voters=f"{facts.num_parties} parties",
+            right=facts.right_pluralities(kept),
+            batches=[charges] * self.num_rounds,
+            settings=f"release=ldp{planned}",
+        )
+
+
+def _label_noise(scale: float, num_classes: int) -> AnswerNoise:
+    return AnswerNoise(payload="argmax", noise="gumbel", scale=scale, num_classes=num_classes)
+
+
+@lru_cache(maxsize=256)
+def _label_scale(
+    target_epsilon: float, delta: float, num_classes: int, num_rows: int, num_rounds: int
+) -> float:
+    """Return the scale of Gumbel noise on a party's labels that keeps a target."""
+    return calibrate_scale(
+        lambda scale: _label_noise(scale, num_classes).charges(num_rows, seeded=False),
+        target_epsilon,
+        delta,
+        num_batches=num_rounds,
+        least=_LEAST_SCALE,
+    )

@@ -6,10 +6,13 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+import scipy
 from flwr.app import ConfigRecord
 
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.aggregation.consensus import MAX_WEIGHT
+from fl_strategies.aggregation.evidence import CLASS_COUNTS, class_evidence, corrected_labels
+from fl_strategies.aggregation.pool import CONTRAST
 from fl_strategies.errors import KnowledgeMismatch, NotFitted, require_known
 from fl_strategies.learners import METRICS, Learner, TrainingSet
 from fl_strategies.party.party import Party, asked_number
@@ -22,6 +25,7 @@ from fl_strategies.party.role import (
     finite_logits,
     has_promised,
     is_promise,
+    labels_of,
     read_round,
     read_seed,
     receive_model,
@@ -31,7 +35,13 @@ from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.bounds.composition import nfdp_theorem
 from fl_strategies.privacy.mechanisms import Charges, SubsampleOnce
 from fl_strategies.release import ReleasePlan
-from fl_strategies.strategies.fedmd.options import answer, corrected_answer, public_rows
+from fl_strategies.strategies.fedmd.options import (
+    LOGIT_SPREAD,
+    FedMDSettings,
+    Payload,
+    public_rows,
+    release_plan,
+)
 from fl_strategies.strategies.fedmd.samples import (
     NUM_RECORDS,
     SAMPLE_ID,
@@ -40,7 +50,6 @@ from fl_strategies.strategies.fedmd.samples import (
     sample_records,
     spent_metrics,
 )
-from fl_strategies.strategies.fedmd.settings import FedMDSettings, release_plan
 from fl_strategies.strategies.fedmd.student import Lesson, Student, student_of
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar, config_int
@@ -50,8 +59,26 @@ ANSWERS: Final = "answers"
 CONSENSUS: Final = "consensus"
 MODEL: Final = "model"
 CONSENSUS_ROUND: Final = "consensus-round"
-CLASS_COUNTS: Final = "class-counts"
-CONTRAST: Final = "contrast"
+
+
+def answer(model: Learner, x: Array, payload: Payload, *, promised: bool = False) -> Array:
+    """Return what a model says about rows: scores (n, num_classes) or labels (n,).
+
+    Where privacy is promised (`promised`), a model that fails says even scores or class 0.
+
+    Logits are moved so that each row has mean zero, and cut at `LOGIT_SPREAD` below the
+    largest of the row. The first changes no probability, the second none that matters, and
+    without them models with other offsets, or a class that one party has never seen, would
+    rule the mean.
+    """
+    if payload == "argmax":
+        return labels_of(model, x, promised=promised)
+    logits = finite_logits("FedMD", model, x, promised=promised)
+    if payload == "softmax":
+        return np.asarray(scipy.special.softmax(logits, axis=1))
+    kept = np.maximum(scipy.special.log_softmax(logits, axis=1), -LOGIT_SPREAD)
+    kept = np.maximum(kept, kept.max(axis=1, keepdims=True) - LOGIT_SPREAD)
+    return np.asarray(kept - kept.mean(axis=1, keepdims=True))
 
 
 class FedMDParty(PartyRole):
@@ -78,12 +105,12 @@ class FedMDParty(PartyRole):
         if given is not None:
             receive_model(party, given)  # what cannot be read is refused before it is paid for
         training = context.charge(lesson)
-        model = context.student.learn(context.server_round, lesson, given)
-        context.student.keep(model)
+        if context.server_round == 1:
+            context.state.start_anew()
+        model = context.student.learn(lesson, given)
         context.state.terms = context.terms
         arrays, meta = context.reply(model, private=bool(training))
-        secret = context.settings.noise is not None
-        measured = self.measure(party, model, config, state, secret=secret)
+        measured = self._measured(context, model, config, state)
         metrics = {**context.metrics(), keys.LOCAL_FIGURE: measured[METRICS[party.task]]}
         return Knowledge(ANSWERS, arrays, meta), metrics
 
@@ -100,8 +127,13 @@ class FedMDParty(PartyRole):
             )
         context.check_terms()
         model = context.student.finish(lesson)
+        return model, self._measured(context, model, config, state)
+
+    def _measured(
+        self, context: "RoundContext", model: Learner, config: ConfigRecord, state: PartyState
+    ) -> Metrics:
         secret = context.settings.noise is not None
-        return model, self.measure(party, model, config, state, secret=secret)
+        return self.measure(context.party, model, config, state, secret=secret)
 
 
 def _is_own_model(party: Party, received: Knowledge | None) -> bool:
@@ -126,26 +158,26 @@ class RoundContext:
         self.settings = FedMDSettings.from_config(
             config, num_public=len(party.public), num_classes=party.num_classes
         )
+        self.options = self.settings.options
         self.state = FedMDPartyState(state.records)
         self.student: Student = student_of(party)(
-            party,
-            self.state,
-            self.records,
-            self.settings.lesson,
-            self.settings.num_public,
-            self.settings.epochs,
-            self.seed,
-            self.terms,
-            promised=has_promised(state) or self.settings.is_private,
+            party=party,
+            state=self.state,
+            settings=self.settings,
+            seed=self.seed,
+            server_round=self.server_round,
+            terms=self.terms,
+            records=self.records,
+            promised=has_promised(state) or self.options.is_private,
         )
-        sample = self.settings.sample
+        sample = self.options.sample
         if sample is not None:
             check_size(party, sample.num_samples, replacement=sample.with_replacement)
 
     @property
     def terms(self) -> str:
         """What a model of this message is trained on, and for whom."""
-        return f"{self.settings.terms}, {len(self.party.y)} records, run {self.party.run}"
+        return f"{self.options.terms}, {len(self.party.y)} records, run {self.party.run}"
 
     def check_terms(self) -> None:
         """Raise unless the party has trained, and under the terms of this message."""
@@ -158,12 +190,12 @@ class RoundContext:
         if trained != self.terms:
             raise KnowledgeMismatch(
                 f"Server: release and sample of an evaluate message must be those of the "
-                f"party's last training, got {self.settings.terms}."
+                f"party's last training, got {self.options.terms}."
             )
 
     def records(self) -> TrainingSet:
         """Return the records in use; with NFDP a sample, and nothing else is looked at."""
-        party, settings, sample = self.party, self.settings, self.settings.sample
+        party, options, sample = self.party, self.options, self.options.sample
         if sample is None:
             return party.x, party.y
         mechanism = SubsampleOnce(
@@ -171,8 +203,8 @@ class RoundContext:
             samples=sample.num_samples,
             replacement=sample.with_replacement,
         )
-        rng = settings.secret_rng(self.seed, "sample", party.partition_id)
-        rows = sample_records(party, self.state, mechanism, rng, delta=settings.delta)
+        rng = options.secret_rng(self.seed, "sample", party.partition_id)
+        rows = sample_records(party, self.state, mechanism, rng, delta=options.delta)
         return party.x[rows], party.y[rows]
 
     def lesson(self, received: Knowledge | None, *, newest: int) -> Lesson | None:
@@ -194,11 +226,10 @@ class RoundContext:
         self, model: Learner, *, private: bool
     ) -> tuple[dict[str, Array], dict[str, Scalar]]:
         """Return what leaves; `private`: the model's training is paid for by itself."""
-        settings = self.settings
-        if settings.evidence:
+        if self.options.sends_evidence:
             return self._evidence(model, private=private)
-        arrays = settings.replies.encode(self._released(model))
-        if settings.counted:
+        arrays = self.settings.replies.encode(self._released(model))
+        if self.options.sends_counts:
             arrays[CLASS_COUNTS] = self._class_counts()
         return arrays, self._meta()
 
@@ -210,14 +241,18 @@ class RoundContext:
         A model that was trained privately must not be followed by what was not: it answers
         as one of equal class shares, and the number of records is public.
         """
-        settings, rows = self.settings, self._rows(self.server_round)
+        rows = self._rows(self.server_round)
         counts = self._equal_counts() if private else self._class_counts()
         shares = counts if private else self.student.class_counts()
         ratio, contrast = (None, "none") if private else self._contrast(rows)
         public, promised = self.party.public[rows], self.student.promised
         logits = finite_logits("FedMD", model, public, promised=promised)
-        answers = corrected_answer(logits, shares, settings.payload, ratio)
-        arrays = {**settings.replies.encode(answers), CLASS_COUNTS: counts}
+        held = shares.astype(np.float64)
+        if self.options.payload == "argmax":
+            answers: Array = corrected_labels(logits, held)
+        else:
+            answers = class_evidence(logits, held, ratio)
+        arrays = {**self.settings.replies.encode(answers), CLASS_COUNTS: counts}
         return arrays, {**self._meta(), CONTRAST: contrast}
 
     def _contrast(self, rows: IntArray) -> tuple[FloatArray | None, str]:
@@ -233,7 +268,7 @@ class RoundContext:
             self.state.keep_contrast(found, self.terms)
         if found == "uncovered":
             return None, "uncovered"
-        if ratio is None or self.state.digested_round or self.settings.payload == "argmax":
+        if ratio is None or self.state.digested_round or self.options.payload == "argmax":
             return None, "none"
         return ratio[rows], "public"
 
@@ -242,32 +277,31 @@ class RoundContext:
 
         Returns what training costs by itself; nothing if it promises no privacy.
         """
-        settings, party, number = self.settings, self.party, self.server_round
-        if settings.sample is not None:
+        party, number, noise = self.party, self.server_round, self.settings.noise
+        if self.options.sample is not None:
             self.records()  # drawing the sample is what costs
             return ()
         training: Charges = ()
-        if settings.noise is None:
-            training = tuple(self.student.plan(number, lesson, len(party.y)))
+        if noise is None:
+            training = tuple(self.student.plan(lesson))
         plan = release_plan(
-            "fedmd", settings, facts_of(party), server_round=number, training=training
+            "fedmd", self.settings, facts_of(party), server_round=number, training=training
         )
         charges = plan.price().record
-        if settings.noise is None:
+        if noise is None:
             self.student.promised = is_promise(charges)
         spend(party, charges, plan.purpose, plan.record_delta, self.state)
         return training
 
     def _released(self, model: Learner) -> Array:
         """Return the answers that may leave; they have been paid for."""
-        settings, rows = self.settings, self._rows(self.server_round)
-        public, promised = self.party.public[rows], self.student.promised
-        answers = answer(model, public, settings.payload, promised=promised)
-        if settings.noise is None:
+        party, number, noise = self.party, self.server_round, self.settings.noise
+        public, promised = party.public[self._rows(number)], self.student.promised
+        answers = answer(model, public, self.options.payload, promised=promised)
+        if noise is None:
             return answers
-        party = self.party.partition_id
-        rng = settings.secret_rng(self.seed, "party", party, self.server_round)
-        return settings.noise.release(answers, rng)
+        rng = self.options.secret_rng(self.seed, "party", party.partition_id, number)
+        return noise.release(answers, rng)
 
     def _equal_counts(self) -> IntArray:
         """Return counts that say nothing but how many records there are, about."""
@@ -282,23 +316,22 @@ class RoundContext:
 
     def _meta(self) -> dict[str, Scalar]:
         """Return what lets the server tell one sample of this party from another."""
-        if self.settings.sample is None:
+        if self.options.sample is None:
             return {}
         return {SAMPLE_ID: self.state.sample_id, NUM_RECORDS: len(self.party.y)}
 
     def metrics(self) -> Metrics:
         """Return how many records are in use, and what the party has spent."""
-        settings, records = self.settings, len(self.party.y)
-        journal = self.party.journal
-        known = self.state.ledger(settings.delta) if journal is None else journal.ledger()
+        options, records = self.options, len(self.party.y)
+        journal, sample = self.party.journal, options.sample
+        known = self.state.ledger(options.delta) if journal is None else journal.ledger()
         metrics = spent_metrics(known)
-        sample = settings.sample
         if sample is None:
             return {keys.NUM_EXAMPLES: records, **metrics}
         theorem = nfdp_theorem(records, sample.num_samples, replacement=sample.with_replacement)
         return {
             keys.NUM_EXAMPLES: sample.num_samples,
             NUM_RECORDS: records,
-            EPSILON_THEOREM: math.inf if settings.seeded_noise else theorem.epsilon,
+            EPSILON_THEOREM: math.inf if sample.seeded_noise else theorem.epsilon,
             **metrics,
         }

@@ -1,16 +1,10 @@
-"""A party's secret sample (NFDP): drawn once, charged once, kept through restarts.
+"""The samples of noise-free privacy (NFDP), and what else a party of FedMD keeps.
 
-Which samples the parties of FedMD have used, as far as the server can know.
-
-A party draws its sample once. One that loses its memory and keeps no journal draws again
-and does not know it, so every sample has a random name, and the server composes those of
-one party.
-
-The sample of noise-free privacy: drawn and charged once, then kept.
-
-What a party keeps of a run lives as long as the run. A sample must live as long as the data,
-so a party with a journal also keeps it in a file beside the journal: a new run then uses the
-sample that has been paid for.
+A party draws its sample once, charges for it once and uses it in every round. What it keeps
+of a run lives as long as the run, a sample must live as long as the data: so a party with a
+journal also keeps it in a file beside the journal, and a new run uses the sample that has
+been paid for. A party that loses its memory and keeps no journal draws again and does not
+know it; so every sample has a random name, and the server composes those of one party.
 """
 
 import json
@@ -45,7 +39,7 @@ from fl_strategies.privacy.journal import PartyJournal
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import SubsampleOnce
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import Metrics, Scalar, pack_labels, shown, unpack_labels
+from fl_strategies.wire.knowledge import Metrics, Scalar, shown
 
 _NOTES = "fedmd"
 
@@ -103,18 +97,6 @@ class FedMDPartyState(PartyState):
         """Keep a model together with what it has digested, and what it was trained on."""
         self.model_arrays = model.to_arrays()
         self.digested_round, self.model_origin = digested_round, self._origin(terms)
-
-    def consensus_labels(self, num_public: int, num_classes: int) -> IntArray | None:
-        """Return the labels of the last consensus, if one is kept."""
-        packed = self.packed_consensus
-        return None if packed is None else unpack_labels(packed, (num_public,), num_classes)
-
-    def keep_consensus(
-        self, labels: IntArray, num_classes: int, *, digested_round: int
-    ) -> None:
-        """Keep the labels of a consensus and its round."""
-        self.packed_consensus = pack_labels(labels, num_classes)
-        self.digested_round = digested_round
 
     def _origin(self, terms: str) -> str:
         return f"{terms}; sample {self.sample_id}"

@@ -16,9 +16,10 @@ from seed and round on all sides, so their positions never travel.
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Protocol, Unpack, cast
+from typing import ClassVar, Final, Unpack
 
 import numpy as np
 import scipy
@@ -31,16 +32,16 @@ from fl_strategies.aggregation.consensus import (
     make_consensus,
     to_probabilities,
 )
-from fl_strategies.aggregation.evidence import vote_evidence
+from fl_strategies.aggregation.evidence import CLASS_COUNTS, vote_evidence
 from fl_strategies.aggregation.pool import (
-    CONTRASTS,
     ClassShare,
     Contrast,
     EvidencePool,
     read_class_share,
+    read_contrast,
 )
 from fl_strategies.aggregation.votes import agreement, plurality
-from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, require
+from fl_strategies.errors import PrivacyBudgetExceeded, require, require_known
 from fl_strategies.learners import Learner, LearnerFactory
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.release import ReleaseFacts, ReleasePlan
@@ -53,27 +54,22 @@ from fl_strategies.server.strategy import (
     public_array,
 )
 from fl_strategies.strategies.fedmd.options import (
+    EVIDENCE_LIMIT,
     CronusOptions,
     FedMDOptions,
+    FedMDSettings,
     LocalNoise,
-    SampleOnce,
     public_rows,
+    release_plan,
 )
 from fl_strategies.strategies.fedmd.party import (
     ANSWERS,
-    CLASS_COUNTS,
     CONSENSUS,
     CONSENSUS_ROUND,
-    CONTRAST,
     EPSILON_THEOREM,
     MODEL,
 )
 from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, Sample, SampleBook
-from fl_strategies.strategies.fedmd.settings import (
-    EVIDENCE_LIMIT,
-    FedMDSettings,
-    release_plan,
-)
 from fl_strategies.strategies.fedmd.student import Lesson, teach
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
@@ -87,43 +83,54 @@ from fl_strategies.wire.knowledge import (
 logger = logging.getLogger("flwr.fl_strategies")
 
 
-class Gathering(Protocol):
+NOISE_SCALE: Final = "noise-scale"
+
+
+@dataclass(frozen=True, eq=False)
+class PartyAnswers:
+    """What a party said in a round, checked."""
+
+    answers: Array
+    counts: IntArray | None
+    contrast: Contrast
+    sample: Sample | None
+
+
+class Gathering(ABC):
     """Answers of many parties on their way to one; nothing else is kept of them."""
 
-    @property
-    def outliers(self) -> tuple[int, ...]:
-        """Partition ids of parties that were not counted."""
+    outliers: tuple[int, ...] = ()
+    """Partition ids of parties that were not counted; known after `result`."""
 
-    def add(
-        self, answers: Array, counts: IntArray | None, contrast: Contrast, party: int
-    ) -> None:
-        """Take a party's answers, class counts and partition id, checked before."""
+    @abstractmethod
+    def add(self, said: PartyAnswers, party: int) -> None:
+        """Take what a party said, and its partition id."""
 
+    @abstractmethod
     def result(self, ties: np.random.Generator) -> Array:
         """Return the consensus: labels, or scores of the payload's kind."""
 
+    @abstractmethod
     def report(self) -> Metrics:
         """Return how many parties were not counted, or not in full."""
 
 
-class LabelGathering:
-    """Votes for labels, each worth the voter's records of its class if counts are given."""
+class LabelGathering(Gathering):
+    """Votes for labels, each worth the voter's records of its class if counts are given.
 
-    outliers: tuple[int, ...] = ()
+    Parameters
+    ----------
+    plain : VoteCounts
+        Every vote counted once, by the strategy.
+    shape : (rows, classes)
+    """
 
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self._plain, self._weighted = VoteCounts(shape), VoteCounts(shape)
+    def __init__(self, plain: VoteCounts, shape: tuple[int, int]) -> None:
+        self._plain, self._weighted = plain, VoteCounts(shape)
 
-    def add(
-        self,
-        answers: Array,
-        counts: IntArray | None,
-        contrast: Contrast,  # noqa: ARG002
-        party: int,  # noqa: ARG002
-    ) -> None:
+    def add(self, said: PartyAnswers, party: int) -> None:  # noqa: ARG002
         """Count one party's labels."""
-        self._plain.add(answers)
-        self._weighted.add(answers, counts)
+        self._weighted.add(said.answers, said.counts)
 
     def result(self, ties: np.random.Generator) -> Array:
         """Return the label with most votes."""
@@ -137,81 +144,66 @@ class LabelGathering:
         return _report_capped(self._weighted.num_capped)
 
 
-class ScoreGathering:
+class ScoreGathering(Gathering):
     """Scores, combined by one of the rules of `aggregation.consensus`."""
 
-    outliers: tuple[int, ...] = ()
-
-    def __init__(self, settings: FedMDSettings) -> None:
-        self._settings = settings
-        shape, bound = (settings.num_public, settings.num_classes), settings.replies.high
+    def __init__(self, settings: FedMDSettings, shape: tuple[int, int]) -> None:
+        options = settings.options
+        self._payload = options.payload
         self._scores = make_consensus(
-            settings.rule,  # type: ignore[arg-type]
+            options.consensus,  # type: ignore[arg-type]
             shape,
-            bound=bound,
-            capped=settings.payload == "logits",
-            trim_fraction=settings.options.trim_fraction,
+            bound=settings.replies.high,
+            capped=options.payload == "logits",
+            trim_fraction=options.trim_fraction,
         )
 
-    def add(
-        self,
-        answers: Array,
-        counts: IntArray | None,
-        contrast: Contrast,  # noqa: ARG002
-        party: int,  # noqa: ARG002
-    ) -> None:
+    def add(self, said: PartyAnswers, party: int) -> None:  # noqa: ARG002
         """Add one party's scores."""
-        self._scores.add(answers, counts)
+        self._scores.add(said.answers, said.counts)
 
     def result(self, ties: np.random.Generator) -> Array:  # noqa: ARG002
         """Return the combined scores."""
         scores = self._scores.result()
-        return to_probabilities(scores) if self._settings.payload == "softmax" else scores
+        return to_probabilities(scores) if self._payload == "softmax" else scores
 
     def report(self) -> Metrics:
         """Return how many parties count for less than they claim."""
         return _report_capped(self._scores.num_capped)
 
 
-class EvidenceGathering:
+class EvidenceGathering(Gathering):
     """Answers without their parties' class shares; see `aggregation.evidence`.
 
     A vote for a class of which the voter has no record is no opinion on any.
     """
 
     def __init__(
-        self, settings: FedMDSettings, share: ClassShare, *, exclude_outliers: bool
+        self, options: FedMDOptions, shape: tuple[int, int], share: ClassShare
     ) -> None:
-        self._votes = settings.payload == "argmax"
-        self._smallest = np.min_scalar_type(settings.num_classes)
-        shape = settings.num_public, settings.num_classes
+        self._votes = options.payload == "argmax"
+        self._smallest = np.min_scalar_type(shape[1])
         self._pool = EvidencePool(
             shape,
             bound=EVIDENCE_LIMIT,
             task="single-label",
             share=share,
             decode=vote_evidence if self._votes else _known_evidence,
-            exclude_outliers=exclude_outliers,
+            exclude_outliers=options.exclude_outliers,
         )
 
-    def add(
-        self, answers: Array, counts: IntArray | None, contrast: Contrast, party: int
-    ) -> None:
+    def add(self, said: PartyAnswers, party: int) -> None:
         """Add one party's evidence, or what its votes say."""
-        said = answers.astype(self._smallest) if self._votes else answers
-        self._pool.add(said, np.asarray(counts, dtype=np.float64), contrast, party)
+        answers = said.answers.astype(self._smallest) if self._votes else said.answers
+        self._pool.add(answers, np.asarray(said.counts, np.float64), said.contrast, party)
 
     def result(self, ties: np.random.Generator) -> Array:  # noqa: ARG002
         """Return what the evidence comes to."""
-        scores: FloatArray = self._pool.result()
-        return np.asarray(
-            scores.argmax(axis=1) if self._votes else scipy.special.softmax(scores, axis=1)
-        )
-
-    @property
-    def outliers(self) -> tuple[int, ...]:
-        """Partition ids of parties that were not counted."""
-        return self._pool.outliers
+        scores = self._pool.result()
+        self.outliers = self._pool.outliers
+        if self._votes:
+            return np.asarray(scores.argmax(axis=1))
+        return np.asarray(scipy.special.softmax(scores, axis=1))
 
     def report(self) -> Metrics:
         """Return how many parties were not counted, or not in full."""
@@ -231,54 +223,15 @@ def _report_capped(num_capped: int) -> Metrics:
     return {keys.NUM_CAPPED: num_capped}
 
 
-def gathering(settings: FedMDSettings, *, share: ClassShare) -> Gathering:
-    """Return room for the answers of a round, combined by their rule."""
-    if settings.evidence:
-        exclude = settings.options.exclude_outliers
-        return EvidenceGathering(settings, share, exclude_outliers=exclude)
-    if settings.payload == "argmax":
-        return LabelGathering((settings.num_public, settings.num_classes))
-    return ScoreGathering(settings)
-
-
-def read_counts(arrays: Mapping[str, Array], settings: FedMDSettings) -> IntArray | None:
-    """Return a party's class counts, if it sends any; refuse those that cannot be."""
-    if not settings.counted:
-        return None
-    counts, num_classes = arrays[CLASS_COUNTS], settings.num_classes
+def read_counts(arrays: Mapping[str, Array], num_classes: int) -> IntArray:
+    """Return a party's class counts; refuse those that cannot be."""
+    counts = arrays[CLASS_COUNTS]
     plain = counts.dtype == np.int64 and counts.shape == (num_classes,)
-    if not plain or not ((counts >= 0) & (counts <= MAX_WEIGHT)).all():
-        raise KnowledgeMismatch(
-            f"FedMD: {CLASS_COUNTS} must be {num_classes} whole numbers (int64) from 0 to "
-            f"{MAX_WEIGHT}, got shape {counts.shape} of {counts.dtype} or others."
-        )
-    if settings.evidence and not counts.any():
-        raise KnowledgeMismatch(f"FedMD: {CLASS_COUNTS} must count a record, got none.")
+    fits = plain and bool(((counts >= 0) & (counts <= MAX_WEIGHT)).all())
+    rule = f"{num_classes} whole numbers (int64) from 0 to {MAX_WEIGHT}"
+    found = f"shape {counts.shape} of {counts.dtype} or others"
+    require_known(fits, "FedMD", CLASS_COUNTS, rule, found)
     return counts
-
-
-def read_contrast(meta: Mapping[str, Scalar], settings: FedMDSettings) -> Contrast:
-    """Return how a party's records relate to the public rows, if it says so."""
-    contrast = meta.get(CONTRAST) if settings.evidence else "none"
-    if contrast not in CONTRASTS:
-        known = ", ".join(CONTRASTS)
-        raise KnowledgeMismatch(
-            f"FedMD: {CONTRAST} must be one of {known}, got {shown(contrast)}."
-        )
-    return cast(Contrast, contrast)
-
-
-NOISE_SCALE: Final = "noise-scale"
-
-
-@dataclass(frozen=True, eq=False)
-class PartyAnswers:
-    """What a party said in a round, checked."""
-
-    answers: Array
-    counts: IntArray | None
-    contrast: Contrast
-    sample: Sample | None
 
 
 @dataclass(kw_only=True)
@@ -430,9 +383,9 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         if pretrained is not None:
             self.warm_start(pretrained)
         samples = None
-        if isinstance(release, SampleOnce):
+        if sample := self.options.sample:
             samples = SampleBook(
-                release.num_samples, release.with_replacement, seeded=release.seeded_noise
+                sample.num_samples, sample.with_replacement, seeded=sample.seeded_noise
             )
         self.state: FedMDState = FedMDState(ledger=ledger, samples=samples)
         self._gather()
@@ -470,18 +423,24 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
 
     def _gather(self) -> None:
         """Make room for the answers of a round."""
-        shape = self.settings.num_public, self.settings.num_classes
+        options, shape = self.options, (self.settings.num_public, self.settings.num_classes)
         self._votes = VoteCounts(shape)
-        self._gathered = gathering(
-            self.settings,
-            share=self.class_share,
-        )
+        self._gathered: Gathering
+        if options.sends_evidence:
+            self._gathered = EvidenceGathering(options, shape, self.class_share)
+        elif options.payload == "argmax":
+            self._gathered = LabelGathering(self._votes, shape)
+        else:
+            self._gathered = ScoreGathering(self.settings, shape)
 
     def party_config(self) -> dict[str, Scalar]:
         """Return the settings, and what identifies the public data."""
-        own: dict[str, Scalar] = {keys.PUBLIC_HASH: self._public_hash}
-        own[keys.NUM_CLASSES] = self.settings.num_classes
-        return {**self.options.to_config(), **own, keys.NUM_PARTIES: self.num_parties}
+        return {
+            **self.options.to_config(),
+            keys.PUBLIC_HASH: self._public_hash,
+            keys.NUM_CLASSES: self.settings.num_classes,
+            keys.NUM_PARTIES: self.num_parties,
+        }
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
         """Return the last consensus, or in round 1 the model to start from."""
@@ -496,7 +455,7 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
     def most_score_bytes(self) -> int:
         """Bytes of a party's scores, if it sends any; noise is on them before they leave."""
         cells = self.settings.num_public * self.settings.num_classes
-        return 0 if self.settings.payload == "argmax" else 4 * cells
+        return 0 if self.options.payload == "argmax" else 4 * cells
 
     def begin_round(self) -> bool:
         """Make room for the answers; ask nobody if they would cost too much."""
@@ -512,21 +471,21 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
 
     def check(self, knowledge: Knowledge) -> PartyAnswers:
         """Return one party's answers, and the class counts and sample they rest on."""
-        expected = {*self.settings.replies.names}
-        if self.settings.counted:
-            expected.add(CLASS_COUNTS)
-        if set(knowledge.arrays) != expected:
-            raise KnowledgeMismatch(
-                f"FedMD: arrays must be named {sorted(expected)}, "
-                f"got {shown(sorted(knowledge.arrays))}."
-            )
-        samples = self.state.samples
-        return PartyAnswers(
-            self.settings.replies.decode(knowledge.arrays),
-            read_counts(knowledge.arrays, self.settings),
-            read_contrast(knowledge.meta, self.settings),
-            None if samples is None else samples.check(knowledge.meta),
-        )
+        form, options, samples = self.settings.replies, self.options, self.state.samples
+        expected = {*form.names, *([CLASS_COUNTS] if options.sends_counts else [])}
+        fits, found = knowledge.arrays.keys() == expected, shown(sorted(knowledge.arrays))
+        require_known(fits, "FedMD", "arrays", f"named {sorted(expected)}", found)
+        answers = form.decode(knowledge.arrays)
+        counts: IntArray | None = None
+        if options.sends_counts:
+            counts = read_counts(knowledge.arrays, self.settings.num_classes)
+        contrast: Contrast = "none"
+        if options.sends_evidence and counts is not None:
+            some = bool(counts.any())
+            require_known(some, "FedMD", CLASS_COUNTS, "above 0 for a class", "none")
+            contrast = read_contrast("FedMD", knowledge.meta)
+        sample = None if samples is None else samples.check(knowledge.meta)
+        return PartyAnswers(answers, counts, contrast, sample)
 
     def add(self, reply: PartyReply[PartyAnswers | None]) -> None:
         """Add one party's answers to the others; nothing else is kept."""
@@ -538,7 +497,7 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
             samples.add(reply.partition_id, said.sample, num_attempts=attempts)
         answers = said.answers
         self._votes.add(answers if answers.ndim == 1 else answers.argmax(axis=1))
-        self._gathered.add(answers, said.counts, said.contrast, reply.partition_id)
+        self._gathered.add(said, reply.partition_id)
         super().add(replace(reply, knowledge=None))
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
@@ -567,7 +526,7 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         worst = self.state.samples.worst()
         self.state.ledger = PrivacyLedger(
             "example",
-            delta=worst.delta if worst.delta < 1 else self.settings.delta,
+            delta=worst.delta if worst.delta < 1 else self.options.delta,
             audience=self.plan.audience,
             num_records=worst.num_records,
         )
@@ -604,7 +563,7 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
             lesson = Lesson(self.round_, self.indices_, self.consensus_)
             rng = derive_rng(self.seed, "server", "final")
             x = self.public[self.indices_]
-            self._model = teach(self.learner_fn(), x, lesson, self.settings.lesson, rng)
+            self._model = teach(self.learner_fn(), x, lesson, self.options.lesson, rng)
         return super().model_
 
 

@@ -34,25 +34,15 @@ from fl_strategies.party.role import (
     trained,
 )
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.strategies.fedmd.options import Payload, public_rows
+from fl_strategies.strategies.fedmd.options import FedMDSettings, Payload, public_rows
 from fl_strategies.strategies.fedmd.samples import FedMDPartyState
-from fl_strategies.wire.knowledge import Knowledge
+from fl_strategies.wire.knowledge import Knowledge, pack_labels, unpack_labels
 
 RECIPES: Final[Mapping[str, Recipe]] = {
     "logits": Recipe(loss="l1", link="identity"),
     "softmax": Recipe(loss="cross-entropy", link="softmax"),
 }
 """Training on scores; labels are learned as usual."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Epochs:
-    """Passes over the public rows with labels, the records, a consensus, the records."""
-
-    pretrain: int
-    initial: int
-    digest: int
-    revisit: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,46 +86,35 @@ class Student(ABC):
     ----------
     party : Party
     state : FedMDPartyState
-    records : callable
-        Returns the private records in use.
-    payload : "logits", "softmax" or "argmax"
-    num_public : int
-    epochs : Epochs
-    seed : int
+    settings : FedMDSettings
+    seed, server_round : int
     terms : str
         Under which the server asks; a model of other terms is not continued.
+    records : callable
+        Returns the private records in use.
     promised : bool
         Whether answers promise privacy, so that training must not fail.
     """
 
     party: Party
     state: FedMDPartyState
-    records: Callable[[], TrainingSet]
-    payload: Payload
-    num_public: int
-    epochs: Epochs
+    settings: FedMDSettings
     seed: int
+    server_round: int
     terms: str
-    promised: bool = False
+    records: Callable[[], TrainingSet]
+    promised: bool
 
     @abstractmethod
-    def plan(
-        self, server_round: int, lesson: Lesson | None, num_records: int
-    ) -> Sequence[Entry]:
+    def plan(self, lesson: Lesson | None) -> Sequence[Entry]:
         """Return what the training of a round will cost, before a record is looked at.
 
         Nothing means that the training promises no privacy.
         """
 
     @abstractmethod
-    def learn(
-        self, server_round: int, lesson: Lesson | None, given: Knowledge | None
-    ) -> Learner:
-        """Return the model after a round."""
-
-    @abstractmethod
-    def keep(self, model: Learner) -> None:
-        """Keep what `learn` returned for the next message."""
+    def learn(self, lesson: Lesson | None, given: Knowledge | None) -> Learner:
+        """Return the model after a round, and keep it for the next message."""
 
     @abstractmethod
     def class_counts(self) -> IntArray:
@@ -161,38 +140,34 @@ class ContinuingStudent(Student):
 
     _digested = 0
 
-    def plan(
-        self,
-        server_round: int,
-        lesson: Lesson | None,  # noqa: ARG002 - digesting public rows costs nothing
-        num_records: int,
-    ) -> Sequence[Entry]:
-        """Return the cost of the first training, of going back to the records, or of both."""
-        learner = self.party.learner_fn()
-        starts = server_round == 1 or self._kept() is None
-        epochs = [self.epochs.initial] * starts + [self.epochs.revisit] * (server_round > 1)
+    def plan(self, lesson: Lesson | None) -> Sequence[Entry]:  # noqa: ARG002
+        """Return the cost of the first training, of going back to the records, or of both.
+
+        Digesting public rows costs nothing.
+        """
+        starts, options = self.server_round == 1 or self._kept() is None, self.settings.options
+        epochs = [options.epochs_initial] * starts
+        epochs += [options.epochs_revisit] * (self.server_round > 1)
+        learner, num_records = self.party.learner_fn(), len(self.party.y)
         plans = [plan_of(learner, num_records, epochs=passes) for passes in epochs]
         return [entry for plan in plans for entry in plan] if all(plans) else ()
 
-    def learn(
-        self, server_round: int, lesson: Lesson | None, given: Knowledge | None
-    ) -> Learner:
+    def learn(self, lesson: Lesson | None, given: Knowledge | None) -> Learner:
         """Train on the records; before that digest a consensus that is new."""
-        if server_round == 1:
-            self.state.start_anew()
-        model = self._kept()
+        model, options = self._kept(), self.settings.options
         if model is None:
             model = self._prepared(given)
-            model = self._on_records(model, self.epochs.initial, "initial")
+            model = self._on_records(model, options.epochs_initial, "initial")
         model = self._digest(model, lesson)
-        if server_round > 1:
-            model = self._on_records(model, self.epochs.revisit, "revisit", server_round)
-        return model
+        if self.server_round > 1:
+            model = self._on_records(
+                model, options.epochs_revisit, "revisit", self.server_round
+            )
+        return self._keep(model)
 
-    def keep(self, model: Learner) -> None:
-        """Keep the model and which consensus it has digested."""
-        kept = cast(ContinuingLearner, model)
-        self.state.keep_model(kept, digested_round=self._digested, terms=self.terms)
+    def _keep(self, model: ContinuingLearner) -> Learner:
+        self.state.keep_model(model, digested_round=self._digested, terms=self.terms)
+        return model
 
     def class_counts(self) -> IntArray:
         """Return those of the records, which it has always seen last."""
@@ -206,9 +181,7 @@ class ContinuingStudent(Student):
                 f"{self.party.owner}: a consensus must find a model that was "
                 f"trained before, got none."
             )
-        model = self._digest(model, lesson)
-        self.keep(model)
-        return model
+        return self._keep(self._digest(model, lesson))
 
     def _kept(self) -> ContinuingLearner | None:
         model = self.state.model(self.party.learner_fn, self.terms)
@@ -217,7 +190,7 @@ class ContinuingStudent(Student):
 
     def _prepared(self, given: Knowledge | None) -> ContinuingLearner:
         """Return the model before it sees private records."""
-        party, epochs = self.party, self.epochs.pretrain
+        party, epochs = self.party, self.settings.options.pretrain_epochs
         if given is not None:
             return cast(ContinuingLearner, receive_model(party, given))
         model = cast(ContinuingLearner, party.learner_fn())
@@ -241,27 +214,27 @@ class ContinuingStudent(Student):
             require_plan(learned, plan)
             return self._rebuilt(learned)
 
-        return self._without_fail(train)
+        return self._trained(train)
 
     def _digest(self, model: ContinuingLearner, lesson: Lesson | None) -> ContinuingLearner:
         if lesson is None or lesson.server_round <= self._digested:
             return model
         rng = self.party.rng(self.seed, "digest", lesson.server_round)
-        x, epochs = self.party.public[lesson.rows], self.epochs.digest
+        x, options = self.party.public[lesson.rows], self.settings.options
         self._digested = lesson.server_round
 
         def train() -> ContinuingLearner:
-            taught = teach(model, x, lesson, self.payload, rng, epochs)
+            taught = teach(model, x, lesson, options.lesson, rng, options.epochs_digest)
             return self._rebuilt(cast(ContinuingLearner, taught))
 
-        return self._without_fail(train)
+        return self._trained(train)
 
-    def _without_fail(self, train: Callable[[], ContinuingLearner]) -> ContinuingLearner:
-        return trained(train, self._public_model, promised=self.promised)
+    def _trained(self, train: Callable[[], ContinuingLearner]) -> ContinuingLearner:
+        def stand_in() -> ContinuingLearner:
+            model = public_model(self.party, self.party.learner_fn)
+            return self._rebuilt(cast(ContinuingLearner, model))
 
-    def _public_model(self) -> ContinuingLearner:
-        model = public_model(self.party, self.party.learner_fn)
-        return self._rebuilt(cast(ContinuingLearner, model))
+        return trained(train, stand_in, promised=self.promised)
 
     def _rebuilt(self, model: ContinuingLearner) -> ContinuingLearner:
         twin = cast(ContinuingLearner, self.party.learner_fn())
@@ -272,28 +245,18 @@ class ContinuingStudent(Student):
 class RefittingStudent(Student):
     """A new model each time, for learners that cannot continue or cannot be kept."""
 
-    def plan(
-        self, server_round: int, lesson: Lesson | None, num_records: int
-    ) -> Sequence[Entry]:
+    def plan(self, lesson: Lesson | None) -> Sequence[Entry]:
         """Return the cost of one training on the records and the last consensus."""
-        kept = server_round > 1 and self._consensus_labels() is not None
-        num_rows = num_records + (kept or lesson is not None) * self.num_public
-        return plan_of(self.party.learner_fn(), num_rows)
+        kept = self.server_round > 1 and self._consensus_labels() is not None
+        num_public = (kept or lesson is not None) * self.settings.num_public
+        return plan_of(self.party.learner_fn(), len(self.party.y) + num_public)
 
-    def learn(
-        self,
-        server_round: int,
-        lesson: Lesson | None,
-        given: Knowledge | None,  # noqa: ARG002 - every fit starts anew
-    ) -> Learner:
-        """Fit the records and the labels of the newest consensus."""
-        if server_round == 1:
-            self.state.start_anew()
-        self._take(lesson)
-        return self._fitted()
+    def learn(self, lesson: Lesson | None, given: Knowledge | None) -> Learner:  # noqa: ARG002
+        """Fit the records and the labels of the newest consensus, which is kept instead.
 
-    def keep(self, model: Learner) -> None:
-        """Keep nothing: the consensus is kept, and gives the same model again."""
+        Every fit starts anew, not from a `given` model.
+        """
+        return self._fitted(lesson)
 
     def class_counts(self) -> IntArray:
         """Return those of the records and the last consensus together."""
@@ -301,18 +264,16 @@ class RefittingStudent(Student):
 
     def finish(self, lesson: Lesson) -> Learner:
         """Fit once more, with the last consensus."""
-        self._take(lesson)
-        return self._fitted()
-
-    def _take(self, lesson: Lesson | None) -> None:
-        if lesson is not None and lesson.server_round > self.state.digested_round:
-            labels, num_classes = lesson.labels, self.party.num_classes
-            self.state.keep_consensus(labels, num_classes, digested_round=lesson.server_round)
+        return self._fitted(lesson)
 
     def _consensus_labels(self) -> IntArray | None:
-        return self.state.consensus_labels(self.num_public, self.party.num_classes)
+        packed, size = self.state.packed_consensus, (self.settings.num_public,)
+        return None if packed is None else unpack_labels(packed, size, self.party.num_classes)
 
-    def _fitted(self) -> Learner:
+    def _fitted(self, lesson: Lesson | None) -> Learner:
+        if lesson is not None and lesson.server_round > self.state.digested_round:
+            self.state.packed_consensus = pack_labels(lesson.labels, self.party.num_classes)
+            self.state.digested_round = lesson.server_round
         x, y = self._training_set()
         rng = self.party.rng(self.seed, "refit", self.state.digested_round)
         learner_fn = self.party.learner_fn
@@ -331,7 +292,7 @@ class RefittingStudent(Student):
         labels = self._consensus_labels()
         if labels is None:
             return x, y
-        rows = public_rows(self.seed, last, len(public), self.num_public)
+        rows = public_rows(self.seed, last, len(public), self.settings.num_public)
         return np.concatenate([x, public[rows]]), np.concatenate([y, labels])
 
 
