@@ -13,10 +13,13 @@ from collections.abc import Callable
 import numpy as np
 
 from fl_strategies._util import Array
-from fl_strategies.privacy.bounds.curves import bounded_range_optimal
-from fl_strategies.privacy.bounds.gaussian import rdp_of_pure
 from fl_strategies.privacy.bounds.moments import data_dependent_moments, default_moments
-from fl_strategies.privacy.bounds.pure import pure_heterogeneous, pure_optimal
+from fl_strategies.privacy.bounds.theorems import (
+    bounded_range_optimal,
+    pure_heterogeneous,
+    pure_optimal,
+    rdp_of_pure,
+)
 
 GAMMA = 0.1
 NUM_EVENTS = 100_000

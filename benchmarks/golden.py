@@ -85,7 +85,7 @@ PACKAGES: Final = (
     "xgboost-cpu",
 )
 SOURCES: Final = (
-    "fl_strategies.privacy.secure.os",
+    "fl_strategies.privacy.mechanisms.os",
     "fl_strategies._compat.secrets",
     "fl_strategies.server.run.secrets",
     "fl_strategies.strategies.fedmd.samples.secrets",

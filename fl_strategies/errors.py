@@ -20,6 +20,9 @@ StrategyError
 Each is also a fitting built-in error, so callers need not know this tree.
 """
 
+import math
+import numbers
+
 
 class StrategyError(Exception):
     """Root of the tree; catch this to catch everything the package raises."""
@@ -133,3 +136,19 @@ def require_known(holds: bool, owner: str, name: str, rule: str, value: object) 
     if not holds:
         # Truncated: an untrusted party must not be able to fill the logs.
         raise KnowledgeMismatch(f"{owner}: {name} must be {rule}, got {str(value)[:200]}.")
+
+
+def check_delta(owner: str, delta: float) -> None:
+    """Raise `InvalidParameter` unless delta is a probability strictly inside (0, 1)."""
+    require(0 < delta < 1, owner, "delta", "greater than 0 and less than 1", delta)
+
+
+def check_positive(owner: str, name: str, value: float) -> None:
+    """Raise `InvalidParameter` unless a setting is a finite number above 0."""
+    require(0 < value < math.inf, owner, name, "greater than 0 and finite", value)
+
+
+def check_count(owner: str, name: str, value: int, *, least: int = 0) -> None:
+    """Raise `InvalidParameter` unless a number of things is a whole number."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    require(whole and value >= least, owner, name, f"a whole number, at least {least}", value)

@@ -66,15 +66,16 @@ from fl_strategies.party.role import (
     require_plan,
     trained,
 )
-from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts, calibrated_sums
 from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
+from fl_strategies.privacy.mechanisms import GaussianSums, LaplaceCounts
 from fl_strategies.privacy.noise import (
     NoiseSpec,
     ReleaseSpec,
     ScorePrivacy,
     VotePrivacy,
     calibrate_scale,
+    calibrated_sums,
 )
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.server.replies import PartyReply

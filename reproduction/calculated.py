@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from fl_strategies._util import FloatArray, import_library
-from fl_strategies.privacy.bounds import gaussian_mu, nfdp_theorem
+from fl_strategies.privacy.bounds.theorems import gaussian_mu, nfdp_theorem
 from reproduction.table import FOLDER
 
 Line: TypeAlias = tuple[str, Sequence[float], Sequence[float]]

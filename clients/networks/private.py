@@ -40,9 +40,10 @@ from clients.networks.training import (
 from fl_strategies._util import Array, FloatArray, counted
 from fl_strategies.errors import InvalidParameter, MissingExtra, require
 from fl_strategies.learners import Objective, Recipe, TrainingSet
-from fl_strategies.privacy.bounds.gaussian import dpsgd_epsilon, gaussian_mu
+from fl_strategies.privacy.bounds.distributions import dpsgd_epsilon
+from fl_strategies.privacy.bounds.theorems import gaussian_mu
 from fl_strategies.privacy.events import DPSGDEvent
-from fl_strategies.privacy.secure import GRID, continuous_gaussian, random_words
+from fl_strategies.privacy.mechanisms import GRID, continuous_gaussian, random_words
 
 try:
     import torch

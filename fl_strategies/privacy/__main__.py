@@ -19,20 +19,17 @@ from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     StrategyError,
+    check_count,
+    check_delta,
+    check_positive,
     require,
     require_data,
 )
 from fl_strategies.privacy import accountant
-from fl_strategies.privacy._numeric import (
-    check_count,
-    check_delta,
-    check_positive,
-    check_votes,
-)
 from fl_strategies.privacy.audit import audit_all
-from fl_strategies.privacy.bounds import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.bounds.gaussian import two_class_laplace_epsilon
-from fl_strategies.privacy.events import NOISES, UNITS, DPSGDEvent
+from fl_strategies.privacy.bounds.distributions import two_class_laplace_epsilon
+from fl_strategies.privacy.bounds.theorems import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.events import NOISES, UNITS, DPSGDEvent, check_votes
 from fl_strategies.privacy.ledger import FEW_PARTIES, LARGE_EPSILON
 from fl_strategies.privacy.mechanisms import NoisyMax
 from fl_strategies.privacy.noise import data_dependent_figure

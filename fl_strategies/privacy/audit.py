@@ -36,17 +36,16 @@ import numpy as np
 import scipy
 
 from fl_strategies._util import Array, FloatArray, IntArray
-from fl_strategies.errors import InvalidParameter, require, require_data
-from fl_strategies.privacy._numeric import check_count
+from fl_strategies.errors import InvalidParameter, check_count, require, require_data
 from fl_strategies.privacy.accountant import claim, delta_at
-from fl_strategies.privacy.bounds import nfdp_tight
-from fl_strategies.privacy.counts import GaussianSums
+from fl_strategies.privacy.bounds.theorems import nfdp_tight
 from fl_strategies.privacy.events import NOISES
 from fl_strategies.privacy.mechanisms import (
     UNANSWERED,
     Charges,
     ConfidentNoisyMax,
     GaussianScores,
+    GaussianSums,
     LaplaceScores,
     NoisyMax,
     SubsampleOnce,

@@ -3,20 +3,24 @@
 An event states the noise, its scale, the sensitivity to one unit, what a unit is and which
 inputs are neighbours. Nothing else is needed to account for it. The set is closed: the
 accountant refuses any class that is not listed here, subclasses included, because an event
-that it cannot account for would be free. The privacy loss of a single release is defined in
-`losses`; the accountant composes releases.
-
-Mechanisms create events together with their noise; see `fl_strategies.privacy.mechanisms`.
+that it cannot account for would be free. `accountant` defines the privacy loss of a single
+release and composes releases; `mechanisms` creates events together with their noise.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fl_strategies.errors import InvalidData, InvalidParameter, require
-from fl_strategies.privacy._numeric import check_count
+from fl_strategies._util import Array
+from fl_strategies.errors import (
+    InvalidData,
+    InvalidParameter,
+    check_count,
+    require,
+    require_data,
+)
 
 Unit: TypeAlias = Literal["party", "example"]
 Relation: TypeAlias = Literal["replace-one", "add-remove-one"]
@@ -34,6 +38,19 @@ LARGEST = 1e150
 # Files from before vectors said how many entries they have.
 _LEGACY_VALUES = 1000
 
+# The rule of a field follows from its name: a positive number, or a whole number of at least
+# this.
+_POSITIVE: Final = (
+    "scale",
+    "sensitivity",
+    "l1_sensitivity",
+    "l2_sensitivity",
+    "noise_multiplier",
+)
+_COUNTS: Final = {"num_classes": 2} | dict.fromkeys(
+    ("num_values", "records", "samples", "batch_size", "steps"), 1
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyEvent:
@@ -49,42 +66,39 @@ class PrivacyEvent:
         Whether the noise came from a known seed, which protects nothing.
     """
 
+    units: ClassVar[tuple[str, ...]] = UNITS
+    relations: ClassVar[tuple[str, ...]] = RELATIONS
+
     unit: Unit
     relation: Relation
     seeded: bool = False
 
     def __post_init__(self) -> None:
-        self._require_choice("unit", UNITS)
-        self._require_choice("relation", RELATIONS)
-        self._require(isinstance(self.seeded, bool), "seeded", "True or False")
-        self._check()
+        for field in fields(self):
+            self._check(field.name)
 
-    def _check(self) -> None:
-        """Check and normalise what a class adds."""
+    def _check(self, name: str) -> None:
+        """Check one field, and normalise numbers: equal events must be equal."""
+        choices = {"unit": self.units, "relation": self.relations, "noise": NOISES}
+        value = getattr(self, name)
+        if name in choices:
+            known = isinstance(value, str) and value in choices[name]
+            self._require(known, name, " or ".join(map(repr, choices[name])))
+        elif name in _POSITIVE:
+            plain = value.item() if isinstance(value, np.generic) else value
+            number = isinstance(plain, int | float) and not isinstance(plain, bool)
+            rule = f"a number greater than 0, below {LARGEST:g}"
+            self._require(number and 0 < plain < LARGEST, name, rule)
+            object.__setattr__(self, name, float(plain))
+        elif name in _COUNTS:
+            check_count(type(self).__name__, name, value, least=_COUNTS[name])
+            self._require(value <= MOST, name, f"at most {MOST}")
+            object.__setattr__(self, name, int(value))
+        elif name in ("seeded", "replacement"):
+            self._require(isinstance(value, bool), name, "True or False")
 
     def _require(self, holds: bool, name: str, rule: str) -> None:
         require(holds, type(self).__name__, name, rule, getattr(self, name))
-
-    def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        known = isinstance(value, str) and value in choices
-        self._require(known, name, " or ".join(map(repr, choices)))
-
-    def _require_positive(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            plain = value.item() if isinstance(value, np.generic) else value
-            number = isinstance(plain, int | float) and not isinstance(plain, bool)
-            positive = number and 0 < plain < LARGEST
-            self._require(positive, name, f"a number greater than 0, below {LARGEST:g}")
-            # Equal events must be equal whatever type of number they were given.
-            object.__setattr__(self, name, float(plain))
-
-    def _require_count(self, name: str, *, least: int = 1, most: int = MOST) -> None:
-        value = getattr(self, name)
-        check_count(type(self).__name__, name, value, least=least)
-        self._require(value <= most, name, f"at most {most}")
-        object.__setattr__(self, name, int(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +121,6 @@ class NoisyMaxEvent(PrivacyEvent):
     sensitivity: float
     num_classes: int
 
-    def _check(self) -> None:
-        self._require_choice("noise", NOISES)
-        self._require_positive("scale", "sensitivity")
-        self._require_count("num_classes", least=2)
-
 
 @dataclass(frozen=True, kw_only=True)
 class OneVoteEvent(PrivacyEvent):
@@ -127,16 +136,12 @@ class OneVoteEvent(PrivacyEvent):
     num_classes : int
     """
 
+    relations = ("replace-one",)
+
     relation: Relation = "replace-one"
     noise: Noise
     scale: float
     num_classes: int
-
-    def _check(self) -> None:
-        self._require_choice("relation", ("replace-one",))
-        self._require_choice("noise", NOISES)
-        self._require_positive("scale")
-        self._require_count("num_classes", least=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +158,6 @@ class ThresholdEvent(PrivacyEvent):
 
     scale: float
     sensitivity: float
-
-    def _check(self) -> None:
-        self._require_positive("scale", "sensitivity")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,10 +176,6 @@ class LaplaceEvent(PrivacyEvent):
     scale: float
     l1_sensitivity: float
     num_values: int = 1
-
-    def _check(self) -> None:
-        self._require_positive("scale", "l1_sensitivity")
-        self._require_count("num_values")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,10 +196,6 @@ class GaussianEvent(PrivacyEvent):
     l2_sensitivity: float
     num_values: int = 1
 
-    def _check(self) -> None:
-        self._require_positive("scale", "l2_sensitivity")
-        self._require_count("num_values")
-
 
 @dataclass(frozen=True, kw_only=True)
 class SubsampleEvent(PrivacyEvent):
@@ -216,18 +210,19 @@ class SubsampleEvent(PrivacyEvent):
         Whether a record may be drawn more than once.
     """
 
+    units = ("example",)
+    relations = ("replace-one",)
+
     unit: Unit = "example"
     relation: Relation = "replace-one"
     records: int
     samples: int
     replacement: bool
 
-    def _check(self) -> None:
-        self._require_choice("unit", ("example",))
-        self._require_choice("relation", ("replace-one",))
-        self._require(isinstance(self.replacement, bool), "replacement", "True or False")
-        self._require_count("records")
-        self._require_count("samples", most=MOST if self.replacement else self.records)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fits = self.replacement or self.samples <= self.records
+        self._require(fits, "samples", f"at most {self.records}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +239,9 @@ class DPSGDEvent(PrivacyEvent):
     steps : int
     """
 
+    units = ("example",)
+    relations = ("add-remove-one",)
+
     unit: Unit = "example"
     relation: Relation = "add-remove-one"
     noise_multiplier: float
@@ -251,13 +249,10 @@ class DPSGDEvent(PrivacyEvent):
     batch_size: int
     steps: int
 
-    def _check(self) -> None:
-        self._require_choice("unit", ("example",))
-        self._require_choice("relation", ("add-remove-one",))
-        self._require_positive("noise_multiplier")
-        self._require_count("records")
-        self._require_count("batch_size", most=self.records)
-        self._require_count("steps")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fits = self.batch_size <= self.records
+        self._require(fits, "batch_size", f"at most {self.records}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +268,8 @@ class NonPrivateEvent(PrivacyEvent):
     relation: Relation = "replace-one"
     reason: str
 
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         given = isinstance(self.reason, str) and bool(self.reason.strip())
         self._require(given, "reason", "a sentence that says what left unprotected")
 
@@ -356,3 +352,14 @@ def as_replace_one(event: PrivacyEvent) -> PrivacyEvent:
         return replace(event, relation="replace-one", l2_sensitivity=2 * event.l2_sensitivity)
     # The sensitivity of votes is that of adding one unit, under either relation.
     return replace(event, relation="replace-one")
+
+
+def check_votes(owner: str, votes: Array) -> None:
+    """Raise `InvalidData` unless `votes` (num_queries, num_classes) are counts."""
+    shaped = votes.ndim == 2 and votes.shape[1] >= 2
+    require_data(shaped, owner, "votes", "a table (queries, classes >= 2)", votes.shape)
+    numeric = votes.dtype.kind in "iuf"
+    require_data(numeric, owner, "votes", "an array of numbers", votes.dtype)
+    if votes.size:
+        good = votes.min() >= 0 and np.isfinite(votes.max())
+        require_data(bool(good), owner, "votes", "finite and at least 0", votes.min())

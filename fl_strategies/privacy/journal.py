@@ -55,9 +55,10 @@ from fl_strategies.errors import (
     InvalidData,
     JournalUnavailable,
     PrivacyBudgetExceeded,
+    check_delta,
+    check_positive,
     require,
 )
-from fl_strategies.privacy._numeric import check_delta, check_positive
 from fl_strategies.privacy.accountant import Entry, delta_at
 from fl_strategies.privacy.events import (
     PrivacyEvent,

@@ -15,13 +15,14 @@ from fl_strategies.errors import (
     InvalidData,
     PrivacyBudgetExceeded,
     StrategyError,
+    check_count,
+    check_delta,
+    check_positive,
     require,
 )
 from fl_strategies.privacy import accountant
-from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
-from fl_strategies.privacy.accountant import Claim, Entry
-from fl_strategies.privacy.bounds import loss_of
-from fl_strategies.privacy.bounds.composition import nfdp_tight
+from fl_strategies.privacy.accountant import Claim, Entry, loss_of
+from fl_strategies.privacy.bounds.theorems import nfdp_tight
 from fl_strategies.privacy.events import (
     MOST,
     UNITS,

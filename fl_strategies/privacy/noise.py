@@ -1,18 +1,17 @@
-"""Noise on scores and votes, by its scale or calibrated to a target epsilon.
+"""Noise on scores and votes, given by its scale or calibrated to a target epsilon.
 
-Scores of all public rows and classes are released, so the cost is high. With 20 parties of
+One description of votes serves both sides: the server of FedKT-L1, where a unit is a party and
+moves a count by s, and a party of FedKT-L2, where a unit is an example and moves a count by
+one. The chances that labels survive noise, at the end, decide when noise is refused.
+
+Scores of all public rows and classes are released, so their cost is high. With 20 parties of
 equal weight, 1000 rows of 10 classes, scores clipped at 10 and Laplace noise of scale 1, every
 entry costs epsilon 1 and there are ten thousand entries.
-
-Private votes: the mechanism, its sensitivity, and when noise hides the winner.
-
-One description serves both sides: the server of FedKT-L1, where a unit is a party and moves
-a count by s, and a party of FedKT-L2, where a unit is an example and moves a count by one.
 """
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
@@ -21,26 +20,30 @@ import numpy as np
 import scipy
 
 from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
-from fl_strategies.errors import InvalidParameter, require
+from fl_strategies.errors import InvalidParameter, check_delta, check_positive, require
 from fl_strategies.options import Options, option
-from fl_strategies.privacy._numeric import check_delta, check_positive
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.bounds import (
+from fl_strategies.privacy.bounds.moments import (
     data_dependent_epsilon,
-    default_orders,
     gnmax_rdp,
     gumbel_data_dependent_epsilon,
-    rdp_to_epsilon,
     threshold_rdp,
 )
-from fl_strategies.privacy.events import Noise, Unit
+from fl_strategies.privacy.bounds.theorems import default_orders, rdp_to_epsilon
+from fl_strategies.privacy.events import GaussianEvent, Noise, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, cost_of
 from fl_strategies.privacy.mechanisms import (
+    MOST_SUMS,
+    SMALLEST_SCALE,
+    Charges,
     ConfidentNoisyMax,
     GaussianScores,
+    GaussianSums,
     LaplaceScores,
     NoisyMax,
 )
+
+logger = logging.getLogger("flwr.fl_strategies")
 
 _LEAST_SCALE, _LARGEST_SCALE = 1e-9, 1e12
 _TOLERANCE = 1e-6
@@ -114,7 +117,38 @@ def calibrate_scale(
     return high
 
 
-logger = logging.getLogger("flwr.fl_strategies")
+@lru_cache(maxsize=256)
+def calibrated_sums(
+    target_epsilon: float,
+    delta: float,
+    *,
+    l2_sensitivity: float,
+    unit: Unit,
+    num_sums: int = MOST_SUMS,
+) -> GaussianSums:
+    """Return the smallest noise on this many sums that meets a target.
+
+    The cost of a release does not depend on their number, except for imperfect sampling.
+
+    Examples
+    --------
+    >>> counts = calibrated_sums(1.0, 1e-5, l2_sensitivity=2**0.5, unit="example")
+    >>> round(counts.scale, 2)
+    5.28
+    """
+
+    def entries(scale: float) -> Charges:
+        event = GaussianEvent(
+            unit=unit,
+            relation="replace-one",
+            scale=scale,
+            l2_sensitivity=l2_sensitivity,
+            num_values=num_sums,
+        )
+        return ((event, 1),)
+
+    scale = calibrate_scale(entries, target_epsilon, delta, least=SMALLEST_SCALE)
+    return GaussianSums(scale=scale, l2_sensitivity=l2_sensitivity, unit=unit)
 
 
 def require_audible(
@@ -315,36 +349,14 @@ def chance_kept(
 
 def _by_quadrature(noise: Noise, ahead: FloatArray, power: FloatArray) -> FloatArray:
     # Noise of the leading class at the middle of equally likely intervals.
-    quantile, below = _DISTRIBUTIONS[noise]
-    others_below = below(quantile(_GRID) + ahead[:, :, None]) ** power[:, None]
-    return np.asarray(others_below.prod(axis=1).mean(axis=1))
-
-
-def _gaussian_quantile(chance: FloatArray) -> FloatArray:
-    return np.asarray(scipy.special.ndtri(chance))
-
-
-def _gaussian_below(value: FloatArray) -> FloatArray:
-    return np.asarray(scipy.special.ndtr(value))
-
-
-def _laplace_quantile(chance: FloatArray) -> FloatArray:
-    return np.where(chance < 0.5, np.log(2 * chance), -np.log(2 * (1 - chance)))
-
-
-def _laplace_below(value: FloatArray) -> FloatArray:
-    tail = np.exp(-np.abs(value)) / 2
-    return np.where(value < 0, tail, 1 - tail)
-
-
-_DISTRIBUTIONS: Final[
-    Mapping[
-        Noise, tuple[Callable[[FloatArray], FloatArray], Callable[[FloatArray], FloatArray]]
-    ]
-] = {
-    "laplace": (_laplace_quantile, _laplace_below),
-    "gaussian": (_gaussian_quantile, _gaussian_below),
-}
+    if noise == "gaussian":
+        others_below = scipy.special.ndtr(scipy.special.ndtri(_GRID) + ahead[:, :, None])
+    else:
+        quantiles = np.where(_GRID < 0.5, np.log(2 * _GRID), -np.log(2 * (1 - _GRID)))
+        values = quantiles + ahead[:, :, None]
+        tail = np.exp(-np.abs(values)) / 2
+        others_below = np.where(values < 0, tail, 1 - tail)
+    return np.asarray((others_below ** power[:, None]).prod(axis=1).mean(axis=1))
 
 
 def chance_of_plurality(votes: Sequence[int], kept: float, num_classes: int) -> float:

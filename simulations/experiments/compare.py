@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fl_strategies import SampleOnce, find_algorithm
 from fl_strategies.errors import StrategyError, require
-from fl_strategies.privacy.bounds.composition import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.bounds.theorems import nfdp_theorem, nfdp_tight
 from simulations.config import Settings, options_of
 from simulations.experiments.engine import (
     FURTHER,

@@ -19,8 +19,8 @@ from clients.networks import private
 from fl_strategies import Party, _compat
 from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import RunFailed
-from fl_strategies.privacy import mechanisms, secure
-from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
+from fl_strategies.privacy import mechanisms
+from fl_strategies.privacy.mechanisms import GaussianSums, LaplaceCounts
 from fl_strategies.server.strategy import KnowledgeStrategy
 from fl_strategies.strategies.fedmd import samples
 from simulations.runtime.local import InMemoryGrid
@@ -98,12 +98,12 @@ def noise_without_data() -> Iterator[None]:
     """Replace every source of noise by one that starts from a fixed point and sees no data."""
     with pytest.MonkeyPatch.context() as patch:
         source = np.random.default_rng(5)
-        words = secure.random_words
+        words = mechanisms.random_words
 
         def fixed_words(size: int, rng: np.random.Generator | None = None) -> Any:
             return words(size, source if rng is None else rng)
 
-        patch.setattr(secure, "random_words", fixed_words)
+        patch.setattr(mechanisms, "random_words", fixed_words)
         patch.setattr(private, "random_words", fixed_words)
         patch.setattr(samples.secrets, "token_bytes", lambda size: bytes(size))
         for kind in (mechanisms.NoisyMax, mechanisms.ConfidentNoisyMax, *COUNTS):

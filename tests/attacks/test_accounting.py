@@ -22,9 +22,9 @@ from fl_strategies import (
 from fl_strategies.errors import RunFailed
 from fl_strategies.party.role import PartyState, ledger_of, ledger_to_text
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import DPSGDEvent, OneVoteEvent, PrivacyEvent, event_to_json
 from fl_strategies.privacy.ledger import PrivacyLedger
+from fl_strategies.privacy.mechanisms import LaplaceCounts
 from fl_strategies.privacy.noise import ScorePrivacy, VotePrivacy
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.strategies.fedkt.party import deal_records

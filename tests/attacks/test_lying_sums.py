@@ -17,7 +17,7 @@ from fl_strategies import FedHistogram, FedRegression, Knowledge
 from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.learners import Task
-from fl_strategies.privacy.counts import GaussianSums
+from fl_strategies.privacy.mechanisms import GaussianSums
 from fl_strategies.strategies.sums.histogram import Cells, plausible_counts
 from fl_strategies.strategies.sums.regression import FARTHEST, Components, Ellipsoid
 from fl_strategies.strategies.sums.summary import PartySums

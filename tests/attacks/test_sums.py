@@ -19,9 +19,8 @@ from fl_strategies._util import Array, IntArray, content_hash
 from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, RunFailed
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.party.role import PartyState
-from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
-from fl_strategies.privacy.mechanisms import Release
+from fl_strategies.privacy.mechanisms import GaussianSums, Release
 from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY, SumParty
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import Components

@@ -10,9 +10,7 @@ import pytest
 from fl_strategies._util import Array, IntArray
 from fl_strategies.learners import Task
 from fl_strategies.privacy.audit import SIGNIFICANCE, AuditResult
-from fl_strategies.privacy.counts import GaussianSums
-from fl_strategies.privacy.mechanisms import Release
-from fl_strategies.privacy.secure import discrete_gaussian
+from fl_strategies.privacy.mechanisms import GaussianSums, Release, discrete_gaussian
 from fl_strategies.strategies.sums import SumPrivacy
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import Components

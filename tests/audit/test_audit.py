@@ -34,8 +34,6 @@ from fl_strategies.privacy.mechanisms import (
     NoisyMax,
     Release,
     SubsampleOnce,
-)
-from fl_strategies.privacy.secure import (
     continuous_gaussian,
     continuous_laplace,
     discrete_laplace,

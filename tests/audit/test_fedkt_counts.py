@@ -11,8 +11,7 @@ from fl_strategies import FedKTParty, Party
 from fl_strategies.aggregation.evidence import CLASS_COUNTS
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.audit import lower_bounds
-from fl_strategies.privacy.counts import GaussianSums
-from fl_strategies.privacy.mechanisms import Release
+from fl_strategies.privacy.mechanisms import GaussianSums, Release
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import unpack_labels
 from tests.toys import CentroidLearner, toy_fedkt

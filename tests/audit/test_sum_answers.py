@@ -9,10 +9,9 @@ from flwr.app import ConfigRecord
 from fl_strategies import Knowledge, Party
 from fl_strategies._util import Array, content_hash
 from fl_strategies.party.role import PartyState
-from fl_strategies.privacy import counts
+from fl_strategies.privacy import noise
 from fl_strategies.privacy.audit import AuditResult, audit_sums
-from fl_strategies.privacy.counts import GaussianSums
-from fl_strategies.privacy.mechanisms import Release
+from fl_strategies.privacy.mechanisms import GaussianSums, Release
 from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY
 from fl_strategies.strategies.sums import party as party_side
 from fl_strategies.strategies.sums.histogram import Cells
@@ -81,7 +80,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for the scale of noise once, and draw it from a seed."""
     repeat_noise(monkeypatch)
     known: dict[float, float] = {}
-    find = counts.calibrate_scale
+    find = noise.calibrate_scale
 
     def calibrate(entries: Any, epsilon: float, delta: float, least: float) -> float:
         moved = entries(1.0)[0][0].l2_sensitivity
@@ -89,7 +88,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
             known[moved] = find(entries, epsilon, delta, least=least)
         return known[moved]
 
-    monkeypatch.setattr(counts, "calibrate_scale", calibrate)
+    monkeypatch.setattr(noise, "calibrate_scale", calibrate)
 
 
 @pytest.mark.usefixtures("quick")

@@ -12,7 +12,7 @@ import pytest
 from fl_strategies import FedHistogram, FedRegression, Knowledge
 from fl_strategies._util import Array, IntArray
 from fl_strategies.privacy.audit import AuditResult, audit, audit_sums
-from fl_strategies.privacy.counts import GaussianSums
+from fl_strategies.privacy.mechanisms import GaussianSums
 from fl_strategies.strategies.sums import party, server
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import LEVELS, Components

@@ -43,7 +43,7 @@ from fl_strategies.learners import (
 )
 from fl_strategies.party.party import Party
 from fl_strategies.privacy.accountant import claim
-from fl_strategies.privacy.bounds.gaussian import dpsgd_epsilon
+from fl_strategies.privacy.bounds.distributions import dpsgd_epsilon
 from fl_strategies.privacy.events import DPSGDEvent, event_from_json, event_to_json
 from fl_strategies.strategies.fedkt.party import teacher_votes, train_teachers
 

@@ -17,13 +17,13 @@ from fl_strategies import privacy
 from fl_strategies.errors import InvalidParameter, MissingExtra
 from fl_strategies.privacy import accountant
 from fl_strategies.privacy.accountant import METHODS, Entry, bounds, claim, delta_at
-from fl_strategies.privacy.bounds.gaussian import (
+from fl_strategies.privacy.bounds.distributions import sgd_distribution
+from fl_strategies.privacy.bounds.theorems import (
     default_orders,
     gaussian_epsilon,
+    pure_heterogeneous,
     rdp_to_epsilon,
-    sgd_distribution,
 )
-from fl_strategies.privacy.bounds.pure import pure_heterogeneous
 from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,

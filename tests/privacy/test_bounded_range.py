@@ -12,26 +12,26 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 from fl_strategies.errors import InvalidData, InvalidParameter
-from fl_strategies.privacy.bounds import curves
-from fl_strategies.privacy.bounds.composition import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.bounds.curves import (
-    bounded_range_optimal,
-    bounded_range_optimal_delta,
-)
-from fl_strategies.privacy.bounds.gaussian import (
-    default_orders,
-    gaussian_epsilon,
-    rdp_of_zcdp,
-    rdp_to_epsilon,
-    zcdp_to_epsilon,
-)
+from fl_strategies.privacy.accountant import Loss
+from fl_strategies.privacy.bounds import theorems
 from fl_strategies.privacy.bounds.moments import (
     gaussian_error_rdp,
     gnmax_rdp,
     log_error_probability_gaussian,
     threshold_rdp,
 )
-from fl_strategies.privacy.bounds.pure import Loss, pure_optimal
+from fl_strategies.privacy.bounds.theorems import (
+    bounded_range_optimal,
+    bounded_range_optimal_delta,
+    default_orders,
+    gaussian_epsilon,
+    nfdp_theorem,
+    nfdp_tight,
+    pure_optimal,
+    rdp_of_zcdp,
+    rdp_to_epsilon,
+    zcdp_to_epsilon,
+)
 from tests.privacy.oracles import gnmax_mu
 
 
@@ -130,8 +130,8 @@ def test_search_finds_the_largest_candidate(count: int) -> None:
     """Zooming in gives the same maximum as looking at every candidate."""
     eta = 2 / math.sqrt(count)
     for epsilon in (0.0, 0.3, 1.1):
-        index = np.arange(curves._num_candidates(eta, count, epsilon), dtype=float)
-        every = curves._candidate_deltas(eta, count, epsilon, index)
+        index = np.arange(theorems._num_candidates(eta, count, epsilon), dtype=float)
+        every = theorems._candidate_deltas(eta, count, epsilon, index)
 
         assert bounded_range_optimal_delta(eta, count, epsilon) == pytest.approx(
             every.max(), rel=1e-12
@@ -142,12 +142,12 @@ def test_answer_does_not_rest_on_the_search(monkeypatch: pytest.MonkeyPatch) -> 
     """If the search missed the worst candidate, the final check would still find it."""
     expected = bounded_range_optimal(0.08, 40, 1e-5)
 
-    search = curves._searched_range
+    search = theorems._searched_range
 
     def blind(eta: float, count: int, epsilon: float) -> float:
         return 0.5 * search(eta, count, epsilon)
 
-    monkeypatch.setattr(curves, "_searched_range", blind)
+    monkeypatch.setattr(theorems, "_searched_range", blind)
 
     assert bounded_range_optimal(0.08, 40, 1e-5) == pytest.approx(expected, abs=1e-7)
 

@@ -1,7 +1,7 @@
 """Noise and numbers of answers that just keep a promise."""
 
-import importlib
 import math
+import runpy
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.errors import InvalidParameter, MissingExtra
-from fl_strategies.privacy.accountant import Entry, claim
-from fl_strategies.privacy.bounds import gaussian
-from fl_strategies.privacy.bounds.curves import bounded_range_optimal
-from fl_strategies.privacy.bounds.gaussian import (
+from fl_strategies.privacy.accountant import Entry, Loss, claim
+from fl_strategies.privacy.bounds import distributions
+from fl_strategies.privacy.bounds.theorems import (
+    bounded_range_optimal,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
+    pure_optimal,
     zcdp_to_epsilon,
 )
-from fl_strategies.privacy.bounds.pure import Loss, pure_optimal
 from fl_strategies.privacy.events import (
     GaussianEvent,
     NoisyMaxEvent,
@@ -306,7 +306,7 @@ def test_laplace_is_between_one_event_and_the_pure_optimum() -> None:
 def test_two_classes_lie_between_non_adaptive_and_zcdp() -> None:
     """Freely chosen queries cost more than fixed ones, and less than the zCDP bound."""
     pytest.importorskip("dp_accounting")
-    adaptive = gaussian.two_class_laplace_epsilon(0.04, 50, 40, DELTA)
+    adaptive = distributions.two_class_laplace_epsilon(0.04, 50, 40, DELTA)
 
     assert bounded_range_optimal(0.08, 40, DELTA) < adaptive
     assert adaptive < zcdp_to_epsilon(40 * Loss(spread=0.08).rho, DELTA)
@@ -333,18 +333,18 @@ def test_two_classes_with_one_query_equal_enumeration() -> None:
     grid = np.linspace(0, 2 * gamma, 5001)
     exact = next(epsilon for epsilon in grid if worst(epsilon) <= delta)
 
-    assert gaussian.two_class_laplace_epsilon(gamma, num_voters, 1, delta) == pytest.approx(
-        exact, abs=3e-4
-    )
+    assert distributions.two_class_laplace_epsilon(
+        gamma, num_voters, 1, delta
+    ) == pytest.approx(exact, abs=3e-4)
 
 
 def test_only_the_product_of_splits_and_gamma_matters() -> None:
     """Twice the votes at half the gamma is the same mechanism."""
     pytest.importorskip("dp_accounting")
 
-    assert gaussian.two_class_laplace_epsilon(0.02, 20, 10, DELTA, splits=2) == pytest.approx(
-        gaussian.two_class_laplace_epsilon(0.04, 20, 10, DELTA)
-    )
+    assert distributions.two_class_laplace_epsilon(
+        0.02, 20, 10, DELTA, splits=2
+    ) == pytest.approx(distributions.two_class_laplace_epsilon(0.04, 20, 10, DELTA))
 
 
 def test_dpsgd_agrees_with_opacus() -> None:
@@ -357,24 +357,26 @@ def test_dpsgd_agrees_with_opacus() -> None:
         accountant.history = [(1.0, 64 / 2880, 90)]
         theirs = accountant.get_epsilon(delta=DELTA, eps_error=0.005)
 
-    assert gaussian.dpsgd_epsilon(2880, 64, 90, 1.0, DELTA) == pytest.approx(theirs, abs=0.01)
+    assert distributions.dpsgd_epsilon(2880, 64, 90, 1.0, DELTA) == pytest.approx(
+        theirs, abs=0.01
+    )
 
 
 def test_dpsgd_grows_with_steps_and_falls_with_noise() -> None:
     """Training longer costs more, noisier training less, no training nothing."""
     pytest.importorskip("dp_accounting")
-    base = gaussian.dpsgd_epsilon(500, 10, 20, 1.5, DELTA)
+    base = distributions.dpsgd_epsilon(500, 10, 20, 1.5, DELTA)
 
-    assert gaussian.dpsgd_epsilon(500, 10, 40, 1.5, DELTA) > base
-    assert gaussian.dpsgd_epsilon(500, 10, 20, 3.0, DELTA) < base
-    assert gaussian.dpsgd_epsilon(500, 50, 0, 1.5, DELTA) == 0
+    assert distributions.dpsgd_epsilon(500, 10, 40, 1.5, DELTA) > base
+    assert distributions.dpsgd_epsilon(500, 10, 20, 3.0, DELTA) < base
+    assert distributions.dpsgd_epsilon(500, 50, 0, 1.5, DELTA) == 0
 
 
 def test_no_release_is_free() -> None:
     """Zero releases cost zero."""
     pytest.importorskip("dp_accounting")
 
-    assert gaussian.two_class_laplace_epsilon(1.0, 5, 0, DELTA) == 0
+    assert distributions.two_class_laplace_epsilon(1.0, 5, 0, DELTA) == 0
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -383,19 +385,19 @@ def test_missing_package_names_the_extra(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "dp_accounting.pld.privacy_loss_distribution", None)
 
     with pytest.raises(MissingExtra, match=rf"{name}: .*dp-accounting.*\[accounting\]"):
-        getattr(gaussian, name)(*CALLS[name])
+        getattr(distributions, name)(*CALLS[name])
 
 
 def test_module_imports_without_dp_accounting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The optional package is touched only when a function needs it."""
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
 
-    importlib.reload(gaussian)
+    runpy.run_path(distributions.__file__)
 
 
 def test_accountant_that_ignores_counts_is_not_used() -> None:
     """The accountant class of dp-accounting 0.6 forgets repetitions, so it is avoided."""
-    assert "PLDAccountant" not in Path(gaussian.__file__).read_text(encoding="utf-8")
+    assert "PLDAccountant" not in Path(distributions.__file__).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -415,4 +417,4 @@ def test_wrong_use_names_the_parameter(
 ) -> None:
     """A wrong argument is refused in one sentence that names it."""
     with pytest.raises(InvalidParameter, match=f"{name}: {parameter} must be"):
-        getattr(gaussian, name)(*arguments)
+        getattr(distributions, name)(*arguments)

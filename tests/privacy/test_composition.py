@@ -10,19 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from fl_strategies.privacy.accountant import bounds, claim, delta_at
-from fl_strategies.privacy.bounds.composition import LossLaw, compose_losses
-from fl_strategies.privacy.bounds.gaussian import gaussian_delta
-from fl_strategies.privacy.bounds.pure import (
-    loss_of,
+from fl_strategies.privacy.accountant import bounds, claim, delta_at, loss_of, sampling_error
+from fl_strategies.privacy.bounds.distributions import LossLaw, compose_losses
+from fl_strategies.privacy.bounds.theorems import (
+    gaussian_delta,
     pure_heterogeneous,
     pure_optimal,
     pure_optimal_delta,
-    sampling_error,
 )
-from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import DPSGDEvent, LaplaceEvent, OneVoteEvent, PrivacyEvent
-from fl_strategies.privacy.mechanisms import NoisyMax
+from fl_strategies.privacy.mechanisms import LaplaceCounts, NoisyMax
 from tests.privacy.oracles import laplace_pld_epsilon
 
 DELTA = 1e-5

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.errors import InvalidData, InvalidParameter, StrategyError
-from fl_strategies.privacy.bounds.composition import LossLaw
-from fl_strategies.privacy.bounds.pure import Loss, loss_of, sampling_error
+from fl_strategies.privacy.accountant import Loss, loss_of, sampling_error
+from fl_strategies.privacy.bounds.distributions import LossLaw
 from fl_strategies.privacy.events import (
     EVENT_TYPES,
     DPSGDEvent,

@@ -18,7 +18,7 @@ from fl_strategies.errors import (
     StrategyError,
 )
 from fl_strategies.privacy import accountant
-from fl_strategies.privacy.bounds.gaussian import default_orders, rdp_to_epsilon
+from fl_strategies.privacy.bounds.theorems import default_orders, rdp_to_epsilon
 from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,

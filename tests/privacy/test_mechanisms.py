@@ -9,22 +9,20 @@ import pytest
 from scipy import integrate, stats
 
 from fl_strategies.errors import InvalidData, InvalidParameter
-from fl_strategies.privacy import secure
 from fl_strategies.privacy.accountant import bounds, claim
-from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
-from fl_strategies.privacy.bounds.pure import pure_optimal
-from fl_strategies.privacy.counts import LaplaceCounts
+from fl_strategies.privacy.bounds.theorems import gaussian_epsilon, pure_optimal
 from fl_strategies.privacy.events import NoisyMaxEvent, PrivacyEvent, ThresholdEvent
 from fl_strategies.privacy.mechanisms import (
+    GRID,
     UNANSWERED,
     ConfidentNoisyMax,
     GaussianScores,
+    LaplaceCounts,
     LaplaceScores,
     NoisyMax,
     SubsampleOnce,
 )
 from fl_strategies.privacy.noise import ScorePrivacy
-from fl_strategies.privacy.secure import GRID
 
 ROWS = 100_000
 LEAST_P_VALUE = 1e-3
@@ -413,7 +411,7 @@ def test_noisy_counts_are_whole_steps_and_never_negative() -> None:
 
     values = mechanism.release(np.zeros(1000, np.int64)).values
 
-    steps = values * secure.GRID / mechanism.scale
+    steps = values * GRID / mechanism.scale
     assert (steps == np.rint(steps)).all()
     assert values.min() == 0.0
     assert 0.4 < (values > 0).mean() < 0.6

@@ -10,17 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_strategies.errors import InvalidParameter
-from fl_strategies.privacy.bounds import pure
-from fl_strategies.privacy.bounds.gaussian import (
+from fl_strategies.privacy.bounds import theorems
+from fl_strategies.privacy.bounds.theorems import (
     default_orders,
     gaussian_epsilon,
-    rdp_of_pure,
-    rdp_to_epsilon,
-)
-from fl_strategies.privacy.bounds.pure import (
     pure_heterogeneous,
     pure_optimal,
     pure_optimal_delta,
+    rdp_of_pure,
+    rdp_to_epsilon,
 )
 
 
@@ -215,20 +213,20 @@ def test_coarsening_never_lowers_delta() -> None:
     """Atoms split on a coarse grid keep their mass and dominate the original."""
     rng = np.random.default_rng(0)
     losses, masses = rng.normal(0.5, 1.0, 500), rng.dirichlet(np.ones(500))
-    grid, split = pure._coarsened(losses, masses, 40)
+    grid, split = theorems._coarsened(losses, masses, 40)
 
     assert grid.size == 40
     assert split.sum() == pytest.approx(1.0)
     assert split @ np.exp(-grid) == pytest.approx(masses @ np.exp(-losses))
     for epsilon in np.linspace(0, 3, 31):
-        exact = pure._delta_of(losses, masses, epsilon)
-        assert exact - 1e-15 <= pure._delta_of(grid, split, epsilon) <= exact + 0.01
+        exact = theorems._delta_of(losses, masses, epsilon)
+        assert exact - 1e-15 <= theorems._delta_of(grid, split, epsilon) <= exact + 0.01
 
 
 def test_cut_tails_are_accounted_for() -> None:
     """What is cut from the top is below the tail; what is cut below moves up."""
-    losses, masses = pure._loss_distribution(0.1, 1000)
-    kept_losses, kept = pure._without_tails(losses, masses, 1e-6)
+    losses, masses = theorems._loss_distribution(0.1, 1000)
+    kept_losses, kept = theorems._without_tails(losses, masses, 1e-6)
 
     assert kept.size < masses.size
     assert 1 - 1e-6 <= kept.sum() <= 1 + 1e-12

@@ -6,25 +6,27 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fl_strategies.privacy.bounds.composition import nfdp_theorem, nfdp_tight
-from fl_strategies.privacy.bounds.curves import bounded_range_optimal
-from fl_strategies.privacy.bounds.gaussian import (
-    default_orders,
-    dpsgd_epsilon,
-    gaussian_epsilon,
-    gaussian_mu,
-    rdp_of_pure,
-    rdp_to_epsilon,
-    two_class_laplace_epsilon,
-    zcdp_to_epsilon,
-)
+from fl_strategies.privacy.accountant import Loss
+from fl_strategies.privacy.bounds.distributions import dpsgd_epsilon, two_class_laplace_epsilon
 from fl_strategies.privacy.bounds.moments import (
     data_dependent_epsilon,
     gnmax_rdp,
     log_error_probability,
     moments_epsilon,
 )
-from fl_strategies.privacy.bounds.pure import Loss, pure_optimal, pure_optimal_delta
+from fl_strategies.privacy.bounds.theorems import (
+    bounded_range_optimal,
+    default_orders,
+    gaussian_epsilon,
+    gaussian_mu,
+    nfdp_theorem,
+    nfdp_tight,
+    pure_optimal,
+    pure_optimal_delta,
+    rdp_of_pure,
+    rdp_to_epsilon,
+    zcdp_to_epsilon,
+)
 from tests.privacy.oracles import (
     gaussian_pld_epsilon,
     laplace_pld_epsilon,

@@ -15,17 +15,8 @@ from scipy.special import log_softmax
 
 from fl_strategies._util import Array, FloatArray
 from fl_strategies.errors import InvalidData, InvalidParameter
-from fl_strategies.privacy.bounds import gaussian
-from fl_strategies.privacy.bounds.gaussian import (
-    default_orders,
-    gaussian_delta,
-    gaussian_epsilon,
-    rdp_of_pure,
-    rdp_of_zcdp,
-    rdp_to_delta,
-    rdp_to_epsilon,
-    zcdp_to_epsilon,
-)
+from fl_strategies.privacy.accountant import Loss
+from fl_strategies.privacy.bounds import theorems
 from fl_strategies.privacy.bounds.moments import (
     data_dependent_epsilon,
     data_dependent_moments,
@@ -37,7 +28,16 @@ from fl_strategies.privacy.bounds.moments import (
     moments_epsilon,
     moments_to_epsilon,
 )
-from fl_strategies.privacy.bounds.pure import Loss
+from fl_strategies.privacy.bounds.theorems import (
+    default_orders,
+    gaussian_delta,
+    gaussian_epsilon,
+    rdp_of_pure,
+    rdp_of_zcdp,
+    rdp_to_delta,
+    rdp_to_epsilon,
+    zcdp_to_epsilon,
+)
 from tests.privacy.oracles import textbook_zcdp_epsilon
 
 ORDERS = default_orders()
@@ -213,7 +213,7 @@ def test_zcdp_is_monotone(rho: float, delta: float) -> None:
 def test_wrong_use_is_refused(name: str, arguments: tuple[Any, ...]) -> None:
     """A wrong argument is refused in one sentence that names the function."""
     with pytest.raises(InvalidParameter, match="must be"):
-        getattr(gaussian, name)(*arguments)
+        getattr(theorems, name)(*arguments)
 
 
 DELTA = 1e-5

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from fl_strategies.errors import InvalidParameter
-from fl_strategies.privacy import secure
-from fl_strategies.privacy.secure import (
+from fl_strategies.privacy import mechanisms
+from fl_strategies.privacy.mechanisms import (
     GRID,
     continuous_gaussian,
     continuous_laplace,
@@ -143,7 +143,7 @@ def test_discrete_noise_has_its_distribution(
 
 def test_digits_of_geometric_noise_are_exact() -> None:
     """The product of the digits' chances is the geometric law, to 2**-60."""
-    chances = [threshold / 2**64 for threshold in secure._bit_thresholds()]
+    chances = [threshold / 2**64 for threshold in mechanisms._bit_thresholds()]
     for number in (0, 1, 5, 2**24, 2**24 + 3):
         digits = [number >> place & 1 for place in range(len(chances))]
         chance = math.prod(p if one else 1 - p for p, one in zip(chances, digits, strict=True))

@@ -21,8 +21,8 @@ from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.learners import Task
 from fl_strategies.party.party import PartyPolicy
-from fl_strategies.privacy.counts import GaussianSums
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.privacy.mechanisms import GaussianSums
 from fl_strategies.privacy.planning.rules import usual_cells
 from fl_strategies.strategies.sums.histogram import Cells, class_shares, count_records
 from fl_strategies.strategies.sums.options import SumPrivacy

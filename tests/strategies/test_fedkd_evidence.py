@@ -21,9 +21,8 @@ from fl_strategies.party.role import (
     log_ratio_to_public,
 )
 from fl_strategies.privacy.accountant import claim
-from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import DPSGDEvent
-from fl_strategies.privacy.mechanisms import Release
+from fl_strategies.privacy.mechanisms import LaplaceCounts, Release
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import CentroidLearner, Planned, load_toy_party, toy_fedkd, toy_party

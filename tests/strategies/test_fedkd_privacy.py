@@ -13,7 +13,7 @@ from clients.app import NO_BUDGET, client_app
 from fl_strategies import FedKD, Party
 from fl_strategies.errors import InvalidParameter, RunFailed
 from fl_strategies.privacy.accountant import claim
-from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
+from fl_strategies.privacy.bounds.theorems import gaussian_epsilon
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, LaplaceEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.wire import keys

@@ -29,10 +29,10 @@ from fl_strategies.errors import (
     PrivacyBudgetExceeded,
 )
 from fl_strategies.party.role import PartyState
-from fl_strategies.privacy.bounds.gaussian import gaussian_epsilon
-from fl_strategies.privacy.counts import GaussianSums
+from fl_strategies.privacy.bounds.theorems import gaussian_epsilon
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, NoisyMaxEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.privacy.mechanisms import GaussianSums
 from fl_strategies.strategies.fedkt.party import teacher_counts, train_teachers
 from fl_strategies.strategies.fedkt.server import PartyVotes
 from fl_strategies.wire import keys

@@ -11,8 +11,7 @@ from flwr.app import ConfigRecord
 from fl_strategies import FedKTParty, Knowledge, Party
 from fl_strategies.aggregation.evidence import CLASS_COUNTS, class_counts, corrected_labels
 from fl_strategies.party.role import PartyState
-from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
-from fl_strategies.privacy.mechanisms import NoisyMax, Release
+from fl_strategies.privacy.mechanisms import GaussianSums, LaplaceCounts, NoisyMax, Release
 from fl_strategies.privacy.noise import VotePrivacy
 from fl_strategies.strategies.fedkt.options import FedKTOptions
 from fl_strategies.strategies.fedkt.party import (

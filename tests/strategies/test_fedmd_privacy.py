@@ -23,7 +23,7 @@ from fl_strategies.errors import (
     PrivacyBudgetExceeded,
 )
 from fl_strategies.party.role import PartyState
-from fl_strategies.privacy.bounds.composition import nfdp_theorem, nfdp_tight
+from fl_strategies.privacy.bounds.theorems import nfdp_theorem, nfdp_tight
 from fl_strategies.privacy.events import DPSGDEvent, GaussianEvent, SubsampleEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger

@@ -27,6 +27,7 @@ Papernot et al. (2018), Scalable private learning with PATE, Theorem 6, Proposit
 """
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Literal, TypeAlias
 
@@ -34,19 +35,78 @@ import numpy as np
 import scipy
 
 from fl_strategies._util import Array, FloatArray
-from fl_strategies.errors import require
-from fl_strategies.privacy._numeric import (
-    check_count,
-    check_delta,
-    check_positive,
-    check_votes,
-    log1mexp,
-    log_sum_over_rivals,
-    log_union_bound,
-    total_over_queries,
-)
-from fl_strategies.privacy.bounds.gaussian import rdp_of_pure, rdp_of_zcdp, rdp_to_epsilon
-from fl_strategies.privacy.bounds.pure import Loss
+from fl_strategies.errors import check_count, check_delta, check_positive, require
+from fl_strategies.privacy.bounds.theorems import rdp_of_pure, rdp_of_zcdp, rdp_to_epsilon
+from fl_strategies.privacy.events import check_votes
+
+# Rows and table cells worked on at once: temporaries then stay in the processor's cache.
+_CHUNK_ROWS = 1 << 12
+_CHUNK_CELLS = 1 << 16
+
+
+def _log1mexp(x: FloatArray) -> FloatArray:
+    """Return ``log(1 - exp(x))`` for x <= 0 without losing digits at either end."""
+    with np.errstate(divide="ignore"):
+        # Near 0 the difference cancels, far below it the exponential vanishes.
+        answer: FloatArray = np.where(
+            x > -math.log(2), np.log(-np.expm1(np.maximum(x, -1.0))), np.log1p(-np.exp(x))
+        )
+    return answer
+
+
+def _log_sum_over_rivals(
+    votes: Array, log_chance: Callable[[FloatArray], FloatArray]
+) -> FloatArray:
+    """Return the logarithm of the sum of ``exp(log_chance(lead))`` over rivals, (num_queries,).
+
+    Parameters
+    ----------
+    votes : (num_queries, num_classes)
+    log_chance : callable
+        Maps a lead in votes to a logarithm; decreasing.
+    """
+    most = votes.max(initial=0)
+    small = votes.dtype.kind in "iu" and most < np.iinfo(np.int16).max
+    # Whole counts have few gaps: their chances are worked out once and looked up.
+    table = log_chance(np.arange(int(most) + 1.0)) if small else np.zeros(0)
+    total = np.empty(len(votes))
+    for start in range(0, len(votes), _CHUNK_ROWS):
+        rows = slice(start, start + _CHUNK_ROWS)
+        # Sorting makes permuted rows equal to the last bit, so duplicates are found later.
+        ranked = np.sort(votes[rows].astype(np.int16) if small else votes[rows], axis=1)
+        ranks = np.ascontiguousarray(ranked.T[::-1])
+        gaps = ranks[0] - ranks[1:]
+        logs = table.take(gaps) if small else log_chance(gaps.astype(float))
+        total[rows] = logs[0] + np.log1p(np.exp(logs[1:] - logs[0]).sum(axis=0))
+    return total
+
+
+def _log_union_bound(
+    votes: Array, log_chance: Callable[[FloatArray], FloatArray]
+) -> FloatArray:
+    """Bound the log-chance that the leader loses, (num_queries,), by those of single rivals.
+
+    `log_chance` maps a lead in votes to the log-chance that noise reverses it.
+    """
+    # The leader is never less likely to win than any other class.
+    limit = math.log1p(-1 / votes.shape[1])
+    return np.minimum(_log_sum_over_rivals(votes, log_chance), limit)
+
+
+def _total_over_queries(
+    log_q: FloatArray, orders: FloatArray, curve: Callable[[FloatArray], FloatArray]
+) -> FloatArray:
+    """Add up ``curve(log_q[:, None])``, (num_queries, num_orders), over the queries.
+
+    Queries with equal chances cost the same, and votes of a few dozen parties take few
+    distinct values, so each value is worked out once.
+    """
+    values, counts = np.unique(log_q, return_counts=True)
+    rows = max(1, _CHUNK_CELLS // max(1, orders.size))
+    total = np.zeros(orders.size)
+    for start in range(0, values.size, rows):
+        total += counts[start : start + rows] @ curve(values[start : start + rows, None])
+    return total
 
 
 def log_error_probability_gaussian(votes: Array, sigma: float) -> FloatArray:
@@ -66,7 +126,7 @@ def log_error_probability_gaussian(votes: Array, sigma: float) -> FloatArray:
     """
     check_positive("log_error_probability_gaussian", "sigma", sigma)
     check_votes("log_error_probability_gaussian", votes)
-    return log_union_bound(
+    return _log_union_bound(
         votes, lambda gap: np.asarray(scipy.special.log_ndtr(-gap / (sigma * math.sqrt(2))))
     )
 
@@ -78,9 +138,9 @@ def theorem_6(log_q: FloatArray, sigma: float, orders: FloatArray) -> FloatArray
     """
     second = sigma * np.sqrt(-log_q)
     first = second + 1
-    stay = log1mexp(log_q)
+    stay = _log1mexp(log_q)
     shrunk = np.minimum((log_q + second / sigma**2) * (1 - 1 / second), 0.0)
-    kept = stay + (orders - 1) * (stay - log1mexp(shrunk))
+    kept = stay + (orders - 1) * (stay - _log1mexp(shrunk))
     lost = log_q + (orders - 1) * (first / sigma**2 - log_q / second)
     return np.asarray(np.logaddexp(kept, lost) / (orders - 1))
 
@@ -118,7 +178,7 @@ def gaussian_error_rdp(log_q: FloatArray, sigma: float, orders: FloatArray) -> F
             holds, np.minimum(theorem_6(log_q, sigma, orders), independent), independent
         )
 
-    total = total_over_queries(log_q[dependent], orders, curve)
+    total = _total_over_queries(log_q[dependent], orders, curve)
     return np.asarray(total + np.count_nonzero(~usable) * independent)
 
 
@@ -212,7 +272,7 @@ def log_error_probability(votes: Array, gamma: float) -> FloatArray:
         x = gamma * gap
         return np.asarray(np.log1p(x / 2) - math.log(2) - x)
 
-    return log_union_bound(votes, log_chance)
+    return _log_union_bound(votes, log_chance)
 
 
 def log_error_probability_gumbel(votes: Array, gamma: float) -> FloatArray:
@@ -225,7 +285,7 @@ def log_error_probability_gumbel(votes: Array, gamma: float) -> FloatArray:
     """
     check_positive("log_error_probability_gumbel", "gamma", gamma)
     check_votes("log_error_probability_gumbel", votes)
-    rivals = log_sum_over_rivals(votes, lambda gap: np.asarray(-gamma * gap))
+    rivals = _log_sum_over_rivals(votes, lambda gap: np.asarray(-gamma * gap))
     return np.asarray(-np.logaddexp(0.0, -rivals))
 
 
@@ -243,8 +303,8 @@ def _data_independent(epsilon0: float, orders: FloatArray, bound: Bound) -> Floa
 
 def _data_dependent(log_q: FloatArray, epsilon0: float, orders: FloatArray) -> FloatArray:
     """Return Theorem 2 of FedKT for valid log_q (num_rows, 1), as (num_rows, num_orders)."""
-    stay = log1mexp(log_q)
-    kept = stay + (stay - log1mexp(np.minimum(epsilon0 + log_q, 0.0))) * orders
+    stay = _log1mexp(log_q)
+    kept = stay + (stay - _log1mexp(np.minimum(epsilon0 + log_q, 0.0))) * orders
     lost = log_q + epsilon0 * orders
     # log(exp(kept) + exp(lost)), in place: numpy's logaddexp takes three times as long.
     gap = kept - lost
@@ -354,7 +414,7 @@ def _total(
     def curve(log_q: FloatArray) -> FloatArray:
         return np.minimum(_data_dependent(log_q, epsilon0, moments), cap)
 
-    total = total_over_queries(log_q[sure], moments, curve)
+    total = _total_over_queries(log_q[sure], moments, curve)
     return np.asarray(total + np.count_nonzero(~sure) * cap)
 
 
@@ -399,7 +459,7 @@ def gumbel_data_dependent_moments(
     owner = "gumbel_data_dependent_moments"
     epsilon0 = _epsilon_of_query(owner, gamma, splits)
     moments = _check_moments(owner, orders)
-    ranged = moments * rdp_of_zcdp(Loss(spread=epsilon0).rho, moments + 1)
+    ranged = moments * rdp_of_zcdp(epsilon0 * epsilon0 / 8, moments + 1)
     cap = np.minimum(_data_independent(epsilon0, moments, "tight"), ranged)
     return _total(log_error_probability_gumbel(votes, gamma), epsilon0, moments, cap)
 

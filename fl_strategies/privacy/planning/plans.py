@@ -9,8 +9,7 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from fl_strategies._util import Array, FloatArray
-from fl_strategies.errors import require
-from fl_strategies.privacy._numeric import check_count, check_delta, check_positive
+from fl_strategies.errors import check_count, check_delta, check_positive, require
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import UNITS, Noise, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, LARGE_EPSILON, cost_of

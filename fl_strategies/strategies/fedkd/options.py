@@ -16,10 +16,9 @@ from fl_strategies._util import Array, derive_rng
 from fl_strategies.errors import require, require_data
 from fl_strategies.learners import Link, Recipe, Task, plan_of
 from fl_strategies.options import Options, group, option
-from fl_strategies.privacy.counts import LaplaceCounts
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.privacy.mechanisms import Charges
+from fl_strategies.privacy.mechanisms import Charges, LaplaceCounts
 from fl_strategies.privacy.noise import ScoreMechanism, ScorePrivacy
 from fl_strategies.privacy.planning.plans import Draft, Facts
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges

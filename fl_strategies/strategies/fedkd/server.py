@@ -38,7 +38,7 @@ from fl_strategies.learners import (
     require_soft,
 )
 from fl_strategies.party.role import privacy_metrics, unprotected
-from fl_strategies.privacy.counts import LaplaceCounts
+from fl_strategies.privacy.mechanisms import LaplaceCounts
 from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.run import State

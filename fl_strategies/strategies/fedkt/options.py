@@ -18,11 +18,10 @@ from fl_strategies.learners import plan_of
 from fl_strategies.options import Options, option, variants
 from fl_strategies.party.role import teacher_charges
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.bounds import gaussian_mu
-from fl_strategies.privacy.counts import GaussianSums, LaplaceCounts
+from fl_strategies.privacy.bounds.theorems import gaussian_mu
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.privacy.mechanisms import Charges
+from fl_strategies.privacy.mechanisms import Charges, GaussianSums, LaplaceCounts
 from fl_strategies.privacy.noise import VoteMechanism, VotePrivacy, drowned_votes
 from fl_strategies.privacy.planning import rules
 from fl_strategies.privacy.planning.plans import Draft, Facts, advice

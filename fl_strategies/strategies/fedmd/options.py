@@ -25,7 +25,7 @@ from fl_strategies.errors import (
     require_known,
 )
 from fl_strategies.options import Options, option, variants
-from fl_strategies.privacy.bounds.composition import nfdp_tight
+from fl_strategies.privacy.bounds.theorems import nfdp_tight
 from fl_strategies.privacy.events import OneVoteEvent, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges, GaussianScores, LaplaceScores, NoisyMax
@@ -61,7 +61,7 @@ MAX_SAMPLES: Final = 2**31 - 1
 MAX_PUBLIC: Final = 2**40
 _USUAL_NUM_PUBLIC: Final = 5000
 
-# Discrete noise is never larger, whatever its kind; see `privacy.secure`.
+# Discrete noise is never larger, whatever its kind; see `privacy.mechanisms`.
 _MOST_SCALES = 64
 # What rounding to float32 may add to a probability.
 _ROUNDING = 1e-6

@@ -32,7 +32,7 @@ from fl_strategies.party.role import (
     spend,
 )
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.bounds.composition import nfdp_theorem
+from fl_strategies.privacy.bounds.theorems import nfdp_theorem
 from fl_strategies.privacy.mechanisms import Charges, SubsampleOnce
 from fl_strategies.release import ReleasePlan
 from fl_strategies.strategies.fedmd.options import (

@@ -33,7 +33,7 @@ from fl_strategies.party.role import (
     unprotected,
 )
 from fl_strategies.privacy.accountant import Entry, delta_at
-from fl_strategies.privacy.bounds.composition import nfdp_tight
+from fl_strategies.privacy.bounds.theorems import nfdp_tight
 from fl_strategies.privacy.events import SubsampleEvent
 from fl_strategies.privacy.journal import PartyJournal
 from fl_strategies.privacy.ledger import PrivacyLedger

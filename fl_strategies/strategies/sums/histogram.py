@@ -35,7 +35,7 @@ from fl_strategies._util import (
 from fl_strategies.errors import require
 from fl_strategies.learners import Task
 from fl_strategies.options import option
-from fl_strategies.privacy.counts import MOST_SUMS
+from fl_strategies.privacy.mechanisms import MOST_SUMS
 from fl_strategies.privacy.planning.plans import Draft, Facts
 from fl_strategies.privacy.planning.rules import (
     drowned_cells,

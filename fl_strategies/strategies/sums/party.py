@@ -13,7 +13,7 @@ from fl_strategies.party.role import (
     facts_of,
     read_seed,
 )
-from fl_strategies.privacy.counts import MOST_SUMS
+from fl_strategies.privacy.mechanisms import MOST_SUMS
 from fl_strategies.release import ReleasePlan
 from fl_strategies.strategies.sums.options import (
     SUMS,

@@ -22,7 +22,7 @@ from fl_strategies.learners import (
     check_task,
 )
 from fl_strategies.party.role import privacy_metrics
-from fl_strategies.privacy.counts import GaussianSums
+from fl_strategies.privacy.mechanisms import GaussianSums
 from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.run import State
 from fl_strategies.server.strategy import (
