@@ -280,7 +280,7 @@ def kept_round(parties: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Checkpoint(Path(folder), resume=False)
         with checkpoint.opened({}):
-            checkpoint.begin_round(1, {})
+            checkpoint.keep_state(1, {})
             grid = RecordedGrid(inner, checkpoint, max_reply_bytes=2**20)
             nodes = grid.get_node_ids()
             asked = [Message(RecordDict(), dst_node_id=n, message_type="train") for n in nodes]

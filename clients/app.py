@@ -52,7 +52,7 @@ from fl_strategies.errors import (
     UnsupportedLearner,
     require_known,
 )
-from fl_strategies.learners import METRICS, StartingLearner, judge, paired_error
+from fl_strategies.learners import METRICS, StartingLearner, evaluate_model, paired_error
 from fl_strategies.party.party import check_request
 from fl_strategies.party.role import (
     PartyState,
@@ -517,8 +517,8 @@ def compare_at_home(
         if own is None:
             rng = party.rng(read_seed(config), "alone")
             alone = party.learner_fn().fit(party.x, party.y, rng=rng)
-            own = state.alone = judge(alone, x, y, party.task).shares
-        return _is_better(party, judge(model, x, y, party.task).shares, own)
+            own = state.alone = evaluate_model(alone, x, y, party.task).shares
+        return _is_better(party, evaluate_model(model, x, y, party.task).shares, own)
     except Exception:
         logger.exception("The model of the run could not be compared with one of its own.")
         return None

@@ -565,10 +565,10 @@ def check_labels(owner: str, name: str, y: Array, num_rows: int, num_classes: in
         require_data(not len(outside), owner, name, rule, outside[:1])
 
 
-class Judgement(NamedTuple):
+class Evaluation(NamedTuple):
     """Metrics of a model on some rows."""
 
-    figures: dict[str, float]
+    metrics: dict[str, float]
     """All metrics of the task by name; NaN where the rows define none."""
     shares: FloatArray
     """Contribution of each row: the mean is the main metric, the spread its sampling error."""
@@ -579,7 +579,7 @@ def paired_error(one: FloatArray, other: FloatArray) -> float:
     return float((one - other).std() / np.sqrt(max(len(one), 1)))
 
 
-def figure_names(task: Task, num_classes: int) -> tuple[str, ...]:
+def metric_names(task: Task, num_classes: int) -> tuple[str, ...]:
     """Return the metrics of a task, the one of `METRICS` first."""
     if task != "single-label":
         return (METRICS[task],)
@@ -597,46 +597,46 @@ def quality(model: Learner, x: Array, y: Array, task: Task) -> float:
     return mean_auc(scores, y)
 
 
-def judge(model: Learner, x: Array, y: Array, task: Task) -> Judgement:
+def evaluate_model(model: Learner, x: Array, y: Array, task: Task) -> Evaluation:
     """Return all metrics of a model, and each row's contribution to the main one."""
     if task == "single-label":
         scores = model.logits(x) if model.num_classes == 2 else None
         margins = None if scores is None else scores[:, 1] - scores[:, 0]
-        return _judge_labels(model.predict(x), margins, y)
+        return _evaluate_labels(model.predict(x), margins, y)
     scores = model.logits(x)
     if task == "regression":
-        return _judge_outputs(scores, y)
-    return Judgement({keys.MEAN_AUC: mean_auc(scores, y)}, _auc_shares(scores, y))
+        return _evaluate_outputs(scores, y)
+    return Evaluation({keys.MEAN_AUC: mean_auc(scores, y)}, _auc_shares(scores, y))
 
 
-def judge_constant(trained: Array, y: Array, num_classes: int, task: Task) -> Judgement:
+def evaluate_constant(trained: Array, y: Array, num_classes: int, task: Task) -> Evaluation:
     """Evaluate the constant model, the baseline that all others have to beat.
 
     The answer is the most frequent class of the targets in `trained`, or their mean in
     regression. In multi-label learning a constant ranks no row, so the area is one half.
     """
     if task == "multi-label":
-        return Judgement({keys.MEAN_AUC: 0.5}, np.full(len(y), 0.5))
+        return Evaluation({keys.MEAN_AUC: 0.5}, np.full(len(y), 0.5))
     if task == "regression":
-        return _judge_outputs(trained.mean(axis=0), y)
+        return _evaluate_outputs(trained.mean(axis=0), y)
     most = np.bincount(trained, minlength=num_classes).argmax()
     margins = np.zeros(len(y)) if num_classes == 2 else None
-    return _judge_labels(np.full(len(y), most), margins, y)
+    return _evaluate_labels(np.full(len(y), most), margins, y)
 
 
-def _judge_labels(predicted: IntArray, margins: FloatArray | None, y: Array) -> Judgement:
+def _evaluate_labels(predicted: IntArray, margins: FloatArray | None, y: Array) -> Evaluation:
     hits = (predicted == y).astype(np.float64)
     curve = {} if margins is None else {keys.AUC: auc(margins, y == 1)}
-    figures = {keys.ACCURACY: float(hits.mean()), **class_figures(predicted, y), **curve}
-    return Judgement(figures, hits)
+    metrics = {keys.ACCURACY: float(hits.mean()), **class_metrics(predicted, y), **curve}
+    return Evaluation(metrics, hits)
 
 
-def _judge_outputs(outputs: FloatArray, y: Array) -> Judgement:
+def _evaluate_outputs(outputs: FloatArray, y: Array) -> Evaluation:
     errors = np.square(outputs - y)
-    return Judgement({keys.MEAN_SQUARED_ERROR: float(errors.mean())}, errors.mean(axis=1))
+    return Evaluation({keys.MEAN_SQUARED_ERROR: float(errors.mean())}, errors.mean(axis=1))
 
 
-def class_figures(predicted: IntArray, y: IntArray) -> dict[str, float]:
+def class_metrics(predicted: IntArray, y: IntArray) -> dict[str, float]:
     """Return metrics that weight all classes equally, however few rows they have.
 
     Balanced accuracy is the mean recall of the classes that occur in `y`, macro F1 the mean
@@ -644,7 +644,7 @@ def class_figures(predicted: IntArray, y: IntArray) -> dict[str, float]:
 
     Examples
     --------
-    >>> class_figures(np.array([0, 0, 0, 0]), np.array([0, 0, 0, 1]))["balanced-accuracy"]
+    >>> class_metrics(np.array([0, 0, 0, 0]), np.array([0, 0, 0, 1]))["balanced-accuracy"]
     0.5
     """
     size = 1 + max(predicted.max(initial=0), y.max(initial=0))

@@ -30,13 +30,13 @@ from fl_strategies.errors import InvalidParameter, MissingExtra, StrategyError, 
 from fl_strategies.learners import (
     METRICS,
     ContinuingLearner,
-    Judgement,
+    Evaluation,
     Learner,
     LearnerFactory,
     PortableLearner,
     can_travel,
-    judge,
-    judge_constant,
+    evaluate_constant,
+    evaluate_model,
     quality,
 )
 from fl_strategies.options import Options
@@ -399,18 +399,18 @@ class Federation:
         data = self.dataset
         return quality(model, data.x_test, data.y_test, data.task)
 
-    def judge(self, model: Learner) -> Judgement:
+    def judge(self, model: Learner) -> Evaluation:
         """Return all figures of a model on the test rows."""
         data = self.dataset
-        return judge(model, data.x_test, data.y_test, data.task)
+        return evaluate_model(model, data.x_test, data.y_test, data.task)
 
-    def judge_majority(self) -> Judgement:
+    def judge_majority(self) -> Evaluation:
         """Judge the constant answer that fits the private rows of all parties best."""
         data = self.dataset
         targets = data.y_train[np.concatenate(self.rows)]
-        return judge_constant(targets, data.y_test, data.num_classes, data.task)
+        return evaluate_constant(targets, data.y_test, data.num_classes, data.task)
 
-    def judge_party(self, partition_id: int) -> Judgement:
+    def judge_party(self, partition_id: int) -> Evaluation:
         """Train one party's model on its own records alone, as many as it may use."""
         party, settings = self.party(partition_id), self.settings
         rng = derive_rng(settings.seed, "party", partition_id, "solo")
@@ -446,7 +446,7 @@ class Federation:
         learner = self.factory(self.final_learner)()
         return pretrained(learner, self.dataset, self.settings, rng).to_arrays()
 
-    def judge_parties(self, num_workers: int = 1) -> Iterator[Judgement]:
+    def judge_parties(self, num_workers: int = 1) -> Iterator[Evaluation]:
         """Train every party alone; with several workers, in forked processes."""
         logger.info("Training every party alone for comparison.")
         numbers = range(self.settings.num_parties)
@@ -462,7 +462,7 @@ class Federation:
         ):
             yield from workers.map(_judge_party, repeat(self.settings), numbers)
 
-    def judge_pooled(self) -> Judgement:
+    def judge_pooled(self) -> Evaluation:
         """Train on all private data pooled, by the final learner or another: no federation."""
         logger.info("Training on the pooled data for comparison.")
         rng = derive_rng(self.settings.seed, "central")
@@ -504,5 +504,5 @@ def load_federation(settings: Settings) -> Federation:
     return Federation(settings, data, rows)
 
 
-def _judge_party(settings: Settings, partition_id: int) -> Judgement:
+def _judge_party(settings: Settings, partition_id: int) -> Evaluation:
     return load_federation(settings).judge_party(partition_id)

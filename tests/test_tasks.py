@@ -20,12 +20,12 @@ from fl_strategies.learners import (
     auc,
     check_targets,
     check_task,
-    class_figures,
-    figure_names,
-    judge,
-    judge_constant,
+    class_metrics,
+    evaluate_constant,
+    evaluate_model,
     link_scores,
     mean_auc,
+    metric_names,
     quality,
 )
 from tests.toys import TEST, CentroidLearner, blobs
@@ -163,7 +163,7 @@ def test_figures_of_classes_are_scikit_learn_s(
     present = np.unique(y)
     recalls = np.mean([(predicted[y == label] == label).mean() for label in present])
 
-    found = class_figures(predicted, y)
+    found = class_metrics(predicted, y)
 
     assert found["macro-f1"] == pytest.approx(f1_score(y, predicted, average="macro"))
     assert found["balanced-accuracy"] == pytest.approx(recalls)
@@ -178,7 +178,7 @@ def test_two_classes_have_the_area_of_scikit_learn(seed: int, num_rows: int) -> 
     rng = np.random.default_rng(seed)
     scores, y = rng.integers(0, 4, (num_rows, 2)).astype(float), rng.integers(0, 2, num_rows)
 
-    area = judge(Told(scores), scores, y, "single-label").figures["auc"]
+    area = evaluate_model(Told(scores), scores, y, "single-label").metrics["auc"]
 
     if len(set(y)) == 1:
         assert math.isnan(area)
@@ -197,11 +197,11 @@ def test_a_judgement_has_the_figures_of_its_task(task: Task) -> None:
         "regression": model.logits(TEST[0]) + 1.5,
     }[task]
 
-    found = judge(model, TEST[0], targets, task)
+    found = evaluate_model(model, TEST[0], targets, task)
 
-    assert tuple(found.figures) == figure_names(task, 3)
+    assert tuple(found.metrics) == metric_names(task, 3)
     expected = quality(model, TEST[0], targets, task)
-    assert found.figures[METRICS[task]] == expected
+    assert found.metrics[METRICS[task]] == expected
     assert found.shares.shape == (len(TEST[1]),)
     assert found.shares.mean() == pytest.approx(expected)
 
@@ -211,7 +211,7 @@ def test_the_spread_of_the_rows_is_the_sampling_error_of_the_area() -> None:
     rng = np.random.default_rng(0)
     y = rng.integers(-1, 2, (300, 2))
     scores = rng.normal(size=(300, 2)).round(1) + y
-    shares = judge(Told(scores), scores, y, "multi-label").shares
+    shares = evaluate_model(Told(scores), scores, y, "multi-label").shares
 
     samples = [rng.integers(300, size=300) for _ in range(4000)]
     areas = [mean_auc(scores[rows], y[rows]) for rows in samples]
@@ -224,14 +224,14 @@ def test_a_constant_answer_has_no_merit_but_frequency() -> None:
     trained, y = np.array([1, 1, 0]), np.array([0, 1, 1, 1, 0])
     numbers = np.array([[1.0], [3.0]])
 
-    found = judge_constant(trained, y, 2, "single-label").figures
+    found = evaluate_constant(trained, y, 2, "single-label").metrics
 
     assert found["accuracy"] == 0.6
     assert found["balanced-accuracy"] == found["auc"] == 0.5
     assert found["macro-f1"] == pytest.approx(0.75 / 2)
-    assert "auc" not in judge_constant(trained, y, 3, "single-label").figures
-    assert judge_constant(trained, y[:, None], 1, "multi-label").figures == {"mean-auc": 0.5}
-    squared = judge_constant(numbers, numbers + 1, 1, "regression").figures
+    assert "auc" not in evaluate_constant(trained, y, 3, "single-label").metrics
+    assert evaluate_constant(trained, y[:, None], 1, "multi-label").metrics == {"mean-auc": 0.5}
+    squared = evaluate_constant(numbers, numbers + 1, 1, "regression").metrics
     assert squared == {"mean-squared-error": 2.0}
 
 
@@ -239,4 +239,6 @@ def test_rows_of_one_kind_have_no_area() -> None:
     """There is nothing to tell apart."""
     assert math.isnan(auc(np.array([1.0, 2.0]), np.array([True, True])))
     unknown = np.full((2, 1), -1)
-    assert np.isnan(judge(Told(np.ones((2, 1))), unknown, unknown, "multi-label").shares).all()
+    assert np.isnan(
+        evaluate_model(Told(np.ones((2, 1))), unknown, unknown, "multi-label").shares
+    ).all()

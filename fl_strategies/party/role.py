@@ -37,10 +37,10 @@ from fl_strategies.learners import (
     LearnerFactory,
     PortableLearner,
     TrainingSet,
+    evaluate_model,
     events_of,
-    figure_names,
     fit_ensemble,
-    judge,
+    metric_names,
 )
 from fl_strategies.party.party import Party
 from fl_strategies.privacy.accountant import Entry, claim
@@ -330,14 +330,14 @@ class PartyRole(ABC):
         The first accuracy of a run in which nothing has left the party is recorded: what is
         promised later does not hold for all that has left.
         """
-        nothing = dict.fromkeys(figure_names(party.task, party.num_classes), math.nan)
+        nothing = dict.fromkeys(metric_names(party.task, party.num_classes), math.nan)
         x, y = party.x_test, party.y_test
         tells = self.tells_metrics(party, config, state, secret=secret)
         if not tells or x is None or y is None:
             return {keys.NUM_EXAMPLES: 0, **nothing}
         if not (party.public_test or state.has_released):
             spend(party, OPEN_METRICS, "evaluate", DEFAULT_DELTA, state)
-        found = judge(model, x, y, party.task).figures
+        found = evaluate_model(model, x, y, party.task).metrics
         return {keys.NUM_EXAMPLES: len(y), **{n: found.get(n, math.nan) for n in nothing}}
 
     def tells_metrics(

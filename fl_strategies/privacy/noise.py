@@ -151,7 +151,7 @@ def calibrated_sums(
     return GaussianSums(scale=scale, l2_sensitivity=l2_sensitivity, unit=unit)
 
 
-def require_audible(
+def require_useful_signal(
     owner: str, words: str, *, accepted: bool, advice_of: Callable[[], str] = str
 ) -> None:
     """Raise if noise outweighs the signal, so that epsilon would be spent for nothing.

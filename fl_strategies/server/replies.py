@@ -438,7 +438,7 @@ def cut_short(reason: str) -> str:
     return " ".join(plain.split())[:MAX_ERROR]
 
 
-def figures_by_party(replies: Sequence[PartyReply[T]]) -> dict[str, list[float]]:
+def metrics_by_party(replies: Sequence[PartyReply[T]]) -> dict[str, list[float]]:
     """Return each party's own figure of its task, in the order of ``partition-ids``."""
     ids = [float(reply.partition_id) for reply in replies]
     figures = {

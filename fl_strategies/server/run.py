@@ -4,14 +4,13 @@
 ledgers and the data classes that the caller names) into the bytes of an ``.npz`` archive;
 `load_state` rebuilds just these.
 
-A `Checkpoint` folder holds that state as it was before the round that is running, every
+The folder of a `Checkpoint` holds that state as it was before the round that is running, every
 reply of this round, each written before the strategy sees it, and what was drawn at random
 in it. After a kill the round is replayed: what has arrived comes from the disk,
 who has not answered is asked, and nothing random is drawn a second time. Every file carries
 a checksum of its content, its place and its run, and one that is damaged is never used.
 
-`Run` leaves nothing behind, `KeptRun` has a folder. Both count rounds after a resume and how
-often parties were asked.
+`Run` leaves nothing behind, a `Checkpoint` is a run with a folder.
 """
 
 import csv
@@ -234,8 +233,90 @@ _ASK_AGAIN: Final = "Remove it, and the complete.json beside it, to ask this nod
 _ASK_OTHERS: Final = "Remove it to ask those again whose reply is missing."
 
 
-class Checkpoint:
-    """A run on disk, for one server at a time.
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class Start(Protocol):
+    """Flower's loop over rounds, with everything given but these."""
+
+    def __call__(
+        self, grid: Grid, *, num_rounds: int, evaluate_fn: EvaluateFn | None
+    ) -> Result:
+        """Run some rounds."""
+
+
+class Resumable(Protocol):
+    """A strategy, as far as resuming its run is concerned."""
+
+    max_reply_bytes: int
+    state: Any
+    """Its `State`."""
+
+    @property
+    def name(self) -> str:
+        """Name in logs."""
+
+    def identity(self) -> Mapping[str, object]:
+        """Return, as JSON has it, what must be the same for a run to be resumed."""
+
+
+class Run:
+    """A run that leaves nothing behind: everything is asked and drawn once."""
+
+    name = ""
+    """What parties keep their state by; empty for a run that cannot be resumed."""
+    is_kept = False
+
+    @property
+    def num_attempts(self) -> int:
+        """How often the parties were asked in this round: once, and again after a resume.
+
+        What a party drew for the first question may have left it although it never arrived.
+        Charging the round so many times is therefore never too little; a party that keeps a
+        state folder has given the same answer twice and spent less.
+        """
+        return 1
+
+    def attempts_of(self, node_id: int) -> int:  # noqa: ARG002 - see `Checkpoint`
+        """Return how often one party was asked in this round; see `num_attempts`."""
+        return 1
+
+    def first_attempt_of(self, node_id: int) -> int:  # noqa: ARG002 - see `Checkpoint`
+        """Return at which time of asking in this round a party was asked first."""
+        return 1
+
+    def draw_once(
+        self,
+        name: str,  # noqa: ARG002 - see `Checkpoint`
+        draw: Callable[[], Mapping[str, object]],
+    ) -> Mapping[str, Any]:
+        """Return what `draw` gives; after a resume what it gave before.
+
+        For noise: drawn a second time for the same data, it would protect less.
+        """
+        return draw()
+
+    def begin_round(self) -> None:
+        """Keep what the rounds so far have left."""
+
+    def reopen(self, nodes: Iterable[int]) -> None:
+        """Let a resume ask these nodes again."""
+
+    def execute(
+        self,
+        strategy: Resumable,  # noqa: ARG002 - see `Checkpoint`
+        start: Start,
+        grid: Grid,
+        num_rounds: int,
+        evaluate_fn: EvaluateFn | None,
+    ) -> Result:
+        """Run some rounds."""
+        careful = StreamingGrid(grid) if _compat.is_flowers_own(grid) else grid
+        return start(careful, num_rounds=num_rounds, evaluate_fn=evaluate_fn)
+
+
+class Checkpoint(Run):
+    """A run on disk that a resume can bring back, for one server at a time.
 
     Parameters
     ----------
@@ -248,18 +329,47 @@ class Checkpoint:
 
     Attributes
     ----------
-    run_name : str
-        Name of the run, the same after every resume, which parties keep their state by.
+    name : str
+        Name of the run, the same after every resume.
     """
+
+    is_kept = True
 
     def __init__(self, folder: Path, *, resume: bool, kinds: Sequence[type] = ()) -> None:
         self.folder = Path(folder).expanduser().absolute()
         self.resume = resume
         self.kinds = kinds
-        self.run_name = ""
+        self._strategy: Resumable | None = None
         self.round = 0
         self._resumed_round = 0
         self._asked: dict[Path, list[set[int]]] = {}
+
+    def execute(
+        self,
+        strategy: Resumable,
+        start: Start,
+        grid: Grid,
+        num_rounds: int,
+        evaluate_fn: EvaluateFn | None,
+    ) -> Result:
+        """Run the rounds that are not over; `num_rounds` counts from the beginning."""
+        owner, first = type(strategy).__name__, strategy.state.round == 0
+        rule = "omitted to start a second time"
+        require(first, owner, "checkpoint_dir", rule, strategy.state.round)
+        self._strategy = strategy
+        with self.opened(strategy.identity()) as kept:
+            strategy.state.restore(kept or {})
+            done = strategy.state.round
+            rule = f"at least {done + 1}, the round that the checkpoint is in"
+            require(num_rounds > done, owner, "num_rounds", rule, num_rounds)
+            if kept is not None:
+                logger.info(
+                    "%s resumes in round %s of %s.", strategy.name, done + 1, num_rounds
+                )
+            recorded = RecordedGrid(grid, self, max_reply_bytes=strategy.max_reply_bytes)
+            counted = evaluate_fn and _counted_from(done, evaluate_fn)
+            result = start(recorded, num_rounds=num_rounds - done, evaluate_fn=counted)
+        return _whole(result, done, strategy.state.history)
 
     @contextmanager
     def opened(self, settings: Mapping[str, object]) -> Iterator[dict[str, Any] | None]:
@@ -293,8 +403,8 @@ class Checkpoint:
         path, digest = self.folder / _RUN_FILE, _digest(settings)
         rounds = sorted(self.folder.glob("state-*.npz"))
         if not path.exists() and not rounds:
-            self.run_name = secrets.token_hex(16)
-            fresh = {"schema": SCHEMA, "run-name": self.run_name, "settings": digest}
+            self.name = secrets.token_hex(16)
+            fresh = {"schema": SCHEMA, "run-name": self.name, "settings": digest}
             self._write(path, json.dumps(fresh).encode())
             return None
         rule = "a new folder, or resume given to continue the run in it"
@@ -305,7 +415,7 @@ class Checkpoint:
                 f"Checkpoint: the settings must be those that the run in {self.folder} began "
                 f"with, got others. Give them again, or use a new folder."
             )
-        self.run_name = run["run-name"]
+        self.name = run["run-name"]
         if not rounds and any(self.folder.glob("round-*")):
             raise self._damaged(self._state_path(1), "none", _BEGIN_ANEW)
         if not rounds:
@@ -313,7 +423,13 @@ class Checkpoint:
         self.round = self._resumed_round = int(rounds[-1].stem.removeprefix("state-"))
         return load_state(self._read(rounds[-1], _BEGIN_ANEW), self.kinds)
 
-    def begin_round(self, number: int, state: Mapping[str, object]) -> None:
+    def begin_round(self) -> None:
+        """See `Run`."""
+        if self._strategy is not None:
+            state = self._strategy.state
+            self.keep_state(state.round + 1, state.to_dict())
+
+    def keep_state(self, number: int, state: Mapping[str, object]) -> None:
         """Keep the state before a round; what belongs to earlier rounds is removed."""
         if number == self.round:
             return
@@ -342,7 +458,7 @@ class Checkpoint:
 
     @property
     def num_attempts(self) -> int:
-        """How often the parties of this round were asked, the present time included."""
+        """See `Run`; the present time is included."""
         before = len(self._questions(MessageType.TRAIN))
         finished = (self._phase_folder(MessageType.TRAIN) / _COMPLETE).exists()
         return before if finished else before + 1
@@ -435,7 +551,7 @@ class Checkpoint:
     def _place(self, path: Path) -> str:
         """Return where content belongs; the name of the run is in the first file of all."""
         name = str(path.relative_to(self.folder))
-        return name if name == _RUN_FILE else f"{self.run_name}/{name}"
+        return name if name == _RUN_FILE else f"{self.name}/{name}"
 
     def _read_run(self, path: Path) -> dict[str, str]:
         run = json.loads(self._read(path, _BEGIN_ANEW))
@@ -500,7 +616,7 @@ class RecordedGrid(GridAround):
             self._checkpoint.complete(phase, self._nodes)
         recorded = {*self._checkpoint.answered(phase)}
         answered = [r for r in requests if r.metadata.dst_node_id in recorded]
-        # Earlier questions first: see `KnowledgeStrategy._accept`.
+        # Earlier questions first: see `check_claim`.
         answered.sort(key=lambda r: self._checkpoint.first_attempt_of(r.metadata.dst_node_id))
         for request in answered:
             if not request.metadata.message_id:
@@ -545,168 +661,6 @@ def _digest(settings: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-class Start(Protocol):
-    """Flower's loop over rounds, with everything given but these."""
-
-    def __call__(
-        self, grid: Grid, *, num_rounds: int, evaluate_fn: EvaluateFn | None
-    ) -> Result:
-        """Run some rounds."""
-
-
-class Resumable(Protocol):
-    """What a run needs to know of a strategy to bring it back."""
-
-    max_reply_bytes: int
-
-    @property
-    def name(self) -> str:
-        """What logs call it."""
-
-    def identity(self) -> Mapping[str, object]:
-        """Return, as JSON has it, what must be the same for a run to be resumed."""
-
-    @property
-    def state(self) -> Any:
-        """Its `State`."""
-
-
-class Run:
-    """A run that leaves nothing behind: everything is asked and drawn once."""
-
-    name = ""
-    """What parties keep their state by; empty for a run that cannot be resumed."""
-    is_kept = False
-
-    @property
-    def num_attempts(self) -> int:
-        """How often the parties were asked in this round: once, and again after a resume.
-
-        What a party drew for the first question may have left it although it never arrived.
-        Charging the round so many times is therefore never too little; a party that keeps a
-        state folder has given the same answer twice and spent less.
-        """
-        return 1
-
-    def attempts_of(self, node_id: int) -> int:  # noqa: ARG002 - see `KeptRun`
-        """Return how often one party was asked in this round; see `num_attempts`."""
-        return 1
-
-    def first_attempt_of(self, node_id: int) -> int:  # noqa: ARG002 - see `KeptRun`
-        """Return at which time of asking in this round a party was asked first."""
-        return 1
-
-    def draw_once(
-        self,
-        name: str,  # noqa: ARG002 - see `KeptRun`
-        draw: Callable[[], Mapping[str, object]],
-    ) -> Mapping[str, Any]:
-        """Return what `draw` gives; after a resume what it gave before.
-
-        For noise: drawn a second time for the same data, it would protect less.
-        """
-        return draw()
-
-    def begin_round(self, strategy: Resumable) -> None:
-        """Keep what the rounds so far have left."""
-
-    def reopen(self, nodes: Iterable[int]) -> None:
-        """Let a resume ask these nodes again."""
-
-    def execute(
-        self,
-        strategy: Resumable,  # noqa: ARG002 - see `KeptRun`
-        start: Start,
-        grid: Grid,
-        num_rounds: int,
-        evaluate_fn: EvaluateFn | None,
-    ) -> Result:
-        """Run some rounds."""
-        careful = StreamingGrid(grid) if _compat.is_flowers_own(grid) else grid
-        return start(careful, num_rounds=num_rounds, evaluate_fn=evaluate_fn)
-
-
-class KeptRun(Run):
-    """A run that a folder can bring back.
-
-    Parameters
-    ----------
-    folder : Path
-    resume : bool
-        See `KnowledgeStrategy`.
-    kinds : tuple of types
-        Data classes in the state.
-    """
-
-    is_kept = True
-
-    def __init__(self, folder: Path, *, resume: bool, kinds: tuple[type, ...]) -> None:
-        self.checkpoint = Checkpoint(folder, resume=resume, kinds=kinds)
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The run's name, the same after every resume."""
-        return self.checkpoint.run_name
-
-    @property
-    def num_attempts(self) -> int:
-        """See `Run`."""
-        return self.checkpoint.num_attempts
-
-    def attempts_of(self, node_id: int) -> int:
-        """See `Run`."""
-        return self.checkpoint.attempts_of(node_id)
-
-    def first_attempt_of(self, node_id: int) -> int:
-        """See `Run`."""
-        return self.checkpoint.first_attempt_of(node_id)
-
-    def draw_once(
-        self, name: str, draw: Callable[[], Mapping[str, object]]
-    ) -> Mapping[str, Any]:
-        """See `Run`."""
-        return self.checkpoint.draw_once(name, draw)
-
-    def begin_round(self, strategy: Resumable) -> None:
-        """See `Run`."""
-        self.checkpoint.begin_round(strategy.state.round + 1, strategy.state.to_dict())
-
-    def reopen(self, nodes: Iterable[int]) -> None:
-        """See `Run`."""
-        self.checkpoint.reopen(nodes)
-
-    def execute(
-        self,
-        strategy: Resumable,
-        start: Start,
-        grid: Grid,
-        num_rounds: int,
-        evaluate_fn: EvaluateFn | None,
-    ) -> Result:
-        """Run the rounds that are not over; `num_rounds` counts from the beginning."""
-        owner, first = type(strategy).__name__, strategy.state.round == 0
-        rule = "omitted to start a second time"
-        require(first, owner, "checkpoint_dir", rule, strategy.state.round)
-        with self.checkpoint.opened(strategy.identity()) as kept:
-            strategy.state.restore(kept or {})
-            done = strategy.state.round
-            rule = f"at least {done + 1}, the round that the checkpoint is in"
-            require(num_rounds > done, owner, "num_rounds", rule, num_rounds)
-            if kept is not None:
-                logger.info(
-                    "%s resumes in round %s of %s.", strategy.name, done + 1, num_rounds
-                )
-            recorded = RecordedGrid(
-                grid, self.checkpoint, max_reply_bytes=strategy.max_reply_bytes
-            )
-            counted = evaluate_fn and _counted_from(done, evaluate_fn)
-            result = start(recorded, num_rounds=num_rounds - done, evaluate_fn=counted)
-        return _whole(result, done, strategy.state.history)
-
-
 def _whole(result: Result, done: int, history: Mapping[str, Mapping[int, Any]]) -> Result:
     """Add the rounds before a resume to a result, and count its rounds after them."""
     for phase in ("train", "evaluate"):
@@ -718,18 +672,6 @@ def _whole(result: Result, done: int, history: Mapping[str, Mapping[int, Any]]) 
     central = result.evaluate_metrics_serverapp
     result.evaluate_metrics_serverapp = {n + done: record for n, record in central.items()}
     return result
-
-
-def once_there_is_a_model(evaluate: EvaluateFn) -> EvaluateFn:
-    """Spare a user's function Flower's round 0 where no model was there to begin with.
-
-    Whoever loads arrays into a model would fail there, and end the run.
-    """
-
-    def careful(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-        return evaluate(number, arrays) if number or arrays else None
-
-    return careful
 
 
 def _counted_from(done: int, evaluate: EvaluateFn) -> EvaluateFn:
@@ -813,21 +755,6 @@ def _figures(
                 at = f"/{places[place] if places else place}" if several else ""
                 if not math.isnan(one):
                     yield f"{phase}/{name}{at}", one
-
-
-def followed_by(
-    evaluate: Callable[[int, ArrayRecord], MetricRecord | None],
-    end: Callable[[MetricRecord | None], None],
-) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-    """Return a server's evaluation after which a round has ended."""
-
-    def evaluated(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-        found = evaluate(number, arrays)
-        if number:
-            end(found)
-        return found
-
-    return evaluated
 
 
 ALL: Final = "all"

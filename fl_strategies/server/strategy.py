@@ -8,7 +8,7 @@ excluding a bad reply without ending the run, metrics, and the delivery of the r
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar, Unpack
@@ -47,7 +47,7 @@ from fl_strategies.options import Options, key_of
 from fl_strategies.party.party import check_rows
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.ledger import PrivacyLedger, describe_releases
-from fl_strategies.privacy.noise import require_audible
+from fl_strategies.privacy.noise import require_useful_signal
 from fl_strategies.release import ReleasePlan, open_charges
 from fl_strategies.server.replies import (
     EVALUATION,
@@ -58,8 +58,8 @@ from fl_strategies.server.replies import (
     check_claim,
     cut_short,
     enter_reported,
-    figures_by_party,
     holders,
+    metrics_by_party,
     most_expensive,
     parse_reply,
     registered,
@@ -67,16 +67,7 @@ from fl_strategies.server.replies import (
     wait_for_parties,
     without_unknown,
 )
-from fl_strategies.server.run import (
-    Callbacks,
-    EvaluateFn,
-    KeptRun,
-    OnRound,
-    Run,
-    State,
-    followed_by,
-    once_there_is_a_model,
-)
+from fl_strategies.server.run import Callbacks, Checkpoint, EvaluateFn, OnRound, Run, State
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     HALF_PRECISION,
@@ -126,49 +117,38 @@ class FederationOptions(TypedDict, total=False):
     on_round: OnRound | Sequence[OnRound] | None
 
 
-DEFAULT_PARTIES = 2
-
-
-def expected_parties(owner: str, options: FederationOptions) -> int:
-    """Return how many parties to wait for, by our name for it or by Flower's."""
-    number = options.get("num_parties", options.get("min_available_nodes", DEFAULT_PARTIES))
-    same = options.get("min_available_nodes", number) == number
+def completed(owner: str, given: FederationOptions) -> FederationOptions:
+    """Return all options that have a default; raise `InvalidParameter` for a broken rule."""
+    number = given.get("num_parties", given.get("min_available_nodes", 2))
+    same = given.get("min_available_nodes", number) == number
     rule = f"omitted, or num_parties={number}, which means the same"
-    require(same, owner, "min_available_nodes", rule, options.get("min_available_nodes"))
-    return number
-
-
-def sample(
-    nodes: Sequence[int], options: FederationOptions, seed: int, server_round: int
-) -> list[int]:
-    """Return the nodes of a round as Flower would: a share of them, but not too few.
-
-    The experiment's seed decides, so a round that is resumed asks the same nodes again.
-    """
-    wanted = max(
-        int(len(nodes) * options.get("fraction_train", 1.0)), options.get("min_train_nodes", 1)
-    )
-    if wanted >= len(nodes):
-        return list(nodes)
-    rng = derive_rng(seed, "sampling", server_round)
-    chosen = rng.choice(len(nodes), size=wanted, replace=False)
-    return [nodes[i] for i in sorted(chosen)]
-
-
-def check_federation(owner: str, options: FederationOptions) -> None:
-    """Raise `InvalidParameter` for an option that breaks its rule."""
-    num_parties = expected_parties(owner, options)
-    require(num_parties >= 1, owner, "num_parties", "at least 1", num_parties)
-    fewest, rule = options.get("min_parties", 1), f"from 1 to num_parties={num_parties}"
-    require(1 <= fewest <= num_parties, owner, "min_parties", rule, fewest)
-    share, few = options.get("fraction_train", 1.0), options.get("min_train_nodes", 1)
-    require(0 < share <= 1, owner, "fraction_train", "above 0 and at most 1", share)
-    require(1 <= few <= num_parties, owner, "min_train_nodes", rule, few)
-    wait, seed = options.get("max_wait", 0.0), options.get("seed", 0)
-    require(wait >= 0, owner, "max_wait", "at least 0 seconds", wait)
-    require(seed >= 0, owner, "seed", "at least 0", seed)
-    most = options.get("max_reply_bytes", 1)
-    require(most > 0, owner, "max_reply_bytes", "positive", most)
+    require(same, owner, "min_available_nodes", rule, given.get("min_available_nodes"))
+    options: FederationOptions = {
+        "min_parties": min(2, number),
+        "fraction_train": 1.0,
+        "min_train_nodes": 1,
+        "max_wait": 120.0,
+        "seed": 0,
+        "evaluate": True,
+        "max_reply_bytes": MAX_REPLY_BYTES,
+        "half_precision": False,
+        **given,
+        "num_parties": number,
+    }
+    some = f"from 1 to num_parties={number}"
+    rules = {
+        "num_parties": (number >= 1, "at least 1"),
+        "min_parties": (1 <= options["min_parties"] <= number, some),
+        "fraction_train": (0 < options["fraction_train"] <= 1, "above 0 and at most 1"),
+        "min_train_nodes": (1 <= options["min_train_nodes"] <= number, some),
+        "max_wait": (options["max_wait"] >= 0, "at least 0 seconds"),
+        "seed": (options["seed"] >= 0, "at least 0"),
+        "max_reply_bytes": (options["max_reply_bytes"] > 0, "positive"),
+    }
+    values = dict(options)
+    for name, (holds, rule) in rules.items():
+        require(holds, owner, name, rule, values[name])
+    return options
 
 
 def public_array(owner: str, public: object) -> Array:
@@ -200,81 +180,6 @@ def check_factories(
 logger = logging.getLogger("flwr.fl_strategies")
 
 S = TypeVar("S")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collector(Generic[S]):
-    """Reads replies to some messages; a bad one costs its own party the round.
-
-    Parameters
-    ----------
-    owner : str
-        Who reads, for the log.
-    sent : sequence of Message
-        What was asked.
-    members : dict
-        Which node is which party; new ones are entered.
-    run : Run
-    kind : str
-        What a reply must be.
-    max_bytes : int
-    check : callable
-        Return what a reply's knowledge says; raise, and change nothing, if it is not as asked.
-    restore : callable
-        Return knowledge as it was before it was made smaller to travel; see `wire.knowledge`.
-    reject : callable
-        Note why a node's reply does not count.
-    """
-
-    owner: str
-    sent: Sequence[Message]
-    members: Known
-    run: Run
-    kind: str
-    max_bytes: int
-    check: Callable[[Knowledge], S]
-    restore: Callable[[Knowledge], Knowledge]
-    reject: Callable[[int, str], None]
-    refused: set[int] = field(default_factory=set, init=False)
-    """Nodes that have sent an error in place of an answer."""
-
-    def collect(self, replies: Iterable[Message]) -> Iterator[PartyReply[S]]:
-        """Yield the replies that are as asked, in the order in which they come."""
-        waiting = {m.metadata.message_id: m for m in self.sent}
-        asked, attempt = {m.metadata.dst_node_id for m in self.sent}, 1
-        held = holders(self.members, asked)
-        new: list[PartyReply[None]] = []
-        for reply in replies:
-            request = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if request is None:
-                logger.warning("%s ignores a reply to no open question.", self.owner)
-                continue
-            node = request.metadata.dst_node_id
-            if self.run.first_attempt_of(node) > attempt:
-                # Who answered before a resume is known by now; see `check_claim`.
-                attempt = self.run.first_attempt_of(node)
-                settle(self.members, new)
-                held = holders(self.members, asked)
-            if reply.has_error():
-                self.refused.add(node)
-            claim = partial(check_claim, self.members, held, node)
-            try:
-                read = parse_reply(
-                    request,
-                    reply,
-                    self.kind,
-                    self.max_bytes,
-                    self.check,
-                    check=claim,
-                    restore=self.restore,
-                )
-            except Exception as error:  # hostile input may make a learner raise anything
-                self.reject(node, str(error) or type(error).__name__)
-                continue
-            new.append(read.without_knowledge())
-            yield read
-        for request in waiting.values():
-            self.reject(request.metadata.dst_node_id, "it did not answer in time")
 
 
 T = TypeVar("T")
@@ -522,7 +427,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
 
     def new_ledger(self, plan: ReleasePlan, **settings: Any) -> PrivacyLedger:
         """Return the run's ledger, once noise is known to leave a signal."""
-        require_audible(
+        require_useful_signal(
             type(self).__name__, plan.no_signal(), accepted=plan.accepted, advice_of=plan.advice
         )
         given = {"num_parties": self.num_parties, **settings}
@@ -621,26 +526,27 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     def __init__(self, **federation: Unpack[FederationOptions]) -> None:
         owner = type(self).__name__
         self.require_arguments(federation)
-        self.num_parties = expected_parties(owner, federation)
-        self.min_parties = federation.get("min_parties", min(2, self.num_parties))
-        self.max_wait = federation.get("max_wait", 120.0)
-        self.seed = federation.get("seed", 0)
-        self.evaluate = federation.get("evaluate", True)
-        self.max_reply_bytes = federation.get("max_reply_bytes", MAX_REPLY_BYTES)
-        check_federation(owner, federation)
-        self._federation = federation
+        options = completed(owner, federation)
+        self.num_parties = options["num_parties"]
+        self.min_parties = options["min_parties"]
+        self.max_wait = options["max_wait"]
+        self.seed = options["seed"]
+        self.evaluate = options["evaluate"]
+        self.max_reply_bytes = options["max_reply_bytes"]
+        self._fraction_train = options["fraction_train"]
+        self._min_train_nodes = options["min_train_nodes"]
+        self._half = options["half_precision"]
         self._registered = registered(owner, federation.get("members"), self.num_parties)
         self.run = self._make_run(federation.get("checkpoint_dir"), federation.get("resume"))
         self.run_settings = {}
         self.rejected_: dict[int, str] = {}
         self.undelivered_: dict[int, str] = {}
-        self._half = federation.get("half_precision", False)
         self._model = None
         self._kept: list[PartyReply[T]] = []
         self._sent: list[Message] = []
         self._refused = 0
         self._callbacks = Callbacks(owner, federation.get("on_round"))
-        self._judged_later = False
+        self._evaluates = False
         self._is_started = False
 
     def _make_run(self, folder: str | Path | None, resume: bool | None) -> Run:
@@ -648,7 +554,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         require(given, owner, "checkpoint_dir", "given with resume", folder)
         if not folder:
             return Run()
-        return KeptRun(Path(folder), resume=bool(resume), kinds=self.state_type.kinds)
+        return Checkpoint(Path(folder), resume=bool(resume), kinds=self.state_type.kinds)
 
     def adopt(self, run: Run) -> None:
         """Take part in a run that somebody else keeps, such as a chain of strategies."""
@@ -660,7 +566,9 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         own = {name: described(getattr(self, name)) for name in names}
         ledger = self.state.ledger
         budget = [ledger.unit, ledger.delta, ledger.max_epsilon]
-        own |= self.party_config() | self.precision
+        own |= self.party_config()
+        if self._half:
+            own[HALF_PRECISION] = True
         return {**own, "budget": budget, keys.STRATEGY: self.name}
 
     @classmethod
@@ -785,16 +693,29 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         )
         if initial_arrays:
             self.warm_start(decode_arrays(initial_arrays, self.max_reply_bytes))
-        judged = evaluate_fn and once_there_is_a_model(evaluate_fn)
-        self._judged_later = judged is not None
-        judged = judged and followed_by(judged, self._end_round)
+        self._evaluates = evaluate_fn is not None
+        evaluate = self._ending_rounds(evaluate_fn) if evaluate_fn else None
         self._is_started = True
         try:
-            result = self.run.execute(self, begin, grid, num_rounds, judged)
+            result = self.run.execute(self, begin, grid, num_rounds, evaluate)
         finally:
             self._is_started = False
         self.require_result()
         return result
+
+    def _ending_rounds(self, evaluate: EvaluateFn) -> EvaluateFn:
+        """Return a user's evaluation, after which a round has ended."""
+
+        def evaluated(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+            if not (number or arrays):
+                # Flower's round 0: whoever loads no arrays into a model would fail.
+                return None
+            metrics = evaluate(number, arrays)
+            if number:
+                self._end_round(metrics)
+            return metrics
+
+        return evaluated
 
     def summary(self) -> None:
         """Log the settings."""
@@ -828,26 +749,33 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         grid: Grid,
     ) -> list[Message]:
         """Ask the parties of this round, once the expected ones are there."""
-        self.check_precision()
+        fits, rule = self.sends_models or not self._half, "false unless parties send models"
+        require(fits, type(self).__name__, "half_precision", rule, self._half)
         self._callbacks.begin(self.round_)
         self._sent = []
         if self.last_round is not None and server_round > self.last_round:
             logger.info("%s has ended; nothing is sent.", self.name)
             return []
-        self.run.begin_round(self)
+        self.run.begin_round()
         self._kept = []
         self._is_charged = False
         if not self.begin_round():
             return []
         try:
-            present = self._wait_for_parties(grid)
+            present = wait_for_parties(
+                type(self).__name__,
+                grid,
+                num_parties=self.num_parties,
+                min_parties=self.min_parties,
+                max_wait=self.max_wait,
+                only=self._registered,
+            )
         except NotEnoughParties as error:
             if not self.ends_early or self.run.is_kept:
                 raise
             logger.warning("%s ended after round %s: %s", self.name, self.round_, error)
             return []
-        asked = sample(present, self._federation, self.seed, self.round_ + 1)
-        nodes = self.nodes_for_round(asked)
+        nodes = self.nodes_for_round(self._sampled(present))
         if not nodes:
             self.failure_ = "nobody was asked"
             logger.info("%s has nobody to ask; nothing is sent.", self.name)
@@ -857,6 +785,18 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         content = {node: self.knowledge_for(node) for node in nodes}
         self._sent = self._messages(MessageType.TRAIN, content, config)
         return self._sent
+
+    def _sampled(self, nodes: list[int]) -> list[int]:
+        """Return the nodes of a round as Flower would: a share of them, but not too few.
+
+        The experiment's seed decides, so a round that is resumed asks the same nodes again.
+        """
+        size = max(int(len(nodes) * self._fraction_train), self._min_train_nodes)
+        if size >= len(nodes):
+            return nodes
+        rng = derive_rng(self.seed, "sampling", self.round_ + 1)
+        chosen = rng.choice(len(nodes), size=size, replace=False)
+        return [nodes[i] for i in sorted(chosen)]
 
     def aggregate_train(
         self,
@@ -920,7 +860,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     ) -> MetricRecord | None:
         """Combine what the parties measured on their own held-out rows."""
         totals = self._evaluated(replies)
-        if not self._judged_later:
+        if not self._evaluates:
             self._end_round()
         return None if totals is None else MetricRecord({**totals})
 
@@ -939,7 +879,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
             keys.NUM_UNDELIVERED: len(self.undelivered_),
         }
         if not self.central:
-            totals |= figures_by_party(accepted)
+            totals |= metrics_by_party(accepted)
         totals = without_unknown(totals)
         if not totals.get(keys.NUM_EXAMPLES):
             logger.info(
@@ -971,41 +911,20 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         config: Mapping[str, object],
     ) -> list[Message]:
         """Return a message a node, with the settings of this round."""
-        named = {keys.RUN_NAME: self.run.name} if self.run.name else {}
-        offered = self.offered() if kind == MessageType.TRAIN else {}
-        if kind == MessageType.TRAIN and self.evaluate and self.delivered_learner:
-            offered[keys.FINAL_LEARNER] = self.delivered_learner
-        own = {keys.STRATEGY: self.name, keys.SERVER_ROUND: self.round_, keys.SEED: self.seed}
-        settings = {**config, **self.party_config(), **own, **named, **offered}
+        settings = {
+            **config,
+            **self.party_config(),
+            keys.STRATEGY: self.name,
+            keys.SERVER_ROUND: self.round_,
+            keys.SEED: self.seed,
+        }
+        if self.run.name:
+            settings[keys.RUN_NAME] = self.run.name
+        if kind == MessageType.TRAIN:
+            settings |= offer(self.most_score_bytes, half=self._half, kept=self.run.is_kept)
+            if self.evaluate and self.delivered_learner:
+                settings[keys.FINAL_LEARNER] = self.delivered_learner
         return write_messages(kind, content, settings)
-
-    def _wait_for_parties(self, grid: Grid) -> list[int]:
-        return wait_for_parties(
-            type(self).__name__,
-            grid,
-            num_parties=self.num_parties,
-            min_parties=self.min_parties,
-            max_wait=self.max_wait,
-            only=self._registered,
-        )
-
-    @property
-    def precision(self) -> dict[str, Scalar]:
-        """What a resumed run must have as before, besides its settings."""
-        return {HALF_PRECISION: True} if self._half else {}
-
-    def check_precision(self) -> None:
-        """Raise `InvalidParameter` for half precision where no models are sent."""
-        fits, rule = self.sends_models or not self._half, "false unless parties send models"
-        require(fits, type(self).__name__, "half_precision", rule, self._half)
-
-    def offered(self) -> dict[str, Scalar]:
-        """Return what a question says about smaller replies."""
-        return offer(self.most_score_bytes, half=self._half, kept=self.run.is_kept)
-
-    def restored(self, knowledge: Knowledge) -> Knowledge:
-        """Return what a reply says, as it was before it was made smaller."""
-        return as_meant(knowledge, self.most_score_bytes, half=self._half)
 
     # Replies.
 
@@ -1017,22 +936,10 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         add: Callable[[PartyReply[S]], None],
     ) -> list[PartyReply[None]]:
         """Take all replies in; return who answered, sorted by party."""
-        collector = Collector(
-            owner=self.name,
-            sent=self._sent,
-            members=self.members,
-            run=self.run,
-            kind=kind,
-            max_bytes=self.max_reply_bytes,
-            check=check,
-            restore=self.restored,
-            reject=self._reject,
-        )
         accepted = []
-        for reply in collector.collect(replies):
+        for reply in self._valid(replies, kind, check):
             add(reply)
             accepted.append(reply.without_knowledge())
-        self._refused = len(collector.refused)
         unfit = self.exclude(self._kept) if kind != EVALUATION else {}
         for node, reason in unfit.items():
             self._reject(node, reason)
@@ -1041,6 +948,52 @@ class KnowledgeStrategy(Strategy, Generic[T]):
         settled = settle(self.members, fit)
         self.state.note(settled, evaluated=kind == EVALUATION)
         return settled
+
+    def _valid(
+        self, replies: Iterable[Message], kind: str, check: Callable[[Knowledge], S]
+    ) -> Iterator[PartyReply[S]]:
+        """Yield the replies that are as asked, in the order in which they come.
+
+        A bad one costs its own party the round; one that is missing does as well.
+        """
+        waiting = {message.metadata.message_id: message for message in self._sent}
+        asked, attempt = {message.metadata.dst_node_id for message in self._sent}, 1
+        held = holders(self.members, asked)
+        new: list[PartyReply[None]] = []
+        self._refused = 0
+        for reply in replies:
+            request = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if request is None:
+                logger.warning("%s ignores a reply to no open question.", self.name)
+                continue
+            node = request.metadata.dst_node_id
+            if self.run.first_attempt_of(node) > attempt:
+                # Who answered before a resume is known by now; see `check_claim`.
+                attempt = self.run.first_attempt_of(node)
+                settle(self.members, new)
+                held = holders(self.members, asked)
+            self._refused += reply.has_error()
+            try:
+                read = parse_reply(
+                    request,
+                    reply,
+                    kind,
+                    self.max_reply_bytes,
+                    check,
+                    check=partial(check_claim, self.members, held, node),
+                    restore=self._restored,
+                )
+            except Exception as error:  # hostile input may make a learner raise anything
+                self._reject(node, str(error) or type(error).__name__)
+                continue
+            new.append(read.without_knowledge())
+            yield read
+        for request in waiting.values():
+            self._reject(request.metadata.dst_node_id, "it did not answer in time")
+
+    def _restored(self, knowledge: Knowledge) -> Knowledge:
+        """Return knowledge as it was before it was made smaller to travel."""
+        return as_meant(knowledge, self.most_score_bytes, half=self._half)
 
     def _reject(self, node_id: int, reason: str) -> None:
         reason = cut_short(reason)

@@ -26,7 +26,7 @@ from fl_strategies.learners import Learner, require_portable
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.release import AUDIENCES
 from fl_strategies.server.replies import PartyReport, most_expensive
-from fl_strategies.server.run import EvaluateFn, KeptRun, OnRound, Resumable, Run, State
+from fl_strategies.server.run import Checkpoint, EvaluateFn, OnRound, Run, State
 from fl_strategies.server.strategy import KnowledgeStrategy, described
 from fl_strategies.strategies.weights import FlowerStrategy
 from fl_strategies.wire import keys
@@ -119,17 +119,6 @@ class ChainState(State):
             link.members = self.members
 
 
-class _SharedRun(KeptRun):
-    """The run of a chain as its links see it: what is kept is the whole chain."""
-
-    def __init__(self, kept: KeptRun, whole: "Chain") -> None:
-        self.checkpoint, self._whole = kept.checkpoint, whole
-
-    def begin_round(self, strategy: Resumable) -> None:  # noqa: ARG002 - a link
-        """Keep what all links have left so far."""
-        super().begin_round(self._whole)
-
-
 class Chain(KnowledgeStrategy[Any]):
     """Strategies that run one after the other; made by `chain`.
 
@@ -188,15 +177,15 @@ class Chain(KnowledgeStrategy[Any]):
         self.state: ChainState = ChainState(ledger=links[0].state.ledger, links=states)
         for link in self.links:
             link.state.members = self.state.members
-            if isinstance(self.run, KeptRun):
-                link.adopt(_SharedRun(self.run, self))
+            if self.run.is_kept:
+                link.adopt(self.run)
         self._warm = 0
 
     def _make_run(self, folder: str | Path | None, resume: bool | None) -> Run:
         run = super()._make_run(folder, resume)
-        if isinstance(run, KeptRun):
+        if isinstance(run, Checkpoint):
             kinds = [kind for link in self.links for kind in link.state_type.kinds]
-            run.checkpoint.kinds = tuple(dict.fromkeys(kinds))
+            run.kinds = tuple(dict.fromkeys(kinds))
         return run
 
     def identity(self) -> dict[str, object]:
@@ -307,7 +296,7 @@ class Chain(KnowledgeStrategy[Any]):
         self.undelivered_ = self.link.undelivered_
         if metrics is not None:
             self.state.history["evaluate"][self.round_] = dict(metrics)
-        if not self._judged_later:
+        if not self._evaluates:
             self._end_round()
         return metrics
 

@@ -17,7 +17,7 @@ from fl_strategies import KnowledgeStrategy
 from fl_strategies._util import IntArray
 from fl_strategies.aggregation.evidence import class_counts
 from fl_strategies.errors import MissingExtra, StrategyError
-from fl_strategies.learners import figure_names
+from fl_strategies.learners import metric_names
 from fl_strategies.wire import keys
 from simulations.federation import Federation
 from simulations.results.verdict import (
@@ -188,7 +188,7 @@ def _compared(
     data, metric = federation.dataset, federation.metric
     own = _own_metrics(federation, strategy, evaluate)
     one = None if own else federation.judge(strategy.model_)
-    figures = own if one is None else existing(one.figures)
+    figures = own if one is None else existing(one.metrics)
     return {
         "metric": metric,
         metric: figures.get(metric, math.nan),
@@ -227,7 +227,7 @@ def _own_metrics(
     own = [value for value in by_party if not math.isnan(value)]
     if strategy.central or not own:
         return {}
-    names = figure_names(federation.dataset.task, federation.dataset.num_classes)
+    names = metric_names(federation.dataset.task, federation.dataset.num_classes)
     means = {name: evaluate.get(name, math.nan) for name in names}
     return existing({**means, federation.metric: fmean(own)})
 

@@ -22,7 +22,7 @@ import numpy as np
 from fl_strategies._util import FloatArray, derive_rng
 from fl_strategies.aggregation.votes import count_votes, plurality
 from fl_strategies.errors import InvalidParameter, require
-from fl_strategies.learners import Judgement, Learner, fit_ensemble, paired_error
+from fl_strategies.learners import Evaluation, Learner, fit_ensemble, paired_error
 from fl_strategies.wire import keys
 from simulations.config import options_of
 from simulations.federation import Federation
@@ -52,14 +52,14 @@ Counted: TypeAlias = Callable[[int, int], None]
 class Baselines:
     """Models that need no federation, as far as the settings ask for them."""
 
-    judged: Mapping[str, Judgement]
+    judged: Mapping[str, Evaluation]
     solo: list[float]
     """The metric of each party alone; empty if parties are not compared."""
 
     def top_level(self, metric: str) -> dict[str, float | None]:
         """Return one metric of each baseline, None if it was not asked for."""
         return {
-            f"{prefix}{metric}": self.judged[name].figures[metric]
+            f"{prefix}{metric}": self.judged[name].metrics[metric]
             if name in self.judged
             else None
             for name, prefix in PREFIXES.items()
@@ -67,9 +67,9 @@ class Baselines:
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Return all metrics that exist."""
-        return {name: existing(judged.figures) for name, judged in self.judged.items()}
+        return {name: existing(judged.metrics) for name, judged in self.judged.items()}
 
-    def standard_errors(self, federation: Judgement) -> dict[str, float]:
+    def standard_errors(self, federation: Evaluation) -> dict[str, float]:
         """Return those of the differences between the federation and each baseline."""
         return {
             name: paired_error(federation.shares, judged.shares)
@@ -82,7 +82,7 @@ def judge_baselines(
 ) -> Baselines:
     """Train and evaluate the baselines that the settings ask for."""
     settings = federation.settings
-    judged: dict[str, Judgement] = {}
+    judged: dict[str, Evaluation] = {}
     solo: list[float] = []
     if settings.solo:
         judged, solo = _judge_parties(federation, num_workers, counted)
@@ -102,24 +102,24 @@ def existing(figures: Mapping[str, float]) -> dict[str, float]:
 
 def _judge_parties(
     federation: Federation, num_workers: int, counted: Counted | None
-) -> tuple[dict[str, Judgement], list[float]]:
+) -> tuple[dict[str, Evaluation], list[float]]:
     """Evaluate one party after the other; only the sum and the best are kept by row."""
     metric, figures = federation.metric, []
     sign = -1 if metric == keys.MEAN_SQUARED_ERROR else 1
-    best, total = Judgement({metric: -math.inf * sign}, np.zeros(0)), np.zeros(1)
+    best, total = Evaluation({metric: -math.inf * sign}, np.zeros(0)), np.zeros(1)
     for judged in federation.judge_parties(num_workers):
-        figures.append(judged.figures)
+        figures.append(judged.metrics)
         if counted is not None:
             counted(len(figures), federation.settings.num_parties)
         total = total + judged.shares
-        if sign * judged.figures[metric] > sign * best.figures[metric]:
+        if sign * judged.metrics[metric] > sign * best.metrics[metric]:
             best = judged
     means = {name: fmean(one[name] for one in figures) for name in figures[0]}
-    mean = Judgement(means, total / len(figures))
+    mean = Evaluation(means, total / len(figures))
     return {MEAN_PARTY: mean, BEST_PARTY: best}, [one[metric] for one in figures]
 
 
-def judge_pate(federation: Federation) -> Judgement:
+def judge_pate(federation: Federation) -> Evaluation:
     """Train PATE (Papernot et al., ICLR 2017), without noise, on the pooled private rows.
 
     All rows are dealt at random to as many teachers as the parties of the federation have
@@ -161,7 +161,7 @@ def num_pate_teachers(federation: Federation) -> int:
     return min(number, len(federation.dataset.y_train))
 
 
-def judge_public(federation: Federation) -> Judgement:
+def judge_public(federation: Federation) -> Evaluation:
     """Train the final learner on labelled public rows alone."""
     data = federation.dataset
     if data.y_public is None:

@@ -59,7 +59,7 @@ def test_pate_is_a_vote_of_teachers_on_pooled_rows() -> None:
     ties = ~clear[nearest_row]
     assert 0 < ties.mean() < 0.2
     np.testing.assert_array_equal(judged.shares[~ties] > 0, right[~ties])
-    assert abs(judged.figures["accuracy"] - right.mean()) <= ties.mean()
+    assert abs(judged.metrics["accuracy"] - right.mean()) <= ties.mean()
 
 
 def test_pate_has_the_teachers_of_one_partition() -> None:
@@ -80,7 +80,7 @@ def test_public_only_trains_on_labelled_public_rows() -> None:
     judged = judge_public(federation)
 
     by_hand = nearest(data.x_public, data.y_public, data.x_test)
-    assert judged.figures["accuracy"] == pytest.approx(accuracy(by_hand, federation))
+    assert judged.metrics["accuracy"] == pytest.approx(accuracy(by_hand, federation))
 
 
 def test_pooled_data_may_have_a_learner_of_their_own() -> None:
@@ -93,8 +93,8 @@ def test_pooled_data_may_have_a_learner_of_their_own() -> None:
     judged = judge_baselines(federation).judged
 
     by_hand = accuracy(stump.predict(data.x_test), federation)
-    assert judged["pooled"].figures["accuracy"] == pytest.approx(by_hand, abs=0.03)
-    assert by_hand < 0.3 < load_federation(SETTINGS).judge_pooled().figures["accuracy"]
+    assert judged["pooled"].metrics["accuracy"] == pytest.approx(by_hand, abs=0.03)
+    assert by_hand < 0.3 < load_federation(SETTINGS).judge_pooled().metrics["accuracy"]
     assert federation.final_learner == "k-nearest-neighbours"
 
 
