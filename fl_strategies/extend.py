@@ -97,6 +97,7 @@ from fl_strategies.strategies.weights.party import (
 )
 from fl_strategies.strategies.weights.restraint import LocalWeights
 from fl_strategies.strategies.weights.server import (
+    CountedStrategy,
     FlowerStrategy,
     WeightsState,
     flower_strategy,
@@ -202,6 +203,7 @@ __all__ = [
     # Strategies that average weights, and more.
     "CLASS_COUNTS",
     "CountedParty",
+    "CountedStrategy",
     "CountedWeights",
     "FlowerStrategy",
     "LocalWeights",

@@ -5,14 +5,11 @@
               server   averages the models of each kind, and lets each average learn what
                        all models together say about unlabelled public rows
 
-Parties do nothing that FedAvg does not ask of them, and need no public rows.
-
-Answers of parties that know nothing of this package: weights, and a number of examples.
-
-Flower's own client code reads `arrays` and `config` of a message, and answers with one
-`ArrayRecord` and one `MetricRecord` of any names. Whoever answers so has said neither which
-party it is nor what its answer cost a record: the server numbers it, and its weights count
-as sent without noise.
+Parties do nothing that FedAvg does not ask of them, and need no public rows. They may even run
+Flower's own client code, which reads `arrays` and `config` of a message, and answers with one
+`ArrayRecord` and one `MetricRecord` of any names. Such an answer says neither which party it is
+from nor what it cost a record: the server numbers the party, and its weights count as sent
+without noise.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,62 +20,60 @@ from typing import ClassVar, Final, Literal, Unpack
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fl_strategies._util import Array, FloatArray, content_hash, derive_rng
 from fl_strategies.aggregation.ensembles import describe, rebuild
 from fl_strategies.aggregation.evidence import believed_loudness, loudness
-from fl_strategies.errors import KnowledgeMismatch, require, require_known
-from fl_strategies.learners import (
+from fl_strategies.extend import (
+    DEFAULT_DELTA,
+    Array,
+    FederationOptions,
+    FloatArray,
+    FlowerStrategy,
+    Knowledge,
+    KnowledgeMismatch,
     Learner,
     LearnerFactory,
-    Link,
+    LocalWeights,
+    Metrics,
+    Party,
+    PartyReply,
+    PartyState,
     Recipe,
+    Scalar,
     StartingLearner,
     Task,
-    link_scores,
-)
-from fl_strategies.options import option
-from fl_strategies.party.party import Party
-from fl_strategies.party.role import (
-    PartyState,
-    check_public_data,
-    ledger_of,
-    ledger_to_text,
-    privacy_metrics,
-    require_finite,
-    unprotected,
-)
-from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.release import open_charges
-from fl_strategies.server.replies import EVALUATION, Known, PartyReply
-from fl_strategies.server.strategy import (
-    FederationOptions,
-    check_factories,
-    logger,
-    public_array,
-)
-from fl_strategies.strategies.codistill.options import MODELS, join_models, part_models
-from fl_strategies.strategies.weights.options import (
-    MODEL,
-    UNPROTECTED_WEIGHTS,
-    WEIGHTS,
     WeightsOptions,
-)
-from fl_strategies.strategies.weights.party import (
     WeightsParty,
-    require_starting,
+    WeightsState,
+    check_factories,
+    check_public_data,
+    content_hash,
+    derive_rng,
+    keys,
+    link_scores,
+    open_charges,
+    option,
+    public_array,
+    require,
+    require_finite,
+    require_known,
 )
+from fl_strategies.learners import Link
+from fl_strategies.party.role import ledger_of, ledger_to_text, privacy_metrics, unprotected
+from fl_strategies.server.replies import EVALUATION, Known
+from fl_strategies.server.strategy import logger
+from fl_strategies.strategies.codistill.options import MODELS, join_models, part_models
+from fl_strategies.strategies.weights.options import MODEL, UNPROTECTED_WEIGHTS, WEIGHTS
+from fl_strategies.strategies.weights.party import require_starting
 from fl_strategies.strategies.weights.restraint import (
     FEWEST_RESTRAINED,
-    LocalWeights,
     layout_of,
     read_weights,
 )
-from fl_strategies.strategies.weights.server import FlowerStrategy, WeightsState
-from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 
 SERVER_PUBLIC: Final = "server-public-hash"
 """Fingerprint of the server's public rows, for parties that hold some, too."""
+_ROWS_TO_TRY: Final = 32
+_LEDGER: Final = ledger_of(open_charges(UNPROTECTED_WEIGHTS), DEFAULT_DELTA)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +112,6 @@ class FedDFOptions(WeightsOptions):
         )
 
 
-_LEDGER: Final = ledger_of(open_charges(UNPROTECTED_WEIGHTS), DEFAULT_DELTA)
-
-
 def read_plain(
     replies: Iterable[Message], sent: Sequence[Message], members: Known, learner: str
 ) -> Iterator[Message]:
@@ -135,7 +127,9 @@ def read_plain(
         The kind of model that a plain party has.
     """
     nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in sent}
-    numbers = _numbers(nodes.values(), members)
+    taken = {number for claim in members.values() for number in claim}
+    free = (number for number in count() if number not in taken)
+    numbers = {n: members[n][0] if n in members else next(free) for n in sorted(nodes.values())}
     for reply in replies:
         node = nodes.get(reply.metadata.reply_to_message_id)
         if node is not None and reply.has_content() and keys.META not in reply.content:
@@ -144,32 +138,25 @@ def read_plain(
         yield reply
 
 
-def _numbers(nodes: Iterable[int], members: Known) -> dict[int, int]:
-    taken = {number for claim in members.values() for number in claim}
-    free = (number for number in count() if number not in taken)
-    return {n: members[n][0] if n in members else next(free) for n in sorted(nodes)}
-
-
 def _as_ours(content: RecordDict, meta: dict[str, Scalar]) -> RecordDict:
     """Return the records of a plain answer under our names; what is missing stays missing."""
     arrays = next(iter(content.array_records.values()), None)
     metrics = next(iter(content.metric_records.values()), None)
     if metrics is None:
         return content
-    told = dict(metrics)
     if arrays is None:
-        return _records(ArrayRecord(), {**meta, keys.KIND: EVALUATION}, told)
-    num_examples = told.get(keys.NUM_EXAMPLES)
+        return _records(ArrayRecord(), {**meta, keys.KIND: EVALUATION}, metrics)
+    num_examples = metrics.get(keys.NUM_EXAMPLES)
     if isinstance(num_examples, int | float):
         meta = {**meta, keys.NUM_EXAMPLES: num_examples}
     meta = {**meta, keys.KIND: WEIGHTS, keys.PRIVACY_EVENTS: ledger_to_text(_LEDGER)}
-    paid = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=_LEDGER)
-    return _records(arrays, meta, {**told, **paid})
+    cost = privacy_metrics(party=unprotected(UNPROTECTED_WEIGHTS), example=_LEDGER)
+    return _records(arrays, meta, MetricRecord({**metrics, **cost}))
 
 
-def _records(arrays: ArrayRecord, meta: dict[str, Scalar], metrics: object) -> RecordDict:
-    told, own = MetricRecord(metrics), ConfigRecord({**meta})  # type: ignore[arg-type]
-    return RecordDict({keys.ARRAYS: arrays, keys.META: own, keys.METRICS: told})
+def _records(arrays: ArrayRecord, meta: dict[str, Scalar], metrics: MetricRecord) -> RecordDict:
+    own = ConfigRecord({**meta})
+    return RecordDict({keys.ARRAYS: arrays, keys.META: own, keys.METRICS: metrics})
 
 
 class FedDFParty(WeightsParty):
@@ -184,19 +171,12 @@ class FedDFParty(WeightsParty):
             asked = {**config, keys.PUBLIC_HASH: config[SERVER_PUBLIC]}
             check_public_data(party, ConfigRecord(asked))
         if received is not None and received.kind == MODELS:
-            received = _own_kind(party, received)
+            # The models of all kinds.
+            found = {str(m.meta.get(keys.LEARNER)): m for m in part_models(received)}
+            name, rule = party.learner_name, f"one the server has ({', '.join(found)[:200]})"
+            require_known(name in found, party.owner, "learner_name", rule, repr(name))
+            received = found[name]
         return super().train(party, received, config, state)
-
-
-def _own_kind(party: Party, received: Knowledge) -> Knowledge:
-    """Return this party's model among those of all kinds."""
-    found = {str(model.meta.get(keys.LEARNER)): model for model in part_models(received)}
-    name, rule = party.learner_name, f"one the server has ({', '.join(found)[:200]})"
-    require_known(name in found, party.owner, "learner_name", rule, repr(name))
-    return found[name]
-
-
-_ROWS_TO_TRY: Final = 32
 
 
 @dataclass(kw_only=True)
@@ -297,7 +277,6 @@ class FedDF(FlowerStrategy):
         self.model_fns = {**(model_fns or {}), learner_name: learner_fn}
         for factory in self.model_fns.values():
             self.require_learner(factory())
-        self._all: Knowledge | None = None
 
     def require_learner(self, learner: Learner) -> StartingLearner:
         """Return the learner if its first weights can be drawn."""
@@ -311,16 +290,14 @@ class FedDF(FlowerStrategy):
 
     # What parties are sent.
 
-    def begin_round(self) -> bool:
-        """Draw the first weights of every kind."""
-        super().begin_round()
+    def lesson(self) -> Knowledge:
+        """Return the models of all kinds, for nodes whose kind is unknown."""
         for name, factory in self.model_fns.items():
             if name != self.model_name and name not in self.state.models:
                 rng = derive_rng(self.seed, "weights", "initial")
                 drawn = self.require_learner(factory()).initialised(rng=rng)
                 self.state.models[name] = _model(name, drawn)
-        self._all = join_models(list(self._models.values()))
-        return True
+        return join_models(list(self._models.values()))
 
     @property
     def _models(self) -> dict[str, Knowledge]:
@@ -332,7 +309,7 @@ class FedDF(FlowerStrategy):
     def knowledge_for(self, node_id: int) -> Knowledge | None:
         """Return the model of this node's kind; those of all kinds if it is not known."""
         own = self.delivery_for(node_id)
-        return self._all if own is None else own
+        return super().knowledge_for(node_id) if own is None else own
 
     def delivery_for(self, node_id: int) -> Knowledge | None:
         """Return the model of this node's kind, if it is known."""
@@ -417,12 +394,13 @@ class FedDF(FlowerStrategy):
         scores = self._all_scores(members)
         if self.task == "single-label":  # the softmax does not see this shift
             scores = [each - each.mean(axis=1, keepdims=True) for each in scores]
-        heard = np.ones(len(scores))
-        if self._compares(len(scores)):
+        weights = np.ones(len(scores))
+        compared = self.options.restrain and self.task != "regression"
+        if compared and len(scores) >= FEWEST_RESTRAINED:
             loud = np.array([max(loudness(each), 1e-12) for each in scores])
-            heard = believed_loudness(loud) / loud
-        scores = [part * each for part, each in zip(heard, scores, strict=True)]
-        quieter = int((heard < 1).sum()) + len(members) - len(scores)
+            weights = believed_loudness(loud) / loud
+        scores = [part * each for part, each in zip(weights, scores, strict=True)]
+        quieter = int((weights < 1).sum()) + len(members) - len(scores)
         if self.options.ensemble == "probabilities":
             linked = [link_scores(each, recipe) for each in scores]
             return np.asarray(sum(linked) / len(linked)), quieter
@@ -435,23 +413,17 @@ class FedDF(FlowerStrategy):
             try:
                 scores.append(_scores(member, self.public))
             except Exception as error:  # untrusted weights may make a learner raise anything
-                logger.warning("FedDF does not hear a model: %s", describe(error))
+                logger.warning("FedDF omits a model from the ensemble: %s", describe(error))
         require_known(bool(scores), "FedDF", "a model", "able to score the public rows", "none")
         return scores
-
-    def _compares(self, num_members: int) -> bool:
-        classes = self.task != "regression"
-        return self.options.restrain and classes and num_members >= FEWEST_RESTRAINED
 
     def _taught(
         self, name: str, arrays: Mapping[str, Array], targets: FloatArray
     ) -> StartingLearner:
         """Return the average of a kind after the distillation."""
+        rng, recipe = derive_rng(self.seed, "feddf", name, self.round_), self.options.recipe
         student = self._twin(name, arrays).distill(
-            self.public,
-            targets,
-            rng=derive_rng(self.seed, "feddf", name, self.round_),
-            recipe=self.options.recipe(self.task),
+            self.public, targets, rng=rng, recipe=recipe(self.task)
         )
         require_finite(student)
         return student

@@ -5,12 +5,9 @@
                        sends it and its class counts
               server   averages the models; trains the generator by their last layers
 
-The generator's arithmetic is in `generator`.
-
-FedGen's generator: features of a class, learned from nothing but the parties' last layers.
-
-Label y and noise e give features z = A2 relu(A1 [y, e] + a1) + a2. Its objective is the mean
-over labels and noise of
+The generator learns features of a class from nothing but the parties' last layers. Label y and
+noise e give features z = A2 relu(A1 [y, e] + a1) + a2. Its objective is the mean over labels
+and noise of
 
     sum_k share_k(y) CE(W_k z + b_k, y)  +  diversity exp(-mean |e_i - e_j|^2 |z_i - z_j|)
 
@@ -21,39 +18,52 @@ its gradient is written out here, and the server needs no library of networks.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, Self, Unpack
+from typing import ClassVar, Final, Self
 
 import numpy as np
 import scipy
 from flwr.app import ArrayRecord, ConfigRecord
 
-from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
-from fl_strategies.errors import require_known
-from fl_strategies.learners import (
-    DenseLayer,
+from fl_strategies.extend import (
+    Array,
+    CountedParty,
+    CountedStrategy,
+    CountedWeights,
+    FloatArray,
     Generated,
     HeadedLearner,
-    LearnerFactory,
+    IntArray,
+    Knowledge,
+    Learner,
+    Metrics,
     Objective,
-    require_headed,
-)
-from fl_strategies.options import option
-from fl_strategies.party.party import Party
-from fl_strategies.party.role import read_round, read_seed
-from fl_strategies.release import ReleasePlan
-from fl_strategies.server.strategy import FederationOptions
-from fl_strategies.strategies.weights.options import WeightsOptions
-from fl_strategies.strategies.weights.party import (
-    CountedParty,
-    CountedWeights,
+    Party,
+    ReleasePlan,
+    WeightsOptions,
+    WeightsState,
     believed_counts,
-    split_counts,
+    derive_rng,
+    option,
+    read_round,
+    read_seed,
+    require_headed,
+    require_known,
 )
+from fl_strategies.learners import DenseLayer
 from fl_strategies.strategies.weights.restraint import restrained
-from fl_strategies.strategies.weights.server import FlowerStrategy, WeightsState
-from fl_strategies.wire.knowledge import Knowledge, Metrics
 
-MOST_GENERATED = 100_000
+MOST_GENERATED: Final = 100_000
+NAMES: Final = ("hidden-weight", "hidden-bias", "feature-weight", "feature-bias")
+MOST_UNITS: Final = 10_000
+ROWS_PER_CHUNK: Final = 1024
+GENERATOR: Final = "generator/"
+"""Prefix of the names of the generator's arrays; the others are the model's."""
+CLASS_SHARES: Final = "class-shares"
+GENERATOR_LOSS: Final = "generator-loss"
+"""Metric: the generator's objective in its last steps; NaN without a generator."""
+_LAST_STEPS: Final = 20
+_DECAYS: Final = (0.9, 0.999)
+_TINY: Final = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +97,6 @@ class FedGenOptions(WeightsOptions):
     generator_units: int = option(128, "hidden units of the generator", least=1, most=10_000)
     noise_units: int = option(32, "numbers of its noise", least=1, most=5_000)
     diversity: float = option(1.0, "weight of keeping features apart", least=0)
-
-
-NAMES: Final = ("hidden-weight", "hidden-bias", "feature-weight", "feature-bias")
-MOST_UNITS: Final = 10_000
-ROWS_PER_CHUNK: Final = 1024
-_DECAYS: Final = (0.9, 0.999)
-_TINY: Final = 1e-8
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Generator:
     ) -> Self:
         """Return a received one; raise `KnowledgeMismatch` for arrays that are none."""
         named = arrays.keys() == set(NAMES)
-        require_known(named, "Generator", "arrays", f"{', '.join(NAMES)}", "others")
+        require_known(named, "Generator", "arrays", ", ".join(NAMES), "others")
         weights = [np.asarray(arrays[name]) for name in NAMES]
         hidden, features = weights[0], weights[2]
         matrices = hidden.ndim == features.ndim == 2 and num_classes < hidden.shape[1]
@@ -163,9 +166,8 @@ class Generator:
     def sample(self, labels: IntArray, rng: np.random.Generator) -> FloatArray:
         """Return features of labels (n,), each with noise of its own, (n, num_features)."""
         # A few at a time: whoever sends a generator decides how many hidden units it has.
-        parts = [
-            labels[at : at + ROWS_PER_CHUNK] for at in range(0, len(labels), ROWS_PER_CHUNK)
-        ]
+        starts = range(0, len(labels), ROWS_PER_CHUNK)
+        parts = [labels[start : start + ROWS_PER_CHUNK] for start in starts]
         return np.concatenate([self.forward(self.inputs(part, rng))[1] for part in parts])
 
     def inputs(self, labels: IntArray, rng: np.random.Generator) -> FloatArray:
@@ -221,33 +223,27 @@ def diversity_loss(features: FloatArray, noise: FloatArray) -> tuple[float, Floa
     return alike, -alike * 2 / (count**2 * size) * sums
 
 
-@dataclass
 class Adam:
-    """Steps of the optimizer Adam."""
+    """Steps of the optimizer Adam (Kingma and Ba, ICLR 2015)."""
 
-    rate: float
-    _means: list[FloatArray] = field(default_factory=list)
-    _squares: list[FloatArray] = field(default_factory=list)
-    _steps: int = 0
+    def __init__(self, rate: float) -> None:
+        self.rate, self._steps = rate, 0
+        self._moments: list[tuple[FloatArray, FloatArray]] = []
 
     def step(self, weights: list[FloatArray], slopes: Sequence[FloatArray]) -> None:
         """Change the weights along their slopes."""
-        if not self._steps:
-            self._means = [np.zeros_like(slope) for slope in slopes]
-            self._squares = [np.zeros_like(slope) for slope in slopes]
+        if not self._moments:
+            self._moments = [(np.zeros_like(slope), np.zeros_like(slope)) for slope in slopes]
         self._steps += 1
         first, second = _DECAYS
         for at, slope in enumerate(slopes):
-            self._means[at] = first * self._means[at] + (1 - first) * slope
-            self._squares[at] = second * self._squares[at] + (1 - second) * slope**2
-            mean = self._means[at] / (1 - first**self._steps)
-            square = self._squares[at] / (1 - second**self._steps)
-            weights[at] = weights[at] - self.rate * mean / (np.sqrt(square) + _TINY)
-
-
-GENERATOR: Final = "generator/"
-"""Prefix of the names of the generator's arrays; the others are the model's."""
-CLASS_SHARES: Final = "class-shares"
+            mean, square = self._moments[at]
+            mean = first * mean + (1 - first) * slope
+            square = second * square + (1 - second) * slope**2
+            self._moments[at] = mean, square
+            unbiased = mean / (1 - first**self._steps)
+            spread = np.sqrt(square / (1 - second**self._steps))
+            weights[at] = weights[at] - self.rate * unbiased / (spread + _TINY)
 
 
 class FedGenParty(CountedParty):
@@ -267,13 +263,14 @@ class FedGenParty(CountedParty):
     ) -> Objective | None:
         """Return the cross-entropy of generated features; none before there is a generator."""
         options = FedGenOptions.received(config)
-        arrays = {} if received is None else received.arrays
+        if received is None or not options.strength:
+            return None
         own = {
             name.removeprefix(GENERATOR): array
-            for name, array in arrays.items()
+            for name, array in received.arrays.items()
             if name.startswith(GENERATOR)
         }
-        if received is None or not own or not options.strength:
+        if not own:
             return None
         shares = np.asarray(own.pop(CLASS_SHARES, np.empty(0)))
         fits = shares.shape == (party.num_classes,) and bool((shares >= 0).all())
@@ -289,11 +286,6 @@ class FedGenParty(CountedParty):
         return Objective(terms=(term,))
 
 
-GENERATOR_LOSS: Final = "generator-loss"
-"""Metric: the generator's objective in its last steps; NaN without a generator."""
-_LAST_STEPS: Final = 20
-
-
 @dataclass(kw_only=True)
 class FedGenState(WeightsState):
     """Also the generator's arrays, and the class shares that it is asked for."""
@@ -301,13 +293,13 @@ class FedGenState(WeightsState):
     generator: dict[str, Array] = field(default_factory=dict)
 
 
-class FedGen(FlowerStrategy):
+class FedGen(CountedStrategy):
     """FedAvg with a generator of features, from which parties learn classes they lack.
 
     Zhu, Hong, Zhou: Data-Free Knowledge Distillation for Heterogeneous Federated Learning
     (ICML 2021), Algorithm 1: after every round the server trains a generator that makes, for
-    a label, features that the parties' last layers recognise (`fedgen.generator`). From round
-    2 on parties get it with the model, and their last layer also learns its features.
+    a label, features that the parties' last layers recognise. From round 2 on parties get it
+    with the model, and their last layer also learns its features.
 
     Leaves the party
         In every round the weights of its model, and its number of records of every class.
@@ -335,66 +327,40 @@ class FedGen(FlowerStrategy):
 
     name: ClassVar[str] = "fedgen"
     options_type = FedGenOptions
-    takes = ("num_classes", "learner_fn", "learner_name", "public", "options")
     options: FedGenOptions
     state_type = FedGenState
     state: FedGenState
     party_learner_needs = final_learner_needs = (HeadedLearner,)
 
-    def __init__(
-        self,
-        *,
-        num_classes: int,
-        learner_fn: LearnerFactory,
-        learner_name: str = "learner",
-        public: Array | None = None,
-        options: FedGenOptions | None = None,
-        **federation: Unpack[FederationOptions],
-    ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            learner_fn=learner_fn,
-            learner_name=learner_name,
-            public=public,
-            options=options,
-            **federation,
-        )
-        self._learner = require_headed("FedGen", learner_fn())
-        self._question: Knowledge | None = None
+    _learner: HeadedLearner
 
-    def begin_round(self) -> bool:
-        """Put model and generator together."""
-        ready = super().begin_round()
-        self._question, model = self.state.delivery, self.state.delivery
-        if model is not None and self.state.generator:
-            own = {GENERATOR + name: array for name, array in self.state.generator.items()}
-            self._question = Knowledge(model.kind, {**model.arrays, **own}, model.meta)
-        return ready
+    def require_learner(self, learner: Learner) -> HeadedLearner:
+        """Return the learner if it tells its last layer."""
+        return require_headed("FedGen", learner)
 
-    def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
+    def lesson(self) -> Knowledge | None:
         """Return the present model, with the generator once there is one."""
-        return self._question
-
-    def check(self, knowledge: Knowledge) -> CountedWeights:
-        """Check one party's weights, and that its counts agree with them."""
-        weights, counts = split_counts(knowledge, self.num_classes)
-        return CountedWeights.of(super().check(weights), counts)
+        model = self.state.delivery
+        own = {GENERATOR + name: array for name, array in self.state.generator.items()}
+        return None if model is None else replace(model, arrays={**model.arrays, **own})
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Average the weights, and train the generator by the parties' last layers."""
         arrays, metrics = super().finish()
         loss = math.nan
         if arrays is not None and self.options.strength:
-            said = [reply.knowledge for reply in self.replies]
-            loss = self._train_generator(restrained(said)[0] if self.options.restrain else said)
+            parts = self.counted
+            loss = self._train_generator(
+                restrained(parts)[0] if self.options.restrain else parts
+            )
         return arrays, {**metrics, GENERATOR_LOSS: loss}
 
-    def _train_generator(self, parts: Sequence[object]) -> float:
+    def _train_generator(self, parts: Sequence[CountedWeights]) -> float:
         """Continue training the generator; return its objective at the end."""
-        options, known = self.options, [p for p in parts if isinstance(p, CountedWeights)]
-        counts = believed_counts(known, restrain=options.restrain)
+        options = self.options
+        counts = believed_counts(parts, restrain=options.restrain)
         heads = Heads(
-            [_as_double(self._learner.from_arrays(p.arrays).head()) for p in known],
+            [_as_double(self._learner.from_arrays(part.arrays).head()) for part in parts],
             counts / np.maximum(counts.sum(axis=0), 1),
         )
         shares = counts.sum(axis=0) / counts.sum()
@@ -411,16 +377,14 @@ class FedGen(FlowerStrategy):
         return float(np.mean(losses[-_LAST_STEPS:]))
 
     def _generator(self, num_features: int) -> Generator:
-        kept: Mapping[str, Array] = {
-            name: array for name, array in self.state.generator.items() if name != CLASS_SHARES
-        }
-        if kept:
+        if self.state.generator:
+            kept = {name: self.state.generator[name] for name in NAMES}
             return Generator.from_arrays(kept, self.num_classes, num_features)
         options = self.options
         sizes = self.num_classes, options.noise_units, options.generator_units, num_features
         return Generator.drawn(sizes, derive_rng(self.seed, "fedgen", "initial"))
 
 
-def _as_double(layer: tuple[Array, Array]) -> tuple[Array, Array]:
+def _as_double(layer: DenseLayer) -> DenseLayer:
     weight, bias = layer
     return weight.astype(np.float64), bias.astype(np.float64)

@@ -13,7 +13,7 @@ records of one class.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Unpack
+from typing import ClassVar, Final
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
@@ -22,14 +22,13 @@ from fl_strategies.extend import (
     CLASS_COUNTS,
     Array,
     CountedParty,
+    CountedStrategy,
     CountedWeights,
     FeatureLearner,
-    FederationOptions,
     FloatArray,
-    FlowerStrategy,
     HeadedLearner,
     Knowledge,
-    LearnerFactory,
+    Learner,
     Metrics,
     Objective,
     Party,
@@ -42,7 +41,6 @@ from fl_strategies.extend import (
     require_features,
     require_headed,
     require_known,
-    split_counts,
 )
 
 PROTOTYPES: Final = "class-prototypes"
@@ -138,7 +136,7 @@ class FedProtoState(WeightsState):
     known: Array | None = None
 
 
-class FedProto(FlowerStrategy):
+class FedProto(CountedStrategy):
     """FedAvg of networks whose features agree on a prototype of every class.
 
     Leaves the party
@@ -172,32 +170,17 @@ class FedProto(FlowerStrategy):
 
     name: ClassVar[str] = "fedproto"
     options_type = FedProtoOptions
-    takes = ("num_classes", "learner_fn", "learner_name", "public", "options")
     options: FedProtoOptions
     state_type = FedProtoState
     state: FedProtoState
     party_learner_needs = final_learner_needs = (HeadedLearner, FeatureLearner)
 
-    def __init__(
-        self,
-        *,
-        num_classes: int,
-        learner_fn: LearnerFactory,
-        learner_name: str = "learner",
-        public: Array | None = None,
-        options: FedProtoOptions | None = None,
-        **federation: Unpack[FederationOptions],
-    ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            learner_fn=learner_fn,
-            learner_name=learner_name,
-            public=public,
-            options=options,
-            **federation,
-        )
-        require_features("FedProto", learner_fn())
-        self._learner = require_headed("FedProto", learner_fn())
+    _learner: HeadedLearner
+
+    def require_learner(self, learner: Learner) -> HeadedLearner:
+        """Return the learner if it tells its features and its last layer."""
+        require_features("FedProto", learner)
+        return require_headed("FedProto", learner)
 
     @property
     def prototypes_(self) -> FloatArray | None:
@@ -207,29 +190,27 @@ class FedProto(FlowerStrategy):
             return None
         return np.where(known[:, None], means, np.nan)
 
-    def knowledge_for(self, node_id: int) -> Knowledge | None:
+    def lesson(self) -> Knowledge | None:
         """Return the present model, with the prototypes once there are any."""
-        model, means = super().knowledge_for(node_id), self.state.prototypes
-        if model is None or means is None or self.state.known is None:
+        model, means, known = self.state.delivery, self.state.prototypes, self.state.known
+        if model is None or means is None or known is None:
             return model
-        own = {PROTOTYPES: means.astype(np.float32), KNOWN: self.state.known}
+        own = {PROTOTYPES: means.astype(np.float32), KNOWN: known}
         return replace(model, arrays={**model.arrays, **own})
 
     def check(self, knowledge: Knowledge) -> PrototypeWeights:
         """Check one party's weights, and that counts and prototypes fit them."""
         plain = {n: a for n, a in knowledge.arrays.items() if n != PROTOTYPES}
-        weights, counts = split_counts(replace(knowledge, arrays=plain), self.num_classes)
-        local = super().check(weights)
+        local = super().check(replace(knowledge, arrays=plain))
         head, _ = self._learner.from_arrays(local.arrays).head()
-        shape = (self.num_classes, head.shape[1])
-        means = read_prototypes(knowledge, "Reply", shape)
-        return PrototypeWeights(local.arrays, local.num_records, local.charges, counts, means)
+        means = read_prototypes(knowledge, "Reply", (self.num_classes, head.shape[1]))
+        charges, counts = local.charges, local.counts
+        return PrototypeWeights(local.arrays, local.num_records, charges, counts, means)
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Average the weights, and the prototypes of each class by its counts."""
-        said = [reply.knowledge for reply in self.replies]
         arrays, metrics = super().finish()
-        parts = [part for part in said if isinstance(part, PrototypeWeights)]
+        parts = [part for part in self.counted if isinstance(part, PrototypeWeights)]
         drift = self._average(parts) if arrays is not None else math.nan
         return arrays, {**metrics, DRIFT: drift}
 

@@ -3,55 +3,55 @@
     party    trains a network from weights of its own, sends it and its class counts
     server   finds units that the parties' neurons are likely copies of, layer by layer
 
-The arithmetic is in `matching`.
-
-Neurons of several perceptrons matched under a Beta-Bernoulli process: PFNM's arithmetic.
-
-A neuron is a vector v: its bias, its outgoing weights, and in the first layer its incoming
-ones. Units of the global network are drawn from N(0, sigma0), each party has some of them,
-more likely those that other parties have as well, and sees each of them as v ~ N(unit, sigma).
-Units of a layer are found party by party: with those of all others held fixed, which units a
-party's neurons are is a linear assignment (Proposition 2 of the paper).
+Neurons are matched under a Beta-Bernoulli process. A neuron is a vector v: its bias, its
+outgoing weights, and in the first layer its incoming ones. Units of the global network are
+drawn from N(0, sigma0), each party has some of them, more likely those that other parties have
+as well, and sees each of them as v ~ N(unit, sigma). Units of a layer are found party by party:
+with those of all others held fixed, which units a party's neurons are is a linear assignment
+(Proposition 2 of the paper).
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, TypeAlias, Unpack
+from typing import ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import scipy
 from flwr.app import ArrayRecord, ConfigRecord
 
-from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
-from fl_strategies.errors import InvalidParameter, UnsupportedLearner, require
-from fl_strategies.learners import (
-    DenseLayer,
-    DenseLearner,
-    Learner,
-    LearnerFactory,
-    StartingLearner,
-)
-from fl_strategies.options import option
-from fl_strategies.party.party import Party
-from fl_strategies.party.role import PartyState, read_round, read_seed, receiver_of
-from fl_strategies.server.strategy import FederationOptions
-from fl_strategies.strategies.weights.options import WeightsOptions
-from fl_strategies.strategies.weights.party import (
+from fl_strategies.extend import (
+    Array,
     CountedParty,
+    CountedStrategy,
     CountedWeights,
+    FloatArray,
+    IntArray,
+    InvalidParameter,
+    Knowledge,
+    Learner,
+    Metrics,
+    Party,
+    PartyState,
+    StartingLearner,
+    UnsupportedLearner,
+    WeightsOptions,
     believed_counts,
-    split_counts,
+    derive_rng,
+    keys,
+    option,
+    read_round,
+    read_seed,
+    require,
 )
+from fl_strategies.learners import DenseLayer, DenseLearner
+from fl_strategies.party.role import receiver_of
 from fl_strategies.strategies.weights.restraint import (
     FEWEST_RESTRAINED,
     MOST_TIMES_DISTANCE,
     Layout,
     layout_of,
 )
-from fl_strategies.strategies.weights.server import FlowerStrategy
-from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import Knowledge, Metrics
 
 Network: TypeAlias = Sequence[DenseLayer]
 
@@ -283,12 +283,17 @@ class PFNMOptions(WeightsOptions):
     common_start: bool = option(False, "parties train from the same random weights")
 
 
-class PFNM(FlowerStrategy):
+@runtime_checkable
+class Perceptron(StartingLearner, DenseLearner, Protocol):
+    """A perceptron whose first weights can be drawn."""
+
+
+class PFNM(CountedStrategy):
     """Neurons matched across parties, as many global units as they need; one round.
 
     Yurochkin, Agarwal, Ghosh, Greenewald, Hoang, Khazaeni: Bayesian Nonparametric Federated
-    Learning of Neural Networks (ICML 2019), Algorithm 1 and its multilayer form: see
-    `pfnm.matching`. The model has the parties' layers, with more units in hidden ones.
+    Learning of Neural Networks (ICML 2019), Algorithm 1 and its multilayer form. The model has
+    the parties' layers, with more units in hidden ones.
 
     Leaves the party
         Once the weights of its network, and its number of records of every class.
@@ -317,43 +322,28 @@ class PFNM(FlowerStrategy):
 
     name: ClassVar[str] = "pfnm"
     options_type = PFNMOptions
-    takes = ("num_classes", "learner_fn", "learner_name", "public", "options")
     options: PFNMOptions
     usual_rounds: ClassVar[int] = 1
     last_round = 1
     model_as_made: ClassVar[bool] = False
     party_learner_needs = final_learner_needs = (StartingLearner, DenseLearner)
 
-    def __init__(
-        self,
-        *,
-        num_classes: int,
-        learner_fn: LearnerFactory,
-        learner_name: str = "learner",
-        public: Array | None = None,
-        options: PFNMOptions | None = None,
-        **federation: Unpack[FederationOptions],
-    ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            learner_fn=learner_fn,
-            learner_name=learner_name,
-            public=public,
-            options=options,
-            **federation,
-        )
-        learner = learner_fn()
-        if not (isinstance(learner, StartingLearner) and isinstance(learner, DenseLearner)):
+    _learner: Perceptron
+
+    def require_learner(self, learner: Learner) -> Perceptron:
+        """Return a perceptron with weights; raise for others, and those too wide to match."""
+        if not isinstance(learner, Perceptron):
             raise UnsupportedLearner(
                 f"PFNM: the learner must be a perceptron (to_layers, from_layers) that can "
                 f"draw its first weights (initialised), got {type(learner).__name__}. Use "
                 f"TorchLearner, or another strategy."
             )
         drawn = learner.initialised(rng=derive_rng(0, "pfnm"))
-        # Names what is no perceptron, or too wide to match, before anybody trains one.
-        _check_widths(drawn.to_layers(), self.num_parties)
-        self._perceptron: DenseLearner = drawn
-        self._layout = layout_of(drawn.to_arrays())
+        widest = max((len(bias) for _, bias in drawn.to_layers()[:-1]), default=0)
+        most = math.isqrt(MOST_GAINS // (self.num_parties + 1))
+        rule = f"of at most {most} units in a hidden layer, with {self.num_parties} parties"
+        require(widest <= most, "PFNM", "learner_fn", rule, widest)
+        return drawn
 
     def warm_start(self, arrays: Mapping[str, Array]) -> None:  # noqa: ARG002
         """Refuse: units are found by the parties' neurons alone."""
@@ -366,28 +356,22 @@ class PFNM(FlowerStrategy):
         """Let the parties draw their first weights."""
         return True
 
-    def check(self, knowledge: Knowledge) -> CountedWeights:
-        """Check one party's weights, and that its counts agree with them."""
-        weights, counts = split_counts(knowledge, self.num_classes)
-        return CountedWeights.of(super().check(weights), counts)
-
     def _model_layout(self) -> Layout:
-        return self._layout
+        return layout_of(self._learner.to_arrays())
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Match the parties' neurons."""
-        said = [reply.knowledge for reply in self.replies]
-        parts = [part for part in said if isinstance(part, CountedWeights)]
+        parts = self.counted
         networks, changed = [self._network(part) for part in parts], 0
         if self.options.restrain:
             networks, changed = as_large_as_most(networks)
         layers = self._match(networks, parts)
-        model = self._perceptron.from_layers(layers)
         num_units = sum(len(bias) for _, bias in layers[:-1])
-        return self.keep_model(model), {NUM_UNITS: num_units, keys.NUM_CAPPED: changed}
+        model = self.keep_model(self._learner.from_layers(layers))
+        return model, {NUM_UNITS: num_units, keys.NUM_CAPPED: changed}
 
     def _network(self, part: CountedWeights) -> Network:
-        layers = self._perceptron.from_arrays(part.arrays).to_layers()
+        layers = self._learner.from_arrays(part.arrays).to_layers()
         return [(w.astype(np.float64), b.astype(np.float64)) for w, b in layers]
 
     def _match(
@@ -401,14 +385,6 @@ class PFNM(FlowerStrategy):
             num_sweeps=options.num_sweeps,
             rng=derive_rng(self.seed, "pfnm", "sweeps"),
         )
-
-
-def _check_widths(layers: Sequence[DenseLayer], num_parties: int) -> None:
-    """Raise `InvalidParameter` for hidden layers that no server could match."""
-    widest = max((len(bias) for _, bias in layers[:-1]), default=0)
-    most = math.isqrt(MOST_GAINS // (num_parties + 1))
-    rule = f"of at most {most} units in a hidden layer, with {num_parties} parties"
-    require(widest <= most, "PFNM", "learner_fn", rule, widest)
 
 
 def as_large_as_most(networks: Sequence[Network]) -> tuple[list[Network], int]:

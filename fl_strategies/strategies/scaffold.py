@@ -17,30 +17,36 @@ from typing import ClassVar, Final
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fl_strategies._util import Array
-from fl_strategies.errors import KnowledgeMismatch
-from fl_strategies.learners import (
+from fl_strategies.extend import (
+    Array,
+    ArraysField,
     Correction,
+    FlowerStrategy,
     GuidedLearner,
+    Knowledge,
+    KnowledgeMismatch,
     Learner,
+    LocalWeights,
+    Metrics,
     Objective,
+    Party,
+    PartyState,
     StartingLearner,
+    WeightsOptions,
+    WeightsParty,
+    WeightsState,
+    option,
     require_guided,
 )
-from fl_strategies.options import option
-from fl_strategies.party.party import Party
-from fl_strategies.party.role import ArraysField, PartyState
-from fl_strategies.strategies.weights.options import MODEL, WeightsOptions
-from fl_strategies.strategies.weights.party import WeightsParty, require_starting
+from fl_strategies.strategies.weights.options import MODEL
+from fl_strategies.strategies.weights.party import require_starting
 from fl_strategies.strategies.weights.restraint import (
     LARGEST_WEIGHT,
-    LocalWeights,
     check_sizes,
     layout_of,
     restrained,
 )
-from fl_strategies.strategies.weights.server import FlowerStrategy, WeightsState
-from fl_strategies.wire.knowledge import Knowledge, Metrics, join_arrays, part_arrays
+from fl_strategies.wire.knowledge import join_arrays, part_arrays
 
 Arrays = Mapping[str, Array]
 LARGEST_CONTROL: Final = LARGEST_WEIGHT / 4
@@ -178,26 +184,17 @@ class Scaffold(FlowerStrategy):
     options: ScaffoldOptions
     state: ScaffoldState
 
-    _lesson: Knowledge | None = None
-
     def require_learner(self, learner: Learner) -> StartingLearner:
         """Return the learner if it takes corrections, and first weights can be drawn."""
         require_guided("Scaffold", learner)
         return require_starting("Scaffold", learner)
 
-    def begin_round(self) -> bool:
-        """Put model and control variate into one message."""
-        super().begin_round()
+    def lesson(self) -> Knowledge:
+        """Return the present model with the server's control variate."""
         model = self._present_model()
         if not self.state.control:
             self.state.control = {n: np.zeros_like(a) for n, a in numbers_of(model).items()}
-        both = join_arrays([model, self.state.control])
-        self._lesson = Knowledge(MODEL, both, self._model_meta)
-        return True
-
-    def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
-        """Return the present model with the server's control variate."""
-        return self._lesson
+        return Knowledge(MODEL, join_arrays([model, self.state.control]), self._model_meta)
 
     def check(self, knowledge: Knowledge) -> ControlledWeights:
         """Check one party's weights, and the change of its control variate."""

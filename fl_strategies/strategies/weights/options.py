@@ -1,12 +1,11 @@
 """Options of strategies that average weights, also of those that are Flower's own."""
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
 from functools import cache
 from typing import Any, ClassVar, Final
 
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fl_strategies.learners import plan_of
 from fl_strategies.options import Options, option
@@ -104,8 +103,6 @@ def release_plan(
 
 def settings_of(kind: type[Strategy]) -> dict[str, Any]:
     """Return the plain settings of one of Flower's strategies, beyond those of its FedAvg."""
-    from flwr.serverapp.strategy import FedAvg
-
     common = inspect.signature(FedAvg.__init__).parameters
     own = inspect.signature(kind.__init__).parameters
     return {
@@ -137,15 +134,14 @@ def options_for(kind: type[Strategy]) -> type[WeightsOptions]:
         f"{kind.__name__}Options",
         fields,
         bases=(WeightsOptions,),
-        namespace={"owner": kind.__name__, "__reduce__": _reduce(kind)},
+        # Other processes make the class anew, since no module has it by name.
+        namespace={
+            "owner": kind.__name__,
+            "__reduce__": lambda options: (_rebuilt, (kind, options.to_config())),
+        },
         frozen=True,
         kw_only=True,
     )
-
-
-def _reduce(kind: type[Strategy]) -> Callable[[WeightsOptions], tuple[Any, ...]]:
-    """Return how other processes get options, whose class no module has by name."""
-    return lambda options: (_rebuilt, (kind, options.to_config()))
 
 
 def _rebuilt(kind: type[Strategy], config: dict[str, Any]) -> WeightsOptions:

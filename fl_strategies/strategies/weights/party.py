@@ -1,8 +1,7 @@
 """The party side of weight averaging; see `fl_strategies.strategies.weights`."""
 
-import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -55,10 +54,10 @@ MOST_MU: Final = 1e6
 
 
 class WeightsParty(PartyRole):
-    """The party's role: train the model that came on the own records, and send it.
+    """The party's role: train the received model on the own records, and send it.
 
-    A message of one of Flower's own strategies, on a server that knows nothing of this
-    package, names neither task nor learner; it is answered with this party's own.
+    A message of one of Flower's own strategies, on a server without this package, names
+    neither task nor learner; it is answered with this party's own.
     """
 
     also_leaves: ClassVar[tuple[str, ...]] = ()
@@ -112,7 +111,9 @@ class WeightsParty(PartyRole):
             require_finite(model)
             return model
 
-        stand_in = functools.partial(_public_model, party)
+        def stand_in() -> ContinuingLearner:
+            return require_averaged(owner, public_model(party, party.learner_fn))
+
         model = trained(train, stand_in, promised=bool(price.training) and not self.also_leaves)
         measured = self.measure(party, model, config, state)
         metrics[keys.LOCAL_FIGURE] = measured[METRICS[party.task]]
@@ -123,7 +124,7 @@ class WeightsParty(PartyRole):
         return model, Knowledge(WEIGHTS, model.to_arrays(), meta), metrics
 
     def weights_of(self, received: Knowledge) -> Mapping[str, Array]:
-        """Return the model among what came."""
+        """Return the model among what was received."""
         return received.arrays
 
     def objective(
@@ -161,10 +162,6 @@ def _check_problem(party: Party, config: ConfigRecord) -> None:
             f"({party.learner_name!r}), got {str(asked)[:80]!r}. Averages need one kind of "
             f"model at all parties and on the server."
         )
-
-
-def _public_model(party: Party) -> ContinuingLearner:
-    return require_averaged(party.owner, public_model(party, party.learner_fn))
 
 
 def require_averaged(owner: str, learner: Learner) -> ContinuingLearner:
@@ -215,22 +212,20 @@ class CountedWeights(LocalWeights):
     @classmethod
     def of(cls, weights: LocalWeights, counts: IntArray) -> "CountedWeights":
         """Return checked weights with their counts."""
-        known = {each.name: getattr(weights, each.name) for each in fields(weights)}
-        return cls(**known, counts=counts)
+        return cls(weights.arrays, weights.num_records, weights.charges, counts)
 
 
 def split_counts(knowledge: Knowledge, num_classes: int) -> tuple[Knowledge, IntArray]:
     """Return the weights alone, and the counts; raise `KnowledgeMismatch` for others."""
     arrays = dict(knowledge.arrays)
     counts = arrays.pop(CLASS_COUNTS, np.empty(0))
-    rule = f"int64 of shape {(num_classes,)}"
-    found = f"{counts.dtype} of shape {counts.shape}"
+    rule, found = f"int64 of shape {(num_classes,)}", f"{counts.dtype} of shape {counts.shape}"
     require_known(found == rule, "Reply", CLASS_COUNTS, rule, found)
     # Bounded first: a sum of large numbers could overflow.
     total = int(counts.sum()) if ((counts >= 0) & (counts <= MAX_RECORDS)).all() else -1
-    said = knowledge.meta.get(keys.NUM_EXAMPLES)
     rule = "numbers from 0 that add up to the number of records"
-    require_known(total == said, "Reply", CLASS_COUNTS, rule, "others")
+    fits = total == knowledge.meta.get(keys.NUM_EXAMPLES)
+    require_known(fits, "Reply", CLASS_COUNTS, rule, "others")
     return replace(knowledge, arrays=arrays), counts
 
 

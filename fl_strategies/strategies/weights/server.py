@@ -47,7 +47,11 @@ from fl_strategies.strategies.weights.options import (
     options_for,
     release_plan,
 )
-from fl_strategies.strategies.weights.party import require_averaged
+from fl_strategies.strategies.weights.party import (
+    CountedWeights,
+    require_averaged,
+    split_counts,
+)
 from fl_strategies.strategies.weights.restraint import (
     Layout,
     LocalWeights,
@@ -100,7 +104,7 @@ class PresentNodes(Grid):
 
     @property
     def run(self) -> Any:
-        """Not there."""
+        """Unavailable."""
         return self._unused()
 
 
@@ -174,23 +178,6 @@ def _to_plain(value: object) -> object:
 
 def _from_plain(value: object) -> object:
     return encode_arrays(value.arrays) if isinstance(value, KeptArrays) else value
-
-
-def weight_key(flower: Strategy) -> str:
-    """Return the metric by which Flower's class weighs replies."""
-    found = [getattr(part, "weighted_by_key", None) for part in layers(flower)]
-    return next((name for name in found if name), "num-examples")
-
-
-def config_of(messages: Sequence[Message]) -> dict[str, Any]:
-    """Return what Flower's class wants parties to know, the same for all of them."""
-    records = [
-        record
-        for message in messages[:1]
-        for record in message.content.values()
-        if isinstance(record, ConfigRecord)
-    ]
-    return dict(records[0]) if records else {}
 
 
 W = TypeVar("W", bound=LocalWeights)
@@ -305,19 +292,19 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         owner = type(self).__name__
         check_task(owner, task, num_classes)
         check_factories(owner, learner_fn, num_classes)
-        self.require_learner(learner_fn())
+        self._learner = self.require_learner(learner_fn())
         rows = None if public is None else public_array(owner, public)
         self.public_hash = None if rows is None else content_hash(rows)
         self.num_classes, self.task = num_classes, task
         self.options = options or self.options_type()
-        self.learner_fn = learner_fn
-        self.model_name = learner_name
+        self.learner_fn, self.model_name = learner_fn, learner_name
         self.initial_hash = ""
         self.state: WeightsState = self.state_type(ledger=self.new_ledger(self.plan))
         self._flower = flower or make_flower(self.flower_type, self.options)
         check_inner(owner, self._flower, is_kept=self.run.is_kept)
         self.flower_settings = {"class": type(self._flower).__name__, **remember(self._flower)}
         self._asked: dict[str, Scalar] = {}
+        self._lesson: Knowledge | None = None
 
     def require_learner(self, learner: Learner) -> ContinuingLearner:
         """Return the learner if this strategy can use it; say what to do if it cannot."""
@@ -339,7 +326,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
 
     def warm_start(self, arrays: Mapping[str, Array]) -> None:
         """Begin with these weights instead of random ones."""
-        model = self._rebuild(arrays)
+        model = self._learner.from_arrays(arrays)
         self.initial_hash = content_hash(np.concatenate([a.ravel() for a in arrays.values()]))
         if self.state.delivery is None:
             self.state.delivery = Knowledge(MODEL, model.to_arrays(), self._model_meta)
@@ -364,21 +351,26 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         """Draw the first weights, or give Flower's class back what it kept."""
         if self.state.flower:
             recall(self._flower, self.state.flower)
-        learner = self.learner_fn()
-        if self.state.delivery is None and isinstance(learner, StartingLearner):
-            drawn = learner.initialised(rng=derive_rng(self.seed, "weights", "initial"))
+        if self.state.delivery is None and isinstance(self._learner, StartingLearner):
+            drawn = self._learner.initialised(rng=derive_rng(self.seed, "weights", "initial"))
             self.state.delivery = Knowledge(MODEL, drawn.to_arrays(), self._model_meta)
+        self._lesson = self.lesson()
         return True
+
+    def lesson(self) -> Knowledge | None:
+        """Return what all parties get this round: the present model, if there is one."""
+        return self.state.delivery
 
     def nodes_for_round(self, nodes: list[int]) -> list[int]:
         """Let Flower's class say what parties are told, and which of them to ask."""
         present = PresentNodes(type(self).__name__, nodes)
-        messages = list(
-            self._flower.configure_train(
-                self.round_ + 1, encode_arrays(self._present_model()), ConfigRecord(), present
-            )
-        )
-        self._asked = config_of(messages)
+        model = encode_arrays(self._present_model())
+        messages = [
+            *self._flower.configure_train(self.round_ + 1, model, ConfigRecord(), present)
+        ]
+        configs = messages[0].content.config_records.values() if messages else ()
+        said: Any = next(iter(configs), {})
+        self._asked = dict(said)
         chosen = {message.metadata.dst_node_id for message in messages}
         return [node for node in nodes if node in chosen]
 
@@ -386,17 +378,14 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         return self.state.delivery.arrays if self.state.delivery is not None else {}
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
-        """Return the present model; nothing before there is one."""
-        return self.state.delivery
+        """Return the round's lesson, which is encoded once for all nodes."""
+        return self._lesson
 
     def check(self, knowledge: Knowledge) -> LocalWeights:
         """Check one party's weights by the server's own learner."""
         weights = read_weights(knowledge)
-        self._rebuild(weights.arrays)
+        self._learner.from_arrays(weights.arrays)
         return weights
-
-    def _rebuild(self, arrays: Mapping[str, Array]) -> ContinuingLearner:
-        return self.require_learner(self.learner_fn()).from_arrays(arrays)
 
     def exclude(self, replies: Sequence[PartyReply[LocalWeights]]) -> Mapping[int, str]:
         """Return nodes whose weights cannot be averaged with the others'."""
@@ -420,7 +409,7 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         model_before = self._present_model() or weights[0].arrays
         try:
             arrays = self._aggregate([r.node_id for r in replies], weights, model_before)
-            model = self._rebuild(arrays)
+            model = self._learner.from_arrays(arrays)
         except Exception as error:  # Flower's class, and a user's own, may raise anything
             self.fail(f"{type(self._flower).__name__} made no model of the weights: {error}")
             return None, capped
@@ -444,23 +433,66 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
     ) -> dict[str, Array]:
         """Return what Flower's class makes of weights that have a model's layout."""
         requests = {message.metadata.dst_node_id: message for message in self._sent}
-        replies = [
-            self._as_flower_has_it(requests[node], part, model)
-            for node, part in zip(nodes, weights, strict=True)
-        ]
+        found = [getattr(part, "weighted_by_key", None) for part in layers(self._flower)]
+        weight_key, replies = next(filter(None, found), "num-examples"), []
+        for node, part in zip(nodes, weights, strict=True):
+            # In the model's order: some of Flower's classes pair arrays by their positions.
+            arrays = encode_arrays({name: part.arrays[name] for name in model})
+            weight = MetricRecord({weight_key: part.num_records})
+            content = RecordDict({keys.ARRAYS: arrays, keys.METRICS: weight})
+            replies.append(Message(content, reply_to=requests[node]))
         made, _ = self._flower.aggregate_train(self.round_, replies)
         if made is None:
             raise KnowledgeMismatch("it needs more replies, or other ones")
         return as_layout(decode_arrays(made, _WITHOUT_LIMIT), model)
 
-    def _as_flower_has_it(
-        self, request: Message, part: LocalWeights, model: Mapping[str, Array]
-    ) -> Message:
-        # In the model's order: some of Flower's classes pair arrays by their positions.
-        arrays = encode_arrays({name: part.arrays[name] for name in model})
-        weight = MetricRecord({weight_key(self._flower): part.num_records})
-        content = RecordDict({keys.ARRAYS: arrays, keys.METRICS: weight})
-        return Message(content, reply_to=request)
+
+class CountedStrategy(FlowerStrategy):
+    """Base of strategies whose parties also send class counts: records have one label each.
+
+    Parameters
+    ----------
+    num_classes, learner_fn, learner_name, public, options, **federation
+        See `FlowerStrategy`, whose class is Flower's FedAvg here.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = (
+        "num_classes",
+        "learner_fn",
+        "learner_name",
+        "public",
+        "options",
+    )
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        learner_fn: LearnerFactory,
+        learner_name: str = "learner",
+        public: Array | None = None,
+        options: WeightsOptions | None = None,
+        **federation: Unpack[FederationOptions],
+    ) -> None:
+        super().__init__(
+            num_classes=num_classes,
+            learner_fn=learner_fn,
+            learner_name=learner_name,
+            public=public,
+            options=options,
+            **federation,
+        )
+
+    def check(self, knowledge: Knowledge) -> CountedWeights:
+        """Check one party's weights, and that its counts agree with them."""
+        weights, counts = split_counts(knowledge, self.num_classes)
+        return CountedWeights.of(super().check(weights), counts)
+
+    @property
+    def counted(self) -> list[CountedWeights]:
+        """The weights and counts of this round, party by party."""
+        said = [reply.knowledge for reply in self.replies]
+        return [part for part in said if isinstance(part, CountedWeights)]
 
 
 class FedAvg(FlowerStrategy):
