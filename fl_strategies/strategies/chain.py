@@ -1,11 +1,11 @@
 """Chains: the final model of one strategy starts another, in one run with one ledger.
 
-    rounds of the first link     as ever, for example one round of FedKT
+    rounds of the first link     unchanged, for example one round of FedKT
     then                         its final model becomes the next link's first weights
-    rounds of the next link      as ever, for example twenty rounds of FedProx
+    rounds of the next link      unchanged, for example twenty rounds of FedProx
 
-There is one ledger, in which the releases of all links are composed, one numbering of
-rounds, one checkpoint, and one list of who is which party.
+There is one ledger, which composes the releases of all links, one numbering of rounds, one
+checkpoint, and one list of which node is which party.
 """
 
 import json
@@ -36,6 +36,11 @@ Link = KnowledgeStrategy[Any]
 
 _OWNER: Final = "chain"
 _WEAKEST_FIRST: Final = (AUDIENCES["L0"], AUDIENCES["L1"])
+_PRICES: Final = {
+    "party": (keys.EPSILON_PARTY, keys.DELTA_PARTY),
+    "example": (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
+}
+"""Metrics of a ledger's price, per unit."""
 
 
 def chain(
@@ -100,7 +105,7 @@ def _require_model(link: Link) -> None:
 
 @dataclass(kw_only=True)
 class ChainState(State):
-    """Also which link it is at, the model that was handed to it, and all links' states."""
+    """Also the number of the running link, the model handed to it, and all links' states."""
 
     number: int = 0
     handed: dict[str, Array] = field(default_factory=dict)
@@ -132,7 +137,7 @@ class Chain(KnowledgeStrategy[Any]):
     ----------
     links : tuple of KnowledgeStrategy
     link : KnowledgeStrategy
-        The one whose turn it is; after a run the last.
+        The one that is running; after a run the last.
     ledger_ : PrivacyLedger
         All links' releases together. Where links know what each party has spent, it is that
         of the party that has spent most in all links.
@@ -198,7 +203,7 @@ class Chain(KnowledgeStrategy[Any]):
 
     @property
     def link(self) -> Link:
-        """The link whose turn it is."""
+        """The link that is running."""
         return self.links[self.state.number]
 
     def start(
@@ -239,7 +244,7 @@ class Chain(KnowledgeStrategy[Any]):
         config: ConfigRecord,
         grid: Grid,
     ) -> list[Message]:
-        """Let the link whose turn it is ask the parties."""
+        """Let the running link ask the parties."""
         self._callbacks.begin(self.round_)
         self._hand_over()
         sent = self.link.ask_parties(self.link.round_ + 1, arrays, config, grid)
@@ -271,13 +276,9 @@ class Chain(KnowledgeStrategy[Any]):
         return made, metrics
 
     def _tell_cost(self, metrics: MetricRecord) -> None:
-        """Let the figures of a round be about all links, not only the present one."""
+        """Make the price in a round's metrics that of all links, not only the present one."""
         total = self.ledger_
-        names = [
-            (keys.EPSILON_PARTY, keys.DELTA_PARTY),
-            (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
-        ]
-        epsilon, delta = names[total.unit == "example"]
+        epsilon, delta = _PRICES[total.unit]
         told = metrics.get(epsilon, 0.0)
         metrics[epsilon] = max(total.get_epsilon(), told if isinstance(told, float) else 0.0)
         metrics[delta] = total.delta

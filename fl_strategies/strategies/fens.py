@@ -10,15 +10,13 @@ One-Shot Federated Learning (NeurIPS 2024).
               server   averages the aggregators
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, Literal, TypeAlias, Unpack
+from typing import Any, ClassVar, Final, Literal, TypeAlias, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 
-from fl_strategies._util import Array, IntArray, content_hash, derive_rng
 from fl_strategies.aggregation.ensembles import (
     MeanEnsemble,
     StackedEnsemble,
@@ -27,33 +25,45 @@ from fl_strategies.aggregation.ensembles import (
     learned,
     read_weights,
 )
-from fl_strategies.errors import KnowledgeMismatch, RequestRefused, require
-from fl_strategies.learners import (
+from fl_strategies.errors import RequestRefused
+from fl_strategies.extend import (
+    Array,
+    FederationOptions,
+    IntArray,
+    Knowledge,
+    KnowledgeField,
+    KnowledgeMismatch,
     Learner,
     LearnerFactory,
-    PortableLearner,
-    Task,
-    plan_of,
-    require_portable,
-)
-from fl_strategies.options import Options, option
-from fl_strategies.party.party import Party
-from fl_strategies.party.role import (
-    KnowledgeField,
+    LocalWeights,
+    Metrics,
+    Options,
+    Party,
+    PartyReply,
     PartyRole,
     PartyState,
+    PortableLearner,
+    ReleasePlan,
+    Scalar,
+    Task,
+    content_hash,
+    derive_rng,
     facts_of,
-    ledger_to_text,
+    keys,
+    plan_of,
     read_round,
     read_seed,
     receive_model,
+    require,
     require_finite,
+    require_known,
     require_plan,
+    require_portable,
     trained,
 )
-from fl_strategies.release import ReleasePlan
-from fl_strategies.server.replies import PartyReply, read_ledger
-from fl_strategies.server.strategy import FederationOptions
+from fl_strategies.options import option
+from fl_strategies.party.role import ledger_to_text
+from fl_strategies.server.replies import read_ledger
 from fl_strategies.strategies.codistill.options import (
     MODEL,
     MODELS,
@@ -69,25 +79,21 @@ from fl_strategies.strategies.codistill.party import (
     portable_stand_in,
 )
 from fl_strategies.strategies.codistill.server import AgentModel, ModelRelay, RelayState
-from fl_strategies.strategies.weights.restraint import (
-    LocalWeights,
-    read_num_records,
-    restrained,
-)
-from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import (
-    MAX_REPLY_BYTES,
-    Knowledge,
-    Metrics,
-    Scalar,
-    config_choice,
-)
+from fl_strategies.strategies.weights.restraint import read_num_records, restrained
+from fl_strategies.wire.knowledge import MAX_REPLY_BYTES, config_choice
 
 Aggregator: TypeAlias = Literal["linear", "network", "mean"]
 
 # A server cannot make a party train without end, or something of any size.
 MAX_EPOCHS: Final = 10_000
 MAX_HIDDEN: Final = 4096
+AGGREGATOR: Final = "aggregator"
+STAGE: Final = "stage"
+STAGES: Final = (MODEL, AGGREGATOR)
+COMMITTEE: Final = "committee"
+MOST_SCORES: Final = 2**27
+"""Most scores of all models on a party's rows: 1 GiB."""
+UNPROTECTED_WEIGHTS: Final = "weights of an aggregator left that were trained without noise"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,15 +140,6 @@ class FENSOptions(Options):
         return self.num_hidden if self.aggregator == "network" else 0
 
 
-AGGREGATOR: Final = "aggregator"
-STAGE: Final = "stage"
-STAGES: Final = (MODEL, AGGREGATOR)
-COMMITTEE: Final = "committee"
-MOST_SCORES: Final = 2**27
-"""Most that all models together may say about a party's rows: 1 GiB."""
-UNPROTECTED_WEIGHTS: Final = "weights of an aggregator left that were trained without noise"
-
-
 class FENSPartyState(PartyState):
     """What a party keeps."""
 
@@ -153,7 +150,7 @@ class FENSPartyState(PartyState):
 class FENSParty(PartyRole):
     """The party's role: send a model once, then train the aggregator of all models.
 
-    A model that cannot be rebuilt here is counted in ``num-models-refused``; it says nothing.
+    A model that cannot be rebuilt here is counted in ``num-models-refused``; it scores 0.
     """
 
     def plan(self, party: Party, config: ConfigRecord) -> ReleasePlan:
@@ -165,10 +162,9 @@ class FENSParty(PartyRole):
                 facts,
                 training=lambda: plan_of(party.learner_fn(), len(_own_rows(party, config))),
             )
-        unprotected = functools.partial(Unreadable, party.num_classes)
         return release_plan(
             "fens",
-            replace(facts, trainer=unprotected),
+            replace(facts, trainer=lambda: Unreadable(party.num_classes)),
             reason=UNPROTECTED_WEIGHTS,
             epochs=options.aggregator_epochs,
         )
@@ -178,10 +174,55 @@ class FENSParty(PartyRole):
     ) -> tuple[Knowledge, Metrics]:
         """Return the party's model, or the aggregator after training."""
         check_problem(party, config)
-        stage = config_choice(config, STAGE, STAGES)
-        if stage == MODEL:
-            return _train_model(party, self.plan(party, config), config, state)
-        return _train_aggregator(party, received, self.plan(party, config), config, state)
+        if config_choice(config, STAGE, STAGES) == MODEL:
+            return self._train_model(party, config, state)
+        return self._train_aggregator(party, received, config, state)
+
+    def _train_model(
+        self, party: Party, config: ConfigRecord, state: PartyState
+    ) -> tuple[Knowledge, Metrics]:
+        rows, learner = _own_rows(party, config), new_portable(party)
+        price, ledger, metrics = charge_model(party, self.plan(party, config), state)
+        rng = party.rng(read_seed(config), "fens")
+
+        def train() -> PortableLearner:
+            model = require_portable(learner.fit(party.x[rows], party.y[rows], rng=rng))
+            require_plan(model, price.training)
+            require_finite(model)
+            return model
+
+        promised = bool(price.training)
+        model = trained(train, lambda: portable_stand_in(party), promised=promised)
+        meta = {keys.PRIVACY_EVENTS: ledger_to_text(ledger)}
+        metrics = {keys.NUM_MODELS_REFUSED: 0, **metrics}
+        return Knowledge(MODEL, model.to_arrays(), meta), metrics
+
+    def _train_aggregator(
+        self, party: Party, received: Knowledge | None, config: ConfigRecord, state: PartyState
+    ) -> tuple[Knowledge, Metrics]:
+        if received is None:
+            raise KnowledgeMismatch(f"Server: an {AGGREGATOR} must be sent, got none.")
+        ensemble, refused = _ensemble(party, received, config, state)
+        if not isinstance(ensemble, StackedEnsemble):
+            raise KnowledgeMismatch(
+                f"Server: the {AGGREGATOR} must be one that learns, got mean."
+            )
+        _, ledger, metrics = charge_model(party, self.plan(party, config), state)
+        options, rows = FENSOptions.received(config), held_back(party, config)
+        weights = learned(
+            ensemble.weights,
+            ensemble.evidence(party.x[rows]),
+            party.y[rows],
+            rng=party.rng(read_seed(config), "aggregator", read_round(config)),
+            epochs=options.aggregator_epochs,
+            rate=options.aggregator_rate,
+        )
+        meta: dict[str, Scalar] = {
+            keys.PRIVACY_EVENTS: ledger_to_text(ledger),
+            keys.NUM_EXAMPLES: len(rows),
+        }
+        metrics = {keys.NUM_MODELS_REFUSED: refused, **metrics}
+        return Knowledge(AGGREGATOR, weights, meta), metrics
 
     def evaluate(
         self, party: Party, received: Knowledge, config: ConfigRecord, state: PartyState
@@ -208,54 +249,6 @@ def _own_rows(party: Party, config: ConfigRecord) -> IntArray:
     return rows if len(rows) else np.arange(len(party.y))
 
 
-def _train_model(
-    party: Party, plan: ReleasePlan, config: ConfigRecord, state: PartyState
-) -> tuple[Knowledge, Metrics]:
-    rows, learner = _own_rows(party, config), new_portable(party)
-    price, ledger, metrics = charge_model(party, plan, state)
-    rng = party.rng(read_seed(config), "fens")
-
-    def train() -> PortableLearner:
-        model = require_portable(learner.fit(party.x[rows], party.y[rows], rng=rng))
-        require_plan(model, price.training)
-        require_finite(model)
-        return model
-
-    stand_in = functools.partial(portable_stand_in, party)
-    model = trained(train, stand_in, promised=bool(price.training))
-    meta = {keys.PRIVACY_EVENTS: ledger_to_text(ledger)}
-    return Knowledge(MODEL, model.to_arrays(), meta), {keys.NUM_MODELS_REFUSED: 0, **metrics}
-
-
-def _train_aggregator(
-    party: Party,
-    received: Knowledge | None,
-    plan: ReleasePlan,
-    config: ConfigRecord,
-    state: PartyState,
-) -> tuple[Knowledge, Metrics]:
-    if received is None:
-        raise KnowledgeMismatch(f"Server: an {AGGREGATOR} must be sent, got none.")
-    ensemble, refused = _ensemble(party, received, config, state)
-    if not isinstance(ensemble, StackedEnsemble):
-        raise KnowledgeMismatch(f"Server: the {AGGREGATOR} must be one that learns, got mean.")
-    _, ledger, metrics = charge_model(party, plan, state)
-    options, rows = FENSOptions.received(config), held_back(party, config)
-    weights = learned(
-        ensemble.weights,
-        ensemble.evidence(party.x[rows]),
-        party.y[rows],
-        rng=party.rng(read_seed(config), "aggregator", read_round(config)),
-        epochs=options.aggregator_epochs,
-        rate=options.aggregator_rate,
-    )
-    meta: dict[str, Scalar] = {
-        keys.PRIVACY_EVENTS: ledger_to_text(ledger),
-        keys.NUM_EXAMPLES: len(rows),
-    }
-    return Knowledge(AGGREGATOR, weights, meta), {keys.NUM_MODELS_REFUSED: refused, **metrics}
-
-
 def _ensemble(
     party: Party, received: Knowledge, config: ConfigRecord, state: PartyState
 ) -> tuple[Learner, int]:
@@ -263,8 +256,7 @@ def _ensemble(
     kept = FENSPartyState(state.records)
     *models, aggregator = part_models(received)
     if models:
-        named = {COMMITTEE: str(received.meta.get(COMMITTEE))}
-        kept.models = join_models(models, **named)
+        kept.models = join_models(models, **{COMMITTEE: str(received.meta.get(COMMITTEE))})
     known = kept.models
     if known is None or known.meta.get(COMMITTEE) != received.meta.get(COMMITTEE):
         raise KnowledgeMismatch(
@@ -279,11 +271,8 @@ def _ensemble(
         except Exception:  # a hostile model may make a learner raise anything
             members.append(Unreadable(party.num_classes))
             refused += 1
-    if refused == len(members):
-        raise KnowledgeMismatch(
-            f"{party.owner}: a model must be one that this party can read, got none of "
-            f"{refused}."
-        )
+    rule = "one that this party can read"
+    require_known(refused < len(parts), party.owner, "a model", rule, f"none of {refused}")
     options, num_classes = FENSOptions.received(config), party.num_classes
     if not options.is_trained:
         return MeanEnsemble(members, num_classes=num_classes, task=party.task), refused
@@ -293,7 +282,7 @@ def _ensemble(
 
 
 def _check_work(party: Party, config: ConfigRecord, num_models: int) -> None:
-    """Raise `RequestRefused` for more models than the party lets look at its rows."""
+    """Raise `RequestRefused` for more models than the party lets predict its rows."""
     num_test = 0 if party.x_test is None else len(party.x_test)
     num_rows = max(len(held_back(party, config)), num_test)
     most = min(party.policy.max_predictions, MOST_SCORES // party.num_classes)
@@ -430,28 +419,22 @@ class FENS(ModelRelay):
         refused = sum(reply.metrics.get(keys.NUM_MODELS_REFUSED, 0) for reply in replies)
         metrics = {keys.NUM_MODELS_REFUSED: refused, keys.NUM_CAPPED: 0}
         if self.stage == MODEL:
-            self._found(replies)
+            self._form_committee(replies)
             return None, metrics
-        self.state.delivered |= {reply.node_id for reply in replies}
+        self.confirm_delivery(replies)
         self.state.delivered -= self.rejected_.keys()
         metrics[keys.NUM_CAPPED] = self._average([reply.knowledge.model for reply in replies])
         return None, metrics
 
-    def _found(self, replies: Sequence[PartyReply[AgentModel]]) -> None:
+    def _form_committee(self, replies: Sequence[PartyReply[AgentModel]]) -> None:
         """Make the committee of the models, in the order of their parties."""
         self.state.newest = {reply.partition_id: reply.knowledge.model for reply in replies}
-        hashes = [
-            content_hash(array)
-            for model in self.state.newest.values()
-            for array in model.arrays.values()
-        ]
+        models = self.state.newest.values()
+        hashes = [content_hash(array) for model in models for array in model.arrays.values()]
         self.state.committee = content_hash(np.frombuffer("".join(hashes).encode(), np.uint8))
-        self.state.aggregator = first_weights(
-            len(self.state.newest),
-            self.num_classes,
-            self.options.hidden_units,
-            derive_rng(self.seed, "server", "aggregator"),
-        )
+        rng = derive_rng(self.seed, "server", "aggregator")
+        sizes = len(models), self.num_classes, self.options.hidden_units
+        self.state.aggregator = first_weights(*sizes, rng)
 
     def _average(self, sent: Sequence[Knowledge]) -> int:
         """Make the next aggregator; return how many of those sent count for less."""
@@ -488,6 +471,6 @@ class FENS(ModelRelay):
         """Return the same for nodes whose reply was taken."""
         return None if node_id in self.rejected_ else self.knowledge_for(node_id)
 
-    def confirm_delivery(self, replies: Sequence[PartyReply[None]]) -> None:
+    def confirm_delivery(self, replies: Sequence[PartyReply[Any]]) -> None:
         """Note who has the models."""
         self.state.delivered |= {reply.node_id for reply in replies}
