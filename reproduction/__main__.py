@@ -8,20 +8,13 @@ from pathlib import Path
 from fl_strategies.errors import MissingExtra, StrategyError, require
 from reproduction.calculated import calculate, calculation_names
 from reproduction.page import all_tables, facts, write_page
-from reproduction.plots import draw_rows, draw_table
-from reproduction.table import (
-    PAPER,
-    QUICK,
-    Table,
-    markdown,
-    run_table,
-    write_table,
-)
+from reproduction.plots import draw_rounds, draw_rows
+from reproduction.table import PAPER, QUICK, Table, markdown, run_table, summary_of
 from reproduction.toy import TOY, toy
 from simulations.commands.run import say, say_stopped, seeds_of
 from simulations.config import Settings
 from simulations.results.report import aligned
-from simulations.results.run_folder import require_files
+from simulations.results.run_folder import require_files, write_json
 from simulations.runtime import local
 
 SCALES = (QUICK, PAPER, TOY)
@@ -78,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     every.set_defaults(command=_tables)
     figure = commands.add_parser(
-        "figure", help="draw how good a table's federations are after each round"
+        "figure", help="draw the accuracy of a table's federations after each round"
     )
     figure.add_argument("name", help="file in reproduction/tables, such as fedmd_letters")
     figure.add_argument(
@@ -94,36 +87,39 @@ def _parser() -> argparse.ArgumentParser:
 def _table(options: argparse.Namespace) -> int:
     if options.name in calculation_names():
         return _calculate(options.name)
-    experiments = _load(options.name, options.scale)
+    if options.scale == TOY:
+        table = toy(Table.load(options.name), Path(Settings().output_dir) / STAND_INS)
+    else:
+        table = Table.load(options.name, options.scale)
     if options.seeds:
-        experiments = experiments.but(seeds=seeds_of("table", options.seeds))
-    # Figures of random data must not be taken for others.
+        table = table.but(seeds=seeds_of("table", options.seeds))
+    # Results of random data must not be mistaken for others.
     word = f"_{TOY}" if options.scale == TOY else ""
     kept = options.json or _default_path(f"{options.name}{word}", "json")
     require_files("table", json=kept)
     try:
-        run_table(_chosen(experiments, options.row), local.run_once, kept, _tell)
+        run_table(_chosen(table, options.row), local.run_once, kept, say)
     except KeyboardInterrupt:
         return say_stopped(kept)
-    _tell(markdown(experiments, kept))
-    _write(experiments, kept)
+    print(markdown(table, kept))
+    _write(table, kept)
     return 0
 
 
-def _chosen(experiments: Table, texts: list[str] | None) -> Table:
+def _chosen(table: Table, texts: list[str] | None) -> Table:
     """Return the table with the rows that were asked for; all if none were."""
     if texts is None:
-        return experiments
-    named = {row.name for row in experiments.rows}.intersection(texts)
+        return table
+    named = {row.name for row in table.rows}.intersection(texts)
     parts = set(texts) - named
     rows = [
         row
-        for row in experiments.rows
+        for row in table.rows
         if row.name in named or any(part in row.name for part in parts)
     ]
-    known = ", ".join(repr(row.name) for row in experiments.rows)
+    known = ", ".join(repr(row.name) for row in table.rows)
     require(bool(rows), "table", "row", f"part of one of {known}", texts)
-    return experiments.but(rows=rows)
+    return table.but(rows=rows)
 
 
 def _calculate(name: str) -> int:
@@ -131,61 +127,51 @@ def _calculate(name: str) -> int:
     found, text = calculate(name), _default_path(name, "md")
     require_files("table", text=text)
     text.write_text(found.markdown() + "\n", encoding="utf-8")
-    _tell(found.markdown())
+    print(found.markdown())
     found.draw(text.with_suffix(".png"))
     return 0
 
 
-def _load(name: str, scale: str) -> Table:
-    if scale != TOY:
-        return Table.load(name, scale)
-    return toy(Table.load(name), Path(Settings().output_dir) / STAND_INS)
-
-
-def _write(experiments: Table, kept: Path) -> None:
+def _write(table: Table, kept: Path) -> None:
     """Write text, summary and picture beside the results; the picture needs an extra."""
-    scale = "" if experiments.scale in (QUICK, TOY) else f"_{experiments.scale}"
+    scale = "" if table.scale in (QUICK, TOY) else f"_{table.scale}"
     base = kept.with_name(f"{kept.stem}{scale}")
     text, summary = base.with_suffix(".md"), base.with_name(f"{base.name}_summary.json")
-    write_table(experiments, kept, text, summary)
+    text.write_text(markdown(table, kept) + "\n", encoding="utf-8")
+    write_json(summary_of(table, kept), summary)
     picture = base.with_name(f"{base.name}_rows.png")
     try:
-        draw_rows(experiments, kept, picture)
+        draw_rows(table, kept, picture)
     except MissingExtra as error:
         say(f"No picture: {error}\n")
         return
-    _tell(f"files: {text}, {summary}, {picture}")
+    print(f"files: {text}, {summary}, {picture}")
 
 
 def _tables(options: argparse.Namespace) -> int:
     if options.write:
         write_page(options.write)
-        _tell(f"page: {options.write}")
+        print(f"page: {options.write}")
         return 0
     header = ["table", "scale", "rows", "seeds", "CPU minutes", "measured"]
     found = all_tables()
     cells = [[one.name, *facts(one, options.results)] for one in found]
     sources = ["source", *(one.source for one in found)]
     for line, source in zip(aligned(header, cells).splitlines(), sources, strict=True):
-        _tell(f"{line}  {source}")
+        print(f"{line}  {source}")
     return 0
 
 
 def _figure(options: argparse.Namespace) -> int:
-    experiments = Table.load(options.name)
     target = options.png or _default_path(options.name, "png")
-    draw_table(experiments, options.json or _default_path(options.name, "json"), target)
-    _tell(f"figure: {target}")
+    kept = options.json or _default_path(options.name, "json")
+    draw_rounds(Table.load(options.name), kept, target)
+    print(f"figure: {target}")
     return 0
 
 
 def _default_path(name: str, ending: str) -> Path:
     return Path(Settings().output_dir) / f"{name}.{ending}"
-
-
-def _tell(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -3,25 +3,21 @@
 
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from fl_strategies._util import FloatArray, import_library
+from fl_strategies._util import FloatArray
 from fl_strategies.privacy.bounds.theorems import gaussian_mu, nfdp_theorem
 from reproduction.table import FOLDER
+from simulations.experiments.plots import Line, Panel, draw_panels, save
+from simulations.results.report import markdown_table
 
-Line: TypeAlias = tuple[str, Sequence[float], Sequence[float]]
-"""A name, and places and heights of its points."""
-
-PANEL_INCHES: Final = (4.4, 3.6)
-DOTS_PER_INCH: Final = 150
-
-
-NUM_AGENTS = 2
+NUM_AGENTS: Final = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,17 +94,6 @@ def _ridge(x: FloatArray, targets: FloatArray, penalty: float) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Panel:
-    """Axes of a picture and the lines in them."""
-
-    title: str
-    across: str
-    up: str
-    lines: tuple[Line, ...]
-    log: bool = False
-
-
-@dataclass(frozen=True)
 class Calculated:
     """A table that is computed: its cells, and the same as a picture."""
 
@@ -122,31 +107,14 @@ class Calculated:
 
     def markdown(self) -> str:
         """Return the table for documentation."""
-        lines = [self.header, ("---",) * len(self.header), *self.rows]
-        cells = ["| " + " | ".join(line) + " |" for line in lines]
         caption = (
             f"{self.title} Paper: {self.source}. `python -m reproduction table {self.name}`."
         )
-        return "\n".join([*cells, "", caption])
+        return "\n".join([markdown_table(self.header, self.rows), "", caption])
 
     def draw(self, target: Path) -> None:
-        """Write the picture (PNG); it needs no display."""
-        library = import_library("table", "matplotlib.figure", "figures")
-        width, height = PANEL_INCHES
-        figure = library.Figure(
-            figsize=(width * len(self.panels), height), layout="constrained"
-        )
-        for axes, panel in zip(
-            figure.subplots(1, len(self.panels), squeeze=False).flat, self.panels, strict=True
-        ):
-            for name, across, up in panel.lines:
-                axes.plot(across, up, label=name, marker="." if len(across) < 20 else "")
-            axes.set(title=panel.title, xlabel=panel.across, ylabel=panel.up)
-            axes.set_yscale("log" if panel.log else "linear")
-            axes.grid(alpha=0.3)
-            axes.legend(fontsize="x-small")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(target, format="png", dpi=DOTS_PER_INCH)
+        """Write the picture (PNG)."""
+        save(draw_panels("table", "", self.panels), target)
 
 
 def calculation_names() -> list[str]:
@@ -205,7 +173,8 @@ def _nfdp_budget(told: Mapping[str, Any]) -> Content:
             "number of parties N",
             name,
             tuple(
-                (data, told["parties"], logs[:, place].tolist()) for data, logs in found.items()
+                Line(data, told["parties"], logs[:, place].tolist())
+                for data, logs in found.items()
             ),
         )
         for place, name in enumerate(["log10 ε", "log10 δ", "log10 σ (exact)"])
@@ -231,8 +200,8 @@ def _two_regressions(told: Mapping[str, Any]) -> Content:
             cells = [f"{errors[number - 1]:.4f}" for number in shown]
             rows.append([title, name, *cells, f"{pooled:.4f}"])
         places = range(1, most + 1)
-        lines = [(name, places, errors[:most]) for name, errors in curves.items()]
-        lines.append(("all data in one place", places, [pooled] * most))
+        lines = [Line(name, places, errors[:most]) for name, errors in curves.items()]
+        lines.append(Line("all data in one place", places, [pooled] * most))
         panels.append(Panel(title, "round", "mean squared error", tuple(lines), log=True))
     return header, rows, panels
 
@@ -240,15 +209,15 @@ def _two_regressions(told: Mapping[str, Any]) -> Content:
 def _curves(world: TwoAgents, num_rounds: int) -> dict[str, list[float]]:
     """Return the error of each scheme round by round, the mean of both agents' models."""
     chains = [world.chain(start, num_rounds) for start in range(NUM_AGENTS)]
-    alone = float(np.mean([world.error(chain[0]) for chain in chains]))
+
+    def mean_errors(pairs: Iterable[tuple[FloatArray, ...]]) -> list[float]:
+        return [fmean(map(world.error, pair)) for pair in pairs]
+
+    akd = mean_errors(zip(*chains, strict=True))
     return {
-        "agents alone": [alone] * (num_rounds + 1),
-        "AKD": [
-            float(np.mean([*map(world.error, pair)])) for pair in zip(*chains, strict=True)
-        ],
-        "AvgKD": [
-            float(np.mean([*map(world.error, pair)])) for pair in world.averaged(num_rounds)
-        ],
+        "agents alone": akd[:1] * (num_rounds + 1),
+        "AKD": akd,
+        "AvgKD": mean_errors(world.averaged(num_rounds)),
         "EKD": [world.error(weights) for weights in world.ensemble(num_rounds)],
     }
 

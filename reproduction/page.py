@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import Final
 
 from reproduction.calculated import Calculated, calculate, calculation_names
-from reproduction.table import ALL_CPU, QUICK, Table, markdown, outcomes_of, table_names
+from reproduction.table import (
+    QUICK,
+    Table,
+    cpu_seconds_of,
+    markdown,
+    outcomes_of,
+    table_names,
+)
 from simulations.experiments.engine import Outcome, read_outcomes
+from simulations.results.report import markdown_table
 
 COMMAND: Final = "python -m reproduction tables --write docs/reproduction.md"
 MARK: Final = f"<!-- below made by: {COMMAND} -->"
@@ -85,9 +93,8 @@ def _group(name: str) -> str:
 
 def _overview(tables: list[Table | Calculated], results: Path) -> str:
     header = ["table", "paper", "scale", "rows", "seeds", "CPU minutes", "measured"]
-    lines = [[f"`{one.name}`", one.source, *facts(one, results)] for one in tables]
-    cells = ["| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *lines]]
-    return "\n".join(["## All tables", "", *cells])
+    rows = [[f"`{one.name}`", one.source, *facts(one, results)] for one in tables]
+    return f"## All tables\n\n{markdown_table(header, rows)}"
 
 
 def facts(table: Table | Calculated, results: Path) -> list[str]:
@@ -120,8 +127,7 @@ def _to_show(table: Table, results: Path) -> bool:
 
 def _minutes(table: Table, found: list[Outcome], wanted: int) -> str:
     """Return how long it takes: as measured, if all of it was, or as its file says."""
-    seconds = [one.get(ALL_CPU) or one.get("cpu-seconds") for one in found]
-    known = [second for second in seconds if second is not None]
+    known = [second for second in map(cpu_seconds_of, found) if second is not None]
     if len(known) == wanted:
         return f"{sum(known) / 60:.0f}"
     return UNKNOWN if table.minutes is None else f"{table.minutes:g}"

@@ -1,16 +1,14 @@
-"""Tables of experiments: one file of settings each, run once a row and seed.
+"""Tables of the papers: one file of settings each, run once per row and seed.
 
 A table is a file in `reproduction/tables`: `[settings]` for all rows, and for each row its
 name, its own settings and, where a paper prints one, the published figure. `[scales.quick]`
 and `[scales.paper]` may change seeds and settings, of all rows or, in a row, of that row; a row
 with `scales` is of these only.
-Results are kept in a file of their own as they come, so a stopped table resumes where it was.
 """
 
 import math
-import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +18,19 @@ from typing import Any, Final, Self
 from fl_strategies.errors import require
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value, as_published
-from simulations.experiments.engine import Outcome, Runner, find, outcome_of, read_outcomes
-from simulations.results.report import summarise
-from simulations.results.run_folder import write_json
+from simulations.experiments.engine import (
+    Outcome,
+    Runner,
+    Say,
+    Task,
+    find,
+    found,
+    outcome_of,
+    read_outcomes,
+    run_missing,
+)
+from simulations.results.report import markdown_table, summarise
 from simulations.runtime.local import cpu_seconds
-from simulations.runtime.progress import duration
 
 OWNER: Final = "table"
 FOLDER: Final = Path(__file__).parent / "tables"
@@ -33,7 +39,7 @@ QUICK: Final = "quick"
 PAPER: Final = "paper"
 ALL_CPU: Final = "all-cpu-seconds"
 """Processor time of a run with everything that it is compared with."""
-COLUMNS: Final = {
+COLUMNS: Final[Mapping[str, str]] = {
     "": "federation",
     "solo-": "parties alone",
     "best-solo-": "best party",
@@ -44,8 +50,6 @@ COLUMNS: Final = {
     "majority-": "a constant",
 }
 """Figures of a result, by the prefix of their names."""
-
-
 WORDS: Final[Mapping[str, str]] = {
     "federation": "",
     "alone": "solo-",
@@ -53,7 +57,15 @@ WORDS: Final[Mapping[str, str]] = {
     "PATE": "pate-",
     "public-only": "public-only-",
 }
-"""What a file calls a figure, and the prefix that reports give it."""
+"""Figures of the papers, as files call them, with the prefixes of reports."""
+EPSILONS: Final = {
+    keys.EPSILON_PARTY: "ε of a party",
+    keys.EPSILON_EXAMPLE: "ε of an example",
+}
+SECONDS: Final = "CPU s a run"
+SENT: Final = "MB sent"
+MEGA: Final = 1_000_000
+NOT_MEASURED: Final = "nothing yet"
 
 
 @dataclass(frozen=True)
@@ -98,24 +110,22 @@ class Published:
 
     def __str__(self) -> str:
         """Return all of it in one cell."""
-        parts = [self._told(word) for word in WORDS if WORDS[word] in self.figures]
+        parts = []
+        for word, prefix in WORDS.items():
+            if prefix in self.figures:
+                deviated = "" if prefix or self.deviation is None else f" ± {self.deviation}"
+                parts.append(
+                    f"{word if prefix else ''} {self.figures[prefix]}{deviated}".strip()
+                )
         if self.epsilon is not None:
             parts.append(f"ε {self.epsilon}")
-        if self.note:
-            whole = ", ".join(parts)
-            return f"{whole} ({self.note})" if parts else self.note
-        return ", ".join(parts)
-
-    def _told(self, word: str) -> str:
-        figure = f"{self.figures[WORDS[word]]}"
-        if word != "federation":
-            return f"{word} {figure}"
-        return figure if self.deviation is None else f"{figure} ± {self.deviation}"
+        whole = ", ".join(parts)
+        return f"{whole} ({self.note})" if parts and self.note else whole or self.note
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table; in figures, rows of the same panel share their axes.
+    """One row of a table; in pictures, rows of the same panel share their axes.
 
     The measure of a round is "mean", of the models that a federation delivers, or "local", of
     the models that the parties of FedAvg have trained before these are averaged.
@@ -179,7 +189,7 @@ class Table:
         )
         content = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
         told = content.get("scales", {})
-        scales = (QUICK, *(PAPER for _ in [0] if PAPER in told))
+        scales = (QUICK, PAPER) if PAPER in told else (QUICK,)
         require(
             scale in scales, OWNER, "scale", f"one of {', '.join(scales)} for {name}", scale
         )
@@ -211,7 +221,7 @@ class Table:
 
     @property
     def command(self) -> str:
-        """How it is repeated."""
+        """The command that repeats it."""
         scale = "" if self.scale == QUICK else f" --scale {self.scale}"
         return f"python -m reproduction table {self.name}{scale}"
 
@@ -242,52 +252,37 @@ def _row(told: Mapping[str, Any], common: Mapping[str, Value], own: Any, scale: 
     )
 
 
-def run_table(table: Table, run: Runner, kept: Path, report: Callable[[str], None]) -> None:
-    """Run what is missing, row by row and seed by seed, and keep each result at once.
+def run_table(table: Table, run: Runner, kept: Path, say: Say) -> None:
+    """Run what is missing; see `run_missing`.
 
     A run that another table has kept in the same folder, with the very same settings, is taken.
     """
-    outcomes, start = read_outcomes(kept), time.perf_counter()
-    wanted = [
-        (row, {**row.settings, "seed": seed}) for row in table.rows for seed in table.seeds
+    beside = [kept.with_name(f"{name}.json") for name in table_names()]
+    others = [one for path in beside if path != kept for one in read_outcomes(path)]
+    tasks = [
+        Task(row.name, f"seed {key['seed']}", key, partial(_measure, key, run, others))
+        for row in table.rows
+        for key in keys_of(table, row)
     ]
-    missing = [(row, asked) for row, asked in wanted if not find(outcomes, asked)]
-    others = _kept_beside(kept) if missing else []
-    for number, (row, asked) in enumerate(missing, start=1):
-        if find(outcomes, asked):  # two rows may have the same settings
-            continue
-        outcome = find(others, asked) or _run(asked, run)
-        outcomes = [*outcomes, outcome]
-        write_json({"table": table.name, "outcomes": outcomes}, kept)
-        each = (time.perf_counter() - start) / number
-        left = f"about {duration(each * (len(missing) - number))} left"
-        figure = f"{factor_of(outcome['metric']) * outcome['figures']['']:.1f}"
-        where = f"run {number} of {len(missing)}"
-        report(f"{where}: {row.name}, seed {asked['seed']}: {figure}; {left}")
+    run_missing(tasks, kept, say, heading={"table": table.name}, excluding=())
 
 
-def _run(asked: Mapping[str, Value], run: Runner) -> Outcome:
+def keys_of(table: Table, row: Row) -> list[dict[str, Value]]:
+    """Return the settings under which a row's results are kept, by seed."""
+    return [{**row.settings, "seed": seed} for seed in table.seeds]
+
+
+def _measure(key: Mapping[str, Value], run: Runner, others: Sequence[Outcome]) -> Outcome:
+    if outcome := find(others, key):
+        return outcome
     used = cpu_seconds()
-    outcome = outcome_of(asked, run(Settings.from_run_config(as_published(asked))))
-    outcome[ALL_CPU] = round(cpu_seconds() - used, 1)
-    return outcome
-
-
-def _kept_beside(kept: Path) -> list[Outcome]:
-    """Return the results of all tables in the folder of this one."""
-    paths = [kept.with_name(f"{name}.json") for name in table_names()]
-    return [outcome for path in paths if path != kept for outcome in read_outcomes(path)]
-
-
-def factor_of(metric: str) -> float:
-    """Return what turns a figure into what is shown: shares are percents, errors are not."""
-    return 1.0 if metric == keys.MEAN_SQUARED_ERROR else 100.0
+    outcome = outcome_of(key, run(Settings.from_run_config(as_published(key))))
+    return {**outcome, ALL_CPU: round(cpu_seconds() - used, 1)}
 
 
 def outcomes_of(table: Table, row: Row, outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Return the results of one row, by seed, as far as there are any."""
-    found = [find(outcomes, {**row.settings, "seed": seed}) for seed in table.seeds]
-    return [outcome for outcome in found if outcome is not None]
+    return found(outcomes, keys_of(table, row))
 
 
 def figure_of(row: Row, outcome: Outcome, prefix: str = "") -> float | None:
@@ -299,23 +294,19 @@ def figure_of(row: Row, outcome: Outcome, prefix: str = "") -> float | None:
 
 
 def rounds_of(row: Row, outcome: Outcome) -> list[tuple[int, float | None]]:
-    """Return the number of each round and what was measured in it."""
+    """Return the number and the figure of each round."""
     return [(one["round"], one.get(row.measure)) for one in outcome["rounds"]]
 
 
-EPSILONS: Final = {
-    keys.EPSILON_PARTY: "ε of a party",
-    keys.EPSILON_EXAMPLE: "ε of an example",
-}
-SECONDS: Final = "CPU s a run"
-SENT: Final = "MB sent"
-MEGA: Final = 1_000_000
-NOT_MEASURED: Final = "nothing yet"
+def cpu_seconds_of(outcome: Outcome) -> float | None:
+    """Return the processor time of a run with everything that it is compared with."""
+    seconds: float | None = outcome.get(ALL_CPU) or outcome.get("cpu-seconds")
+    return seconds
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of a row: mean and deviation over seeds, and what the paper prints."""
+    """One figure of a row: mean and deviation over seeds, and the paper's."""
 
     mean: float
     deviation: float
@@ -334,7 +325,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A row and what was measured of it."""
+    """A row and its results over all seeds."""
 
     row: Row
     cells: Mapping[str, Cell]
@@ -355,37 +346,44 @@ class Line:
 
 
 def lines_of(table: Table, outcomes: Sequence[Outcome]) -> list[Line]:
-    """Return every row with what results there are."""
+    """Return every row with its results."""
     return [_line(row, outcomes_of(table, row, outcomes)) for row in table.rows]
 
 
-def _line(row: Row, found: Sequence[Outcome]) -> Line:
-    cells = {prefix: cell for prefix in COLUMNS if (cell := _cell(row, found, prefix))}
+def _line(row: Row, results: Sequence[Outcome]) -> Line:
+    def mean(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return fmean(known) if known else None
+
+    # Without a guarantee an epsilon is null; in old files it is infinite or missing.
     epsilons = {
-        key: max(one[key] for one in found)
+        key: [e for e in (one.get(key) for one in results) if e is not None and e < math.inf]
         for key in EPSILONS
-        if found and all(_is_finite(one.get(key)) for one in found)
     }
-    seconds = [one.get(ALL_CPU) or one.get("cpu-seconds") for one in found]
-    known = [second for second in seconds if second is not None]
-    seeds = tuple(one["settings"]["seed"] for one in found)
-    sent = [one[keys.NUM_BYTES_SENT] / MEGA for one in found if one.get(keys.NUM_BYTES_SENT)]
-    means = (fmean(numbers) if numbers else None for numbers in (known, sent))
-    return Line(row, cells, epsilons, seeds, *means)
+    sent = [one.get(keys.NUM_BYTES_SENT) for one in results]
+    return Line(
+        row=row,
+        cells={prefix: cell for prefix in COLUMNS if (cell := _cell(row, results, prefix))},
+        epsilons={
+            key: max(values)
+            for key, values in epsilons.items()
+            if len(values) == len(results) > 0
+        },
+        seeds=tuple(one["settings"]["seed"] for one in results),
+        cpu_seconds=mean(map(cpu_seconds_of, results)),
+        megabytes=mean(num_bytes / MEGA if num_bytes else None for num_bytes in sent),
+    )
 
 
-def _is_finite(epsilon: float | None) -> bool:
-    return epsilon is not None and math.isfinite(epsilon)
-
-
-def _cell(row: Row, found: Sequence[Outcome], prefix: str) -> Cell | None:
-    figures = [figure_of(row, one, prefix) for one in found]
+def _cell(row: Row, results: Sequence[Outcome], prefix: str) -> Cell | None:
+    figures = [figure_of(row, one, prefix) for one in results]
     known = [figure for figure in figures if figure is not None]
     if not known:
         return None
-    factor = factor_of(found[0]["metric"])
+    factor, decimals = 100, 1
+    if results[0]["metric"] == keys.MEAN_SQUARED_ERROR:
+        factor, decimals = 1, 4
     mean, deviation = summarise(known)
-    decimals = 1 if factor > 1 else 4
     published = row.published.figures.get(prefix)
     return Cell(factor * mean, factor * deviation, decimals, published)
 
@@ -394,56 +392,43 @@ def markdown(table: Table, kept: Path) -> str:
     """Return the table for documentation: mean and deviation over seeds, in percent."""
     outcomes = read_outcomes(kept)
     lines = lines_of(table, outcomes)
-    columns = _columns(lines, table.sizes)
-    header = ["", *columns]
-    rows = [[_name(table, line), *(show(line) for show in columns.values())] for line in lines]
-    cells = ["| " + " | ".join(one) + " |" for one in [header, ["---"] * len(header), *rows]]
-    return "\n".join([*cells, "", _caption(table, outcomes)])
+    columns = {
+        name: [str(line.cells.get(prefix, "")) for line in lines]
+        for prefix, name in COLUMNS.items()
+    }
+    columns |= {
+        name: [_rounded(line.epsilons.get(key), ".3g") for line in lines]
+        for key, name in EPSILONS.items()
+    }
+    columns["paper"] = [str(line.row.published) for line in lines]
+    columns["difference"] = [line.differences for line in lines]
+    if table.sizes:
+        columns[SENT] = [_rounded(line.megabytes, ".3g") for line in lines]
+    columns[SECONDS] = [_rounded(line.cpu_seconds, ".0f") for line in lines]
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    rows = list(zip([_name(table, line) for line in lines], *shown.values(), strict=True))
+    return "\n".join([markdown_table(["", *shown], rows), "", _caption(table, outcomes)])
+
+
+def _rounded(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"
 
 
 def _name(table: Table, line: Line) -> str:
     """Return a row's name, with the number of its seeds where some are missing."""
-    found, all_seeds = len(line.seeds), len(table.seeds)
-    part = 0 < found < all_seeds
-    return f"{line.row.name} ({found} of {all_seeds} seeds)" if part else line.row.name
-
-
-def _columns(lines: Sequence[Line], sizes: bool) -> dict[str, Callable[[Line], str]]:
-    """Return how to show each column that has anything to show."""
-    known: dict[str, Callable[[Line], str]] = {
-        name: partial(_shown_cell, prefix) for prefix, name in COLUMNS.items()
-    }
-    known |= {name: partial(_shown_epsilon, key) for key, name in EPSILONS.items()}
-    known["paper"] = lambda line: str(line.row.published)
-    known["difference"] = lambda line: line.differences
-    if sizes:
-        known[SENT] = _shown_megabytes
-    known[SECONDS] = _shown_seconds
-    return {name: show for name, show in known.items() if any(map(show, lines))}
-
-
-def _shown_cell(prefix: str, line: Line) -> str:
-    return str(line.cells.get(prefix, ""))
-
-
-def _shown_epsilon(key: str, line: Line) -> str:
-    return f"{line.epsilons[key]:.3g}" if key in line.epsilons else ""
-
-
-def _shown_seconds(line: Line) -> str:
-    return "" if line.cpu_seconds is None else f"{line.cpu_seconds:.0f}"
-
-
-def _shown_megabytes(line: Line) -> str:
-    return "" if line.megabytes is None else f"{line.megabytes:.3g}"
+    measured, wanted = len(line.seeds), len(table.seeds)
+    part = f" ({measured} of {wanted} seeds)" if 0 < measured < wanted else ""
+    return f"{line.row.name}{part}"
 
 
 def _caption(table: Table, outcomes: Sequence[Outcome]) -> str:
     shown = [one for row in table.rows for one in outcomes_of(table, row, outcomes)]
-    commits = ", ".join(sorted({str(one["commit"])[:10] for one in shown})) or NOT_MEASURED
-    dates = ", ".join(sorted({str(one["date"])[:10] for one in shown})) or NOT_MEASURED
-    found = {one["settings"]["seed"] for one in shown}
-    seeds = ", ".join(str(seed) for seed in table.seeds if seed in found or not found)
+    commits, dates = (
+        ", ".join(sorted({str(one[key])[:10] for one in shown})) or NOT_MEASURED
+        for key in ("commit", "date")
+    )
+    measured = {one["settings"]["seed"] for one in shown}
+    seeds = ", ".join(str(seed) for seed in table.seeds if seed in measured or not measured)
     return (
         f"{table.title} Paper: {table.source}. Seeds {seeds}; commit {commits}; {dates}; "
         f"`{table.command}`."
@@ -476,10 +461,3 @@ def summary_of(table: Table, kept: Path) -> dict[str, Any]:
             for line in lines_of(table, read_outcomes(kept))
         ],
     }
-
-
-def write_table(table: Table, kept: Path, text: Path, summary: Path) -> None:
-    """Write what is shown as Markdown and as JSON."""
-    text.parent.mkdir(parents=True, exist_ok=True)
-    text.write_text(markdown(table, kept) + "\n", encoding="utf-8")
-    write_json(summary_of(table, kept), summary)

@@ -2,9 +2,6 @@
 
 import argparse
 import shlex
-import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final, get_args
 
@@ -22,36 +19,24 @@ from simulations.commands.run import (
     say_stopped,
     seeds_of,
 )
-from simulations.config import Settings
 from simulations.experiments.compare import (
-    Comparison,
-    make_plan,
+    plan_comparison,
     recommend,
     render,
-    run_comparison,
     summarise_comparison,
 )
 from simulations.experiments.compare import to_json as comparison_json
 from simulations.experiments.curve import (
     REFERENCES,
-    Curves,
     find_variants,
     markdown,
     plan_curves,
-    run_curves,
     summarise_curves,
     to_json,
     write_section,
 )
-from simulations.experiments.engine import (
-    Runner,
-)
-from simulations.experiments.entries import (
-    VARIANTS,
-    Given,
-    Unit,
-    shared,
-)
+from simulations.experiments.engine import Experiment, Results
+from simulations.experiments.entries import VARIANTS, Unit
 from simulations.experiments.plots import draw_comparison, draw_curves
 from simulations.results.run_folder import require_files, write_json
 from simulations.runtime import local
@@ -62,6 +47,25 @@ each party alone, pooled data and the majority class. At the end: one table, one
 (accuracy against bytes, and against epsilon with --epsilon) and a recommendation in words.
 Where a strategy needs other models than were asked for, the nearest ones take their place
 and the table says so. What is finished is kept: the same command resumes after a stop."""
+OF_CURVE: Final = """\
+Run every private strategy at every epsilon, over seeds and draws of the noise, beside
+strategies without privacy and the majority class: a table of medians and quartiles, JSON and
+a picture. A strategy that refuses an epsilon, because its noise leaves no signal, is shown
+with its reason. What is finished is kept: the same command resumes after a stop, and more
+draws, seeds or epsilons add to what is there."""
+DECISIVE: Final = (
+    "data",
+    "label",
+    "drop",
+    "learner",
+    "epsilons",
+    "unit",
+    "strategy",
+    "seeds",
+    "draws",
+    "references",
+)
+"""Options of ``curve`` that decide its results, in the order in which they are shown."""
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -87,69 +91,43 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
     add_results(parser, "compare-<data>")
-    parser.set_defaults(command=partial(_compare, local.run_once))
+    parser.set_defaults(command=_compare, quiet=False)
 
 
-def _compare(run: Runner, options: argparse.Namespace) -> int:
-    comparison = _comparison(options)
+def _compare(options: argparse.Namespace) -> int:
+    strategies = names_of(options.strategy) or list(REGISTRY)
+    comparison = plan_comparison(
+        given_of(options, strategies),
+        strategies=strategies,
+        rounds=options.rounds,
+        seeds=seeds_of("compare", options.seeds),
+        budgets=budgets_of("compare", "epsilon", options.epsilon),
+    )
+    reasons = " ".join(f"{name}: {why}" for name, why in comparison.excluded.items())
+    require(bool(comparison.entries), "compare", "strategy", "one that fits", reasons)
     kept = options.json or default_path(comparison.given, "compare")
     require_files("compare", json=kept, png=options.png)
-    try:
-        describe_file(
-            Settings.from_run_config(shared(comparison.given), seed=comparison.seeds[0])
-        )
-        results = run_comparison(comparison, run, kept, say)
-    except KeyboardInterrupt:
+    results = _run(comparison, kept, options)
+    if results is None:
         return say_stopped(kept)
     summary = summarise_comparison(comparison, results)
     advice = recommend(summary)
     results.write(comparison_json(summary, advice))
-    sys.stdout.write("\n".join([render(summary), "", *advice, "", f"results: {kept}\n"]))
+    print("\n".join([render(summary), "", *advice, "", f"results: {kept}"]))
     picture = options.png or kept.with_suffix(".png")
     draw_comparison(summary, picture)
-    sys.stdout.write(f"picture: {picture}\n")
+    print(f"picture: {picture}")
     return 0
 
 
-def _comparison(options: argparse.Namespace) -> Comparison:
-    strategies = names_of(options.strategy) or list(REGISTRY)
-    given, seeds = given_of(options, strategies), seeds_of("compare", options.seeds)
-    plan = make_plan(
-        given,
-        strategies=strategies,
-        rounds=options.rounds,
-        seeds=seeds,
-        budgets=budgets_of("compare", "epsilon", options.epsilon),
-    )
-    require(bool(plan.entries), "compare", "strategy", "one that fits", _reasons(plan.excluded))
-    return Comparison(given, seeds, plan)
-
-
-def _reasons(excluded: Mapping[str, str]) -> str:
-    return " ".join(f"{name}: {why}" for name, why in excluded.items())
-
-
-TOLD: Final = (
-    "data",
-    "label",
-    "drop",
-    "learner",
-    "epsilons",
-    "unit",
-    "strategy",
-    "seeds",
-    "draws",
-    "references",
-)
-"""Options that decide figures, in the order in which they are told."""
-
-
-OF_CURVE: Final = """\
-Run every private strategy at every epsilon, over seeds and draws of the noise, beside
-strategies without privacy and the majority class: a table of medians and quartiles, JSON and
-a picture. A strategy that refuses an epsilon, because noise would drown everything, is shown
-with its reason. What is finished is kept: the same command resumes after a stop, and more
-draws, seeds or epsilons add to what is there."""
+def _run(experiment: Experiment, kept: Path, options: argparse.Namespace) -> Results | None:
+    """Run what is missing, with progress unless it is to be quiet; None if it is stopped."""
+    try:
+        if not options.quiet:
+            describe_file(experiment.settings(None, experiment.seeds[0]))
+        return experiment.run(local.run_once, kept, (lambda _: None) if options.quiet else say)
+    except KeyboardInterrupt:
+        return None
 
 
 def add_curve(parser: argparse.ArgumentParser) -> None:
@@ -183,11 +161,6 @@ def add_curve(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help=f"without privacy, of {', '.join(REFERENCES)} (default: all)",
     )
-    _add_outputs(parser)
-    parser.set_defaults(command=partial(_curve, local.run_once))
-
-
-def _add_outputs(parser: argparse.ArgumentParser) -> None:
     add_results(parser, "curve-<data>-<unit>")
     parser.add_argument(
         "--markdown",
@@ -199,24 +172,17 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
         "--summary", type=Path, metavar="OUT", help="also write the table alone as JSON"
     )
     parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
+    parser.set_defaults(command=_curve)
 
 
-def _curve(run: Runner, options: argparse.Namespace) -> int:
+def _curve(options: argparse.Namespace) -> int:
     names = names_of(options.strategy)
     strategies = dict.fromkeys(v.strategy for v in find_variants(options.unit, names))
     given = given_of(options, list(strategies))
     kept = options.json or default_path(given, "curve", options.unit)
     more = {name: getattr(options, name) for name in ("png", "markdown", "summary")}
     require_files("curve", json=kept, **more)
-    try:
-        _run_and_show(run, _plan(options, given, names), kept, options)
-    except KeyboardInterrupt:
-        return say_stopped(kept)
-    return 0
-
-
-def _plan(options: argparse.Namespace, given: Given, names: Sequence[str]) -> Curves:
-    return plan_curves(
+    curves = plan_curves(
         given,
         unit=options.unit,
         names=names,
@@ -225,13 +191,9 @@ def _plan(options: argparse.Namespace, given: Given, names: Sequence[str]) -> Cu
         draws=options.draws,
         compared=names_of(options.references) or REFERENCES,
     )
-
-
-def _run_and_show(run: Runner, curves: Curves, kept: Path, options: argparse.Namespace) -> None:
-    if not options.quiet:
-        first = curves.seeds[0]
-        describe_file(Settings.from_run_config(shared(curves.given), seed=first))
-    results = run_curves(curves, run, kept, (lambda _: None) if options.quiet else say)
+    results = _run(curves, kept, options)
+    if results is None:
+        return say_stopped(kept)
     summary = summarise_curves(curves, results, _command(options))
     results.write(to_json(summary))
     picture = options.png or kept.with_suffix(".png")
@@ -240,12 +202,13 @@ def _run_and_show(run: Runner, curves: Curves, kept: Path, options: argparse.Nam
         write_json(to_json(summary), options.summary)
     if options.markdown:
         write_section(summary, picture, options.markdown)
-    sys.stdout.write(f"{markdown(summary)}\n\nresults: {kept}\npicture: {picture}\n")
+    print(f"{markdown(summary)}\n\nresults: {kept}\npicture: {picture}")
+    return 0
 
 
 def _command(options: argparse.Namespace) -> str:
-    """Return the command that gives these figures again, whatever its defaults become."""
-    chosen = {name: getattr(options, name) for name in TOLD}
+    """Return the command that gives these results again, whatever its defaults become."""
+    chosen = {name: getattr(options, name) for name in DECISIVE}
     words = [f"--{name}={value}" for name, value in chosen.items() if value is not None]
     words += [f"--set={assignment}" for assignment in options.set]
     return shlex.join(["python", "-m", "simulations", "curve", *words])

@@ -1,15 +1,14 @@
 """Curves of accuracy against epsilon: every private variant at every budget.
 
 Noise comes from the operating system, so a draw is one more run of the same settings, which is
-kept under its number. What does not depend on a budget runs once a seed.
+kept under its number. What does not depend on a budget runs once per seed.
 """
 
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -18,15 +17,12 @@ from fl_strategies.errors import StrategyError, require
 from fl_strategies.wire import keys
 from simulations.config import Settings
 from simulations.experiments.engine import (
-    PROMISES,
     Experiment,
     Outcome,
     Results,
-    Runner,
-    Say,
-    Task,
-    find,
-    run_missing,
+    keeps_to,
+    shared_notes,
+    weakest_promise,
 )
 from simulations.experiments.entries import (
     VARIANTS,
@@ -39,31 +35,22 @@ from simulations.experiments.entries import (
     refuse_settings,
     shared,
 )
-from simulations.federation import Federation, load_federation
-from simulations.results.report import Report
+from simulations.federation import load_federation
+from simulations.results.report import Report, markdown_table
 
 OWNER: Final = "curve"
 MAJORITY: Final = "majority class"
 REFUSED: Final = "refused"
 REFERENCES: Final = ("fedhistogram", "fedregression", "fedkd")
 """Strategies that also run without privacy, to show what it costs."""
-NOT_HERE: Final[Mapping[str, str]] = {
-    "strategy": "--strategy",
-    "seed": "--seeds",
-    "target-epsilon": "--epsilons",
-    "solo": "python -m simulations compare, which has these baselines",
-    "pooled": "python -m simulations compare, which has these baselines",
-    "pate": "python -m simulations run, which shows it",
-    "public-only": "python -m simulations run, which shows it",
-}
-"""Settings that a curve decides itself, and where the user decides them instead."""
+COMPARE: Final = "python -m simulations compare, which has these baselines"
 OF_NOISE: Final = ("accept-noise", "seeded-noise")
-"""Settings that say nothing where there is no noise, and are refused there."""
+"""Settings that are refused where there is no noise."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A variant at a budget: how it runs, or why it does not."""
+    """A variant at a budget: its entry, or the reason why it does not run."""
 
     variant: Variant
     budget: float
@@ -73,20 +60,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Curves(Experiment):
-    """What is drawn: points of private variants, and references without privacy.
+    """Points of private variants of one unit, and references without privacy.
 
-    Parameters
-    ----------
-    given, seeds
-        See `Experiment`.
-    unit : "example" or "party"
-        Whom all variants protect.
-    draws : int
-        Runs of every point and seed.
-    points : tuple of Point
-    references : tuple of Entry
-    excluded : mapping
-        By name, why a reference is not there.
+    Every point and seed runs `draws` times. `excluded` has the references that do not run.
     """
 
     unit: Unit
@@ -95,26 +71,16 @@ class Curves(Experiment):
     references: tuple[Entry, ...]
     excluded: Mapping[str, str]
 
-    @property
-    def variants(self) -> list[Variant]:
-        """All variants, in the order of their table."""
-        return [v for v in VARIANTS if any(point.variant == v for point in self.points)]
-
-    @property
-    def budgets(self) -> list[float]:
-        """All budgets, smallest first."""
-        return sorted({point.budget for point in self.points})
-
-    def tasks(self) -> Iterator[Task]:
-        """Give all runs, draw by draw, so that a stop leaves whole draws behind."""
+    def cells(self) -> Iterator[tuple[Entry | None, int, int | None]]:
+        """Yield all runs, draw by draw, so that a stop leaves whole draws behind."""
         for draw in range(1, self.draws + 1):
             for seed in self.seeds:
                 if draw == 1:
                     for entry in (None, *self.references):
-                        yield self.task(entry, seed)
+                        yield entry, seed, None
                 for point in self.points:
                     if point.entry is not None:
-                        yield self.task(point.entry, seed, draw)
+                        yield point.entry, seed, draw
 
 
 def plan_curves(
@@ -141,45 +107,36 @@ def plan_curves(
     seeds : sequence of int
     draws : int
     compared : sequence of str
-        Which of `REFERENCES` also run without privacy.
+        The `REFERENCES` that also run without privacy.
     """
-    refuse_settings(OWNER, given, NOT_HERE)
+    refuse_settings(
+        OWNER, given, {"target-epsilon": "--epsilons", "solo": COMPARE, "pooled": COMPARE}
+    )
     require(draws >= 1, OWNER, "draws", "at least 1", draws)
     require(bool(budgets), OWNER, "epsilons", "at least one number", list(budgets))
     variants = find_variants(unit, names)
     whole: Given = {**given, "solo": False, "pooled": False}
     first = Settings.from_run_config({**shared(whole), "seed": seeds[0]})
     federation = load_federation(first)
-    points = [
-        _point(variant, budget, whole, federation) for variant in variants for budget in budgets
-    ]
+    points = []
+    for variant in variants:
+        for budget in budgets:
+            try:
+                entry = fit(variant.draft(budget, apart=True), whole, federation)
+                points.append(Point(variant, budget, entry))
+            except StrategyError as error:
+                points.append(Point(variant, budget, None, str(error)))
+    plain = {k: value for k, value in whole.items() if k.split(".")[-1] not in OF_NOISE}
+    references, excluded = [], {}
     for name in compared:
         rule = f"one of {', '.join(REFERENCES)}"
         require(name in REFERENCES, OWNER, "references", rule, name)
-    references, excluded = _references(whole, federation, compared)
-    return Curves(whole, tuple(seeds), unit, draws, tuple(points), references, excluded)
-
-
-def _point(variant: Variant, budget: float, given: Given, federation: Federation) -> Point:
-    try:
-        return Point(variant, budget, fit(variant.draft(budget, apart=True), given, federation))
-    except StrategyError as error:
-        return Point(variant, budget, None, str(error))
-
-
-def _references(
-    given: Given, federation: Federation, compared: Sequence[str]
-) -> tuple[tuple[Entry, ...], dict[str, str]]:
-    """Return the entries without privacy and, by name, why one of them does not fit."""
-    plain = {k: value for k, value in given.items() if k.split(".")[-1] not in OF_NOISE}
-    entries, excluded = [], {}
-    for name in compared:
         draft = Draft(f"{name}, no privacy", {"strategy": name})
         try:
-            entries.append(fit(draft, plain, federation))
+            references.append(fit(draft, plain, federation))
         except StrategyError as error:
             excluded[draft.name] = str(error)
-    return tuple(entries), excluded
+    return Curves(whole, tuple(seeds), unit, draws, tuple(points), tuple(references), excluded)
 
 
 def find_variants(unit: Unit, names: Sequence[str] = ()) -> list[Variant]:
@@ -192,13 +149,7 @@ def find_variants(unit: Unit, names: Sequence[str] = ()) -> list[Variant]:
     return [v for v in known if not names or v.name in names or v.strategy in names]
 
 
-def run_curves(curves: Curves, run: Runner, kept: Path, say: Say) -> Results:
-    """Run what is missing; see `run_missing`."""
-    return run_missing(list(curves.tasks()), run, kept, say)
-
-
-SLACK: Final = 1e-9
-"""What rounding may add to an epsilon that was calibrated to a budget."""
+# The summary
 
 
 @dataclass(frozen=True)
@@ -219,7 +170,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Curve:
-    """One variant: what it reaches at each budget, and why it does not run at others."""
+    """One variant: its results by budget, and why it does not run at other budgets."""
 
     name: str
     strategy: str
@@ -231,20 +182,21 @@ class Curve:
 
 @dataclass(frozen=True)
 class CurveSummary:
-    """Everything that a table or a picture of curves shows.
+    """The content of a table, a picture and a file of curves.
 
     Parameters
     ----------
-    data, unit, metric : str
+    data : str
     num_parties : int
+    unit, metric : str
     delta : float
-    budgets : tuple of float
+    epsilons : tuple of float
     seeds : tuple of int
     draws : int
     curves : tuple of Curve
         All private variants, also those that run at no budget.
     references : mapping
-        What strategies without privacy reach, and the majority class.
+        Strategies without privacy, and the majority class.
     excluded : mapping
         By name, why a reference is not there.
     command : str
@@ -252,11 +204,11 @@ class CurveSummary:
     """
 
     data: str
+    num_parties: int
     unit: str
     metric: str
-    num_parties: int
     delta: float
-    budgets: tuple[float, ...]
+    epsilons: tuple[float, ...]
     seeds: tuple[int, ...]
     draws: int
     curves: tuple[Curve, ...]
@@ -268,12 +220,12 @@ class CurveSummary:
 
     @property
     def title(self) -> str:
-        """What is shown, in a few words."""
+        """The setting in a few words."""
         return f"{self.data}, {self.num_parties} parties, {self.unit} level"
 
     @property
     def runs(self) -> str:
-        """What the figures are of."""
+        """The runs that are combined."""
         if len(self.seeds) * self.draws == 1:
             return f"one run, seed {self.seeds[0]}"
         seeds = f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}"
@@ -281,82 +233,69 @@ class CurveSummary:
         return f"median and quartiles over {seeds}{draws}"
 
     @property
-    def told_delta(self) -> str:
-        """Delta as people write it."""
+    def shown_delta(self) -> str:
+        """Delta for people."""
         return f"{self.delta:g}".replace("e-0", "e-")
 
     @property
     def factor(self) -> int:
-        """What figures are multiplied by for people: shares are told in percent."""
+        """Factor of the metric for people: shares are in percent."""
         return 1 if self.metric == keys.MEAN_SQUARED_ERROR else 100
 
     @property
-    def figure(self) -> str:
-        """Name of the figure, with its unit."""
+    def shown_metric(self) -> str:
+        """Name of the metric, with its unit."""
         return self.metric.replace("-", " ") + (" (%)" if self.factor == 100 else "")
 
 
 def summarise_curves(curves: Curves, results: Results, command: str = "") -> CurveSummary:
     """Combine seeds and draws of every point that has results for all of them."""
-    measured = _found(curves, results, None, [None])
+    failed = results.failed
     references = {
-        entry.name: _found(curves, results, entry, [None])
+        entry.name: curves.found(results, entry)
         for entry in curves.references
-        if entry.name not in results.failed
+        if entry.name not in failed
     }
     private = {
-        point.entry.name: _found(curves, results, point.entry, range(1, curves.draws + 1))
+        point.entry.name: curves.found(results, point.entry, range(1, curves.draws + 1))
         for point in curves.points
-        if point.entry is not None and point.entry.name not in results.failed
+        if point.entry is not None and point.entry.name not in failed
     }
     runs = [one for several in (*references.values(), *private.values()) for one in several]
+    measured = curves.found(results, None)
+    majority = [one["figures"]["majority-"] for one in measured]
     settings = curves.settings(None, curves.seeds[0])
-    figures = {
-        name: [one["figures"][""] for one in found] for name, found in references.items()
-    }
-    figures[MAJORITY] = [one["figures"]["majority-"] for one in measured]
-    names = {entry.name for entry in curves.references}
+    excluded = {e.name: failed[e.name] for e in curves.references if e.name in failed}
+    variants = [v for v in VARIANTS if any(point.variant == v for point in curves.points)]
     return CurveSummary(
         data=settings.data,
+        num_parties=settings.num_parties,
         unit=curves.unit,
         metric=measured[0]["metric"],
-        num_parties=settings.num_parties,
         delta=settings.delta,
-        budgets=tuple(curves.budgets),
+        epsilons=tuple(sorted({point.budget for point in curves.points})),
         seeds=curves.seeds,
         draws=curves.draws,
-        curves=tuple(_curve(curves, v, private, results.failed) for v in curves.variants),
-        references={name: Spread.of(several) for name, several in figures.items()},
-        excluded={
-            **curves.excluded,
-            **{name: why for name, why in results.failed.items() if name in names},
+        curves=tuple(_curve(curves, variant, private, failed) for variant in variants),
+        references={
+            **{name: _spread(several) for name, several in references.items()},
+            MAJORITY: Spread.of(majority),
         },
+        excluded={**curves.excluded, **excluded},
         command=command,
-        commits=_all_of("commit", runs),
-        dates=_all_of("date", runs),
+        commits=_different("commit", runs),
+        dates=_different("date", runs),
     )
 
 
-def _found(
-    curves: Curves, results: Results, entry: Entry | None, draws: Iterable[int | None]
-) -> list[Outcome]:
-    asked = [curves.asked(entry, seed, draw) for draw in draws for seed in curves.seeds]
-    found = [find(results.outcomes, one) for one in asked]
-    return [outcome for outcome in found if outcome is not None]
+def _spread(outcomes: Sequence[Outcome]) -> Spread:
+    return Spread.of([one["figures"][""] for one in outcomes])
 
 
-def _figures(outcomes: Sequence[Outcome]) -> list[float]:
-    return [one["figures"][""] for one in outcomes]
-
-
-def _all_of(key: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """Return all commits or days that results are from; of a commit ten digits tell enough."""
-    return tuple(sorted({_short(str(one[key])) for one in outcomes if one[key]}))
-
-
-def _short(text: str) -> str:
-    """Return ten characters, and whether there were changes that no commit has."""
-    return text[:10] + ("-dirty" if text.endswith("-dirty") else "")
+def _different(key: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    """Return all commits or days of results, in ten characters; uncommitted changes show."""
+    texts = {str(one[key]) for one in outcomes if one[key]}
+    return tuple(sorted({text[:10] + "-dirty" * text.endswith("-dirty") for text in texts}))
 
 
 def _curve(
@@ -366,60 +305,51 @@ def _curve(
     failed: Mapping[str, str],
 ) -> Curve:
     points, refused, against, note = {}, {}, "", variant.note
-    for point in curves.points:
-        if point.variant != variant:
-            continue
-        found = private.get(point.entry.name, ()) if point.entry else ()
-        reason = _refusal(curves, point, found, failed)
-        if reason:
-            refused[point.budget] = reason
-            continue
-        points[point.budget] = Spread.of(_figures(found))
-        against = found[0]["against"]
-        note = point.entry.note if point.entry else note
+    for point in (one for one in curves.points if one.variant == variant):
+        if point.entry is None:
+            refused[point.budget] = point.refused
+        elif point.entry.name in failed:
+            refused[point.budget] = failed[point.entry.name]
+        else:
+            found = private[point.entry.name]
+            promise = weakest_promise(found, curves.unit)
+            most_delta = curves.settings(point.entry, curves.seeds[0]).delta
+            # Nothing is shown that promises less than its budget.
+            if not keeps_to(point.budget, most_delta, *promise):
+                told = "It promised epsilon {:g} at delta {:g} only."
+                refused[point.budget] = told.format(*promise)
+                continue
+            points[point.budget] = _spread(found)
+            against, note = found[0]["against"], point.entry.note
     return Curve(variant.name, variant.strategy, points, refused, against, note)
 
 
-def _refusal(
-    curves: Curves, point: Point, found: Sequence[Outcome], failed: Mapping[str, str]
-) -> str:
-    """Return why a point is not shown: nothing is that promises less than its budget."""
-    if point.entry is None:
-        return point.refused
-    if point.entry.name in failed:
-        return failed[point.entry.name]
-    epsilon, delta = PROMISES[curves.unit]
-    worst = max(_told(one[epsilon]) for one in found)
-    chance = max(_told(one[delta]) for one in found)
-    most = curves.settings(point.entry, curves.seeds[0]).delta
-    if worst <= point.budget * (1 + SLACK) and chance <= most * (1 + SLACK):
-        return ""
-    return f"It promised epsilon {worst:g} at delta {chance:g} only."
-
-
-def _told(value: float | None) -> float:
-    return math.inf if value is None else value
-
-
-# For people.
+# The table
 
 
 def markdown(summary: CurveSummary) -> str:
     """Return the table and what must be known to read it."""
-    header = [summary.figure, *(f"ε {budget:g}" for budget in summary.budgets), "without ε"]
-    rows = [[curve.name, *_cells(summary, curve), ""] for curve in summary.curves]
-    empty = [""] * len(summary.budgets)
-    rows += [[name, *empty, _shown(summary, s)] for name, s in summary.references.items()]
-    lines = [header, ["---"] * len(header), *rows]
-    table = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join([*table, "", _caption(summary), *_notes(summary)])
-
-
-def _cells(summary: CurveSummary, curve: Curve) -> list[str]:
-    return [
-        _shown(summary, curve.points[budget]) if budget in curve.points else REFUSED
-        for budget in summary.budgets
+    budgets = summary.epsilons
+    header = [summary.shown_metric, *(f"ε {budget:g}" for budget in budgets), "without ε"]
+    rows = [
+        [
+            curve.name,
+            *(
+                _shown(summary, curve.points[b]) if b in curve.points else REFUSED
+                for b in budgets
+            ),
+            "",
+        ]
+        for curve in summary.curves
     ]
+    empty = [""] * len(budgets)
+    rows += [[name, *empty, _shown(summary, s)] for name, s in summary.references.items()]
+    caption = (
+        f"{summary.title}, δ {summary.shown_delta}: {summary.runs}; "
+        f"what has no ε ran once a seed. Commit {', '.join(summary.commits) or 'unknown'}; "
+        f"{', '.join(summary.dates)}."
+    )
+    return "\n".join([markdown_table(header, rows), "", caption, *_notes(summary)])
 
 
 def _shown(summary: CurveSummary, spread: Spread) -> str:
@@ -429,97 +359,41 @@ def _shown(summary: CurveSummary, spread: Spread) -> str:
     return median if len(spread.figures) == 1 else f"{median} ({lower} to {upper})"
 
 
-def _caption(summary: CurveSummary) -> str:
-    commits = ", ".join(summary.commits) or "unknown"
-    return (
-        f"{summary.title}, δ {summary.told_delta}: {summary.runs}; "
-        f"what has no ε ran once a seed. Commit {commits}; {', '.join(summary.dates)}."
-    )
-
-
 def _notes(summary: CurveSummary) -> list[str]:
-    """Return what is said of curves, each sentence once after the names it is about."""
-    names: dict[str, list[str]] = {}
+    """Return the notes on curves, each once, and why some do not run."""
+    told = []
     for curve in (one for one in summary.curves if one.points):
         against = f"protected against {curve.against}" if curve.against else ""
-        for note in filter(None, (against, curve.note)):
-            names.setdefault(f"{note}.", []).append(curve.name)
-    notes = [f"- {', '.join(several)}: {note}" for note, several in names.items()]
-    notes += [_refusals(curve) for curve in summary.curves if curve.refused]
+        told += [(curve.name, against), (curve.name, curve.note)]
+    notes = [f"- {', '.join(names)}: {note}." for note, names in shared_notes(told).items()]
+    for curve in (one for one in summary.curves if one.refused):
+        budgets = ", ".join(f"{budget:g}" for budget in sorted(curve.refused))
+        largest = max(curve.refused)
+        why = f"at {budgets}; at {largest:g}: {curve.refused[largest]}"
+        notes.append(f"- {curve.name}, {REFUSED} {why}")
     notes += [f"- {name}, {REFUSED}: {reason}" for name, reason in summary.excluded.items()]
     return ["", *notes] if notes else []
 
 
-def _refusals(curve: Curve) -> str:
-    """Return where a variant does not run, and why not with the most that it may spend."""
-    budgets = ", ".join(f"{budget:g}" for budget in sorted(curve.refused))
-    largest = max(curve.refused)
-    return f"- {curve.name}, {REFUSED} at {budgets}; at {largest:g}: {curve.refused[largest]}"
-
-
-# For programs.
+# The file
 
 
 def to_json(summary: CurveSummary) -> Report:
     """Return the table for programs, with every figure."""
-    return {
-        "data": summary.data,
-        "num-parties": summary.num_parties,
-        "unit": summary.unit,
-        "metric": summary.metric,
-        "delta": summary.delta,
-        "epsilons": list(summary.budgets),
-        "seeds": list(summary.seeds),
-        "draws": summary.draws,
-        "curves": [_json_of(curve) for curve in summary.curves],
-        "references": [{"name": n, **_quartiles(s)} for n, s in summary.references.items()],
-        "excluded": dict(summary.excluded),
-        "command": summary.command,
-        "commits": list(summary.commits),
-        "dates": list(summary.dates),
-    }
-
-
-def from_json(content: Report) -> CurveSummary:
-    """Return what `to_json` was given."""
-    return CurveSummary(
-        data=content["data"],
-        unit=content["unit"],
-        metric=content["metric"],
-        num_parties=content["num-parties"],
-        delta=content["delta"],
-        budgets=tuple(content["epsilons"]),
-        seeds=tuple(content["seeds"]),
-        draws=content["draws"],
-        curves=tuple(map(_curve_of, content["curves"])),
-        references={one["name"]: Spread.of(one["figures"]) for one in content["references"]},
-        excluded=content["excluded"],
-        command=content["command"],
-        commits=tuple(content["commits"]),
-        dates=tuple(content["dates"]),
-    )
-
-
-def _json_of(curve: Curve) -> Report:
-    return {
-        "name": curve.name,
-        "strategy": curve.strategy,
-        "protected-against": curve.against,
-        "note": curve.note,
-        "points": [{"epsilon": b, **_quartiles(s)} for b, s in curve.points.items()],
-        "refused": [{"epsilon": b, "reason": why} for b, why in curve.refused.items()],
-    }
-
-
-def _curve_of(content: Report) -> Curve:
-    return Curve(
-        content["name"],
-        content["strategy"],
-        {one["epsilon"]: Spread.of(one["figures"]) for one in content["points"]},
-        {one["epsilon"]: one["reason"] for one in content["refused"]},
-        content["protected-against"],
-        content["note"],
-    )
+    curves = [
+        {
+            "name": curve.name,
+            "strategy": curve.strategy,
+            "protected-against": curve.against,
+            "note": curve.note,
+            "points": [{"epsilon": b, **_quartiles(s)} for b, s in curve.points.items()],
+            "refused": [{"epsilon": b, "reason": why} for b, why in curve.refused.items()],
+        }
+        for curve in summary.curves
+    ]
+    references = [{"name": n, **_quartiles(s)} for n, s in summary.references.items()]
+    plain = {name.replace("_", "-"): value for name, value in vars(summary).items()}
+    return {**plain, "curves": curves, "references": references}
 
 
 def _quartiles(spread: Spread) -> Report:
@@ -529,6 +403,32 @@ def _quartiles(spread: Spread) -> Report:
         "upper-quartile": spread.upper,
         "figures": list(spread.figures),
     }
+
+
+def from_json(content: Report) -> CurveSummary:
+    """Undo `to_json`."""
+    plain: dict[str, Any] = {
+        key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
+        for key, value in content.items()
+    }
+    plain["curves"] = tuple(
+        Curve(
+            name=one["name"],
+            strategy=one["strategy"],
+            points={point["epsilon"]: Spread.of(point["figures"]) for point in one["points"]},
+            refused={point["epsilon"]: point["reason"] for point in one["refused"]},
+            against=one["protected-against"],
+            note=one["note"],
+        )
+        for one in content["curves"]
+    )
+    plain["references"] = {
+        one["name"]: Spread.of(one["figures"]) for one in content["references"]
+    }
+    return CurveSummary(**plain)
+
+
+# The document
 
 
 INTRODUCTION: Final = """\
@@ -545,9 +445,23 @@ def write_section(summary: CurveSummary, picture: Path, target: Path) -> None:
 
     What people write outside the marks stays.
     """
-    begin, end = _marks(summary)
+    begin, end = (f"<!-- {word}{OWNER}: {summary.title} -->" for word in ("", "end of "))
     text = target.read_text(encoding="utf-8") if target.exists() else INTRODUCTION
-    section = "\n\n".join([begin, make_section(summary, picture, target), end])
+    place = Path(os.path.relpath(picture, target.parent)).as_posix()
+    section = f"""\
+{begin}
+
+## {summary.title}
+
+![{summary.title}: {summary.shown_metric} against epsilon]({place})
+
+{markdown(summary)}
+
+```sh
+{summary.command}
+```
+
+{end}"""
     if begin in text:
         before, _, rest = text.partition(begin)
         require(end in rest, OWNER, "markdown", f"a file with {end}", str(target))
@@ -556,25 +470,3 @@ def write_section(summary: CurveSummary, picture: Path, target: Path) -> None:
         text = f"{text.rstrip()}\n\n{section}\n"
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_file(target, text.encode(), SHARED)
-
-
-def make_section(summary: CurveSummary, picture: Path, target: Path) -> str:
-    """Return heading, picture, table and the command that made them."""
-    place = Path(os.path.relpath(picture, target.parent)).as_posix()
-    return "\n".join(
-        [
-            f"## {summary.title}",
-            "",
-            f"![{summary.title}: {summary.figure} against epsilon]({place})",
-            "",
-            markdown(summary),
-            "",
-            "```sh",
-            summary.command,
-            "```",
-        ]
-    )
-
-
-def _marks(summary: CurveSummary) -> tuple[str, str]:
-    return f"<!-- {OWNER}: {summary.title} -->", f"<!-- end of {OWNER}: {summary.title} -->"

@@ -6,7 +6,6 @@ from typing import Final, Literal, TypeAlias
 
 from fl_strategies import find_algorithm
 from fl_strategies.errors import StrategyError, require
-from fl_strategies.learners import Task
 from simulations.config import Settings, Value, common_settings
 from simulations.federation import SCORERS, WORD_MODEL, Federation
 
@@ -26,34 +25,28 @@ LEARN_SCORES: Final[Mapping[str, str]] = {
     "k-nearest-neighbours": "mlp",
     "kernel-ridge": "mlp",
 }
-"""The nearest model that learns from scores and can travel, where a strategy needs one."""
+"""The nearest portable model that learns from scores, where a strategy needs one."""
 SCORE_MODELS: Final = " (score models)"
 EVERYWHERE: Final = "everywhere)"
 NETWORK: Final = "mlp"
+RUN: Final = "python -m simulations run, which shows it"
+DECIDED: Final = {"strategy": "--strategy", "seed": "--seeds", "pate": RUN, "public-only": RUN}
+"""Settings that experiments decide, and where the user decides them instead."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """An entry before anybody knows whether it fits.
-
-    Parameters
-    ----------
-    name : str
-    decided : mapping
-        Settings that make it what it is; nobody can change them.
-    usual : mapping
-        Settings that suit it, unless the user chose others.
-    budget : float, optional
-        The epsilon that it must keep to.
-    note : str
-        What readers of its figure must know.
-    """
+    """An entry that may not fit."""
 
     name: str
     decided: Given
+    """Settings that define it; the user cannot change them."""
     usual: Given = field(default_factory=dict)
+    """Settings that suit it, unless the user chose others."""
     budget: float | None = None
+    """The epsilon that it must keep to."""
     note: str = ""
+    """What readers of its results must know."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +71,8 @@ def shared(given: Given) -> Given:
 
 def refuse_settings(owner: str, given: Given, elsewhere: Mapping[str, str]) -> None:
     """Raise for settings that are decided elsewhere, and say where."""
-    for key in elsewhere.keys() & given.keys():
-        require(False, owner, f"--set {key}", f"left to {elsewhere[key]}", given[key])
+    for key, place in {**DECIDED, **elsewhere}.items():
+        require(key not in given, owner, f"--set {key}", f"left to {place}", given.get(key))
 
 
 def fit(draft: Draft, given: Given, federation: Federation) -> Entry:
@@ -96,7 +89,7 @@ def fit(draft: Draft, given: Given, federation: Federation) -> Entry:
 
 
 def _changes(asked: Given) -> Iterator[tuple[str, Given]]:
-    """Yield what may be changed to make a strategy fit, nothing first."""
+    """Yield changes that may make a strategy fit, none first, with suffixes of its name."""
     settings = Settings.from_run_config(asked)
     kind = find_algorithm(settings.strategy).strategy
     if settings.learner_names:
@@ -108,14 +101,10 @@ def _changes(asked: Given) -> Iterator[tuple[str, Given]]:
     if not settings.learner_names:
         yield "", {}
         return
-    final = _learns_scores(settings.final_learner)
-    learners = ",".join(map(_learns_scores, settings.learner_names))
+    final = LEARN_SCORES.get(settings.final_learner, settings.final_learner)
+    learners = ",".join(LEARN_SCORES.get(name, name) for name in settings.learner_names)
     yield f" (final {final})", {"final-learner": final}
     yield SCORE_MODELS, {"learner": learners, "final-learner": final}
-
-
-def _learns_scores(name: str) -> str:
-    return LEARN_SCORES.get(name, name)
 
 
 def _built(
@@ -124,7 +113,9 @@ def _built(
     """Return the entry if its strategy can be made."""
     suffix, changed = change
     settings = Settings.from_run_config({**asked, **changed})
-    _check_task(settings.strategy, federation.dataset.task)
+    task, takes = federation.dataset.task, find_algorithm(settings.strategy).strategy.takes
+    fits = "task" in takes or task == "single-label"
+    require(fits, settings.strategy, "task", "single-label", task)
     fitted = replace(federation, settings=settings)
     if not settings.learner_names and {*fitted.learner_names} <= {*SCORERS}:
         suffix = SCORE_MODELS  # the usual models do not fit
@@ -141,12 +132,6 @@ def _built(
     )
 
 
-def _check_task(name: str, task: Task) -> None:
-    """Raise for labels of a kind that a strategy cannot even be told of."""
-    told = "task" in find_algorithm(name).strategy.takes
-    require(told or task == "single-label", name, "task", "single-label", task)
-
-
 Unit: TypeAlias = Literal["example", "party"]
 
 SERVER_MODEL: Final = "the server's model, because parties keep the figures of theirs at home"
@@ -154,29 +139,19 @@ SERVER_MODEL: Final = "the server's model, because parties keep the figures of t
 
 @dataclass(frozen=True)
 class Variant:
-    """A strategy at a level that keeps to any budget.
-
-    Parameters
-    ----------
-    name : str
-    unit : "example" or "party"
-        Whom it protects.
-    decided : mapping
-        The strategy, and what makes it private; nobody can change it.
-    usual : mapping
-        Settings that suit it, unless the user chose others.
-    shares : mapping
-        Settings that are a share of the budget, unless the user chose others.
-    note : str
-        What readers of its figure must know.
-    """
+    """A strategy with noise that can keep to any budget."""
 
     name: str
     unit: Unit
+    """The unit that it protects."""
     decided: Given
+    """The strategy and its kind of privacy; the user cannot change them."""
     usual: Given = field(default_factory=dict)
+    """Settings that suit it, unless the user chose others."""
     shares: Mapping[str, float] = field(default_factory=dict)
+    """Settings that are a share of the budget, unless the user chose others."""
     note: str = ""
+    """What readers of its results must know."""
 
     @property
     def strategy(self) -> str:
@@ -184,7 +159,7 @@ class Variant:
         return str(self.decided["strategy"])
 
     def draft(self, budget: float, *, apart: bool = False) -> Draft:
-        """Return what spends a budget; named for it where there are several to tell apart."""
+        """Return a draft that spends a budget; `apart` names it for the budget."""
         shares = {key: share * budget for key, share in self.shares.items()}
         return Draft(
             f"{self.name} at {budget:g}" if apart else self.name,
@@ -196,7 +171,7 @@ class Variant:
 
 
 def _of_level(strategy: str, level: str, unit: Unit) -> Variant:
-    """Return a strategy whose levels say whose noise it is."""
+    """Return a strategy at a level, which says who adds the noise."""
     return Variant(f"{strategy} {level}", unit, {"strategy": strategy, "privacy-level": level})
 
 

@@ -1,6 +1,8 @@
-"""The picture of a comparison: figures against bytes and, with budgets, against epsilon."""
+"""Pictures (PNG) of comparisons and curves, and of panels of lines for the papers' tables."""
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,22 +13,112 @@ from simulations.experiments.entries import VARIANTS
 from simulations.results.report import summarise
 
 DOTS_PER_INCH: Final = 150
-PANEL_INCHES: Final = (6.4, 4.8)
-POINT_MARKERS: Final = "osD^vP*X<"  # nine, so that with ten colours ninety points differ
 NUM_COLOURS: Final = 10
+GRID: Final = 0.3
+
+
+def new_figure(owner: str, size: tuple[float, float], title: str = "", **options: Any) -> Any:
+    """Return an empty figure.
+
+    It is made without pyplot: it has Agg's canvas, which needs no display, and changes no
+    global setting.
+    """
+    library = import_library(owner, "matplotlib.figure", "figures")
+    figure = library.Figure(figsize=size, layout="constrained")
+    if title:
+        figure.suptitle(title, wrap=True, **options)
+    return figure
+
+
+def save(figure: Any, target: Path) -> None:
+    """Write a picture; its folder may be new."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, format="png", dpi=DOTS_PER_INCH)
+
+
+# Panels of lines
+
+PANEL_INCHES: Final = (4.6, 3.6)
+PANELS_PER_ROW: Final = 3
+POINTS_WITH_MARKERS: Final = 25
+STYLES: Final = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line and, where it has deviations, a band around it."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    deviations: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Axes and the lines in them."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    log: bool = False
+
+
+def draw_panels(owner: str, title: str, panels: Sequence[Panel]) -> Any:
+    """Return a figure of panels, three side by side."""
+    columns = min(len(panels), PANELS_PER_ROW)
+    rows = math.ceil(len(panels) / columns)
+    size = (columns * PANEL_INCHES[0], rows * PANEL_INCHES[1] + 0.4)
+    figure = new_figure(owner, size, title)
+    axes = [*figure.subplots(rows, columns, squeeze=False).flat]
+    for one, panel in zip(axes, panels, strict=False):
+        _draw_panel(one, panel)
+    for empty in axes[len(panels) :]:
+        empty.set_axis_off()
+    return figure
+
+
+def _draw_panel(axes: Any, panel: Panel) -> None:
+    for number, line in enumerate(panel.lines):
+        look = line_look(number)
+        marker = "." if len(line.x) <= POINTS_WITH_MARKERS else ""
+        axes.plot(line.x, line.y, label=line.name, marker=marker, **look)
+        if line.deviations:
+            spreads = list(zip(line.y, line.deviations, strict=True))
+            lower, upper = [y - d for y, d in spreads], [y + d for y, d in spreads]
+            axes.fill_between(
+                line.x, lower, upper, color=look["color"], alpha=0.15, linewidth=0
+            )
+    axes.set_title(panel.title, fontsize="medium")
+    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    axes.set_yscale("log" if panel.log else "linear")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=GRID)
+    axes.legend(fontsize="x-small")
+
+
+def line_look(number: int) -> dict[str, str]:
+    """Return colour and style of a line, all different for forty lines."""
+    style = STYLES[number // NUM_COLOURS % len(STYLES)]
+    return {"color": f"C{number % NUM_COLOURS}", "linestyle": style}
+
+
+# Comparisons: accuracy against bytes and, with budgets, against epsilon
+
+COMPARISON_INCHES: Final = (6.4, 4.8)
+POINT_MARKERS: Final = "osD^vP*X<"  # nine, so that with ten colours ninety points differ
 STEP_ASIDE: Final = 1.06
 BASELINE_STYLES: Final = {"central-": "-", "best-solo-": "--", "solo-": "-.", "majority-": ":"}
 
 
 def draw_comparison(summary: Summary, target: Path) -> None:
-    """Write the picture (PNG); it needs no display."""
-    library = import_library("compare", "matplotlib.figure", "figures")
-    panels = 2 if summary.budgets else 1
-    size = (panels * PANEL_INCHES[0], PANEL_INCHES[1] + 1.2)
-    figure = library.Figure(figsize=size, layout="constrained")
+    """Write the picture of a comparison."""
+    width, height = COMPARISON_INCHES
+    panels, seeds = 1 + bool(summary.budgets), ", ".join(map(str, summary.seeds))
+    title = f"{summary.data}, seeds {seeds}: mean and deviation"
+    figure = new_figure("compare", (panels * width, height + 1.2), title)
     axes = figure.subplots(1, panels, squeeze=False).flat
-    seeds = ", ".join(map(str, summary.seeds))
-    figure.suptitle(f"{summary.data}, seeds {seeds}: mean and deviation")
     _draw_points(axes[0], summary, {line.name: line.num_bytes for line in summary.lines})
     _draw_baselines(axes[0], summary)
     axes[0].set_xlabel("bytes of one party, up and down, all rounds")
@@ -34,8 +126,7 @@ def draw_comparison(summary: Summary, target: Path) -> None:
         _draw_budgets(axes[1], summary)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="x-small")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, format="png", dpi=DOTS_PER_INCH)
+    save(figure, target)
 
 
 def _draw_budgets(axes: Any, summary: Summary) -> None:
@@ -49,10 +140,16 @@ def _draw_budgets(axes: Any, summary: Summary) -> None:
         }
         _draw_points(axes, summary, places)
     _draw_baselines(axes, summary)
+    _set_budgets(axes, budgets, room=2)
+    axes.set_xlabel("epsilon, of a party or an example: see the table (points set apart)")
+
+
+def _set_budgets(axes: Any, budgets: Sequence[float], room: float) -> None:
+    """Make the x axis one of epsilons, with a mark at each budget."""
+    axes.set_xscale("log")
     axes.set_xticks(budgets, labels=[f"{budget:g}" for budget in budgets])
     axes.minorticks_off()
-    axes.set_xlim(budgets[0] / 2, budgets[-1] * 2)
-    axes.set_xlabel("epsilon, of a party or an example: see the table (points set apart)")
+    axes.set_xlim(budgets[0] / room, budgets[-1] * room)
 
 
 def _draw_points(axes: Any, summary: Summary, places: Mapping[str, float]) -> None:
@@ -66,7 +163,7 @@ def _draw_points(axes: Any, summary: Summary, places: Mapping[str, float]) -> No
             yerr=100 * deviation,
             label=line.name,
             capsize=2,
-            **look(number),
+            **point_look(number),
             linestyle="none",
             fillstyle="none" if line.promise is None else "full",
         )
@@ -80,16 +177,18 @@ def _draw_baselines(axes: Any, summary: Summary) -> None:
         )
     axes.set_xscale("log")
     axes.set_ylabel(f"{summary.metric.replace('-', ' ')} (%)")
-    axes.grid(alpha=0.3)
+    axes.grid(alpha=GRID)
 
 
-def look(number: int) -> dict[str, str]:
+def point_look(number: int) -> dict[str, str]:
     """Return the colour and marker of an entry."""
     return {
         "color": f"C{number % NUM_COLOURS}",
         "marker": POINT_MARKERS[number % len(POINT_MARKERS)],
     }
 
+
+# Curves: accuracy against epsilon
 
 INCHES: Final = (9.6, 5.0)
 COLOURS: Final = (
@@ -108,24 +207,31 @@ COLOURS: Final = (
 MARKERS: Final = "osD^vP*X<>"
 GREY: Final = "#555555"
 ROOM: Final = 1.25
-"""By how much the axis of epsilon goes beyond the first and the last budget."""
+"""Factor by which the axis of epsilon exceeds the first and the last budget."""
 ROOM_BELOW: Final = 0.3
 """How far the picture goes below the majority class, as a share of what is above it."""
 
 
 def draw_curves(summary: CurveSummary, target: Path) -> None:
-    """Write the picture (PNG); it needs no display."""
-    # A figure of its own, without pyplot, has Agg's canvas and touches no global setting.
-    library = import_library("curve", "matplotlib.figure", "figures")
-    figure = library.Figure(figsize=INCHES, layout="constrained", facecolor="white")
+    """Write the picture of curves."""
+    figure = new_figure("curve", INCHES)
     axes = figure.subplots()
     for curve in summary.curves:
         _draw_curve(axes, summary, curve)
     _draw_references(axes, summary)
-    _finish(axes, summary)
+    _set_budgets(axes, summary.epsilons, ROOM)
+    whom = "an example" if summary.unit == "example" else "a whole party"
+    axes.set_xlabel(f"ε that {whom} pays, at δ = {summary.shown_delta}")
+    axes.set_ylabel(summary.shown_metric)
+    axes.set_ylim(bottom=max(axes.get_ylim()[0], summary.factor * lowest_shown(summary)))
+    axes.grid(alpha=GRID)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    title = f"{summary.title}: {summary.metric.replace('-', ' ')} against ε"
+    axes.set_title(title, loc="left", pad=24)
+    axes.text(0, 1.03, summary.runs, transform=axes.transAxes, fontsize="small", color=GREY)
     figure.legend(loc="outside right center", fontsize="small", frameon=False)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, format="png", dpi=DOTS_PER_INCH)
+    save(figure, target)
 
 
 def _draw_curve(axes: Any, summary: CurveSummary, curve: Curve) -> None:
@@ -135,7 +241,7 @@ def _draw_curve(axes: Any, summary: CurveSummary, curve: Curve) -> None:
         [summary.factor * getattr(spread, part) for spread in spreads]
         for part in ("median", "lower", "upper")
     )
-    look = _look(curve.name)
+    look = _curve_look(curve.name)
     label = _label(summary, curve)
     axes.plot(budgets, medians, label=label, linewidth=1.8, markersize=5, **look)
     axes.fill_between(budgets, lower, upper, color=look["color"], alpha=0.15, linewidth=0)
@@ -143,7 +249,7 @@ def _draw_curve(axes: Any, summary: CurveSummary, curve: Curve) -> None:
     axes.vlines(budgets, lower, upper, color=look["color"], alpha=0.5, linewidth=1.2)
 
 
-def _look(name: str) -> dict[str, str]:
+def _curve_look(name: str) -> dict[str, str]:
     """Return colour and marker, the same in every picture of a unit."""
     (own,) = (variant for variant in VARIANTS if variant.name == name)
     number = [variant for variant in VARIANTS if variant.unit == own.unit].index(own)
@@ -164,7 +270,7 @@ def _label(summary: CurveSummary, curve: Curve) -> str:
 
 def _where(summary: CurveSummary, words: str, budgets: Collection[float]) -> str:
     """Return at which budgets something is the case; nothing if at none."""
-    if len(budgets) == len(summary.budgets):
+    if len(budgets) == len(summary.epsilons):
         return f"{words} everywhere" if words == REFUSED else words
     told = ", ".join(f"{budget:g}" for budget in sorted(budgets))
     return f"{words} at {told}" if told else ""
@@ -189,25 +295,7 @@ def _draw_references(axes: Any, summary: CurveSummary) -> None:
             summary.factor * spread.median,
             label=name,
             linestyle=":" if name == MAJORITY else ("--", "-.")[number % 2],
-            color=_look(own[0])["color"] if own else GREY,
+            color=_curve_look(own[0])["color"] if own else GREY,
             linewidth=1.4,
             zorder=1,
         )
-
-
-def _finish(axes: Any, summary: CurveSummary) -> None:
-    budgets = summary.budgets
-    axes.set_xscale("log")
-    axes.set_xticks(budgets, labels=[f"{budget:g}" for budget in budgets])
-    axes.minorticks_off()
-    axes.set_xlim(budgets[0] / ROOM, budgets[-1] * ROOM)
-    whom = "an example" if summary.unit == "example" else "a whole party"
-    axes.set_xlabel(f"ε that {whom} pays, at δ = {summary.told_delta}")
-    axes.set_ylabel(summary.figure)
-    axes.set_ylim(bottom=max(axes.get_ylim()[0], summary.factor * lowest_shown(summary)))
-    axes.grid(alpha=0.3)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    title = f"{summary.title}: {summary.metric.replace('-', ' ')} against ε"
-    axes.set_title(title, loc="left", pad=24)
-    axes.text(0, 1.03, summary.runs, transform=axes.transAxes, fontsize="small", color=GREY)

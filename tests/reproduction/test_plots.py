@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 
 from fl_strategies.errors import InvalidParameter, MissingExtra
-from reproduction import plots as figures
 from reproduction.__main__ import main
-from reproduction.plots import DOTS_PER_INCH, PANEL_INCHES, draw_table, make_panels
+from reproduction.plots import draw_rounds, make_panels
 from reproduction.table import Row, Table
+from simulations.experiments.plots import (
+    DOTS_PER_INCH,
+    PANEL_INCHES,
+    draw_panels,
+    line_look,
+)
 from tests.pictures import size_of
 
 SEEDS = (0, 1, 2)
@@ -55,14 +60,14 @@ def test_rows_become_curves_in_panels() -> None:
     """In the table's order; a row that was never run is excluded."""
     panels = make_panels(TABLE, some_outcomes())
 
-    assert [(p.title, [c.name for c in p.curves]) for p in panels] == [
+    assert [(p.title, [line.name for line in p.lines]) for p in panels] == [
         ("few", ["two", "three"]),
         ("many", ["thirty"]),
     ]
-    curve = panels[0].curves[0]
-    assert curve.rounds == (1, 2, 3, 4)
-    assert curve.means == pytest.approx((0.31, 0.41, 0.51, 0.61))
-    assert curve.deviations == pytest.approx((0.01,) * 4)
+    line = panels[0].lines[0]
+    assert line.x == [1, 2, 3, 4]
+    assert line.y == pytest.approx([31, 41, 51, 61])
+    assert line.deviations == pytest.approx([1] * 4)
 
 
 def test_a_curve_shows_what_its_row_measures() -> None:
@@ -74,9 +79,9 @@ def test_a_curve_shows_what_its_row_measures() -> None:
 
     (panel,) = make_panels(replace(TABLE, rows=(TABLE.rows[0], own)), [run])
 
-    assert [curve.name for curve in panel.curves] == ["two", "own models"]
-    assert [curve.rounds for curve in panel.curves] == [(1, 2), (1,)]
-    assert panel.curves[1].means == (0.4,)
+    assert [line.name for line in panel.lines] == ["two", "own models"]
+    assert [line.x for line in panel.lines] == [[1, 2], [1]]
+    assert panel.lines[1].y == [40]
 
 
 def test_what_a_seed_did_not_measure_is_left_out_there() -> None:
@@ -87,11 +92,11 @@ def test_what_a_seed_did_not_measure_is_left_out_there() -> None:
         outcome(2, 2, [math.nan, 0.7]),
     ]
 
-    ((curve,),) = (panel.curves for panel in make_panels(TABLE, outcomes))
+    ((line,),) = (panel.lines for panel in make_panels(TABLE, outcomes))
 
-    assert curve.rounds == (1, 2, 3)
-    assert curve.means == pytest.approx((0.3, 0.6, 0.6))
-    assert curve.deviations[2] == 0
+    assert line.x == [1, 2, 3]
+    assert line.y == pytest.approx([30, 60, 60])
+    assert line.deviations[2] == 0
 
 
 def test_different_kinds_of_figure_do_not_share_axes() -> None:
@@ -103,9 +108,9 @@ def test_different_kinds_of_figure_do_not_share_axes() -> None:
 
     panels = make_panels(TABLE, outcomes)
 
-    assert [(panel.title, panel.metric) for panel in panels] == [
-        ("few", "accuracy"),
-        ("few", "mean-squared-error"),
+    assert [(panel.title, panel.y_label, panel.lines[0].y) for panel in panels] == [
+        ("few", "accuracy (%)", [50]),
+        ("few", "mean squared error", [0.1]),
     ]
 
 
@@ -114,7 +119,7 @@ def test_a_picture_is_drawn_and_tells_results_apart(tmp_path: Path) -> None:
     pictures = []
     for name, gain in (("a", 0.1), ("b", 0.1), ("c", 0.15)):
         kept = write(tmp_path / f"{name}.json", some_outcomes(gain))
-        draw_table(TABLE, kept, tmp_path / "new folder" / f"{name}.png")
+        draw_rounds(TABLE, kept, tmp_path / "new folder" / f"{name}.png")
         pictures.append(tmp_path / "new folder" / f"{name}.png")
 
     width, height = size_of(pictures[0])
@@ -126,7 +131,7 @@ def test_a_picture_is_drawn_and_tells_results_apart(tmp_path: Path) -> None:
 
 def test_the_band_shows_the_deviation() -> None:
     """Axes hold one line a row in percent, a band around it, and whole rounds."""
-    figure = figures._draw("Toy.", make_panels(TABLE, some_outcomes()))
+    figure = draw_panels("figure", "Toy.", make_panels(TABLE, some_outcomes()))
 
     few, many = figure.axes
     assert [line.get_label() for line in few.get_lines()] == ["two", "three"]
@@ -144,12 +149,12 @@ def test_many_rows_and_panels_have_looks_and_places_of_their_own(tmp_path: Path)
     outcomes = [outcome(n, 0, [0.1 * n]) for n in range(1, 9)]
     target = tmp_path / "many.png"
 
-    draw_table(table, write(tmp_path / "many.json", outcomes), target)
+    draw_rounds(table, write(tmp_path / "many.json", outcomes), target)
 
     width, height = size_of(target)
     assert width == pytest.approx(3 * PANEL_INCHES[0] * DOTS_PER_INCH, abs=2)
     assert height >= 2 * PANEL_INCHES[1] * DOTS_PER_INCH
-    assert len({tuple(figures._look(number).values()) for number in range(40)}) == 40
+    assert len({tuple(line_look(number).values()) for number in range(40)}) == 40
 
 
 def test_no_results_is_one_clear_sentence(tmp_path: Path) -> None:
@@ -159,7 +164,7 @@ def test_no_results_is_one_clear_sentence(tmp_path: Path) -> None:
 
     for kept in (tmp_path / "missing.json", other):
         with pytest.raises(InvalidParameter, match=r"rounds of toy_table, got .*json"):
-            draw_table(TABLE, kept, target)
+            draw_rounds(TABLE, kept, target)
     assert not target.exists()
 
 
@@ -171,7 +176,7 @@ def test_without_matplotlib_the_extra_is_named(
     kept = write(tmp_path / "kept.json", some_outcomes())
 
     with pytest.raises(MissingExtra, match=r"'matplotlib' .*fl-strategies\[figures\]"):
-        draw_table(TABLE, kept, tmp_path / "a.png")
+        draw_rounds(TABLE, kept, tmp_path / "a.png")
 
 
 def test_the_command_line_loads_matplotlib_only_to_draw() -> None:

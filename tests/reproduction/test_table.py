@@ -68,13 +68,15 @@ class Runs:
 
 def test_every_row_runs_once_a_seed(tmp_path: Path) -> None:
     """Rows differ by their settings and seeds by their number."""
-    runs, lines = Runs(), []
-    run_table(TABLE, runs, tmp_path / "kept.json", lines.append)
+    runs, said = Runs(), list[str]()
+    run_table(TABLE, runs, tmp_path / "kept.json", said.append)
 
     asked = [(settings.num_parties, settings.seed) for settings in runs.asked]
     assert asked == [(2, 0), (2, 1), (3, 0), (3, 1)]
-    assert lines[0] == "run 1 of 4: two parties, seed 0: 70.0; about 0 s left"
-    assert [line.partition(":")[0] for line in lines] == [f"run {n} of 4" for n in range(1, 5)]
+    first, *rest = "".join(said).splitlines()
+    assert first == "4 runs, 0 of them finished before."
+    assert rest[0] == "run 1 of 4: two parties, seed 0: 70.0 %; about 0 s left"
+    assert [line.partition(":")[0] for line in rest] == [f"run {n} of 4" for n in range(1, 5)]
     plain = json.loads((tmp_path / "kept.json").read_text(), parse_constant=pytest.fail)
     assert plain["outcomes"][0]["epsilon-party-unbounded"] is True
 

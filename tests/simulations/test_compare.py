@@ -16,18 +16,16 @@ from simulations.experiments.compare import (
     BASELINE_NAMES,
     Comparison,
     Line,
-    Plan,
     Promise,
     Summary,
-    make_plan,
+    plan_comparison,
     recommend,
     render,
-    run_comparison,
     summarise_comparison,
     to_json,
 )
 from simulations.experiments.entries import Entry
-from simulations.experiments.plots import DOTS_PER_INCH, draw_comparison, look
+from simulations.experiments.plots import DOTS_PER_INCH, draw_comparison, point_look
 from simulations.federation import Federation, load_federation
 from simulations.runtime import local
 from tests.pictures import size_of
@@ -194,7 +192,7 @@ def test_a_change_of_the_users_file_is_another_comparison(tmp_path: Path) -> Non
     asked = []
     for content in ("a,label\n1,0\n", "a,label\n2,0\n"):
         file.write_text(content)
-        asked.append(Comparison({"data": str(file)}, (0,), Plan((entry,), {})).asked(entry, 0))
+        asked.append(Comparison({"data": str(file)}, (0,)).key(entry, 0))
 
     assert asked[0] != asked[1]
     assert asked[0].keys() == asked[1].keys()
@@ -202,8 +200,7 @@ def test_a_change_of_the_users_file_is_another_comparison(tmp_path: Path) -> Non
 
 def test_what_changes_no_result_is_not_run_again() -> None:
     """Such as the number of processes."""
-    plan = Plan((), {})
-    one, two = (Comparison({"num-workers": n}, (0,), plan).asked(None, 0) for n in (1, 2))
+    one, two = (Comparison({"num-workers": n}, (0,)).key(None, 0) for n in (1, 2))
 
     assert one == two
 
@@ -211,7 +208,7 @@ def test_what_changes_no_result_is_not_run_again() -> None:
 def test_fedavg_takes_a_network_that_the_parties_have() -> None:
     """One kind of network at all parties is no substitution, and may be recommended."""
     given = {**FAST, "learner": "mlp", "final-learner": "mlp"}
-    (entry,) = make_plan(given, strategies=["fedavg"], rounds=3, seeds=(0,)).entries
+    (entry,) = plan_comparison(given, strategies=["fedavg"], rounds=3, seeds=(0,)).entries
 
     assert (entry.name, entry.reference) == ("fedavg", False)
     assert entry.settings["num-server-rounds"] == 3
@@ -226,7 +223,7 @@ def test_a_strategy_of_classes_is_not_run_on_several_labels(
     labels = {name: np.eye(2, dtype=np.int64)[getattr(data, name)] for name in Y}
     several = replace(federation, dataset=replace(data, task="multi-label", **labels))
     monkeypatch.setattr("simulations.experiments.compare.load_federation", lambda _: several)
-    plan = make_plan(FAST, strategies=["fedkt", "fedkd"], rounds=1, seeds=(0,))
+    plan = plan_comparison(FAST, strategies=["fedkt", "fedkd"], rounds=1, seeds=(0,))
 
     assert [entry.name.partition(" ")[0] for entry in plan.entries] == ["fedkd"]
     reason = "fedkt: task must be single-label, got 'multi-label'."
@@ -236,7 +233,7 @@ def test_a_strategy_of_classes_is_not_run_on_several_labels(
 def test_the_users_settings_win_over_usual_ones() -> None:
     """But not over what makes an entry what it is."""
     given = {**FAST, "num-teachers": 7, "num-queries": 11, "privacy-level": "L0"}
-    plan = make_plan(given, strategies=["fedkt"], rounds=2, seeds=(0,), budgets=(1.0,))
+    plan = plan_comparison(given, strategies=["fedkt"], rounds=2, seeds=(0,), budgets=(1.0,))
 
     (level_two,) = (entry for entry in plan.entries if entry.name == "fedkt L2")
     keys = ("num-teachers", "num-queries", "privacy-level")
@@ -270,9 +267,8 @@ def constructed_report(settings: Settings, figure: float) -> dict[str, Any]:
 
 
 def two_seeds(folder: Path, run: Callable[[Settings], dict[str, Any]]) -> Summary:
-    plan = make_plan(FAST, strategies=["fedkt", "fedmd"], rounds=1, seeds=(0, 1))
-    comparison = Comparison(FAST, (0, 1), plan)
-    results = run_comparison(comparison, run, folder / "kept.json", lambda _: None)
+    comparison = plan_comparison(FAST, strategies=["fedkt", "fedmd"], rounds=1, seeds=(0, 1))
+    results = comparison.run(run, folder / "kept.json", lambda _: None)
     return summarise_comparison(comparison, results)
 
 
@@ -476,4 +472,4 @@ def test_the_picture_is_a_png_of_one_panel_or_two(tmp_path: Path, private: bool)
 
 def test_no_two_of_fifty_entries_look_the_same() -> None:
     """There are more strategies than colours."""
-    assert len({tuple(look(number).values()) for number in range(50)}) == 50
+    assert len({tuple(point_look(number).values()) for number in range(50)}) == 50

@@ -21,7 +21,6 @@ from simulations.experiments.curve import (
     from_json,
     markdown,
     plan_curves,
-    run_curves,
     summarise_curves,
     to_json,
     write_section,
@@ -153,7 +152,7 @@ def test_every_variant_protects_its_unit(variant: Variant, tmp_path: Path) -> No
         draws=1,
     )
     curves = replace(plan, references=())
-    results = run_curves(curves, local.run_once, tmp_path / "kept.json", lambda _: None)
+    results = curves.run(local.run_once, tmp_path / "kept.json", lambda _: None)
 
     assert results.failed == {}
     (line,) = summarise_curves(curves, results).curves
@@ -218,7 +217,7 @@ def two_seeds(folder: Path, run: Callable[[Settings], dict[str, Any]]) -> CurveS
         seeds=[0, 1],
         draws=2,
     )
-    results = run_curves(curves, run, folder / "kept.json", lambda _: None)
+    results = curves.run(run, folder / "kept.json", lambda _: None)
     return summarise_curves(curves, results, "the command")
 
 
@@ -286,7 +285,7 @@ def test_parties_and_other_noise_are_other_results() -> None:
         )
         for number in (3, 4)
     ]
-    asked = [task.asked for plan in plans for task in plan.tasks()]
+    asked = [plan.key(*cell) for plan in plans for cell in plan.cells()]
 
     assert all(one not in asked[:number] for number, one in enumerate(asked))
     assert len(asked) == 2 * (1 + len(REFERENCES) + 2)
@@ -303,7 +302,7 @@ def constructed(low: float = 0.7, **changes: Any) -> CurveSummary:
         metric="accuracy",
         num_parties=3,
         delta=1e-5,
-        budgets=(0.1, 1.0),
+        epsilons=(0.1, 1.0),
         seeds=(0, 1, 2),
         draws=1,
         curves=(
@@ -321,7 +320,7 @@ def test_other_figures_give_another_picture(tmp_path: Path) -> None:
     draw_curves(constructed(), tmp_path / "new" / "one.png")
     draw_curves(constructed(low=0.75), tmp_path / "two.png")
     single = replace(constructed().curves[1], refused={})
-    draw_curves(constructed(curves=(single,), budgets=(1.0,)), tmp_path / "three.png")
+    draw_curves(constructed(curves=(single,), epsilons=(1.0,)), tmp_path / "three.png")
 
     pictures = [tmp_path / "new" / "one.png", tmp_path / "two.png", tmp_path / "three.png"]
     assert len({picture.read_bytes() for picture in pictures}) == 3
