@@ -71,50 +71,11 @@ def has_all(learner: Learner, needs: tuple[type, ...]) -> bool:
 OWNER = "Settings"
 
 
-def pretrained(
-    learner: Learner, data: Dataset, settings: Settings, rng: np.random.Generator
-) -> ContinuingLearner:
-    """Return a new learner after `pretrain-epochs` passes over the public rows."""
-    epochs = getattr(settings.options, "pretrain_epochs", 0)
-    require(epochs > 0, OWNER, "pretrain-epochs", "at least 1 with pretrain-once", epochs)
-    if not isinstance(learner, ContinuingLearner):
-        raise InvalidParameter(
-            f"{OWNER}: learner must be a network, which continues learning, to train on public "
-            f"rows first, got {settings.learner!r}."
-        )
-    if data.y_public is None:
-        raise InvalidParameter(
-            f"{OWNER}: joint-classes must be true for public rows of another set to have "
-            f"labels, got False."
-        )
-    return learner.partial_fit(data.x_public, data.y_public, rng=rng, epochs=epochs)
-
-
-def check_one_kind(learners: Sequence[str], final: str) -> None:
-    """Raise unless all parties have the model that they are to start from."""
-    alike = {*learners} == {final}
-    rule = "the final-learner with pretrain-once"
-    require(alike, OWNER, "learner", rule, ",".join(learners))
-
-
 MAY_CHANGE = frozenset(
     {
-        "checkpoint-dir",
-        "resume",
-        "num-server-rounds",
-        "then-rounds",
-        "min-parties",
-        "max-wait",
-        "timeout",
-        "output-dir",
-        "data-dir",
-        "state-dir",
-        "solo",
-        "pooled",
-        "pooled-learner",
-        "pate",
-        "public-only",
-        "num-workers",
+        *("checkpoint-dir", "resume", "output-dir", "data-dir", "state-dir"),
+        *("num-server-rounds", "then-rounds", "min-parties", "max-wait", "timeout"),
+        *("solo", "pooled", "pooled-learner", "pate", "public-only", "num-workers"),
     }
 )
 """Settings that a run may have another value of when it is resumed."""
@@ -218,23 +179,20 @@ class Federation:
         given = {key: value for key, value in own.to_config().items() if value != usual[key]}
         return ModelOptions.from_config({**self.settings.to_config(), **given})
 
-    def factory(self, name: str) -> LearnerFactory:
+    def factory(self, name: str, settings: ModelOptions | None = None) -> LearnerFactory:
         """Return the factory of a party's learner for this data set."""
-        return self._factory(name, self.settings)
-
-    def final_factory(self) -> LearnerFactory:
-        """Return the factory of the server's learner."""
-        return self._factory(self.final_learner, self.final_settings)
-
-    def _factory(self, name: str, settings: ModelOptions) -> LearnerFactory:
         data = self.dataset
         return learner_factory(
             name,
             row_shape=data.row_shape,
             num_classes=data.num_classes,
             task=data.task,
-            settings=settings,
+            settings=settings or self.settings,
         )
+
+    def final_factory(self) -> LearnerFactory:
+        """Return the factory of the server's learner."""
+        return self.factory(self.final_learner, self.final_settings)
 
     def catalogue(self) -> dict[str, LearnerFactory]:
         """Return all learners that may travel in this federation, by name."""
@@ -244,13 +202,9 @@ class Federation:
     def party(self, partition_id: int) -> Party:
         """Return one party; parties cycle through the configured learners."""
         settings, data = self.settings, self.dataset
-        require(
-            0 <= partition_id < settings.num_parties,
-            "Federation",
-            "partition-id",
-            between(0, settings.num_parties - 1),
-            partition_id,
-        )
+        last = settings.num_parties - 1
+        known = 0 <= partition_id <= last
+        require(known, "Federation", "partition-id", between(0, last), partition_id)
         rows = self.rows[partition_id]
         name = self.learner_names[partition_id % len(self.learner_names)]
         return Party(
@@ -274,9 +228,8 @@ class Federation:
         """Return the strategy, or the chain of two."""
         settings = self.settings
         self._check_learners()
-        folder = settings.checkpoint_dir or None
         kept: dict[str, Any] = {
-            "checkpoint_dir": folder,
+            "checkpoint_dir": settings.checkpoint_dir or None,
             "resume": settings.resume,
             "on_round": on_round,
         }
@@ -391,16 +344,16 @@ class Federation:
 
     @property
     def metric(self) -> str:
-        """Name of the figure that models are judged by."""
+        """Name of the metric by which models are compared."""
         return METRICS[self.dataset.task]
 
     def quality(self, model: Learner) -> float:
-        """Return a model's accuracy, or the figure of another task, on the test rows."""
+        """Return a model's accuracy, or the metric of another task, on the test rows."""
         data = self.dataset
         return quality(model, data.x_test, data.y_test, data.task)
 
     def judge(self, model: Learner) -> Evaluation:
-        """Return all figures of a model on the test rows."""
+        """Return all metrics of a model on the test rows."""
         data = self.dataset
         return evaluate_model(model, data.x_test, data.y_test, data.task)
 
@@ -434,17 +387,33 @@ class Federation:
         if settings.pretrain_once:
             learner = learner.from_arrays(self.shared_start)
         else:
-            start = party.rng(settings.seed, "pretrain")
-            learner = pretrained(learner, self.dataset, settings, start)
+            learner = self._pretrained(learner, party.rng(settings.seed, "pretrain"))
         return learner.partial_fit(x, y, rng=rng, epochs=settings.epochs)
 
     @cached_property
     def shared_start(self) -> dict[str, Array]:
         """The model that all parties start from with `pretrain-once`, as arrays."""
-        check_one_kind(self.learner_names, self.final_learner)
+        names, rule = self.learner_names, "the final-learner with pretrain-once"
+        require({*names} == {self.final_learner}, OWNER, "learner", rule, ",".join(names))
         rng = derive_rng(self.settings.seed, "pretrain")
-        learner = self.factory(self.final_learner)()
-        return pretrained(learner, self.dataset, self.settings, rng).to_arrays()
+        return self._pretrained(self.factory(self.final_learner)(), rng).to_arrays()
+
+    def _pretrained(self, learner: Learner, rng: np.random.Generator) -> ContinuingLearner:
+        """Return a learner after `pretrain-epochs` passes over the public rows."""
+        settings, data = self.settings, self.dataset
+        epochs = getattr(settings.options, "pretrain_epochs", 0)
+        require(epochs > 0, OWNER, "pretrain-epochs", "at least 1 with pretrain-once", epochs)
+        if not isinstance(learner, ContinuingLearner):
+            raise InvalidParameter(
+                f"{OWNER}: learner must be a network, which continues learning, to train on "
+                f"public rows first, got {settings.learner!r}."
+            )
+        if data.y_public is None:
+            raise InvalidParameter(
+                f"{OWNER}: joint-classes must be true for public rows of another set to have "
+                "labels, got False."
+            )
+        return learner.partial_fit(data.x_public, data.y_public, rng=rng, epochs=epochs)
 
     def judge_parties(self, num_workers: int = 1) -> Iterator[Evaluation]:
         """Train every party alone; with several workers, in forked processes."""

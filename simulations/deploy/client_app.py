@@ -9,8 +9,9 @@ import importlib
 import io
 import logging
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from flwr.app import Context
@@ -20,6 +21,7 @@ from fl_strategies import REGISTRY, Learner, Party, PortableLearner
 from fl_strategies._util import Array, make_folder, replace_file
 from fl_strategies.errors import InvalidData, StrategyError, require
 from fl_strategies.learners import LearnerFactory
+from fl_strategies.options import key_of
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.strategies.fedkt.options import LEVELS
 from fl_strategies.strategies.fedmd.options import RELEASES
@@ -27,6 +29,7 @@ from fl_strategies.strategies.sums.options import LEVELS as SUM_LEVELS
 from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.wire import keys
 from simulations.config import Value
+from simulations.data.tables import names_in
 from simulations.deploy.data import LABEL, PublicData, class_list, read_labelled, read_public
 from simulations.models import ModelOptions, check_learner_name, learner_factory
 from simulations.runtime.client_app import (
@@ -37,18 +40,10 @@ from simulations.runtime.client_app import (
     with_defaults,
 )
 
-_USUAL: Final = PartyPolicy()
 MAX_RUN_EPSILON: Final = "max-run-epsilon"
 POLICY_KEYS: Final[Mapping[str, Value]] = {
+    **{key_of(field.name): getattr(PartyPolicy(), field.name) for field in fields(PartyPolicy)},
     "strategies": "",
-    "allow-unprotected": _USUAL.allow_unprotected,
-    "allow-models": _USUAL.allow_models,
-    "allow-seeded-noise": _USUAL.allow_seeded_noise,
-    "allow-drowned-noise": _USUAL.allow_drowned_noise,
-    MAX_RUN_EPSILON: float(_USUAL.max_run_epsilon or 0),
-    "max-epochs": _USUAL.max_epochs,
-    "max-fits": _USUAL.max_fits,
-    "max-predictions": _USUAL.max_predictions,
 }
 """Keys of a node's policy, with their defaults."""
 FORMS: Final = (
@@ -74,26 +69,13 @@ def policy_of(config: Mapping[str, Value], *, limited: bool) -> PartyPolicy:
     is_open = bool(config["allow-unprotected"])
     rule = "omitted with allow-unprotected: what has no noise costs more than any number"
     require(not (is_open and limited), OWNER, MAX_RUN_EPSILON, rule, config[MAX_RUN_EPSILON])
-    return PartyPolicy(
-        strategies=_names(str(config["strategies"])),
-        allow_unprotected=is_open,
-        allow_models=bool(config["allow-models"]),
-        allow_seeded_noise=bool(config["allow-seeded-noise"]),
-        allow_drowned_noise=bool(config["allow-drowned-noise"]),
-        max_run_epsilon=None if is_open else float(config[MAX_RUN_EPSILON]),
-        delta=float(config["delta"]),
-        sample_delta=float(config["sample-delta"]),
-        max_epochs=int(config["max-epochs"]),
-        max_fits=int(config["max-fits"]),
-        max_predictions=int(config["max-predictions"]),
-    )
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
+    named = names_in(str(config["strategies"]))
+    for name in named:
         require(name in FORMS, OWNER, "strategies", f"among {', '.join(FORMS)}", name)
-    return names
+    given: dict[str, Any] = {key.replace("-", "_"): config[key] for key in POLICY_KEYS}
+    if is_open:
+        given["max_run_epsilon"] = None
+    return PartyPolicy(**{**given, "strategies": named})
 
 
 logger = logging.getLogger("flwr.fl_strategies")
@@ -117,25 +99,26 @@ DEFAULTS: Final[Mapping[str, Value]] = {
 }
 """Keys of a node config, with their defaults."""
 HEADS: Final = ("logistic-regression", "ridge")
-"""Linear models, which every party can read: a few numbers for each column and class."""
 MODEL_SETTINGS: Final = tuple(ModelOptions.settings())
 """Settings of models, which a party chooses for itself as well."""
 
 
 def load_party(context: Context) -> Party:
-    """Build the party of this node."""
+    """Return the party of this node."""
     return build_party(context.node_config, run=str(context.run_id))
 
 
 def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
     """Return the party that a node-config describes."""
     config = checked(node_config)
-    public = party_public(config)
-    x, y = read_labelled(_file(config, "data-file"), public, str(config["label"]))
+    public, label = party_public(config), str(config["label"])
+    x, y = read_labelled(_file(config, "data-file"), public, label)
     held_out: tuple[Array | None, Array | None] = (None, None)
     if config["test-file"]:
-        held_out = read_labelled(_file(config, "test-file"), public, str(config["label"]))
+        held_out = read_labelled(_file(config, "test-file"), public, label)
     learner, teacher = str(config["learner"]), str(config["teacher"])
+    # Linear models can be read by every party: a few numbers for each column and class.
+    received = dict.fromkeys([*names_in(str(config["receives"])), *HEADS])
     return Party(
         x=x,
         y=y,
@@ -148,9 +131,7 @@ def build_party(node_config: Mapping[str, Value], *, run: str) -> Party:
         partition_id=int(config[keys.PARTITION_ID]),
         x_test=held_out[0],
         y_test=held_out[1],
-        catalogue={
-            name: party_factory(name, "receives", public, config) for name in _received(config)
-        },
+        catalogue={name: party_factory(name, "receives", public, config) for name in received},
         journal=Budget.of_node(config).journal(x, y),
         run=run,
         compare_at_home=bool(config["compare"]),
@@ -173,12 +154,6 @@ def understood(node_config: Mapping[str, Value]) -> list[str]:
     """Say what the public file makes of the columns of a party's tables."""
     encoder = party_public(checked(node_config)).encoder
     return encoder.describe() if encoder else []
-
-
-def _received(config: Mapping[str, Value]) -> list[str]:
-    """Return which models the party takes beside its own: linear ones and those named."""
-    named = [name.strip() for name in str(config["receives"]).split(",") if name.strip()]
-    return [*dict.fromkeys([*named, *HEADS])]
 
 
 def checked(node_config: Mapping[str, Value]) -> dict[str, Value]:
@@ -209,7 +184,13 @@ def party_factory(
     """
     if ":" not in name:
         check_learner_name(OWNER, parameter, name)
-        return _named_factory(name, public, config)
+        given = {key: config[key] for key in MODEL_SETTINGS if key in config}
+        return learner_factory(
+            name,
+            row_shape=public.row_shape,
+            num_classes=len(public.classes),
+            settings=ModelOptions.from_config(given),
+        )
     module, _, function = name.partition(":")
     try:
         make = getattr(importlib.import_module(module), function)
@@ -239,18 +220,6 @@ def save_model(model: Learner, party: Party, context: Context) -> None:
         logger.info("%s", error)
     except OSError as error:
         logger.warning("The model of run %s is not kept: %s.", context.run_id, error.strerror)
-
-
-def _named_factory(
-    name: str, public: PublicData, config: Mapping[str, Value]
-) -> LearnerFactory:
-    given = {key: config[key] for key in MODEL_SETTINGS if key in config}
-    return learner_factory(
-        name,
-        row_shape=public.row_shape,
-        num_classes=len(public.classes),
-        settings=ModelOptions.from_config(given),
-    )
 
 
 def _file(config: Mapping[str, Value], key: str) -> Path:

@@ -39,26 +39,10 @@ FILE_SETTINGS: Final[Mapping[str, str]] = {
 """Settings of deployments only: files on the server, and the class list."""
 SIMULATED: Final = frozenset(
     {
-        "data",
-        "data-dir",
-        "label",
-        "drop",
-        "public",
-        "train-rows",
-        "public-rows",
-        "test-rows",
-        "partition",
-        "beta",
-        "balanced",
-        "mixing",
-        "shares",
-        "min-records",
-        "teacher",
-        "state-dir",
-        "solo",
-        "pooled",
-        "central",
-        "num-workers",
+        *("data", "data-dir", "label", "drop", "public"),
+        *("train-rows", "public-rows", "test-rows", "teacher", "state-dir"),
+        *("partition", "beta", "balanced", "mixing", "shares", "min-records"),
+        *("solo", "pooled", "central", "num-workers"),
     }
 )
 """Settings by which a simulation deals data, which here are the parties' own affair."""
@@ -149,13 +133,13 @@ def make_report(
     seconds: float,
 ) -> dict[str, Any]:
     """Describe a finished run; raise `NotFitted`, with the reason, if it has no model."""
-    model, settings = strategy.model_, federation.settings
+    model, settings, data = strategy.model_, federation.settings, federation.dataset
     train, evaluate = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
     return {
         "strategy": settings.strategy,
         "seed": settings.seed,
         "metric": federation.metric,
-        federation.metric: _quality(federation, model),
+        federation.metric: federation.quality(model) if len(data.y_test) else None,
         "model-sha256": model_hash(model),
         "ledger": strategy.ledger_.state_dict(),
         "privacy-statement": strategy.ledger_.statement(),
@@ -182,25 +166,15 @@ def make_report(
 
 def model_hash(model: Learner) -> str | None:
     """Return what tells two models apart to the last bit, or None without an array form."""
-    arrays = _arrays(model)
-    if arrays is None:
-        return None
-    lines = [f"{name} {content_hash(array)}" for name, array in sorted(arrays.items())]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _arrays(model: Learner) -> dict[str, Array] | None:
     if not isinstance(model, PortableLearner):
         return None
     try:
-        return dict(model.to_arrays())
+        arrays = sorted(model.to_arrays().items())
     except UnsupportedLearner as error:
         logger.info("%s", error)
         return None
-
-
-def _quality(federation: Federation, model: Learner) -> float | None:
-    return federation.quality(model) if len(federation.dataset.y_test) else None
+    lines = [f"{name} {content_hash(array)}" for name, array in arrays]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def public_dataset(public: PublicData, x_test: Array, y_test: IntArray) -> Dataset:

@@ -155,7 +155,7 @@ def test_a_wrong_type_is_named(name: str, value: Any, rule: str) -> None:
         ("partition", "random", "one of dirichlet, iid, by-label"),
         ("output_dir", "", "a folder"),
         ("data", "imagenet", "one of digits, breast-cancer, adult, cod-rna, mnist"),
-        ("learner", "random-forest,trees", "one of random-forest, forest"),
+        ("learner", "random-forest,trees", "one of random-forest, extra-trees"),
         ("learner", "random-forest,", "one of random-forest"),
         ("teacher", "random-forest", "omitted unless for fedkt"),
         ("pretrain_once", True, "omitted unless for fedmd"),
