@@ -243,7 +243,7 @@ def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
     ]
     assert options("ridge", "tabular.kernel.RidgeLearner", settings)["ridge"] == 0.5
     waves = options(
-        "random-features", "tabular.random_features.RandomFeaturesLearner", settings
+        "random-features", "tabular.kernel.RandomFeaturesLearner", settings
     )
     assert waves["num_features"] == 30
     with pytest.MonkeyPatch.context() as patch:
