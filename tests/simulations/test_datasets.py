@@ -28,6 +28,10 @@ def nothing_local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+def load(name: str, seed: int = 0, **options: Any) -> Dataset:
+    return load_dataset(name, rng=np.random.RandomState(seed), **options)
+
+
 def sizes(data: Dataset) -> tuple[int, int, int]:
     return len(data.x_train), len(data.x_public), len(data.x_test)
 
@@ -49,7 +53,7 @@ def tabular(num_rows: int, num_features: int, seed: int = 0) -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_an_embedded_set_has_typed_flat_rows(name: str) -> None:
     """Rows are finite float32 matrices, labels int64 positions in the class list."""
-    data = load_dataset(name, rng=np.random.RandomState(0))
+    data = load(name)
     for x in (data.x_train, data.x_public, data.x_test):
         assert x.dtype == np.float32
         assert x.shape[1:] == (data.num_features,)
@@ -60,40 +64,19 @@ def test_an_embedded_set_has_typed_flat_rows(name: str) -> None:
         assert set(np.unique(y)) == set(range(data.num_classes))
 
 
-def test_digits_are_split_without_loss_or_overlap() -> None:
-    """Train, public and test together are the original rows, each once."""
-    data = load_dataset("digits", rng=np.random.RandomState(3))
-    original = (sklearn.datasets.load_digits().data / 16).astype(np.float32)
-    joined = sorted_rows(data.x_train, data.x_public, data.x_test)
-    assert np.array_equal(joined, sorted_rows(original))
-    assert sizes(data) == (1078, 359, 360)
-    assert data.classes == tuple("0123456789")
-
-
-def test_rows_keep_their_labels() -> None:
-    """A split row has the label that the original set gives it."""
-    data = load_dataset("digits", rng=np.random.RandomState(1))
-    x, y = sklearn.datasets.load_digits(return_X_y=True)
-    labels = {row.tobytes(): label for row, label in zip((x / 16).astype("f4"), y, strict=True)}
-    expected = [labels[row.tobytes()] for row in data.x_train]
-    assert data.y_train.tolist() == expected
-
-
 def test_breast_cancer_is_scaled_by_public_rows_alone() -> None:
     """The public rows have mean 0 and deviation 1; the private ones only nearly."""
-    data = load_dataset("breast-cancer", rng=np.random.RandomState(0))
+    data = load("breast-cancer")
     assert np.allclose(data.x_public.mean(axis=0), 0, atol=1e-5)
     assert np.allclose(data.x_public.std(axis=0), 1, atol=1e-4)
     assert np.abs(data.x_train.mean(axis=0)).max() > 0.01
     assert data.classes == ("malignant", "benign")
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_the_seed_alone_decides_the_split(name: str) -> None:
-    """Equal seeds give equal rows and another seed gives others."""
-    first, again, other = (
-        load_dataset(name, rng=np.random.RandomState(seed)) for seed in (5, 5, 6)
-    )
+@pytest.mark.parametrize(("name", "limit"), [*((name, 0) for name in EMBEDDED), ("digits", 20)])
+def test_the_seed_alone_decides_the_split(name: str, limit: int) -> None:
+    """Equal seeds give equal rows and another seed gives others, also of those limits take."""
+    first, again, other = (load(name, seed=seed, num_public=limit) for seed in (5, 5, 6))
     assert np.array_equal(first.x_public, again.x_public)
     assert np.array_equal(first.y_test, again.y_test)
     assert not np.array_equal(first.x_public, other.x_public)
@@ -115,6 +98,8 @@ def test_digits_have_the_split_of_the_first_release(seed: int) -> None:
     train, public, test = reference_split(len(y), 0.6, seed)
     assert np.array_equal(data.x_train, (x[train] / 16).astype(np.float32))
     assert np.array_equal(data.x_public, (x[public] / 16).astype(np.float32))
+    assert np.array_equal(data.x_test, (x[test] / 16).astype(np.float32))
+    assert (sizes(data), data.classes) == ((1078, 359, 360), tuple("0123456789"))
     assert np.array_equal(data.y_train, y[train])
     assert np.array_equal(data.y_test, y[test])
     twin = np.random.RandomState(seed)
@@ -135,7 +120,7 @@ def test_tables_have_the_split_and_scale_of_the_first_release(
         file = {"adult": "a9a.npz", "cod-rna": "cod_rna.npz"}[name]
         np.savez(tmp_path / file, x_train=x, y_train=y)
         x = x.astype(np.float64)
-    data = load_dataset(name, rng=np.random.RandomState(3), data_dir=str(tmp_path))
+    data = load(name, seed=3, data_dir=str(tmp_path))
     rows = reference_split(len(y), 0.6 if name == "breast-cancer" else 0.75, 3)
     mean, deviation = x[rows[1]].mean(axis=0), x[rows[1]].std(axis=0)
     if name != "breast-cancer":
@@ -152,10 +137,8 @@ def test_tables_have_the_split_and_scale_of_the_first_release(
 
 def test_limits_take_rows_at_random_with_their_labels() -> None:
     """Fewer rows of each kind are taken, all from the part they would be in anyway."""
-    whole = load_dataset("digits", rng=np.random.RandomState(2))
-    some = load_dataset(
-        "digits", rng=np.random.RandomState(2), num_train=70, num_public=30, num_test=1000
-    )
+    whole = load("digits", seed=2)
+    some = load("digits", seed=2, num_train=70, num_public=30, num_test=1000)
     assert sizes(some) == (70, 30, 360)
     for part in ("train", "public"):
         x, y = getattr(whole, f"x_{part}"), getattr(whole, f"y_{part}")
@@ -166,19 +149,9 @@ def test_limits_take_rows_at_random_with_their_labels() -> None:
     assert np.array_equal(some.x_test, whole.x_test)
 
 
-def test_the_seed_decides_which_rows_are_taken() -> None:
-    """Server and parties take the same public rows."""
-    first, again, other = (
-        load_dataset("digits", rng=np.random.RandomState(seed), num_public=20)
-        for seed in (1, 1, 2)
-    )
-    assert np.array_equal(first.x_public, again.x_public)
-    assert not np.array_equal(first.x_public, other.x_public)
-
-
 def test_limited_public_rows_alone_fix_the_scale() -> None:
     """Rows that nobody holds take no part in the standardisation."""
-    data = load_dataset("breast-cancer", rng=np.random.RandomState(0), num_public=25)
+    data = load("breast-cancer", num_public=25)
     assert np.allclose(data.x_public.mean(axis=0), 0, atol=1e-5)
 
 
@@ -187,7 +160,7 @@ def test_a_negative_limit_is_refused(name: str) -> None:
     """The sentence names the setting."""
     message = rf"{name.replace('_', '-')} must be at least 0 \(0: all\), got -1"
     with pytest.raises(InvalidParameter, match=message):
-        load_dataset("digits", rng=np.random.RandomState(0), **{name: -1})  # type: ignore[arg-type]
+        load("digits", **{name: -1})
 
 
 @pytest.mark.parametrize(
@@ -209,7 +182,7 @@ def test_public_rows_of_another_set_must_be_other_images(
 ) -> None:
     """Tables and texts have none, and private images may not return as public ones."""
     with pytest.raises(InvalidParameter, match=message):
-        load_dataset(name, rng=np.random.RandomState(0), public=public)
+        load(name, public=public)
 
 
 @pytest.mark.parametrize("name", ["mnist", "digits"])
@@ -217,7 +190,7 @@ def test_joint_classes_need_another_set(name: str) -> None:
     """Public rows of the data itself have its classes anyway; settings say so at once."""
     message = "joint-classes must be false unless public names another image set, got True"
     with pytest.raises(InvalidParameter, match=f"load_dataset: {message}"):
-        load_dataset(name, rng=np.random.RandomState(0), joint_classes=True)
+        load(name, joint_classes=True)
     with pytest.raises(InvalidParameter, match=f"Settings: {message}"):
         Settings.of(data=name, joint_classes=True)
     assert Settings.of(data="emnist-letters", public="mnist", joint_classes=True).joint_classes
@@ -229,7 +202,7 @@ def test_an_unknown_name_lists_the_known(name: str) -> None:
     with pytest.raises(
         InvalidParameter, match=r"digits, .*, mnist, .*, or a file \(.npz, .csv"
     ):
-        load_dataset(name, rng=np.random.RandomState(0))
+        load(name)
 
 
 # Local folder
@@ -240,8 +213,8 @@ def test_adult_and_cod_rna_come_from_a_local_folder(tmp_path: Path) -> None:
     x, y = tabular(80, 8)
     np.savez(tmp_path / "a9a.npz", x_train=(x > 50).astype(np.uint8), y_train=y)
     np.savez(tmp_path / "cod_rna.npz", x_train=x, y_train=y)
-    adult = load_dataset("adult", rng=np.random.RandomState(0), data_dir=str(tmp_path))
-    cod_rna = load_dataset("cod-rna", rng=np.random.RandomState(0), data_dir=str(tmp_path))
+    adult = load("adult", data_dir=str(tmp_path))
+    cod_rna = load("cod-rna", data_dir=str(tmp_path))
     assert sizes(adult) == sizes(cod_rna) == (60, 10, 10)
     assert set(np.unique(adult.x_train)) == {0.0, 1.0}
     assert np.allclose(cod_rna.x_public.std(axis=0), 1, atol=1e-4)
@@ -251,7 +224,7 @@ def test_adult_and_cod_rna_come_from_a_local_folder(tmp_path: Path) -> None:
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     """A mistyped folder is an error, not a download."""
     with pytest.raises(InvalidParameter, match="data-dir must be a folder that exists"):
-        load_dataset("adult", rng=np.random.RandomState(0), data_dir=str(tmp_path / "nowhere"))
+        load("adult", data_dir=str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +252,7 @@ def test_a_wrong_local_file_is_described(
     """Missing arrays, foreign labels, odd lengths and NaN each give one sentence."""
     np.savez(tmp_path / "a9a.npz", **arrays)
     with pytest.raises(InvalidData, match=message):
-        load_dataset("adult", rng=np.random.RandomState(0), data_dir=str(tmp_path))
+        load("adult", data_dir=str(tmp_path))
 
 
 # Public sources
@@ -304,7 +277,7 @@ def test_a_set_that_is_not_local_comes_from_openml(
     monkeypatch.setattr(
         sklearn.datasets, "fetch_openml", functools.partial(openml_copy, source)
     )
-    data = load_dataset(name, rng=np.random.RandomState(0), data_dir=str(tmp_path))
+    data = load(name, data_dir=str(tmp_path))
     assert sum(sizes(data)) == source.num_rows
     assert data.num_features == source.num_features
     assert set(np.unique(data.y_train)) == {0, 1}
@@ -320,7 +293,7 @@ def test_an_openml_copy_with_other_rows_is_refused(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", reordered)
     with pytest.raises(InvalidData, match=r"OpenML copy must be 32561 rows x 123 columns with"):
-        load_dataset("adult", rng=np.random.RandomState(0))
+        load("adult")
 
 
 @pytest.mark.parametrize("error", [OSError("no network"), ValueError("no such set")])
@@ -335,7 +308,7 @@ def test_an_unreachable_source_says_what_to_do(
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", fail)
     message = r"Set data-dir or FL_STRATEGIES_DATA to a folder that holds a9a.npz with x_train"
     with pytest.raises(InvalidData, match=message):
-        load_dataset("adult", rng=np.random.RandomState(0))
+        load("adult")
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fl_strategies.errors import InvalidData, InvalidParameter, MissingExtra
-from simulations.data.sets import load_dataset
-from tests.simulations.test_datasets import sizes, sorted_rows, tabular
+from tests.simulations.test_datasets import load, sizes, sorted_rows, tabular
 
 
 def write_split(path: Path, **changes: Any) -> Path:
@@ -27,7 +26,7 @@ def write_split(path: Path, **changes: Any) -> Path:
 def test_an_npz_without_public_rows_gives_half_of_its_test_rows(tmp_path: Path) -> None:
     """All training rows stay private and the test rows are shared between two uses."""
     path = write_split(tmp_path / "rows.npz")
-    data = load_dataset(str(path), rng=np.random.RandomState(0))
+    data = load(str(path))
     assert sizes(data) == (40, 10, 10)
     assert data.name == "rows.npz"
     assert np.allclose(data.x_public.mean(axis=0), 0, atol=1e-5)
@@ -37,7 +36,7 @@ def test_an_npz_with_public_rows_keeps_its_test_rows(tmp_path: Path) -> None:
     """x_public is taken as it is, and it alone fixes the scale."""
     public = np.array([[0.0, 10, 0, 5], [2.0, 30, 1, 5]])
     path = write_split(tmp_path / "rows.npz", x_public=public)
-    data = load_dataset(str(path), rng=np.random.RandomState(0))
+    data = load(str(path))
     assert sizes(data) == (40, 2, 20)
     assert np.allclose(data.x_public, [[-1, -1, 0, 0], [1, 1, 1, 0]])
     original = tabular(60, 4)[0]
@@ -50,9 +49,7 @@ def test_the_split_of_a_file_does_not_depend_on_its_folder(tmp_path: Path) -> No
     first = write_split(tmp_path / "rows.npz")
     (tmp_path / "other").mkdir()
     second = write_split(tmp_path / "other" / "rows.npz")
-    left, right = (
-        load_dataset(str(path), rng=np.random.RandomState(0)) for path in (first, second)
-    )
+    left, right = (load(str(path)) for path in (first, second))
     assert np.array_equal(left.x_public, right.x_public)
 
 
@@ -73,7 +70,7 @@ def test_images_of_a_file_become_channels_of_pixels(
     """Grey and coloured images are recognised by their shape; anything else is laid flat."""
     images = np.random.default_rng(0).integers(256, size=(60, *shape), dtype=np.uint8)
     path = write_split(tmp_path / "images.npz", x_train=images[:40], x_test=images[40:])
-    data = load_dataset(str(path), rng=np.random.RandomState(0))
+    data = load(str(path))
     assert data.row_shape == data.x_public.shape[1:] == data.x_test.shape[1:] == expected
     if shape == (5, 6, 3):
         colours = [
@@ -88,7 +85,7 @@ def test_images_of_a_file_have_one_scale_for_all_pixels(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(256, size=(60, 5, 5, 3), dtype=np.uint8)
     images[:, 0, 0] = 0
     path = write_split(tmp_path / "images.npz", x_train=images[:40], x_test=images[40:])
-    data = load_dataset(str(path), rng=np.random.RandomState(0))
+    data = load(str(path))
     assert data.x_public.mean() == pytest.approx(0, abs=1e-4)
     assert data.x_public.std() == pytest.approx(1, abs=1e-4)
     assert np.abs(data.x_train).max() < 4
@@ -100,7 +97,7 @@ def test_images_of_a_file_must_be_alike(tmp_path: Path) -> None:
         tmp_path / "rows.npz", x_train=np.zeros((40, 4, 6)), x_test=np.zeros((20, 6, 4))
     )
     with pytest.raises(InvalidData, match=r"x_test must be rows of shape \(1, 4, 6\)"):
-        load_dataset(str(path), rng=np.random.RandomState(0))
+        load(str(path))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +115,7 @@ def test_labels_become_positions_in_the_sorted_class_list(
 ) -> None:
     """Numbers are sorted as numbers, text as text, over train and test together."""
     path = write_split(tmp_path / "rows.npz", y_train=train, y_test=test)
-    data = load_dataset(str(path), rng=np.random.RandomState(0))
+    data = load(str(path))
     assert data.classes == classes
     names = [classes[label] for label in data.y_train]
     plain = [label.decode() if isinstance(label, bytes) else label for label in train.ravel()]
@@ -159,7 +156,7 @@ def test_a_wrong_npz_is_described(
     """Each way an archive can be wrong gives one sentence that names file and array."""
     path = write_split(tmp_path / "rows.npz", **changes)
     with pytest.raises(InvalidData, match=rf"rows.npz: .*{message}"):
-        load_dataset(str(path), rng=np.random.RandomState(0))
+        load(str(path))
 
 
 @pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04 broken"])
@@ -168,7 +165,7 @@ def test_a_broken_archive_is_described(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rows.npz"
     path.write_bytes(content)
     with pytest.raises(InvalidData, match=r"rows.npz: the file must be an npz archive"):
-        load_dataset(str(path), rng=np.random.RandomState(0))
+        load(str(path))
 
 
 def test_a_single_array_in_an_npz_file_is_described(tmp_path: Path) -> None:
@@ -177,13 +174,13 @@ def test_a_single_array_in_an_npz_file_is_described(tmp_path: Path) -> None:
     with path.open("wb") as file:
         np.save(file, np.zeros((4, 4)))
     with pytest.raises(InvalidData, match=r"rows.npz: the file must be an npz archive"):
-        load_dataset(str(path), rng=np.random.RandomState(0))
+        load(str(path))
 
 
 def test_a_file_that_does_not_exist_is_named() -> None:
     """The path is repeated in the answer."""
     with pytest.raises(InvalidParameter, match=r"must be a file that exists, got 'no/where.c"):
-        load_dataset("no/where.csv", rng=np.random.RandomState(0))
+        load("no/where.csv")
 
 
 # Tables
@@ -205,9 +202,7 @@ def write_text(path: Path, text: str) -> str:
 
 def test_a_csv_is_encoded_in_a_constant_order(tmp_path: Path) -> None:
     """Numbers are standardised, other columns one-hot with sorted categories, in file order."""
-    data = load_dataset(
-        write_text(tmp_path / "t.csv", table()), rng=np.random.RandomState(0), label="label"
-    )
+    data = load(write_text(tmp_path / "t.csv", table()), label="label")
     assert sizes(data) == (180, 30, 30)
     assert data.classes == ("n", "y")
     assert data.num_features == 1 + 3 + 1
@@ -221,7 +216,7 @@ def test_a_category_that_no_public_row_has_is_all_zeros(tmp_path: Path) -> None:
     text = table() + "40,violet,True,n\n"
     path = write_text(tmp_path / "t.csv", text)
     for seed in range(8):
-        data = load_dataset(path, rng=np.random.RandomState(seed), label="label")
+        data = load(path, seed=seed, label="label")
         blank = sum((x[:, 1:-1].sum(axis=1) == 0).sum() for x in (data.x_train, data.x_test))
         assert (data.num_features, blank) in {(5, 1), (6, 0)}
 
@@ -229,9 +224,7 @@ def test_a_category_that_no_public_row_has_is_all_zeros(tmp_path: Path) -> None:
 def test_a_missing_category_counts_as_one(tmp_path: Path) -> None:
     """An empty text cell is a value of its own, so no row has to be dropped."""
     text = table().replace("red", "")
-    data = load_dataset(
-        write_text(tmp_path / "t.csv", text), rng=np.random.RandomState(0), label="label"
-    )
+    data = load(write_text(tmp_path / "t.csv", text), label="label")
     assert data.num_features == 5
     assert (data.x_train[:, 1:4].sum(axis=1) == 1).all()
 
@@ -243,12 +236,10 @@ def test_a_compressed_csv_is_the_same_table(
     tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]
 ) -> None:
     """Compression changes neither rows nor labels."""
-    plain = load_dataset(
-        write_text(tmp_path / "t.csv", table()), rng=np.random.RandomState(0), label="label"
-    )
+    plain = load(write_text(tmp_path / "t.csv", table()), label="label")
     packed = tmp_path / f"t{suffix}"
     packed.write_bytes(compress(table().encode()))
-    data = load_dataset(str(packed), rng=np.random.RandomState(0), label="label")
+    data = load(str(packed), label="label")
     assert sizes(data) == sizes(plain)
     columns = [
         sorted_rows(d.x_train[:, 1:], d.x_test[:, 1:], d.x_public[:, 1:]) for d in (data, plain)
@@ -272,7 +263,7 @@ def test_a_label_column_that_is_not_there_lists_the_columns(
     path = write_text(tmp_path / "t.csv", table())
     told = f"{answer}The columns are age, colour, is_member, label."
     with pytest.raises(InvalidParameter, match=told):
-        load_dataset(path, rng=np.random.RandomState(0), label=label)
+        load(path, label=label)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +281,7 @@ def test_a_wrong_csv_is_described(tmp_path: Path, text: str, message: str) -> No
     """Lone columns, too few rows and broken tables each give one sentence."""
     path = write_text(tmp_path / "t.csv", text)
     with pytest.raises(InvalidData, match=message):
-        load_dataset(path, rng=np.random.RandomState(0), label="label")
+        load(path, label="label")
 
 
 def test_a_csv_without_pandas_names_the_extra(
@@ -300,4 +291,4 @@ def test_a_csv_without_pandas_names_the_extra(
     monkeypatch.setitem(sys.modules, "pandas", None)
     path = write_text(tmp_path / "t.csv", table())
     with pytest.raises(MissingExtra, match=r"pip install \"fl-strategies\[simulation\]\""):
-        load_dataset(path, rng=np.random.RandomState(0), label="label")
+        load(path, label="label")

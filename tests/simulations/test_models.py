@@ -242,9 +242,7 @@ def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
         "reveal_rows"
     ]
     assert options("ridge", "tabular.kernel.RidgeLearner", settings)["ridge"] == 0.5
-    waves = options(
-        "random-features", "tabular.kernel.RandomFeaturesLearner", settings
-    )
+    waves = options("random-features", "tabular.kernel.RandomFeaturesLearner", settings)
     assert waves["num_features"] == 30
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("clients.tabular.sklearn.ForestScores", lambda inner, **_: inner)
