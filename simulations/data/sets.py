@@ -199,12 +199,9 @@ def check_joint_classes(owner: str, public: str, joint_classes: bool) -> None:
 # Tables
 
 
-def _from_table(
-    name: str, x: Array, y: IntArray, classes: tuple[str, ...], rows: Rows
-) -> Dataset:
+def _scaled(name: str, x: Array, y: IntArray, classes: tuple[str, ...], rows: Rows) -> Dataset:
     check_rows(name, "the public rows", x[rows[1]])
-    scale = public_scale(x[rows[1]])
-    return _dataset(name, scale(x), y, classes, rows)
+    return _dataset(name, public_scale(x[rows[1]])(x), y, classes, rows)
 
 
 def _dataset(name: str, x: Array, y: IntArray, classes: tuple[str, ...], rows: Rows) -> Dataset:
@@ -232,7 +229,7 @@ def _load_breast_cancer(name: str, request: Request) -> Dataset:
     data = import_library(name, "sklearn.datasets", "sklearn").load_breast_cancer()
     rows = request.limit(split_rows(len(data.data), EMBEDDED_TRAIN_SHARE, request.rng))
     classes = tuple(str(target) for target in data.target_names)
-    return _from_table(name, data.data, data.target.astype(np.int64), classes, rows)
+    return _scaled(name, data.data, data.target.astype(np.int64), classes, rows)
 
 
 def _load_libsvm(name: str, request: Request) -> Dataset:
@@ -245,7 +242,7 @@ def _load_libsvm(name: str, request: Request) -> Dataset:
         x, y = _fetch_libsvm(name, source)
     check_labels(source.file, "y_train", y, len(x), num_classes=2)
     rows = request.limit(split_rows(len(x), PAPER_TRAIN_SHARE, request.rng))
-    return _from_table(name, x, y.astype(np.int64), source.classes, rows)
+    return _scaled(name, x, y.astype(np.int64), source.classes, rows)
 
 
 def _fetch_libsvm(name: str, source: LibsvmFile) -> tuple[Array, IntArray]:
@@ -286,32 +283,26 @@ def _load_npz(path: Path, request: Request) -> Dataset:
     )
     own = "x_public" in pools
     pools.setdefault("x_public", pools["x_test"])
-    train, public, test = request.limit(_rows_of_file(path.name, pools, own, request.rng))
-    check_rows(path.name, "x_public" if own else "x_test", pools["x_public"][public])
-    scale = (image_scale if arrays["x_train"].ndim > 2 else public_scale)(
-        pools["x_public"][public]
-    )
+    public, test = np.arange(len(pools["x_public"])), np.arange(len(pools["x_test"]))
+    if not own:
+        public, test = halves(len(test), request.rng)
+        rule = "at least 2 rows without x_public"
+        require_data(len(public) > 0, path.name, "x_test", rule, 1)
+    rows = np.arange(len(pools["x_train"])), public, test
+    train, public, test = request.limit(rows)
+    x_public = pools["x_public"][public]
+    check_rows(path.name, "x_public" if own else "x_test", x_public)
+    scale = (image_scale if arrays["x_train"].ndim > 2 else public_scale)(x_public)
     return Dataset(
         name=path.name,
         classes=classes,
         x_train=scale(pools["x_train"][train]),
         y_train=y_train[train],
-        x_public=scale(pools["x_public"][public]),
+        x_public=scale(x_public),
         y_public=None if own else y_test[public],
         x_test=scale(pools["x_test"][test]),
         y_test=y_test[test],
     )
-
-
-def _rows_of_file(
-    name: str, pools: Mapping[str, Array], own_public: bool, rng: np.random.RandomState
-) -> Rows:
-    train, test = np.arange(len(pools["x_train"])), np.arange(len(pools["x_test"]))
-    if own_public:
-        return train, np.arange(len(pools["x_public"])), test
-    public, test = halves(len(test), rng)
-    require_data(len(public) > 0, name, "x_test", "at least 2 rows without x_public", 1)
-    return train, public, test
 
 
 def _require_same_rows(owner: str, name: str, x: Array, like: Array) -> None:
@@ -337,15 +328,12 @@ def _load_table(path: Path, request: Request, label: str, drop: str) -> Dataset:
     encoder = TableEncoder.learn(path.name, table.iloc[rows[1]], unused)
     data = _dataset(path.name, encoder.encode(path.name, table), y, classes, rows)
     missing, public = (int((part == UNLABELLED).sum()) for part in (y, y[rows[1]]))
-    used = f"{public} are public rows, {missing - public} are dropped"
-    return replace(
-        data,
-        y_public=None if public else data.y_public,
-        understood=(
-            *encoder.describe(),
-            *([f"without a label ({missing}): {used}"] if missing else []),
-        ),
-    )
+    understood = encoder.describe()
+    if missing:
+        used = f"{public} are public rows, {missing - public} are dropped"
+        understood.append(f"without a label ({missing}): {used}")
+    y_public = None if public else data.y_public
+    return replace(data, y_public=y_public, understood=tuple(understood))
 
 
 def _rows_of_table(y: IntArray, request: Request) -> Rows:

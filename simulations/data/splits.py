@@ -93,25 +93,10 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Request:
-    """What is asked of a loader: where to look, and how many rows to take.
-
-    Parameters
-    ----------
-    rng : RandomState
-        Decides every random choice, in the order in which a loader makes them.
-    data_dir : str
-        Folder with data files; empty: the environment's.
-    public : str
-        Name of another data set that gives the public rows; empty: none.
-    joint_classes : bool
-        Whether these public rows keep their classes, listed after the data's own.
-    public_labels : bool
-        Whether public rows without a label are of no use.
-    num_train, num_public, num_test : int
-        The most rows of each kind; 0: all there are.
-    """
+    """What is asked of a loader, by the parameters of `load_dataset`."""
 
     rng: np.random.RandomState
+    """Decides every random choice, in the order in which a loader makes them."""
     data_dir: str = ""
     public: str = ""
     joint_classes: bool = False
@@ -122,25 +107,18 @@ class Request:
 
     def __post_init__(self) -> None:
         """Check the limits."""
-        for name in ("num_train", "num_public", "num_test"):
-            value = getattr(self, name)
-            require(
-                value >= 0, "load_dataset", name.replace("_", "-"), "at least 0 (0: all)", value
-            )
+        for key in ("num-train", "num-public", "num-test"):
+            value = getattr(self, key.replace("-", "_"))
+            require(value >= 0, "load_dataset", key, "at least 0 (0: all)", value)
 
     def limit(self, rows: Rows) -> Rows:
         """Return at most the rows asked for, at random; without limits nothing is drawn."""
-        train, public, test = rows
-        return (
-            self._some(train, self.num_train),
-            self._some(public, self.num_public),
-            self._some(test, self.num_test),
+        limits = self.num_train, self.num_public, self.num_test
+        train, public, test = (
+            self.rng.permutation(part)[:most] if 0 < most < len(part) else part
+            for part, most in zip(rows, limits, strict=True)
         )
-
-    def _some(self, rows: IntArray, limit: int) -> IntArray:
-        if not 0 < limit < len(rows):
-            return rows
-        return np.asarray(self.rng.permutation(rows)[:limit])
+        return train, public, test
 
 
 def split_rows(
@@ -365,7 +343,14 @@ def _by_group(deal: Deal) -> list[IntArray]:
 
     Parties beyond the number of groups share the rows of one.
     """
-    group_of_row, num_groups = _numbered_groups(deal)
+    if deal.groups is None:
+        raise InvalidParameter(
+            "partition: scheme must be another one for data without groups, got 'by-group'."
+        )
+    shape, rule = deal.groups.shape, f"{len(deal.y)} groups, one per row"
+    require_data(shape == (len(deal.y),), "partition", "groups", rule, shape)
+    names, group_of_row = np.unique(deal.groups, return_inverse=True)
+    num_groups = len(names)
     order = deal.rng.permutation(num_groups)
     if deal.num_parties <= num_groups:
         hands = np.array_split(order, deal.num_parties)
@@ -375,19 +360,6 @@ def _by_group(deal: Deal) -> list[IntArray]:
         for turn, group in enumerate(order.tolist())
     }
     return _share_evenly(deal, group_of_row, holders)
-
-
-def _numbered_groups(deal: Deal) -> tuple[IntArray, int]:
-    """Return the number of every row's group, and how many groups there are."""
-    if deal.groups is None:
-        raise InvalidParameter(
-            "partition: scheme must be another one for data without groups, got 'by-group'."
-        )
-    num_rows, shape = len(deal.y), deal.groups.shape
-    fits = shape == (num_rows,)
-    require_data(fits, "partition", "groups", f"{num_rows} groups, one per row", shape)
-    names, group_of_row = np.unique(deal.groups, return_inverse=True)
-    return group_of_row, len(names)
 
 
 def _share_evenly(

@@ -8,7 +8,7 @@ import csv
 import lzma
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -33,28 +33,18 @@ WORD: Final = re.compile(r"\w+")
 
 @dataclass(frozen=True, kw_only=True)
 class TextSet:
-    """Location and format of a text data set.
-
-    Parameters
-    ----------
-    file : str
-        Compressed CSV file with the columns split, label and text.
-    train, test : str
-        What the column `split` calls training and test texts; other rows are dropped.
-    classes : tuple of str
-        Names of labels 0, 1 and so on.
-    origin : str
-        Where the texts come from.
-    as_tokens : bool
-        Whether rows are numbers of words rather than word weights.
-    """
+    """Location and format of a text data set."""
 
     file: str
+    """Compressed CSV file with the columns split, label and text."""
     train: str
     test: str
+    """What the column `split` calls training and test texts; other rows are dropped."""
     classes: tuple[str, ...]
+    """Names of labels 0, 1 and so on."""
     origin: str
     as_tokens: bool = False
+    """Whether rows are numbers of words rather than word weights."""
 
 
 def load_texts(name: str, request: Request) -> Dataset:
@@ -70,10 +60,8 @@ def load_texts(name: str, request: Request) -> Dataset:
     texts, y, num_train = _read(name, source, request.data_dir)
     train, public, test = request.limit(_split(num_train, len(texts) - num_train, request))
     own = [[texts[row] for row in rows] for rows in (train, public, test)]
-    if source.as_tokens:
-        x_train, x_public, x_test = _token_rows(own)
-    else:
-        x_train, x_public, x_test = _weight_rows(name, own)
+    encode = Vocabulary(own[1]).encode if source.as_tokens else _word_weights(name, own[1])
+    x_train, x_public, x_test = map(encode, own)
     return Dataset(
         name=name,
         classes=source.classes,
@@ -123,20 +111,16 @@ def _words(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-def _token_rows(parts: Sequence[Texts]) -> list[IntArray]:
-    vocabulary = Vocabulary(parts[1])
-    return [vocabulary.encode(texts) for texts in parts]
-
-
-def _weight_rows(name: str, parts: Sequence[Texts]) -> list[Array]:
+def _word_weights(name: str, public: Texts) -> Callable[[Texts], Array]:
+    """Return what gives the words of texts their weights, by public texts alone."""
     library = import_library(name, "sklearn.feature_extraction.text", "sklearn")
     vectorizer = library.TfidfVectorizer(
         token_pattern=WORD.pattern,
         max_features=MAX_WEIGHTS,
         sublinear_tf=True,
         dtype=np.float32,
-    ).fit(parts[1])
-    return [vectorizer.transform(texts).toarray() for texts in parts]
+    ).fit(public)
+    return lambda texts: vectorizer.transform(texts).toarray()
 
 
 def _split(num_train: int, num_test: int, request: Request) -> Rows:
