@@ -3,13 +3,7 @@
 `SuperLink` is a context manager around `flower-superlink`, with its own home folder and
 port, so that it neither meets nor leaves behind another Flower. In it, `run_app` submits
 an app with `flwr run` and waits for its end, because the exit code of `flwr run` does not
-tell how the run ended.
-
-What `flwr list`, `flwr log` and `flwr supernode ls` tell, asked of a SuperLink directly.
-
-Each call of Flower's command line starts a Python of its own, which takes seconds; who waits
-for a run asks often. Flower does not publish this client, so nothing else uses it, and it is
-imported where it is used.
+show how the run ended.
 """
 
 import json
@@ -62,7 +56,11 @@ class RunStatus(NamedTuple):
 
 
 class Control:
-    """Questions to a SuperLink.
+    """What `flwr list`, `flwr log` and `flwr supernode ls` show, from a SuperLink directly.
+
+    Each call of Flower's command line starts a Python of its own, which takes seconds, and who
+    waits for a run asks often. Flower does not publish this client, so nothing else uses it,
+    and it is imported where it is used.
 
     Parameters
     ----------
@@ -323,12 +321,6 @@ def run_with_flower(settings: Settings, *, show_log: bool = True) -> tuple[Repor
         )
 
 
-def _absolute(settings: Settings) -> dict[str, Value]:
-    """Return the paths to data as Flower's processes, which run elsewhere, find them."""
-    paths = {"data": settings.data, "data-dir": settings.data_dir}
-    return {key: str(Path(p).resolve()) for key, p in paths.items() if p and Path(p).exists()}
-
-
 def run_and_read(
     superlink: SuperLink,
     settings: Settings,
@@ -339,7 +331,11 @@ def run_and_read(
     """Run the app; return the report that its server wrote, and the folder."""
     output = Path(settings.output_dir).resolve()
     before = set(output.glob("*/result.json"))
-    config = {**settings.to_run_config(), "output-dir": str(output), **_absolute(settings)}
+    config = {**settings.to_run_config(), "output-dir": str(output)}
+    # Flower's processes run elsewhere.
+    for key, path in (("data", settings.data), ("data-dir", settings.data_dir)):
+        if path and Path(path).exists():
+            config[key] = str(Path(path).resolve())
     status = superlink.run_app(
         config,
         num_supernodes=num_supernodes,

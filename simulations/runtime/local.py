@@ -101,21 +101,19 @@ class InMemoryGrid(Grid):
         self.client_app = client_app
         self.num_workers = min(num_workers, num_nodes)
         self._run = _compat.empty_run(_compat.claim_task_identity())
-        empty = _compat.records_to_bytes(RecordDict())
         self._nodes = {
             _FIRST_NODE_ID + i: _Node(
                 run_id=self._run.run_id,
                 node_id=_FIRST_NODE_ID + i,
                 node_config={keys.PARTITION_ID: i, keys.NUM_PARTITIONS: num_nodes},
                 run_config=dict(run_config or {}),
-                state=empty,
+                state=_compat.records_to_bytes(RecordDict()),
             )
             for i in range(num_nodes)
         }
         self._replies: dict[str, Message] = {}
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool: tuple[ProcessPoolExecutor, SimpleQueue[str]] | None = None
         self._watch = watch or Watch()
-        self._heard: SimpleQueue[str] | None = None
 
     @property
     def run(self) -> "_compat.Run":
@@ -168,13 +166,8 @@ class InMemoryGrid(Grid):
         requests = [_compat.message_to_bytes(message) for message in messages]
         kind, number = _work_of(messages[0]) if messages else ("", 0)
         step = max(1, len(messages) // _PROGRESS_STEPS)
-        workers = self._workers()
-        answers = (
-            self._answers_of(workers, nodes, requests, number)
-            if workers
-            else self._answers(nodes, requests, number)
-        )
-        for count, (node, reply) in enumerate(answers, start=1):
+        answers = self._answers if self.num_workers == 1 else self._answers_of_workers
+        for count, (node, reply) in enumerate(answers(nodes, requests, number), start=1):
             self._nodes[node.node_id] = node
             self._watch.answered(kind, count, len(messages), number)
             if count % step == 0 or count == len(messages):
@@ -184,20 +177,17 @@ class InMemoryGrid(Grid):
     def _answers(
         self, nodes: list[_Node], requests: list[bytes], number: int
     ) -> Iterator[tuple[_Node, bytes]]:
-        """Yield what each node answers; whoever watches hears of the work inside it."""
+        """Yield what each node answers, while the watch follows the work inside it."""
         for place, (node, request) in enumerate(zip(nodes, requests, strict=True), start=1):
             with self._watch.party(place, len(nodes), number):
                 answer = node.answer(self.client_app, request)
             yield answer
 
-    def _answers_of(
-        self,
-        workers: ProcessPoolExecutor,
-        nodes: list[_Node],
-        requests: list[bytes],
-        number: int,
+    def _answers_of_workers(
+        self, nodes: list[_Node], requests: list[bytes], number: int
     ) -> Iterator[tuple[_Node, bytes]]:
         """Yield the same from other processes, in the same order."""
+        workers, relayed = self._workers()
         asked = enumerate(zip(nodes, requests, strict=True), start=1)
         futures: list[Future[tuple[_Node, bytes]]] = []
         try:
@@ -207,36 +197,38 @@ class InMemoryGrid(Grid):
                     futures.append(workers.submit(_answer, node, request, where))
                 for future in futures:
                     while not wait([future], timeout=SECONDS_BETWEEN_RELAYS).done:
-                        while self._heard and not self._heard.empty():
-                            self._watch.stepped(self._heard.get())
+                        while not relayed.empty():
+                            self._watch.stepped(relayed.get())
                     yield future.result()
         finally:
             for future in futures:
                 future.cancel()
 
-    def _workers(self) -> ProcessPoolExecutor | None:
-        """Return the worker processes, which live as long as the grid.
+    def _workers(self) -> "tuple[ProcessPoolExecutor, SimpleQueue[str]]":
+        """Return the worker processes, which live as long as the grid, and what they relay.
 
         What a worker has once imported or loaded serves all rounds. Forked workers inherit
         the client app, which need not be importable or picklable.
         """
-        if self.num_workers > 1 and self._pool is None:
+        if self._pool is None:
             fork = multiprocessing.get_context("fork")
-            self._heard = fork.SimpleQueue()
-            self._pool = ProcessPoolExecutor(
+            relayed: SimpleQueue[str] = fork.SimpleQueue()
+            workers = ProcessPoolExecutor(
                 self.num_workers,
                 mp_context=fork,
                 initializer=_adopt,
-                initargs=(self.client_app, Relay(self._watch.num_rounds, self._heard.put)),
+                initargs=(self.client_app, Relay(self._watch.num_rounds, relayed.put)),
             )
+            self._pool = workers, relayed
         return self._pool
 
     def close(self) -> None:
         """End the worker processes; a later message starts new ones."""
-        if self._pool is not None and self._heard is not None:
-            self._pool.shutdown()
-            self._heard.close()
-            self._pool, self._heard = None, None
+        if self._pool is not None:
+            workers, relayed = self._pool
+            workers.shutdown()
+            relayed.close()
+            self._pool = None
 
 
 _adopted: list[tuple[ClientApp, Watch]] = []
@@ -303,7 +295,7 @@ def cpu_seconds() -> float:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run whose model is there and which is not yet compared with anything."""
+    """A run whose model is ready and which is not yet compared with anything."""
 
     federation: Federation
     strategy: KnowledgeStrategy[Any]
@@ -325,7 +317,7 @@ class Finished:
         )
 
     def alone(self) -> "Finished":
-        """Return the same without comparisons, for whom they took too long."""
+        """Return the same without comparisons, for when they take too long."""
         settings = self.federation.settings.but(
             solo=False, pooled=False, pate=False, public_only=False
         )
@@ -333,7 +325,7 @@ class Finished:
 
 
 def run_once(settings: Settings) -> Report:
-    """Run a federation in this process, without a word, and return its report."""
+    """Run a federation in this process, silently, and return its report."""
     return run_federation(settings, Watch(settings.num_rounds)).report()
 
 

@@ -64,7 +64,6 @@ class Processes:
 
     def living(self) -> set[int]:
         """Return the ids of all processes that were started, and of those they started."""
-        self._take_leave()
         return marked(MARK, self._mark) | _family(self._started)
 
     def end(self, only: Sequence[subprocess.Popen[bytes]] | None = None) -> None:
@@ -74,11 +73,6 @@ class Processes:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 family = self._signal_all(family, number, all_of_them=only is None)
             _wait_for(self._started if only is None else only)
-
-    def _take_leave(self) -> None:
-        """Let the system forget processes that have ended."""
-        for process in self._started:
-            process.poll()
 
     def _signal_all(
         self, family: set[int], number: signal.Signals, *, all_of_them: bool
@@ -124,7 +118,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def _family(started: Sequence[subprocess.Popen[bytes]]) -> set[int]:
-    """Return those that live, with all that they have started.
+    """Return those that live, with all that they have started; the system forgets the rest.
 
     The number of one that has ended may be another process's by now.
     """

@@ -141,22 +141,25 @@ class Bars(Watch):
 
     def answered(self, kind: str, count: int, total: int, number: int = 0) -> None:
         """Move the bar; a new piece of work has a new one."""
-        told = {"completed": count, "total": total}
         words = self.counted(kind, count, total, number)
-        if self._task is None:
-            self._task = self._bars.add_task(words, **told)
-        self._bars.update(self._task, description=words, **told)
+        task = self._shown(words, total)
+        self._bars.update(task, completed=count, total=total)
         if count == total:
-            self._bars.remove_task(self._task)
+            self._bars.remove_task(task)
             self._task = None
             if number in (0, 1, self.num_rounds):
                 self.say(words)
 
     def stepped(self, words: str) -> None:
         """Show the words beside the bar, which there is from the first party on."""
+        self._shown(words)
+
+    def _shown(self, words: str, total: int | None = None) -> Any:
+        """Return the bar of this piece of work, with these words."""
         if self._task is None:
-            self._task = self._bars.add_task(words, total=None)
+            self._task = self._bars.add_task(words, total=total)
         self._bars.update(self._task, description=words)
+        return self._task
 
 
 @contextmanager
