@@ -22,7 +22,7 @@ import copy
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -473,11 +473,13 @@ MOST_BYTES: Final = 2**26
 Made = TypeVar("Made")
 
 
-class SharedRows(Generic[Made]):
-    """The last rows, by their content, and what was made of them.
+class SharedRows(threading.local, Generic[Made]):
+    """The last rows of this thread, by their content, and what was made of them.
 
-    A copy of the rows is compared, never their address: whoever writes into an array gets
-    what belongs to its new content.
+    What a library makes of the public rows of a federation before it learns, such as bins, is
+    made once, though many models learn from them in turn. It belongs to one thread, because
+    libraries write the labels of a model into its bins. A copy of the rows is compared, never
+    their address: whoever writes into an array gets what belongs to its new content.
 
     Examples
     --------
@@ -487,25 +489,19 @@ class SharedRows(Generic[Made]):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: tuple[Array, Made] | None = None
+        self._kept: tuple[Hashable, Array, Made] | None = None
 
-    def get(self, rows: Array, make: Callable[[Array], Made]) -> Made:
-        """Return what `make` makes of rows, or made of equal rows the last time."""
-        with self._lock:
-            kept = self._kept
-        if kept is not None and _same(kept[0], rows):
-            return kept[1]
-        own = rows.copy()
+    def get(self, rows: Array, make: Callable[[Array], Made], key: Hashable = None) -> Made:
+        """Return what `make` makes of rows, or made of equal rows with this key last time."""
+        if self._kept is not None:
+            kept_key, kept, made = self._kept
+            if kept_key == key and kept.dtype == rows.dtype and np.array_equal(kept, rows):
+                return made
+        self._kept, own = None, rows.copy()
         made = make(own)
         if own.nbytes <= MOST_BYTES:
-            with self._lock:
-                self._kept = own, made
+            self._kept = key, own, made
         return made
-
-
-def _same(kept: Array, rows: Array) -> bool:
-    return kept.dtype == rows.dtype and np.array_equal(kept, rows)
 
 
 class CommonRows:

@@ -12,8 +12,8 @@ from scipy.special import expit, softmax
 
 from clients.compiled import compiled, part
 from clients.compiled.boosting import Bins, Draft, Growth, Rule, Stack, Work, bin_rows, boost
-from clients.tabular.base import WeightedLabels, to_float32
-from clients.tabular.boosting import BoostedLearner, BoostingSettings, SharedBins
+from clients.tabular.base import SharedRows, WeightedLabels, to_float32
+from clients.tabular.boosting import BoostedLearner, BoostingSettings
 from clients.tabular.trees import Trees
 from fl_strategies._util import Array, FloatArray, IntArray
 
@@ -148,20 +148,16 @@ def boost_trees(
         boost(bins, rule, targets, scores, chances, work, stack, draft, growth, used)
         if used[0] == len(growth.sizes):
             return _finished(growth, used), scores
-        growth = _with_more_room(growth)
+        sizes, *nodes = growth  # without room for the next tree
+        growth = Growth(sizes, *(np.concatenate([each, np.empty_like(each)]) for each in nodes))
 
 
 def _work(bins: Bins) -> Work:
     num_rows, num_bins = len(bins.codes), len(bins.cuts)
+    rows, spare = np.empty((2, num_rows), dtype=np.uint32)
+    packed, below = np.empty(num_rows, dtype=np.int64), np.empty(num_bins, dtype=np.int64)
     gains = np.empty(num_bins)
-    return Work(
-        packed=np.empty(num_rows, dtype=np.int64),
-        rows=np.empty(num_rows, dtype=np.uint32),
-        spare=np.empty(num_rows, dtype=np.uint32),
-        below=np.empty(num_bins, dtype=np.int64),
-        gains=gains,
-        gain_bits=gains.view(np.int64),
-    )
+    return Work(packed, rows, spare, below, gains, gains.view(np.int64))
 
 
 def _stack(bins: Bins) -> Stack:
@@ -184,11 +180,6 @@ def _growth(num_trees: int, room: int) -> Growth:
         thresholds=np.empty(room, dtype=np.float32),
         values=np.empty(room, dtype=np.float32),
     )
-
-
-def _with_more_room(growth: Growth) -> Growth:
-    sizes, *nodes = growth
-    return Growth(sizes, *(np.concatenate([array, np.empty_like(array)]) for array in nodes))
 
 
 def _finished(growth: Growth, used: Array) -> Trees:
@@ -223,16 +214,8 @@ class BoostedTreesLearner(BoostedLearner):
         Length of the federation's class list.
     num_rounds : int (default: 100)
         Boosting rounds.
-    max_depth : int (default: 6)
-        Levels of splits in a tree, at least 1.
-    learning_rate : float (default: 0.3)
-        Shrinkage of every tree.
-    gamma : float (default: 0.0)
-        Smallest loss reduction that justifies a split.
-    reg_lambda : float (default: 1.0)
-        L2 penalty on leaf values.
-    max_bin : int (default: 64)
-        Bins per feature.
+    max_depth, learning_rate, gamma, reg_lambda, max_bin
+        As in `XGBoostLearner`.
 
     Examples
     --------
@@ -265,7 +248,8 @@ class BoostedTreesLearner(BoostedLearner):
         ).checked(OWNER)
         self._num_rounds, self._max_bin = num_rounds, max_bin
         self._rule = Rule(max_depth, float(learning_rate), float(gamma), float(reg_lambda))
-        self._model: _Model
+        self._offsets: FloatArray
+        self._trees: Trees
         self._known: _Known | None = None
 
     @staticmethod
@@ -292,19 +276,17 @@ class BoostedTreesLearner(BoostedLearner):
         self._boost(bin_rows(rows, self._max_bin), shares)
 
     def _fit_shared(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:  # noqa: ARG002
-        public = _SHARED.get(self._max_bin, x, self._binned)
-        scores = self._boost(public.bins, _shares(y))
-        self._known = _Known(public.rows, scores)
-
-    def _binned(self, x: Array) -> "_Public":
-        return _Public(x, bin_rows(x, self._max_bin))
+        rows, bins = _SHARED.get(
+            x, lambda own: (own, bin_rows(own, self._max_bin)), self._max_bin
+        )
+        self._known = _Known(rows, self._boost(bins, _shares(y)))
 
     def _boost(self, bins: Bins, shares: Array) -> FloatArray:
         """Learn the shares (k, n) of the classes of rows, and return the rows' scores."""
         offsets = _first_scores(shares)
         targets = shares[1:] if len(shares) == 2 else shares
         trees, scores = boost_trees(bins, targets, offsets, self._num_rounds, self._rule)
-        self._model, self._known = _Model(offsets, trees), None
+        self._receive(offsets, trees)
         return scores
 
     def _probabilities(self, x: Array) -> FloatArray:
@@ -312,34 +294,16 @@ class BoostedTreesLearner(BoostedLearner):
         if known is not None and np.array_equal(known.rows, rows):
             scores = known.scores.astype(np.float64)
         else:
-            scores = self._model.scores(rows).astype(np.float64)
+            scores = sum_of_trees(self._trees, rows, self._offsets).astype(np.float64)
         if self._num_present == 2:
             return np.stack([expit(-scores[0]), expit(scores[0])], axis=1)
         return np.asarray(softmax(scores, axis=0).T)
 
     def _sent(self) -> tuple[FloatArray, Trees]:
-        return self._model
+        return self._offsets, self._trees
 
     def _receive(self, offsets: FloatArray, trees: Trees) -> None:
-        self._model, self._known = _Model(offsets, trees), None
-
-
-class _Model(NamedTuple):
-    """First scores (k,) of float32 and the trees to add, round by round one for each."""
-
-    offsets: FloatArray
-    trees: Trees
-
-    def scores(self, x: Array) -> FloatArray:
-        """Return scores (k, n) of float32 for rows of float32."""
-        return sum_of_trees(self.trees, x, self.offsets)
-
-
-class _Public(NamedTuple):
-    """Rows that several models learn, and their bins."""
-
-    rows: Array
-    bins: Bins
+        self._offsets, self._trees, self._known = offsets, trees, None
 
 
 class _Known(NamedTuple):
@@ -349,7 +313,7 @@ class _Known(NamedTuple):
     scores: FloatArray
 
 
-_SHARED: Final[SharedBins[_Public]] = SharedBins()
+_SHARED: Final[SharedRows[tuple[Array, Bins]]] = SharedRows()
 
 
 def _shares(y: IntArray) -> Array:

@@ -1,14 +1,13 @@
 """Shared parts of learners of boosted trees: settings, bins of public rows, and arrays."""
 
 import copy
-import threading
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypedDict, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypedDict
 
 import numpy as np
 
-from clients.tabular.base import CommonRows, SharedRows, TabularLearner, require_array
+from clients.tabular.base import CommonRows, TabularLearner, all_but, require_array
 from clients.tabular.trees import Trees, num_received_trees
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import require, require_known
@@ -42,18 +41,18 @@ class BoostingSettings(NamedTuple):
 
     def checked(self, owner: str) -> Self:
         """Return the settings; raise `InvalidParameter` for the first that cannot be used."""
-        for name, least in (("num_rounds", 1), ("max_depth", 1)):
-            value = getattr(self, name)
-            require(value >= least, owner, name, f"at least {least}", value)
         rate = self.learning_rate
         require(0 < rate <= 1, owner, "learning_rate", "in (0, 1]", rate)
-        for name, least in (
-            ("gamma", 0),
-            ("reg_lambda", 0),
-            ("max_bin", 2),
-            ("num_threads", 1),
+        smallest = {"gamma": 0, "reg_lambda": 0, "max_bin": 2}
+        for name in (
+            "num_rounds",
+            "max_depth",
+            "gamma",
+            "reg_lambda",
+            "max_bin",
+            "num_threads",
         ):
-            value = getattr(self, name)
+            value, least = getattr(self, name), smallest.get(name, 1)
             require(value >= least, owner, name, f"at least {least}", value)
         return self
 
@@ -66,7 +65,7 @@ class BoostedLearner(TabularLearner):
     """
 
     number: ClassVar[Any] = np.float32
-    """What leaves hold, and offsets."""
+    """Type of offsets and of the numbers in leaves."""
 
     def fit_many(
         self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
@@ -81,12 +80,9 @@ class BoostedLearner(TabularLearner):
             rows = common.get(x, twin._training_rows)
             classes, encoded = twin._numbered(y, len(rows))
             twin._classes, twin._width = classes, rows.shape[1]
-            if len(classes) == 1:
-                continue
-            if common.are_common(x):
-                twin._fit_shared(rows, encoded, rng)
-            else:
-                twin._fit(rows, encoded, rng)
+            if len(classes) > 1:
+                fit = twin._fit_shared if common.are_common(x) else twin._fit
+                fit(rows, encoded, rng)
         return twins
 
     @abstractmethod
@@ -117,11 +113,9 @@ class BoostedLearner(TabularLearner):
         return {OFFSETS: offsets.copy(), **trees.to_arrays(self._width)}
 
     def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
-        owner, found = self._owner, sorted(map(str, arrays))
-        require_known(OFFSETS in arrays, owner, "arrays", f"with {OFFSETS!r}", found)
+        owner, nodes = self._owner, all_but(self._owner, arrays, OFFSETS)
         per_round = 1 if self._num_present == 2 else self._num_present
         offsets = require_array(owner, arrays, OFFSETS, self.number, (per_round,))
-        nodes = {name: array for name, array in arrays.items() if name != OFFSETS}
         trees = Trees.from_arrays(
             owner,
             nodes,
@@ -131,24 +125,3 @@ class BoostedLearner(TabularLearner):
             dtype=self.number,
         )
         self._receive(offsets, trees)
-
-
-Made = TypeVar("Made")
-
-
-class SharedBins(threading.local, Generic[Made]):
-    """The last public rows of this thread with their bins, for one choice of settings.
-
-    Of one thread, because libraries write the labels of a model into its bins.
-    """
-
-    def __init__(self) -> None:
-        self._key: Hashable = None
-        self._rows: SharedRows[Made] = SharedRows()
-
-    def get(self, key: Hashable, rows: Array, make: Callable[[Array], Made]) -> Made:
-        """Return what `make` makes of rows, or made of equal rows with this key."""
-        if self._key != key:
-            self._key = key
-            self._rows = SharedRows()
-        return self._rows.get(rows, make)

@@ -5,13 +5,8 @@ from typing import Any, Final, Unpack
 import numpy as np
 from scipy.special import expit, softmax
 
-from clients.tabular.base import WeightedLabels, to_float32
-from clients.tabular.boosting import (
-    BoostedLearner,
-    BoostingOptions,
-    BoostingSettings,
-    SharedBins,
-)
+from clients.tabular.base import SharedRows, WeightedLabels, to_float32
+from clients.tabular.boosting import BoostedLearner, BoostingOptions, BoostingSettings
 from clients.tabular.trees import NativeTree, Trees
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import MissingExtra
@@ -40,18 +35,8 @@ class LightGBMLearner(BoostedLearner):
         Length of the federation's class list.
     num_rounds : int (default: 100)
         Boosting rounds; fewer if no split is left that helps.
-    max_depth : int (default: 6)
-        Levels of splits in a tree, at least 1.
-    learning_rate : float (default: 0.3)
-        Shrinkage of every tree.
-    gamma : float (default: 0.0)
-        Smallest loss reduction that justifies a split.
-    reg_lambda : float (default: 1.0)
-        L2 penalty on leaf values.
-    max_bin : int (default: 64)
-        Histogram bins per feature.
-    num_threads : int (default: 1)
-        Threads of one fit. Small data gains nothing from more than one.
+    max_depth, learning_rate, gamma, reg_lambda, max_bin, num_threads
+        As in `XGBoostLearner`.
 
     Examples
     --------
@@ -105,7 +90,7 @@ class LightGBMLearner(BoostedLearner):
         self._train(data, labels.classes)
 
     def _fit_shared(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:  # noqa: ARG002
-        self._train(_SHARED.get(self._settings["max_bin"], x, self._binned), y)
+        self._train(_SHARED.get(x, self._binned, self._settings["max_bin"]), y)
 
     def _binned(self, x: Array) -> Any:
         return lightgbm.Dataset(x, params=self._settings).construct()
@@ -147,7 +132,7 @@ class LightGBMLearner(BoostedLearner):
         self._model, self._offsets = trees, offsets
 
 
-_SHARED: Final[SharedBins[Any]] = SharedBins()
+_SHARED: Final[SharedRows[Any]] = SharedRows()
 
 
 def trees_of(booster: Any) -> Trees:

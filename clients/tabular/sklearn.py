@@ -20,6 +20,7 @@ from clients.tabular.base import (
     ScoreLearner,
     TabularLearner,
     WeightedLabels,
+    all_but,
     require_array,
     require_names,
     to_float32,
@@ -37,20 +38,64 @@ from fl_strategies.learners import Task
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES
 
 try:
-    from sklearn import clone, naive_bayes, preprocessing
+    from sklearn import clone, config_context
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.decomposition import PCA
-    from sklearn.linear_model import RidgeClassifier
+    from sklearn.ensemble import (
+        ExtraTreesClassifier,
+        ExtraTreesRegressor,
+        RandomForestClassifier,
+        RandomForestRegressor,
+    )
+    from sklearn.linear_model import (
+        LogisticRegression,
+        Perceptron,
+        RidgeClassifier,
+        SGDClassifier,
+    )
+    from sklearn.naive_bayes import BernoulliNB, ComplementNB, GaussianNB, MultinomialNB
     from sklearn.neural_network import MLPClassifier
+    from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import (
+        LabelBinarizer,
+        MaxAbsScaler,
+        MinMaxScaler,
+        Normalizer,
+        RobustScaler,
+        StandardScaler,
+    )
+    from sklearn.svm import SVC, LinearSVC, NuSVC
+    from sklearn.tree import (
+        DecisionTreeClassifier,
+        DecisionTreeRegressor,
+        ExtraTreeClassifier,
+        ExtraTreeRegressor,
+    )
+    from sklearn.utils.validation import has_fit_parameter
 except ImportError as error:
     raise MissingExtra("SklearnLearner", str(error.name), "sklearn") from error
 
-
 OWNER: Final = "SklearnLearner"
+TREES: Final = (DecisionTreeClassifier, ExtraTreeClassifier)
+FORESTS: Final = (RandomForestClassifier, ExtraTreesClassifier)
+REGRESSION_TREES: Final = (DecisionTreeRegressor, ExtraTreeRegressor)
+REGRESSION_FORESTS: Final = (RandomForestRegressor, ExtraTreesRegressor)
+LINEAR: Final = (LogisticRegression, RidgeClassifier, LinearSVC, SGDClassifier, Perceptron)
+MODELS: Final = (GaussianNB, BernoulliNB, MultinomialNB, ComplementNB, MLPClassifier)
+SCALERS: Final = (StandardScaler, MinMaxScaler, MaxAbsScaler, RobustScaler, Normalizer, PCA)
+# The hinge loss asks which class is likelier and not by how much, so rows of several classes
+# would teach them nothing, at a hundred times the cost.
+HINGED: Final = (SVC, NuSVC, LinearSVC)
+
 SETTINGS: Final = "settings"
+VALUES: Final = "values"
+LEAF_VALUES: Final = "leaf-values"
 _BY_COLUMN: Final = "-by-column"
 # Settings of the machine rather than of the model: sender and receiver may differ.
 _LOCAL_PARAMETERS: Final = {"random_state", "n_jobs", "verbose", "copy"}
+_LARGEST_SEED: Final = np.iinfo(np.int32).max
+
+Sizes: TypeAlias = dict[str, tuple[int, ...]]
 
 
 class Shape(NamedTuple):
@@ -59,9 +104,6 @@ class Shape(NamedTuple):
     num_classes: int
     width: int
     max_bytes: int = MAX_REPLY_BYTES
-
-
-Sizes: TypeAlias = dict[str, tuple[int, ...]]
 
 
 def linear_to_arrays(model: Any) -> dict[str, Array]:
@@ -79,7 +121,7 @@ def linear_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape)
     received = _read(arrays, {"coef": (num_rows, shape.width), "intercept": (num_rows,)})
     model = clone(template)
     model.coef_, model.intercept_ = received["coef"], received["intercept"]
-    return as_classifier(model, shape)
+    return _as_classifier(model, shape)
 
 
 def _ordered(name: str, array: Array) -> dict[str, Array]:
@@ -110,18 +152,35 @@ def _is_float32(array: object) -> bool:
     return getattr(array, "dtype", None) == np.float32
 
 
-# Models and scalers by the attributes that their prediction reads. Counts of training rows
-# and the history of training stay where they are.
+def _sizes(model: Any, shape: Shape) -> Sizes:
+    """Return the attributes that the prediction of a model or scaler reads, and their shapes.
 
-
-def _gaussian_sizes(_: Any, shape: Shape) -> Sizes:
-    table = shape.num_classes, shape.width
-    return {"theta_": table, "var_": table, "class_prior_": table[:1]}
-
-
-def _discrete_sizes(_: Any, shape: Shape) -> Sizes:
-    table = shape.num_classes, shape.width
-    return {"feature_log_prob_": table, "class_log_prior_": table[:1]}
+    Counts of training rows and the history of training stay where they are.
+    """
+    k, d = shape.num_classes, shape.width
+    used: dict[str, bool] = {}
+    match model:
+        case GaussianNB():
+            return {"theta_": (k, d), "var_": (k, d), "class_prior_": (k,)}
+        case BernoulliNB() | MultinomialNB() | ComplementNB():
+            return {"feature_log_prob_": (k, d), "class_log_prior_": (k,)}
+        case MLPClassifier():
+            pairs = list(pairwise(_layers(model, shape)))
+            return {
+                **{f"coefs_/{i}": pair for i, pair in enumerate(pairs)},
+                **{f"intercepts_/{i}": pair[1:] for i, pair in enumerate(pairs)},
+            }
+        case PCA(n_components_=count):
+            return {"components_": (count, d), "mean_": (d,), "explained_variance_": (count,)}
+        case StandardScaler():
+            used = {"mean_": model.with_mean, "scale_": model.with_std}
+        case RobustScaler():
+            used = {"center_": model.with_centering, "scale_": model.with_scaling}
+        case MinMaxScaler():
+            used = {"min_": True, "scale_": True}
+        case MaxAbsScaler():
+            used = {"scale_": True}
+    return {name: (d,) for name, is_used in used.items() if is_used}
 
 
 def _layers(model: Any, shape: Shape) -> list[int]:
@@ -129,66 +188,11 @@ def _layers(model: Any, shape: Shape) -> list[int]:
     return [shape.width, *hidden, 1 if shape.num_classes == 2 else shape.num_classes]
 
 
-def _perceptron_sizes(model: Any, shape: Shape) -> Sizes:
-    layers = _layers(model, shape)
-    pairs = list(pairwise(layers))
-    return {
-        **{f"coefs_/{i}": pair for i, pair in enumerate(pairs)},
-        **{f"intercepts_/{i}": pair[1:] for i, pair in enumerate(pairs)},
-    }
-
-
-def _standard_sizes(scaler: Any, shape: Shape) -> Sizes:
-    used = {"mean_": scaler.with_mean, "scale_": scaler.with_std}
-    return {name: (shape.width,) for name, is_used in used.items() if is_used}
-
-
-def _robust_sizes(scaler: Any, shape: Shape) -> Sizes:
-    used = {"center_": scaler.with_centering, "scale_": scaler.with_scaling}
-    return {name: (shape.width,) for name, is_used in used.items() if is_used}
-
-
-def _component_sizes(scaler: Any, shape: Shape) -> Sizes:
-    count = scaler.n_components_
-    return {
-        "components_": (count, shape.width),
-        "mean_": (shape.width,),
-        "explained_variance_": (count,),
-    }
-
-
-_SIZES: Final[Mapping[type, Callable[[Any, Shape], Sizes]]] = {
-    naive_bayes.GaussianNB: _gaussian_sizes,
-    naive_bayes.BernoulliNB: _discrete_sizes,
-    naive_bayes.MultinomialNB: _discrete_sizes,
-    naive_bayes.ComplementNB: _discrete_sizes,
-    MLPClassifier: _perceptron_sizes,
-    preprocessing.StandardScaler: _standard_sizes,
-    preprocessing.MinMaxScaler: lambda _, shape: dict.fromkeys(
-        ("min_", "scale_"), (shape.width,)
-    ),
-    preprocessing.MaxAbsScaler: lambda _, shape: {"scale_": (shape.width,)},
-    preprocessing.RobustScaler: _robust_sizes,
-    preprocessing.Normalizer: lambda *_: {},
-    PCA: _component_sizes,
-}
-SCALERS: Final = (
-    preprocessing.StandardScaler,
-    preprocessing.MinMaxScaler,
-    preprocessing.MaxAbsScaler,
-    preprocessing.RobustScaler,
-    preprocessing.Normalizer,
-    PCA,
-)
-MODELS: Final = tuple(_SIZES.keys() - set(SCALERS))
-
-
 def model_to_arrays(model: Any) -> dict[str, Array]:
     """Return what a fitted model or scaler has learned, and a print of its settings."""
     num_classes = 0 if type(model) in SCALERS else len(model.classes_)
-    sizes = _SIZES[type(model)](model, Shape(num_classes, model.n_features_in_))
     arrays = {SETTINGS: _settings_print(model)}
-    for name in sizes:
+    for name in _sizes(model, Shape(num_classes, model.n_features_in_)):
         attribute, _, number = name.partition("/")
         value = getattr(model, attribute)
         arrays |= _ordered(name, value[int(number)] if number else value)
@@ -197,25 +201,21 @@ def model_to_arrays(model: Any) -> dict[str, Array]:
 
 def model_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
     """Return a fitted twin of `template` that has learned what the arrays say."""
-    model, own = clone(template), dict(arrays)
-    require_known(SETTINGS in own, OWNER, "arrays", f"with {SETTINGS!r}", sorted(own))
-    received = require_array(OWNER, own, SETTINGS, np.uint8, (32,))
+    model, own = clone(template), all_but(OWNER, arrays, SETTINGS)
+    received = require_array(OWNER, arrays, SETTINGS, np.uint8, (32,))
     same = np.array_equal(received, _settings_print(model))
     require_known(same, OWNER, SETTINGS, f"those of {model!r} as here", "others")
-    del own[SETTINGS]
     if isinstance(model, PCA):
         model.n_components_ = _num_components(model, own, shape)
-    for name, value in _read(own, _SIZES[type(model)](model, shape)).items():
+    for name, value in _read(own, _sizes(model, shape)).items():
         attribute, _, number = name.partition("/")
-        if number:
-            setattr(model, attribute, [*getattr(model, attribute, []), value])
-        else:
-            setattr(model, attribute, value)
+        earlier = getattr(model, attribute, [])
+        setattr(model, attribute, [*earlier, value] if number else value)
     if isinstance(model, MLPClassifier):
         layers = _layers(model, shape)
         model.n_layers_, model.n_outputs_ = len(layers), layers[-1]
         model.out_activation_ = "logistic" if shape.num_classes == 2 else "softmax"
-    return as_classifier(model, shape)
+    return _as_classifier(model, shape)
 
 
 def _settings_print(model: Any) -> Array:
@@ -236,25 +236,15 @@ def _num_components(model: PCA, arrays: Mapping[str, Array], shape: Shape) -> in
     return count
 
 
-def width_after(scaler: Any, width: int) -> int:
-    """Return how many columns a fitted scaler makes of `width`."""
-    return int(getattr(scaler, "n_components_", width))
-
-
-def as_classifier(model: Any, shape: Shape) -> Any:
+def _as_classifier(model: Any, shape: Shape) -> Any:
     """Give a rebuilt model the classes 0 .. k - 1 and its width."""
     model.n_features_in_ = shape.width
     if isinstance(model, (RidgeClassifier, MLPClassifier)):
-        binarizer = preprocessing.LabelBinarizer()
-        model._label_binarizer = binarizer.fit(np.arange(shape.num_classes))
+        model._label_binarizer = LabelBinarizer().fit(np.arange(shape.num_classes))
     # Some versions of scikit-learn derive the classes of a ridge from its binarizer.
     if not isinstance(getattr(type(model), "classes_", None), property):
         model.classes_ = np.arange(shape.num_classes)
     return model
-
-
-VALUES: Final = "values"
-LEAF_VALUES: Final = "leaf-values"
 
 
 def trees_to_arrays(trees: Sequence[Any]) -> dict[str, Array]:
@@ -328,16 +318,13 @@ def trees_from_arrays(
     num_trees: int, arrays: Mapping[str, Array], shape: Shape
 ) -> ReceivedTrees:
     """Return received trees; raise `KnowledgeMismatch` for all that are not whole."""
-    own = dict(arrays)
-    for name in (VALUES, LEAF_VALUES):
-        require_known(name in own, OWNER, "arrays", f"with {name!r}", sorted(map(str, own)))
-    distinct = len(np.atleast_1d(own[VALUES]))
+    own = {**all_but(OWNER, arrays, VALUES, LEAF_VALUES), VALUES: arrays[LEAF_VALUES]}
+    distinct = len(np.atleast_1d(arrays[VALUES]))
     require_known(distinct > 0, OWNER, VALUES, "at least one row", distinct)
     rows = (distinct, shape.num_classes)
-    shares = require_array(OWNER, own, VALUES, np.float64, rows)
+    shares = require_array(OWNER, arrays, VALUES, np.float64, rows)
     sound = shares.min() >= 0 and shares.max() <= 1 and np.allclose(shares.sum(axis=1), 1)
     require_known(sound, OWNER, VALUES, "shares that sum to 1", "something else")
-    own[VALUES] = own.pop(LEAF_VALUES)
     trees = Trees.from_arrays(
         OWNER,
         own,
@@ -350,37 +337,6 @@ def trees_from_arrays(
     inside = bool((trees.values < distinct).all())
     require_known(inside, OWNER, LEAF_VALUES, f"below {distinct}", "a larger index")
     return ReceivedTrees(trees, shares, shape.width)
-
-
-try:
-    from sklearn import clone, config_context
-    from sklearn.ensemble import (
-        ExtraTreesClassifier,
-        ExtraTreesRegressor,
-        RandomForestClassifier,
-        RandomForestRegressor,
-    )
-    from sklearn.linear_model import (
-        LogisticRegression,
-        Perceptron,
-        RidgeClassifier,
-        SGDClassifier,
-    )
-    from sklearn.pipeline import Pipeline
-    from sklearn.svm import SVC, LinearSVC, NuSVC
-    from sklearn.tree import (
-        DecisionTreeClassifier,
-        DecisionTreeRegressor,
-        ExtraTreeClassifier,
-        ExtraTreeRegressor,
-    )
-    from sklearn.utils.validation import has_fit_parameter
-except ImportError as error:
-    raise MissingExtra("SklearnLearner", str(error.name), "sklearn") from error
-
-REGRESSION_TREES: Final = (DecisionTreeRegressor, ExtraTreeRegressor)
-REGRESSION_FORESTS: Final = (RandomForestRegressor, ExtraTreesRegressor)
-_LARGEST_SEED: Final = np.iinfo(np.int32).max
 
 
 class ForestScores(ScoreLearner):
@@ -454,17 +410,6 @@ or ExtraTreeRegressor
         )
 
 
-# The imports above say which extra to install where scikit-learn is missing.
-# isort: split
-
-TREES: Final = (DecisionTreeClassifier, ExtraTreeClassifier)
-FORESTS: Final = (RandomForestClassifier, ExtraTreesClassifier)
-LINEAR: Final = (LogisticRegression, RidgeClassifier, LinearSVC, SGDClassifier, Perceptron)
-# The hinge loss asks which class is likelier and not by how much, so rows of several classes
-# would teach them nothing, at a hundred times the cost.
-HINGED: Final = (SVC, NuSVC, LinearSVC)
-
-
 class SklearnLearner(TabularLearner):
     """A scikit-learn classifier, or a `Pipeline` that ends in one.
 
@@ -508,17 +453,15 @@ class SklearnLearner(TabularLearner):
         self, estimator: Any, *, num_classes: int, max_model_bytes: int = MAX_REPLY_BYTES
     ) -> None:
         super().__init__(num_classes=num_classes)
-        is_classifier = all(
-            hasattr(estimator, verb) for verb in ("fit", "predict", "get_params")
-        )
+        verbs = ("fit", "predict", "get_params")
+        is_classifier = all(hasattr(estimator, verb) for verb in verbs)
         require(is_classifier, self._owner, "estimator", "a classifier", estimator)
         for name, value in estimator.get_params().items():
             # One column per pair of classes cannot be told from one per class.
             one_per_class = not (name.endswith("decision_function_shape") and value == "ovo")
             require(one_per_class, self._owner, name, "'ovr', one column a class", value)
-        require(
-            max_model_bytes > 0, self._owner, "max_model_bytes", "positive", max_model_bytes
-        )
+        most = max_model_bytes
+        require(most > 0, self._owner, "max_model_bytes", "positive", most)
         self._template = estimator
         self._max_model_bytes = max_model_bytes
         self._model: Any = None
@@ -532,7 +475,7 @@ class SklearnLearner(TabularLearner):
             return
         # These have one random state and no nested estimator, so a copy is a clone.
         model = copy.copy(self._template)
-        model.random_state = _draw_seed(rng)
+        model.random_state = int(rng.integers(_LARGEST_SEED))
         rows = to_float32(self._owner, x)
         if is_tree:
             self._model = model.fit(rows, y, check_input=False)
@@ -603,15 +546,13 @@ class SklearnLearner(TabularLearner):
         self._is_received = True
 
 
-def _draw_seed(rng: np.random.Generator) -> int:
-    return int(rng.integers(_LARGEST_SEED))
-
-
 def _seeded_clone(estimator: Any, rng: np.random.Generator) -> Any:
     """Return an unfitted twin with all its random states, also nested ones, from `rng`."""
     model = clone(estimator)
     names = [name for name in model.get_params() if name.split("__")[-1] == "random_state"]
-    return model.set_params(**{name: _draw_seed(rng) for name in sorted(names)})
+    return model.set_params(
+        **{name: int(rng.integers(_LARGEST_SEED)) for name in sorted(names)}
+    )
 
 
 def _is_plain_forest(model: Any) -> bool:
@@ -628,12 +569,6 @@ def _is_plain_forest(model: Any) -> bool:
     )
 
 
-def _tree_prototype(forest: Any) -> Any:
-    """Return an unfitted tree with the settings that `forest` gives to its trees."""
-    settings = {name: getattr(forest, name) for name in forest.estimator_params}
-    return clone(forest.estimator).set_params(**settings)
-
-
 def _fit_forest(
     forest: Any, x: Array, y: IntArray, weighted: WeightedLabels | None = None
 ) -> Any:
@@ -641,14 +576,20 @@ def _fit_forest(
 
     With weighted labels a tree's bootstrap sample draws rows, each with all its labels.
     """
-    prototype, labels = _tree_prototype(forest), y.astype(np.float64).reshape(-1, 1)
-    seeds = np.random.RandomState(forest.random_state)
-    trees = [_seeded(prototype, seeds) for _ in range(forest.n_estimators)]
+    settings = {name: getattr(forest, name) for name in forest.estimator_params}
+    prototype = clone(forest.estimator).set_params(**settings)
+    seeds, labels = np.random.RandomState(forest.random_state), y.astype(np.float64)[:, None]
+    trees = [copy.copy(prototype) for _ in range(forest.n_estimators)]
+    for tree in trees:
+        tree.random_state = seeds.randint(_LARGEST_SEED)
     rows = x if weighted is None else x[weighted.rows]
 
     def grow(tree: Any) -> None:
-        drawn = _bootstrap_weights(tree, len(x)) if forest.bootstrap else None
-        weights = drawn if weighted is None else _label_weights(weighted, drawn)
+        weights: Array | None = None if weighted is None else weighted.weights
+        if forest.bootstrap:  # each row as often as scikit-learn's forest draws it
+            drawn = np.random.RandomState(tree.random_state).randint(0, len(x), len(x))
+            counts = np.bincount(drawn, minlength=len(x))
+            weights = counts if weighted is None else weighted.weights * counts[weighted.rows]
         tree.fit(rows, labels, sample_weight=weights, check_input=False)
 
     grow(trees[0])  # checks the settings that all trees share
@@ -659,23 +600,6 @@ def _fit_forest(
     forest.estimators_, forest.n_outputs_, forest.n_features_in_ = trees, 1, x.shape[1]
     forest.classes_, forest.n_classes_ = np.arange(num_classes), num_classes
     return forest
-
-
-def _seeded(prototype: Any, seeds: np.random.RandomState) -> Any:
-    """Return an unfitted tree with the next seed, drawn as scikit-learn's forests do."""
-    tree = copy.copy(prototype)
-    tree.random_state = seeds.randint(_LARGEST_SEED)
-    return tree
-
-
-def _bootstrap_weights(tree: Any, num_rows: int) -> Array:
-    """Return how often each row is in the bootstrap sample of a tree, (num_rows,)."""
-    rows = np.random.RandomState(tree.random_state).randint(0, num_rows, num_rows)
-    return np.bincount(rows, minlength=num_rows)
-
-
-def _label_weights(labels: WeightedLabels, drawn: Array | None) -> FloatArray:
-    return labels.weights if drawn is None else labels.weights * drawn[labels.rows]
 
 
 def _mean_shares(trees: Sequence[Any], x: Array) -> FloatArray:
@@ -729,17 +653,13 @@ def _travels(model: Any) -> bool:
 
 def _unsupported(model: Any) -> UnsupportedLearner:
     return UnsupportedLearner(
-        f"SklearnLearner: a model that travels must have an array form, got "
+        f"{OWNER}: a model that travels must have an array form, got "
         f'{type(model).__name__}. Use exchange="votes", which needs no model on the wire.'
     )
 
 
-def _tree_from_arrays(_: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
-    return trees_from_arrays(1, arrays, shape)
-
-
 def _forest_from_arrays(_: Any, arrays: Mapping[str, Array], shape: Shape) -> Any:
-    return trees_from_arrays(num_received_trees("SklearnLearner", arrays), arrays, shape)
+    return trees_from_arrays(num_received_trees(OWNER, arrays), arrays, shape)
 
 
 def _pipeline_to_arrays(pipeline: Any) -> dict[str, Array]:
@@ -759,7 +679,7 @@ def _pipeline_from_arrays(template: Any, arrays: Mapping[str, Array], shape: Sha
         own = {name.removeprefix(prefix): left.pop(name) for name in names}
         fitted = model_from_arrays(scaler, own, shape)
         pipeline.steps[position] = (pipeline.steps[position][0], fitted)
-        shape = shape._replace(width=width_after(fitted, shape.width))
+        shape = shape._replace(width=getattr(fitted, "n_components_", shape.width))
     name, final = pipeline.steps[-1]
     pipeline.steps[-1] = (name, _form_of(final).decode(final, left, shape))
     return pipeline
@@ -778,7 +698,11 @@ def _scalers(pipeline: Any) -> Iterator[tuple[str, int, Any]]:
 
 
 _FORMS: Final = (
-    _Form(TREES, lambda model: trees_to_arrays([model]), _tree_from_arrays),
+    _Form(
+        TREES,
+        lambda model: trees_to_arrays([model]),
+        lambda _, arrays, shape: trees_from_arrays(1, arrays, shape),
+    ),
     _Form(FORESTS, lambda model: trees_to_arrays(model.estimators_), _forest_from_arrays),
     _Form((ReceivedTrees,), ReceivedTrees.to_arrays, _forest_from_arrays),
     _Form(LINEAR, linear_to_arrays, linear_from_arrays),

@@ -4,21 +4,27 @@ import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self, Unpack
+from typing import Any, Final, NamedTuple, Unpack
 
 import numpy as np
 
-from clients.tabular.base import ScoreLearner, WeightedLabels, require_array, to_float32
+from clients.tabular.base import (
+    ScoreLearner,
+    SharedRows,
+    WeightedLabels,
+    all_but,
+    require_array,
+    to_float32,
+)
 from clients.tabular.boosting import (
     OFFSETS,
     BoostedLearner,
     BoostingOptions,
     BoostingSettings,
-    SharedBins,
 )
 from clients.tabular.trees import NativeTree, Trees
 from fl_strategies._util import Array, FloatArray, IntArray
-from fl_strategies.errors import MissingExtra, require_known
+from fl_strategies.errors import MissingExtra
 from fl_strategies.learners import Task
 
 try:
@@ -80,14 +86,15 @@ class XGBoostLearner(BoostedLearner):
         return model if isinstance(model, xgboost.Booster) else None
 
     def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
-        self._boost(to_float32(self._owner, x), y, None, rng)
+        self._train(self._matrix(to_float32(self._owner, x), label=y), y, rng)
 
     def _fit_weighted(self, x: Array, labels: WeightedLabels, rng: np.random.Generator) -> None:
         rows = to_float32(self._owner, x)[labels.rows]
-        self._boost(rows, labels.classes, labels.weights, rng)
+        data = self._matrix(rows, label=labels.classes, weight=labels.weights)
+        self._train(data, labels.classes, rng)
 
     def _fit_shared(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
-        public = _SHARED.get(self._settings["max_bin"], x, self._binned)
+        public = _SHARED.get(x, self._binned, self._settings["max_bin"])
         public.matrix.set_label(y)
         self._train(public.matrix, y, rng)
         self._public = public
@@ -96,11 +103,8 @@ class XGBoostLearner(BoostedLearner):
         threads, bins = self._settings["nthread"], self._settings["max_bin"]
         return _Public(x, xgboost.QuantileDMatrix(x, nthread=threads, max_bin=bins))
 
-    def _boost(
-        self, x: Array, y: IntArray, weights: FloatArray | None, rng: np.random.Generator
-    ) -> None:
-        threads = self._settings["nthread"]
-        self._train(xgboost.DMatrix(x, label=y, weight=weights, nthread=threads), y, rng)
+    def _matrix(self, x: Array, **labels: Array) -> Any:
+        return xgboost.DMatrix(x, nthread=self._settings["nthread"], **labels)
 
     def _train(self, data: Any, y: IntArray, rng: np.random.Generator) -> None:
         seed = int(rng.integers(2**31))
@@ -125,8 +129,11 @@ class XGBoostLearner(BoostedLearner):
 
     def _sent(self) -> tuple[FloatArray, Trees]:
         model = self._model
-        sent = _ReceivedBooster.of(model) if isinstance(model, xgboost.Booster) else model
-        return sent.offsets, sent.trees
+        if not isinstance(model, xgboost.Booster):
+            return model.offsets, model.trees
+        one_row = np.zeros((1, model.num_features()), dtype=np.float32)
+        offsets = _blank(model).inplace_predict(one_row, predict_type="margin")
+        return np.asarray(offsets, dtype=np.float32).reshape(-1), trees_of(model)
 
     def _receive(self, offsets: FloatArray, trees: Trees) -> None:
         self._model, self._public = _ReceivedBooster(offsets, trees), None
@@ -153,7 +160,7 @@ class _Public(NamedTuple):
     matrix: Any
 
 
-_SHARED: Final[SharedBins[_Public]] = SharedBins()
+_SHARED: Final[SharedRows[_Public]] = SharedRows()
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,14 +177,6 @@ class _ReceivedBooster:
 
     offsets: FloatArray
     trees: Trees
-
-    @classmethod
-    def of(cls, booster: Any) -> Self:
-        """Return a booster's own offsets and trees."""
-        offsets = _blank(booster).inplace_predict(
-            np.zeros((1, booster.num_features()), dtype=np.float32), predict_type="margin"
-        )
-        return cls(np.asarray(offsets, dtype=np.float32).reshape(-1), trees_of(booster))
 
     def inplace_predict(self, x: Array) -> FloatArray:
         """Return what the sender's booster says of rows of float32."""
@@ -262,18 +261,10 @@ class XGBoostScores(ScoreLearner):
         What labels are; see `fl_strategies.learners`.
     num_rounds : int (default: 100)
         Boosting rounds, each with one tree per class.
-    max_depth : int (default: 6)
-        Levels of splits in a tree, at least 1.
-    learning_rate : float (default: 0.3)
-        Shrinkage of every tree.
-    gamma : float (default: 0.0)
-        Smallest loss reduction that justifies a split.
-    reg_lambda : float (default: 1.0)
-        L2 penalty on leaf values.
     max_bin : int (default: 256)
         Histogram bins per feature.
-    num_threads : int (default: 1)
-        Threads of one fit.
+    max_depth, learning_rate, gamma, reg_lambda, num_threads
+        As in `XGBoostLearner`.
 
     Examples
     --------
@@ -311,10 +302,6 @@ class XGBoostScores(ScoreLearner):
         self._offsets: FloatArray
         self._scales: FloatArray
 
-    @property
-    def _num_trees(self) -> int:
-        return self._num_rounds * self.num_classes
-
     def _regress(self, x: Array, targets: FloatArray, rng: np.random.Generator) -> None:
         deviations = targets.std(axis=0)
         self._offsets = targets.mean(axis=0)
@@ -341,12 +328,14 @@ class XGBoostScores(ScoreLearner):
         return {**own, **self._trees.to_arrays(self._width)}
 
     def _from_arrays(self, arrays: Mapping[str, Array]) -> None:
-        own, owner, shape = dict(arrays), self._owner, (self.num_classes,)
-        for name in (OFFSETS, SCALES):
-            require_known(name in own, owner, "arrays", f"with {name!r}", sorted(own))
-        self._offsets = require_array(owner, own, OFFSETS, np.float64, shape)
-        self._scales = require_array(owner, own, SCALES, np.float64, shape)
-        nodes = {name: each for name, each in own.items() if name not in (OFFSETS, SCALES)}
+        owner, shape = self._owner, (self.num_classes,)
+        nodes = all_but(owner, arrays, OFFSETS, SCALES)
+        self._offsets = require_array(owner, arrays, OFFSETS, np.float64, shape)
+        self._scales = require_array(owner, arrays, SCALES, np.float64, shape)
         self._trees = Trees.from_arrays(
-            owner, nodes, num_trees=self._num_trees, width=self._width, num_values=1
+            owner,
+            nodes,
+            num_trees=self._num_rounds * self.num_classes,
+            width=self._width,
+            num_values=1,
         )
