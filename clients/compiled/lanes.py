@@ -16,16 +16,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
-from clients.compiled import ANY_ORDER
-from fl_strategies.errors import MissingExtra
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils
+from numba.core.datamodel import models
 
-try:
-    from llvmlite import ir
-    from numba import extending, types
-    from numba.core import cgutils
-    from numba.core.datamodel import models
-except ImportError as error:
-    raise MissingExtra("compiled kernels", "numba", "fast") from error
+from clients.compiled import ANY_ORDER
 
 WIDTH: Final = 16
 """Numbers of one vector, as many as the widest registers hold."""

@@ -1,82 +1,17 @@
-"""PyTorch modules as perceptrons: their layers, and twins with other numbers of units."""
+"""Dense layers of PyTorch modules: what they take, and twins with other numbers of units."""
 
-import copy
 import functools
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
-import numpy as np
+import torch
+from torch import Tensor, nn
 
 from clients.networks.training import blank_module, blank_state
 from fl_strategies._util import Array
-from fl_strategies.errors import MissingExtra, UnsupportedLearner
+from fl_strategies.errors import UnsupportedLearner
 from fl_strategies.learners import DenseLayer
-
-try:
-    import torch
-    from torch import Tensor, nn
-except ImportError as error:
-    raise MissingExtra("TorchLearner", "torch", "torch") from error
-
-
-class DenseModules(ABC):
-    """What learners of modules can do if theirs has dense layers and nothing else that learns.
-
-    The layers must be used in the order in which the module names them, with the same
-    activation for all units between them.
-    """
-
-    module_fn: Callable[[], nn.Module]
-
-    @abstractmethod
-    def to_arrays(self) -> dict[str, Array]:
-        """Return what was learned."""
-
-    @abstractmethod
-    def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
-        """Return a fitted twin."""
-
-    @abstractmethod
-    def _fitted(self) -> nn.Module:
-        """Return the module."""
-
-    def head(self) -> DenseLayer:
-        """Return weights (num_classes, num_features) and biases of the last dense layer."""
-        layer = head_of(self._fitted())
-        return layer.weight.detach().cpu().numpy(), layer.bias.detach().cpu().numpy()
-
-    def to_layers(self) -> list[DenseLayer]:
-        """Return weights (outputs, inputs) and biases of every layer, from inputs to logits."""
-        layers = as_layers(self.to_arrays())
-        if layers is None:
-            raise UnsupportedLearner(
-                "TorchLearner: the module must have dense layers with biases and nothing else "
-                "that learns, got others. Use an nn.Sequential of nn.Linear and activations."
-            )
-        return layers
-
-    def from_layers(self, layers: Sequence[DenseLayer]) -> Self:
-        """Return a fitted twin of these layers, with as many hidden units as they have."""
-        names = list(blank_state(self.module_fn))
-        flat = [np.asarray(array, dtype=np.float32) for layer in layers for array in layer]
-        arrays = dict(zip(names, flat, strict=True))
-        return self.sized_for(arrays).from_arrays(arrays)
-
-    def sized_for(self, arrays: Mapping[str, Array]) -> Self:
-        """Return an unfitted twin with as many hidden units as arrays of its kind have.
-
-        Arrays with other inputs or outputs give it the usual size: memory must follow what
-        arrived, and a bias alone would decide how many weights there are.
-        """
-        usual = blank_state(self.module_fn)
-        layers = as_layers({name: arrays[name] for name in usual if name in arrays})
-        twin = copy.copy(self)
-        if layers is not None and len(arrays) == len(usual) and _same_ends(layers, usual):
-            widths = [len(bias) for _, bias in layers[:-1]]
-            twin.module_fn = functools.partial(with_hidden_units, self.module_fn, widths)
-        return twin
 
 
 def head_of(module: nn.Module) -> nn.Linear:
@@ -131,15 +66,23 @@ def as_layers(arrays: Mapping[str, Array]) -> list[DenseLayer] | None:
     return layers if chained and layers and len(values) % 2 == 0 else None
 
 
-def _same_ends(layers: Sequence[DenseLayer], usual: Mapping[str, Array]) -> bool:
-    """Tell whether layers take the inputs of a module's arrays, and give its outputs."""
+def resized(
+    module_fn: Callable[[], nn.Module], arrays: Mapping[str, Array]
+) -> Callable[[], nn.Module]:
+    """Return a factory of modules with as many hidden units as the arrays of one have.
+
+    If the inputs or outputs are others, it is the factory given: memory must follow what
+    arrived, and a bias alone would decide how many weights there are.
+    """
+    usual = blank_state(module_fn)
+    layers = as_layers({name: arrays[name] for name in usual if name in arrays})
     own = as_layers(usual)
-    return (
-        own is not None
-        and len(own) == len(layers)
-        and layers[0][0].shape[1] == own[0][0].shape[1]
-        and len(layers[-1][1]) == len(own[-1][1])
-    )
+    if layers is None or own is None or not len(arrays) == len(usual) == 2 * len(layers):
+        return module_fn
+    inputs = layers[0][0].shape[1] == own[0][0].shape[1]
+    if not (inputs and len(layers[-1][1]) == len(own[-1][1])):
+        return module_fn
+    return functools.partial(with_hidden_units, module_fn, [len(b) for _, b in layers[:-1]])
 
 
 def with_hidden_units(module_fn: Callable[[], nn.Module], widths: Sequence[int]) -> nn.Module:

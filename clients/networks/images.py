@@ -13,16 +13,12 @@ from importlib import import_module
 from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData, MissingExtra, require
-
-try:
-    import torch
-    from torch import Tensor, nn
-    from torch.nn.functional import pad
-except ImportError as error:
-    raise MissingExtra("crop_and_flip", "torch", "torch") from error
 
 
 def crop_and_flip(padding: int = 4, flip: bool = True) -> Callable[[Tensor], Tensor]:

@@ -13,13 +13,15 @@ side do not fight for cores.
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, get_args
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
-from clients.networks.dense import DenseModules, SeenFeatures, head_of
+from clients.networks.dense import SeenFeatures, as_layers, head_of, resized
 from clients.networks.images import image_steps
 from clients.networks.objective import AppliedObjective, applied, stepping
 from clients.networks.stacks import (
@@ -45,6 +47,7 @@ from clients.networks.training import (
     TrainingData,
     as_float32,
     at_rates,
+    blank_state,
     check_count,
     check_state,
     checked_set,
@@ -53,137 +56,27 @@ from clients.networks.training import (
     isolated,
     learning_rates,
     logits_of,
-    make_optimizer,
     soft_targets,
     state_of,
     steps_per_epoch,
     tiny_as_zero,
 )
 from fl_strategies._util import Array, FloatArray, counted
-from fl_strategies.errors import InvalidData, MissingExtra, NotFitted, require, require_data
-from fl_strategies.learners import Objective, Recipe, Task, TrainingSet
+from fl_strategies.errors import (
+    InvalidData,
+    MissingExtra,
+    NotFitted,
+    UnsupportedLearner,
+    require,
+    require_data,
+)
+from fl_strategies.learners import DenseLayer, Objective, Recipe, Task, TrainingSet
 from fl_strategies.party.party import check_rows
-
-try:
-    import torch
-    from torch import Tensor, nn
-except ImportError as error:
-    raise MissingExtra("TorchLearner", "torch", "torch") from error
 
 if TYPE_CHECKING:
     from clients.networks.compiled import CompiledPerceptrons
 
 Augment: TypeAlias = Callable[[Tensor], Tensor]
-
-
-class TrainingLoop:
-    """How a learner trains, by its settings."""
-
-    batch_size: int
-    learning_rate: float
-    weight_decay: float
-    optimizer: OptimizerName
-    momentum: float
-    schedule: Schedule
-    final_learning_rate: float | None
-    augment: Augment | None
-    channels_last: bool
-    _device: torch.device
-
-    def _train(
-        self,
-        model: nn.Module | Stack,
-        sets: Sequence[TrainingSet],
-        loss: BatchLoss,
-        epochs: int,
-        rngs: Sequence[np.random.Generator],
-        own: AppliedObjective | None = None,
-        watch: EarlyStopping | None = None,
-    ) -> list[int]:
-        """Train a model or a stack; return the number of epochs of every set."""
-        pace = steps_per_epoch(max(len(x) for x, _ in sets), self.batch_size)
-        rates = self._rates(epochs * pace)
-        compiled = None if own is not None else self._compiled(model, sets, loss)
-        with tiny_as_zero():
-            if compiled is not None:
-                compiled.train(np.reshape(rates, (epochs, pace)), rngs, watch)
-            else:
-                self._step_by_step(model, sets, loss, rates, rngs, own, watch)
-        if not isinstance(model, nn.Module):
-            model.write_back()
-        return [epochs] * len(sets) if watch is None else watch.restore()
-
-    def _compiled(
-        self, model: nn.Module | Stack, sets: Sequence[TrainingSet], loss: BatchLoss
-    ) -> "CompiledPerceptrons | None":
-        """Return what trains the model by kernels; None where they cannot or are slower."""
-        usable = self.optimizer == "adam" and self.augment is None and self._device == CPU
-        if not usable or not isinstance(model, PerceptronStack):
-            return None
-        try:
-            from clients.networks.compiled import find_trainer
-        except MissingExtra:  # without Numba
-            return None
-        size, decay = self.batch_size, self.weight_decay
-        return find_trainer(model, sets, loss, batch_size=size, weight_decay=decay)
-
-    def _step_by_step(
-        self,
-        model: nn.Module | Stack,
-        sets: Sequence[TrainingSet],
-        loss: BatchLoss,
-        rates: Sequence[float],
-        rngs: Sequence[np.random.Generator],
-        own: AppliedObjective | None,
-        watch: EarlyStopping | None,
-    ) -> None:
-        optimizer = self._new_optimizer(model)
-        data = TrainingData(sets)
-        pace = data.num_steps(1, self.batch_size)
-        batches = data.batches(len(rates) // pace, self.batch_size, rngs)
-        steps = zip(batches, at_rates(optimizer, rates), strict=True)
-        for step, (batch, _) in enumerate(steps, 1):
-            optimizer.zero_grad()
-            torch.autograd.backward(self._batch_loss(model, loss, *batch))
-            if own is not None:
-                own.add()
-            optimizer.step()
-            if watch is not None and step % pace == 0 and watch.ends(model):
-                break
-
-    def _new_optimizer(self, model: nn.Module | Stack) -> torch.optim.Optimizer:
-        return make_optimizer(
-            self.optimizer,
-            model.parameters(),
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            fused=self._device == CPU,
-        )
-
-    def _batch_loss(
-        self,
-        model: nn.Module | Stack,
-        loss: BatchLoss,
-        rows: Tensor,
-        targets: Tensor,
-        weights: Tensor,
-    ) -> Tensor:
-        seen = rows if self.augment is None else self.augment(rows)
-        if isinstance(model, nn.Module):
-            seen = self._laid_out(seen)
-        scores = logits_of(model(seen.to(self._device)))
-        return loss(scores, targets.to(self._device), weights.to(self._device))
-
-    def _rates(self, num_steps: int) -> list[float]:
-        last = self.final_learning_rate
-        end = self.learning_rate / 100 if last is None else last
-        return learning_rates(self.schedule, self.learning_rate, end, num_steps)
-
-    def _laid_out(self, rows: Tensor) -> Tensor:
-        images = self.channels_last and rows.ndim == 4
-        return rows.contiguous(memory_format=torch.channels_last) if images else rows
-
 
 ROWS_PER_CHUNK: Final = 4096
 ROWS_IN_CACHE: Final = 64
@@ -201,7 +94,7 @@ class _Member(NamedTuple):
 
 
 @dataclass(eq=False)
-class TorchLearner(TrainingLoop, DenseModules):
+class TorchLearner:
     """A model made of any PyTorch module.
 
     Parameters
@@ -413,6 +306,41 @@ class TorchLearner(TrainingLoop, DenseModules):
         with isolated(rng):
             return copy.copy(self)._keep(self._new_module(), None)
 
+    def head(self) -> DenseLayer:
+        """Return weights (num_classes, num_features) and biases of the last dense layer."""
+        layer = head_of(self._fitted())
+        return layer.weight.detach().cpu().numpy(), layer.bias.detach().cpu().numpy()
+
+    def to_layers(self) -> list[DenseLayer]:
+        """Return weights (outputs, inputs) and biases of every layer, from inputs to logits.
+
+        The layers must be used in the order in which the module names them, with the same
+        activation for all units between them.
+        """
+        layers = as_layers(self.to_arrays())
+        if layers is None:
+            raise UnsupportedLearner(
+                f"{OWNER}: the module must have dense layers with biases and nothing else "
+                "that learns, got others. Use an nn.Sequential of nn.Linear and activations."
+            )
+        return layers
+
+    def from_layers(self, layers: Sequence[DenseLayer]) -> Self:
+        """Return a fitted twin of these layers, with as many hidden units as they have."""
+        flat = [np.asarray(array, dtype=np.float32) for layer in layers for array in layer]
+        arrays = dict(zip(blank_state(self.module_fn), flat, strict=True))
+        return self.sized_for(arrays).from_arrays(arrays)
+
+    def sized_for(self, arrays: Mapping[str, Array]) -> Self:
+        """Return an unfitted twin with as many hidden units as arrays of its kind have.
+
+        Arrays with other inputs or outputs give it the usual size: memory must follow what
+        arrived, and a bias alone would decide how many weights there are.
+        """
+        twin = copy.copy(self)
+        twin.module_fn = resized(self.module_fn, arrays)
+        return twin
+
     def _keep(
         self,
         module: nn.Module,
@@ -529,6 +457,100 @@ class TorchLearner(TrainingLoop, DenseModules):
                 (done,) = trainer._train(model, sets, loss, epochs, [rng], own, watch)
         pace = steps_per_epoch(len(x), self.batch_size)
         return self._keep(module, x.shape[1:], done * pace, done)
+
+    def _train(
+        self,
+        model: nn.Module | Stack,
+        sets: Sequence[TrainingSet],
+        loss: BatchLoss,
+        epochs: int,
+        rngs: Sequence[np.random.Generator],
+        own: AppliedObjective | None = None,
+        watch: EarlyStopping | None = None,
+    ) -> list[int]:
+        """Train a model or a stack; return the number of epochs of every set."""
+        pace = steps_per_epoch(max(len(x) for x, _ in sets), self.batch_size)
+        rates = self._rates(epochs * pace)
+        compiled = None if own is not None else self._compiled(model, sets, loss)
+        with tiny_as_zero():
+            if compiled is not None:
+                compiled.train(np.reshape(rates, (epochs, pace)), rngs, watch)
+            else:
+                self._step_by_step(model, sets, loss, rates, rngs, own, watch)
+        if not isinstance(model, nn.Module):
+            model.write_back()
+        return [epochs] * len(sets) if watch is None else watch.restore()
+
+    def _compiled(
+        self, model: nn.Module | Stack, sets: Sequence[TrainingSet], loss: BatchLoss
+    ) -> "CompiledPerceptrons | None":
+        """Return what trains the model by kernels; None where they cannot or are slower."""
+        usable = self.optimizer == "adam" and self.augment is None and self._device == CPU
+        if not usable or not isinstance(model, PerceptronStack):
+            return None
+        try:
+            from clients.networks.compiled import find_trainer
+        except MissingExtra:  # without Numba
+            return None
+        size, decay = self.batch_size, self.weight_decay
+        return find_trainer(model, sets, loss, batch_size=size, weight_decay=decay)
+
+    def _step_by_step(
+        self,
+        model: nn.Module | Stack,
+        sets: Sequence[TrainingSet],
+        loss: BatchLoss,
+        rates: Sequence[float],
+        rngs: Sequence[np.random.Generator],
+        own: AppliedObjective | None,
+        watch: EarlyStopping | None,
+    ) -> None:
+        optimizer = self._new_optimizer(model.parameters(), fused=self._device == CPU)
+        data = TrainingData(sets)
+        pace = data.num_steps(1, self.batch_size)
+        batches = data.batches(len(rates) // pace, self.batch_size, rngs)
+        steps = zip(batches, at_rates(optimizer, rates), strict=True)
+        for step, (batch, _) in enumerate(steps, 1):
+            optimizer.zero_grad()
+            torch.autograd.backward(self._batch_loss(model, loss, *batch))
+            if own is not None:
+                own.add()
+            optimizer.step()
+            if watch is not None and step % pace == 0 and watch.ends(model):
+                break
+
+    def _new_optimizer(
+        self, parameters: Iterable[Tensor], *, fused: bool
+    ) -> torch.optim.Optimizer:
+        rate, decay = self.learning_rate, self.weight_decay
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, rate, weight_decay=decay, fused=fused)
+        return torch.optim.SGD(
+            parameters, rate, momentum=self.momentum, weight_decay=decay, fused=fused
+        )
+
+    def _batch_loss(
+        self,
+        model: nn.Module | Stack,
+        loss: BatchLoss,
+        rows: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+    ) -> Tensor:
+        seen = rows if self.augment is None else self.augment(rows)
+        if isinstance(model, nn.Module):
+            seen = self._laid_out(seen)
+        scores = logits_of(model(seen.to(self._device)))
+        return loss(scores, targets.to(self._device), weights.to(self._device))
+
+    def _rates(self, num_steps: int) -> list[float]:
+        first, last = self.learning_rate, self.final_learning_rate
+        last = first / 100 if last is None else last
+        return learning_rates(self.schedule, first, last, num_steps)
+
+    def _laid_out(self, rows: Tensor) -> Tensor:
+        images = self.channels_last and rows.ndim == 4
+        return rows.contiguous(memory_format=torch.channels_last) if images else rows
 
     def _watch(
         self, modules: Sequence[nn.Module], watched: Sequence[Rows]

@@ -6,6 +6,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
 
 from clients.networks.dense import SeenFeatures, head_of
 from clients.networks.training import (
@@ -16,16 +19,8 @@ from clients.networks.training import (
     state_of,
 )
 from fl_strategies._util import Array
-from fl_strategies.errors import MissingExtra, UnsupportedLearner, require_known
+from fl_strategies.errors import UnsupportedLearner, require_known
 from fl_strategies.learners import Correction, Generated, Objective, Prototypes, Proximal, Task
-
-try:
-    import torch
-    from torch import Tensor, nn
-    from torch.nn.functional import cross_entropy, linear
-except ImportError as error:
-    raise MissingExtra("TorchLearner", "torch", "torch") from error
-
 
 L = TypeVar("L", bound=Any)
 Slopes: TypeAlias = Callable[[], Sequence[tuple[Tensor, Tensor]]]

@@ -1,15 +1,9 @@
-"""Networks trained by DP-SGD, with Opacus.
-
-DP-SGD step by step: noise from a chosen source, and as much of it as a target needs.
-
-Clipping is done by Opacus; noise and batches are drawn here, because PyTorch's generator
-starts from 32 bits, few enough to be tried out one by one.
-
-PyTorch modules trained by DP-SGD, so that whatever they say later costs nothing.
+"""Networks trained by DP-SGD, with Opacus, so that whatever they say later costs nothing.
 
 A model that was trained privately may answer any number of questions: answers are
-post-processing. All there is to account for is the training itself, which a learner tells
-as `privacy_events`.
+post-processing. All there is to account for is the training itself, which a learner reports
+as `privacy_events`. Clipping is done by Opacus; noise and batches are drawn here, because
+PyTorch's generator starts from 32 bits, few enough to be tried out one by one.
 """
 
 import copy
@@ -34,7 +28,6 @@ from clients.networks.training import (
     at_rates,
     isolated,
     logits_of,
-    make_optimizer,
     weighted,
 )
 from fl_strategies._util import Array, FloatArray, counted
@@ -495,14 +488,7 @@ class DPTorchLearner(TorchLearner):
         with applied(objective, trained, loss, self.task) as own:
             loss = loss if own is None else own.loss
             model = GradSampleModule(trained, loss_reduction="sum")
-            descent = make_optimizer(
-                self.optimizer,
-                model.parameters(),
-                learning_rate=self.learning_rate,
-                weight_decay=self.weight_decay,
-                momentum=self.momentum,
-                fused=False,
-            )
+            descent = self._new_optimizer(model.parameters(), fused=False)
             optimizer = NoisyOptimizer(descent, source, event, self.max_grad_norm)
             if own is not None:  # after the noise, so that no record has a part in it
                 optimizer.attach_step_hook(lambda _: own.add())

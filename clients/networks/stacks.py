@@ -7,16 +7,12 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, Self
 
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
 from clients.networks.images import ImageStack
 from clients.networks.training import Stack, isolated, logits_of
-from fl_strategies.errors import MissingExtra
-
-try:
-    import torch
-    from torch import Tensor, nn
-    from torch.func import functional_call, stack_module_state, vmap
-except ImportError as error:
-    raise MissingExtra("TorchLearner", "torch", "torch") from error
 
 logger = logging.getLogger(__name__)
 

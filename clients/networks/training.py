@@ -9,24 +9,19 @@ from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fl_strategies._util import Array, FloatArray, IntArray, counted
 from fl_strategies.errors import (
     KnowledgeMismatch,
-    MissingExtra,
     require,
     require_data,
     require_known,
 )
 from fl_strategies.learners import UNKNOWN, Recipe, Task, check_targets
 from fl_strategies.party.party import check_rows
-
-try:
-    import torch
-    from torch import Tensor, nn
-    from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-except ImportError as error:
-    raise MissingExtra("TorchLearner", "torch", "torch") from error
 
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda", "mps"]
 OptimizerName: TypeAlias = Literal["adam", "sgd"]
@@ -147,25 +142,6 @@ class RecipeLoss:
             return cross_entropy(scores, targets, reduction="none")
         losses = binary_cross_entropy_with_logits(scores, targets, reduction="none")
         return losses.mean(dim=1)
-
-
-def make_optimizer(
-    kind: OptimizerName,
-    parameters: Iterable[Tensor],
-    *,
-    learning_rate: float,
-    weight_decay: float,
-    momentum: float,
-    fused: bool = True,
-) -> torch.optim.Optimizer:
-    """Return a new optimizer; Adam has no use for the momentum."""
-    if kind == "adam":
-        return torch.optim.Adam(
-            parameters, learning_rate, weight_decay=weight_decay, fused=fused
-        )
-    return torch.optim.SGD(
-        parameters, learning_rate, momentum=momentum, weight_decay=weight_decay, fused=fused
-    )
 
 
 def learning_rates(
@@ -368,23 +344,11 @@ def find_device(name: str) -> torch.device:
     require(name in names, OWNER, "device", f"one of {', '.join(names)}", name)
     if name == "cpu":  # without a look at others: CUDA that was asked for anything cannot fork
         return CPU
-    available = [kind for kind in ("cuda", "mps") if _is_available(kind)] + ["cpu"]
+    accelerators = {"cuda": torch.cuda, "mps": torch.backends.mps}
+    available = [*(kind for kind, own in accelerators.items() if own.is_available()), "cpu"]
     rule = f"available on this machine ({', '.join(available)})"
     require(name in ("auto", *available), OWNER, "device", rule, name)
     return torch.device(available[0] if name == "auto" else name)
-
-
-def _is_available(kind: str) -> bool:
-    if kind == "cuda":
-        return torch.cuda.is_available()
-    return torch.backends.mps.is_available()
-
-
-try:
-    import torch
-    from torch import Tensor, nn
-except ImportError as error:
-    raise MissingExtra("TorchLearner", "torch", "torch") from error
 
 
 def _mistakes_by_class(logits: Tensor, labels: Tensor, _weights: Tensor) -> Tensor:

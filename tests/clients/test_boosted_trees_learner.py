@@ -1,6 +1,5 @@
 """BoostedTreesLearner: XGBoost's trees by a plain definition, and a door for received ones."""
 
-import importlib
 import json
 import math
 import os
@@ -22,9 +21,6 @@ from clients.tabular import boosted_trees as tree_sums
 from clients.tabular.boosted_trees import BoostedTreesLearner
 from clients.tabular.xgboost import XGBoostLearner
 from fl_strategies._util import Array, FloatArray, IntArray
-from fl_strategies.errors import (
-    MissingExtra,
-)
 from fl_strategies.learners import Recipe, SoftLearner
 from tests import lopsided_trees
 
@@ -422,10 +418,3 @@ def test_kernels_are_compiled_for_one_kind_of_arrays_only() -> None:
 
 
 # --- refusals -----------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("without_numba")
-def test_a_missing_package_names_its_extra() -> None:
-    """Without Numba the import says what to install."""
-    with pytest.raises(MissingExtra, match=r"fl-strategies\[fast\]"):
-        importlib.import_module("clients.tabular.boosted_trees")

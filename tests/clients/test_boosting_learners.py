@@ -3,9 +3,7 @@
 What each of them learns is compared with its library, or with a definition, elsewhere.
 """
 
-import importlib
 import math
-import sys
 from typing import Any, Final
 
 import lightgbm
@@ -25,7 +23,6 @@ from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
-    MissingExtra,
     NotFitted,
 )
 from fl_strategies.learners import EnsembleLearner, PortableLearner, SoftLearner
@@ -268,16 +265,6 @@ def test_bad_data_are_refused(kind: str) -> None:
         learner(kind).fit(x * 1e300, y, rng=rng)
     with pytest.raises(InvalidData, match="between 0 and 9"):
         learner(kind).fit(x, y + 1, rng=rng)
-
-
-@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
-def test_a_missing_package_names_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the library the import says what to install."""
-    monkeypatch.delitem(sys.modules, f"clients.tabular.{name}")
-    monkeypatch.setitem(sys.modules, name, None)
-
-    with pytest.raises(MissingExtra, match=rf"fl-strategies\[{name}\]"):
-        importlib.import_module(f"clients.tabular.{name}")
 
 
 # --- travel -------------------------------------------------------------------------------

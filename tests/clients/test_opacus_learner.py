@@ -1,11 +1,9 @@
 """DPTorchLearner: what is clipped, noised, drawn and accounted for, seen from outside."""
 
 import copy
-import importlib
 import inspect
 import math
 import pickle
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -31,7 +29,7 @@ from clients.networks import private as dp_sgd
 from clients.networks.learner import TorchLearner
 from clients.networks.private import DPTorchLearner, calibrated_noise
 from fl_strategies._util import Array, IntArray
-from fl_strategies.errors import InvalidData, InvalidParameter, MissingExtra
+from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.learners import (
     EnsembleLearner,
     IncrementalLearner,
@@ -1108,19 +1106,3 @@ def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> Non
 def test_is_secure_unless_told_otherwise() -> None:
     """Nobody gets seeded noise by leaving a setting out."""
     assert DPTorchLearner(linear, num_classes=10, noise_multiplier=1.0).secure
-
-
-@pytest.mark.parametrize(("package", "extra"), [("opacus", "opacus"), ("torch", "torch")])
-def test_missing_package_names_its_extra(
-    package: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without Opacus or PyTorch the import says what to install."""
-    monkeypatch.delitem(sys.modules, "clients.networks.private")
-    monkeypatch.setitem(sys.modules, package, None)
-    if package == "opacus":
-        monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
-    else:
-        # A second copy that loads would stay behind as an attribute of `clients`.
-        monkeypatch.delitem(sys.modules, "clients.networks.learner")
-    with pytest.raises(MissingExtra, match=rf'pip install "fl-strategies\[{extra}\]"'):
-        importlib.import_module("clients.networks.private")

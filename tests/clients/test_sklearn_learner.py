@@ -1,8 +1,6 @@
 """SklearnLearner, and through it everything that all tabular learners share."""
 
-import importlib
 import math
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +33,6 @@ from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
-    MissingExtra,
     NotFitted,
     UnsupportedLearner,
 )
@@ -540,15 +537,3 @@ def test_a_model_that_answers_nan_cannot_spread_it() -> None:
     majority = _Majority(num_classes=NUM_CLASSES).fit(x, y, rng=np.random.default_rng(0))
 
     assert (majority.logits(x) == math.log(MIN_PROBABILITY)).all()
-
-
-@pytest.mark.parametrize("package", ["sklearn", "sklearn.decomposition"])
-def test_a_missing_package_names_its_extra(
-    monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
-    """Without scikit-learn the import says what to install."""
-    monkeypatch.delitem(sys.modules, "clients.tabular.sklearn")
-    monkeypatch.setitem(sys.modules, package, None)
-
-    with pytest.raises(MissingExtra, match=r"fl-strategies\[sklearn\]"):
-        importlib.import_module("clients.tabular.sklearn")

@@ -1,8 +1,6 @@
 """XGBoostScores and ForestScores: their libraries' trees, walked and checked in numpy."""
 
-import importlib
 import math
-import sys
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from clients.tabular.sklearn import ForestScores
 from clients.tabular.trees import MAX_LEVELS, NativeTree, Trees, round_down
 from clients.tabular.xgboost import XGBoostScores
 from fl_strategies._util import Array, FloatArray
-from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, MissingExtra
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch
 
 DIGITS = load_digits().data[:300] / 7.0
 SCORES = np.random.default_rng(1).normal(size=(300, 3)) + DIGITS[:, 20:23]
@@ -148,24 +146,6 @@ def test_other_estimators_are_refused() -> None:
     for estimator in (RandomForestClassifier(), DecisionTreeRegressor, None):
         with pytest.raises(InvalidParameter, match="ForestScores: estimator must be one of"):
             ForestScores(estimator, num_classes=2)
-
-
-@pytest.mark.parametrize(
-    ("module", "package", "extra"),
-    [
-        ("clients.tabular.xgboost", "xgboost", "xgboost"),
-        ("clients.tabular.sklearn", "sklearn", "sklearn"),
-    ],
-)
-def test_a_missing_package_names_its_extra(
-    monkeypatch: pytest.MonkeyPatch, module: str, package: str, extra: str
-) -> None:
-    """Without its library the import says what to install."""
-    monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, package, None)
-
-    with pytest.raises(MissingExtra, match=rf"fl-strategies\[{extra}\]"):
-        importlib.import_module(module)
 
 
 # --- trees as arrays ----------------------------------------------------------------------

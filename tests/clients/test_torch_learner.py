@@ -1,8 +1,6 @@
 import copy
-import importlib
 import math
 import multiprocessing
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -21,7 +19,6 @@ from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
     KnowledgeMismatch,
-    MissingExtra,
     NotFitted,
 )
 from fl_strategies.learners import (
@@ -736,11 +733,3 @@ def test_forked_processes_train_the_same_model() -> None:
     child.join()
     assert arrived
     np.testing.assert_array_equal(answer, expected)
-
-
-def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PyTorch the import says what to install."""
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "clients.networks.learner")
-    with pytest.raises(MissingExtra, match=r'pip install "fl-strategies\[torch\]"'):
-        importlib.import_module("clients.networks.learner")

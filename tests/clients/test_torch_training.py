@@ -1,8 +1,6 @@
 """TorchLearner beyond labels: recipes, tasks, continuing, schedules and changes of rows."""
 
 import copy
-import importlib
-import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 from clients.networks.learner import TorchLearner
 from clients.networks.training import RECORD_LOSSES, TASK_LOSSES, RecipeLoss
 from fl_strategies._util import Array, IntArray
-from fl_strategies.errors import InvalidData, InvalidParameter, MissingExtra
+from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.learners import Recipe, mean_auc
 
 DIGITS, LABELS = load_digits(return_X_y=True)
@@ -461,13 +459,3 @@ def test_rows_that_are_no_images_keep_their_layout() -> None:
     told = learner(channels_last=True).fit(X[:50], Y[:50], rng=generator())
     plain = learner().fit(X[:50], Y[:50], rng=generator())
     np.testing.assert_array_equal(told.logits(X), plain.logits(X))
-
-
-@pytest.mark.parametrize("name", ["networks.training", "networks.images"])
-def test_missing_torch_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PyTorch the import says what to install."""
-    importlib.import_module(f"clients.{name}")
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, f"clients.{name}")
-    with pytest.raises(MissingExtra, match=r'pip install "fl-strategies\[torch\]"'):
-        importlib.import_module(f"clients.{name}")
