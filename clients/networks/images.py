@@ -7,14 +7,15 @@ without Numba (the extra `fast`).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import stack_module_state
 from torch.nn.functional import pad
 
 from fl_strategies._util import Array
@@ -59,11 +60,7 @@ def _crop_and_flip(images: Tensor, *, padding: int, flip: bool) -> Tensor:
     return padded.gather(2, pixels).view(images.shape)
 
 
-Step: TypeAlias = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-"""From stacked parameters and images (K, channels, height, width, b) to what follows."""
-
 TAPS: Final = 5
-NO_FLOOR: Final = -math.inf
 
 
 class ImageStack:
@@ -73,36 +70,51 @@ class ImageStack:
     ----------
     modules : sequence of Module
         Networks of one architecture.
-    steps : sequence of Step
-        What `image_steps` says about it.
+    layers : sequence of (name, layer)
+        What `image_layers` says about it.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], steps: Sequence[Step]) -> None:
-        self._modules, self._steps = modules, steps
-        twins = [dict(module.named_parameters()) for module in modules]
+    def __init__(
+        self, modules: Sequence[nn.Module], layers: Sequence[tuple[str, nn.Module]]
+    ) -> None:
+        self._modules, self._layers = list(modules), layers
         # A single module trains its own parameters, which others may hold as well.
-        self._stacked = None if len(modules) == 1 else _stacked(twins)
+        self._stacked = None if len(modules) == 1 else stack_module_state(self._modules)[0]
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module]) -> Self | None:
         """Return a stack, or None if these cannot be trained so."""
-        steps = image_steps(modules[0])
-        return None if steps is None else cls(modules, steps)
+        layers = image_layers(modules[0])
+        return None if layers is None else cls(modules, layers)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the outputs of every module for its own rows."""
-        named = self._named() if self._stacked is None else self._stacked
+        named = self._stacked
+        if named is None:
+            named = {name: p.unsqueeze(0) for name, p in self._modules[0].named_parameters()}
         own = rows.reshape(len(self._modules), -1, *rows.shape[1:])
         images = own.movedim(1, -1).contiguous()
-        for step in self._steps:
-            images = step(named, images)
+        kinds = [type(layer) for _, layer in self._layers]
+        for (name, layer), before, after in zip(
+            self._layers, [None, *kinds], [*kinds[1:], None], strict=False
+        ):
+            weights, biases = named.get(f"{name}.weight"), named.get(f"{name}.bias")
+            if isinstance(layer, nn.Conv2d):
+                images = _convolve(images, weights, biases, int(layer.padding[0]))
+            elif isinstance(layer, nn.MaxPool2d):  # takes a ReLU before it along
+                images = _pool(images, np.float32(0 if before is nn.ReLU else -math.inf))
+            elif isinstance(layer, nn.Flatten):
+                images = images.flatten(1, -2)
+            elif weights is not None and biases is not None:
+                images = torch.baddbmm(biases.unsqueeze(-1), weights, images)
+            elif after is not nn.MaxPool2d:
+                images = torch.relu(images)
         return images.mT.flatten(0, 1)
 
     def parameters(self) -> Iterator[Tensor]:
         """Yield the parameters to train."""
-        yield from (
-            self._modules[0].parameters() if self._stacked is None else (self._stacked.values())
-        )
+        own = self._stacked
+        yield from self._modules[0].parameters() if own is None else own.values()
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -111,21 +123,9 @@ class ImageStack:
             for module, value in zip(self._modules, values, strict=True):
                 module.get_parameter(name).copy_(value)
 
-    def _named(self) -> dict[str, Tensor]:
-        return {name: one.unsqueeze(0) for name, one in self._modules[0].named_parameters()}
 
-
-def _stacked(twins: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {
-        name: torch.stack([twin[name].detach() for twin in twins]).requires_grad_(
-            first.requires_grad
-        )
-        for name, first in twins[0].items()
-    }
-
-
-def image_steps(module: nn.Module) -> list[Step] | None:
-    """Return how a network is computed layer by layer, or None if the kernels cannot."""
+def image_layers(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
+    """Return the layers of a network with their names, or None if the kernels cannot."""
     layers = _layers(module, "")
     if layers is None or _kernels() is None:
         return None
@@ -135,7 +135,7 @@ def image_steps(module: nn.Module) -> list[Step] | None:
     even = all(one.in_channels % 2 == 0 for one in others if isinstance(one, nn.Conv2d))
     if not (usable and even and all(map(_is_known, others)) and _fits_together(others)):
         return None
-    return list(_steps(layers))
+    return layers
 
 
 def _kernels() -> Any:
@@ -163,38 +163,25 @@ def _layers(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
     return found
 
 
-def _is_known(layer: nn.Module) -> bool:
+def _is_known(layer: Any) -> bool:
     kind = type(layer)
     if kind is nn.Conv2d:
-        return _is_plain_convolution(layer)
+        padding = layer.padding
+        return (
+            layer.kernel_size == (TAPS, TAPS)
+            and layer.stride == layer.dilation == (1, 1)
+            and (layer.groups, layer.padding_mode) == (1, "zeros")
+            and not isinstance(padding, str)
+            and padding[0] == padding[1] < TAPS
+            and layer.bias is not None
+            and layer.out_channels % 2 == 0
+        )
     if kind is nn.MaxPool2d:
-        return _is_plain_pooling(layer)
+        sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+        return sizes == (2, 2, 0, 1) and not (layer.ceil_mode or layer.return_indices)
     if kind is nn.Flatten:
-        return _is_plain_flatten(layer)
+        return (layer.start_dim, layer.end_dim) == (1, -1)
     return kind is nn.ReLU or (kind is nn.Linear and layer.bias is not None)
-
-
-def _is_plain_convolution(layer: Any) -> bool:
-    padding = layer.padding
-    return (
-        layer.kernel_size == (TAPS, TAPS)
-        and layer.stride == layer.dilation == (1, 1)
-        and (layer.groups, layer.padding_mode) == (1, "zeros")
-        and not isinstance(padding, str)
-        and padding[0] == padding[1] < TAPS
-        and layer.bias is not None
-        and layer.out_channels % 2 == 0
-    )
-
-
-def _is_plain_pooling(layer: Any) -> bool:
-    sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
-    return sizes == (2, 2, 0, 1) and not (layer.ceil_mode or layer.return_indices)
-
-
-def _is_plain_flatten(layer: Any) -> bool:
-    dimensions = layer.start_dim, layer.end_dim
-    return dimensions == (1, -1)
 
 
 def _fits_together(layers: Sequence[nn.Module]) -> bool:
@@ -209,51 +196,6 @@ def _fits_together(layers: Sequence[nn.Module]) -> bool:
         and bool(vectors)
         and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in vectors)
     )
-
-
-def _steps(layers: Sequence[tuple[str, nn.Module]]) -> Iterator[Step]:
-    """Yield the steps; that of pooling takes ReLU along where it comes first."""
-    kinds = [type(layer) for _, layer in layers]
-    for (name, layer), before, after in zip(
-        layers, [None, *kinds], [*kinds[1:], None], strict=False
-    ):
-        if isinstance(layer, nn.Conv2d):
-            yield _convolution(name, layer)
-        elif isinstance(layer, nn.MaxPool2d):
-            yield _pooling(0.0 if before is nn.ReLU else NO_FLOOR)
-        elif isinstance(layer, nn.Linear):
-            yield _product(name)
-        elif isinstance(layer, nn.Flatten):
-            yield lambda _, images: images.flatten(1, -2)
-        elif after is not nn.MaxPool2d:
-            yield lambda _, images: torch.relu(images)
-
-
-def _convolution(name: str, layer: nn.Conv2d) -> Step:
-    padding = int(layer.padding[0])
-
-    def step(named: Mapping[str, Tensor], images: Tensor) -> Tensor:
-        filters, biases = named[f"{name}.weight"], named[f"{name}.bias"]
-        return _convolve(images, filters, biases, padding)
-
-    return step
-
-
-def _pooling(lowest: float) -> Step:
-    floor = np.float32(lowest)
-
-    def step(_: Mapping[str, Tensor], images: Tensor) -> Tensor:
-        return _pool(images, floor)
-
-    return step
-
-
-def _product(name: str) -> Step:
-    def step(named: Mapping[str, Tensor], vectors: Tensor) -> Tensor:
-        biases = named[f"{name}.bias"].unsqueeze(-1)
-        return torch.baddbmm(biases, named[f"{name}.weight"], vectors)
-
-    return step
 
 
 class _Convolution(torch.autograd.Function):

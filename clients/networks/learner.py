@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from clients.networks.dense import SeenFeatures, as_layers, head_of, resized
-from clients.networks.images import image_steps
+from clients.networks.images import image_layers
 from clients.networks.objective import AppliedObjective, applied, stepping
 from clients.networks.stacks import (
     PerceptronStack,
@@ -425,7 +425,7 @@ class TorchLearner:
         if self.task == "multi-label" or self.augment is not None:
             return False
         with isolated():
-            if self.channels_last and image_steps(self._new_module()) is None:
+            if self.channels_last and image_layers(self._new_module()) is None:
                 return False
         rows = torch.from_numpy(as_float32("x", [x, x])).to(self._device)
         return can_stack(self._new_module, rows, self.num_classes)

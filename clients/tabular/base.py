@@ -22,6 +22,7 @@ import copy
 import math
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
@@ -293,6 +294,20 @@ class RowLearner:
         return float(require_array(self._owner, arrays, name, dtype, (1,)).item())
 
 
+Twin = TypeVar("Twin", bound="TabularLearner")
+
+
+class Unfitted(NamedTuple, Generic[Twin]):
+    """A twin of many, with the rows of float32 and the labels 0 .. k - 1 that it must learn."""
+
+    twin: Twin
+    rows: Array
+    labels: IntArray
+    rng: np.random.Generator
+    is_shared: bool
+    """Whether other sets have the very same array of rows."""
+
+
 class TabularLearner(RowLearner, ABC):
     """Base of learners that are made to learn labels.
 
@@ -438,6 +453,28 @@ class TabularLearner(RowLearner, ABC):
             f"{sorted(map(str, arrays))}."
         )
 
+    def _twins(
+        self, sets: Sequence[TrainingSet], rngs: Sequence[np.random.Generator]
+    ) -> tuple[list[Self], list["Unfitted[Self]"]]:
+        """Return a twin per training set, and what those with several classes must learn.
+
+        Every array of rows is checked once. Rows that several sets share are those of students
+        on public rows, which may be kept in a `SharedRows`; the records of a party never are.
+        """
+        sets = list(sets)
+        counts = Counter(id(x) for x, _ in sets)
+        checked: dict[int, Array] = {}
+        twins, waiting = [copy.copy(self) for _ in sets], []
+        for twin, (x, y), rng in zip(twins, sets, rngs, strict=True):
+            if id(x) not in checked:
+                checked[id(x)] = to_float32(self._owner, self._training_rows(x))
+            rows = checked[id(x)]
+            twin._classes, labels = self._numbered(y, len(rows))
+            twin._width = rows.shape[1]
+            if len(twin._classes) > 1:
+                waiting.append(Unfitted(twin, rows, labels, rng, counts[id(x)] > 1))
+        return twins, waiting
+
     @property
     def _num_present(self) -> int:
         """Number k of classes that the model can tell apart."""
@@ -502,31 +539,6 @@ class SharedRows(threading.local, Generic[Made]):
         if own.nbytes <= MOST_BYTES:
             self._kept = key, own, made
         return made
-
-
-class CommonRows:
-    """The rows of the training sets of one call, checked once for each array.
-
-    Several sets on one array are students on public rows, which may be kept in a
-    `SharedRows`; the records of a party never are.
-    """
-
-    def __init__(self, owner: str, sets: Sequence[TrainingSet]) -> None:
-        addresses = [id(x) for x, _ in sets]
-        self._owner = owner
-        self._common = {each for each in addresses if addresses.count(each) > 1}
-        self._checked: dict[int, tuple[Array, Array]] = {}
-
-    def are_common(self, x: Array) -> bool:
-        """Tell whether several sets have this very array."""
-        return id(x) in self._common
-
-    def get(self, x: Array, check: Callable[[Array], Array]) -> Array:
-        """Return checked rows as float32."""
-        if id(x) not in self._checked:
-            # The array is kept beside its address, which another could get otherwise.
-            self._checked[id(x)] = x, to_float32(self._owner, check(x))
-        return self._checked[id(x)][1]
 
 
 LINK: Final = "link"

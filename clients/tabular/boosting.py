@@ -1,13 +1,12 @@
 """Shared parts of learners of boosted trees: settings, bins of public rows, and arrays."""
 
-import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypedDict
 
 import numpy as np
 
-from clients.tabular.base import CommonRows, TabularLearner, all_but, require_array
+from clients.tabular.base import TabularLearner, all_but, require_array
 from clients.tabular.trees import Trees, num_received_trees
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import require, require_known
@@ -74,15 +73,10 @@ class BoostedLearner(TabularLearner):
 
         Sets on one array share its bins, also with later calls on equal rows.
         """
-        twins = [copy.copy(self) for _ in sets]
-        common = CommonRows(self._owner, sets)
-        for twin, (x, y), rng in zip(twins, sets, rngs, strict=True):
-            rows = common.get(x, twin._training_rows)
-            classes, encoded = twin._numbered(y, len(rows))
-            twin._classes, twin._width = classes, rows.shape[1]
-            if len(classes) > 1:
-                fit = twin._fit_shared if common.are_common(x) else twin._fit
-                fit(rows, encoded, rng)
+        twins, waiting = self._twins(sets, rngs)
+        for twin, rows, labels, rng, is_shared in waiting:
+            fit = twin._fit_shared if is_shared else twin._fit
+            fit(rows, labels, rng)
         return twins
 
     @abstractmethod

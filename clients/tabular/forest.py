@@ -6,7 +6,6 @@ all nodes together. Every node draws its candidates from a key of its own, so th
 the same however many others grow beside it.
 """
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 
 from clients.tabular.base import (
-    CommonRows,
     SharedRows,
     TabularLearner,
     WeightedLabels,
@@ -137,15 +135,12 @@ class _Stage:
     classes: Array
     depth: int
 
-    def at(self, nodes: IntArray) -> "_Stage":
-        """Return some of the nodes, in their order."""
+    def at(self, nodes: IntArray | slice) -> "_Stage":
+        """Return some of the nodes, in their order; without a copy if they are neighbours."""
         own = {name: getattr(self, name)[nodes] for name in _BY_NODE}
+        if isinstance(nodes, slice):
+            return replace(self, classes=self.classes[:, :, nodes], **own)
         return replace(self, classes=self.classes.take(nodes, axis=2), **own)
-
-    def part(self, nodes: slice) -> "_Stage":
-        """Return some neighbouring nodes, without a copy."""
-        own = {name: getattr(self, name)[nodes] for name in _BY_NODE}
-        return replace(self, classes=self.classes[:, :, nodes], **own)
 
 
 def _first_stages(plantings: Sequence[Planting], limits: Limits) -> Iterator[_Stage]:
@@ -159,7 +154,7 @@ def _first_stages(plantings: Sequence[Planting], limits: Limits) -> Iterator[_St
         levels = min(limits.max_depth, _LEVELS_PER_STAGE)
         step = max(1, _STAGE_BYTES // (8 * size * len(roots.classes) * 2**levels))
         for start in range(0, len(roots.ids), step):
-            yield roots.part(slice(start, start + step))
+            yield roots.at(slice(start, start + step))
 
 
 def _roots(plantings: Sequence[Planting], first_ids: IntArray) -> _Stage:
@@ -185,9 +180,12 @@ def _roots(plantings: Sequence[Planting], first_ids: IntArray) -> _Stage:
 def _grow_stage(stage: _Stage, limits: Limits, grown: "_Grown") -> list[_Stage]:
     """Grow nodes to the end, or until their rows are few and worth packing anew."""
     while len(stage.ids):
-        counts = _count(stage.classes).T.astype(np.float64)
+        counts = (
+            np.bitwise_count(stage.classes).sum(axis=-2, dtype=np.uint32).T.astype(np.float64)
+        )
         splittable = stage.tables.num_usable[stage.models] > 0
-        open_nodes = splittable & _can_split(counts) & (stage.depth < limits.max_depth)
+        mixed = counts.max(axis=1) < counts.sum(axis=1)
+        open_nodes = splittable & mixed & (stage.depth < limits.max_depth)
         grown.add_leaves(stage.ids[~open_nodes], counts[~open_nodes])
         if not open_nodes.all():
             stage, counts = stage.at(np.flatnonzero(open_nodes)), counts[open_nodes]
@@ -200,20 +198,11 @@ def _grow_stage(stage: _Stage, limits: Limits, grown: "_Grown") -> list[_Stage]:
     return []
 
 
-def _can_split(counts: FloatArray) -> Array:
-    return np.asarray(counts.max(axis=1) < counts.sum(axis=1))
-
-
-def _count(words: Array) -> IntArray:
-    """Return how many bits are set in words (..., w, n), (..., n)."""
-    return np.asarray(np.bitwise_count(words).sum(axis=-2, dtype=np.uint32))
-
-
 def _best_columns(stage: _Stage, counts: FloatArray, num_candidates: int) -> IntArray:
     """Return the candidate of every node that separates classes best, -1 where none does."""
     step = max(1, _WORDS_AT_ONCE // (num_candidates * len(stage.words)))
     parts = [
-        _best_of(stage.part(some), counts[some], num_candidates)
+        _best_of(stage.at(some), counts[some], num_candidates)
         for some in (slice(start, start + step) for start in range(0, len(counts), step))
     ]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
@@ -289,7 +278,7 @@ def _children(stage: _Stage, columns: IntArray, grown: "_Grown") -> _Stage:
 
 def _is_sparse(stage: _Stage, counts: FloatArray) -> bool:
     """Tell whether the nodes' rows fill so little of their words that a copy pays."""
-    return len(counts) > 0 and counts.sum() < len(counts) * len(stage.words)
+    return bool(0 < counts.sum() < len(counts) * len(stage.words))
 
 
 def _packed_anew(stage: _Stage, counts: FloatArray) -> Iterator[_Stage]:
@@ -457,20 +446,15 @@ class ForestLearner(TabularLearner):
         self, sets: Sequence[TrainingSet], *, rngs: Sequence[np.random.Generator]
     ) -> list[Self]:
         """Return one new fitted twin per training set, each as `fit` makes it by itself."""
-        twins, common = [copy.copy(self) for _ in sets], CommonRows(OWNER, sets)
+        twins, unfitted = self._twins(sets, rngs)
         waiting: dict[tuple[int, int], list[tuple[Self, Planting]]] = {}
         tables: dict[int, BitTable] = {}
-        for twin, (x, y), rng in zip(twins, sets, rngs, strict=True):
-            rows = common.get(x, twin._training_rows)
-            classes, encoded = twin._numbered(y, len(rows))
-            twin._classes, twin._width = classes, rows.shape[1]
-            if len(classes) == 1:
-                continue
-            if id(x) not in tables:
-                shared = common.are_common(x)
-                tables[id(x)] = _SHARED.get(rows, bit_table) if shared else bit_table(rows)
-            planting = self._planting(tables[id(x)], encoded, rng)
-            waiting.setdefault((twin._width, len(classes)), []).append((twin, planting))
+        for twin, rows, labels, rng, is_shared in unfitted:
+            if id(rows) not in tables:
+                shared = _SHARED.get(rows, bit_table) if is_shared else bit_table(rows)
+                tables[id(rows)] = shared
+            planting = self._planting(tables[id(rows)], labels, twin._num_present, rng)
+            waiting.setdefault((twin._width, twin._num_present), []).append((twin, planting))
         for (width, _), group in waiting.items():
             forests = grow_forests([planting for _, planting in group], self._limits(width))
             for (twin, _), trees in zip(group, forests, strict=True):
@@ -481,13 +465,15 @@ class ForestLearner(TabularLearner):
         usual = max(FEWEST_CANDIDATES, math.isqrt(width))
         return Limits(self._max_depth, self._num_candidates or usual)
 
-    def _planting(self, table: BitTable, y: IntArray, rng: np.random.Generator) -> Planting:
+    def _planting(
+        self, table: BitTable, labels: IntArray, num_present: int, rng: np.random.Generator
+    ) -> Planting:
         keys = rng.integers(2**64, size=self._num_trees, dtype=np.uint64)
-        classes = class_bits(y, int(y.max()) + 1, self._num_trees)
-        return Planting(table, classes, keys)
+        return Planting(table, class_bits(labels, num_present, self._num_trees), keys)
 
     def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
-        planting = self._planting(bit_table(to_float32(self._owner, x)), y, rng)
+        table = bit_table(to_float32(self._owner, x))
+        planting = self._planting(table, y, int(y.max()) + 1, rng)
         self._trees = grow_forests([planting], self._limits(x.shape[1]))[0]
 
     @property
@@ -495,12 +481,9 @@ class ForestLearner(TabularLearner):
         return True
 
     def _fit_weighted(self, x: Array, labels: WeightedLabels, rng: np.random.Generator) -> None:
-        rows = to_float32(self._owner, x)
+        rows, num_present = to_float32(self._owner, x), int(labels.classes.max()) + 1
         drawn = _drawn_labels(labels, len(rows), self._num_trees, rng)
-        num_present = int(labels.classes.max()) + 1
-        keys = rng.integers(2**64, size=self._num_trees, dtype=np.uint64)
-        classes = class_bits(drawn, num_present, self._num_trees)
-        planting = Planting(bit_table(rows), classes, keys)
+        planting = self._planting(bit_table(rows), drawn, num_present, rng)
         trees = grow_forests([planting], self._limits(x.shape[1]))[0]
         targets = np.zeros((len(rows), num_present))
         targets[labels.rows, labels.classes] = labels.weights

@@ -2,8 +2,9 @@
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from clients.tabular.base import (
     MAX_WIDTH,
     MIN_PROBABILITY,
+    all_but,
     check_soft_targets,
     label_shares,
     require_array,
@@ -95,20 +97,9 @@ class MultiLabelLearner:
 
     def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
         """Learn labels `y` (n, num_classes) of -1 (unknown), 0 and 1."""
-        x, y = np.asarray(x), np.asarray(y)
-        check_rows(self._owner, "x", x)
+        x, y = self._training_rows(x), np.asarray(y)
         check_targets(self._owner, "y", y, len(x), self._num_classes, "multi-label")
-        require_data(x.size > 0, self._owner, "x", "at least one row and column", x.shape)
-        self._parts = None
-        # A label's randomness must not depend on what is known of the labels before it.
-        seeds = rng.integers(2**63, size=self._num_classes)
-        parts = [
-            self._fit_part(x, labels, np.random.default_rng(seed))
-            for labels, seed in zip(y.T, seeds, strict=True)
-        ]
-        self._constants = np.array([_constant_log_odds(labels) for labels in y.T])
-        self._parts, self._row_shape = parts, x.shape[1:]
-        return self
+        return self._learn(x, y, rng, self._fit_part)
 
     def distill(
         self,
@@ -122,21 +113,11 @@ class MultiLabelLearner:
 
         A binary learner without `distill` learns the likelier value of every row.
         """
-        x, targets = np.asarray(x), np.asarray(targets)
-        check_rows(self._owner, "x", x)
-        require_data(x.size > 0, self._owner, "x", "at least one row and column", x.shape)
+        x, targets = self._training_rows(x), np.asarray(targets)
         check_soft_targets(self._owner, targets, len(x), self._num_classes, recipe.link)
         shares = label_shares(self._owner, targets, recipe)
-        self._parts = None
-        seeds = rng.integers(2**63, size=self._num_classes)
         plain = replace(recipe, loss="cross-entropy", link="softmax", temperature=1.0)
-        learned = [
-            self._distill_part(x, share, np.random.default_rng(seed), plain)
-            for share, seed in zip(shares.T, seeds, strict=True)
-        ]
-        self._constants = np.array([constant for _, constant in learned])
-        self._parts, self._row_shape = [part for part, _ in learned], x.shape[1:]
-        return self
+        return self._learn(x, shares, rng, partial(self._distill_part, recipe=plain))
 
     def predict(self, x: Array) -> IntArray:
         """Return 1 for every label that is more likely than not, else 0, (n, num_classes)."""
@@ -174,18 +155,14 @@ class MultiLabelLearner:
 
     def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
         """Return a new fitted learner; raise `KnowledgeMismatch` for arrays that do not fit."""
-        own, twin = dict(arrays), copy.copy(self)
-        for name in (ROW_SHAPE, LOG_ODDS, IS_CONSTANT):
-            rule = f"with {name!r}"
-            require_known(name in own, self._owner, "arrays", rule, sorted(map(str, own)))
-        twin._row_shape = self._received_row_shape(own)
+        owner, twin = self._owner, copy.copy(self)
+        own = all_but(owner, arrays, ROW_SHAPE, LOG_ODDS, IS_CONSTANT)
+        twin._row_shape = self._received_row_shape(arrays)
         shape = (self._num_classes,)
-        twin._constants = require_array(self._owner, own, LOG_ODDS, np.float64, shape)
+        twin._constants = require_array(owner, arrays, LOG_ODDS, np.float64, shape)
         bounded = bool((np.abs(twin._constants) <= _CERTAIN).all())
-        require_known(bounded, self._owner, LOG_ODDS, f"within {_CERTAIN:.1f}", "more")
-        constant = require_array(self._owner, own, IS_CONSTANT, np.bool_, shape)
-        for name in (ROW_SHAPE, LOG_ODDS, IS_CONSTANT):
-            del own[name]
+        require_known(bounded, owner, LOG_ODDS, f"within {_CERTAIN:.1f}", "more")
+        constant = require_array(owner, arrays, IS_CONSTANT, np.bool_, shape)
         models = part_arrays(own, self._num_classes)
         twin._parts = [
             twin._received_part(label, model, bool(is_constant))
@@ -193,11 +170,39 @@ class MultiLabelLearner:
         ]
         return twin
 
-    def _fit_part(self, x: Array, labels: IntArray, rng: np.random.Generator) -> Learner | None:
+    def _training_rows(self, x: Array) -> Array:
+        x = np.asarray(x)
+        check_rows(self._owner, "x", x)
+        require_data(x.size > 0, self._owner, "x", "at least one row and column", x.shape)
+        return x
+
+    def _learn(
+        self,
+        x: Array,
+        targets: Array,
+        rng: np.random.Generator,
+        learn: Callable[[Array, Array, np.random.Generator], tuple[Learner | None, float]],
+    ) -> Self:
+        self._parts = None
+        # A label's randomness must not depend on what is known of the labels before it.
+        seeds = rng.integers(2**63, size=self._num_classes)
+        learned = [
+            learn(x, of_label, np.random.default_rng(seed))
+            for of_label, seed in zip(targets.T, seeds, strict=True)
+        ]
+        self._constants = np.array([constant for _, constant in learned])
+        self._parts, self._row_shape = [part for part, _ in learned], x.shape[1:]
+        return self
+
+    def _fit_part(
+        self, x: Array, labels: IntArray, rng: np.random.Generator
+    ) -> tuple[Learner | None, float]:
+        """Return a model of one label, or none and the constant."""
         known = labels != UNKNOWN
-        if len(np.unique(labels[known])) < 2:
-            return None
-        return self._learner_fn().fit(x[known], labels[known].astype(np.int64), rng=rng)
+        x, labels = x[known], labels[known].astype(np.int64)
+        if len(np.unique(labels)) < 2:
+            return None, _constant_log_odds(labels)
+        return self._learner_fn().fit(x, labels, rng=rng), 0.0
 
     def _distill_part(
         self, x: Array, share: FloatArray, rng: np.random.Generator, recipe: Recipe
@@ -246,8 +251,7 @@ class MultiLabelLearner:
 
 
 def _constant_log_odds(labels: IntArray) -> float:
-    """Return what is said of a label with at most one known value, and 0 for others."""
-    values = np.unique(labels[labels != UNKNOWN])
-    if len(values) != 1:
+    """Return the log-odds of a label with at most one known value."""
+    if not len(labels):
         return 0.0
-    return _CERTAIN if values[0] == 1 else -_CERTAIN
+    return _CERTAIN if labels[0] == 1 else -_CERTAIN

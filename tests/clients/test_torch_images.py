@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clients.networks.images import ImageStack, image_steps
+from clients.networks.images import ImageStack, image_layers
 from clients.networks.learner import TorchLearner
 from clients.networks.stacks import ModuleStack, accelerated, make_stack
 from simulations.networks import convolutional, mnist_net
@@ -107,14 +107,14 @@ def test_trained_parameters_come_back() -> None:
     ],
 )
 def test_other_networks_are_left_to_pytorch(module: nn.Module) -> None:
-    assert image_steps(module) is None
+    assert image_layers(module) is None
     assert accelerated(module) is module
 
 
 def test_a_watched_network_is_left_to_pytorch() -> None:
     module = _modules("lenet", 1)[0]
     module.get_submodule("1").register_forward_hook(lambda *_: None)
-    assert image_steps(module) is None
+    assert image_layers(module) is None
 
 
 @pytest.mark.usefixtures("without_numba")
