@@ -435,42 +435,40 @@ def plan_of(
 
 def require_soft(owner: str, learner: Learner) -> SoftLearner:
     """Return the learner if it can learn from scores; say what to do if it cannot."""
-    if not isinstance(learner, SoftLearner):
-        raise UnsupportedLearner(
-            f"{owner}: the learner must have distill to learn from scores, got "
-            f"{type(learner).__name__}. TabularLearner and ScoreLearner give it to any model."
-        )
-    return learner
+    if isinstance(learner, SoftLearner):
+        return learner
+    advice = "TabularLearner and ScoreLearner give it to any model."
+    raise _unsupported(owner, learner, "must have distill to learn from scores", advice)
 
 
 def require_guided(owner: str, learner: Learner) -> GuidedLearner:
     """Return the learner if it takes an `Objective`; say what to do if it does not."""
-    if not isinstance(learner, GuidedLearner):
-        raise UnsupportedLearner(
-            f"{owner}: the learner must take an objective (partial_fit, steps_taken, "
-            f"to_arrays and from_arrays), got {type(learner).__name__}. TorchLearner does."
-        )
-    return learner
+    if isinstance(learner, GuidedLearner):
+        return learner
+    rule = "must take an objective (partial_fit, steps_taken, to_arrays and from_arrays)"
+    raise _unsupported(owner, learner, rule)
 
 
 def require_headed(owner: str, learner: Learner) -> HeadedLearner:
     """Return the learner if it tells its last layer; say what to do if it does not."""
-    if not isinstance(learner, HeadedLearner):
-        raise UnsupportedLearner(
-            f"{owner}: the learner must tell its last layer (head) and take an objective, got "
-            f"{type(learner).__name__}. TorchLearner does."
-        )
-    return learner
+    if isinstance(learner, HeadedLearner):
+        return learner
+    raise _unsupported(owner, learner, "must tell its last layer (head) and take an objective")
 
 
 def require_features(owner: str, learner: Learner) -> FeatureLearner:
     """Return the learner if it has features; say what to do if it does not."""
-    if not isinstance(learner, FeatureLearner):
-        raise UnsupportedLearner(
-            f"{owner}: the learner must represent rows as features (features), got "
-            f"{type(learner).__name__}. TorchLearner does."
-        )
-    return learner
+    if isinstance(learner, FeatureLearner):
+        return learner
+    raise _unsupported(owner, learner, "must represent rows as features (features)")
+
+
+def _unsupported(
+    owner: str, learner: Learner, rule: str, advice: str = "TorchLearner does."
+) -> UnsupportedLearner:
+    return UnsupportedLearner(
+        f"{owner}: the learner {rule}, got {type(learner).__name__}. {advice}"
+    )
 
 
 def can_travel(learner: object) -> bool:
@@ -483,13 +481,12 @@ def can_travel(learner: object) -> bool:
 
 def require_portable(learner: Learner, hint: str = "") -> PortableLearner:
     """Return the learner if it can travel; if not, say so, and the hint what to do."""
-    if not isinstance(learner, PortableLearner):
-        sentence = (
-            f"Learner: a model that travels must have to_arrays and from_arrays, got "
-            f"{type(learner).__name__}."
-        )
-        raise UnsupportedLearner(f"{sentence} {hint}".rstrip())
-    return learner
+    if isinstance(learner, PortableLearner):
+        return learner
+    raise UnsupportedLearner(
+        f"Learner: a model that travels must have to_arrays and from_arrays, got "
+        f"{type(learner).__name__}. {hint}".rstrip()
+    )
 
 
 def fit_ensemble(

@@ -153,10 +153,8 @@ class Options:
                 require(fits, self._owner(), item.name, rule, getattr(self, item.name))
 
     def _checked(self, item: "Field[Any]") -> object:
-        value, (kind, choices, optional) = (
-            getattr(self, item.name),
-            _annotated(type(self), item),
-        )
+        value = getattr(self, item.name)
+        kind, choices, optional = _annotated(type(self), item.name)
         if value is None and optional:
             return None
         if kind is float and type(value) is int:
@@ -194,7 +192,7 @@ class Options:
                 inner |= value.to_config()
             elif "bounds" in item.metadata and (value, item.default) != (None, None):
                 # None by choice, not by default, must be stated.
-                absent = _annotated(type(self), item)[0]()
+                absent = _annotated(type(self), item.name)[0]()
                 config[key_of(item.name)] = absent if value is None else value
         # Of a key that both have, the inner value is the one that counts.
         return config | inner
@@ -330,7 +328,7 @@ def _types(kinds: Mapping[str, type[Options] | None]) -> set[type]:
 
 
 _KNOWN: dict[type[Options], Mapping[str, Setting]] = {}
-_HINTS: dict[type[Options], Mapping[str, Any]] = {}
+_TYPES: dict[type[Options], Mapping[str, tuple[type, tuple[str, ...], bool]]] = {}
 
 
 def _settings(kind: type[Options]) -> Mapping[str, Setting]:
@@ -357,7 +355,7 @@ def _walk(kind: type[Options]) -> Iterator[tuple[str, Setting]]:
 
 
 def _setting(kind: type[Options], item: "Field[Any]") -> Setting:
-    type_, choices, optional = _annotated(kind, item)
+    type_, choices, optional = _annotated(kind, item.name)
     default = item.default
     if default is None or default is MISSING:
         default = type_()
@@ -365,11 +363,16 @@ def _setting(kind: type[Options], item: "Field[Any]") -> Setting:
     return Setting(key_of(item.name), type_, default, meaning, choices, optional)
 
 
-def _annotated(kind: type[Options], item: "Field[Any]") -> tuple[type, tuple[str, ...], bool]:
+def _annotated(kind: type[Options], name: str) -> tuple[type, tuple[str, ...], bool]:
     """Return type, choices and whether None is allowed, by a field's annotation."""
-    if kind not in _HINTS:
-        _HINTS[kind] = get_type_hints(kind)
-    annotation = _HINTS[kind][item.name]
+    if kind not in _TYPES:
+        hints = get_type_hints(kind)
+        own = [item.name for item in fields(kind) if "bounds" in item.metadata]
+        _TYPES[kind] = {name: _type_of(hints[name]) for name in own}
+    return _TYPES[kind][name]
+
+
+def _type_of(annotation: Any) -> tuple[type, tuple[str, ...], bool]:
     parts = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     optional = type(None) in parts
     (plain,) = (part for part in parts if part is not type(None))

@@ -3,6 +3,7 @@
 What people have written stands above a mark and stays; all below it is made anew.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,8 +82,10 @@ def all_tables() -> list[Table | Calculated]:
     return sorted([*runs, *map(calculate, calculation_names())], key=lambda one: one.name)
 
 
+@functools.cache  # every row is validated, and a page asks for each table several times
 def _different_scales(name: str) -> list[Table]:
-    quick, *others = [Table.load(name, scale) for scale in Table.load(name).scales]
+    quick = Table.load(name)
+    others = [Table.load(name, scale) for scale in quick.scales[1:]]
     contained = any(one.rows == quick.rows and {*quick.seeds} <= {*one.seeds} for one in others)
     return others if contained else [quick, *others]
 

@@ -59,7 +59,6 @@ from tests.toys import common_options
 def test_a_misspelt_name_suggests_the_right_one(
     make: Callable[[], object], sentence: str
 ) -> None:
-    """In constructors, in options and in flat settings."""
     with pytest.raises(InvalidParameter, match=sentence):
         make()
 
@@ -90,7 +89,6 @@ PATHS = st.lists(st.one_of(st.integers(0, 5), st.sampled_from(["a", "b", "1"])),
 
 @given(seed=st.integers(0, 2**63 - 1), path=PATHS)
 def test_same_name_same_stream(seed: int, path: list[str | int]) -> None:
-    """A stream depends on its name and on nothing else."""
     np.random.default_rng(0).random(3)
 
     assert derive_rng(seed, *path).integers(2**60) == derive_rng(seed, *path).integers(2**60)
@@ -106,7 +104,6 @@ def test_other_name_other_stream(first: list[str | int], second: list[str | int]
 
 
 def test_seeds_give_different_streams() -> None:
-    """Two experiments share nothing."""
     assert derive_rng(0, "x").integers(2**60) != derive_rng(1, "x").integers(2**60)
 
 

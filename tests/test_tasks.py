@@ -50,7 +50,6 @@ def test_the_area_is_scikit_learn_s(seed: int, num_rows: int) -> None:
 
 
 def test_each_task_has_its_figure() -> None:
-    """Accuracy for classes, squared error for numbers."""
     x, y = blobs(50, "train")
     model = CentroidLearner().fit(x, y, rng=np.random.default_rng(0))
 
@@ -75,13 +74,11 @@ def test_each_task_has_its_figure() -> None:
     ],
 )
 def test_wrong_targets_are_named(y: np.ndarray, task: str, rule: str) -> None:
-    """One sentence with the rule of the task."""
     with pytest.raises(InvalidData, match=rule):
         check_targets("Party 0", "y", y, 4, 3, task)  # type: ignore[arg-type]
 
 
 def test_the_right_targets_pass() -> None:
-    """Each task takes its own kind."""
     check_targets("Party 0", "y", np.array([[1, -1, 0]]), 1, 3, "multi-label")
     check_targets("Party 0", "y", np.array([[0.5]]), 1, 1, "regression")
     check_targets("Party 0", "y", np.array([2]), 1, 3, "single-label")
@@ -95,7 +92,6 @@ def test_the_right_targets_pass() -> None:
     ],
 )
 def test_unknown_tasks_are_named(task: str, num_classes: int, rule: str) -> None:
-    """A task has a name and enough classes."""
     with pytest.raises(InvalidParameter, match=rule):
         check_task("Party 0", task, num_classes)
 
@@ -113,7 +109,6 @@ def test_unknown_tasks_are_named(task: str, num_classes: int, rule: str) -> None
     ],
 )
 def test_a_bad_recipe_is_named(changes: dict[str, object], rule: str) -> None:
-    """Loss and link must go together."""
     with pytest.raises(InvalidParameter, match=f"Recipe: {rule}"):
         Recipe(**changes)  # type: ignore[arg-type]
 
@@ -131,7 +126,6 @@ def test_scores_become_what_the_recipe_asks_for() -> None:
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=40))
 def test_ranks_are_those_of_scipy(values: list[int]) -> None:
-    """Ties share the mean of their places."""
     assert _ranks(np.array(values)).tolist() == rankdata(values).tolist()
 
 
@@ -236,7 +230,6 @@ def test_a_constant_answer_has_no_merit_but_frequency() -> None:
 
 
 def test_rows_of_one_kind_have_no_area() -> None:
-    """There is nothing to tell apart."""
     assert math.isnan(auc(np.array([1.0, 2.0]), np.array([True, True])))
     unknown = np.full((2, 1), -1)
     assert np.isnan(

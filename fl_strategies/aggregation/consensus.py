@@ -31,9 +31,9 @@ import numpy as np
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.aggregation.evidence import (
     Claims,
-    believed_loudness,
     believed_sizes,
-    loudness,
+    capped_scales,
+    root_mean_square,
 )
 from fl_strategies.aggregation.votes import VoteSum
 from fl_strategies.errors import require
@@ -198,19 +198,19 @@ class MeanConsensus:
     def __init__(self, shape: tuple[int, int], *, bound: float, capped: bool = False) -> None:
         self._shape, self._bound, self._capped = shape, bound, capped
         self._sums: dict[int, ExactSum] = {}
-        self._loudness = Claims(believed_loudness)
+        self._scales = Claims(capped_scales)
         self._num_replies = 0
 
     def add(self, values: Array, weights: IntArray | None = None) -> None:  # noqa: ARG002
         """Take one party's predictions; every party counts the same."""
         self._num_replies = _one_more(self._num_replies)
-        group = self._loudness.add(loudness(values)) if self._capped else 0
+        group = self._scales.add(root_mean_square(values)) if self._capped else 0
         self._sums.setdefault(group, ExactSum(self._shape, self._bound)).add(values)
 
     def result(self) -> FloatArray:
         """Return the mean."""
         _check_any(self._num_replies)
-        parts, total = self._loudness.parts(), np.zeros(self._shape)
+        parts, total = self._scales.parts(), np.zeros(self._shape)
         for group in sorted(self._sums):
             total += parts.get(group, 1.0) * self._sums[group].total()
         return total / self._num_replies
@@ -218,7 +218,7 @@ class MeanConsensus:
     @property
     def num_capped(self) -> int:
         """Number of parties whose scores are scaled down."""
-        return self._loudness.num_cut
+        return self._scales.num_cut
 
 
 class ClassWeightedConsensus:
@@ -233,7 +233,7 @@ class ClassWeightedConsensus:
     def __init__(self, shape: tuple[int, int], *, bound: float, capped: bool = False) -> None:
         self._shape, self._bound, self._capped = shape, bound, capped
         self._plain = MeanConsensus(shape, bound=bound, capped=capped)
-        self._loudness, self._sizes = Claims(believed_loudness), Claims(believed_sizes)
+        self._scales, self._sizes = Claims(capped_scales), Claims(believed_sizes)
         self._sums: dict[tuple[int, int], ExactSum] = {}
         self._weights: dict[int, IntArray] = {}
 
@@ -243,7 +243,7 @@ class ClassWeightedConsensus:
         fits = bool(((weights >= 0) & (weights <= MAX_WEIGHT)).all())
         require(fits, "Consensus", "weights", f"from 0 to {MAX_WEIGHT}", weights)
         self._plain.add(values)
-        loud = self._loudness.add(loudness(values)) if self._capped else 0
+        loud = self._scales.add(root_mean_square(values)) if self._capped else 0
         size = self._sizes.add(float(weights.sum()))
         self._sums.setdefault((loud, size), ExactSum(self._shape, self._bound)).add(
             values, weights
@@ -252,7 +252,7 @@ class ClassWeightedConsensus:
 
     def result(self) -> FloatArray:
         """Return the weighted mean of each class."""
-        plain, loud, large = self._plain.result(), self._loudness.parts(), self._sizes.parts()
+        plain, loud, large = self._plain.result(), self._scales.parts(), self._sizes.parts()
         total, weight = np.zeros(self._shape), np.zeros(self._shape[1])
         for group in sorted(self._sums):
             part = loud.get(group[0], 1.0) * large.get(group[1], 1.0)
@@ -265,7 +265,7 @@ class ClassWeightedConsensus:
     @property
     def num_capped(self) -> int:
         """Number of parties whose claimed records or scale is capped."""
-        return self._loudness.num_cut + self._sizes.num_cut
+        return self._scales.num_cut + self._sizes.num_cut
 
 
 class RobustConsensus:

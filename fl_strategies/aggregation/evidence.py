@@ -43,7 +43,7 @@ from fl_strategies.privacy.noise import ScoreMechanism
 from fl_strategies.wire.knowledge import ScoreFormat
 
 _LARGEST_GROUP: Final = 41
-MOST_TIMES_LOUDNESS: Final = 2.0
+MOST_TIMES_SCALE: Final = 2.0
 """The scale of a party's scores is capped at this multiple of the median party's."""
 
 
@@ -63,14 +63,14 @@ class Claims:
     def add(self, claim: float) -> int:
         """Take a claim and return its group."""
         self._claimed.append(claim)
-        return _group(claim)
+        return group_of(claim)
 
     def parts(self) -> dict[int, float]:
         """Return the groups that are capped, and the factor that is applied to each."""
         parts: dict[int, float] = {}
         for claimed, part in zip(self._claimed, self._believed_parts(), strict=True):
             if part < 1:
-                group = _group(claimed)
+                group = group_of(claimed)
                 parts[group] = min(parts.get(group, 1.0), float(part))
         return parts
 
@@ -87,25 +87,25 @@ class Claims:
         return np.where(claimed > 0, believed / np.where(claimed > 0, claimed, 1.0), 1.0)
 
 
-def _group(claim: float) -> int:
+def group_of(claim: float) -> int:
     """Return the exponent of the smallest power of two above a claim, within reason."""
     return min(max(math.frexp(claim)[1], 0), _LARGEST_GROUP)
 
 
-def loudness(scores: Array) -> float:
+def root_mean_square(scores: Array) -> float:
     """Return the root mean square of scores."""
     return float(np.sqrt(np.mean(np.square(scores, dtype=np.float64))))
 
 
-def believed_loudness(claimed: FloatArray) -> FloatArray:
+def capped_scales(claimed: FloatArray) -> FloatArray:
     """Return the capped scale of each party's scores.
 
     Examples
     --------
-    >>> believed_loudness(np.array([1.0, 2.0, 3.0, 100.0]))
+    >>> capped_scales(np.array([1.0, 2.0, 3.0, 100.0]))
     array([1., 2., 3., 5.])
     """
-    return np.asarray(np.minimum(claimed, MOST_TIMES_LOUDNESS * float(np.median(claimed))))
+    return np.asarray(np.minimum(claimed, MOST_TIMES_SCALE * float(np.median(claimed))))
 
 
 CLASS_COUNTS = "class-counts"
@@ -169,10 +169,10 @@ def capped_claims(
     return [part * own for part, own in zip(parts, stated, strict=True)], int((parts < 1).sum())
 
 
-def heard_parts(parties: Sequence[Array], form: ScoreFormat) -> FloatArray:
+def scale_factors(parties: Sequence[Array], form: ScoreFormat) -> FloatArray:
     """Return the factor that brings each party's scores to the capped scale."""
-    claimed = np.array([loudness(form.decode(values)) for values in parties])
-    believed = believed_loudness(claimed)
+    claimed = np.array([root_mean_square(form.decode(values)) for values in parties])
+    believed = capped_scales(claimed)
     return np.where(claimed > 0, believed / np.where(claimed > 0, claimed, 1.0), 1.0)
 
 

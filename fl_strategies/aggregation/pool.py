@@ -29,6 +29,7 @@ from fl_strategies.aggregation.evidence import (
     believed_sizes,
     check_share,
     class_weights_of,
+    group_of,
     label_weights_of,
     likely_share,
     limited_mean,
@@ -181,7 +182,7 @@ class EvidenceConsensus:
         Weights are at most the root of the size, which is at most 2**40.
         """
         require(0 <= size <= MAX_SIZE, "EvidenceConsensus", "size", "from 0 to 2**40", size)
-        group = _group(size)
+        group = group_of(size)
         parts = np.rint(weights * (MAX_WEIGHT / 2 ** (group / 2))).astype(np.int64)
         fits = bool(((parts >= 0) & (parts <= MAX_WEIGHT)).all())
         require(fits, "EvidenceConsensus", "weights", "from 0 to the root of size", weights)
@@ -209,14 +210,9 @@ class EvidenceConsensus:
         believed = believed_sizes(np.array(self._sizes))
         for claimed, size in zip(self._sizes, believed, strict=True):
             if size < claimed:
-                group = _group(claimed)
+                group = group_of(claimed)
                 worths[group] = min(worths[group], math.sqrt(2 * size))
         return worths
-
-
-def _group(size: float) -> int:
-    """Return the exponent of the smallest power of two above a size."""
-    return max(math.frexp(size)[1], 0)
 
 
 class Reply(NamedTuple):
@@ -334,11 +330,8 @@ class EvidencePool:
         self._replies = []
         found = self._find_outliers(replies)
         self.outliers = tuple(replies[position].party for position in found)
-        self._contradicting = tuple(
-            replies[position].party
-            for position, agreed in found.items()
-            if agreed < CONTRADICTION
-        )
+        contradicting = [k for k, agreed in found.items() if agreed < CONTRADICTION]
+        self._contradicting = tuple(replies[position].party for position in contradicting)
         counted = [one for position, one in enumerate(replies) if position not in found]
         believed = self._believed([one.counts for one in counted])
         if self._limited:

@@ -245,12 +245,12 @@ def check_run(party: Party, charges: Sequence[Entry], state: PartyState) -> None
 
 
 def has_promised(state: PartyState) -> bool:
-    """Tell whether a run has released something, and all of it under a promise."""
+    """Return whether a run has released something, and all of it under a promise."""
     return is_promise(state.ledger(DEFAULT_DELTA).entries)
 
 
 def is_promise(charges: Sequence[Entry]) -> bool:
-    """Tell whether releases with these charges promise anything to a record."""
+    """Return whether releases with these charges promise anything to a record."""
     open_ = any(isinstance(event, NonPrivateEvent) or event.seeded for event, _ in charges)
     return bool(charges) and not open_
 
@@ -273,7 +273,7 @@ def unprotected(reason: str) -> PrivacyLedger:
 
 
 def privacy_metrics(*, party: PrivacyLedger, example: PrivacyLedger) -> Metrics:
-    """Return the figures of both units; no epsilon stands without its delta."""
+    """Return the metrics of both units; every epsilon is reported with its delta."""
     return {
         keys.EPSILON_PARTY: party.get_epsilon(party.delta),
         keys.DELTA_PARTY: party.delta,
@@ -330,15 +330,15 @@ class PartyRole(ABC):
         The first accuracy of a run in which nothing has left the party is recorded: what is
         promised later does not hold for all that has left.
         """
-        nothing = dict.fromkeys(metric_names(party.task, party.num_classes), math.nan)
+        unknown = dict.fromkeys(metric_names(party.task, party.num_classes), math.nan)
         x, y = party.x_test, party.y_test
         tells = self.tells_metrics(party, config, state, secret=secret)
         if not tells or x is None or y is None:
-            return {keys.NUM_EXAMPLES: 0, **nothing}
+            return {keys.NUM_EXAMPLES: 0, **unknown}
         if not (party.public_test or state.has_released):
             spend(party, OPEN_METRICS, "evaluate", DEFAULT_DELTA, state)
-        found = evaluate_model(model, x, y, party.task).metrics
-        return {keys.NUM_EXAMPLES: len(y), **{n: found.get(n, math.nan) for n in nothing}}
+        metrics = evaluate_model(model, x, y, party.task).metrics
+        return {keys.NUM_EXAMPLES: len(y), **{k: metrics.get(k, math.nan) for k in unknown}}
 
     def tells_metrics(
         self, party: Party, config: ConfigRecord, state: PartyState, *, secret: bool = False
@@ -478,12 +478,8 @@ def teacher_charges(plans: Sequence[Plan], num_splits: int) -> Sequence[Entry]:
         return ()
     size = len(plans) // num_splits
     splits = [plans[start : start + size] for start in range(0, len(plans), size)]
-    largest = [max(split, key=_epsilon) for split in splits]
+    largest = [max(split, key=lambda p: claim(p, DEFAULT_DELTA).epsilon) for split in splits]
     return [entry for plan in largest for entry in plan]
-
-
-def _epsilon(plan: Plan) -> float:
-    return claim(plan, DEFAULT_DELTA).epsilon
 
 
 def trained(train: Callable[[], T], stand_in: Callable[[], T], *, promised: bool) -> T:
@@ -634,8 +630,19 @@ def log_ratio_to_public(party: Party, views: Sequence[Array], seed: int) -> Floa
     log_ratio : (num_views * num_public,)
         Cut at plus and minus 5.
     """
-    own, folds = _own_rows(party, seed), _folds(party, seed)
-    sets, offsets = _training_sets(party, own, folds, seed)
+    own = party.rng(seed, "contrast", 0).permutation(len(party.y))[:MAX_RECORDS]
+    order = party.rng(seed, "contrast", 1).permutation(len(party.public))
+    folds = [order[number::_NUM_FOLDS] for number in range(_NUM_FOLDS)]
+    sets: list[TrainingSet] = []
+    offsets = []  # log-odds that each training set starts from
+    for number, fold in enumerate(folds):
+        others = np.setdiff1d(np.arange(len(party.public)), fold)
+        shuffled = party.rng(seed, "contrast", 3, number).permutation(len(others))
+        background = others[shuffled[: max(_ROWS_PER_RECORD * len(own), _FEWEST_ROWS)]]
+        x = np.concatenate([party.x[own], party.public[background]])
+        y = np.repeat(np.array([1, 0], dtype=np.int64), [len(own), len(background)])
+        sets.append((x, y))
+        offsets.append(float(np.log(len(own) / len(background))))
     rngs = [party.rng(seed, "contrast", 2, number) for number in range(_NUM_FOLDS)]
     models = fit_ensemble(party.learner_fn, sets, rngs=rngs)
     ratio = np.empty((len(views), len(party.public)))
@@ -655,31 +662,3 @@ def coverage(log_ratio: FloatArray, num_classes: int) -> float:
     ones are cut: they would let a few odd rows speak for all.
     """
     return float(np.exp(np.minimum(log_ratio, np.log(2 * num_classes))).mean())
-
-
-def _own_rows(party: Party, seed: int) -> IntArray:
-    order = party.rng(seed, "contrast", 0).permutation(len(party.y))
-    return order[:MAX_RECORDS]
-
-
-def _folds(party: Party, seed: int) -> list[IntArray]:
-    order = party.rng(seed, "contrast", 1).permutation(len(party.public))
-    return [order[number::_NUM_FOLDS] for number in range(_NUM_FOLDS)]
-
-
-def _training_sets(
-    party: Party, own: IntArray, folds: Sequence[IntArray], seed: int
-) -> tuple[list[TrainingSet], list[float]]:
-    """Return for each fold the rows to learn from, and the log-odds that they start from."""
-    most = max(_ROWS_PER_RECORD * len(own), _FEWEST_ROWS)
-    sets: list[TrainingSet] = []
-    offsets = []
-    for fold in folds:
-        others = np.setdiff1d(np.arange(len(party.public)), fold)
-        order = party.rng(seed, "contrast", 3, len(sets)).permutation(len(others))
-        background = others[order[:most]]
-        x = np.concatenate([party.x[own], party.public[background]])
-        y = np.concatenate([np.ones(len(own)), np.zeros(len(background))]).astype(np.int64)
-        sets.append((x, y))
-        offsets.append(float(np.log(len(own) / len(background))))
-    return sets, offsets

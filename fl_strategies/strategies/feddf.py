@@ -21,7 +21,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fl_strategies.aggregation.ensembles import describe, rebuild
-from fl_strategies.aggregation.evidence import believed_loudness, loudness
+from fl_strategies.aggregation.evidence import capped_scales, root_mean_square
 from fl_strategies.extend import (
     DEFAULT_DELTA,
     Array,
@@ -397,8 +397,8 @@ class FedDF(FlowerStrategy):
         weights = np.ones(len(scores))
         compared = self.options.restrain and self.task != "regression"
         if compared and len(scores) >= FEWEST_RESTRAINED:
-            loud = np.array([max(loudness(each), 1e-12) for each in scores])
-            weights = believed_loudness(loud) / loud
+            loud = np.array([max(root_mean_square(each), 1e-12) for each in scores])
+            weights = capped_scales(loud) / loud
         scores = [part * each for part, each in zip(weights, scores, strict=True)]
         quieter = int((weights < 1).sum()) + len(members) - len(scores)
         if self.options.ensemble == "probabilities":

@@ -41,7 +41,6 @@ def combined(rule: ConsensusRule, replies: np.ndarray, weights: np.ndarray | Non
 def test_the_order_of_replies_changes_no_bit(
     rule: ConsensusRule, replies: np.ndarray, order: list[int]
 ) -> None:
-    """Whoever answers first, the consensus is the same to the bit."""
     weights = np.arange(21).reshape(7, 3) * 1000
 
     straight = combined(rule, replies, weights)
@@ -53,7 +52,6 @@ def test_the_order_of_replies_changes_no_bit(
 @given(replies=SCORES)
 @settings(max_examples=30, deadline=None)
 def test_the_mean_is_the_mean(replies: np.ndarray) -> None:
-    """It equals the exact rational mean up to the stated grid."""
     columns = replies.reshape(7, -1).T.tolist()
     exact = [float(sum(map(Fraction, column)) / 7) for column in columns]
 
@@ -94,14 +92,12 @@ def test_the_largest_sums_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("weights", [[-1], [MAX_WEIGHT + 1]])
 def test_impossible_weights_are_refused(weights: list[int]) -> None:
-    """Weights are counts, and small enough for the sum."""
     with pytest.raises(InvalidParameter, match="weights must be from 0 to"):
         ClassWeightedConsensus((1, 1), bound=1.0).add(np.zeros((1, 1)), np.array(weights))
 
 
 @pytest.mark.parametrize("num_replies", [1, 2, 5, 6])
 def test_median_and_trimmed_mean_match_their_definitions(num_replies: int) -> None:
-    """Numpy's median, and the mean of what is left after sorting and cutting."""
     replies = np.random.default_rng(0).normal(size=(num_replies, 8, 3)).astype(np.float32)
     cut = min(math.ceil(0.2 * num_replies), (num_replies - 1) // 2)
     rest = np.sort(replies.astype(float), axis=0)[cut : num_replies - cut]
@@ -126,7 +122,6 @@ def test_one_party_cannot_steer_a_robust_rule(
 
 
 def test_one_party_does_steer_the_mean() -> None:
-    """Which is why there are robust rules."""
     replies = np.zeros((8, 1, 1), dtype=np.float32)
     replies[3] = 80
 
@@ -135,7 +130,6 @@ def test_one_party_does_steer_the_mean() -> None:
 
 
 def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sorting one row at a time gives the same bits as sorting all of them."""
     replies = np.random.default_rng(0).normal(size=(9, 50, 4)).astype(np.float32)
     whole = combined("trimmed-mean", replies)
     monkeypatch.setattr("fl_strategies.aggregation.consensus._CHUNK_CELLS", 1)
@@ -145,7 +139,6 @@ def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_robust_rule_keeps_copies() -> None:
-    """The buffer of a message may be used again without changing the consensus."""
     consensus, buffer = RobustConsensus("median"), np.ones((2, 2), dtype=np.float32)
     consensus.add(buffer)
     buffer[:] = 9
@@ -156,7 +149,6 @@ def test_a_robust_rule_keeps_copies() -> None:
 @given(rows=arrays(np.float64, (5, 4), elements=st.floats(-1e3, 1e3)))
 @settings(max_examples=50, deadline=None)
 def test_rows_become_the_nearest_probabilities(rows: np.ndarray) -> None:
-    """The result is a probability, and no other tried one is nearer."""
     nearest = to_probabilities(rows)
     others = np.random.default_rng(0).dirichlet(np.full(4, 0.3), size=200)
 
@@ -168,14 +160,12 @@ def test_rows_become_the_nearest_probabilities(rows: np.ndarray) -> None:
 
 
 def test_probabilities_stay_as_they_are() -> None:
-    """Up to rounding, and without a side that was zero becoming more."""
     rows = np.array([[1.0, 0.0, 0.0], [0.2, 0.3, 0.5]])
 
     np.testing.assert_allclose(to_probabilities(rows), rows, atol=1e-15)
 
 
 def test_votes_are_counted_with_weights() -> None:
-    """A label adds the party's weight for its class to its row, and nothing else."""
     votes = VoteCounts((3, 2))
     votes.add(np.array([0, 1, 1]))
     votes.add(np.array([1, 1, 0]), np.array([5, 7]))
@@ -197,13 +187,11 @@ def test_votes_are_counted_with_weights() -> None:
     ],
 )
 def test_wrong_use_is_refused_in_one_sentence(make, sentence: str) -> None:  # noqa: ANN001
-    """Each mistake names its rule."""
     with pytest.raises(InvalidParameter, match=sentence):
         make()
 
 
 def test_blocks_of_a_sum_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums are whole numbers, in blocks of one row as in one piece."""
     values = np.random.default_rng(0).normal(size=(3, 50, 4)).clip(-2, 2)
     totals = []
     for cells in (1, 1 << 15):
@@ -233,7 +221,6 @@ def test_levels_are_decoded_when_they_are_combined(rule: str) -> None:
 
 @given(values=arrays(np.uint8, (6, 20, 1), elements=st.integers(0, 1), fill=st.just(0)))
 def test_replies_are_ordered_as_their_bytes(values: np.ndarray) -> None:
-    """Also where they differ late."""
     replies = [*values, values[0].copy()]
 
     found = [reply.tobytes() for reply in rules._by_bytes(replies)]

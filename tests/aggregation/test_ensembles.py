@@ -48,7 +48,6 @@ def signed(signs: tuple[int, ...] = (1, 1, -1)) -> SignedEnsemble:
 
 
 def test_a_signed_sum_adds_and_subtracts_probabilities() -> None:
-    """The scores are the sum of softmax outputs with their signs, all or from one on."""
     ensemble = signed()
     one, two, three = (softmax(m.logits(TEST[0]), axis=1) for m in ensemble.members)
 
@@ -73,7 +72,6 @@ def test_a_mean_of_probabilities_is_given_as_logarithms() -> None:
 
 
 def test_outputs_of_a_regression_are_taken_as_they_are() -> None:
-    """No softmax: sums and means of numbers."""
     x, y = RNG.normal(size=(20, 3)), RNG.normal(size=(20, 2))
     models = [
         RidgeLearner(num_classes=2, task="regression").fit(x[rows], y[rows], rng=RNG)
@@ -127,7 +125,6 @@ def text(value: object) -> np.ndarray:
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes: dict[str, np.ndarray]) -> None:
-    """Whatever an untrusted party changes is one clear error."""
     ensemble = signed()
 
     with pytest.raises(KnowledgeMismatch):
@@ -135,7 +132,6 @@ def test_arrays_that_do_not_fit_are_refused(changes: dict[str, np.ndarray]) -> N
 
 
 def test_missing_arrays_are_refused() -> None:
-    """Each array is needed."""
     ensemble = signed()
     whole = ensemble.to_arrays()
 
@@ -192,7 +188,6 @@ class Odd(CentroidLearner):
     ],
 )
 def test_odd_answers_of_a_received_model_are_refused(answer: FloatArray, message: str) -> None:
-    """Another shape is not what a model predicts."""
     with pytest.raises(KnowledgeMismatch, match=message):
         outputs(Odd(answer), np.zeros((4, 2)), "single-label")
 
@@ -207,7 +202,6 @@ def test_impossible_classes_may_have_infinite_logits() -> None:
 
 
 def test_committees_cannot_be_fitted_and_need_members() -> None:
-    """Each refusal is one sentence."""
     with pytest.raises(UnsupportedLearner, match="SignedEnsemble: members must be fitted"):
         signed().fit(*TEST, rng=RNG)
     with pytest.raises(InvalidParameter, match="members must be at least one model"):
@@ -245,7 +239,6 @@ def overflowing() -> CentroidLearner:
 
 @pytest.mark.parametrize("broken", [overflowing(), Raising()], ids=["overflow", "raises"])
 def test_one_broken_member_spoils_nobody_elses_prediction(broken: CentroidLearner) -> None:
-    """Sum and mean predict what the good members predict."""
     good = fitted(0)
     expected = good.predict(TEST[0])
     total = SignedEnsemble(
@@ -282,7 +275,6 @@ def test_epsilon_is_never_averaged() -> None:
 
 @pytest.mark.parametrize("missing", [{}, {keys.EPSILON_PARTY: math.nan}])
 def test_a_party_without_epsilon_counts_as_unprotected(missing: dict[str, float]) -> None:
-    """Silence is no guarantee."""
     parties = [
         {keys.NUM_EXAMPLES: 5, keys.EPSILON_PARTY: 1.0},
         {keys.NUM_EXAMPLES: 5, **missing},
@@ -296,7 +288,6 @@ def test_a_party_without_epsilon_counts_as_unprotected(missing: dict[str, float]
     [f"{figure}-{unit}" for figure in ("epsilon", "delta") for unit in ("party", "example")],
 )
 def test_every_privacy_key_has_the_maximum_rule(key: str) -> None:
-    """No privacy figure falls back to the weighted mean."""
     assert RULES[key]([1.0, 3.0], [9.0, 1.0]) == 3.0
 
 
@@ -315,7 +306,6 @@ def test_accuracy_is_weighted_by_examples() -> None:
 
 
 def test_a_party_without_test_rows_does_not_disturb_the_mean() -> None:
-    """NaN with no examples is dropped."""
     parties = [
         {keys.NUM_EXAMPLES: 0, keys.ACCURACY: math.nan},
         {keys.NUM_EXAMPLES: 7, keys.ACCURACY: 0.5},
@@ -325,7 +315,6 @@ def test_a_party_without_test_rows_does_not_disturb_the_mean() -> None:
 
 
 def test_a_mean_of_nothing_is_not_a_number() -> None:
-    """Nobody measured, so nothing is claimed."""
     assert math.isnan(
         aggregate_metrics([{keys.NUM_EXAMPLES: 0, keys.ACCURACY: 0.3}])["accuracy"]
     )

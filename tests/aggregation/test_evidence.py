@@ -89,7 +89,6 @@ def test_evidence_is_the_log_likelihood_whatever_the_class_shares(
 
 
 def test_a_contrast_makes_evidence_absolute() -> None:
-    """With log p(x) / p_public(x), evidence is log p(x|c) / p_public(x) itself."""
     shares, public = np.array([0.7, 0.2, 0.1]), np.array([0.2, 0.3, 0.5])
     own, common = (np.exp(log_densities(ROWS)) @ mix for mix in (shares, public))
     logits = posterior_logits(ROWS, shares)
@@ -144,7 +143,6 @@ def test_labels_are_those_of_equal_class_shares() -> None:
 
 
 def test_a_vote_never_names_a_class_without_records() -> None:
-    """Whatever the model says of it."""
     logits = np.array([[0.0, 9.0, 1.0]])
 
     assert corrected_labels(logits, np.array([5.0, 0.0, 5.0])).tolist() == [2]
@@ -184,7 +182,6 @@ def test_noisy_counts_become_counts_that_could_be_true() -> None:
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num_classes=st.integers(2, 6))
 def test_the_share_step_reaches_any_shares(seed: int, num_classes: int) -> None:
-    """From whatever scores; and softmax of the result has these means."""
     rng = np.random.default_rng(seed)
     scores = rng.normal(0, 3, (50, num_classes))
     share = rng.dirichlet(np.ones(num_classes)) * 0.9 + 0.1 / num_classes
@@ -224,7 +221,6 @@ def test_the_share_step_restores_the_posterior() -> None:
 
 
 def test_a_class_that_nobody_holds_gets_no_row() -> None:
-    """In both rules, and without an infinity."""
     scores, share = np.zeros((5, 3)), np.array([0.4, 0.0, 0.6])
 
     for rule in (match_share, add_share):
@@ -234,13 +230,11 @@ def test_a_class_that_nobody_holds_gets_no_row() -> None:
 
 
 def test_shares_must_be_shares() -> None:
-    """The rule names what is wrong."""
     with pytest.raises(InvalidData, match="3 numbers that sum to 1"):
         match_share(np.zeros((2, 3)), np.array([0.5, 0.2, 0.2]))
 
 
 def test_labels_are_shifted_one_by_one() -> None:
-    """Each label's mean probability is its own share."""
     rng = np.random.default_rng(3)
     scores, shares = rng.normal(0, 2, (60, 2)), np.array([0.1, 0.7])
 
@@ -288,7 +282,6 @@ def party(seed: int, num_classes: int = 4) -> tuple[FloatArray, FloatArray]:
 
 @pytest.mark.parametrize("share", ["pooled", "none", (0.4, 0.3, 0.2, 0.1)])
 def test_the_order_of_parties_changes_no_bit(share: object) -> None:
-    """Whoever comes first: the consensus is the same to the last bit."""
     parties = [party(seed) for seed in range(30)]
     results = set()
     for seed in range(5):
@@ -301,7 +294,6 @@ def test_the_order_of_parties_changes_no_bit(share: object) -> None:
 
 
 def test_classes_may_be_named_in_any_order() -> None:
-    """A permutation of the classes permutes the consensus, to rounding."""
     parties, order = [party(seed) for seed in range(8)], np.array([2, 0, 3, 1])
     results = []
     for classes in (np.arange(4), order):
@@ -314,7 +306,6 @@ def test_classes_may_be_named_in_any_order() -> None:
 
 
 def test_the_consensus_is_the_weighted_mean() -> None:
-    """Recomputed by hand for parties of like size."""
     parties = [party(seed) for seed in range(6)]
     consensus = EvidenceConsensus((20, 4), bound=16.0)
     for evidence, counts in parties:
@@ -404,7 +395,6 @@ def test_shares_are_matched_if_most_parties_compare_classes_only_with_each_other
 
 
 def test_class_shares_may_be_given_as_text() -> None:
-    """One number a class; anything else is a sentence."""
     assert read_class_share("X", "0.25, 0.75", 2, "single-label") == (0.25, 0.75)
     assert read_class_share("X", "pooled", 2, "single-label") == "pooled"
     with pytest.raises(InvalidData, match="2 numbers that sum to 1"):
@@ -466,7 +456,6 @@ def test_one_party_moves_a_row_by_its_weight_at_most() -> None:
 
 
 def test_parties_close_to_each_other_have_the_plain_mean() -> None:
-    """Nothing is cut, with weights of any kind."""
     rng = np.random.default_rng(1)
     values, weights = rng.uniform(-0.4, 0.4, (7, 50, 4)), rng.uniform(0, 5, (7, 4))
 
@@ -486,12 +475,10 @@ def test_who_alone_knows_a_class_is_not_cut() -> None:
 
 
 def test_a_class_that_nobody_knows_has_no_evidence() -> None:
-    """And no warning by numpy."""
     assert (limited(np.ones((3, 4, 2)), np.zeros((3, 2))) == 0).all()
 
 
 def test_many_rows_are_combined_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the same bits."""
     values, weights = np.random.default_rng(2).normal(size=(6, 40, 3)), np.ones((6, 3))
     whole = limited(values, weights)
     monkeypatch.setattr("fl_strategies.aggregation.evidence._MOST_CELLS", 100)
@@ -562,12 +549,10 @@ def test_public_rows_correct_a_false_claim_of_records(share: list[float]) -> Non
 
 
 def test_counts_of_single_labels() -> None:
-    """Every class of the list is counted, also those the party lacks."""
     assert class_counts(np.array([2, 0, 2]), 4, "single-label").tolist() == [1, 0, 2, 0]
 
 
 def test_counts_of_several_labels_are_known_positives() -> None:
-    """Unknown and negative labels count nothing."""
     y = np.array([[1, -1, 0], [1, 1, 0]])
 
     assert class_counts(y, 3, "multi-label").tolist() == [2, 1, 0]
@@ -575,7 +560,6 @@ def test_counts_of_several_labels_are_known_positives() -> None:
 
 @given(hnp.arrays(np.float64, (4, 6), elements=st.floats(0, 1e9)))
 def test_weights_are_shares(counts: np.ndarray) -> None:
-    """Weights are finite, not negative, and sum to 1 for every class."""
     weights = class_weights(list(counts), 6)
 
     assert (weights >= 0).all()
@@ -583,14 +567,12 @@ def test_weights_are_shares(counts: np.ndarray) -> None:
 
 
 def test_a_class_that_nobody_holds_is_weighted_uniformly() -> None:
-    """0 / 0 is not a weight."""
     weights = class_weights([np.array([4.0, 0.0]), np.array([0.0, 0.0])], 2)
 
     assert weights.tolist() == [[1.0, 0.5], [0.0, 0.5]]
 
 
 def test_without_counts_all_weigh_the_same() -> None:
-    """Uniform weights are 1 / K."""
     assert (class_weights([None, None, None, None], 2) == 0.25).all()
 
 
@@ -607,7 +589,6 @@ def test_without_counts_all_weigh_the_same() -> None:
     ],
 )
 def test_impossible_counts_are_refused(counts: np.ndarray) -> None:
-    """Wrong length, type, shape, sign or size."""
     with pytest.raises(KnowledgeMismatch, match="class-counts must be"):
         read_counts({CLASS_COUNTS: counts}, 3)
     with pytest.raises(KnowledgeMismatch, match="class-counts must be"):
@@ -615,7 +596,6 @@ def test_impossible_counts_are_refused(counts: np.ndarray) -> None:
 
 
 def test_the_mean_weighs_each_class_by_itself() -> None:
-    """The first party decides the first class, the second party the second."""
     weights = np.array([[1.0, 0.0], [0.0, 1.0]])
     parties = [np.full((3, 2), 2.0), np.full((3, 2), -4.0)]
 
@@ -626,7 +606,6 @@ def test_the_mean_weighs_each_class_by_itself() -> None:
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 def test_little_noise_leaves_the_mean(noise: str) -> None:
-    """The noisy mean of quantized scores is the plain one, up to the noise."""
     rng = np.random.default_rng(0)
     form = Quantizer(num_levels=200, bound=3.0)
     parties = [form.encode(rng.uniform(-1, 1, (50, 4))) for _ in range(5)]

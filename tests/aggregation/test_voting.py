@@ -51,7 +51,6 @@ def slow_consistent_votes(labels: np.ndarray, num_classes: int) -> np.ndarray:
 @settings(deadline=None, max_examples=60)
 @given(labels=LABELS)
 def test_counts_equal_one_hot_sums(labels: np.ndarray) -> None:
-    """Counting voter by voter equals summing one-hot votes."""
     np.testing.assert_array_equal(
         count_votes(labels, 4), np.eye(4, dtype=int)[labels].sum(axis=0)
     )
@@ -60,14 +59,12 @@ def test_counts_equal_one_hot_sums(labels: np.ndarray) -> None:
 @settings(deadline=None, max_examples=60)
 @given(labels=LABELS)
 def test_consistent_votes_equal_the_algorithm(labels: np.ndarray) -> None:
-    """The vectorised rule equals the loops of the paper."""
     np.testing.assert_array_equal(consistent_votes(labels, 4), slow_consistent_votes(labels, 4))
 
 
 @settings(deadline=None, max_examples=40)
 @given(labels=LABELS, seed=st.integers(0, 99))
 def test_votes_do_not_depend_on_the_order_of_voters(labels: np.ndarray, seed: int) -> None:
-    """Shuffling voters changes neither counts nor consistency."""
     shuffled = np.random.default_rng(seed).permutation(labels)
 
     np.testing.assert_array_equal(count_votes(labels, 4), count_votes(shuffled, 4))
@@ -87,14 +84,12 @@ def test_consistent_voting_differs_from_majority() -> None:
 
 
 def test_one_student_is_always_consistent() -> None:
-    """With s = 1 consistent voting is plain voting."""
     labels = np.array([[2, 0, 1]])
 
     np.testing.assert_array_equal(consistent_votes(labels, 3), count_votes(labels, 3))
 
 
 def test_plurality_takes_the_leader() -> None:
-    """Without a tie the generator has no say."""
     counts = np.array([[1, 5, 2], [4, 0, 3]])
     for seed in range(5):
         np.testing.assert_array_equal(plurality(counts, np.random.default_rng(seed)), [1, 0])
@@ -113,7 +108,6 @@ def test_ties_are_fair_and_repeatable() -> None:
 
 
 def test_a_tie_elsewhere_does_not_change_a_row() -> None:
-    """Row 1 keeps its winner whether or not row 0 is tied."""
     tied = np.array([[2, 2], [1, 1]])
     clear = np.array([[3, 1], [1, 1]])
 
@@ -124,12 +118,10 @@ def test_a_tie_elsewhere_does_not_change_a_row() -> None:
 
 
 def test_agreement_is_the_leaders_share() -> None:
-    """Rows with 4 of 5 and 5 of 5 votes agree to 0.9 on average."""
     assert agreement(np.array([[4, 1], [0, 5]])) == pytest.approx(0.9)
 
 
 def test_agreement_of_nothing_is_not_a_number() -> None:
-    """Without rows there is nothing to agree on."""
     assert np.isnan(agreement(np.empty((0, 3))))
 
 
@@ -195,7 +187,6 @@ def test_liars_in_the_minority_are_those_left_out(rest: np.ndarray, data: Any) -
 @settings(deadline=None, max_examples=50)
 @given(votes=VOTES)
 def test_no_more_than_the_share_is_left_out(votes: np.ndarray) -> None:
-    """Whatever is said; and with a share of nothing nobody is."""
     assert len(least_agreeing(votes, 4, 0.4)) <= num_trimmed(len(votes), 0.4)
     assert least_agreeing(votes, 4, 0.0) == []
 
@@ -317,7 +308,6 @@ def test_the_last_class_is_counted_in_every_type(kind: type, num_classes: int) -
 
 
 def test_blocks_change_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts are the same in blocks of one row and of all."""
     labels = np.random.default_rng(0).integers(0, 6, (40, 33))
     whole = count_votes(labels, 6)
     monkeypatch.setattr(voting, "_BLOCK_VOTES", 1)

@@ -249,13 +249,11 @@ def test_unregistered_nodes_do_not_count_as_parties_that_are_waited_for() -> Non
     ],
 )
 def test_members_that_cannot_be_are_refused(members: dict[int, int], rule: str) -> None:
-    """An operator's slip must not give one number to two nodes."""
     with pytest.raises(InvalidParameter, match=rule):
         build("fedkt", members=members)
 
 
 def test_a_members_file_binds_nodes_to_numbers(tmp_path: Path) -> None:
-    """What the operator wrote down when the keys were registered is what the strategy gets."""
     path = tmp_path / "members.toml"
     path.write_text("0 = 9000000000000000001\n1 = 12\n")
 
@@ -266,7 +264,6 @@ def test_a_members_file_binds_nodes_to_numbers(tmp_path: Path) -> None:
     "text", ["0 = 5\n1 = 5\n", "0 = 'a'\n", "a = 5\n", "0 = 5\n0 = 6\n", "["]
 )
 def test_a_members_file_with_a_slip_is_refused(text: str, tmp_path: Path) -> None:
-    """Not read as something else."""
     path = tmp_path / "members.toml"
     path.write_text(text)
 

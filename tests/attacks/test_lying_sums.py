@@ -108,7 +108,6 @@ ATTACKS = {
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", BOTH)
 def test_one_liar_of_ten_decides_nothing(kind: Any, level: str, attack: str) -> None:
-    """However many records it claims, also where the server adds the noise."""
     strategy = federation(kind, level)
 
     run(strategy, ATTACKS[attack])
@@ -162,7 +161,6 @@ CASES.remove((FedRegression, "one record more"))
 @pytest.mark.parametrize(("kind", "lie"), CASES)
 @pytest.mark.parametrize("level", ["L0", "central"])
 def test_impossible_sums_cost_their_party_the_round(kind: Any, level: str, lie: str) -> None:
-    """The others make the model."""
     strategy = federation(kind, level)
 
     run(strategy, IMPOSSIBLE[lie])
@@ -174,7 +172,6 @@ def test_impossible_sums_cost_their_party_the_round(kind: Any, level: str, lie: 
 
 @pytest.mark.parametrize("claim", [0, -1, True, 2.0, "40", 2**41])
 def test_a_claim_is_a_number_of_records(claim: Any) -> None:
-    """From one to 2**40."""
     sums = np.zeros((3, 3), np.int32)
     with pytest.raises(KnowledgeMismatch, match="num-examples must be a whole number"):
         federation(FedRegression, "L2").check(
@@ -378,7 +375,6 @@ def test_three_of_ten_that_contradict_the_others_are_not_counted(kind: Any, leve
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", BOTH)
 def test_honest_parties_are_all_counted(kind: Any, level: str) -> None:
-    """As they are."""
     strategy = federation(kind, level)
     metrics = run(strategy, permuted(1), liars=0)
 
@@ -390,7 +386,6 @@ def test_honest_parties_are_all_counted(kind: Any, level: str) -> None:
 
 
 def test_fractions_are_added_in_units_of_the_noise() -> None:
-    """To the nearest unit; without them nothing changes."""
     mechanism = GaussianSums(scale=0.01, l2_sensitivity=1.0, unit="example")
     whole = np.array([3, -5, 2**31])
     units = mechanism.in_units(np.array([0.25, 0.5, 0.75]))

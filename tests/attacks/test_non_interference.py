@@ -553,7 +553,6 @@ def test_a_record_cannot_turn_a_reply_into_an_error(setting: str) -> None:
 def test_a_failure_without_a_promise_is_one_constant_sentence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What happened is in the party's own log."""
     _, neighbour = NEIGHBOURS["beyond float32"]
     party = party_of(neighbour, learner_fn=fussy)
     replies = transcript(fedkt(fussy), [party])

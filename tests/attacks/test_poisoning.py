@@ -22,9 +22,9 @@ from fl_strategies.aggregation.consensus import (
     VoteCounts,
 )
 from fl_strategies.aggregation.evidence import (
-    believed_loudness,
     capped_claims,
-    heard_parts,
+    capped_scales,
+    scale_factors,
     vote_evidence,
 )
 from fl_strategies.aggregation.pool import MOST_JUDGED, EvidencePool, outliers
@@ -92,7 +92,6 @@ def test_one_party_of_ten_moves_fedkt_less_than_three_points(attack: str) -> Non
 
 @pytest.mark.parametrize("attack", benchmark().attacks_on("fedmd"))
 def test_one_party_of_ten_moves_fedmd_less_than_three_points(attack: str) -> None:
-    """The same with the answers of a round."""
     assert_little_damage("FedMD", attack)
 
 
@@ -281,9 +280,9 @@ def test_one_party_with_absurd_counts_does_not_decide_fedkds_published_rule() ->
     assert capped == 1
     assert counts[9] is not None
     assert counts[9].max() <= 40
-    assert heard_parts(loud, PlainScores(bound=10.0)) == pytest.approx([1.0] * 9 + [2 / 9])
+    assert scale_factors(loud, PlainScores(bound=10.0)) == pytest.approx([1.0] * 9 + [2 / 9])
     assert capped_claims([None, None]) == ([None, None], 0)
-    assert (believed_loudness(np.ones(4)) == 1).all()
+    assert (capped_scales(np.ones(4)) == 1).all()
 
 
 def test_one_party_cannot_pull_the_mean_of_weights_wherever_it_likes() -> None:

@@ -254,7 +254,6 @@ def test_work_on_weights_has_a_limit(
 
 
 def test_no_party_allows_predictions_without_end(node: dict[str, Value]) -> None:
-    """Whatever its policy."""
     node |= {"allow-unprotected": True, "allow-models": True, "max-predictions": 10**12}
     config = {**question(node, "fedkd"), "num-predictions": 10**7}
 
@@ -322,7 +321,6 @@ def test_a_policy_that_says_nothing_sensible_is_refused(
 def test_the_owner_can_read_what_is_allowed(
     node: dict[str, Value], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`check` lists it, and the limits in one line."""
     file = tmp_path / "node.toml"
     node |= {"allow-models": True, "sample-delta": 0.2}
     file.write_text(to_toml(node).replace(" ", "\n"))
@@ -374,7 +372,6 @@ def test_the_owner_reads_what_the_party_then_answers(
 
 
 def test_every_form_that_a_policy_may_name_is_listed(node: dict[str, Value]) -> None:
-    """Under the name that the party's own role gives to it."""
     party = build_party(node, run="1")
     asked = dict(questions(party))
 

@@ -49,7 +49,6 @@ FILE_WAYS = (
 
 
 def test_ten_thousand_records_are_replaced() -> None:
-    """In all random tables of this file together."""
     in_memory = len(PARTY_WAYS) * TABLES * REPLACED
     typed = (len(DTYPES) + len(TORCH_DTYPES)) * TYPED
 

@@ -208,7 +208,6 @@ def test_the_partys_own_delta_decides(kind: str, given: Any, drawn: list[Gaussia
     ids=str,
 )
 def test_other_settings_are_refused(kind: str, given: Any, drawn: list[GaussianSums]) -> None:
-    """Before a record is looked at, in a sentence about the request."""
     with pytest.raises(KnowledgeMismatch):
         answer(kind, SENT[kind], **given)
 
@@ -287,7 +286,6 @@ def test_no_party_outweighs_another_at_the_party_level(kind: Any, sums: Array) -
 def test_a_party_pays_before_it_looks(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed while it sums up, it has paid."""
 
     def killed(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -302,7 +300,6 @@ def test_a_party_pays_before_it_looks(
 
 
 def test_roles_are_those_of_the_registry() -> None:
-    """What is attacked here is what parties use."""
     registry = REGISTRY
 
     assert {registry[name].party for name in ("fedhistogram", "fedregression")} == set(

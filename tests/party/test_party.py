@@ -47,7 +47,6 @@ def with_value(array: np.ndarray, position: Any, value: float) -> np.ndarray:
     ],
 )
 def test_bad_data_is_named(change: dict[str, Any], sentence: str) -> None:
-    """Each fault of the data is one sentence that names the party and the array."""
     with pytest.raises(InvalidData, match=f"Party 3: {sentence}"):
         replace(PARTY, **change)
 
@@ -73,7 +72,6 @@ def test_an_invalid_value_becomes_a_public_default(
 def test_an_unknown_label_becomes_the_commonest_public_class(
     label: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Or the first one, if public rows have no labels."""
     y = with_value(PARTY.y, 5, label)
     public_y = np.minimum(np.arange(60) % 4, 2)
 
@@ -91,23 +89,19 @@ def test_an_unknown_label_becomes_the_commonest_public_class(
     ],
 )
 def test_bad_numbers_are_named(change: dict[str, Any], sentence: str) -> None:
-    """Each fault of a number is one sentence."""
     with pytest.raises(InvalidParameter, match=sentence):
         replace(PARTY, **change)
 
 
 def test_a_party_may_be_empty() -> None:
-    """Having no records is for the strategy to answer, not for the constructor."""
     assert len(without_records(PARTY).y) == 0
 
 
 def test_a_party_may_have_no_test_rows() -> None:
-    """Held-out rows are optional."""
     assert replace(PARTY, x_test=None, y_test=None).x_test is None
 
 
 def test_content_hash_sees_type_shape_order_and_values() -> None:
-    """Whatever would change a label on the public rows changes the fingerprint."""
     base = np.arange(6, dtype=np.float32).reshape(2, 3)
     others = [
         base.astype(np.float64),
@@ -120,7 +114,6 @@ def test_content_hash_sees_type_shape_order_and_values() -> None:
 
 
 def test_content_hash_ignores_memory_layout() -> None:
-    """The same values in another layout or byte order are the same data."""
     base = np.arange(6, dtype=np.float32).reshape(2, 3)
 
     assert content_hash(base) == content_hash(np.asfortranarray(base))
@@ -150,7 +143,6 @@ def filled() -> MyState:
 
 
 def test_a_new_state_holds_nothing() -> None:
-    """Fields are then none, or their defaults; reading writes nothing."""
     state = MyState()
 
     assert (state.model, state.momentum, state.rows) == (None, None, None)
@@ -176,7 +168,6 @@ def test_what_is_kept_is_the_same_after_a_restart() -> None:
 
 
 def test_a_field_holds_its_last_value_and_changes_no_other() -> None:
-    """None forgets arrays; scalars of one record stay beside each other."""
     state = filled()
     state.rows, state.momentum, state.steps = None, {"v": np.zeros(1)}, 8
     state.model = Knowledge("model", {"w": np.zeros(1)})
@@ -201,7 +192,6 @@ def test_what_is_of_another_type_counts_as_none(wrong: Any) -> None:
 
 
 def test_knowledge_of_another_kind_is_refused() -> None:
-    """A model is no ensemble."""
     state = filled()
     state.model = Knowledge("models", {})
 

@@ -53,7 +53,6 @@ NO_TEST: dict[str, Any] = {"x_test": None, "y_test": None, "public_y": None}
 
 
 def test_a_log_shows_no_record(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither does a printout, whatever library draws it."""
     x = PARTY.x.copy()
     x[0, 0] = SECRET
     party = replace(PARTY, x=x, x_test=x, y_test=PARTY.y, public_y=np.zeros(60, np.int64))
@@ -87,7 +86,6 @@ CONVERSIONS: dict[str, Callable[[np.ndarray], Any]] = {
 
 @pytest.mark.parametrize("kind", CONVERSIONS)
 def test_lists_frames_and_tensors_become_arrays(kind: str) -> None:
-    """With the values and types that numpy would have."""
     labelled = replace(PARTY, public_y=np.zeros(60, dtype=np.int64))
     converted = replace(
         labelled, **{name: CONVERSIONS[kind](getattr(labelled, name)) for name in ARRAYS}
@@ -101,12 +99,10 @@ def test_lists_frames_and_tensors_become_arrays(kind: str) -> None:
 
 
 def test_arrays_are_not_copied() -> None:
-    """A party of a large array costs no second one."""
     assert replace(PARTY).x is PARTY.x
 
 
 def test_frames_of_several_types_become_numbers() -> None:
-    """Truth values count as 0 and 1 beside numbers."""
     mixed = pd.DataFrame({"age": [1.5, 2.5], "smokes": [True, False]})
     party = replace(PARTY, x=mixed, y=[0, 1])
 
@@ -177,7 +173,6 @@ def test_truth_values_are_labels() -> None:
 
 
 def test_the_class_list_counts_the_classes() -> None:
-    """`num_classes` may be omitted, and must not contradict the list."""
     options: dict[str, Any] = {"x": [[1.0]], "y": ["b"], "learner_fn": CentroidLearner}
 
     assert Party(**options, classes=["a", "b"]).num_classes == 2
@@ -207,7 +202,6 @@ def test_labels_that_are_not_in_the_list_are_counted_and_not_quoted(
 
 
 def test_columns_of_frames_are_found_by_the_public_names() -> None:
-    """Another order is no mistake; another column is."""
     public = pd.DataFrame(PARTY.public, columns=["age", "weight"])
     x = pd.DataFrame(PARTY.x, columns=["age", "weight"])
 
@@ -230,20 +224,17 @@ def test_a_frame_of_texts_names_its_columns(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_frame_of_truth_values_is_numbers() -> None:
-    """A table of marks needs no conversion by hand."""
     party = replace(PARTY, x=pd.DataFrame([[True, False]]), y=[0])
 
     assert party.x.tolist() == [[1.0, 0.0]]
 
 
 def test_a_misspelt_argument_suggests_the_right_one() -> None:
-    """As the command line does for settings."""
     with pytest.raises(InvalidParameter, match=r"'num_clases'. Did you mean 'num_classes'\?"):
         Party(x=[[1.0]], y=[0], num_clases=2, learner_fn=CentroidLearner)  # type: ignore[call-arg]
 
 
 def test_conversion_needs_neither_library() -> None:
-    """A party of lists loads no pandas and no torch."""
     code = (
         "import sys, fl_strategies as f\n"
         "f.Party(x=[[1.0]], y=[0], num_classes=2, learner_fn=lambda: None)\n"
@@ -305,7 +296,6 @@ def test_codistillation_runs_without_public_rows() -> None:
 def test_a_strategy_that_needs_public_rows_says_so(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One sentence, at the party and at the server; the others continue."""
     strategy: Any = REGISTRY[name].strategy(**common_options())  # type: ignore[arg-type]
 
     run_local(strategy, client_app(load_with(without_public, only=2)), num_nodes=4)
@@ -359,7 +349,6 @@ class Net(torch.nn.Linear):
 def test_a_model_in_place_of_a_factory_is_a_sentence(
     given: Any, got: str, write: str | None, place: str
 ) -> None:
-    """It says what to write instead."""
     change = {place: {"other": given} if place == "catalogue" else given}
     name = "catalogue['other']" if place == "catalogue" else place
     rule = "a function without arguments that makes a new learner"
@@ -385,7 +374,6 @@ def test_a_model_in_place_of_a_factory_is_a_sentence(
 def test_a_factory_of_something_else_is_a_sentence(
     factory: Any, made: str, write: str | None, place: str
 ) -> None:
-    """It says what to write instead, when the party is first asked."""
     party = replace(PARTY, **{place: factory})
     hint = "" if write is None else f" Write: lambda: {write}"
     got = f"one that makes objects of the class {made}.{hint}"
@@ -472,7 +460,6 @@ def test_a_server_of_other_classes_is_told_what_to_do() -> None:
 
 
 def test_factories_of_every_kind_are_taken() -> None:
-    """Functions, partial functions and classes of learners themselves."""
     for factory in (
         CentroidLearner,
         lambda: TorchLearner(Net, num_classes=3),

@@ -58,7 +58,6 @@ def fall_of_chain(table: str, name: str) -> float:
 
 @pytest.mark.parametrize(("document", "name", "text"), BLOCKS, ids=[b[1] for b in BLOCKS])
 def test_tables_show_their_results(document: str, name: str, text: str) -> None:
-    """A table in a document is exactly what its result file gives."""
     assert document
     assert text == markdown(Table.load(name), DOCS / "results" / f"{name}.json")
 
@@ -115,7 +114,6 @@ def test_curves_show_their_results(path: Path) -> None:
 
 
 def test_fedkd_is_far_above_its_parties() -> None:
-    """At both degrees of heterogeneity, by more than five points."""
     for alpha in ("α = 1", "α = 0.1"):
         alone = mean("fedkd_cifar10", alpha, "solo-")
         assert mean("fedkd_cifar10", alpha) > alone + 5
@@ -128,7 +126,6 @@ def test_class_weights_beat_uniform_ones() -> None:
 
 
 def test_levels_are_as_good_as_float32() -> None:
-    """Two hundred levels are within half a point."""
     for alpha in ("α = 1", "α = 0.1"):
         plain = mean("fedkd_cifar10", f"{alpha}, float32 logits")
         assert abs(mean("fedkd_cifar10", alpha) - plain) <= 0.5
@@ -205,7 +202,6 @@ def test_all_payloads_agree_with_all_records_by_the_measure_of_fedmd() -> None:
 
 
 def test_pretrained_parties_gain_from_scores_and_not_from_labels() -> None:
-    """Alone they have the same start."""
     alone = mean("fedmd_pretrained", "k = 300, softmax", "solo-")
     for payload in ("softmax", "logits"):
         assert mean("fedmd_pretrained", f"k = 300, {payload}") > alone + 4

@@ -48,13 +48,11 @@ TABLES = {
 
 
 def test_all_tables_are_shown() -> None:
-    """Alike and unlike parties, every data set, every level."""
     assert sorted(name for name, _ in BLOCKS) == sorted(TABLES)
 
 
 @pytest.mark.parametrize(("name", "text"), BLOCKS, ids=[name for name, _ in BLOCKS])
 def test_a_table_shows_its_results(name: str, text: str) -> None:
-    """It is exactly what the result file gives."""
     assert text == TABLES[name]
 
 
@@ -101,7 +99,6 @@ def test_one_liar_of_ten_alike_parties_does_not_decide_sums(level: str) -> None:
 
 
 def test_the_claim_is_the_same_everywhere() -> None:
-    """One number in README, the guide, the page about safety and the list of claims."""
     for name in ("README.md", "docs/robustness.md", "docs/safety.md", "docs/claims.md"):
         text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", (ROOT / name).read_text("utf-8"))
         assert "at most 2 points" in text, name

@@ -43,13 +43,11 @@ def changed(golden: Any, **settings: Any) -> dict[str, Any]:
 
 
 def test_every_strategy_of_the_registry_has_a_case(golden: Any) -> None:
-    """One that is registered without a case is named here."""
     assert golden.uncovered(REGISTRY) == []
     assert golden.uncovered([*REGISTRY, "fednew"]) == ["fednew"]
 
 
 def test_every_strategy_has_parties_that_refuse(golden: Any) -> None:
-    """What a strategy says about its requests is recorded by the refusals."""
     refused = {
         name
         for case in golden.CASES.values()
@@ -127,7 +125,6 @@ def test_a_case_that_raises_is_not_recorded(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An error of the tool or of a strategy is no result to keep."""
     monkeypatch.setattr(cheap, "CASES", changed(cheap, privacy_level="L9"))
 
     assert cheap.main(["record", str(tmp_path / "golden.json"), "--only", SUMS]) == 1
@@ -150,7 +147,6 @@ def test_a_case_that_raises_is_not_recorded(
 def test_differences_of_any_kind_are_named(
     golden: Any, now: dict[str, dict[str, str]], expected: list[str]
 ) -> None:
-    """Values, fields and messages that changed, went, came or moved."""
     before = {"a": {"x": "1", "y": "2"}, "b": {}}
 
     assert golden.compare({"case": before}, {"case": now}) == expected

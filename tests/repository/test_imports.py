@@ -46,7 +46,6 @@ def modules_after(statement: str) -> set[str]:
 
 
 def test_the_core_loads_no_heavy_library() -> None:
-    """Importing all strategies needs numpy and flwr, nothing else."""
     assert loaded_by("import fl_strategies") == set()
 
 
@@ -60,7 +59,6 @@ def test_the_core_loads_no_part_of_scipy_before_it_is_used() -> None:
 
 
 def test_the_check_itself_can_fail() -> None:
-    """The subprocess does see a heavy module that is loaded."""
     assert "sklearn" in loaded_by("import sklearn")
 
 
@@ -79,7 +77,6 @@ def imports_of(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.stem)
 def test_the_core_never_points_upwards(path: Path) -> None:
-    """fl_strategies knows neither clients nor simulations."""
     tops = {name.partition(".")[0] for name in imports_of(path)}
 
     assert not tops & {"clients", "simulations"}
@@ -154,7 +151,6 @@ STACK = {
 
 @pytest.mark.parametrize("package", STACK)
 def test_folders_form_a_stack(package: str) -> None:
-    """No folder imports one above it, and every folder has its place."""
     level = {name: height for height, names in enumerate(STACK[package]) for name in names}
     inside = [name.split(".") for name in graph() if name.startswith(f"{package}.")]
     upwards = [

@@ -22,7 +22,6 @@ from tests.toys import load_toy_party, toy_fedkt
 
 
 def test_every_direct_dependency_is_listed_with_its_licence() -> None:
-    """A new dependency is not added without a look at its licence."""
     packages, listed = direct_dependencies(), listed_licences()
     installed = [package for package in packages if is_installed(package)]
 

@@ -11,7 +11,6 @@ ROOT = Path(fl_strategies.__file__).parent.parent
 
 
 def test_all_is_complete_and_sorted() -> None:
-    """`__all__` lists exactly what the package offers."""
     assert fl_strategies.__all__ == sorted(fl_strategies.__all__)
     assert all(hasattr(fl_strategies, name) for name in fl_strategies.__all__)
 
@@ -25,7 +24,6 @@ def test_the_registry_holds_both_sides() -> None:
 
 
 def test_one_version() -> None:
-    """The package, its metadata and pyproject.toml agree."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert fl_strategies.__version__ == project["version"]
@@ -33,7 +31,6 @@ def test_one_version() -> None:
 
 
 def test_the_core_depends_on_four_packages() -> None:
-    """They are flwr, httpx, numpy and scipy."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     names = [name.split(">")[0] for name in project["dependencies"]]

@@ -56,13 +56,11 @@ def names_in(path: Path) -> set[str]:
 
 
 def test_the_check_itself_can_fail() -> None:
-    """A strategy's own module does name it."""
     assert "fedkt" in names_in(ROOT / "fl_strategies" / "strategies" / "fedkt" / "server.py")
 
 
 @pytest.mark.parametrize("top", ["fl_strategies", "clients", "simulations"])
 def test_no_strategy_is_known_by_name(top: str) -> None:
-    """Neither by its class nor by its entry in the registry."""
     found = {path.relative_to(ROOT).as_posix() for path in sources(top) if names_in(path)}
 
     assert {name for name in found if not name.startswith(KNOWS)} <= LEFT

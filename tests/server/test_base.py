@@ -52,7 +52,6 @@ class LateGrid(InMemoryGrid):
 
 
 def test_the_server_waits_for_late_parties() -> None:
-    """All four take part although none was there at the first look."""
     strategy = toy_fedkt(max_wait=30.0)
 
     result = strategy.start(LateGrid(), ArrayRecord(), num_rounds=1)
@@ -81,7 +80,6 @@ def test_messages_are_a_list() -> None:
 def test_waiting_reminds_and_then_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody who watches the log sees who is missing."""
     monkeypatch.setattr("fl_strategies.server.replies._SECONDS_BETWEEN_REMINDERS", 0.1)
     strategy = toy_fedkt(num_parties=5, max_wait=0.5)
 
@@ -93,7 +91,6 @@ def test_waiting_reminds_and_then_warns(
 
 
 def test_waiting_ends_in_time() -> None:
-    """`max_wait` bounds the wait."""
     start = time.monotonic()
 
     toy_fedkt(num_parties=5, max_wait=0.4).ask_parties(
@@ -104,13 +101,11 @@ def test_waiting_ends_in_time() -> None:
 
 
 def test_a_model_is_asked_for_too_early() -> None:
-    """Before a run there is no model, and the sentence says so."""
     with pytest.raises(NotFitted, match="got none: the strategy has not run"):
         toy_fedkt().model_  # noqa: B018
 
 
 def test_without_evaluation_nothing_is_delivered() -> None:
-    """`evaluate=False` sends no second message."""
     result = run_local(toy_fedkt(evaluate=False), APP, 4)
 
     assert result.evaluate_metrics_clientapp == {}
@@ -155,7 +150,6 @@ def test_a_strategy_chooses_whom_to_ask() -> None:
 
 
 def test_a_round_without_anybody_does_not_count() -> None:
-    """Nothing is sent, nothing is combined, and the number of rounds stays."""
     strategy = choosy(chosen=[])
 
     with pytest.raises(RunFailed, match=r"nobody was asked\. .* all the same: none\."):
@@ -171,7 +165,6 @@ def test_a_round_without_anybody_does_not_count() -> None:
 def test_a_strategy_says_how_many_replies_it_needs(
     needed: int, silent: int, ends_well: bool
 ) -> None:
-    """Fewer valid replies end the round, but never are more needed than were asked."""
     strategy, grid = choosy(needed=needed), InMemoryGrid(APP, 4)
     messages = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
     replies = grid.send_and_receive(messages)
@@ -193,7 +186,6 @@ class StayingLearner(CentroidLearner):
 
 
 def test_a_model_that_cannot_travel_stays_on_the_server() -> None:
-    """The strategy keeps the model, and nobody evaluates it."""
     strategy = toy_fedkt(learner_fn=StayingLearner)
 
     result = run_local(strategy, APP, 4)
@@ -299,7 +291,6 @@ def test_nodes_that_have_paid_and_lack_the_model_are_named(
 
 
 def test_everybody_has_the_model_of_a_sound_run() -> None:
-    """The figure is there, and zero."""
     strategy = toy_fedkt()
 
     result = run_local(strategy, APP, 4)
@@ -327,7 +318,6 @@ def test_a_model_to_learn_from_is_read_before_it_is_paid_for(tmp_path: Path, nam
 
 
 def test_a_catalogue_lets_a_party_receive_other_models() -> None:
-    """With the factory in its catalogue the party accepts the model."""
     party = Party(**{**vars(toy_party(0)), "catalogue": {"other": CentroidLearner}})
     arrays = CentroidLearner().to_arrays()
 
@@ -337,7 +327,6 @@ def test_a_catalogue_lets_a_party_receive_other_models() -> None:
 
 
 def test_a_catalogue_entry_must_be_portable() -> None:
-    """A factory that cannot read arrays is named."""
     party = Party(**{**vars(toy_party(0)), "learner_fn": StayingLearner})
 
     with pytest.raises(ValueError, match="must have from_arrays to receive a model"):
@@ -345,12 +334,10 @@ def test_a_catalogue_entry_must_be_portable() -> None:
 
 
 def test_knowledge_for_a_node_is_nothing_by_default() -> None:
-    """A strategy that has something to say to one node overrides this."""
     assert KnowledgeStrategy.knowledge_for(toy_fedkt(), 1) is None
 
 
 def test_users_settings_reach_the_parties() -> None:
-    """Whatever the user puts into train_config travels beside the strategy's own settings."""
     strategy = toy_fedkt()
     grid = InMemoryGrid(APP, 4)
 
@@ -362,7 +349,6 @@ def test_users_settings_reach_the_parties() -> None:
 
 
 def test_a_reply_to_no_question_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    """An unasked reply is logged and changes nothing."""
     asked, other = toy_fedkt(), toy_fedkt()
     grid = InMemoryGrid(APP, 4)
     stray = grid.send_and_receive(

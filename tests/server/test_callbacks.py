@@ -39,7 +39,6 @@ def test_a_failing_callback_is_named_once_and_ends_nothing(
 
 
 def test_callbacks_cannot_change_what_others_see() -> None:
-    """Each has a copy, and the result keeps its own."""
     told: Told = []
     first = lambda _, metrics: metrics.clear()  # noqa: E731 - two functions in a row
     strategy = toy_fedkt(on_round=[first, lambda *round_: told.append(round_)])
@@ -52,7 +51,6 @@ def test_callbacks_cannot_change_what_others_see() -> None:
 
 @pytest.mark.parametrize("given", [3, "print", [print, None]])
 def test_what_cannot_be_called_is_refused(given: object) -> None:
-    """Before anybody trains."""
     with pytest.raises(InvalidParameter, match="FedKT: on_round must be a function of round"):
         toy_fedkt(on_round=given)
 
@@ -75,7 +73,6 @@ def test_the_servers_own_evaluation_is_told() -> None:
 
 
 def test_figures_of_parties_have_their_numbers() -> None:
-    """Where parties keep their own models, each one's figure has its party in its name."""
     told: Told = []
     app = client_app(load_with(without_records, only=1))
     run_local(build("avgkd", on_round=lambda *round_: told.append(round_)), app, 4)
@@ -122,7 +119,6 @@ def test_what_nobody_knows_is_not_told() -> None:
 
 
 def test_a_second_start_goes_on_counting() -> None:
-    """The rounds of a strategy are counted over all its runs."""
     told: Told = []
     strategy = build("fedmd", on_round=lambda *round_: told.append(round_))
     grid = InMemoryGrid(APP, 4)
@@ -151,6 +147,5 @@ def test_a_resumed_run_tells_the_rest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["TensorBoardTracker", "MLflowTracker", "WandbTracker"])
 def test_a_tracker_of_former_releases_names_its_recipe(name: str) -> None:
-    """It is ten lines on `on_round` now."""
     with pytest.raises(ImportError, match=r"Tracker must be a function .* docs/tracking\.md"):
         getattr(fl_strategies, name)

@@ -87,7 +87,6 @@ def test_a_run_killed_anywhere_ends_with_the_same_bits(name: str, tmp_path: Path
 def test_a_run_without_a_kill_is_the_same_with_and_without_a_checkpoint(
     name: str, tmp_path: Path
 ) -> None:
-    """Recording replies changes nothing, also where parties keep nothing."""
     app = client_app(load_toy_party)
     plain, recorded = build(name), build(name, tmp_path)
 
@@ -177,7 +176,6 @@ def test_rounds_are_counted_from_the_beginning(tmp_path: Path) -> None:
 
 
 def test_parties_that_failed_are_asked_again_if_too_few_did_not(tmp_path: Path) -> None:
-    """A round with too few answers has no result; resumed, it asks the others again."""
 
     def fail(_: Party) -> Party:
         raise ValueError("not today")
@@ -333,7 +331,6 @@ def test_answers_that_were_lost_are_counted(
 
 
 def test_a_reply_that_is_too_large_is_not_written(tmp_path: Path) -> None:
-    """It is refused as without a checkpoint, and takes no disk."""
     strategy = build("fedkt", tmp_path, max_reply_bytes=10, min_parties=1)
 
     with pytest.raises(NotEnoughParties):
@@ -485,7 +482,6 @@ def test_every_setting_is_part_of_what_a_run_is(
 
 
 def test_the_folder_is_for_its_owner(tmp_path: Path) -> None:
-    """What parties sent is readable by nobody else, and past rounds are removed."""
     start(build("fedmd", tmp_path / "run"), MortalGrid(client_app(load_toy_party)))
 
     assert [path.name for path in (tmp_path / "run").glob("round-*")] == ["round-000000003"]

@@ -131,7 +131,6 @@ def test_replies_come_one_by_one() -> None:
 
 
 def test_a_superlink_that_is_gone_is_nobodys_bad_reply() -> None:
-    """The run cannot continue, so it does not."""
 
     class Gone(InMemoryGrid):
         def pull_messages(self, _: Iterable[str]) -> list[Message]:
@@ -184,7 +183,6 @@ def test_who_answered_in_time_is_heard_after_it() -> None:
 
 
 def test_waiting_for_replies_ends_in_time() -> None:
-    """Who never answers is not waited for any longer than `timeout`."""
 
     class Silent(InMemoryGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -217,7 +215,6 @@ def build(name: str, **changes: Any) -> KnowledgeStrategy[Any]:
 @pytest.mark.parametrize("kind", CONVERSIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_lists_frames_and_tensors_are_public_rows(name: str, kind: str) -> None:
-    """They are the very rows that parties hold as arrays."""
     strategy = build(name, public=CONVERSIONS[kind](PUBLIC))
 
     expected = build(name).party_config()[keys.PUBLIC_HASH]
@@ -226,7 +223,6 @@ def test_lists_frames_and_tensors_are_public_rows(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_that_are_no_numbers_are_a_sentence(name: str) -> None:
-    """The same as at a party."""
     with pytest.raises(InvalidData, match="public must be an array, or a list, frame or"):
         build(name, public=[[1.0, 2.0], [3.0]])
     with pytest.raises(InvalidData, match="public must be an array of numbers"):
@@ -268,7 +264,6 @@ def test_rows_that_are_no_numbers_are_a_sentence(name: str) -> None:
 def test_what_makes_no_learner_is_a_sentence(
     name: str, given: Any, got: str, write: str | None
 ) -> None:
-    """It says what to write, before anybody is asked anything."""
     hint = "" if write is None else f" Write: lambda: {write}"
     places: dict[str, dict[str, Any]] = {"learner_fn": {"learner_fn": given}}
     if other := OTHERS.get(name):

@@ -92,7 +92,6 @@ def test_a_trusted_server_promises_what_parties_cannot(tmp_path: Path) -> None:
 
 
 def test_a_party_that_tells_nothing_counts_as_unprotected(tmp_path: Path) -> None:
-    """As in the metrics."""
 
     class Secretive(InMemoryGrid):
         def send_and_receive(self, *args: Any, **options: Any) -> list[Message]:
@@ -116,7 +115,6 @@ def test_a_party_that_tells_nothing_counts_as_unprotected(tmp_path: Path) -> Non
 
 
 def test_a_failed_run_shows_what_was_spent_all_the_same(tmp_path: Path) -> None:
-    """Those that answered have released something, though no round came of it."""
 
     class Losing(InMemoryGrid):
         def send_and_receive(self, *args: Any, **options: Any) -> list[Message]:
@@ -132,7 +130,6 @@ def test_a_failed_run_shows_what_was_spent_all_the_same(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_has_all_rounds(tmp_path: Path) -> None:
-    """Also those before the server was killed."""
     folder, in_round_two = tmp_path / "kept", 2 * NUM_PARTIES + 1
     with pytest.raises(Killed):
         start(local_noise(folder=folder), MortalGrid(APP, in_round_two), 2)

@@ -16,7 +16,6 @@ L2 = {"privacy_level": "L2", "gamma": 0.05, "num_queries": 20, "num_teachers": 4
 
 
 def test_both_sides_charge_the_same() -> None:
-    """A party's ledger after one answer is the server's after one round."""
     strategy, party, state = toy_fedkt(**L2), toy_party(0), PartyState()
     config = ConfigRecord(strategy.party_config())
 
@@ -28,7 +27,6 @@ def test_both_sides_charge_the_same() -> None:
 
 
 def test_a_round_is_charged_once() -> None:
-    """A strategy that charges before it asks is not charged again."""
     strategy = toy_fedkt(**L2)
 
     strategy.charge()
@@ -61,7 +59,6 @@ def test_a_failed_round_is_charged_beyond_the_budget() -> None:
 
 
 def test_who_declares_nothing_promises_nothing() -> None:
-    """The default plan sends unprotected models."""
     plan = ReleasePlan(name="anything")
 
     assert plan.models

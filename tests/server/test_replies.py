@@ -92,7 +92,6 @@ def test_a_reply_is_limited_as_a_whole(
 
 
 def test_a_reason_is_one_plain_line(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither new lines nor commands to a terminal reach the log."""
 
     def shout(reply: Message) -> Message:
         return Message(Error(2, "a\nb\x1b[2Jc\x07d\u202ee"), reply_to=_request_of(reply))
@@ -106,7 +105,6 @@ def test_a_reason_is_one_plain_line(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_long_reasons_are_cut() -> None:
-    """However many blanks there are in them."""
     assert cut_short("x" * 10_000) == "x" * MAX_ERROR
     assert cut_short(" " * 10**7 + "x") == ""
     assert cut_short("") == ""

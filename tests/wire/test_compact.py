@@ -60,7 +60,6 @@ def sent(values: np.ndarray, encoding: str) -> Knowledge:
 
 
 def test_zstd_is_there_where_pyarrow_is() -> None:
-    """The tests below are of both ways to compress."""
     assert EVERY == ("zstd", "zlib")
 
 
@@ -111,7 +110,6 @@ def test_nothing_known_is_offered(offered: Any) -> None:
 
 
 def test_the_best_that_both_know_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is zstd where both have it, zlib where one lacks it."""
     assert sent(few_levels(5000), "zlib,zstd").meta[ENCODING] == "zstd"
     assert sent(few_levels(5000), "zlib").meta[ENCODING] == "zlib"
     monkeypatch.setattr(wire, "_zstd", lambda: None)
@@ -193,7 +191,6 @@ def test_other_bytes_are_refused(encoding: str) -> None:
 
 
 def test_what_was_not_offered_is_refused() -> None:
-    """Neither an encoding nor half precision is read by a server that asked for none."""
     small, model = (
         sent(few_levels(5000), "zlib"),
         Knowledge("model", {}, {HALF_PRECISION: True}),
@@ -211,7 +208,6 @@ def test_what_was_not_offered_is_refused() -> None:
 @settings(max_examples=60, deadline=None)
 @given(packed=st.binary(max_size=300), size=st.integers(-1, 400))
 def test_random_bytes_are_refused_or_an_array(encoding: str, packed: bytes, size: int) -> None:
-    """Nothing but the one error, whatever is sent."""
     try:
         found = as_meant(
             declared(encoding, size, np.frombuffer(packed, np.uint8)), 100, half=False
@@ -355,7 +351,6 @@ def test_only_float32_that_fits_is_halved() -> None:
 
 
 def test_strategies_without_models_have_no_precision() -> None:
-    """Half precision is refused where it would do nothing, before anybody is asked."""
     strategy = FedKD.from_settings(**options(half_precision=True))
 
     with pytest.raises(InvalidParameter, match="half_precision must be false unless parties"):
@@ -418,7 +413,6 @@ def count_of(answer: Message) -> int:
 
 
 def test_a_resumed_run_keeps_its_precision() -> None:
-    """It is one of the settings that must be given again."""
     given = {**common_options(), "learner_fn": network, "learner_name": "net"}
     plain, half = (FedAvg.from_settings(**given, half_precision=h) for h in (False, True))
 

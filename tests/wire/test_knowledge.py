@@ -49,7 +49,6 @@ def npy(header: str, body: bytes = b"") -> Array:
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), dtype=NUMBERS, order=st.sampled_from("CF"))
 def test_arrays_survive_the_wire(data: st.DataObject, dtype: type, order: str) -> None:
-    """What is read equals what was written: type, shape and every bit."""
     original = data.draw(arrays(dtype, array_shapes(min_dims=1, min_side=0, max_side=4)))
     original = np.asarray(original, order=order)
 
@@ -63,7 +62,6 @@ def test_arrays_survive_the_wire(data: st.DataObject, dtype: type, order: str) -
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
 def test_mutated_bytes_give_numbers_or_one_error(data: st.DataObject) -> None:
-    """Flipping, cutting or inserting bytes never raises anything but the typed error."""
     blob = bytearray(Array(np.arange(6, dtype=np.int32).reshape(2, 3)).data)
     position = data.draw(st.integers(0, len(blob) - 1))
     action = data.draw(st.sampled_from(["flip", "cut", "insert"]))
@@ -118,7 +116,6 @@ def test_numpy_itself_would_allocate_what_a_header_promises() -> None:
 
 
 def test_knowledge_survives_the_wire() -> None:
-    """Kind, arrays and meta arrive as they were sent."""
     sent = Knowledge(
         "votes", {"votes": np.arange(5, dtype=np.uint8)}, {"learner": "tree", "n": 3}
     )
@@ -130,7 +127,6 @@ def test_knowledge_survives_the_wire() -> None:
 
 
 def test_another_kind_is_refused() -> None:
-    """Scores are not votes."""
     with pytest.raises(KnowledgeMismatch, match="kind must be 'votes', got 'scores'"):
         Knowledge.read(content_of(Knowledge("scores", {})), kind="votes", max_bytes=100)
 
@@ -153,13 +149,11 @@ def test_too_many_bytes_are_refused() -> None:
     ],
 )
 def test_missing_records_are_refused(content: RecordDict) -> None:
-    """A message without the two records is not knowledge."""
     with pytest.raises(KnowledgeMismatch, match="must hold the records"):
         Knowledge.read(content, kind="votes", max_bytes=100)
 
 
 def test_models_join_and_part() -> None:
-    """Arrays of several models travel under one roof and come apart again."""
     models = [{"w": np.ones(2), "b": np.zeros(1)}, {"w": np.full(2, 3.0)}]
 
     parted = part_arrays(join_arrays(models), 2)
@@ -170,13 +164,11 @@ def test_models_join_and_part() -> None:
 
 @pytest.mark.parametrize("name", ["2/w", "w", "/w", "-1/w", "x/w", "00000000000000000000001/w"])
 def test_arrays_of_no_model_are_refused(name: str) -> None:
-    """Only models 0 and 1 were asked for."""
     with pytest.raises(KnowledgeMismatch, match="must belong to models 0 to 1"):
         part_arrays({name: np.ones(1)}, 2)
 
 
 def test_metrics_are_numbers_only() -> None:
-    """Lists are dropped, and without the record there is one sentence."""
     content = RecordDict({keys.METRICS: MetricRecord({"a": 1, "b": math.inf, "c": [1.0]})})
 
     assert read_metrics(content) == {"a": 1, "b": math.inf}
@@ -195,7 +187,6 @@ def test_counted_bytes_are_close_to_the_encoded_message() -> None:
 
 @pytest.mark.parametrize("value", [0, 11, True, 3.0, "3", None])
 def test_a_party_checks_the_servers_numbers(value: object) -> None:
-    """Only whole numbers within the party's own bounds are taken."""
     config = ConfigRecord({} if value is None else {"n": value})  # type: ignore[dict-item]
 
     with pytest.raises(KnowledgeMismatch, match="n must be a whole number from 1 to 10"):
@@ -204,7 +195,6 @@ def test_a_party_checks_the_servers_numbers(value: object) -> None:
 
 
 def test_a_range_of_one_number_is_that_number() -> None:
-    """Nobody is told that 4 should be from 3 to 3."""
     config = ConfigRecord({"n": 4})
 
     with pytest.raises(KnowledgeMismatch, match=r"n must be 3, got 4\."):
@@ -214,7 +204,6 @@ def test_a_range_of_one_number_is_that_number() -> None:
 
 
 def test_a_party_checks_the_servers_choices() -> None:
-    """A word that the party does not know is refused."""
     with pytest.raises(KnowledgeMismatch, match="x must be one of a, b, got 'c'"):
         config_choice(ConfigRecord({"x": "c"}), "x", ["a", "b"])
     assert config_choice(ConfigRecord({"x": "b"}), "x", ["a", "b"]) == "b"
@@ -225,14 +214,12 @@ def test_a_party_checks_the_servers_choices() -> None:
     [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (10, 4), (256, 8), (257, 9)],
 )
 def test_bits_are_the_ceiling_of_the_logarithm(num_classes: int, bits: int) -> None:
-    """A label takes ceil(log2 C) bits and never none."""
     assert bits_per_label(num_classes) == bits
 
 
 @settings(deadline=None, max_examples=80)
 @given(data=st.data(), num_classes=st.integers(2, 1000), num_rows=st.integers(0, 70))
 def test_labels_survive_packing(data: st.DataObject, num_classes: int, num_rows: int) -> None:
-    """Unpacking gives back the labels, from the promised number of bytes."""
     label = st.integers(0, num_classes - 1)
     flat = data.draw(st.lists(label, min_size=2 * num_rows, max_size=2 * num_rows))
     labels = np.array(flat, dtype=np.int64).reshape(2, num_rows)
@@ -244,7 +231,6 @@ def test_labels_survive_packing(data: st.DataObject, num_classes: int, num_rows:
 
 
 def test_adult_votes_take_one_bit_each() -> None:
-    """4070 binary labels fit into 509 bytes."""
     assert pack_labels(np.ones(4070, dtype=int), 2).nbytes == 509
 
 
@@ -259,19 +245,16 @@ def test_adult_votes_take_one_bit_each() -> None:
     ],
 )
 def test_other_sizes_and_types_are_refused(packed: np.ndarray) -> None:
-    """Only exactly the bytes that were asked for are read."""
     with pytest.raises(KnowledgeMismatch, match="must be 3 bytes"):
         unpack_labels(packed, (2, 5), num_classes=3)
 
 
 def test_labels_outside_the_class_list_are_refused() -> None:
-    """Two bits can say 3, but three classes end at 2."""
     with pytest.raises(KnowledgeMismatch, match="must be below 3, got 3"):
         unpack_labels(pack_labels(np.array([0, 3]), 4), (2,), num_classes=3)
 
 
 def test_a_hostile_size_is_refused_before_anything_is_allocated() -> None:
-    """A promise of 10^15 labels fails at once instead of exhausting memory."""
     with pytest.raises(KnowledgeMismatch):
         unpack_labels(np.zeros(1, np.uint8), (10**15,), num_classes=2)
 
@@ -286,7 +269,6 @@ def values_within(bound: float, size: int = 50) -> np.ndarray:
 
 @given(bound=bounds, num_levels=levels, share=st.floats(-1, 1))
 def test_nearest_errs_by_half_a_step(bound: float, num_levels: int, share: float) -> None:
-    """Within the bound, a value moves by at most half the distance of two levels."""
     quantizer = Quantizer(num_levels=num_levels, bound=bound)
     value = np.array([share * bound])
 
@@ -299,7 +281,6 @@ def test_nearest_errs_by_half_a_step(bound: float, num_levels: int, share: float
 def test_stochastic_errs_by_less_than_a_step(
     bound: float, num_levels: int, share: float, seed: int
 ) -> None:
-    """Rounding at random goes to one of the two neighbouring levels."""
     quantizer = Quantizer(num_levels=num_levels, bound=bound, rounding="stochastic")
     value = np.array([share * bound])
 
@@ -310,7 +291,6 @@ def test_stochastic_errs_by_less_than_a_step(
 
 
 def test_stochastic_is_right_on_average() -> None:
-    """The mean of many roundings is the value; that of the nearest level is not."""
     value, many = 0.3, 40_000
     fair = Quantizer(num_levels=3, bound=1.0, rounding="stochastic")
     near = Quantizer(num_levels=3, bound=1.0)
@@ -325,7 +305,6 @@ def test_stochastic_is_right_on_average() -> None:
 
 @pytest.mark.parametrize("num_levels", [2, 3, 200, 256, 257, 1000])
 def test_ends_are_levels_and_what_is_beyond_is_moved_there(num_levels: int) -> None:
-    """The grid reaches from -bound to bound, both included."""
     quantizer = Quantizer(num_levels=num_levels, bound=2.5)
 
     decoded = quantizer.decode(quantizer.encode(np.array([-1e300, -2.5, 2.5, 1e300])))
@@ -348,7 +327,6 @@ def test_the_wire_takes_the_bits_it_should(num_levels: int, bits: int) -> None:
 
 
 def test_more_levels_are_nearer() -> None:
-    """Ten times the levels move values about ten times less."""
     values = values_within(4.0, 1000)
     errors = [
         np.abs(q.decode(q.encode(values)) - values).mean()
@@ -369,14 +347,12 @@ def test_more_levels_are_nearer() -> None:
     ],
 )
 def test_other_bytes_are_refused(packed: np.ndarray, reason: str) -> None:
-    """Wrong length, shape, type or level: one sentence each."""
     with pytest.raises(KnowledgeMismatch, match=reason):
         Quantizer(num_levels=200, bound=1.0).from_wire(packed, (2, 5))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_scores_must_be_finite(bad: float) -> None:
-    """A party learns that its own model is broken before anything leaves."""
     with pytest.raises(InvalidData, match="must be finite"):
         Quantizer(num_levels=5, bound=1.0).encode(np.array([0.0, bad]))
 
@@ -393,19 +369,16 @@ def test_scores_must_be_finite(bad: float) -> None:
     ],
 )
 def test_bad_settings_are_named(changes: dict[str, object], rule: str) -> None:
-    """The sentence has the parameter, the rule and the value."""
     with pytest.raises(InvalidParameter, match=rule):
         Quantizer(**{"num_levels": 5, "bound": 1.0, **changes})  # type: ignore[arg-type]
 
 
 def test_rounding_at_random_needs_a_generator() -> None:
-    """No hidden source of randomness is used."""
     with pytest.raises(InvalidData, match="rng must be given"):
         Quantizer(num_levels=5, bound=1.0, rounding="stochastic").encode(np.zeros(2))
 
 
 def test_plain_scores_travel_as_float32_within_the_bound() -> None:
-    """Without levels, scores are only cut and checked."""
     plain = score_format(None, 2.0, "nearest")
     assert isinstance(plain, PlainScores)
     sent = plain.to_wire(np.array([[0.5, 7.0]]), np.random.default_rng(0))

@@ -19,9 +19,9 @@ from fl_strategies.aggregation.evidence import (
     SHARPNESS,
     capped_claims,
     class_weights,
-    heard_parts,
     noisy_weighted_mean,
     read_counts,
+    scale_factors,
     weighted_mean,
 )
 from fl_strategies.aggregation.pool import CONTRASTS, Contrast, EvidencePool, read_class_share
@@ -191,7 +191,7 @@ def combined_scores(
             robust.add(scores)
         return robust.result(), 0
     counts, capped = capped_claims([party.counts for party in sent])
-    weights, heard = class_weights(counts, num_classes), heard_parts(values, form)
+    weights, heard = class_weights(counts, num_classes), scale_factors(values, form)
     mean = weighted_mean(values, weights * heard[:, None], form)
     return mean, capped + int((heard < 1).sum())
 
