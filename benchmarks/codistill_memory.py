@@ -24,7 +24,6 @@ from fl_strategies.privacy.events import NonPrivateEvent
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.strategies.codistill import AKD, EKD, PKD, AvgKD, Codistillation
 from fl_strategies.strategies.codistill.options import UNPROTECTED_MODEL
-from fl_strategies.strategies.codistill.party import PRIVACY_EVENTS
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Metrics
 from simulations.runtime.local import InMemoryGrid
@@ -51,7 +50,7 @@ class RandomModels(PartyRole):
         model = ridge().fit(
             RANDOM.normal(size=(2, WIDTH)), RANDOM.normal(size=(2, 1)), rng=RANDOM
         )
-        return Knowledge("model", model.to_arrays(), {PRIVACY_EVENTS: EVENTS}), {}
+        return Knowledge("model", model.to_arrays(), {keys.PRIVACY_EVENTS: EVENTS}), {}
 
 
 def ridge() -> RidgeLearner:

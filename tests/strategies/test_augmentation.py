@@ -11,7 +11,6 @@ from fl_strategies.strategies.fedkd.options import (
     augmented,
     check_augmentation,
     crop,
-    crop_and_flip,
 )
 
 IMAGES = np.random.default_rng(0).random((30, 3, 12, 10)) + 1.0
@@ -53,7 +52,7 @@ def test_a_crop_is_a_shift_of_at_most_four_pixels() -> None:
 def test_about_half_of_the_images_are_mirrored() -> None:
     """With a wide margin nothing is cut off, so the order of columns tells the direction."""
     wide = np.pad(IMAGES, [(0, 0), (0, 0), (4, 4), (4, 4)])
-    turned = crop_and_flip(wide, np.random.default_rng(2))
+    turned = augmented(wide, "crop-flip", 2, 1)
 
     def columns(image: np.ndarray) -> np.ndarray:
         sums = image.sum(axis=(0, 1))

@@ -41,8 +41,6 @@ from fl_strategies.strategies.codistill.options import join_models
 from fl_strategies.strategies.codistill.party import (
     FIRST_TERM,
     KEPT,
-    NUM_MODELS_REFUSED,
-    PRIVACY_EVENTS,
     SIGN,
     TASK,
 )
@@ -608,7 +606,7 @@ def test_relayed_models_of_another_kind_are_skipped_by_their_readers() -> None:
 
     result = run_local(strategy, app, 3, num_rounds=2)
 
-    assert result.train_metrics_clientapp[2][NUM_MODELS_REFUSED] == 2
+    assert result.train_metrics_clientapp[2][keys.NUM_MODELS_REFUSED] == 2
     assert result.train_metrics_clientapp[2][keys.NUM_REJECTED] == 1, "it reads no ridge model"
 
 
@@ -747,8 +745,8 @@ def test_a_node_cannot_become_another_agent() -> None:
 @pytest.mark.parametrize(
     ("meta", "reason"),
     [
-        ({PRIVACY_EVENTS: "[]"}, "privacy events must be"),
-        ({PRIVACY_EVENTS: "not json"}, "privacy events must be"),
+        ({keys.PRIVACY_EVENTS: "[]"}, "privacy events must be"),
+        ({keys.PRIVACY_EVENTS: "not json"}, "privacy events must be"),
         ({keys.LEARNER: "x" * 300}, "learner must be a name of 1 to 200 letters"),
     ],
 )
@@ -758,7 +756,7 @@ def test_hostile_words_beside_a_model_are_refused(meta: dict[str, str], reason: 
 
     def lie(reply: Message) -> None:
         record = reply.content[keys.META]
-        if record[keys.PARTITION_ID] == 1 and PRIVACY_EVENTS in record:
+        if record[keys.PARTITION_ID] == 1 and keys.PRIVACY_EVENTS in record:
             record.update(meta)
 
     grid.change = lie
@@ -803,7 +801,7 @@ def test_a_model_of_other_classes_is_left_out_though_its_learner_is_known() -> N
 
     _, metrics = CodistillParty().train(party, received, asked("avgkd"), PartyState())
 
-    assert metrics[NUM_MODELS_REFUSED] == 1
+    assert metrics[keys.NUM_MODELS_REFUSED] == 1
     with pytest.raises(KnowledgeMismatch, match="must have 3 classes or outputs to receive"):
         CodistillParty().train(
             party, join_models([fitted_model(4, "four")]), asked("akd"), PartyState()
@@ -852,7 +850,7 @@ def test_a_record_without_a_prediction_changes_no_other_target(task: Any) -> Non
             learner_fn=lambda: Watching(num_classes=3, ridge=0.01, task=task),
         )
         _, metrics = CodistillParty().train(able, join_models([model]), config, PartyState())
-        assert metrics[NUM_MODELS_REFUSED] == 0
+        assert metrics[keys.NUM_MODELS_REFUSED] == 0
 
     others = np.setdiff1d(np.arange(12), list(Unreliable.told))
     np.testing.assert_array_equal(seen[1][others], seen[0][others])
@@ -1006,7 +1004,7 @@ def test_a_term_that_a_party_cannot_read_is_left_out_and_counted(name: str) -> N
     good = ridge().from_arrays(fitted_model().arrays)
     expected = (good.predict(TEST[0]) == TEST[1]).mean()
     assert metrics[keys.ACCURACY] == later[keys.ACCURACY] == pytest.approx(expected)
-    assert (metrics[NUM_MODELS_REFUSED], later[NUM_MODELS_REFUSED]) == (1, 2)
+    assert (metrics[keys.NUM_MODELS_REFUSED], later[keys.NUM_MODELS_REFUSED]) == (1, 2)
     np.testing.assert_array_equal(model.predict(TEST[0]), good.predict(TEST[0]))
 
 
@@ -1269,10 +1267,10 @@ def test_claims_beyond_all_counts_end_no_run() -> None:
 
     def exaggerate(reply: Message) -> None:
         record = reply.content[keys.META]
-        if PRIVACY_EVENTS in record and record[keys.PARTITION_ID] == 1:
-            ledger = json.loads(str(record[PRIVACY_EVENTS]))
+        if keys.PRIVACY_EVENTS in record and record[keys.PARTITION_ID] == 1:
+            ledger = json.loads(str(record[keys.PRIVACY_EVENTS]))
             ledger["entries"][0]["count"] = MOST
-            record[PRIVACY_EVENTS] = json.dumps(ledger)
+            record[keys.PRIVACY_EVENTS] = json.dumps(ledger)
 
     grid.change = exaggerate
     for _ in range(3):

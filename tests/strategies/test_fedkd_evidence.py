@@ -346,4 +346,7 @@ def test_several_labels_are_corrected_one_by_one() -> None:
 
     assert not strategy.rejected_
     assert ((strategy.model_.logits(x) > 0) == y).mean() > 0.85
-    assert strategy._count_mechanism().l1_sensitivity == 4.0
+    assert (
+        strategy.options.count_mechanism(strategy.task, strategy.num_classes).l1_sensitivity
+        == 4.0
+    )

@@ -610,7 +610,7 @@ def test_a_model_that_names_no_class_is_refused(answer: int) -> None:
     strategy = paper_fedkt(exchange="models", student_fns={"odd": Odd})
     models = Knowledge("models", {}, {keys.LEARNER: "odd"})
 
-    with pytest.raises(KnowledgeMismatch, match="students must name a class below 3"):
+    with pytest.raises(KnowledgeMismatch, match="labels of students must be classes below 3"):
         strategy.check(models)
 
 

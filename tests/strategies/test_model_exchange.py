@@ -89,7 +89,7 @@ def test_relayed_models_have_a_name_and_finite_numbers() -> None:
     for meta in ({}, {keys.LEARNER: ""}, {keys.LEARNER: 3}, {keys.LEARNER: "x" * 201}):
         with pytest.raises(KnowledgeMismatch, match="learner must be a name"):
             check_relayed(Knowledge("model", {"w": np.zeros(1)}, meta))
-    with pytest.raises(KnowledgeMismatch, match="must have arrays, got none"):
+    with pytest.raises(KnowledgeMismatch, match="arrays of a model must be given, got none"):
         check_relayed(Knowledge("model", {}, {keys.LEARNER: "a"}))
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from fl_strategies.errors import KnowledgeMismatch
+from fl_strategies.errors import KnowledgeMismatch, require_known
+from fl_strategies.learners import Recipe, Task
 from fl_strategies.options import Options, option
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import MOST
@@ -62,12 +63,9 @@ def check_relayed(knowledge: Knowledge) -> str:
     """Return the name of a model's learner; refuse what no receiver could use."""
     name = knowledge.meta.get(keys.LEARNER)
     plain = isinstance(name, str) and 1 <= len(name) <= MAX_NAME and name.isprintable()
-    if not plain:
-        raise KnowledgeMismatch(
-            f"Reply: {keys.LEARNER} must be a name of 1 to {MAX_NAME} letters, got others."
-        )
-    if not knowledge.arrays:
-        raise KnowledgeMismatch("Reply: a model must have arrays, got none.")
+    rule = f"a name of 1 to {MAX_NAME} letters"
+    require_known(plain, "Reply", keys.LEARNER, rule, "others")
+    require_known(bool(knowledge.arrays), "Reply", "arrays of a model", "given", "none")
     return str(name)
 
 
@@ -80,11 +78,8 @@ def wire_bytes(models: Iterable[Knowledge]) -> int:
 def check_share(model: Knowledge, share: int) -> None:
     """Raise `KnowledgeMismatch` for a model that takes too much of a message to others."""
     size = wire_bytes([model])
-    if size > share:
-        raise KnowledgeMismatch(
-            f"Reply: a model must take at most {share} bytes, its share of what the other "
-            f"agents read at once, got {size}."
-        )
+    rule = f"at most {share} bytes, its share of what the other agents read at once"
+    require_known(size <= share, "Reply", "a model", rule, size)
 
 
 def new_ledger(**settings: Any) -> PrivacyLedger:
@@ -195,6 +190,12 @@ class CodistillOptions(Options):
     """
 
     target_loss: CodistillLoss = option("mse", "how agents learn probabilities")
+
+    def recipe(self, task: Task) -> Recipe:
+        """Return how agents learn: probabilities in classification, numbers in regression."""
+        if task == "regression":
+            return Recipe(loss="mse", link="identity")
+        return Recipe(loss=self.target_loss, link="softmax")
 
 
 UNPROTECTED_MODEL: Final = "models left the agents that were trained without noise"

@@ -25,8 +25,6 @@ from fl_strategies.errors import (
 from fl_strategies.learners import (
     Learner,
     PortableLearner,
-    Recipe,
-    Task,
     plan_of,
     require_portable,
     require_soft,
@@ -74,8 +72,6 @@ SIGN: Final = "sign"
 FIRST_TERM: Final = "first-term"
 NUM_TERMS: Final = "num-terms"
 SCORES: Final = "scores"
-PRIVACY_EVENTS: Final = keys.PRIVACY_EVENTS
-NUM_MODELS_REFUSED: Final = keys.NUM_MODELS_REFUSED
 
 
 class CodistillPartyState(PartyState):
@@ -107,13 +103,13 @@ class CodistillParty(PartyRole):
 
     def plan(self, party: Party, config: ConfigRecord) -> ReleasePlan:
         """Return that a model leaves, after it has learned from others'."""
-        loss, facts = CodistillOptions.received(config).target_loss, facts_of(party)
-        epochs = make_recipe(party.task, loss).epochs
+        facts = facts_of(party)
+        recipe = CodistillOptions.received(config).recipe(party.task)
         return release_plan(
             str(config.get(keys.STRATEGY)),
             facts,
             training=lambda: plan_of(
-                party.learner_fn(), facts.num_records, epochs=epochs, distill=True
+                party.learner_fn(), facts.num_records, epochs=recipe.epochs, distill=True
             ),
         )
 
@@ -124,7 +120,7 @@ class CodistillParty(PartyRole):
         scheme = config_choice(config, keys.STRATEGY, SCHEMES)
         server_round = read_round(config)
         check_problem(party, config)
-        recipe = make_recipe(party.task, CodistillOptions.received(config).target_loss)
+        recipe = CodistillOptions.received(config).recipe(party.task)
         learner = require_soft(party.owner, new_portable(party))
         # Before it is paid for: whoever can read none of the models takes no part.
         models, refused = ([], 0) if received is None else _readable(party, received)
@@ -143,8 +139,8 @@ class CodistillParty(PartyRole):
         stand_in = functools.partial(portable_stand_in, party)
         arrays = trained(train, stand_in, promised=bool(price.training)).to_arrays()
         kept.model = Knowledge(MODEL, arrays, {keys.LEARNER: party.learner_name})
-        meta = {PRIVACY_EVENTS: ledger_to_text(ledger)}
-        return Knowledge(MODEL, arrays, meta), {NUM_MODELS_REFUSED: refused, **metrics}
+        meta = {keys.PRIVACY_EVENTS: ledger_to_text(ledger)}
+        return Knowledge(MODEL, arrays, meta), {keys.NUM_MODELS_REFUSED: refused, **metrics}
 
     def evaluate(
         self, party: Party, received: Knowledge, config: ConfigRecord, state: PartyState
@@ -193,7 +189,7 @@ class CodistillParty(PartyRole):
         known_before = sum(number < first for number in models)
         measured, refused = self._measure_sum(party, ensemble, known_before, config, state)
         state.terms = join_models(terms)
-        return ensemble, {**measured, NUM_MODELS_REFUSED: len(errors) + refused}
+        return ensemble, {**measured, keys.NUM_MODELS_REFUSED: len(errors) + refused}
 
     def _measure_sum(
         self,
@@ -214,14 +210,17 @@ class CodistillParty(PartyRole):
         scores, refused = np.zeros((len(x), party.num_classes)), 0
         same = kept is not None and kept.meta[NUM_TERMS] == first
         if kept is not None and same and len(kept.arrays[SCORES]) == len(x):
-            scores, refused = kept.arrays[SCORES].copy(), int(kept.meta[NUM_MODELS_REFUSED])
+            scores, refused = (
+                kept.arrays[SCORES].copy(),
+                int(kept.meta[keys.NUM_MODELS_REFUSED]),
+            )
         else:
             first = 0
         errors = ensemble.add_from(first, x, scores)
         refused += len(errors)
         if refused == len(ensemble.members):
             require_members(party.owner, len(errors), errors)
-        meta = {NUM_TERMS: len(ensemble.members), NUM_MODELS_REFUSED: refused}
+        meta = {NUM_TERMS: len(ensemble.members), keys.NUM_MODELS_REFUSED: refused}
         state.scores = Knowledge(SCORES, {SCORES: scores}, meta)
         return self.measure(party, RememberedScores(scores), config, state), refused
 
@@ -229,13 +228,6 @@ class CodistillParty(PartyRole):
 def portable_stand_in(party: Party) -> PortableLearner:
     """Return a model of public rows alone, which can travel."""
     return require_portable(public_model(party, party.learner_fn))
-
-
-def make_recipe(task: Task, loss: str) -> Recipe:
-    """Return how agents learn: probabilities in classification, numbers in regression."""
-    if task == "regression":
-        return Recipe(loss="mse", link="identity")
-    return Recipe(loss="mse" if loss == "mse" else "cross-entropy", link="softmax")
 
 
 def check_problem(party: Party, config: ConfigRecord) -> None:
@@ -251,12 +243,12 @@ def check_problem(party: Party, config: ConfigRecord) -> None:
 def new_portable(party: Party) -> PortableLearner:
     """Return an unfitted model that can travel."""
     learner = party.learner_fn()
-    if not isinstance(learner, PortableLearner):
-        raise UnsupportedLearner(
-            f"{party.owner}: the learner must have to_arrays and from_arrays, because models "
-            f"travel from agent to agent, got {type(learner).__name__}."
-        )
-    return learner
+    if isinstance(learner, PortableLearner):
+        return learner
+    raise UnsupportedLearner(
+        f"{party.owner}: the learner must have to_arrays and from_arrays, because models "
+        f"travel from agent to agent, got {type(learner).__name__}."
+    )
 
 
 def _labels(party: Party) -> FloatArray:
@@ -318,14 +310,10 @@ def _targets(
     predictions = [_on_records(party, model) for model in models]
     if scheme == "avgkd":
         predictions.append(_labels(party))
-    if scheme == "pkd":
-        predictions += _own_predictions(party, state)
-    return np.asarray(np.mean(predictions, axis=0))
-
-
-def _own_predictions(party: Party, state: CodistillPartyState) -> list[FloatArray]:
     own = state.model
-    return [] if own is None else [outputs(receive_model(party, own), party.x, party.task)]
+    if scheme == "pkd" and own is not None:
+        predictions.append(outputs(receive_model(party, own), party.x, party.task))
+    return np.asarray(np.mean(predictions, axis=0))
 
 
 def charge_model(

@@ -1,9 +1,8 @@
 """The server side of co-distillation: models are checked, scored and relayed."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar, Final, Unpack
 
 import numpy as np
@@ -60,8 +59,6 @@ from fl_strategies.strategies.codistill.options import (
 from fl_strategies.strategies.codistill.party import (
     FIRST_TERM,
     KEPT,
-    NUM_MODELS_REFUSED,
-    PRIVACY_EVENTS,
     SIGN,
     TASK,
 )
@@ -95,6 +92,17 @@ class RelayState(State):
     newest: dict[int, Knowledge] = field(default_factory=dict)
     reported: dict[int, dict[int, Reported]] = field(default_factory=dict)
     lost: dict[int, Reported] = field(default_factory=dict)
+
+
+class RelayOptions(FederationOptions, total=False):
+    """Keyword arguments that all relays of models take; see `Codistillation`."""
+
+    learner_fn: LearnerFactory | None
+    learner_name: str
+    model_fns: Mapping[str, LearnerFactory] | None
+    public: Array | None
+    row_shape: Sequence[int] | None
+    task: Task
 
 
 class ModelRelay(KnowledgeStrategy[AgentModel]):
@@ -131,12 +139,12 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
         self,
         *,
         num_classes: int,
-        learner_fn: LearnerFactory | None,
-        learner_name: str,
-        model_fns: Mapping[str, LearnerFactory] | None,
-        public: Array | None,
-        row_shape: Sequence[int] | None,
-        task: Task,
+        learner_fn: LearnerFactory | None = None,
+        learner_name: str = "learner",
+        model_fns: Mapping[str, LearnerFactory] | None = None,
+        public: Array | None = None,
+        row_shape: Sequence[int] | None = None,
+        task: Task = "single-label",
         **federation: Unpack[FederationOptions],
     ) -> None:
         super().__init__(**federation)
@@ -183,7 +191,7 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
         model = Knowledge(MODEL, knowledge.arrays, {keys.LEARNER: check_relayed(knowledge)})
         check_share(model, share)
         raw_outputs(self._rebuild(model), self._rows, self.task)
-        ledger = read_ledger(knowledge.meta.get(PRIVACY_EVENTS))
+        ledger = read_ledger(knowledge.meta.get(keys.PRIVACY_EVENTS))
         return AgentModel(model, ledger)
 
     @property
@@ -348,26 +356,11 @@ class Codistillation(ModelRelay):
         self,
         *,
         num_classes: int,
-        learner_fn: LearnerFactory | None = None,
-        learner_name: str = "learner",
-        model_fns: Mapping[str, LearnerFactory] | None = None,
-        public: Array | None = None,
-        row_shape: Sequence[int] | None = None,
-        task: Task = "single-label",
         options: CodistillOptions | None = None,
-        **federation: Unpack[FederationOptions],
+        **relay: Unpack[RelayOptions],
     ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            learner_fn=learner_fn,
-            learner_name=learner_name,
-            model_fns=model_fns,
-            public=public,
-            row_shape=row_shape,
-            task=task,
-            **federation,
-        )
-        owner = type(self).__name__
+        super().__init__(num_classes=num_classes, **relay)
+        owner, task = type(self).__name__, self.task
         require(task != "multi-label", owner, "task", "single-label or regression", task)
         self.options = options or CodistillOptions()
         target_loss = self.options.target_loss
@@ -415,8 +408,8 @@ class Codistillation(ModelRelay):
         if credible:
             self.state.answered = {*credible}
         self._hand_on(replies, credible)
-        refused = sum(reply.metrics.get(NUM_MODELS_REFUSED, 0) for reply in replies)
-        return None, {NUM_MODELS_REFUSED: refused, keys.NUM_OUTLIERS: len(outliers)}
+        refused = sum(reply.metrics.get(keys.NUM_MODELS_REFUSED, 0) for reply in replies)
+        return None, {keys.NUM_MODELS_REFUSED: refused, keys.NUM_OUTLIERS: len(outliers)}
 
     def _hand_on(
         self,
@@ -426,15 +419,13 @@ class Codistillation(ModelRelay):
         """Hand the chains on; one that an agent did not continue skips that agent."""
         for node in self._turns.keys() & self.rejected_.keys():
             self._turns[node].skip(self.party_of(node))
-        continued = [reply for reply in replies if reply.node_id in self._turns]
-        for reply in continued:
-            if reply.partition_id not in credible:
-                self._turns[reply.node_id].skip(reply.partition_id)
-        for reply in continued:
-            if reply.partition_id in credible:
-                chain = self._turns[reply.node_id]
-                chain.follow(reply.partition_id, reply.knowledge.model)
+        for reply in replies:
+            chain, agent = self._turns.get(reply.node_id), reply.partition_id
+            if chain is not None and agent in credible:
+                chain.follow(agent, reply.knowledge.model)
                 self._note(chain)
+            elif chain is not None:
+                chain.skip(agent)
         if not self.state.chains:
             self.state.chains = self.start_chains([*credible])
             for chain in self.state.chains:
@@ -445,21 +436,25 @@ class Codistillation(ModelRelay):
 
     def _find_outliers(self, new: Mapping[int, Knowledge]) -> tuple[int, ...]:
         """Return which agents' new models contradict the newest ones of most others."""
-        models = {
-            agent: partial(self._rebuild, model)
-            for agent, model in {**self.state.newest, **new}.items()
-        }
-        if self._public is None or not models:
+        newest = {**self.state.newest, **new}
+        if self._public is None or not newest:
             return ()
-        found = _contradicting(models, self._public[:MOST_ROWS], self.task)
-        outliers = tuple(agent for agent in found if agent in new)
-        if outliers:
+        agents, rows = sorted(newest), self._public[:MOST_ROWS]
+        said = [_outputs(self._rebuild(newest[agent]), rows, self.task) for agent in agents]
+        found = outliers(
+            lambda position: said[position],
+            np.ones((len(said), said[0].shape[1])),
+            np.ones(len(said), dtype=np.int64),
+            least_typical=LEAST_TYPICAL,
+        )
+        unlike = tuple(agents[position] for position in found if agents[position] in new)
+        if unlike:
             logger.warning(
                 "%s does not relay the models of agents %s, which contradict most others.",
                 self.name,
-                outliers,
+                unlike,
             )
-        return outliers
+        return unlike
 
     @property
     def _agents(self) -> dict[int, int]:
@@ -495,23 +490,7 @@ class Codistillation(ModelRelay):
         return None if node_id in self.rejected_ else Knowledge(KEPT, {})
 
 
-def _contradicting(
-    models: Mapping[int, Callable[[], Learner]], rows: Array, task: Task
-) -> tuple[int, ...]:
-    """Return the agents, of those whose models are given, that contradict most others."""
-    agents = sorted(models)
-    said = [_outputs(models[agent], rows, task) for agent in agents]
-    found = outliers(
-        lambda position: said[position],
-        np.ones((len(said), said[0].shape[1])),
-        np.ones(len(said), dtype=np.int64),
-        least_typical=LEAST_TYPICAL,
-    )
-    return tuple(agents[position] for position in found)
-
-
-def _outputs(make: Callable[[], Learner], rows: Array, task: Task) -> FloatArray:
-    model = make()
+def _outputs(model: Learner, rows: Array, task: Task) -> FloatArray:
     try:
         return outputs(model, rows, task)
     except Exception:  # a hostile model may make a learner raise anything

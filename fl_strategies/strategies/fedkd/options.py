@@ -4,10 +4,9 @@ Server and parties change the public rows in the same way, from a named stream o
 experiment's seed, so only predictions travel.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 from typing import ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
@@ -29,14 +28,6 @@ Augmentation: TypeAlias = Literal["none", "crop", "crop-flip"]
 PADDING: Final = 4
 
 
-def crop_and_flip(rows: Array, rng: np.random.Generator) -> Array:
-    """Shift images (n, C, H, W) by up to four pixels and mirror half of them.
-
-    What is shifted in is zero.
-    """
-    return crop(np.where(rng.random((len(rows), 1, 1, 1)) < 0.5, rows[..., ::-1], rows), rng)
-
-
 def crop(rows: Array, rng: np.random.Generator) -> Array:
     """Shift images (n, C, H, W) by up to four pixels; what is shifted in is zero."""
     padded = np.pad(rows, [(0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)])
@@ -50,21 +41,15 @@ def crop(rows: Array, rng: np.random.Generator) -> Array:
     return shifted
 
 
-Change: TypeAlias = Callable[[Array, np.random.Generator], Array]
-AUGMENTATIONS: Final[Mapping[str, Change]] = MappingProxyType(
-    {"crop": crop, "crop-flip": crop_and_flip}
-)
+def flip(rows: Array, rng: np.random.Generator) -> Array:
+    """Mirror about half of the images (n, C, H, W)."""
+    return np.where(rng.random((len(rows), 1, 1, 1)) < 0.5, rows[..., ::-1], rows)
 
 
 def check_augmentation(owner: str, name: str, rows: Array, num_predictions: int) -> None:
     """Raise unless rows can be predicted so many times, each time slightly changed."""
-    require(
-        num_predictions == 1 or name != "none",
-        owner,
-        "augmentation",
-        "given for more than one prediction",
-        name,
-    )
+    fits, rule = num_predictions == 1 or name != "none", "given for more than one prediction"
+    require(fits, owner, "augmentation", rule, name)
     if name != "none":
         rule = "images (n, channels, height, width) for an augmentation"
         require_data(rows.ndim == 4, owner, "public", rule, f"shape {rows.shape}")
@@ -74,7 +59,8 @@ def augmented(rows: Array, name: str, seed: int, number: int) -> Array:
     """Return the rows of one prediction; the first prediction sees them as they are."""
     if number == 0 or name == "none":
         return rows
-    return AUGMENTATIONS[name](rows, derive_rng(seed, "augmentation", number))
+    rng = derive_rng(seed, "augmentation", number)
+    return crop(flip(rows, rng) if name == "crop-flip" else rows, rng)
 
 
 Weights: TypeAlias = Literal["evidence", "noisy-evidence", "counts", "noisy-counts", "uniform"]
@@ -88,7 +74,6 @@ PHASES: Sequence[str] = ("scale", "scores")
 PHASE = "request"
 BOUND = "bound"
 TASK = "task"
-CONTRAST = "contrast"
 LOGITS = "logits"
 NUM_UNCOVERED = "num-uncovered"
 """Metric: parties that find the public rows unlike their records."""
@@ -189,17 +174,19 @@ class FedKDOptions(Options):
     def __post_init__(self) -> None:
         """Check what goes together."""
         super().__post_init__()
-        plain = self.weights == "uniform" and self.privacy is None
+        fits = self.consensus == "mean" or (self.weights == "uniform" and self.privacy is None)
         rule = "mean unless weights are uniform, without noise"
-        require(plain or self.consensus == "mean", "FedKD", "consensus", rule, self.consensus)
+        require(fits, "FedKD", "consensus", rule, self.consensus)
         if self.sends_evidence:
             rule = "'uniform' or 'noisy-counts' with noise at the server, made for logits"
             require(self.privacy is None, "FedKD", "weights", rule, self.weights)
             rule = "'clip' with evidence, which has a bound of its own"
             require(self.scale == "clip", "FedKD", "scale", rule, self.scale)
-        norm = self.loss != "kl" and self.temperature is not None
-        rule = "omitted unless loss is 'kl'"
-        require(not norm, "FedKD", "temperature", rule, self.temperature)
+        fits, rule = (
+            self.loss == "kl" or self.temperature is None,
+            "omitted unless loss is 'kl'",
+        )
+        require(fits, "FedKD", "temperature", rule, self.temperature)
         target = self.privacy.target_epsilon if self.privacy else None
         left = not self.counts_noisily or target is None or self.count_epsilon < target
         require(left, "FedKD", "count_epsilon", "below target_epsilon", self.count_epsilon)
@@ -288,9 +275,14 @@ def _price(
     if phase == "scale":
         record = open_charges(PRIVATE_SCALE)
         return Price(record=record, training=training, unprotected=(PRIVATE_SCALE,))
-    noisy = _noisy_counts(options, facts)
+    noisy: Charges = ()
+    if options.counts_noisily:
+        noise = options.count_mechanism(facts.task, facts.num_classes)
+        noisy = tuple(noise.charges(seeded=options.seeded_noise))
     counts = open_charges(EXACT_COUNTS) if options.counts_exactly else noisy
     reasons = [UNPROTECTED] if options.privacy is None else []
+    if options.counts_exactly:
+        reasons.append(EXACT_COUNTS)
     published: Charges = ()
     if options.privacy is not None and facts.num_parties and bound is not None:
         entries = options.num_predictions * facts.num_public * facts.num_classes
@@ -299,17 +291,10 @@ def _price(
     return Price(
         record=(*counts, *(training or open_charges(UNPROTECTED))),
         training=training,
-        unprotected=(*reasons, *([EXACT_COUNTS] if options.counts_exactly else [])),
+        unprotected=tuple(reasons),
         answers=noisy,
         published=published,
     )
-
-
-def _noisy_counts(options: FedKDOptions, facts: ReleaseFacts) -> Charges:
-    if not options.counts_noisily:
-        return ()
-    noise = options.count_mechanism(facts.task, facts.num_classes)
-    return tuple(noise.charges(seeded=options.seeded_noise))
 
 
 @lru_cache(maxsize=8)  # calibrated for the price, and asked for again to draw the noise

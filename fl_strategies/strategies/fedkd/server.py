@@ -7,7 +7,7 @@ from typing import ClassVar, Final, TypeAlias, Unpack
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fl_strategies._util import Array, FloatArray, IntArray, content_hash, derive_rng
+from fl_strategies._util import Array, FloatArray, content_hash, derive_rng
 from fl_strategies.aggregation.consensus import (
     MAX_WEIGHT,
     ROBUST_RULES,
@@ -24,11 +24,13 @@ from fl_strategies.aggregation.evidence import (
     scale_factors,
     weighted_mean,
 )
-from fl_strategies.aggregation.pool import CONTRASTS, Contrast, EvidencePool, read_class_share
-from fl_strategies.errors import (
-    KnowledgeMismatch,
-    require,
+from fl_strategies.aggregation.pool import (
+    Contrast,
+    EvidencePool,
+    read_class_share,
+    read_contrast,
 )
+from fl_strategies.errors import KnowledgeMismatch, require, require_known
 from fl_strategies.learners import (
     LearnerFactory,
     SoftLearner,
@@ -38,7 +40,6 @@ from fl_strategies.learners import (
     require_soft,
 )
 from fl_strategies.party.role import privacy_metrics, unprotected
-from fl_strategies.privacy.mechanisms import LaplaceCounts
 from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.server.run import State
@@ -51,7 +52,6 @@ from fl_strategies.server.strategy import (
 )
 from fl_strategies.strategies.fedkd.options import (
     BOUND,
-    CONTRAST,
     COUNTED,
     MAX_BOUND,
     NUM_UNCOVERED,
@@ -71,7 +71,6 @@ from fl_strategies.wire.knowledge import (
     Scalar,
     ScoreFormat,
     score_format,
-    shown,
 )
 
 MAX_TIMES_MEDIAN: Final = 10.0
@@ -84,58 +83,30 @@ class PartyScores:
     """What is kept of one party's reply until all are there.
 
     Levels or float32 logits (p * n, C), and class counts or None; neither of evidence, which
-    is summed as it comes.
+    is summed as it comes. With evidence also what the party says of the public rows.
     """
 
     values: Array | None = None
     counts: FloatArray | None = None
+    contrast: Contrast = "none"
 
 
-@dataclass(frozen=True, eq=False)
-class PartyEvidence:
-    """One party's evidence at its levels, class counts, and what it says of public rows."""
-
-    values: Array
-    counts: FloatArray
-    contrast: Contrast
-
-
-Said: TypeAlias = PartyScores | PartyEvidence | float
-
-
-def read_contrast(knowledge: Knowledge) -> Contrast:
-    """Return how a party says its records relate to public rows."""
-    contrast = knowledge.meta.get(CONTRAST)
-    if contrast not in CONTRASTS:
-        raise KnowledgeMismatch(
-            f"scores: {CONTRAST} must be one of {', '.join(CONTRASTS)}, got {shown(contrast)}."
-        )
-    return contrast  # type: ignore[return-value]
+Said: TypeAlias = PartyScores | float
 
 
 def read_scale(knowledge: Knowledge) -> float:
     """Return a party's largest logit."""
     scale = knowledge.arrays.get("scale", np.empty(0))
-    if scale.dtype != np.float64 or scale.shape != (1,) or not 0 < scale[0] <= MAX_BOUND:
-        raise KnowledgeMismatch(
-            f"scale: the largest logit must be one number above 0, at most "
-            f"{MAX_BOUND:g}, got {scale.ravel()[:4]} of {scale.dtype}."
-        )
+    one = scale.dtype == np.float64 and scale.shape == (1,)
+    rule = f"one number above 0, at most {MAX_BOUND:g}"
+    found = f"{scale.ravel()[:4]} of {scale.dtype}"
+    fits = one and bool(0 < scale[0] <= MAX_BOUND)
+    require_known(fits, "scale", "the largest logit", rule, found)
     return float(scale[0])
 
 
 MOST_KEPT: Final = 1000
 """Scores of more parties are summed as they come, so that memory does not grow with them."""
-
-
-def are_many(kept: Sequence[PartyReply[Said]], options: FedKDOptions) -> bool:
-    """Tell whether scores are of so many parties that they must be summed, and can be.
-
-    They can unless a median is sought, or noise added to them.
-    """
-    plain = options.consensus not in ROBUST_RULES and options.privacy is None
-    scores = isinstance(kept[-1].knowledge, PartyScores) and not options.sends_evidence
-    return len(kept) > MOST_KEPT and plain and scores
 
 
 class SummedScores:
@@ -164,18 +135,15 @@ class SummedScores:
         said = reply.knowledge
         if not isinstance(said, PartyScores) or said.values is None:
             return reply
-        weights = None if said.counts is None else _whole(said.counts)
+        weights = None
+        if said.counts is not None:
+            weights = np.minimum(np.rint(said.counts), MAX_WEIGHT).astype(np.int64)
         self._sums.add(self._form.decode(said.values), weights)
         return replace(reply, knowledge=PartyScores())
 
     def result(self) -> tuple[FloatArray, int]:
         """Return the mean, and how many claims were cut."""
         return self._sums.result(), self._sums.num_capped
-
-
-def _whole(counts: FloatArray) -> IntArray:
-    weights: IntArray = np.minimum(np.rint(counts), MAX_WEIGHT).astype(np.int64)
-    return weights
 
 
 def combined_scores(
@@ -291,12 +259,12 @@ class FedKD(KnowledgeStrategy[Said]):
         times = self.options.num_predictions
         check_augmentation("FedKD", self.options.augmentation, public, times)
         if self.options.counts_noisily:
-            self._count_mechanism()
+            self.options.count_mechanism(task, num_classes)
         self.class_share = read_class_share(
             "FedKD", self.options.class_share, num_classes, task
         )
         self.outliers_: tuple[int, ...] = ()
-        self._gather()
+        self.begin_round()
         public_bound = self.options.clip if self.options.scale == "clip" else None
         plan = release_plan(self.options, self._facts, "scores")
         ledger = self.new_ledger(plan, max_epsilon=self.options.max_epsilon)
@@ -340,14 +308,17 @@ class FedKD(KnowledgeStrategy[Said]):
         levels, rounding = self.options.num_levels, self.options.rounding
         return score_format(levels, self._bound, rounding)
 
-    def _count_mechanism(self) -> LaplaceCounts:
-        return self.options.count_mechanism(self.task, self.num_classes)
-
     @property
     def _shape(self) -> tuple[int, int]:
         return self.options.num_predictions * len(self.public), self.num_classes
 
-    def _gather(self) -> None:
+    @property
+    def most_score_bytes(self) -> int:
+        """Bytes of a party's scores; 0 with noise, which is not on them yet."""
+        noisy = self.options.privacy is not None or self.bound_ is None
+        return 0 if noisy else self._form.num_bytes(self._shape)
+
+    def begin_round(self) -> bool:
         """Make room for the evidence, or the scores, of a round."""
         self._summed: SummedScores | None = None
         self._pool = EvidencePool(
@@ -359,16 +330,6 @@ class FedKD(KnowledgeStrategy[Said]):
             exclude_outliers=self.options.exclude_outliers,
             limited=True,
         )
-
-    @property
-    def most_score_bytes(self) -> int:
-        """Bytes of a party's scores; 0 with noise, which is not on them yet."""
-        noisy = self.options.privacy is not None or self.bound_ is None
-        return 0 if noisy else self._form.num_bytes(self._shape)
-
-    def begin_round(self) -> bool:
-        """Begin to add up evidence."""
-        self._gather()
         return True
 
     @property
@@ -394,22 +355,28 @@ class FedKD(KnowledgeStrategy[Said]):
             return read_scale(knowledge)
         values = self._form.from_wire(knowledge.arrays.get("scores", np.empty(0)), self._shape)
         if self.options.weights == "uniform":
-            return PartyScores(values, None)
+            return PartyScores(values)
         if not self.options.sends_evidence:
             return PartyScores(values, read_counts(knowledge.arrays, self.num_classes))
         both = (2,) if self.task == "multi-label" else ()
         counts = read_counts(knowledge.arrays, *both, self.num_classes)
-        return PartyEvidence(values, counts, read_contrast(knowledge))
+        return PartyScores(values, counts, read_contrast("scores", knowledge.meta))
 
     def add(self, reply: PartyReply[Said]) -> None:
         """Sum evidence as it comes; keep anything else, of many parties its sums alone."""
-        said = reply.knowledge
-        if isinstance(said, PartyEvidence):
+        said, options = reply.knowledge, self.options
+        if isinstance(said, float):
+            super().add(reply)
+            return
+        if options.sends_evidence and said.values is not None and said.counts is not None:
             self._pool.add(said.values, said.counts, said.contrast, reply.partition_id)
             reply = replace(reply, knowledge=PartyScores())
         super().add(reply if self._summed is None else self._summed.taken(reply))
-        if self._summed is None and are_many(self._kept, self.options):
-            self._summed = SummedScores(self._shape, self._form, self.options)
+        # There are no sums of what a median is sought of, or noise is added to.
+        plain = options.consensus not in ROBUST_RULES and options.privacy is None
+        summable = plain and not options.sends_evidence
+        if self._summed is None and summable and len(self._kept) > MOST_KEPT:
+            self._summed = SummedScores(self._shape, self._form, options)
             self._kept = [self._summed.taken(kept) for kept in self._kept]
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
@@ -446,18 +413,16 @@ class FedKD(KnowledgeStrategy[Said]):
 
     def _evidence(self, num_parties: int) -> tuple[FloatArray, Metrics]:
         """Return what the parties' evidence comes to."""
-        uncovered = self._pool.num_uncovered
-        if 2 * uncovered > num_parties:
+        pool = self._pool
+        if 2 * pool.num_uncovered > num_parties:
             logger.warning(
                 "FedKD: %d of %d parties find the public rows unlike their records.",
-                uncovered,
+                pool.num_uncovered,
                 num_parties,
             )
-        pool = self._pool
-        self._gather()
         scores = SHARPNESS * pool.result()
         self.outliers_ = pool.outliers
-        return scores, {NUM_UNCOVERED: uncovered, **pool.report("FedKD")}
+        return scores, {NUM_UNCOVERED: pool.num_uncovered, **pool.report("FedKD")}
 
     def _weighted(self, sent: Sequence[PartyScores]) -> tuple[FloatArray, Metrics]:
         """Return the weighted mean of all parties' logits (Eq. 2)."""

@@ -81,8 +81,6 @@ WEIGHT_RULES: Mapping[str, str] = {
     "L1": "auto or none at L1, where the noise covers a party's votes and not their weight",
     "L2": "auto, none or noisy-counts at L2, where exact counts would be unprotected",
 }
-SCORED: Final = ("L2", "noisy-counts")
-"""Where students may send scores: what they say is protected, and the server weighs it."""
 VOTE_INSTEAD = "Let it vote instead: exchange='votes'."
 
 UNPROTECTED = "the labels of students left the party without noise"
@@ -217,23 +215,18 @@ class FedKTOptions(Options):
     def __post_init__(self) -> None:
         """Check what goes together."""
         super().__post_init__()
-        require(
-            self.level != "L1" or not self.trim_fraction,
-            "FedKT",
-            "trim_fraction",
-            "0 at L1, where whether a party's votes count must not depend on other parties",
-            self.trim_fraction,
-        )
-        allowed, rule = ("auto", *WEIGHTS_AT[self.level]), WEIGHT_RULES[self.level]
-        fits = self.vote_weights in allowed
+        level, weights, trimmed = self.level, self.weights, self.trim_fraction
+        rule = "0 at L1, where whether a party's votes count must not depend on other parties"
+        require(level != "L1" or not trimmed, "FedKT", "trim_fraction", rule, trimmed)
+        fits, rule = weights in WEIGHTS_AT[level], WEIGHT_RULES[level]
         require(fits, "FedKT", "vote_weights", rule, self.vote_weights)
-        alone = self.weights == "none" and not self.trim_fraction
+        alone = weights == "none" and not trimmed
         rule = "true for votes that are weighted or trimmed"
         require(self.consistent or alone, "FedKT", "consistent", rule, self.consistent)
-        shared = self.weights != "none" or self.class_share in ("auto", "none")
+        shared = weights != "none" or self.class_share in ("auto", "none")
         rule = "auto or none unless votes are weighted"
         require(shared, "FedKT", "class_share", rule, self.class_share)
-        scored = self.exchange != "scores" or (self.level, self.weights) == SCORED
+        scored = self.exchange != "scores" or (level, weights) == ("L2", "noisy-counts")
         rule = "votes or models unless noisy counts weigh votes at L2"
         require(scored, "FedKT", "exchange", rule, self.exchange)
         if self.weights == "noisy-counts":
@@ -259,15 +252,9 @@ class FedKTOptions(Options):
         return self.privacy if self.level == "L2" else None
 
     @property
-    def party_seeds_noise(self) -> bool:
-        """Whether the noise of parties comes from the seed and protects nobody."""
-        return self.party_privacy is not None and self.party_privacy.seeded_noise
-
-    @property
-    def server_seeds_noise(self) -> bool:
-        """Whether the noise of the server comes from the seed and protects nobody."""
-        privacy = self.privacy
-        return privacy is not None and privacy.level == "L1" and privacy.seeded_noise
+    def seeded_noise(self) -> bool:
+        """Whether noise comes from the seed and protects nobody."""
+        return self.privacy is not None and self.privacy.seeded_noise
 
     def count_noise(self) -> LaplaceCounts | GaussianSums:
         """Return the noise on class counts, of which replacing one record moves two by one."""
@@ -295,20 +282,14 @@ class FedKTOptions(Options):
     def mechanism(
         self, privacy: VotePrivacy, num_classes: int, num_queries: int
     ) -> VoteMechanism:
-        """Return the server's noise at L1, that of every party at L2."""
-        if privacy.level == "L2":
-            return self.party_mechanism(privacy, num_classes, num_queries)
-        return privacy.mechanism(
-            unit="party",
-            sensitivity=self.num_splits,
-            num_classes=num_classes,
-            num_queries=num_queries,
-        )
-
-    def party_mechanism(
-        self, privacy: VotePrivacy, num_classes: int, num_queries: int
-    ) -> VoteMechanism:
-        """Return the noise of every party at L2, counts within a target included."""
+        """Return the server's noise at L1; that of every party at L2, with its counts' cost."""
+        if privacy.level == "L1":
+            return privacy.mechanism(
+                unit="party",
+                sensitivity=self.num_splits,
+                num_classes=num_classes,
+                num_queries=num_queries,
+            )
         return privacy.for_examples(
             num_classes,
             self.num_splits * num_queries,
@@ -330,8 +311,8 @@ def release_plan(options: FedKTOptions, facts: ReleaseFacts) -> ReleasePlan:
         trainer=facts.trainer,
         models=options.exchange == "models",
         protected=level == "L2",
-        trusted=level == "L1" and not options.server_seeds_noise,
-        seeded=options.party_seeds_noise,
+        trusted=level == "L1" and not options.seeded_noise,
+        seeded=level == "L2" and options.seeded_noise,
         fits=fits,
         predictions=fits * facts.num_public,
         unit="party" if level == "L1" else "example",
@@ -365,26 +346,25 @@ def _mechanism(
 
 
 def _price(options: FedKTOptions, facts: ReleaseFacts) -> Price:
-    privacy, num_classes = options.privacy, facts.num_classes
-    counts = tuple(options.count_charges(num_classes, seeded=options.party_seeds_noise))
+    privacy, seeded = options.privacy, options.seeded_noise
+    counts = tuple(options.count_charges(facts.num_classes, seeded=seeded))
     if privacy is None or privacy.level == "L1":
         training = _training(options, facts)
         record = (*(training or OPEN_VOTES), *counts)
         published: Charges = ()
         if privacy is not None and facts.num_parties:
-            queries, seeded = num_queries(options, facts), privacy.seeded_noise
-            published = _mechanism(options, privacy, facts).charges(queries, seeded=seeded)
+            mechanism = _mechanism(options, privacy, facts)
+            published = mechanism.charges(num_queries(options, facts), seeded=seeded)
         return Price(record=record, training=training, published=published)
     mechanism = _mechanism(options, privacy, facts)
     num_labels = options.num_splits * num_queries(options, facts)
-    votes = mechanism.charges(num_labels, seeded=privacy.seeded_noise)
+    record = (*mechanism.charges(num_labels, seeded=seeded), *counts)
     whole_party: Charges = ()
     if options.weights == "none":
         # All teachers of a partition change when the whole party does.
         moved = num_teachers(options, facts)
         everybody = replace(mechanism, unit="party", sensitivity=moved)
-        whole_party = everybody.charges(num_labels, seeded=privacy.seeded_noise)
-    record = (*votes, *counts)
+        whole_party = everybody.charges(num_labels, seeded=seeded)
     return Price(record=record, whole_party=whole_party, answers=record)
 
 
@@ -446,7 +426,7 @@ class Votes:
     most_teachers: int = rules.MOST_TEACHERS
 
     @property
-    def level(self) -> str:
+    def level(self) -> Literal["L1", "L2"]:
         """The paper's name for where the noise is."""
         return "L1" if self.unit == "party" else "L2"
 
@@ -468,7 +448,7 @@ class Votes:
 
     def _mechanism(self, facts: Facts, num_queries: int) -> VoteMechanism:
         privacy = VotePrivacy(
-            level="L1" if self.unit == "party" else "L2",
+            level=self.level,
             target_epsilon=facts.target_epsilon,
             delta=facts.delta,
         )

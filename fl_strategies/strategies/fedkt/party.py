@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import scipy
@@ -34,7 +34,7 @@ from fl_strategies.party.role import (
     read_seed,
 )
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
-from fl_strategies.privacy.noise import VoteMechanism, choose_queries
+from fl_strategies.privacy.noise import choose_queries
 from fl_strategies.release import Price, ReleaseFacts, ReleasePlan
 from fl_strategies.strategies.fedkt.options import (
     SCORES,
@@ -168,114 +168,15 @@ class FedKTParty(PartyRole):
         options = FedKTOptions.received(config)
         # Charged before a record is looked at.
         price, _, metrics = charge_plan(party, _plan(party, options), state)
-        work = _Work.read(party, options, price, read_seed(config))
-        votes = self._votes(party, work)
-        sets, agreed = self._label(party, votes, work)
-        arrays, labels = self._answer(party, sets, work)
+        work = _Work(party, options, price, read_seed(config))
+        sets, agreed = work.label(work.votes())
+        arrays, labels = work.answer(sets)
         metrics |= {
             keys.VOTE_AGREEMENT: work.diagnostic(agreed),
             keys.NUM_TEACHERS_MISSING: work.num_missing,
             keys.CONSISTENT_FRACTION: work.diagnostic(consistent_mask(labels).mean()),
         }
-        arrays |= _class_counts(party, work)
-        return Knowledge(work.options.exchange, arrays, _events(work)), metrics
-
-    def _answer(
-        self, party: Party, sets: Sequence[TrainingSet], work: "_Work"
-    ) -> tuple[dict[str, Array], IntArray]:
-        """Return what leaves the party, votes or students, and the labels that these give."""
-        options = work.options
-        alone = options.num_teachers == 1 and options.level != "L2"
-        if alone and options.exchange == "votes":
-            # A student would but copy its only teacher.
-            labels = np.stack([labels for _, labels in sets])
-            return {"votes": pack_labels(labels, party.num_classes)}, labels
-        students = train_students(party, sets, work.seed)
-        if options.exchange == "scores":
-            scores = student_scores(party, students)
-            packed = SCORES.to_wire(scores, party.rng(work.seed, "scores"))
-            return {"scores": packed}, scores.argmax(axis=1)[None]
-        labels = np.stack([student.predict(party.public) for student in students])
-        if options.exchange == "votes":
-            return {"votes": pack_labels(labels, party.num_classes)}, labels
-        models = [require_portable(student, VOTE_INSTEAD).to_arrays() for student in students]
-        return join_arrays(models), labels
-
-    def _votes(self, party: Party, work: "_Work") -> IntArray:
-        """Count the teachers' votes, corrected if that is asked for and free.
-
-        What a privately trained teacher says is free as long as nothing but its model
-        decides it; the exact counts of its records would undo that where no noise follows.
-        """
-        splits, promised = work.options.num_splits, work.promised
-        size = splits, work.num_teachers
-        teachers = train_teachers(party, *size, work.seed, promised=promised)
-        paid = work.mechanism is None and work.price.training
-        corrected = work.options.corrected and not paid
-        counts = teacher_counts(party, *size, work.seed) if corrected else None
-        return teacher_votes(party, teachers, splits, counts, promised=promised)
-
-    def _label(
-        self, party: Party, votes: IntArray, work: "_Work"
-    ) -> tuple[list[TrainingSet], float]:
-        """Return each student's training data, and the teachers' agreement if it is sent."""
-        privacy = work.options.party_privacy
-        if work.mechanism is None or privacy is None:
-            sets = [
-                (party.public, plurality(own, party.rng(work.seed, "ties", split)))
-                for split, own in enumerate(votes)
-            ]
-            return sets, agreement(votes.reshape(-1, party.num_classes))
-        sets = []
-        for split, own in enumerate(votes):
-            rng = privacy.rng(work.seed, "party", party.partition_id, split)
-            labels = work.mechanism.release(own[work.rows], rng).values
-            answered = labels >= 0
-            sets.append((party.public[work.rows[answered]], labels[answered]))
-        # How far the teachers agree is private here.
-        return sets, math.nan
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Work:
-    """What a party is asked to do and what that will cost, known without its records."""
-
-    options: FedKTOptions
-    seed: int
-    num_teachers: int
-    num_missing: int
-    rows: IntArray
-    mechanism: VoteMechanism | None
-    price: Price
-
-    @property
-    def promised(self) -> bool:
-        """Whether anybody is promised anything, so that the party must not fail."""
-        return self.options.level != "L0" or is_promise(self.price.record)
-
-    def diagnostic(self, figure: float) -> float:
-        """Return a figure of votes without noise; at L1 only if it is asked for by name."""
-        hidden = self.options.level == "L1" and not self.options.private_diagnostics
-        return math.nan if hidden else float(figure)
-
-    @classmethod
-    def read(cls, party: Party, options: FedKTOptions, price: Price, seed: int) -> "_Work":
-        """Read the server's request."""
-        facts, privacy = _facts(party), options.party_privacy
-        teachers, asked = num_teachers(options, facts), options.num_teachers or 1
-        rows, mechanism = np.arange(len(party.public)), None
-        if privacy is not None:
-            rows = choose_queries(len(party.public), num_queries(options, facts), seed)
-            mechanism = options.party_mechanism(privacy, party.num_classes, len(rows))
-        return cls(
-            options=options,
-            seed=seed,
-            num_teachers=teachers,
-            num_missing=options.num_splits * (asked - teachers),
-            rows=rows,
-            mechanism=mechanism,
-            price=price,
-        )
+        return Knowledge(options.exchange, arrays | work.class_counts(), work.events()), metrics
 
 
 def _facts(party: Party) -> ReleaseFacts:
@@ -283,27 +184,100 @@ def _facts(party: Party) -> ReleaseFacts:
 
 
 def _plan(party: Party, options: FedKTOptions) -> ReleasePlan:
-    asked, most = num_queries(options, _facts(party)), len(party.public)
+    facts = _facts(party)
+    asked, most = num_queries(options, facts), facts.num_public
     rule = f"at most {most}, the public rows"
     require_known(asked <= most, party.owner, "num-queries", rule, asked)
-    return release_plan(options, _facts(party))
+    return release_plan(options, facts)
 
 
-def _events(work: _Work) -> dict[str, Scalar]:
-    """Return what privately trained teachers cost, for the server's account at L0."""
-    if work.options.level != "L0" or not work.price.training:
-        return {}
-    return {keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(work.price.training, DEFAULT_DELTA))}
+class _Work:
+    """What a party is asked to do, step by step; it has been charged before."""
 
+    def __init__(self, party: Party, options: FedKTOptions, price: Price, seed: int) -> None:
+        self.party, self.options, self.price, self.seed = party, options, price, seed
+        facts, privacy = _facts(party), options.party_privacy
+        self.num_teachers = num_teachers(options, facts)
+        asked = options.num_teachers or 1
+        self.num_missing = options.num_splits * (asked - self.num_teachers)
+        # Whether anybody is promised anything, so that the party must not fail.
+        self.promised = options.level != "L0" or is_promise(price.record)
+        self.rows, self.mechanism = np.arange(facts.num_public), None
+        if privacy is not None:
+            self.rows = choose_queries(facts.num_public, num_queries(options, facts), seed)
+            self.mechanism = options.mechanism(privacy, party.num_classes, len(self.rows))
 
-def _class_counts(party: Party, work: _Work) -> dict[str, Array]:
-    """Return the class counts that leave the party; they have been charged before."""
-    options = work.options
-    if options.weights == "none":
-        return {}
-    counts = class_counts(party.y, party.num_classes, party.task)
-    if options.weights == "counts":
-        return {CLASS_COUNTS: counts.astype(np.float64)}
-    noise = options.count_noise()
-    rng = party.rng(work.seed, "counts") if options.party_seeds_noise else None
-    return {CLASS_COUNTS: valid_counts(noise.release(counts, rng).values, noise.scale)}
+    def votes(self) -> IntArray:
+        """Count the teachers' votes, corrected if that is asked for and free.
+
+        What a privately trained teacher says is free as long as nothing but its model
+        decides it; the exact counts of its records would undo that where no noise follows.
+        """
+        party, splits, promised = self.party, self.options.num_splits, self.promised
+        size = splits, self.num_teachers
+        teachers = train_teachers(party, *size, self.seed, promised=promised)
+        paid = self.mechanism is None and self.price.training
+        corrected = self.options.corrected and not paid
+        counts = teacher_counts(party, *size, self.seed) if corrected else None
+        return teacher_votes(party, teachers, splits, counts, promised=promised)
+
+    def label(self, votes: IntArray) -> tuple[list[TrainingSet], float]:
+        """Return each student's training data, and the teachers' agreement if it is sent."""
+        party, privacy = self.party, self.options.party_privacy
+        if self.mechanism is None or privacy is None:
+            sets = [
+                (party.public, plurality(own, party.rng(self.seed, "ties", split)))
+                for split, own in enumerate(votes)
+            ]
+            return sets, agreement(votes.reshape(-1, party.num_classes))
+        sets = []
+        for split, own in enumerate(votes):
+            rng = privacy.rng(self.seed, "party", party.partition_id, split)
+            labels = self.mechanism.release(own[self.rows], rng).values
+            answered = labels >= 0
+            sets.append((party.public[self.rows[answered]], labels[answered]))
+        # How far the teachers agree is private here.
+        return sets, math.nan
+
+    def answer(self, sets: Sequence[TrainingSet]) -> tuple[dict[str, Array], IntArray]:
+        """Return what leaves the party, votes or students, and the labels that these give."""
+        party, options = self.party, self.options
+        alone = options.num_teachers == 1 and options.level != "L2"
+        if alone and options.exchange == "votes":
+            # A student would but copy its only teacher.
+            labels = np.stack([labels for _, labels in sets])
+            return {"votes": pack_labels(labels, party.num_classes)}, labels
+        students = train_students(party, sets, self.seed)
+        if options.exchange == "scores":
+            scores = student_scores(party, students)
+            packed = SCORES.to_wire(scores, party.rng(self.seed, "scores"))
+            return {"scores": packed}, scores.argmax(axis=1)[None]
+        labels = np.stack([student.predict(party.public) for student in students])
+        if options.exchange == "votes":
+            return {"votes": pack_labels(labels, party.num_classes)}, labels
+        models = [require_portable(student, VOTE_INSTEAD).to_arrays() for student in students]
+        return join_arrays(models), labels
+
+    def diagnostic(self, figure: float) -> float:
+        """Return a figure of votes without noise; at L1 only if it is asked for by name."""
+        hidden = self.options.level == "L1" and not self.options.private_diagnostics
+        return math.nan if hidden else float(figure)
+
+    def events(self) -> dict[str, Scalar]:
+        """Return what privately trained teachers cost, for the server's account at L0."""
+        training = self.price.training
+        if self.options.level != "L0" or not training:
+            return {}
+        return {keys.PRIVACY_EVENTS: ledger_to_text(ledger_of(training, DEFAULT_DELTA))}
+
+    def class_counts(self) -> dict[str, Array]:
+        """Return the class counts that leave the party, if any do."""
+        party, options = self.party, self.options
+        if options.weights == "none":
+            return {}
+        counts = class_counts(party.y, party.num_classes, party.task)
+        if options.weights == "counts":
+            return {CLASS_COUNTS: counts.astype(np.float64)}
+        noise = options.count_noise()
+        rng = party.rng(self.seed, "counts") if options.seeded_noise else None
+        return {CLASS_COUNTS: valid_counts(noise.release(counts, rng).values, noise.scale)}

@@ -14,19 +14,18 @@ from fl_strategies.aggregation.evidence import (
     read_counts,
     vote_evidence,
 )
-from fl_strategies.aggregation.pool import ClassShare, EvidencePool, read_class_share
+from fl_strategies.aggregation.pool import EvidencePool, read_class_share
 from fl_strategies.aggregation.votes import (
     VoteSum,
     consistent_labels,
     least_agreeing,
     plurality,
 )
-from fl_strategies.errors import KnowledgeMismatch, between, require
-from fl_strategies.learners import Learner, LearnerFactory, require_portable
+from fl_strategies.errors import KnowledgeMismatch, between, require, require_known
+from fl_strategies.learners import LearnerFactory, require_portable
 from fl_strategies.party.role import privacy_metrics
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.noise import (
-    VoteMechanism,
     VotePrivacy,
     choose_queries,
     data_dependent_figure,
@@ -94,136 +93,6 @@ class PartyAnswer:
 
     votes: PartyVotes | None
     training: Sequence[Entry] = ()
-
-
-class VoteTally:
-    """Votes of all parties, kept as sums, whatever the number of parties.
-
-    Parameters
-    ----------
-    shape : (rows, classes)
-    worth : int
-        What a vote counts for: the number of students that cast it together.
-    share : optional
-        Weigh votes by the parties' class counts, and give the classes these shares; see
-        `EvidencePool`. Left out, all votes weigh the same.
-    exclude_outliers : bool
-        Of weighted votes, those of parties that contradict most others are not counted.
-    scored : bool
-        Of weighted votes, parties say how sure they are of each class.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        *,
-        worth: int,
-        share: ClassShare | None = None,
-        exclude_outliers: bool = True,
-        scored: bool = False,
-    ) -> None:
-        self._votes = VoteSum(shape, worth)
-        self._pool: EvidencePool | None = None
-        if share is not None:
-            self._pool = EvidencePool(
-                shape,
-                bound=SCORES.bound if scored else VOTE_STRENGTH,
-                task="single-label",
-                share=share,
-                decode=score_evidence if scored else vote_evidence,
-                exclude_outliers=exclude_outliers,
-            )
-
-    def add(self, votes: PartyVotes) -> None:
-        """Count one party's votes."""
-        if self._pool is not None and votes.counts is not None:
-            said = votes.labels if votes.scores is None else votes.scores
-            self._pool.add(said, votes.counts, "none", votes.party)
-        for labels in np.atleast_2d(votes.labels):
-            self._votes.add(labels)
-
-    @property
-    def counts(self) -> IntArray:
-        """Votes for each class, (rows, classes)."""
-        return self._votes.counts
-
-    def winners(self, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-        """Return the rows that anybody has voted on, and their labels."""
-        counts = self.counts
-        rows = np.flatnonzero(counts.any(axis=1))
-        if not len(rows):
-            return rows, rows
-        scores = counts if self._pool is None else self._pool.result()
-        return rows, plurality(scores, rng)[rows]
-
-    def report(self) -> tuple[tuple[int, ...], Metrics]:
-        """Return who was not counted, and how many these are or count for less."""
-        if self._pool is None:
-            return (), {}
-        return self._pool.outliers, self._pool.report("FedKT")
-
-
-@dataclass(frozen=True, eq=False)
-class VoteReader:
-    """What a reply must fit; anything else raises `KnowledgeMismatch`."""
-
-    public: Array
-    num_classes: int
-    num_splits: int
-    student_fns: Mapping[str, LearnerFactory]
-    consistent: bool = True
-
-    def read(self, knowledge: Knowledge, *, weighted: bool) -> PartyVotes:
-        """Return one party's votes, and its class counts if votes are weighted."""
-        counts = self._counts(knowledge) if weighted else None
-        if knowledge.kind == "scores":
-            return self._scored(knowledge, counts)
-        labels = self._labels(knowledge)
-        if self.consistent:
-            labels = consistent_labels(labels, self.num_classes)
-        return PartyVotes(labels, counts, party_of(knowledge))
-
-    def _counts(self, knowledge: Knowledge) -> FloatArray:
-        counts = read_counts(knowledge.arrays, self.num_classes)
-        if counts.sum() < 1:
-            raise KnowledgeMismatch(
-                f"FedKT: {CLASS_COUNTS} must hold at least one record, got {counts[:8]}."
-            )
-        return counts
-
-    def _scored(self, knowledge: Knowledge, counts: FloatArray | None) -> PartyVotes:
-        """Return scores, and the likeliest classes as votes."""
-        packed = knowledge.arrays.get("scores", np.empty(0, np.uint8))
-        codes = SCORES.from_wire(packed, (len(self.public), self.num_classes))
-        return PartyVotes(codes.argmax(axis=1), counts, party_of(knowledge), codes)
-
-    def _labels(self, knowledge: Knowledge) -> IntArray:
-        """Return the labels of one party's students, (num_splits, num_public)."""
-        shape = self.num_splits, len(self.public)
-        if knowledge.kind == "votes":
-            packed = knowledge.arrays.get("votes", np.empty(0, np.uint8))
-            return unpack_labels(packed, shape, self.num_classes)
-        students = self._students(knowledge)
-        labels = np.stack([student.predict(self.public) for student in students])
-        if labels.shape != shape or labels.min() < 0 or labels.max() >= self.num_classes:
-            raise KnowledgeMismatch(
-                f"FedKT: students must name a class below {self.num_classes} for each of "
-                f"{len(self.public)} public rows, got others."
-            )
-        return labels
-
-    def _students(self, knowledge: Knowledge) -> list[Learner]:
-        name = str(knowledge.meta.get(keys.LEARNER))
-        if name not in self.student_fns:
-            raise KnowledgeMismatch(
-                f"FedKT: a student's learner must be one of {', '.join(self.student_fns)}, "
-                f"got {shown(name)}. Name its factory in student_fns."
-            )
-        arrays = {key: a for key, a in knowledge.arrays.items() if key != CLASS_COUNTS}
-        return [
-            require_portable(self.student_fns[name](), VOTE_INSTEAD).from_arrays(own)
-            for own in part_arrays(arrays, self.num_splits)
-        ]
 
 
 class FedKT(KnowledgeStrategy[PartyAnswer]):
@@ -304,14 +173,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
 
     name: ClassVar[str] = "fedkt"
     options_type = FedKTOptions
-    takes = (
-        "public",
-        "num_classes",
-        "learner_fn",
-        "learner_name",
-        "student_fns",
-        "options",
-    )
+    takes = ("public", "num_classes", "learner_fn", "learner_name", "student_fns", "options")
     identified_by = (
         "public",
         "num_classes",
@@ -352,7 +214,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         )
         self.outliers_: tuple[int, ...] = ()
         self.trimmed_: tuple[int, ...] = ()
-        self._gather()
+        self.begin_round()
         self.state = State(
             ledger=self.new_ledger(self.plan, max_epsilon=self.options.max_epsilon)
         )
@@ -376,11 +238,9 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         options = replace(options, num_queries=queries, vote_weights=options.weights)
         if options.num_teachers is not None:
             return options
-        privacy = options.party_privacy
-        teachers = 1
+        privacy, teachers = options.party_privacy, 1
         if privacy is not None:
-            mechanism = options.party_mechanism(privacy, self.num_classes, queries)
-            teachers = teachers_for(mechanism.scale)
+            teachers = teachers_for(options.mechanism(privacy, self.num_classes, queries).scale)
         return replace(options, num_teachers=teachers)
 
     def _planned_queries(self, options: FedKTOptions) -> int:
@@ -403,9 +263,6 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         """How many public rows are labelled by noisy votes."""
         return self.options.num_queries or len(self.public)
 
-    def _mechanism(self, privacy: VotePrivacy) -> VoteMechanism:
-        return self.options.mechanism(privacy, self.num_classes, self.num_queries)
-
     def party_config(self) -> dict[str, Scalar]:
         """Return s, t, how votes are cast and what identifies the public data."""
         return {
@@ -414,16 +271,6 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
             keys.PUBLIC_HASH: content_hash(self.public),
         }
 
-    def _gather(self) -> None:
-        """Make room for the votes of a round."""
-        self._tally = VoteTally(
-            (len(self.public), self.num_classes),
-            worth=self.options.num_splits if self.options.consistent else 1,
-            share=self.class_share if self.options.weights != "none" else None,
-            exclude_outliers=self.options.exclude_outliers,
-            scored=self.options.exchange == "scores",
-        )
-
     @property
     def most_score_bytes(self) -> int:
         """Bytes of a party's scores, if it sends any."""
@@ -431,39 +278,84 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         return SCORES.num_bytes(shape) if self.options.exchange == "scores" else 0
 
     def begin_round(self) -> bool:
-        """Begin to count."""
-        self._gather()
+        """Make room for the votes of a round."""
+        options, shape = self.options, (len(self.public), self.num_classes)
+        self._votes = VoteSum(shape, options.num_splits if options.consistent else 1)
+        self._pool: EvidencePool | None = None
+        if options.weights != "none":
+            scored = options.exchange == "scores"
+            self._pool = EvidencePool(
+                shape,
+                bound=SCORES.bound if scored else VOTE_STRENGTH,
+                task="single-label",
+                share=self.class_share,
+                decode=score_evidence if scored else vote_evidence,
+                exclude_outliers=options.exclude_outliers,
+            )
         return True
 
     def check(self, knowledge: Knowledge) -> PartyAnswer:
         """Return one party's votes, and what its teachers cost."""
         told = knowledge.meta.get(keys.PRIVACY_EVENTS)
         training = () if told is None else read_charges(told)
-        options = self.options
-        reader = VoteReader(
-            self.public,
-            self.num_classes,
-            options.num_splits,
-            self.student_fns,
-            options.consistent,
-        )
-        votes = reader.read(knowledge, weighted=self.options.weights != "none")
-        return PartyAnswer(votes, training)
+        counts, scores, shape = None, None, (len(self.public), self.num_classes)
+        if self.options.weights != "none":
+            counts = read_counts(knowledge.arrays, self.num_classes)
+            rule = "at least 1 in total"
+            require_known(counts.sum() >= 1, "FedKT", CLASS_COUNTS, rule, counts[:8])
+        if knowledge.kind == "scores":
+            packed = knowledge.arrays.get("scores", np.empty(0, np.uint8))
+            scores = SCORES.from_wire(packed, shape)
+            labels: Array = scores.argmax(axis=1)
+        elif self.options.consistent:
+            labels = consistent_labels(self._labels(knowledge), self.num_classes)
+        else:
+            labels = self._labels(knowledge)
+        return PartyAnswer(PartyVotes(labels, counts, party_of(knowledge), scores), training)
+
+    def _labels(self, knowledge: Knowledge) -> IntArray:
+        """Return the labels of one party's students, (num_splits, num_public)."""
+        shape = self.options.num_splits, len(self.public)
+        if knowledge.kind == "votes":
+            packed = knowledge.arrays.get("votes", np.empty(0, np.uint8))
+            return unpack_labels(packed, shape, self.num_classes)
+        name = str(knowledge.meta.get(keys.LEARNER))
+        if name not in self.student_fns:
+            raise KnowledgeMismatch(
+                f"FedKT: a student's learner must be one of {', '.join(self.student_fns)}, "
+                f"got {shown(name)}. Name its factory in student_fns."
+            )
+        arrays = {key: a for key, a in knowledge.arrays.items() if key != CLASS_COUNTS}
+        students = [
+            require_portable(self.student_fns[name](), VOTE_INSTEAD).from_arrays(own)
+            for own in part_arrays(arrays, self.options.num_splits)
+        ]
+        labels = np.stack([student.predict(self.public) for student in students])
+        fits = labels.shape == shape and 0 <= labels.min() <= labels.max() < self.num_classes
+        rule = f"classes below {self.num_classes} for each of {len(self.public)} public rows"
+        require_known(fits, "FedKT", "labels of students", rule, "others")
+        return labels
 
     def add(self, reply: PartyReply[PartyAnswer]) -> None:
         """Count one party's votes; keep them only if some may be trimmed."""
         answer = reply.knowledge
         if answer.votes is not None and not self.options.trim_fraction:
-            self._tally.add(answer.votes)
+            self._count(answer.votes)
             reply = replace(reply, knowledge=PartyAnswer(None, answer.training))
         super().add(reply)
+
+    def _count(self, votes: PartyVotes) -> None:
+        """Add one party's votes to the sums, which are all that is kept of them."""
+        if self._pool is not None and votes.counts is not None:
+            said = votes.labels if votes.scores is None else votes.scores
+            self._pool.add(said, votes.counts, "none", votes.party)
+        for labels in np.atleast_2d(votes.labels):
+            self._votes.add(labels)
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Train the final model on the winners of the votes that were added."""
         self._count_without_trimmed()
-        tally = self._tally
-        self._gather()
-        rows, labels, metrics = self._label(tally)
+        rows, labels, metrics = self._label()
         metrics[NUM_TRIMMED] = len(self.trimmed_)
         metrics[keys.NUM_UNLABELLED] = len(self.public) - len(rows)
         if not len(rows):
@@ -483,17 +375,21 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         if self.trimmed_:
             logger.info("%s does not count the votes of parties %s.", self.name, self.trimmed_)
         for position in sorted({*range(len(kept))} - {*trimmed}):
-            self._tally.add(kept[position][1])
+            self._count(kept[position][1])
 
-    def _label(self, tally: VoteTally) -> tuple[IntArray, IntArray, Metrics]:
+    def _label(self) -> tuple[IntArray, IntArray, Metrics]:
         """Return the rows that get a label, their labels and what that costs."""
-        privacy = self.options.privacy
+        privacy, counts, pool = self.options.privacy, self._votes.counts, self._pool
         if privacy is not None and privacy.level == "L1":
-            return self._label_with_noise(tally.counts, privacy)
+            return self._label_with_noise(counts, privacy)
         # Which rows have no vote is itself private at L1, and post-processing otherwise.
-        rows, labels = tally.winners(derive_rng(self.seed, "server", "ties"))
-        self.outliers_, metrics = tally.report()
-        return rows, labels, metrics
+        rows = np.flatnonzero(counts.any(axis=1))
+        scores = pool.result() if pool is not None and len(rows) else counts
+        labels = plurality(scores, derive_rng(self.seed, "server", "ties"))[rows]
+        if pool is None:
+            return rows, labels, {}
+        self.outliers_ = pool.outliers
+        return rows, labels, pool.report("FedKT")
 
     def enter_reported(self, replies: Sequence[PartyReply[PartyAnswer]]) -> None:
         """Enter what parties report; if nobody could read any, that nothing is known."""
@@ -509,7 +405,7 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
         self, counts: IntArray, privacy: VotePrivacy
     ) -> tuple[IntArray, IntArray, Metrics]:
         rows = choose_queries(len(self.public), self.num_queries, self.seed)
-        mechanism = self._mechanism(privacy)
+        mechanism = self.options.mechanism(privacy, self.num_classes, self.num_queries)
         rng = privacy.rng(self.seed, "server")
         drawn = self.run.draw_once(
             "noisy-labels", lambda: {"labels": mechanism.release(counts[rows], rng).values}

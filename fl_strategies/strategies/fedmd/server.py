@@ -319,14 +319,7 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
     name: ClassVar[str] = "fedmd"
     central: ClassVar[bool] = False
     options_type: ClassVar[type[FedMDOptions]] = FedMDOptions
-    takes = (
-        "public",
-        "num_classes",
-        "learner_fn",
-        "learner_name",
-        "options",
-        "pretrained",
-    )
+    takes = ("public", "num_classes", "learner_fn", "learner_name", "options", "pretrained")
     identified_by = (
         "settings",
         "options",
