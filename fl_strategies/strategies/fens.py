@@ -10,9 +10,9 @@ One-Shot Federated Learning (NeurIPS 2024).
               server   averages the aggregators
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Literal, TypeAlias, Unpack
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
@@ -28,13 +28,11 @@ from fl_strategies.aggregation.ensembles import (
 from fl_strategies.errors import RequestRefused
 from fl_strategies.extend import (
     Array,
-    FederationOptions,
     IntArray,
     Knowledge,
     KnowledgeField,
     KnowledgeMismatch,
     Learner,
-    LearnerFactory,
     LocalWeights,
     Metrics,
     Options,
@@ -45,7 +43,6 @@ from fl_strategies.extend import (
     PortableLearner,
     ReleasePlan,
     Scalar,
-    Task,
     content_hash,
     derive_rng,
     facts_of,
@@ -354,37 +351,20 @@ class FENS(ModelRelay):
 
     name: ClassVar[str] = "fens"
     options_type = FENSOptions
+    options: FENSOptions
     identified_by = (*ModelRelay.identified_by, "last_round")
     usual_rounds: ClassVar[int] = 11
     state_type = FENSState
     state: FENSState
 
-    def __init__(
-        self,
-        *,
-        num_classes: int,
-        learner_fn: LearnerFactory | None = None,
-        learner_name: str = "learner",
-        model_fns: Mapping[str, LearnerFactory] | None = None,
-        public: Array | None = None,
-        row_shape: Sequence[int] | None = None,
-        task: Task = "single-label",
-        options: FENSOptions | None = None,
-        **federation: Unpack[FederationOptions],
-    ) -> None:
-        super().__init__(
-            num_classes=num_classes,
-            learner_fn=learner_fn,
-            learner_name=learner_name,
-            model_fns=model_fns,
-            public=public,
-            row_shape=row_shape,
-            task=task,
-            **federation,
-        )
-        require(task == "single-label", "FENS", "task", "single-label", task)
-        self.options = options or FENSOptions()
-        self.last_round = None if self.options.is_trained else 1
+    def check_settings(self, owner: str) -> None:
+        """Raise for a task that it is not made for."""
+        require(self.task == "single-label", owner, "task", "single-label", self.task)
+
+    @property
+    def last_round(self) -> int | None:  # type: ignore[override]
+        """The first, unless the aggregator is trained as well."""
+        return None if self.options.is_trained else 1
 
     @property
     def stage(self) -> str:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar, Final, Unpack
 
 import numpy as np
@@ -26,6 +27,7 @@ from fl_strategies.learners import (
     Task,
     check_task,
 )
+from fl_strategies.options import Options
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.release import ReleaseFacts, ReleasePlan
 from fl_strategies.server.replies import (
@@ -94,17 +96,6 @@ class RelayState(State):
     lost: dict[int, Reported] = field(default_factory=dict)
 
 
-class RelayOptions(FederationOptions, total=False):
-    """Keyword arguments that all relays of models take; see `Codistillation`."""
-
-    learner_fn: LearnerFactory | None
-    learner_name: str
-    model_fns: Mapping[str, LearnerFactory] | None
-    public: Array | None
-    row_shape: Sequence[int] | None
-    task: Task
-
-
 class ModelRelay(KnowledgeStrategy[AgentModel]):
     """Base of strategies whose server relays models: which it takes, and what they cost.
 
@@ -131,6 +122,7 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
         "options",
     )
     relays_models: ClassVar[bool] = True
+    options: Options
     reply_kind = MODEL
     party_learner_needs: ClassVar[tuple[type, ...]] = (PortableLearner,)
     state_type: ClassVar[type[RelayState]] = RelayState
@@ -145,6 +137,7 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
         public: Array | None = None,
         row_shape: Sequence[int] | None = None,
         task: Task = "single-label",
+        options: Options | None = None,
         **federation: Unpack[FederationOptions],
     ) -> None:
         super().__init__(**federation)
@@ -160,6 +153,13 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
         self._public_hash = None if self._public is None else content_hash(self._public)
         self._rows = _rows_to_score(owner, self._public, row_shape)
         self.state: RelayState = self.state_type(ledger=self.new_ledger(self.plan))
+        self.options = options or self.options_type()
+        fits, rule = isinstance(self.options, self.options_type), self.options_type.__name__
+        require(fits, owner, "options", rule, options)
+        self.check_settings(owner)
+
+    def check_settings(self, owner: str) -> None:
+        """Raise `InvalidParameter` for a task or options that a strategy is not made for."""
 
     def _check_models(self, owner: str) -> None:
         rule = "given, or learner_fn: models without a factory are not relayed"
@@ -352,22 +352,16 @@ class Codistillation(ModelRelay):
     state_type = CodistillState
     state: CodistillState
 
-    def __init__(
-        self,
-        *,
-        num_classes: int,
-        options: CodistillOptions | None = None,
-        **relay: Unpack[RelayOptions],
-    ) -> None:
-        super().__init__(num_classes=num_classes, **relay)
-        owner, task = type(self).__name__, self.task
+    options: CodistillOptions
+    outliers_: tuple[int, ...] = ()
+    _turns: Mapping[int, Chain] = MappingProxyType({})
+
+    def check_settings(self, owner: str) -> None:
+        """Raise for several labels of a record, and for a loss of classes in regression."""
+        task, loss = self.task, self.options.target_loss
         require(task != "multi-label", owner, "task", "single-label or regression", task)
-        self.options = options or CodistillOptions()
-        target_loss = self.options.target_loss
-        fits = task != "regression" or target_loss == "mse"
-        require(fits, owner, "target_loss", "'mse' in regression", target_loss)
-        self.outliers_: tuple[int, ...] = ()
-        self._turns: Mapping[int, Chain] = {}
+        fits = task != "regression" or loss == "mse"
+        require(fits, owner, "target_loss", "'mse' in regression", loss)
 
     def start_chains(self, agents: Sequence[int]) -> list[Chain]:  # noqa: ARG002
         """Return the chains that the models of the first round begin; none by default."""

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fl_strategies._util import IntArray, replace_file, sealed, unsealed
-from fl_strategies.errors import InvalidData, KnowledgeMismatch
+from fl_strategies.errors import InvalidData, KnowledgeMismatch, require_known
 from fl_strategies.learners import Learner, LearnerFactory, PortableLearner
 from fl_strategies.party.party import Party
 from fl_strategies.party.role import (
@@ -155,21 +155,13 @@ class SampleBook:
     records: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def check(self, meta: Mapping[str, Scalar]) -> Sample:
-        """Return the sample that an answer names.
-
-        Raises
-        ------
-        KnowledgeMismatch
-            If it names none, or no number of records to draw it from.
-        """
+        """Return the sample that an answer names, with the records it was drawn from."""
         name = check_sample_id(meta.get(SAMPLE_ID))
         records, least = meta.get(NUM_RECORDS), 1 if self.replacement else self.num_samples
-        if type(records) is not int or not least <= records <= _MOST_RECORDS:
-            raise KnowledgeMismatch(
-                f"FedMD: {NUM_RECORDS} must be a whole number from {least} to "
-                f"{_MOST_RECORDS}, got {shown(records)}."
-            )
-        return Sample(name, records)
+        if type(records) is int and least <= records <= _MOST_RECORDS:
+            return Sample(name, records)
+        rule = f"a whole number from {least} to {_MOST_RECORDS}"
+        raise KnowledgeMismatch(f"FedMD: {NUM_RECORDS} must be {rule}, got {shown(records)}.")
 
     def add(self, party: int, sample: Sample, *, num_attempts: int = 1) -> None:
         """Enter a party's sample.
@@ -190,10 +182,6 @@ class SampleBook:
             known |= {f"{name} lost {number}": records for number in range(1, num_attempts)}
         known[name] = min(records, known.get(name, records))
 
-    def count(self, party: int) -> int:
-        """Return how many samples a party has used."""
-        return len(self.records[party])
-
     def fewest_records(self, parties: Iterable[int]) -> int:
         """Return the fewest records that one of these parties has."""
         return min(min(self.records[party].values()) for party in parties)
@@ -204,20 +192,22 @@ class SampleBook:
         return max(map(self._together, distinct), key=lambda party: party.delta)
 
     def _together(self, sizes: tuple[int, ...]) -> SamplesOfParty:
-        entries: list[Entry] = [
-            (self._sample(size).event, count) for size, count in Counter(sizes).items()
+        drawn = [
+            (
+                SubsampleOnce(
+                    records=size, samples=self.num_samples, replacement=self.replacement
+                ),
+                times,
+            )
+            for size, times in Counter(sizes).items()
         ]
         charges = tuple(
             (event, count * times)
-            for size, times in Counter(sizes).items()
-            for event, count in self._sample(size).charges(seeded=self.seeded)
+            for sample, times in drawn
+            for event, count in sample.charges(seeded=self.seeded)
         )
-        return SamplesOfParty(charges, delta_at(entries, 0.0), min(sizes))
-
-    def _sample(self, records: int) -> SubsampleOnce:
-        return SubsampleOnce(
-            records=records, samples=self.num_samples, replacement=self.replacement
-        )
+        delta = delta_at([(sample.event, times) for sample, times in drawn], 0.0)
+        return SamplesOfParty(charges, delta, min(sizes))
 
 
 _ID_BYTES = 16
@@ -266,13 +256,10 @@ def sample_records(
 def check_size(party: Party, num_samples: int, *, replacement: bool) -> None:
     """Raise `KnowledgeMismatch` for a sample that is too large for this party."""
     most = len(party.y) * (_MOST_DRAWS_PER_RECORD if replacement else 1)
-    if num_samples > most:
-        many = f"{_MOST_DRAWS_PER_RECORD} times its records, with"
-        what = many if replacement else "its records, without"
-        raise KnowledgeMismatch(
-            f"{party.owner}: num-samples must be at most {most}, "
-            f"{what} replacement, got {num_samples}."
-        )
+    many = f"{_MOST_DRAWS_PER_RECORD} times its records, with"
+    what = many if replacement else "its records, without"
+    rule = f"at most {most}, {what} replacement"
+    require_known(num_samples <= most, party.owner, "num-samples", rule, num_samples)
 
 
 def spent_metrics(ledger: PrivacyLedger) -> Metrics:
@@ -308,21 +295,17 @@ def _draw(
     name = secrets.token_bytes(_ID_BYTES) if rng is None else rng.bytes(_ID_BYTES)
     if party.journal is not None and rng is None:
         _write_sample(party.journal, mechanism, name.hex(), rows)
-    _warn_of_chance(party, mechanism)
-    return name.hex(), rows
-
-
-def _warn_of_chance(party: Party, mechanism: SubsampleOnce) -> None:
-    records, replacement = mechanism.records, mechanism.replacement
-    delta = nfdp_tight(records, mechanism.samples, replacement=replacement).delta
-    if delta > 1 / records:
+    records = mechanism.records
+    chance = nfdp_tight(records, mechanism.samples, replacement=mechanism.replacement).delta
+    if chance > 1 / records:
         logger.warning(
             "Party %s: delta %.4g of its sample is above 1 / %s: each record is used in "
             "the clear with this chance.",
             party.partition_id,
-            delta,
+            chance,
             records,
         )
+    return name.hex(), rows
 
 
 def _paid_sample(

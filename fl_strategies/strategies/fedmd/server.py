@@ -64,13 +64,11 @@ from fl_strategies.strategies.fedmd.options import (
 )
 from fl_strategies.strategies.fedmd.party import (
     ANSWERS,
-    CONSENSUS,
-    CONSENSUS_ROUND,
     EPSILON_THEOREM,
     MODEL,
 )
 from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, Sample, SampleBook
-from fl_strategies.strategies.fedmd.student import Lesson, teach
+from fl_strategies.strategies.fedmd.student import CONSENSUS, CONSENSUS_ROUND, Lesson, teach
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import (
     Knowledge,
@@ -540,7 +538,7 @@ class FedMD(KnowledgeStrategy[PartyAnswers | None]):
         # Samples are entered under what a party calls itself: never too few of them.
         own_names = [self.members[reply.node_id][0] for reply in replies]
         theorem = [
-            reply.metrics.get(EPSILON_THEOREM, np.inf) * samples.count(own_name)
+            reply.metrics.get(EPSILON_THEOREM, np.inf) * len(samples.records[own_name])
             for reply, own_name in zip(replies, own_names, strict=True)
         ]
         return {

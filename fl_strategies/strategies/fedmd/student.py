@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Final, cast
 
 import numpy as np
+from flwr.app import ConfigRecord
 
 from fl_strategies._util import Array, IntArray
-from fl_strategies.errors import KnowledgeMismatch, NotFitted
+from fl_strategies.errors import KnowledgeMismatch, NotFitted, require_known
 from fl_strategies.learners import (
     ContinuingLearner,
     IncrementalLearner,
@@ -27,16 +28,25 @@ from fl_strategies.learners import (
 )
 from fl_strategies.party.party import Party
 from fl_strategies.party.role import (
+    PartyState,
+    check_public_data,
+    has_promised,
     public_model,
+    read_round,
+    read_seed,
     receive_model,
     require_finite,
     require_plan,
     trained,
 )
 from fl_strategies.privacy.accountant import Entry
+from fl_strategies.privacy.mechanisms import SubsampleOnce
 from fl_strategies.strategies.fedmd.options import FedMDSettings, Payload, public_rows
-from fl_strategies.strategies.fedmd.samples import FedMDPartyState
-from fl_strategies.wire.knowledge import Knowledge, pack_labels, unpack_labels
+from fl_strategies.strategies.fedmd.samples import FedMDPartyState, check_size, sample_records
+from fl_strategies.wire.knowledge import Knowledge, config_int, pack_labels, unpack_labels
+
+CONSENSUS: Final = "consensus"
+CONSENSUS_ROUND: Final = "consensus-round"
 
 RECIPES: Final[Mapping[str, Recipe]] = {
     "logits": Recipe(loss="l1", link="identity"),
@@ -78,32 +88,79 @@ def teach(
     return model.fit(x, lesson.labels, rng=rng)
 
 
-@dataclass(eq=False)
 class Student(ABC):
-    """A party's model on its way through the rounds.
+    """A party's model on its way through the rounds, and one message about it, checked.
 
-    Parameters
+    Attributes
     ----------
-    party : Party
-    state : FedMDPartyState
-    settings : FedMDSettings
-    seed, server_round : int
-    terms : str
-        Under which the server asks; a model of other terms is not continued.
-    records : callable
-        Returns the private records in use.
     promised : bool
         Whether answers promise privacy, so that training must not fail.
     """
 
-    party: Party
-    state: FedMDPartyState
-    settings: FedMDSettings
-    seed: int
-    server_round: int
-    terms: str
-    records: Callable[[], TrainingSet]
-    promised: bool
+    def __init__(self, party: Party, config: ConfigRecord, state: PartyState) -> None:
+        check_public_data(party, config)
+        require_known(len(party.y) > 0, party.owner, "x", "records to learn from", "none")
+        single = party.task == "single-label"
+        require_known(single, party.owner, "task", "single-label for FedMD", party.task)
+        self.party, self.state = party, FedMDPartyState(state.records)
+        self.seed, self.server_round = read_seed(config), read_round(config)
+        self.settings = FedMDSettings.from_config(
+            config, num_public=len(party.public), num_classes=party.num_classes
+        )
+        self.options = self.settings.options
+        self.promised = has_promised(state) or self.options.is_private
+        if sample := self.options.sample:
+            check_size(party, sample.num_samples, replacement=sample.with_replacement)
+
+    @property
+    def terms(self) -> str:
+        """What a model of this message is trained on, and for whom.
+
+        A model of other terms is not continued.
+        """
+        return f"{self.options.terms}, {len(self.party.y)} records, run {self.party.run}"
+
+    def check_terms(self) -> None:
+        """Raise unless the party has trained, and under the terms of this message."""
+        last = self.state.terms
+        if not last:
+            raise self._not_fitted()
+        rule = "those of the party's last training"
+        name = "release and sample of an evaluate message"
+        require_known(last == self.terms, "Server", name, rule, self.options.terms)
+
+    def _not_fitted(self) -> NotFitted:
+        rule = "a consensus must find a model that was trained before, got none"
+        return NotFitted(f"{self.party.owner}: {rule}.")
+
+    def records(self) -> TrainingSet:
+        """Return the records in use; with NFDP a sample, and nothing else is looked at."""
+        party, options, sample = self.party, self.options, self.options.sample
+        if sample is None:
+            return party.x, party.y
+        mechanism = SubsampleOnce(
+            records=len(party.y),
+            samples=sample.num_samples,
+            replacement=sample.with_replacement,
+        )
+        rng = options.secret_rng(self.seed, "sample", party.partition_id)
+        rows = sample_records(party, self.state, mechanism, rng, delta=options.delta)
+        return party.x[rows], party.y[rows]
+
+    def rows_of(self, server_round: int) -> IntArray:
+        """Return which public rows a round is about."""
+        num_rows, num_public = len(self.party.public), self.settings.num_public
+        return public_rows(self.seed, server_round, num_rows, num_public)
+
+    def lesson(self, received: Knowledge | None, *, newest: int) -> Lesson | None:
+        """Read the consensus that a message carries, if it carries one."""
+        if received is None or received.kind != CONSENSUS:
+            return None
+        require_known(newest > 0, "Server", CONSENSUS, "omitted before the second round", "one")
+        meta = ConfigRecord({**received.meta})
+        server_round = config_int(meta, CONSENSUS_ROUND, minimum=1, maximum=newest)
+        answers = self.settings.consensus.decode(received.arrays)
+        return Lesson(server_round, self.rows_of(server_round), answers)
 
     @abstractmethod
     def plan(self, lesson: Lesson | None) -> Sequence[Entry]:
@@ -145,7 +202,7 @@ class ContinuingStudent(Student):
 
         Digesting public rows costs nothing.
         """
-        starts, options = self.server_round == 1 or self._kept() is None, self.settings.options
+        starts, options = self.server_round == 1 or self._kept() is None, self.options
         epochs = [options.epochs_initial] * starts
         epochs += [options.epochs_revisit] * (self.server_round > 1)
         learner, num_records = self.party.learner_fn(), len(self.party.y)
@@ -154,7 +211,7 @@ class ContinuingStudent(Student):
 
     def learn(self, lesson: Lesson | None, given: Knowledge | None) -> Learner:
         """Train on the records; before that digest a consensus that is new."""
-        model, options = self._kept(), self.settings.options
+        model, options = self._kept(), self.options
         if model is None:
             model = self._prepared(given)
             model = self._on_records(model, options.epochs_initial, "initial")
@@ -177,10 +234,7 @@ class ContinuingStudent(Student):
         """Digest the last consensus; the records are not needed."""
         model = self._kept()
         if model is None:
-            raise NotFitted(
-                f"{self.party.owner}: a consensus must find a model that was "
-                f"trained before, got none."
-            )
+            raise self._not_fitted()
         return self._keep(self._digest(model, lesson))
 
     def _kept(self) -> ContinuingLearner | None:
@@ -190,7 +244,7 @@ class ContinuingStudent(Student):
 
     def _prepared(self, given: Knowledge | None) -> ContinuingLearner:
         """Return the model before it sees private records."""
-        party, epochs = self.party, self.settings.options.pretrain_epochs
+        party, epochs = self.party, self.options.pretrain_epochs
         if given is not None:
             return cast(ContinuingLearner, receive_model(party, given))
         model = cast(ContinuingLearner, party.learner_fn())
@@ -220,7 +274,7 @@ class ContinuingStudent(Student):
         if lesson is None or lesson.server_round <= self._digested:
             return model
         rng = self.party.rng(self.seed, "digest", lesson.server_round)
-        x, options = self.party.public[lesson.rows], self.settings.options
+        x, options = self.party.public[lesson.rows], self.options
         self._digested = lesson.server_round
 
         def train() -> ContinuingLearner:
@@ -292,7 +346,7 @@ class RefittingStudent(Student):
         labels = self._consensus_labels()
         if labels is None:
             return x, y
-        rows = public_rows(self.seed, last, len(public), self.settings.num_public)
+        rows = self.rows_of(last)
         return np.concatenate([x, public[rows]]), np.concatenate([y, labels])
 
 
