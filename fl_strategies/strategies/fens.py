@@ -357,14 +357,10 @@ class FENS(ModelRelay):
     state_type = FENSState
     state: FENSState
 
-    def check_settings(self, owner: str) -> None:
-        """Raise for a task that it is not made for."""
+    def settle(self, owner: str) -> None:
+        """Raise for another task; without an aggregator the first round is the last."""
         require(self.task == "single-label", owner, "task", "single-label", self.task)
-
-    @property
-    def last_round(self) -> int | None:  # type: ignore[override]
-        """The first, unless the aggregator is trained as well."""
-        return None if self.options.is_trained else 1
+        self.last_round = None if self.options.is_trained else 1
 
     @property
     def stage(self) -> str:

@@ -206,7 +206,7 @@ def test_one_party_has_as_many_votes_with_and_without_consistency() -> None:
     ):
         strategy = paper_fedkt(public=PUBLIC[:3], consistent=consistent)
         hear(strategy, Knowledge("votes", {"votes": pack_labels(labels, NUM_CLASSES)}))
-        np.testing.assert_array_equal(strategy._tally.counts, expected)
+        np.testing.assert_array_equal(strategy._votes.counts, expected)
 
 
 def test_rows_without_a_consistent_party_are_left_out_and_counted() -> None:

@@ -156,10 +156,10 @@ class ModelRelay(KnowledgeStrategy[AgentModel]):
         self.options = options or self.options_type()
         fits, rule = isinstance(self.options, self.options_type), self.options_type.__name__
         require(fits, owner, "options", rule, options)
-        self.check_settings(owner)
+        self.settle(owner)
 
-    def check_settings(self, owner: str) -> None:
-        """Raise `InvalidParameter` for a task or options that a strategy is not made for."""
+    def settle(self, owner: str) -> None:
+        """Derive what follows from the settings; raise `InvalidParameter` if none can."""
 
     def _check_models(self, owner: str) -> None:
         rule = "given, or learner_fn: models without a factory are not relayed"
@@ -356,7 +356,7 @@ class Codistillation(ModelRelay):
     outliers_: tuple[int, ...] = ()
     _turns: Mapping[int, Chain] = MappingProxyType({})
 
-    def check_settings(self, owner: str) -> None:
+    def settle(self, owner: str) -> None:
         """Raise for several labels of a record, and for a loss of classes in regression."""
         task, loss = self.task, self.options.target_loss
         require(task != "multi-label", owner, "task", "single-label or regression", task)
