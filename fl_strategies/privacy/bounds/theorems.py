@@ -101,12 +101,17 @@ def gaussian_delta(mu: float | Array, epsilon: float | Array) -> FloatArray:
     check_loss("gaussian_delta", "epsilon", float(epsilon.min()))
     regular = (mu > 0) & np.isfinite(mu) & np.isfinite(epsilon)
     safe_mu, safe_epsilon = np.where(regular, mu, 1.0), np.where(regular, epsilon, 0.0)
-    above = scipy.special.log_ndtr(safe_mu / 2 - safe_epsilon / safe_mu)
-    below = scipy.special.log_ndtr(-safe_mu / 2 - safe_epsilon / safe_mu)
-    # Both terms may be tiny: their ratio is taken before the exponential.
-    delta = np.exp(above) * -np.expm1(np.minimum(safe_epsilon + below - above, 0.0))
-    delta = np.where(np.isinf(mu) & np.isfinite(epsilon), 1.0, np.where(regular, delta, 0.0))
+    delta = np.where(regular, _regular_delta(safe_mu, safe_epsilon), 0.0)
+    delta = np.where(np.isinf(mu) & np.isfinite(epsilon), 1.0, delta)
     return delta[()]
+
+
+def _regular_delta(mu: float | FloatArray, epsilon: float | FloatArray) -> FloatArray:
+    """Return delta for finite arguments, without checks: searches ask thousands of times."""
+    above = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
+    below = scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
+    # Both terms may be tiny: their ratio is taken before the exponential.
+    return np.asarray(np.exp(above) * -np.expm1(np.minimum(epsilon + below - above, 0.0)))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -122,7 +127,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if mu == 0 or math.isinf(mu):
         return mu
     upper = mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta))
-    return smallest_epsilon(lambda epsilon: float(gaussian_delta(mu, epsilon)), delta, upper)
+    return smallest_epsilon(lambda epsilon: float(_regular_delta(mu, epsilon)), delta, upper)
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
@@ -133,7 +138,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         return math.inf
 
     def excess(mu: float) -> float:
-        return math.log(max(float(gaussian_delta(mu, epsilon)), _TINY)) - math.log(delta)
+        return math.log(max(float(_regular_delta(mu, epsilon)), _TINY)) - math.log(delta)
 
     upper = 1.0
     while excess(upper) < 0:
@@ -229,7 +234,10 @@ def rdp_to_epsilon(orders: Array, rdp: Array, delta: float) -> float:
     2.08393
     """
     check_delta("rdp_to_epsilon", delta)
-    orders, rdp = _check_curve("rdp_to_epsilon", orders, rdp)
+    return _epsilon_of(*_check_curve("rdp_to_epsilon", orders, rdp), delta)
+
+
+def _epsilon_of(orders: FloatArray, rdp: FloatArray, delta: float) -> float:
     if _distance_bound(rdp) <= delta:
         return 0.0
     epsilons = rdp + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
@@ -261,7 +269,7 @@ def zcdp_to_epsilon(rho: float, delta: float) -> float:
 
     def epsilon_at(log_order: float) -> float:
         orders = np.array([1 + math.exp(log_order)])
-        return rdp_to_epsilon(orders, rho * orders, delta)
+        return _epsilon_of(orders, rho * orders, delta)
 
     limits, options = (-12.0, math.log(_LARGEST_ORDER)), {"xatol": 1e-9}
     best = scipy.optimize.minimize_scalar(
@@ -372,7 +380,7 @@ def _renyi_bound(epsilons: FloatArray, counts: FloatArray, delta: float) -> floa
     def epsilon_at(log_order: float) -> float:
         order = np.array([1 + math.exp(log_order)])
         total = counts @ rdp_of_pure(epsilons, order)
-        return rdp_to_epsilon(order, np.array([total]), delta)
+        return _epsilon_of(order, np.array([total]), delta)
 
     # Every order is valid, so a search that stops at a local minimum is still a bound.
     best = scipy.optimize.minimize_scalar(
