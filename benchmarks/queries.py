@@ -2,7 +2,7 @@
 
 Run: ``python benchmarks/queries.py --data cod-rna --parties 20 --level L2 --seeds 3 4 5`` with
 FL_STRATEGIES_DATA set. A fifth of every party's records is kept for validation; no test row
-is looked at. The shares in `fl_strategies.privacy.planning.rules` were chosen by it.
+is looked at. The shares in `fl_strategies.privacy.planning` were chosen by it.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from fl_strategies._util import Array, IntArray
 from fl_strategies.aggregation.evidence import corrected_labels
 from fl_strategies.aggregation.votes import count_votes, plurality
 from fl_strategies.learners import Learner, LearnerFactory
-from fl_strategies.privacy.planning.rules import MOST_TEACHERS
+from fl_strategies.privacy.planning import MOST_TEACHERS
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation
 

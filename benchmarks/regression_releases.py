@@ -25,7 +25,7 @@ from scipy.special import expit
 
 from fl_strategies import SumPrivacy
 from fl_strategies._util import FloatArray, IntArray
-from fl_strategies.privacy.planning.rules import USUAL_STRENGTH, usual_components
+from fl_strategies.privacy.planning import USUAL_STRENGTH, usual_components
 from fl_strategies.strategies.sums.regression import (
     LEVELS,
     Components,

@@ -9,7 +9,7 @@ from flwr.serverapp import strategy
 
 from fl_strategies.errors import InvalidParameter
 from fl_strategies.party.role import PartyRole
-from fl_strategies.privacy.planning.plans import Planner
+from fl_strategies.privacy.planning import Planner
 from fl_strategies.server.strategy import KnowledgeStrategy
 from fl_strategies.strategies.codistill import AKD, EKD, PKD, AvgKD, CodistillParty
 from fl_strategies.strategies.feddf import FedDF, FedDFParty

@@ -15,8 +15,14 @@ from fl_strategies.privacy.events import Noise
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.privacy.mechanisms import NoisyMax
 from fl_strategies.privacy.noise import chance_kept, chance_of_plurality
-from fl_strategies.privacy.planning.plans import Facts, remedies, spread_gaps, with_knob
-from fl_strategies.privacy.planning.rules import fewest_queries, queries_for
+from fl_strategies.privacy.planning import (
+    Facts,
+    fewest_queries,
+    queries_for,
+    remedies,
+    spread_gaps,
+    with_knob,
+)
 from fl_strategies.registry import PLANNERS
 from fl_strategies.strategies.fedkd.options import Scores
 from fl_strategies.strategies.fedkt.options import Votes

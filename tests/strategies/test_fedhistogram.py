@@ -23,7 +23,7 @@ from fl_strategies.learners import Task
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.mechanisms import GaussianSums
-from fl_strategies.privacy.planning.rules import usual_cells
+from fl_strategies.privacy.planning import usual_cells
 from fl_strategies.strategies.sums.histogram import Cells, class_shares, count_records
 from fl_strategies.strategies.sums.options import SumPrivacy
 from fl_strategies.wire import keys

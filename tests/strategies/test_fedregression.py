@@ -17,7 +17,7 @@ from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.learners import Task
 from fl_strategies.party.party import PartyPolicy
-from fl_strategies.privacy.planning.rules import usual_components
+from fl_strategies.privacy.planning import usual_components
 from fl_strategies.strategies.sums.options import SumPrivacy
 from fl_strategies.strategies.sums.regression import (
     LEVELS,

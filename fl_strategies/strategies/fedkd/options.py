@@ -19,7 +19,7 @@ from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges, LaplaceCounts
 from fl_strategies.privacy.noise import ScoreMechanism, ScorePrivacy
-from fl_strategies.privacy.planning.plans import Draft, Facts
+from fl_strategies.privacy.planning import Draft, Facts
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.wire.knowledge import MAX_LEVELS, Rounding
 

@@ -17,14 +17,14 @@ from fl_strategies.errors import require
 from fl_strategies.learners import plan_of
 from fl_strategies.options import Options, option, variants
 from fl_strategies.party.role import teacher_charges
+from fl_strategies.privacy import planning
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.bounds.theorems import gaussian_mu
 from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges, GaussianSums, LaplaceCounts
 from fl_strategies.privacy.noise import VoteMechanism, VotePrivacy, drowned_votes
-from fl_strategies.privacy.planning import rules
-from fl_strategies.privacy.planning.plans import Draft, Facts, advice
+from fl_strategies.privacy.planning import Draft, Facts, advice
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.wire.knowledge import Quantizer
 
@@ -144,7 +144,7 @@ class FedKTOptions(Options):
         party at L2. They are drawn by the seed, and only they train the models that learn
         from noisy labels. Fewer queries cost less epsilon. By default all; with a target
         epsilon the most for which unanimous votes decide 90 % (L1) or 60 % (L2) of the
-        labels, but at least five a class: see `privacy.planning.rules.queries_for`.
+        labels, but at least five a class: see `privacy.planning.queries_for`.
     exclude_outliers : bool
         Of weighted votes, do not count those of parties that contradict most others: see
         `aggregation.pool`.
@@ -423,7 +423,7 @@ class Votes:
     """
 
     unit: Unit
-    most_teachers: int = rules.MOST_TEACHERS
+    most_teachers: int = planning.MOST_TEACHERS
 
     @property
     def level(self) -> Literal["L1", "L2"]:
@@ -466,18 +466,20 @@ class Votes:
 
     def problem(self, facts: Facts) -> str:
         """Say if the fewest labels of unanimous votes are mostly noise."""
-        fewest = rules.fewest_queries(facts.num_classes, facts.num_public)
+        fewest = planning.fewest_queries(facts.num_classes, facts.num_public)
         return drowned_votes(self._mechanism(facts, fewest), self._most_votes(facts))
 
     def draft(self, facts: Facts) -> Draft:
         """Return the queries, and at L2 the teachers, that the strategy has by default."""
         most = self._most_votes(facts)
-        share = rules.DECIDED_AT_SERVER if self.level == "L1" else rules.DECIDED_AT_PARTY
-        queries = rules.vote_queries(
+        share = planning.DECIDED_AT_SERVER if self.level == "L1" else planning.DECIDED_AT_PARTY
+        queries = planning.vote_queries(
             lambda number: self._mechanism(facts, number), most, share, facts.num_public
         )
         mechanism = self._mechanism(facts, queries)
-        votes = most if self.level == "L1" else min(rules.teachers_for(mechanism.scale), most)
+        votes = (
+            most if self.level == "L1" else min(planning.teachers_for(mechanism.scale), most)
+        )
         voters = f"{votes} parties" if self.level == "L1" else f"{votes} teachers of a party"
         return Draft(
             noise=mechanism.event.noise,

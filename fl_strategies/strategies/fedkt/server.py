@@ -30,7 +30,7 @@ from fl_strategies.privacy.noise import (
     choose_queries,
     data_dependent_figure,
 )
-from fl_strategies.privacy.planning.rules import (
+from fl_strategies.privacy.planning import (
     DECIDED_AT_PARTY,
     DECIDED_AT_SERVER,
     MOST_TEACHERS,

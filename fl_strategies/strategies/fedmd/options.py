@@ -25,13 +25,13 @@ from fl_strategies.errors import (
     require_known,
 )
 from fl_strategies.options import Options, option, variants
+from fl_strategies.privacy import planning
 from fl_strategies.privacy.bounds.theorems import nfdp_tight
 from fl_strategies.privacy.events import OneVoteEvent, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import Charges, GaussianScores, LaplaceScores, NoisyMax
 from fl_strategies.privacy.noise import NoiseSpec, calibrate_scale
-from fl_strategies.privacy.planning import rules
-from fl_strategies.privacy.planning.plans import Draft, Facts, advice
+from fl_strategies.privacy.planning import Draft, Facts, advice
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.wire.knowledge import pack_labels, unpack_labels
 
@@ -334,7 +334,7 @@ class LocalNoise(NoiseSpec):
     @property
     def rounds_planned(self) -> int | None:
         """Rounds that share the target; None without one."""
-        usual = None if self.target_epsilon is None else rules.USUAL_ROUNDS
+        usual = None if self.target_epsilon is None else planning.USUAL_ROUNDS
         return self.num_rounds_planned or usual
 
     def of_scale(self, scale: float) -> "LocalNoise":
@@ -365,7 +365,7 @@ class FedMDOptions(Options):
         Public rows of a round, drawn anew each time; by default all, but at most the
         paper's 5000. With a target epsilon for labels the most for which parties that agree
         decide 90 % of the consensus, but at least five a class: see
-        `privacy.planning.rules.queries_for`.
+        `privacy.planning.queries_for`.
     epochs_initial, epochs_digest, epochs_revisit : int
         The paper's T1, T2 and T3.
     consensus : "auto", "evidence", "mean", "class-weighted", "median", "trimmed-mean" or \
@@ -706,7 +706,7 @@ def _no_signal(noise: AnswerNoise | None, num_parties: int) -> str:
     """Describe noise that hides the consensus of unanimous parties, or return ""."""
     if noise is None:
         return ""
-    return rules.drowned_answers(noise.scale, noise.bound, num_parties)
+    return planning.drowned_answers(noise.scale, noise.bound, num_parties)
 
 
 def _planned(options: FedMDOptions, facts: ReleaseFacts) -> "tuple[Answers, Facts] | None":
@@ -737,7 +737,7 @@ def _advice(options: FedMDOptions, facts: ReleaseFacts) -> str:
 class Answers:
     """`FedMD` with noise on labels: randomised response of every party, then a plurality."""
 
-    num_rounds: int = rules.USUAL_ROUNDS
+    num_rounds: int = planning.USUAL_ROUNDS
     unit: Unit = "example"
     trusts_server: ClassVar[bool] = False
     knobs: ClassVar[Sequence[str]] = ("num_parties", "num_classes", "target_epsilon")
@@ -755,12 +755,12 @@ class Answers:
 
     def problem(self, facts: Facts) -> str:
         """Say if the fewest labels of parties that agree are mostly noise."""
-        fewest = rules.fewest_queries(facts.num_classes, facts.num_public)
-        return rules.drowned_answers(self._scale(facts, fewest), 1.0, facts.num_parties)
+        fewest = planning.fewest_queries(facts.num_classes, facts.num_public)
+        return planning.drowned_answers(self._scale(facts, fewest), 1.0, facts.num_parties)
 
     def num_rows(self, facts: Facts) -> int:
         """Return the most rows of a round that leave most of the consensus right."""
-        return rules.answer_queries(
+        return planning.answer_queries(
             lambda number: self._scale(facts, number),
             facts.num_parties,
             facts.num_classes,
@@ -771,7 +771,7 @@ class Answers:
         """Return the rows of a round that the strategy asks for by default."""
         rows = self.num_rows(facts)
         scale = self._scale(facts, rows)
-        kept = rules.answer_kept(scale, facts.num_classes)
+        kept = planning.answer_kept(scale, facts.num_classes)
         planned = f" num-rounds-planned={self.num_rounds}" if self.num_rounds > 1 else ""
         charges = _label_noise(scale, facts.num_classes).charges(rows, seeded=False)
         return Draft(

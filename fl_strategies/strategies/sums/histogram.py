@@ -36,8 +36,9 @@ from fl_strategies.errors import require
 from fl_strategies.learners import Task
 from fl_strategies.options import option
 from fl_strategies.privacy.mechanisms import MOST_SUMS
-from fl_strategies.privacy.planning.plans import Draft, Facts
-from fl_strategies.privacy.planning.rules import (
+from fl_strategies.privacy.planning import (
+    Draft,
+    Facts,
     drowned_cells,
     usual_cells,
     usual_cells_of_parties,

@@ -15,7 +15,7 @@ from fl_strategies.privacy.events import Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA
 from fl_strategies.privacy.mechanisms import MOST_SUMS, GaussianSums
 from fl_strategies.privacy.noise import calibrated_sums
-from fl_strategies.privacy.planning.plans import Draft, Facts, advice
+from fl_strategies.privacy.planning import Draft, Facts, advice
 from fl_strategies.release import AUDIENCES, Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.strategies.sums.summary import Summary
 

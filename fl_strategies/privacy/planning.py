@@ -1,8 +1,17 @@
-"""What every private strategy can do under some facts, and which to take."""
+"""Plan a private run from public facts, before anything is spent.
+
+Rules
+    How much to ask for under a given noise. Strategies take their defaults from the same
+    functions that the planner uses, so that the two never disagree. Nothing depends on a
+    record but their number.
+Planner
+    The best setting of every private strategy under some facts, the expected share of right
+    labels, the cost, and what would have to change where nothing works.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -13,8 +22,201 @@ from fl_strategies.errors import check_count, check_delta, check_positive, requi
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import UNITS, Noise, Unit
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, LARGE_EPSILON, cost_of
-from fl_strategies.privacy.noise import chance_kept, chance_of_plurality
-from fl_strategies.privacy.planning.rules import FEWEST_QUERIES_PER_CLASS
+from fl_strategies.privacy.noise import (
+    VoteMechanism,
+    chance_kept,
+    chance_of_plurality,
+    decided_by_votes,
+)
+
+RECORDS_PER_NOISE: Final = 7.0
+"""Records of a cell, as deviations of their noise."""
+ROWS_PER_CELL: Final = 5
+FEWEST_CELLS: Final = 2
+
+COMPONENTS_BY_NOISE: Final = 0.4
+"""Number of components times the noise on one of them, as a share of the signal."""
+USUAL_STRENGTH: Final = 0.2
+"""Length of the mean of features times labels, as a share of the longest possible."""
+ROWS_PER_COMPONENT: Final = 5
+FEWEST_COMPONENTS: Final = 2
+
+VOTES_PER_NOISE: Final = 4
+"""Votes of a unanimous row, as scales of their noise."""
+FEWEST_TEACHERS: Final = 5
+MOST_TEACHERS: Final = 25
+"""Bounds of the number of teachers at L2 unless it is given; 25 is the paper's."""
+
+FEWEST_QUERIES_PER_CLASS: Final = 5
+DECIDED_AT_SERVER: Final = 0.9
+"""Least share of labels decided by unanimous votes where a model learns from them alone."""
+DECIDED_AT_PARTY: Final = 0.6
+"""The same where every party's student learns from its own labels: students average noise."""
+USUAL_ROUNDS: Final = 1
+"""Rounds of noisy labels: all rounds share one epsilon, and one can ask for as many rows."""
+_COARSE: Final = 20
+
+
+def usual_cells(num_public: int, num_records: int, noise: float) -> int:
+    """Return the number of cells for so many public rows and records of all parties.
+
+    `noise` is the deviation of the noise on a sum of counts.
+
+    Examples
+    --------
+    >>> usual_cells(num_public=4000, num_records=24000, noise=24.0)
+    142
+    """
+    enough = num_records / (RECORDS_PER_NOISE * max(noise, 1.0))
+    return int(max(FEWEST_CELLS, min(enough, num_public / ROWS_PER_CELL)))
+
+
+def usual_cells_of_parties(num_public: int, num_parties: int, noise: float) -> int:
+    """Return the number of cells where all parties weigh the same.
+
+    The counts of a party are a vector of length 1, so each of k cells has one over the root
+    of k. `noise` is on the sum over parties.
+
+    Examples
+    --------
+    >>> usual_cells_of_parties(num_public=4000, num_parties=500, noise=6.0)
+    141
+    """
+    enough = (num_parties / (RECORDS_PER_NOISE * max(noise, 1e-9))) ** 2
+    return int(max(FEWEST_CELLS, min(enough, num_public / ROWS_PER_CELL)))
+
+
+def drowned_cells(share: float, noise: float, whose: str = "records") -> str:
+    """Describe noise that outweighs the average content of a cell, or return "".
+
+    Examples
+    --------
+    >>> drowned_cells(share=50.0, noise=60.0)
+    '60 on 50 records of a cell'
+    """
+    return "" if share >= noise else f"{noise:.3g} on {share:.3g} {whose} of a cell"
+
+
+def usual_components(num_public: int, num_values: int, noise: float) -> int:
+    """Return the number of components, for noise on one as a share of the whole signal.
+
+    Examples
+    --------
+    >>> [usual_components(4000, 123, noise) for noise in (0.2, 0.02, 0.002)]
+    [2, 20, 123]
+    """
+    most = min(num_values, num_public // ROWS_PER_COMPONENT)
+    enough = math.ceil(COMPONENTS_BY_NOISE / max(noise, 1e-9))
+    return max(1, min(most, max(FEWEST_COMPONENTS, enough)))
+
+
+def drowned_components(noise: float) -> str:
+    """Describe noise that outweighs even one component, or return "".
+
+    Examples
+    --------
+    >>> drowned_components(0.5)
+    '50% of the sums, where 40% is the most'
+    """
+    if noise <= COMPONENTS_BY_NOISE:
+        return ""
+    return f"{noise:.0%} of the sums, where {COMPONENTS_BY_NOISE:.0%} is the most"
+
+
+def teachers_for(noise_scale: float) -> int:
+    """Return the number of teachers whose votes stand out from noise of this scale.
+
+    Examples
+    --------
+    >>> [teachers_for(scale) for scale in (0.1, 3.2, 100.0)]
+    [5, 13, 25]
+    """
+    enough = math.ceil(VOTES_PER_NOISE * noise_scale)
+    return min(max(enough, FEWEST_TEACHERS), MOST_TEACHERS)
+
+
+def fewest_queries(num_classes: int, num_public: int) -> int:
+    """Return the fewest labels from which anything can be learned, five of each class."""
+    return min(FEWEST_QUERIES_PER_CLASS * num_classes, num_public)
+
+
+def queries_for(
+    decided: Callable[[int], float], share: float, num_classes: int, num_public: int
+) -> int:
+    """Return the number of labels to ask for under noise that is calibrated to it.
+
+    The most for which unanimous votes decide a share of the labels, which `decided` computes
+    from their number: fewer teach less, more are mostly noise. At least five of each class.
+
+    Examples
+    --------
+    >>> queries_for(lambda number: 1 / number**0.5, share=0.1, num_classes=2, num_public=4000)
+    100
+    """
+    low = high = fewest_queries(num_classes, num_public)
+    # Noise grows with about the root of the number, so quadrupling ends soon.
+    while decided(high) >= share:
+        if high == num_public:
+            return num_public
+        low, high = high, min(4 * high, num_public)
+    while high - low > max(1, low // _COARSE):
+        middle = (low + high) // 2
+        low, high = (middle, high) if decided(middle) >= share else (low, middle)
+    return low
+
+
+def vote_queries(
+    mechanism_of: Callable[[int], VoteMechanism], num_votes: int, share: float, num_public: int
+) -> int:
+    """Return the number of queries, by the noise of a mechanism for a number of labels."""
+
+    def decided(number: int) -> float:
+        return decided_by_votes(mechanism_of(number), num_votes)
+
+    num_classes = mechanism_of(1).event.num_classes
+    return queries_for(decided, share, num_classes, num_public)
+
+
+def answer_queries(
+    scale_of: Callable[[int], float], num_parties: int, num_classes: int, num_public: int
+) -> int:
+    """Return the number of queries to parties that each add Gumbel noise to their labels."""
+
+    def decided(number: int) -> float:
+        kept = answer_kept(scale_of(number), num_classes)
+        won, blind = chance_of_plurality([num_parties], kept, num_classes), 1 / num_classes
+        return (won - blind) / (1 - blind)
+
+    return queries_for(decided, DECIDED_AT_SERVER, num_classes, num_public)
+
+
+def answer_kept(scale: float, num_classes: int) -> float:
+    """Return the chance that a label with Gumbel noise is the voter's own.
+
+    Examples
+    --------
+    >>> round(answer_kept(1.0, 2), 3)
+    0.731
+    """
+    (kept,) = chance_kept("gumbel", np.ones((1, 1)), scale, np.array([num_classes - 1]))
+    return float(kept)
+
+
+def drowned_answers(scale: float, bound: float, num_parties: int) -> str:
+    """Describe noise that outweighs a consensus of parties that all agree, or return "".
+
+    Noise of parties is independent, so that of their mean falls with the root of their
+    number; the largest answer is `bound`.
+
+    Examples
+    --------
+    >>> drowned_answers(scale=12.0, bound=1.0, num_parties=100)
+    'scale 12 against answers up to 1 of 100 parties'
+    """
+    if scale <= bound * math.sqrt(num_parties):
+        return ""
+    return f"scale {scale:.3g} against answers up to {bound:g} of {num_parties} parties"
+
 
 Margins: TypeAlias = Sequence[float] | Sequence[Sequence[float]]
 
@@ -30,7 +232,7 @@ _MOST_RANKS: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Public facts about a federation, and what it may spend.
+    """Public facts about a federation, and its budget.
 
     Parameters
     ----------
@@ -42,7 +244,6 @@ class Facts:
     num_columns : int, optional
         Values of a row; unknown if omitted.
     unit : "party" or "example"
-        Who is to be protected.
     margins : sequence of float
         Leads of the leading class over the second, all equally likely, as shares of the votes
         on a row; for histograms as shares of the records of an average cell, so that
@@ -65,13 +266,9 @@ class Facts:
         """Check the facts."""
         check_positive(_OWNER, "target_epsilon", self.target_epsilon)
         check_delta(_OWNER, self.delta)
-        for name, least in (
-            ("num_parties", 1),
-            ("num_records", 1),
-            ("num_classes", 2),
-            ("num_public", 1),
-        ):
-            check_count(_OWNER, name, getattr(self, name), least=least)
+        check_count(_OWNER, "num_classes", self.num_classes, least=2)
+        for name in ("num_parties", "num_records", "num_public"):
+            check_count(_OWNER, name, getattr(self, name), least=1)
         if self.num_columns is not None:
             check_count(_OWNER, "num_columns", self.num_columns, least=1)
         require(self.unit in UNITS, _OWNER, "unit", " or ".join(UNITS), self.unit)
@@ -91,7 +288,7 @@ class Facts:
         return tuple(kept) if leads.ndim == 1 else tuple(map(tuple, kept))
 
     def _gaps(self) -> tuple[FloatArray, FloatArray, Array]:
-        """Return different leads over other classes, how many each is for, and how often."""
+        """Return distinct leads over other classes, for how many classes, and how often."""
         leads, counts = np.unique(np.asarray(self.margins), axis=0, return_counts=True)
         if leads.ndim == 1:
             return (*spread_gaps(leads, self.num_classes), counts)
@@ -103,16 +300,13 @@ class Facts:
         return self.num_parties * self.num_records
 
     def right_labels(self, noise: Noise, scale: float, num_votes: float) -> float:
-        """Return the share of labels that are as they would be without noise.
-
-        Exact for the mechanism on the stated margins of so many votes or records.
-        """
+        """Return the share of so many votes' labels that noise does not change."""
         gaps, times, counts = self._gaps()
         kept = chance_kept(noise, num_votes * gaps, scale, times)
         return float(np.average(kept, weights=counts))
 
     def right_pluralities(self, kept: float) -> float:
-        """Return the same where every party's own vote is kept with a chance."""
+        """Return the same share where noise keeps the vote of each party with a chance."""
         gaps, _, counts = self._gaps()
         gaps = np.minimum(gaps, 1)
         chances = [
@@ -122,7 +316,7 @@ class Facts:
         return float(np.average(chances, weights=counts))
 
     def worth(self, num_labels: int, right: float) -> float:
-        """Return how many labels without noise so many noisy ones are worth.
+        """Return the number of labels without noise that are worth as much as noisy ones.
 
         A label that is right beyond chance in a share s of all cases says as much about a
         linear model as s squared of a label without noise.
@@ -132,20 +326,10 @@ class Facts:
 
 
 def spread_gaps(margins: Array, num_classes: int) -> tuple[FloatArray, FloatArray]:
-    """Return how far all other classes are behind the first, and how many each gap is for.
+    """Return the leads over other classes, (n, num_gaps), and for how many classes each is.
 
     Shares of classes fall by the same factor from each to the next, by the one that gives
     the second its margin; where the margin is all votes or more, no other class has any.
-
-    Parameters
-    ----------
-    margins : (n,)
-    num_classes : int
-
-    Returns
-    -------
-    gaps : (n, num_gaps)
-    times : (num_gaps,)
 
     Examples
     --------
@@ -180,7 +364,7 @@ def _whole_votes(gaps: FloatArray, num_votes: int) -> Sequence[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """What a strategy would do under some facts.
+    """The setting that a strategy would choose under some facts.
 
     Parameters
     ----------
@@ -189,17 +373,17 @@ class Draft:
         Scale of Laplace or Gumbel noise, standard deviation of Gaussian noise, where it is
         drawn.
     asked, num_asked : str, int
-        What gets a label, queries or cells, and how many.
+        Unit that gets a label, queries or cells, and their number.
     voters : str
         Whose votes or records decide a label, in words.
     right : float
-        Expected share of labels that are as they would be without noise.
+        Expected share of labels that noise does not change.
     batches : sequence of sequence of (event, count)
-        What one run releases, batch after batch.
+        Releases of one run, batch after batch.
     settings : str
-        What repeats it on the command line.
+        Settings that repeat it on the command line.
     worth : float, optional
-        As how many labels without noise it counts, if not by `Facts.worth`.
+        Equivalent number of labels without noise, if not by `Facts.worth`.
     """
 
     noise: Noise
@@ -214,11 +398,11 @@ class Draft:
 
 
 class Planner(Protocol):
-    """What a strategy says of itself."""
+    """The plan of a strategy."""
 
     @property
     def name(self) -> str:
-        """Name of the strategy and of what makes it private."""
+        """Name of the strategy and of its privacy level."""
 
     @property
     def unit(self) -> Unit:
@@ -230,10 +414,10 @@ class Planner(Protocol):
 
     @property
     def knobs(self) -> Sequence[str]:
-        """Which facts may be changed where nothing works."""
+        """Facts that may be changed where nothing works."""
 
     def problem(self, facts: Facts) -> str:
-        """Say why no setting can work; nothing if one can."""
+        """Return why no setting can work, or "" if one can."""
 
     def draft(self, facts: Facts) -> Draft:
         """Return the best setting."""
@@ -244,50 +428,46 @@ class Adjustable(Planner, Protocol):
     """A planner with knobs of its own."""
 
     def with_knob(self, facts: Facts, knob: str, value: float) -> tuple[Planner, Facts]:
-        """Return planner and facts with another value of a knob that is none of the facts."""
+        """Return planner and facts with another value of a knob of its own."""
 
 
-_MOST: Final[Mapping[str, float]] = {
-    "num_parties": 10**6,
-    "num_records": 10**9,
-    "most_teachers": 10**5,
-    "target_epsilon": LARGE_EPSILON,
+# The furthest value that is tried of each knob, and its name. Fewer classes or public rows help,
+# and more of everything else.
+_KNOBS: Final[Mapping[str, tuple[float, str]]] = {
+    "num_parties": (10**6, "parties"),
+    "num_records": (10**9, "records of a party"),
+    "most_teachers": (10**5, "teachers of a party (num-teachers)"),
+    "num_classes": (2, "classes"),
+    "num_public": (10, "public rows"),
+    "target_epsilon": (LARGE_EPSILON, "epsilon"),
 }
-_LEAST: Final[Mapping[str, int]] = {"num_classes": 2, "num_public": 10}
-_WORDS: Final[Mapping[str, str]] = {
-    "num_parties": "parties",
-    "num_records": "records of a party",
-    "most_teachers": "teachers of a party (num-teachers)",
-    "num_classes": "classes",
-    "num_public": "public rows",
-    "target_epsilon": "epsilon",
-}
+_FALLING: Final = ("num_classes", "num_public")
 _FINE: Final = 1.005
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """The nearest value of one fact with which a strategy works, all others as they are."""
+    """The nearest value of one fact with which a strategy works, all others unchanged."""
 
     knob: str
     value: float
 
     def __str__(self) -> str:
-        """Say it in words."""
-        bound = "at most" if self.knob in _LEAST else "at least"
+        """Return it in words."""
+        bound = "at most" if self.knob in _FALLING else "at least"
         if self.knob == "target_epsilon":
             return f"epsilon of {bound} {self.value:.3g}"
-        return f"{bound} {self.value:.0f} {_WORDS[self.knob]}"
+        return f"{bound} {self.value:.0f} {_KNOBS[self.knob][1]}"
 
 
 def remedies(planner: Planner, facts: Facts) -> tuple[Remedy, ...]:
-    """Return what would work instead, each alone; nothing where no value does."""
+    """Return the changes that would work, each alone."""
     found = ((knob, _nearest(planner, facts, knob)) for knob in planner.knobs)
     return tuple(Remedy(knob, value) for knob, value in found if value is not None)
 
 
 def advice(planner: Planner, facts: Facts, setting: str) -> str:
-    """Return what to do instead of what is refused: leave a setting open, or change a fact."""
+    """Return what to do about refused settings: leave one open, or change a fact."""
     if not planner.problem(facts):
         draft = planner.draft(facts)
         return f"Leave {setting} open, which gives {draft.num_asked} {draft.asked}"
@@ -297,16 +477,16 @@ def advice(planner: Planner, facts: Facts, setting: str) -> str:
 
 def with_knob(planner: Planner, facts: Facts, knob: str, value: float) -> tuple[Planner, Facts]:
     """Return planner and facts with another value of one of the planner's knobs."""
-    kept = {item.name: getattr(facts, item.name) for item in fields(facts)}
-    if knob not in kept and isinstance(planner, Adjustable):
+    if not hasattr(facts, knob) and isinstance(planner, Adjustable):
         return planner.with_knob(facts, knob, value)
+    changes: dict[str, Any] = {knob: value}
     if knob == "num_classes":
         # Of stated leads over every class, those of the classes that are left.
-        kept["margins"] = [
+        changes["margins"] = [
             lead if isinstance(lead, float) else lead[: int(value) - 1]
             for lead in facts.margins
         ]
-    return planner, Facts(**{**kept, knob: value})
+    return planner, replace(facts, **changes)
 
 
 def _nearest(planner: Planner, facts: Facts, knob: str) -> float | None:
@@ -315,11 +495,10 @@ def _nearest(planner: Planner, facts: Facts, knob: str) -> float | None:
         return not changed.problem(other)
 
     start = float(getattr(facts, knob, 0) or getattr(planner, knob, 1))
-    if knob in _LEAST:
-        return _whole(works, int(start), _LEAST[knob])
+    furthest, _ = _KNOBS[knob]
     if knob == "target_epsilon":
-        return _larger(works, start, _MOST[knob])
-    return _whole(works, int(start), int(_MOST[knob]))
+        return _larger(works, start, furthest)
+    return _whole(works, int(start), int(furthest))
 
 
 def _whole(works: Callable[[int], bool], start: int, end: int) -> int | None:
@@ -360,21 +539,21 @@ SPREAD: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The best setting of one strategy; see `facts.Draft` for the first of its fields.
+    """The best setting of one strategy; see `Draft` for the first of its fields.
 
     Parameters
     ----------
     strategy : str
     epsilon, epsilon_ten_runs : float
-        What one run costs, and ten runs on the same records.
+        Cost of one run, and of ten on the same records.
     worth : float
-        As how many labels without noise those with noise count; see `Facts.worth`.
+        Equivalent number of labels without noise; see `Facts.worth`.
     trusts_server : bool
         Whether the server, which adds the noise, sees what is protected.
     problem : str
         Why this cannot work; empty if it can.
     remedies : tuple of Remedy
-        What would, each alone.
+        Changes that would work, each alone.
     cautions : tuple of str
     """
 
@@ -396,7 +575,7 @@ class Plan:
 
     @property
     def works(self) -> bool:
-        """Whether noise leaves anything of what it protects."""
+        """Whether noise leaves any signal."""
         return not self.problem
 
 
@@ -415,7 +594,7 @@ class Plans:
 
     @property
     def best(self) -> Plan | None:
-        """What to take: the largest worth, if possible without trusting the server."""
+        """The plan of largest worth, if possible without trusting the server."""
         working = [plan for plan in self.plans if plan.works]
         return max(working, key=lambda p: (not p.trusts_server, p.worth), default=None)
 
@@ -459,8 +638,8 @@ class Plans:
         else:
             name, _, _ = best.strategy.partition(" ")
             target = f"target-epsilon={self.facts.target_epsilon:g}"
-            told = "".join(f" --set {item}" for item in [*best.settings.split(), target])
-            yield f"take: {best.strategy} (--strategy {name}{told})"
+            settings = "".join(f" --set {item}" for item in [*best.settings.split(), target])
+            yield f"take: {best.strategy} (--strategy {name}{settings})"
         for plan in self.plans:
             if plan.problem:
                 instead = "; or ".join(map(str, plan.remedies)) or "nothing that was tried"
@@ -483,7 +662,7 @@ def plan(
     margins: Margins = DEFAULT_MARGINS,
     planners: Sequence[Planner] | None = None,
 ) -> Plans:
-    """Say what every private strategy can do, before anything is spent.
+    """Return the best setting of every private strategy, before anything is spent.
 
     Parameters are those of `Facts`; `num_records` are the records of one party. `planners`
     are of the strategies to compare, all of the registry by default.
@@ -514,7 +693,7 @@ def plan(
 
 
 def plan_of(planner: Planner, facts: Facts) -> Plan:
-    """Return what one strategy can do."""
+    """Return the plan of one strategy."""
     draft, problem = planner.draft(facts), planner.problem(facts)
     return Plan(
         strategy=planner.name,
