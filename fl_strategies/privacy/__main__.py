@@ -1,7 +1,6 @@
 """The command ``fl-strategies privacy``, or ``python -m fl_strategies.privacy``.
 
-Answers before any training what a setting will cost, from the same accountant that the
-ledger of a run uses, so that the two can never disagree.
+Computes the cost of a setting before any training, with the accountant of the ledger.
 """
 
 import argparse
@@ -46,7 +45,7 @@ _NOT_PUBLISHABLE = (
 
 
 class Answer(NamedTuple):
-    """What a command found, for machines and for people, and its exit code."""
+    """The answer to a command, for machines and for people, and its exit code."""
 
     report: Mapping[str, Any]
     lines: Sequence[str]
@@ -54,23 +53,12 @@ class Answer(NamedTuple):
 
 
 class _Labelling(NamedTuple):
-    """All releases of one setting: the noise, how often, and the inverse scale or sigma."""
+    """All releases of one setting: the noise, their number, and the inverse scale or sigma."""
 
     mechanism: NoisyMax
     releases: int
     parameter: float
     moved: int
-
-
-def _noise_parameter(options: argparse.Namespace) -> tuple[float, float]:
-    """Return gamma or sigma as given, and the scale of the noise."""
-    name, other = ("sigma", "gamma") if options.mechanism == "gaussian" else ("gamma", "sigma")
-    noise = f"{options.mechanism} noise"
-    value, unused = getattr(options, name), getattr(options, other)
-    require(unused is None, "epsilon", other, f"omitted for {noise}, use {name}", unused)
-    require(value is not None, "epsilon", name, f"given for {noise}", value)
-    check_positive("epsilon", name, value)
-    return value, value if name == "sigma" else 1 / value
 
 
 def _labelling(options: argparse.Namespace) -> _Labelling:
@@ -79,16 +67,19 @@ def _labelling(options: argparse.Namespace) -> _Labelling:
     check_count("epsilon", "queries", options.queries, least=1)
     check_delta("epsilon", options.delta)
     if options.voters is not None:
-        possible = 1 <= options.voters <= _MOST_VOTERS
-        rule = f"between 1 and {_MOST_VOTERS}"
+        possible, rule = 1 <= options.voters <= _MOST_VOTERS, f"between 1 and {_MOST_VOTERS}"
         require(possible, "epsilon", "voters", rule, options.voters)
-    parameter, scale = _noise_parameter(options)
+    name, other = ("sigma", "gamma") if options.mechanism == "gaussian" else ("gamma", "sigma")
+    noise, unused = f"{options.mechanism} noise", getattr(options, other)
+    require(unused is None, "epsilon", other, f"omitted for {noise}, use {name}", unused)
+    parameter = getattr(options, name)
+    require(parameter is not None, "epsilon", name, f"given for {noise}", parameter)
+    check_positive("epsilon", name, parameter)
     # A party's votes move together; a record is in every partition and moves one vote there.
-    whole = options.unit == "party"
-    moved, releases = (options.splits, 1) if whole else (1, options.splits)
+    moved, releases = (options.splits, 1) if options.unit == "party" else (1, options.splits)
     mechanism = NoisyMax(
         noise=options.mechanism,
-        scale=scale,
+        scale=parameter if name == "sigma" else 1 / parameter,
         sensitivity=moved,
         unit=options.unit,
         num_classes=options.classes,
@@ -129,7 +120,7 @@ def _two_class_pld(
 def _claim(
     options: argparse.Namespace, labelling: _Labelling
 ) -> tuple[float, str, dict[str, float | None]]:
-    """Return the claim, how it is proved, and all bounds for ideal noise."""
+    """Return the claim, the method that proves it, and all bounds for ideal noise."""
     entries, adaptive = [(labelling.mechanism.event, labelling.releases)], options.adaptive
     known = accountant.bounds(entries, options.delta, adaptive=adaptive)
     best = accountant.claim(entries, options.delta, adaptive=adaptive)
@@ -148,35 +139,29 @@ def _claim(
 
 
 def answer_epsilon(options: argparse.Namespace) -> Answer:
-    """Say what labels voted with noise cost."""
+    """Return the cost of labels voted with noise."""
     labelling = _labelling(options)
     votes = None if options.votes is None else _read_votes(options.votes, labelling)
     epsilon, method, found = _claim(options, labelling)
     if votes is not None:
-        figure = data_dependent_figure(labelling.mechanism, votes, options.delta)
-        found["data-dependent"] = figure
+        found["data-dependent"] = data_dependent_figure(
+            labelling.mechanism, votes, options.delta
+        )
     report = {
         "epsilon": _finite(epsilon),
         "method": method,
         "bounds": {name: _finite(value) for name, value in found.items()},
     }
-    warnings = _epsilon_warnings(options, epsilon)
+    event = labelling.mechanism.event
+    whom = {"party": "one party", "example": "one record of one party"}[event.unit]
     lines = [
         f"epsilon {_number(epsilon)} at delta {options.delta:g} by {method}",
-        *_describe(labelling),
-        *(f"  {name:20} {_number(value)}" for name, value in found.items()),
-    ]
-    return _with_warnings(report, lines, warnings)
-
-
-def _describe(labelling: _Labelling) -> list[str]:
-    event = labelling.mechanism.event
-    unit = {"party": "one party", "example": "one record of one party"}[event.unit]
-    return [
-        f"protects {unit}, replaced by another; votes that move: {labelling.moved} a label",
+        f"protects {whom}, replaced by another; votes that move: {labelling.moved} a label",
         f"labels: {labelling.releases} of {event.num_classes} classes",
         f"noise: {event.noise}, scale {event.scale:g}",
+        *(f"  {name:20} {_number(value)}" for name, value in found.items()),
     ]
+    return _with_warnings(report, lines, _epsilon_warnings(options, epsilon))
 
 
 def _epsilon_warnings(options: argparse.Namespace, epsilon: float) -> list[str]:
@@ -201,9 +186,8 @@ def _size_warnings(epsilon: float, delta: float, units: int | None) -> list[str]
 
 
 def answer_nfdp(options: argparse.Namespace) -> Answer:
-    """Say what training on a random sample promises."""
-    records, samples = options.records, options.samples
-    replacement = options.with_replacement
+    """Return the guarantee of training on a random sample."""
+    records, samples, replacement = options.records, options.samples, options.with_replacement
     theorem = nfdp_theorem(records, samples, replacement=replacement)
     tight = nfdp_tight(records, samples, replacement=replacement)
     report: dict[str, Any] = {**theorem._asdict(), "tight": tight._asdict()}
@@ -221,7 +205,7 @@ def answer_nfdp(options: argparse.Namespace) -> Answer:
 
 
 def answer_dpsgd(options: argparse.Namespace) -> Answer:
-    """Say what DP-SGD costs."""
+    """Return the cost of DP-SGD."""
     event = DPSGDEvent(
         noise_multiplier=options.noise_multiplier,
         records=options.records,
@@ -245,7 +229,7 @@ def answer_dpsgd(options: argparse.Namespace) -> Answer:
 
 
 def answer_plan(options: argparse.Namespace) -> Answer:
-    """Say what every private strategy can do; fail if none can work."""
+    """Plan every private strategy; fail if none can work."""
     plans = plan(
         target_epsilon=options.target_epsilon,
         num_parties=options.parties,
@@ -264,7 +248,7 @@ def answer_plan(options: argparse.Namespace) -> Answer:
 
 
 def answer_audit(options: argparse.Namespace) -> Answer:
-    """Attack every mechanism, and say which kept its promise."""
+    """Attack every mechanism; fail if one breaks its promise."""
     results = audit_all(runs=options.runs)
     failed = [name for name, result in results.items() if not result.passed]
     report = {
@@ -299,7 +283,7 @@ def _number(value: float | None) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raise like every other wrong input instead of printing the usage."""
+        """Raise `InvalidParameter` instead of printing the usage."""
         raise InvalidParameter(f"{self.prog}: {message}.")
 
 
@@ -322,11 +306,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         description="What releases of private knowledge cost, and whether the noise is right.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_epsilon(commands)
-    _add_nfdp(commands)
-    _add_dpsgd(commands)
-    _add_plan(commands)
-    _add_audit(commands)
+    for add in (_add_epsilon, _add_nfdp, _add_dpsgd, _add_plan, _add_audit):
+        add(commands)
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
@@ -339,41 +320,39 @@ def _add_epsilon(commands: Any) -> None:
         description="Epsilon of noisy-max labels when one party (level L1) or one record of "
         "one party (level L2) is replaced by another. The smallest bound is the claim.",
     )
-    parser.add_argument("--mechanism", choices=NOISES, required=True, help="kind of noise")
-    _add_count(parser, "--classes", "C", "classes voted on")
-    parser.add_argument(
-        "--gamma", type=float, metavar="G", help="1 / scale of Laplace or Gumbel noise"
+    add = parser.add_argument
+    add("--mechanism", choices=NOISES, required=True, help="kind of noise")
+    _add_counts(parser, classes=("C", "classes voted on"))
+    add("--gamma", type=float, metavar="G", help="1 / scale of Laplace or Gumbel noise")
+    add("--sigma", type=float, metavar="S", help="standard deviation of Gaussian noise")
+    _add_counts(
+        parser,
+        splits=("s", "partitions of a party"),
+        queries=("Q", "public rows that are labelled"),
     )
-    parser.add_argument(
-        "--sigma", type=float, metavar="S", help="standard deviation of Gaussian noise"
-    )
-    _add_count(parser, "--splits", "s", "partitions of a party")
-    _add_count(parser, "--queries", "Q", "public rows that are labelled")
     _add_delta(parser)
-    parser.add_argument(
+    add(
         "--unit",
         choices=UNITS,
         required=True,
         help="party: each moves s votes of a query; example: each moves 1 vote of a query "
         "in every one of the s partitions, so s times the queries are released",
     )
-    parser.add_argument(
+    add(
         "--votes",
         type=Path,
         metavar="FILE.npy",
         help="counts before noise, (releases, classes), for the data-dependent figure, "
         "which is private itself and never the claim",
     )
-    parser.add_argument(
+    add(
         "--voters",
         type=int,
         metavar="N",
         help="how many parties (or teachers) vote; gives the privacy loss distribution of "
         "two classes with Laplace noise",
     )
-    parser.add_argument(
-        "--adaptive", action="store_true", help="queries may depend on earlier answers"
-    )
+    add("--adaptive", action="store_true", help="queries may depend on earlier answers")
     parser.set_defaults(command=answer_epsilon)
 
 
@@ -381,8 +360,7 @@ def _add_nfdp(commands: Any) -> None:
     parser = commands.add_parser(
         "nfdp", help="epsilon and delta of training on a random sample, without noise"
     )
-    _add_count(parser, "--records", "n", "records of a party")
-    _add_count(parser, "--samples", "k", "records drawn")
+    _add_counts(parser, records=("n", "records of a party"), samples=("k", "records drawn"))
     parser.add_argument(
         "--with-replacement", action="store_true", help="a record may be drawn twice"
     )
@@ -393,9 +371,12 @@ def _add_dpsgd(commands: Any) -> None:
     parser = commands.add_parser(
         "dpsgd", help="epsilon of DP-SGD with Poisson batches, one record blanked"
     )
-    _add_count(parser, "--records", "n", "records of a party")
-    _add_count(parser, "--batch", "B", "expected size of a batch")
-    _add_count(parser, "--steps", "T", "gradient steps in all")
+    _add_counts(
+        parser,
+        records=("n", "records of a party"),
+        batch=("B", "expected size of a batch"),
+        steps=("T", "gradient steps in all"),
+    )
     parser.add_argument(
         "--noise-multiplier",
         type=float,
@@ -414,19 +395,20 @@ def _add_plan(commands: Any) -> None:
         description="For every private strategy: noise, queries or cells, the expected share "
         "of labels that are as they would be without noise, and what one run and ten cost.",
     )
-    parser.add_argument("--target-epsilon", type=float, required=True, metavar="E")
-    _add_count(parser, "--parties", "P", "parties of the federation")
-    _add_count(parser, "--records", "n", "records of one party")
-    _add_count(parser, "--classes", "C", "classes")
-    _add_count(parser, "--public", "N", "public rows")
-    parser.add_argument(
-        "--columns", type=int, metavar="D", help="values of a row, as far as they limit a plan"
+    add = parser.add_argument
+    add("--target-epsilon", type=float, required=True, metavar="E")
+    _add_counts(
+        parser,
+        parties=("P", "parties of the federation"),
+        records=("n", "records of one party"),
+        classes=("C", "classes"),
+        public=("N", "public rows"),
     )
-    parser.add_argument(
-        "--unit", choices=UNITS, default="example", help="who is protected (default: example)"
-    )
+    add("--columns", type=int, metavar="D", help="values of a row, as far as they limit a plan")
+    who = "who is protected (default: example)"
+    add("--unit", choices=UNITS, default="example", help=who)
     _add_delta(parser)
-    parser.add_argument(
+    add(
         "--margins",
         type=_numbers,
         default=DEFAULT_MARGINS,
@@ -459,8 +441,10 @@ def _add_audit(commands: Any) -> None:
     parser.set_defaults(command=answer_audit)
 
 
-def _add_count(parser: argparse.ArgumentParser, flag: str, symbol: str, meaning: str) -> None:
-    parser.add_argument(flag, type=int, required=True, metavar=symbol, help=meaning)
+def _add_counts(parser: argparse.ArgumentParser, **counts: tuple[str, str]) -> None:
+    """Add required whole numbers, each with its symbol and meaning."""
+    for name, (symbol, meaning) in counts.items():
+        parser.add_argument(f"--{name}", type=int, required=True, metavar=symbol, help=meaning)
 
 
 def _add_delta(parser: argparse.ArgumentParser) -> None:

@@ -462,25 +462,28 @@ def _summed(first: Curve, others: Iterable[Curve]) -> Curve:
     return Curve(epsilon_at)
 
 
-def _sampling_delta(entries: Iterable[tuple[SubsampleEvent, int]]) -> float:
-    """Return the chance that a record is in one of several independent secret samples."""
+def chance_in_clear(entries: Iterable[Entry]) -> float:
+    """Return the chance that a record is in any of the independent secret samples.
+
+    Examples
+    --------
+    >>> chance_in_clear([(SubsampleEvent(records=100, samples=30, replacement=False), 1)])
+    0.3
+    """
     spent = 0.0
     for event, count in entries:
-        spent += (1 - spent) * chance_drawn(event, count)
+        if isinstance(event, SubsampleEvent):
+            drawn = nfdp_tight(
+                event.records, event.samples, replacement=event.replacement, runs=count
+            )
+            spent += (1 - spent) * drawn.delta
     return spent
-
-
-def chance_drawn(event: SubsampleEvent, count: int) -> float:
-    """Return the chance that a record is in any of `count` samples."""
-    drawn = nfdp_tight(event.records, event.samples, replacement=event.replacement, runs=count)
-    return drawn.delta
 
 
 def _compose(
     entries: Sequence[Entry], adaptive: bool, replaced: bool
 ) -> tuple[float, dict[str, Curve]]:
     """Return the delta that is spent whatever epsilon is, and the curves of the rest."""
-    samples = [(e, n) for e, n in entries if isinstance(e, SubsampleEvent)]
     runs = [(e, n) for e, n in entries if isinstance(e, DPSGDEvent)]
     noisy = [(e, n) for e, n in entries if not isinstance(e, SubsampleEvent | DPSGDEvent)]
     mixed = replaced or len({event.relation for event, _ in entries}) > 1
@@ -495,7 +498,7 @@ def _compose(
         curves = {"basic": _summed(training, curves.values())} if noisy else {"pld": training}
         if joined is not None:
             curves["pld"] = joined
-    return _sampling_delta(samples), curves or {"subsampling": _constant(0.0)}
+    return chance_in_clear(entries), curves or {"subsampling": _constant(0.0)}
 
 
 def _why_not_private(entries: Sequence[Entry]) -> str:

@@ -1,10 +1,4 @@
-"""Every mechanism audited on inputs that show an attacker most of what there is.
-
-The statistics of an audit: exact chances, fit, and what bets prove about epsilon.
-
-Independent of the mechanisms on purpose: an error made twice would not be noticed.
-
-Attack our own mechanisms: the noise must be what the account says.
+"""Attack our own mechanisms: the noise must be what the account says.
 
 Every mechanism is run many times on two neighbouring inputs, through the code that real
 releases use, and has to pass two tests.
@@ -21,6 +15,8 @@ Each of the two fails a correct mechanism with a chance of `SIGNIFICANCE`, one i
 whatever the number of runs, because attacks and tables are corrected for being many. An
 audit of a dozen mechanisms is thus wrong about once in forty thousand times. Both tests look
 at the inputs given; what other inputs would show is the accountant's proof, not measured.
+The exact chances are computed independently of the mechanisms on purpose: an error made twice
+would not be noticed.
 
 References
 ----------
@@ -48,6 +44,7 @@ from fl_strategies.privacy.mechanisms import (
     GaussianSums,
     LaplaceScores,
     NoisyMax,
+    Source,
     SubsampleOnce,
 )
 
@@ -61,7 +58,7 @@ CELLS = 8
 _LEAST_EXPECTED = 10.0
 
 
-def selection_chances(scaled: FloatArray, noise: Any) -> FloatArray:
+def _selection_chances(scaled: FloatArray, noise: Any) -> FloatArray:
     """Integrate density times the rivals' distribution functions, (num_classes,)."""
     # Laplace densities have a kink at every count: panels end there, and are exact between.
     steps = np.arange(scaled.min() - 40, scaled.max() + 41)
@@ -101,7 +98,7 @@ def _chi_square(observed: IntArray, chances: FloatArray) -> float:
     return float(scipy.stats.chi2.sf(statistic, kept - 1)) if kept > 1 else 1.0
 
 
-def pair_tables(uniform: FloatArray) -> IntArray:
+def _pair_tables(uniform: FloatArray) -> IntArray:
     """Count cells of neighbouring entries, (num_pairs, num_cells); evenly filled if right.
 
     Pairs rather than single entries show noise that entries share.
@@ -112,24 +109,24 @@ def pair_tables(uniform: FloatArray) -> IntArray:
     return np.stack([np.bincount(column, minlength=width) for column in codes.T])
 
 
-def symmetric(span: float, count: int) -> FloatArray:
+def _thresholds(span: float, count: int) -> FloatArray:
     """Return `count` thresholds for log-ratios between -span and span."""
     # Rounding must not keep the most telling outputs just below the last threshold.
     return np.linspace(-span, span, count) * (1 - 1e-9)
 
 
-def reached(ratios: FloatArray, thresholds: FloatArray) -> IntArray:
+def _reached(ratios: FloatArray, thresholds: FloatArray) -> IntArray:
     """Count the runs whose ratio is at least each threshold, (num_thresholds,)."""
     return ratios.size - np.searchsorted(np.sort(ratios), thresholds)
 
 
 def lower_bounds(hits: IntArray, runs: int, deltas: Array) -> FloatArray:
-    """Return what bets on sets of outputs prove about epsilon, (num_deltas,).
+    """Return lower bounds on epsilon from bets on sets of outputs, (num_deltas,).
 
     Parameters
     ----------
     hits : (2, num_sets)
-        How often each set was hit under the first and under the second input.
+        Hits of each set under the first and under the second input.
     runs : int
     deltas : (num_deltas,)
     """
@@ -148,27 +145,26 @@ Mechanism: TypeAlias = (
     NoisyMax | ConfidentNoisyMax | LaplaceScores | GaussianScores | GaussianSums | SubsampleOnce
 )
 Neighbours: TypeAlias = tuple[Array, Array]
-Source: TypeAlias = np.random.Generator | None
 Draw: TypeAlias = Callable[[int, int], Array]
-"""Maps an input, 0 or 1, and a number of runs to what these release, (runs, ...)."""
+"""Maps an input, 0 or 1, and a number of runs to their releases, (runs, ...)."""
 
 # Small deltas show what is pure about a mechanism, large ones the body of its curve.
 _DELTAS = (*np.geomspace(1e-9, 1e-3, 4), *np.linspace(0.02, 0.98, 49))
 LEAST_RUNS = 1000
 _ROWS_AT_ONCE = 1 << 18
-_THRESHOLDS = 65
+_NUM_THRESHOLDS = 65
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found.
+    """The result of an audit.
 
     Parameters
     ----------
     claimed_epsilon : float
-        What the accountant promises at `delta`.
+        The accountant's claim at `delta`.
     lower_bound : float
-        What the attack proves at `delta`, with confidence 1 - `SIGNIFICANCE`.
+        Proved by the attack at `delta`, with confidence 1 - `SIGNIFICANCE`.
     p_value : float
         Chance of outputs at least as odd as these if the noise is right.
     passed : bool
@@ -206,7 +202,7 @@ def audit(
     runs : int
         At least 1000; a hundred thousand show an error of a tenth.
     rng : Generator, optional
-        For repeatable tests. Left out: the secure source that real releases use.
+        For repeatable tests. By default the secure source that real releases use.
 
     Examples
     --------
@@ -219,14 +215,15 @@ def audit(
     False
     """
     check_count("audit", "runs", runs, least=LEAST_RUNS)
-    if isinstance(mechanism, NoisyMax | ConfidentNoisyMax):
-        return _audit_selection(mechanism, neighbours, runs, rng)
-    if isinstance(mechanism, LaplaceScores | GaussianScores):
-        return _audit_scores(mechanism, neighbours, runs, rng)
-    if isinstance(mechanism, GaussianSums):
-        return _audit_sums(mechanism, neighbours, runs, rng)
-    if isinstance(mechanism, SubsampleOnce):
-        return _audit_sample(mechanism, neighbours, runs, rng)
+    match mechanism:
+        case NoisyMax() | ConfidentNoisyMax():
+            return _audit_selection(mechanism, neighbours, runs, rng)
+        case LaplaceScores() | GaussianScores():
+            return _audit_scores(mechanism, neighbours, runs, rng)
+        case GaussianSums():
+            return _audit_sums(mechanism, neighbours, runs, rng)
+        case SubsampleOnce():
+            return _audit_sample(mechanism, neighbours, runs, rng)
     raise InvalidParameter(
         "audit: mechanism must be one whose exact distribution is known here, got "
         f"{type(mechanism).__name__}."
@@ -244,46 +241,30 @@ def audit_queries(
     """Attack the labels of many queries together, against the whole claimed curve.
 
     The attacker adds up log-likelihood ratios over queries that all have the same counts,
-    and is compared with the accountant's epsilon at every delta. How often the first class
-    is answered must be binomial, which it is not if queries share noise.
-
-    Parameters
-    ----------
-    mechanism, neighbours, rng
-        As in `audit`.
-    queries : int
-        Labels released together.
-    runs : int
-        How often they are.
+    and is compared with the accountant's epsilon at every delta. The number of answers of the
+    first class must be binomial, which it is not if queries share noise. `runs` releases of
+    `queries` labels each; the other parameters are those of `audit`.
     """
     check_count("audit_queries", "runs", runs, least=LEAST_RUNS)
     check_count("audit_queries", "queries", queries, least=1)
     chances = _both_chances(mechanism, neighbours)
     ratios = np.log(chances[0] / chances[1])
-    thresholds = symmetric(queries * np.abs(ratios).max(), 2 * queries + 1)
+    thresholds = _thresholds(queries * np.abs(ratios).max(), 2 * queries + 1)
     hits = np.zeros((2, thresholds.size), dtype=np.int64)
     firsts = np.zeros((2, queries + 1), dtype=np.int64)
     for side, size in _portions(runs, queries):
         rows = np.broadcast_to(neighbours[side], (size * queries, mechanism.num_classes))
         labels = mechanism.release(rows, rng).values.reshape(size, queries)
-        hits[side] += reached(ratios[labels].sum(axis=1), thresholds)
+        hits[side] += _reached(ratios[labels].sum(axis=1), thresholds)
         firsts[side] += np.bincount((labels == 0).sum(axis=1), minlength=queries + 1)
     expected = scipy.stats.binom.pmf(np.arange(queries + 1), queries, chances[:, :1])
-    return _judge(mechanism.charges(queries), hits, fit(firsts, expected), runs)
+    return _result(mechanism.charges(queries), hits, fit(firsts, expected), runs)
 
 
 def class_chances(mechanism: NoisyMax | ConfidentNoisyMax, counts: Array) -> FloatArray:
-    """Return the exact chance of every answer to one row of counts.
+    """Return the exact chance of every answer to one row of counts, (num_classes,).
 
-    Parameters
-    ----------
-    mechanism : NoisyMax or ConfidentNoisyMax
-    counts : (num_classes,)
-
-    Returns
-    -------
-    chances : (num_classes,)
-        Preceded by the chance of no answer if the mechanism may give none.
+    It is preceded by the chance of no answer if the mechanism may give none.
 
     Examples
     --------
@@ -296,12 +277,12 @@ def class_chances(mechanism: NoisyMax | ConfidentNoisyMax, counts: Array) -> Flo
     scaled = counts / mechanism.scale
     if isinstance(mechanism, ConfidentNoisyMax):
         lead = (counts.max() - mechanism.threshold) / mechanism.threshold_scale
-        answers = scipy.special.ndtr(lead) * selection_chances(scaled, scipy.stats.norm)
+        answers = scipy.special.ndtr(lead) * _selection_chances(scaled, scipy.stats.norm)
         return np.concatenate([[scipy.special.ndtr(-lead)], answers])
     if mechanism.noise == "gumbel":
         return np.asarray(scipy.special.softmax(scaled))
     noise = scipy.stats.laplace if mechanism.noise == "laplace" else scipy.stats.norm
-    return selection_chances(scaled, noise)
+    return _selection_chances(scaled, noise)
 
 
 def _both_chances(
@@ -326,7 +307,7 @@ def _audit_selection(
     # All sets of answers that an optimal attacker may bet on: the most telling ones first.
     order = np.argsort(chances[1] / chances[0])
     hits = np.cumsum(answers[:, order], axis=1)[:, :-1]
-    return _judge(mechanism.charges(1), hits, fit(answers, chances), runs)
+    return _result(mechanism.charges(1), hits, fit(answers, chances), runs)
 
 
 def _clipped_mean(mechanism: LaplaceScores | GaussianScores, scores: Array) -> FloatArray:
@@ -345,7 +326,7 @@ def _audit_scores(
     noise = scipy.stats.laplace if isinstance(mechanism, LaplaceScores) else scipy.stats.norm
     centres = [_clipped_mean(mechanism, scores) / mechanism.scale for scores in neighbours]
     hits, p_value = _attack_numbers(draw, centres, mechanism.scale, noise, runs)
-    return _judge(mechanism.charges(1), hits, p_value, runs)
+    return _result(mechanism.charges(1), hits, p_value, runs)
 
 
 def _audit_sums(
@@ -361,29 +342,28 @@ def _audit_sums(
 def audit_sums(
     mechanism: GaussianSums, neighbours: Neighbours, draw: Draw, *, runs: int
 ) -> AuditResult:
-    """Test the claim of a mechanism for sums on releases of whoever uses it.
+    """Test the claim of a mechanism for sums on releases of its user.
 
     Parameters
     ----------
     mechanism : GaussianSums
-        Whose charges are paid for each release.
+        Its charges are paid for each release.
     neighbours : pair of arrays
-        What the two releases are without noise, by another route than theirs.
-    draw : callable
-        Maps which of the two, 0 or 1, and a number of runs to as many releases.
+        The two releases without noise, computed by another route than theirs.
+    draw : Draw
     runs : int
     """
     check_count("audit_sums", "runs", runs, least=LEAST_RUNS)
     scale = mechanism.drawn_scale
     centres = [np.ravel(sums) / scale for sums in neighbours]
     hits, p_value = _attack_numbers(draw, centres, scale, scipy.stats.norm, runs)
-    return _judge(mechanism.charges(centres[0].size), hits, p_value, runs)
+    return _result(mechanism.charges(centres[0].size), hits, p_value, runs)
 
 
 def _attack_numbers(
     draw: Draw, centres: Sequence[FloatArray], scale: float, noise: Any, runs: int
 ) -> tuple[IntArray, float]:
-    """Return the hits of bets on noisy numbers, and how well these fit.
+    """Return the hits of bets on noisy numbers, and the p-value of their fit.
 
     `centres` are the numbers without noise, as multiples of its scale.
     """
@@ -391,7 +371,7 @@ def _attack_numbers(
     length = float(np.linalg.norm(apart))
     # Laplace ratios end here; Gaussian ones hardly reach four deviations beyond the mean.
     span = float(apart.sum()) if noise is scipy.stats.laplace else length * (length / 2 + 4)
-    thresholds = symmetric(span, _THRESHOLDS)
+    thresholds = _thresholds(span, _NUM_THRESHOLDS)
     hits = np.zeros((2, thresholds.size), dtype=np.int64)
     tables = np.zeros((2, max(1, width - 1), CELLS ** min(2, width)), dtype=np.int64)
     successive = np.zeros((2, CELLS**2), dtype=np.int64)
@@ -399,12 +379,12 @@ def _attack_numbers(
         values = draw(side, size).reshape(size, width) / scale
         gaps = [values - centre for centre in centres]
         ratios = (noise.logpdf(gaps[0]) - noise.logpdf(gaps[1])).sum(axis=1)
-        hits[side] += reached(ratios, thresholds)
+        hits[side] += _reached(ratios, thresholds)
         uniform = noise.cdf(gaps[side])
-        tables[side] += pair_tables(uniform)
+        tables[side] += _pair_tables(uniform)
         # Noise that a release shares with the one before it.
         even = size - size % 2
-        successive[side] += pair_tables(
+        successive[side] += _pair_tables(
             np.stack([uniform[:even:2].ravel(), uniform[1:even:2].ravel()], axis=1)
         )[0]
     found = (tables.reshape(-1, tables.shape[2]), successive)
@@ -415,29 +395,23 @@ def _attack_numbers(
 def _audit_sample(
     mechanism: SubsampleOnce, neighbours: Neighbours, runs: int, rng: Source
 ) -> AuditResult:
-    delta = _inclusion(mechanism)
+    records, samples = mechanism.records, mechanism.samples
+    delta = nfdp_tight(records, samples, replacement=mechanism.replacement).delta
+    require(delta < 1, "audit", "samples", "fewer than all records", samples)
     first, second = neighbours
     changed = np.flatnonzero(first != second)
     require_data(changed.size == 1, "audit", "neighbours", "one record apart", changed.size)
     telling = np.array([first[changed[0]], second[changed[0]]])
     hits = np.zeros((2, 2), dtype=np.int64)
-    draws = np.zeros((2, mechanism.records), dtype=np.int64)
-    for side, size in _portions(runs, mechanism.samples):
+    draws = np.zeros((2, records), dtype=np.int64)
+    for side, size in _portions(runs, samples):
         rows = np.stack([mechanism.release(rng).values for _ in range(size)])
-        draws[side] += np.bincount(rows.ravel(), minlength=mechanism.records)
+        draws[side] += np.bincount(rows.ravel(), minlength=records)
         found = neighbours[side][rows][:, :, None] == telling
         hits[side] += np.count_nonzero(found.any(axis=1), axis=0)
     seen = np.stack([np.diag(hits), runs - np.diag(hits)], axis=1)
     p_value = min(fit(seen, np.array([[delta, 1 - delta]] * 2)), _fit_draws(mechanism, draws))
-    return _judge(mechanism.charges(), hits, min(1.0, 2 * p_value), runs, deltas=(delta,))
-
-
-def _inclusion(mechanism: SubsampleOnce) -> float:
-    delta = nfdp_tight(
-        mechanism.records, mechanism.samples, replacement=mechanism.replacement
-    ).delta
-    require(delta < 1, "audit", "samples", "fewer than all records", mechanism.samples)
-    return delta
+    return _result(mechanism.charges(), hits, min(1.0, 2 * p_value), runs, deltas=(delta,))
 
 
 def _fit_draws(mechanism: SubsampleOnce, draws: IntArray) -> float:
@@ -451,21 +425,21 @@ def _fit_draws(mechanism: SubsampleOnce, draws: IntArray) -> float:
 
 
 def _portions(runs: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield (input, how many runs of it), so that a portion's table fits into memory."""
+    """Yield an input and a number of its runs, so that a portion's table fits into memory."""
     most = max(1, _ROWS_AT_ONCE // width)
     for side in (0, 1):
         for start in range(0, runs, most):
             yield side, min(most, runs - start)
 
 
-def _judge(
+def _result(
     charges: Charges,
     hits: IntArray,
     p_value: float,
     runs: int,
     deltas: tuple[float, ...] = (),
 ) -> AuditResult:
-    """Compare what was proved with what is claimed, where they come closest."""
+    """Compare the proved with the claimed epsilon at the delta where they come closest."""
     # Where epsilon is claimed to vanish, an attack on the total variation is sharpest.
     deltas = deltas or (*_DELTAS, min(delta_at(charges, 0.0), _DELTAS[-1]))
     proved = lower_bounds(hits, runs, np.array(deltas))
@@ -488,16 +462,8 @@ def _judge(
 def audit_all(*, runs: int = 300_000, rng: Source = None) -> Mapping[str, AuditResult]:
     """Audit every mechanism, on inputs that show an attacker most of what there is.
 
-    Parameters
-    ----------
-    runs : int
-        Releases of each input. Forty queries are attacked a tenth as often, and samples are
-        drawn a fiftieth as often, because each takes longer.
-    rng : Generator, optional
-
-    Returns
-    -------
-    results : mapping of a name to an `AuditResult`
+    `runs` are the releases of each input. Forty queries are attacked a tenth as often, and
+    samples are drawn a fiftieth as often, because each takes longer.
     """
     check_count("audit_all", "runs", runs, least=LEAST_RUNS)
     results = {}
@@ -505,10 +471,9 @@ def audit_all(*, runs: int = 300_000, rng: Source = None) -> Mapping[str, AuditR
         share = 50 if isinstance(mechanism, SubsampleOnce) else 1
         times = max(LEAST_RUNS, runs // share)
         results[name] = audit(mechanism, neighbours, runs=times, rng=rng)
+    votes, times = (np.array([6, 5]), np.array([5, 6])), max(LEAST_RUNS, runs // 10)
     for noise in NOISES:
         many = NoisyMax(noise=noise, scale=6.0, sensitivity=1, unit="party", num_classes=2)
-        votes = np.array([6, 5]), np.array([5, 6])
-        times = max(LEAST_RUNS, runs // 10)
         found = audit_queries(many, votes, runs=times, rng=rng)
         results[f"noisy-max-{noise}-40-queries"] = found
     return results
@@ -531,23 +496,15 @@ def _suite() -> Iterator[tuple[str, Mechanism, Neighbours]]:
     yield "confident-noisy-max", confident, votes
     # Far outside the bound, so that a mechanism that forgets to clip is noticed.
     scores = np.array([[5.0, 0.0]]), np.array([[-5.0, 0.0]])
-    laplace = LaplaceScores(bound=1.0, scale=2.0, num_values=2, unit="party")
-    yield "scores-laplace", laplace, scores
-    gaussian = GaussianScores(bound=1.0, scale=2.0, num_values=2, unit="party")
-    yield "scores-gaussian", gaussian, scores
-    yield from _sums()
-    records = np.arange(20), np.r_[20, 1:20]
-    yield "sample", SubsampleOnce(records=20, samples=5, replacement=False), records
-    drawn = SubsampleOnce(records=20, samples=5, replacement=True)
-    yield "sample-with-replacement", drawn, records
-
-
-def _sums() -> Iterator[tuple[str, Mechanism, Neighbours]]:
-    """Yield sums over records of which one is replaced."""
-    # It leaves one count and enters another.
+    for name, kind in (("scores-laplace", LaplaceScores), ("scores-gaussian", GaussianScores)):
+        yield name, kind(bound=1.0, scale=2.0, num_values=2, unit="party"), scores
+    # A record leaves one count of a histogram and enters another.
     histogram = GaussianSums(scale=2.0, l2_sensitivity=2**0.5, unit="example")
     yield "sums-histogram", histogram, (np.array([6, 3, 0, 2]), np.array([5, 3, 1, 2]))
     # Features as long as they may be, and their opposite.
     rest, own = np.array([120, -75, 9]), np.array([36, -48, 0])
     signed = GaussianSums(scale=100.0, l2_sensitivity=120.0, unit="example")
     yield "sums-signed", signed, (rest + own, rest - own)
+    records = np.arange(20), np.r_[20, 1:20]
+    for name, replacement in (("sample", False), ("sample-with-replacement", True)):
+        yield name, SubsampleOnce(records=20, samples=5, replacement=replacement), records

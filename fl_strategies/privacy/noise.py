@@ -26,7 +26,6 @@ from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.bounds.moments import (
     data_dependent_epsilon,
     gnmax_rdp,
-    gumbel_data_dependent_epsilon,
     threshold_rdp,
 )
 from fl_strategies.privacy.bounds.theorems import default_orders, rdp_to_epsilon
@@ -570,14 +569,13 @@ def data_dependent_figure(mechanism: VoteMechanism, votes: IntArray, delta: floa
     """
     # What is proved for more votes that move holds for fewer.
     splits, scale = math.ceil(mechanism.sensitivity), mechanism.scale
-    if mechanism.event.noise == "laplace":
-        return data_dependent_epsilon(votes, 1 / scale, splits, delta=delta)
-    if mechanism.event.noise == "gumbel":
-        return gumbel_data_dependent_epsilon(votes, 1 / scale, splits, delta=delta)
+    noise = mechanism.event.noise
+    if noise != "gaussian":
+        return data_dependent_epsilon(votes, 1 / scale, splits, delta=delta, noise=noise)
     orders = default_orders()
     rdp = gnmax_rdp(votes, scale, orders, splits)
     if isinstance(mechanism, ConfidentNoisyMax):
         # A row that is not answered is one whose label was drawn and thrown away.
-        noise, threshold = mechanism.threshold_scale, mechanism.threshold
-        rdp = rdp + threshold_rdp(votes, noise, threshold, orders, splits)
+        test = mechanism.threshold_scale, mechanism.threshold
+        rdp = rdp + threshold_rdp(votes, *test, orders, splits)
     return rdp_to_epsilon(orders, rdp, delta)

@@ -431,7 +431,7 @@ class Adjustable(Planner, Protocol):
         """Return planner and facts with another value of a knob of its own."""
 
 
-# The furthest value that is tried of each knob, and its name. Fewer classes or public rows help,
+# The furthest value tried of each knob, and its name. Fewer classes or public rows help,
 # and more of everything else.
 _KNOBS: Final[Mapping[str, tuple[float, str]]] = {
     "num_parties": (10**6, "parties"),

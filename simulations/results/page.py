@@ -14,8 +14,9 @@ from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from fl_strategies._util import import_library
+from fl_strategies.privacy.accountant import chance_in_clear
 from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.privacy.ledger import PrivacyLedger, chance_in_clear, describe_releases
+from fl_strategies.privacy.ledger import PrivacyLedger, describe_releases
 from fl_strategies.wire import keys
 from simulations.results.report import (
     Report,

@@ -21,10 +21,7 @@ from fl_strategies.privacy.bounds.moments import (
     data_dependent_epsilon,
     data_dependent_moments,
     default_moments,
-    gumbel_data_dependent_epsilon,
-    gumbel_data_dependent_moments,
     log_error_probability,
-    log_error_probability_gumbel,
     moments_epsilon,
     moments_to_epsilon,
 )
@@ -330,7 +327,7 @@ def test_gumbel_error_is_what_softmax_leaves(votes: list[int], gamma: float) -> 
         )
         expected = float(mpmath.log(rivals / (1 + rivals)))
 
-    found = log_error_probability_gumbel(np.array([votes]), gamma)[0]
+    found = log_error_probability(np.array([votes]), gamma, "gumbel")[0]
     assert found == pytest.approx(expected, rel=1e-12)
     assert found <= log_error_probability(np.array([votes]), gamma)[0] + 1e-12
 
@@ -346,7 +343,9 @@ def test_gumbel_moments_bound_the_exact_divergence(gamma: float, splits: int) ->
     ]
     for row in itertools.product(range(splits, 11), repeat=3):
         votes = np.array(row)
-        limit = gumbel_data_dependent_moments(votes[None], gamma, splits, orders.ravel())
+        limit = data_dependent_moments(
+            votes[None], gamma, splits, orders.ravel(), noise="gumbel"
+        )
         own = log_softmax(gamma * votes)
         for step in steps:
             powers = (orders + 1) * own - orders * log_softmax(gamma * (votes + step))
@@ -361,14 +360,16 @@ def test_gumbel_noise_never_costs_more_than_laplace_noise() -> None:
     rho = 0.2**2 / 8
 
     assert (
-        gumbel_data_dependent_moments(votes, 0.1) <= data_dependent_moments(votes, 0.1)
+        data_dependent_moments(votes, 0.1, noise="gumbel") <= data_dependent_moments(votes, 0.1)
     ).all()
     np.testing.assert_allclose(
-        gumbel_data_dependent_moments(tied, 0.1, orders=np.array([1.0, 3.0])),
+        data_dependent_moments(tied, 0.1, orders=np.array([1.0, 3.0]), noise="gumbel"),
         100 * rho * np.array([1.0 * 2, 3.0 * 4]),
     )
-    assert gumbel_data_dependent_epsilon(tied[:2], 0.1, delta=1e-9) == pytest.approx(0.4)
-    assert gumbel_data_dependent_epsilon(tied[:0], 0.1, delta=DELTA) == 0
+    assert data_dependent_epsilon(tied[:2], 0.1, delta=1e-9, noise="gumbel") == pytest.approx(
+        0.4
+    )
+    assert data_dependent_epsilon(tied[:0], 0.1, delta=DELTA, noise="gumbel") == 0
 
 
 def test_bound_holds_in_one_direction_only() -> None:
@@ -591,6 +592,6 @@ def test_other_wrong_use_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="delta must be"):
         data_dependent_epsilon(votes, 0.1, delta=0.0)
     with pytest.raises(InvalidParameter, match="delta must be"):
-        gumbel_data_dependent_epsilon(votes, 0.1, delta=0.0)
+        data_dependent_epsilon(votes, 0.1, delta=0.0, noise="gumbel")
     with pytest.raises(InvalidParameter, match="orders must be"):
-        gumbel_data_dependent_moments(votes, 0.1, orders=np.array([0.0]))
+        data_dependent_moments(votes, 0.1, orders=np.array([0.0]), noise="gumbel")

@@ -1,22 +1,20 @@
-"""The moments accountant of FedKT and PATE for noisy max with Laplace or Gumbel noise.
+"""The moments accountants of FedKT and PATE for noisy max, and what votes do to them.
 
-The l-th moment is l times the Renyi divergence of order l + 1. The data-independent
-bound may be published. The data-dependent one is smaller where the teachers agree, but it
-is itself computed from private votes, and it bounds the divergence in one direction only
-(true votes against neighbouring ones): a diagnostic, not a guarantee.
+The l-th moment is l times the Renyi divergence of order l + 1. The data-independent bound may
+be published. The data-dependent ones are smaller where the voters agree, but are themselves
+computed from private votes, and bound the divergence in one direction only (true votes against
+neighbouring ones): a diagnostic, not a guarantee. Every function that takes votes is private.
 
 ``splits`` is the number of votes by which one neighbour changes a count: s for a party at
 level L1, 1 for a record at level L2 (whose releases number s times the queries), t for a
-party at level L2. Each query is then ``2 * splits * gamma``-differentially private, with
-either noise; that, and the chance that the leading class is not answered, is all that the
-data-dependent theorem asks for.
+party at level L2.
 
-Noisy max with Gaussian noise (GNMax), and the threshold test of Confident-GNMax.
-
-One neighbour moves ``splits`` votes from one class to another, an L2 distance of
-``splits * sqrt(2)``; the leading count moves by at most ``splits``. The functions that
-take votes return private numbers that bound the divergence of the true votes from
-neighbouring ones, not the reverse.
+Laplace and Gumbel noise
+    Each query is ``2 * splits * gamma``-differentially private; that, and the chance that the
+    leading class is not answered, is all that the data-dependent theorem asks for.
+Gaussian noise (GNMax, and the threshold test of Confident-GNMax)
+    A neighbour moves ``splits`` votes from one class to another, an L2 distance of
+    ``splits * sqrt(2)``; the leading count moves by at most ``splits``.
 
 References
 ----------
@@ -39,6 +37,9 @@ from fl_strategies.errors import check_count, check_delta, check_positive, requi
 from fl_strategies.privacy.bounds.theorems import rdp_of_pure, rdp_of_zcdp, rdp_to_epsilon
 from fl_strategies.privacy.events import check_votes
 
+Bound: TypeAlias = Literal["tight", "paper"]
+SelectionNoise: TypeAlias = Literal["laplace", "gumbel"]
+
 # Rows and table cells worked on at once: temporaries then stay in the processor's cache.
 _CHUNK_ROWS = 1 << 12
 _CHUNK_CELLS = 1 << 16
@@ -59,11 +60,7 @@ def _log_sum_over_rivals(
 ) -> FloatArray:
     """Return the logarithm of the sum of ``exp(log_chance(lead))`` over rivals, (num_queries,).
 
-    Parameters
-    ----------
-    votes : (num_queries, num_classes)
-    log_chance : callable
-        Maps a lead in votes to a logarithm; decreasing.
+    `log_chance` decreases with the lead in votes.
     """
     most = votes.max(initial=0)
     small = votes.dtype.kind in "iu" and most < np.iinfo(np.int16).max
@@ -109,20 +106,14 @@ def _total_over_queries(
     return total
 
 
+# Gaussian noise.
+
+
 def log_error_probability_gaussian(votes: Array, sigma: float) -> FloatArray:
-    """Bound the log-probability that GNMax does not answer the leading class.
+    """Bound the log-probability that GNMax does not answer the leading class, (num_queries,).
 
-    Exact for two classes; a union bound over the rivals for more (Proposition 7).
-
-    Parameters
-    ----------
-    votes : (num_queries, num_classes)
-    sigma : float
-        Standard deviation of the noise on every count.
-
-    Returns
-    -------
-    log_q : (num_queries,)
+    Exact for two classes; a union bound over the rivals for more (Proposition 7). `sigma` is
+    the standard deviation of the noise on every count.
     """
     check_positive("log_error_probability_gaussian", "sigma", sigma)
     check_votes("log_error_probability_gaussian", votes)
@@ -131,7 +122,7 @@ def log_error_probability_gaussian(votes: Array, sigma: float) -> FloatArray:
     )
 
 
-def theorem_6(log_q: FloatArray, sigma: float, orders: FloatArray) -> FloatArray:
+def _theorem_6(log_q: FloatArray, sigma: float, orders: FloatArray) -> FloatArray:
     """Return the data-dependent bound without its conditions; broadcasts.
 
     `sigma` is relative to one vote. The two auxiliary orders are those of Proposition 10.
@@ -174,9 +165,8 @@ def gaussian_error_rdp(log_q: FloatArray, sigma: float, orders: FloatArray) -> F
 
     def curve(log_q: FloatArray) -> FloatArray:
         holds = _theorem_6_holds(log_q, sigma, orders)
-        return np.where(
-            holds, np.minimum(theorem_6(log_q, sigma, orders), independent), independent
-        )
+        smaller = np.minimum(_theorem_6(log_q, sigma, orders), independent)
+        return np.where(holds, smaller, independent)
 
     total = _total_over_queries(log_q[dependent], orders, curve)
     return np.asarray(total + np.count_nonzero(~usable) * independent)
@@ -192,7 +182,7 @@ def _relative(owner: str, sigma: float, splits: int, orders: Array) -> tuple[flo
 
 
 def gnmax_rdp(votes: Array, sigma: float, orders: Array, splits: int = 1) -> FloatArray:
-    """Add up the data-dependent curves of all queries: private, do not publish.
+    """Add up the data-dependent curves of all queries, (num_orders,).
 
     Parameters
     ----------
@@ -202,10 +192,6 @@ def gnmax_rdp(votes: Array, sigma: float, orders: Array, splits: int = 1) -> Flo
     orders : (num_orders,)
     splits : int
         Votes that one neighbour moves.
-
-    Returns
-    -------
-    rdp : (num_orders,)
     """
     relative, orders = _relative("gnmax_rdp", sigma, splits, orders)
     return gaussian_error_rdp(log_error_probability_gaussian(votes, sigma), relative, orders)
@@ -214,14 +200,10 @@ def gnmax_rdp(votes: Array, sigma: float, orders: Array, splits: int = 1) -> Flo
 def threshold_rdp(
     votes: Array, sigma: float, threshold: float, orders: Array, splits: int = 1
 ) -> FloatArray:
-    """Add up the data-dependent curves of asking "is the lead at least `threshold`?".
+    """Add up the curves of asking "is the lead at least `threshold`?", (num_orders,).
 
     Gaussian noise of deviation `sigma` is added to the leading count. The answer is a
-    choice between two, so Theorem 6 applies to the less likely of them. Private.
-
-    Returns
-    -------
-    rdp : (num_orders,)
+    choice between two, so Theorem 6 applies to the less likely of them.
     """
     relative, orders = _relative("threshold_rdp", sigma, splits, orders)
     check_votes("threshold_rdp", votes)
@@ -232,7 +214,7 @@ def threshold_rdp(
     return gaussian_error_rdp(log_q, relative * math.sqrt(2), orders)
 
 
-Bound: TypeAlias = Literal["tight", "paper"]
+# Laplace and Gumbel noise.
 
 
 @cache
@@ -245,16 +227,20 @@ def default_moments() -> FloatArray:
     return moments
 
 
-def log_error_probability(votes: Array, gamma: float) -> FloatArray:
+def log_error_probability(
+    votes: Array, gamma: float, noise: SelectionNoise = "laplace"
+) -> FloatArray:
     """Bound the log-probability that noisy max does not answer the leading class.
 
-    Exact for two classes; a union bound over the rivals for more (Lemma 7).
+    With Laplace noise exact for two classes, a union bound over the rivals for more (Lemma 7);
+    with Gumbel noise exact, a softmax of votes.
 
     Parameters
     ----------
     votes : (num_queries, num_classes)
     gamma : float
-        Inverse scale of the Laplace noise on every count.
+        Inverse scale of the noise on every count.
+    noise : "laplace" or "gumbel"
 
     Returns
     -------
@@ -264,29 +250,20 @@ def log_error_probability(votes: Array, gamma: float) -> FloatArray:
     --------
     >>> log_error_probability(np.array([[40, 10]]), 0.1).round(6)
     array([-2.776856])
+    >>> log_error_probability(np.array([[40, 10]]), 0.1, "gumbel").round(6)
+    array([-3.048587])
     """
     check_positive("log_error_probability", "gamma", gamma)
     check_votes("log_error_probability", votes)
+    if noise == "gumbel":
+        rivals = _log_sum_over_rivals(votes, lambda gap: np.asarray(-gamma * gap))
+        return np.asarray(-np.logaddexp(0.0, -rivals))
 
     def log_chance(gap: FloatArray) -> FloatArray:
         x = gamma * gap
         return np.asarray(np.log1p(x / 2) - math.log(2) - x)
 
     return _log_union_bound(votes, log_chance)
-
-
-def log_error_probability_gumbel(votes: Array, gamma: float) -> FloatArray:
-    """Return the same for Gumbel noise of scale ``1 / gamma``, exactly: a softmax of votes.
-
-    Examples
-    --------
-    >>> log_error_probability_gumbel(np.array([[40, 10]]), 0.1).round(6)
-    array([-3.048587])
-    """
-    check_positive("log_error_probability_gumbel", "gamma", gamma)
-    check_votes("log_error_probability_gumbel", votes)
-    rivals = _log_sum_over_rivals(votes, lambda gap: np.asarray(-gamma * gap))
-    return np.asarray(-np.logaddexp(0.0, -rivals))
 
 
 def _epsilon_of_query(owner: str, gamma: float, splits: int) -> float:
@@ -375,40 +352,35 @@ def data_dependent_moments(
     splits: int = 1,
     orders: Array | None = None,
     *,
+    noise: SelectionNoise = "laplace",
     bound: Bound = "tight",
 ) -> FloatArray:
-    """Add up the data-dependent moments of all queries: private, do not publish.
+    """Add up the data-dependent moments of all queries, (num_orders,).
 
     Parameters
     ----------
     votes : (num_queries, num_classes)
         The counts before noise.
     gamma : float
-        Inverse scale of the Laplace noise.
+        Inverse scale of the noise.
     splits : int
         Votes by which one neighbour changes a count.
     orders : (num_orders,), optional
         Moments l > 0, not necessarily whole.
+    noise : "laplace" or "gumbel"
     bound : "tight" or "paper"
-        What a query costs where the votes do not help: the exact curve of pure
-        differential privacy, or the two looser terms of the papers.
-
-    Returns
-    -------
-    moments : (num_orders,)
+        The cost of a query where the votes do not help: the exact curve of pure differential
+        privacy (and with Gumbel noise its bounded range, where that is less), or the two
+        looser terms of the papers.
     """
     owner = "data_dependent_moments"
     require(bound in ("tight", "paper"), owner, "bound", '"tight" or "paper"', bound)
     epsilon0 = _epsilon_of_query(owner, gamma, splits)
     moments = _check_moments(owner, orders)
-    log_q = log_error_probability(votes, gamma)
-    return _total(log_q, epsilon0, moments, _data_independent(epsilon0, moments, bound))
-
-
-def _total(
-    log_q: FloatArray, epsilon0: float, moments: FloatArray, cap: FloatArray
-) -> FloatArray:
-    """Add up the moments of queries that err with chance q and cost at most `cap`."""
+    cap = _data_independent(epsilon0, moments, bound)
+    if noise == "gumbel":
+        cap = np.minimum(cap, moments * rdp_of_zcdp(epsilon0 * epsilon0 / 8, moments + 1))
+    log_q = log_error_probability(votes, gamma, noise)
     sure = log_q < -np.logaddexp(0.0, epsilon0)
 
     def curve(log_q: FloatArray) -> FloatArray:
@@ -425,9 +397,10 @@ def data_dependent_epsilon(
     *,
     delta: float,
     orders: Array | None = None,
+    noise: SelectionNoise = "laplace",
     bound: Bound = "tight",
 ) -> float:
-    """Return the data-dependent epsilon of all queries: private, do not publish.
+    """Return the data-dependent epsilon of all queries.
 
     Parameters are those of `data_dependent_moments`. ``bound="paper"`` also converts as
     the papers do.
@@ -438,45 +411,13 @@ def data_dependent_epsilon(
     >>> whole = np.arange(1, 400)
     >>> round(data_dependent_epsilon(votes, 0.04, delta=1e-5, orders=whole, bound="paper"), 6)
     1.722315
+    >>> round(data_dependent_epsilon(votes, 0.1, delta=1e-5, noise="gumbel"), 6)
+    0.891386
     """
     check_delta("data_dependent_epsilon", delta)
     moments = _check_moments("data_dependent_epsilon", orders)
-    total = data_dependent_moments(votes, gamma, splits, moments, bound=bound)
+    total = data_dependent_moments(votes, gamma, splits, moments, noise=noise, bound=bound)
     pure = len(votes) * _epsilon_of_query("data_dependent_epsilon", gamma, splits)
     if bound == "paper":
         return min(pure, moments_to_epsilon(moments, total, delta))
-    return min(pure, rdp_to_epsilon(moments + 1, total / moments, delta))
-
-
-def gumbel_data_dependent_moments(
-    votes: Array, gamma: float, splits: int = 1, orders: Array | None = None
-) -> FloatArray:
-    """Add up the data-dependent moments of Gumbel noise: private, do not publish.
-
-    Parameters are those of `data_dependent_moments`. Where the votes do not help, a query
-    costs what pure privacy or the bounded range allow, whichever is less.
-    """
-    owner = "gumbel_data_dependent_moments"
-    epsilon0 = _epsilon_of_query(owner, gamma, splits)
-    moments = _check_moments(owner, orders)
-    ranged = moments * rdp_of_zcdp(epsilon0 * epsilon0 / 8, moments + 1)
-    cap = np.minimum(_data_independent(epsilon0, moments, "tight"), ranged)
-    return _total(log_error_probability_gumbel(votes, gamma), epsilon0, moments, cap)
-
-
-def gumbel_data_dependent_epsilon(
-    votes: Array, gamma: float, splits: int = 1, *, delta: float
-) -> float:
-    """Return the data-dependent epsilon of Gumbel noise: private, do not publish.
-
-    Examples
-    --------
-    >>> votes = np.tile([50, 0], (40, 1))
-    >>> round(gumbel_data_dependent_epsilon(votes, 0.1, delta=1e-5), 6)
-    0.891386
-    """
-    check_delta("gumbel_data_dependent_epsilon", delta)
-    moments = default_moments()
-    total = gumbel_data_dependent_moments(votes, gamma, splits)
-    pure = len(votes) * _epsilon_of_query("gumbel_data_dependent_epsilon", gamma, splits)
     return min(pure, rdp_to_epsilon(moments + 1, total / moments, delta))
