@@ -18,11 +18,8 @@ Changed data
     name; the same data under a second name in the same folder are refused as well.
 Not covered
     Checksums detect accidents, not forgery: anybody who may write to the folder can delete
-    the journal.
-    Releases of another unit or from another folder are not seen. A fingerprint can confirm
-    a guess about few records, so it stays in the file and out of all errors.
-
-This module also defines the lines of a journal and the cache of those already read.
+    the journal. Releases of another unit or from another folder are not seen. A fingerprint
+    can confirm a guess about few records, so it stays in the file and out of all errors.
 
 A line is read once in a process. Afterwards its bytes are only compared, all at once by
 their hash, because a damaged journal must be noticed whenever it is used.
@@ -34,7 +31,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -169,19 +166,17 @@ def _decode(body: bytes) -> JournalEntry:
     fields: dict[str, Any] = json.loads(body)
     if (schema := fields.pop("schema")) != SCHEMA:
         raise InvalidData(f"schema {schema!r} is none of this version")
-    charges = tuple((_event(c["event"]), c["count"]) for c in fields.pop("charges"))
+    charges = tuple(
+        (_event_of(json.dumps(charge["event"], allow_nan=False)), charge["count"])
+        for charge in fields.pop("charges")
+    )
     entry = JournalEntry(charges=charges, **fields)
     texts = (entry.fingerprint, entry.run, entry.purpose, entry.time)
-    whole = all(type(count) is int for _, count in charges)
     if type(entry.sequence) is not int or not all(isinstance(text, str) for text in texts):
         raise InvalidData("its fields are of other types")
-    if not whole:
+    if not all(type(count) is int for _, count in charges):
         raise InvalidData("its counts are not whole")
     return entry
-
-
-def _event(fields: Any) -> PrivacyEvent:
-    return _event_of(json.dumps(fields, allow_nan=False))
 
 
 @lru_cache(maxsize=4096)
@@ -200,7 +195,7 @@ class Lines:
         Of the last line, which the next one continues.
     entries : list of JournalEntry
     releases : dict of charges to int
-        How often each release was made, in the order of the first of its kind.
+        Number of times each release was made, in the order of the first of its kind.
     samples : list of (event, count)
         Secret samples, in their order.
     fingerprints : set of str
@@ -222,13 +217,12 @@ class Lines:
 
     def copy(self) -> "Lines":
         """Return a copy that can be continued independently."""
-        return Lines(
-            self.checksum,
-            list(self.entries),
-            dict(self.releases),
-            list(self.samples),
-            set(self.fingerprints),
-            self.last,
+        return replace(
+            self,
+            entries=[*self.entries],
+            releases={**self.releases},
+            samples=[*self.samples],
+            fingerprints={*self.fingerprints},
         )
 
     def follow(self, line: bytes) -> str:
@@ -244,20 +238,17 @@ class Lines:
             return f"a line that cannot be read ({str(error).rstrip('.')[:MAX_TEXT]})"
         if entry.sequence != len(self.entries) + 1:
             return f"number {entry.sequence}"
-        self._add(entry)
-        self.checksum, self.last = line[_DIGITS], line
-        return ""
-
-    def _add(self, entry: JournalEntry) -> None:
         self.entries.append(entry)
         self.releases[entry.charges] = self.releases.get(entry.charges, 0) + 1
         self.samples += [e for e in entry.charges if isinstance(e[0], SubsampleEvent)]
         self.fingerprints.add(entry.fingerprint)
+        self.checksum, self.last = line[_DIGITS], line
+        return ""
 
 
 @dataclass
 class Contents:
-    """Content of a journal's two files, as far as it can be trusted.
+    """Trusted content of a journal's two files.
 
     `end` is the length of the sound lines in the journal itself, `unfinished` the announced
     line if it is not among them, `trouble` what is wrong after them.
@@ -321,14 +312,10 @@ def _follow(path: Path, unit: Unit, journal: bytes) -> tuple[Contents, str]:
         known.end += len(line)
         digest.update(line)
     known.digest = digest.digest()
-    _remember(name, known)
-    return Contents(known.lines, known.end), wrong
-
-
-def _remember(name: str, known: _Remembered) -> None:
     _remembered[name] = known
     while len(_remembered) > _MOST_REMEMBERED:
         _remembered.popitem(last=False)
+    return Contents(known.lines, known.end), wrong
 
 
 _OWNER = "PartyJournal"
@@ -337,10 +324,7 @@ _OWNER = "PartyJournal"
 def data_fingerprint(x: Array, y: Array) -> str:
     """Return a fingerprint of private data, as 64 hexadecimal digits.
 
-    Parameters
-    ----------
-    x, y : (num_records, ...), (num_records,)
-        Values, number types and the order of records all count.
+    Values, number types and the order of records all count.
     """
     return hashlib.sha256(f"{content_hash(x)} {content_hash(y)}".encode()).hexdigest()
 
@@ -444,8 +428,8 @@ class PartyJournal:
 
     def require_budget(self) -> None:
         """Raise if no budget is left; call this before work of unknown cost."""
-        limit, spent = self.max_epsilon, 0.0 if self.max_epsilon is None else self.epsilon()
-        if limit is not None and spent >= limit:
+        limit = self.max_epsilon
+        if limit is not None and (spent := self.epsilon()) >= limit:
             raise PrivacyBudgetExceeded(
                 f"{_OWNER}: epsilon must be below {limit:g}, the max-epsilon at delta "
                 f"{self.delta:g}, for anything to be released, got {spent:.6g}."
