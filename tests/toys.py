@@ -1,19 +1,30 @@
 """A federation small enough to run in milliseconds, and real: three blobs, real learners."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from scipy.special import softmax
 
 from fl_strategies import FedKD, FedKT, Knowledge, KnowledgeStrategy, Party
 from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
 from fl_strategies.errors import KnowledgeMismatch
-from fl_strategies.learners import Correction, DenseLayer, Objective, Proximal, Recipe
+from fl_strategies.learners import (
+    Correction,
+    DenseLayer,
+    Objective,
+    Proximal,
+    Recipe,
+)
 from fl_strategies.privacy.events import PrivacyEvent
 from fl_strategies.server.replies import PartyReply
+from fl_strategies.wire import keys
+from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
+from simulations.runtime.local import InMemoryGrid
 
 NUM_CLASSES = 3
 CENTRES = np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]])
@@ -165,19 +176,120 @@ def toy_party(partition_id: int, num_records: int = 40) -> Party:
     )
 
 
-def load_toy_party(context: Context) -> Party:
-    """Load a party as a `ClientApp` does."""
-    return toy_party(int(context.node_config["partition-id"]))
+def loading(make: Callable[[int], Party]) -> Callable[[Context], Party]:
+    """Load parties by their numbers, as a `ClientApp` does."""
+    return lambda context: make(int(context.node_config["partition-id"]))
+
+
+load_toy_party = loading(toy_party)
 
 
 def load_with(change: Callable[[Party], Party], only: int) -> Callable[[Context], Party]:
     """Load toy parties of which one is changed, or raises."""
+    return loading(lambda n: change(toy_party(n)) if n == only else toy_party(n))
 
-    def load(context: Context) -> Party:
-        party = load_toy_party(context)
-        return change(party) if party.partition_id == only else party
 
-    return load
+def lacking(number: int, size: int = 40) -> Party:
+    """Return a party that lacks the class of its own number."""
+    party = toy_party(number, 3 * size)
+    rows = np.flatnonzero(party.y != number)[:size]
+    return replace(party, x=party.x[rows], y=party.y[rows])
+
+
+def torch_factory(*hidden: int, activation: str = "ReLU", **settings: Any) -> Callable[[], Any]:
+    """Return a factory of perceptrons on toy rows; without hidden units one `nn.Linear`."""
+    from torch import nn
+
+    from clients.networks.learner import TorchLearner
+
+    def module() -> nn.Module:
+        if not hidden:
+            return nn.Linear(2, NUM_CLASSES)
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise((2, *hidden)):
+            layers += [nn.Linear(before, after), getattr(nn, activation)()]
+        return nn.Sequential(*layers, nn.Linear(hidden[-1], NUM_CLASSES))
+
+    return lambda: TorchLearner(module, num_classes=NUM_CLASSES, **settings)
+
+
+DESCENT: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "batch_size": 10_000}
+"""Settings of a network that takes one step of plain descent per epoch."""
+Change = Callable[[RecordDict], None]
+
+
+class WatchedGrid(InMemoryGrid):
+    """Keeps the messages of training, and may change what the first party answers.
+
+    Parameters
+    ----------
+    change : callable, optional
+        Changes the content of the first reply of every training round.
+    only_in_round : int
+        Of this round alone.
+    """
+
+    def __init__(
+        self,
+        app: ClientApp,
+        num_parties: int,
+        change: Change | None = None,
+        only_in_round: int = 0,
+    ) -> None:
+        super().__init__(app, num_parties)
+        self.change, self.only_in_round = change, only_in_round
+        self.wire: list[tuple[list[Message], list[Message]]] = []
+        self.result: Any = None
+
+    def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
+        sent = list(messages)
+        replies = super().send_and_receive(sent, **rest)
+        if sent and sent[0].metadata.message_type == "train":
+            number = sent[0].content.config_records[keys.CONFIG][keys.SERVER_ROUND]
+            if self.change is not None and self.only_in_round in (0, number):
+                self.change(replies[0].content)
+            self.wire.append((sent, replies))
+        return replies
+
+    def serve(self, strategy: KnowledgeStrategy[Any], num_rounds: int = 1) -> Self:
+        """Run some rounds and keep the result."""
+        self.result = strategy.start(self, ArrayRecord(), num_rounds=num_rounds)
+        return self
+
+    @property
+    def asked(self) -> list[list[int]]:
+        """Parties that each round asked to train."""
+        return [sorted(m.metadata.dst_node_id - 1000 for m in sent) for sent, _ in self.wire]
+
+
+def arrays_in(content: RecordDict | Message) -> dict[str, Array]:
+    """Return the arrays of a message."""
+    records = content.content if isinstance(content, Message) else content
+    return decode_arrays(records.array_records[keys.ARRAYS], 2**30)
+
+
+def with_arrays(change: Callable[[dict[str, Array]], Mapping[str, Array]]) -> Change:
+    """Return a change of the arrays that a party sends."""
+
+    def changed(content: RecordDict) -> None:
+        content[keys.ARRAYS] = encode_arrays(change(arrays_in(content)))
+
+    return changed
+
+
+def with_meta(key: str, value: Any) -> Change:
+    """Return a change of one value that a party sends."""
+
+    def changed(content: RecordDict) -> None:
+        content.config_records[keys.META][key] = value
+
+    return changed
+
+
+def weights_of(strategy: KnowledgeStrategy[Any]) -> dict[str, Array]:
+    """Return the arrays of the final model."""
+    arrays: dict[str, Array] = strategy.model_.to_arrays()  # type: ignore[attr-defined]
+    return arrays
 
 
 def without_records(party: Party) -> Party:

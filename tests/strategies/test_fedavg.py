@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import RecordDict
 
 from clients.app import client_app
 from fl_strategies import FedAvg, Party
@@ -21,48 +20,35 @@ from fl_strategies.errors import (
     RunFailed,
     UnsupportedLearner,
 )
-from fl_strategies.learners import ContinuingLearner, LearnerFactory, StartingLearner
+from fl_strategies.learners import LearnerFactory, StartingLearner
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.server.replies import MAX_DISTINCT_EVENTS, reported_epsilon
 from fl_strategies.strategies.weights.restraint import as_layout
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import decode_arrays
-from simulations.runtime.local import InMemoryGrid, run_local
+from simulations.runtime.local import run_local
 from tests.toys import (
+    DESCENT,
     PUBLIC,
     TEST,
     CentroidLearner,
+    Change,
+    WatchedGrid,
+    arrays_in,
     common_options,
     load_toy_party,
     load_with,
+    loading,
+    torch_factory,
     toy_party,
+    weights_of,
+    with_arrays,
+    with_meta,
 )
 
 torch = pytest.importorskip("torch")
 SIZES = (12, 30, 45)
-
-
-class RecordingGrid(InMemoryGrid):
-    """Keeps requests and replies, and lets a test change what the first party says."""
-
-    change: Callable[[Message], None] | None = None
-    only_in_round = 1
-    result: Any = None
-
-    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
-        sent = list(messages)
-        if not sent:
-            return []
-        replies = super().send_and_receive(sent, timeout=timeout)
-        asked_round = sent[0].content[keys.CONFIG][keys.SERVER_ROUND]
-        training = sent[0].metadata.message_type == "train"
-        if self.change is not None and training and asked_round == self.only_in_round:
-            self.change(replies[0])
-        if training:
-            self.wire = [*getattr(self, "wire", []), (sent, replies)]
-        return replies
 
 
 def toy_fedavg(**changes: object) -> FedAvg:
@@ -73,48 +59,22 @@ def run(
     strategy: FedAvg,
     load: Callable[[Any], Party] = load_toy_party,
     num_rounds: int = 1,
-    change: Callable[[Message], None] | None = None,
+    change: Change | None = None,
     only_in_round: int = 1,
-) -> Any:
-    grid = RecordingGrid(client_app(load), len(SIZES))
-    grid.change, grid.only_in_round = change, only_in_round
-    grid.result = strategy.start(grid, ArrayRecord(), num_rounds=num_rounds)
-    return grid
+) -> WatchedGrid:
+    grid = WatchedGrid(client_app(load), len(SIZES), change, only_in_round)
+    return grid.serve(strategy, num_rounds)
 
 
 def network(**changes: Any) -> LearnerFactory:
     """Return a factory of small networks that take one step of plain descent an epoch."""
-    from clients.networks.learner import TorchLearner
-
-    options = {"optimizer": "sgd", "momentum": 0.0, "batch_size": 10_000, "learning_rate": 0.1}
-    return lambda: TorchLearner(
-        lambda: torch.nn.Sequential(
-            torch.nn.Linear(2, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
-        ),
-        num_classes=3,
-        **{**options, **changes},
-    )
+    settings = {**DESCENT, "learning_rate": 0.1, **changes}
+    return torch_factory(5, activation="Tanh", **settings)
 
 
 def load_network_party(factory: LearnerFactory) -> Callable[[Any], Party]:
     """Return parties of unequal size with this model."""
-
-    def load(context: Any) -> Party:
-        number = int(context.node_config["partition-id"])
-        return replace(toy_party(number, SIZES[number]), learner_fn=factory)
-
-    return load
-
-
-def arrays_of(message: Message) -> dict[str, Array]:
-    record = message.content[keys.ARRAYS]
-    assert isinstance(record, ArrayRecord)
-    return decode_arrays(record, 2**30)
-
-
-def weights_of(strategy: FedAvg) -> dict[str, Array]:
-    assert isinstance(strategy.model_, ContinuingLearner)
-    return strategy.model_.to_arrays()
+    return loading(lambda n: replace(toy_party(n, SIZES[n]), learner_fn=factory))
 
 
 # The mean.
@@ -152,7 +112,7 @@ def test_the_model_is_the_mean_of_what_was_sent() -> None:
     grid = run(strategy, load_network_party(factory))
 
     ((_, replies),) = grid.wire
-    sent = [arrays_of(reply) for reply in replies]
+    sent = [arrays_in(reply) for reply in replies]
     for name, mean in weights_of(strategy).items():
         expected = np.average([arrays[name] for arrays in sent], axis=0, weights=SIZES)
         np.testing.assert_allclose(mean, expected, rtol=1e-6)
@@ -187,7 +147,7 @@ def test_all_parties_start_from_equal_weights() -> None:
     ((_, replies),) = grid.wire
     for name, mean in weights_of(first).items():
         for reply in replies:
-            np.testing.assert_allclose(arrays_of(reply)[name], mean, atol=1e-8)
+            np.testing.assert_allclose(arrays_in(reply)[name], mean, atol=1e-8)
         assert not np.allclose(weights_of(other)[name], mean, atol=1e-3)
 
 
@@ -204,7 +164,7 @@ def test_rounds_go_on_from_the_mean() -> None:
     requests, _ = grid.wire[1]
     for name, mean in middle.items():
         for request in requests:
-            np.testing.assert_array_equal(arrays_of(request)[name], mean)
+            np.testing.assert_array_equal(arrays_in(request)[name], mean)
         np.testing.assert_array_equal(weights_of(once)[name], weights_of(twice)[name])
         assert not np.array_equal(weights_of(once)[name], mean)
 
@@ -239,7 +199,7 @@ def test_buffers_are_averaged_too() -> None:
     grid = run(strategy, load_network_party(factory))
 
     ((_, replies),) = grid.wire
-    variances = [arrays_of(reply)["1.running_var"] for reply in replies]
+    variances = [arrays_in(reply)["1.running_var"] for reply in replies]
     mean = np.average(variances, axis=0, weights=SIZES)
     weights = weights_of(strategy)
     np.testing.assert_allclose(weights["1.running_var"], mean, rtol=1e-5)
@@ -267,19 +227,17 @@ def test_without_a_first_mean_all_start_again() -> None:
 
 def test_a_party_that_comes_late_gets_the_mean() -> None:
     """Two parties make the first model, the third continues from it."""
-    strategy = toy_fedavg(num_parties=2)
-    app = client_app(load_toy_party)
-    grid = RecordingGrid(app, 3)
+    strategy, grid = toy_fedavg(num_parties=2), WatchedGrid(client_app(load_toy_party), 3)
     everybody = grid.get_node_ids()
     grid.get_node_ids = lambda: everybody[:2]  # type: ignore[method-assign]
-    strategy.start(grid, ArrayRecord(), num_rounds=1)
+    grid.serve(strategy)
     first = weights_of(strategy)["centroids"]
     grid.get_node_ids = lambda: everybody  # type: ignore[method-assign]
-    strategy.start(grid, ArrayRecord(), num_rounds=1)
+    grid.serve(strategy)
 
     requests, _ = grid.wire[1]
     assert len(requests) == 3
-    np.testing.assert_array_equal(arrays_of(requests[2])["centroids"], first)
+    np.testing.assert_array_equal(arrays_in(requests[2])["centroids"], first)
     assert not strategy.rejected_
 
 
@@ -344,35 +302,31 @@ def test_another_task_is_refused() -> None:
 # Untrusted weights.
 
 
-def with_arrays(**arrays: Array) -> Callable[[Message], None]:
-    def change(reply: Message) -> None:
-        record = ArrayRecord({name: FlowerArray(array) for name, array in arrays.items()})
-        reply.content[keys.ARRAYS] = record
-
-    return change
-
-
-def with_meta(key: str, value: Any) -> Callable[[Message], None]:
-    def change(reply: Message) -> None:
-        meta = reply.content[keys.META]
-        assert isinstance(meta, ConfigRecord)
-        meta[key] = value
-
-    return change
+def sending(**arrays: Array) -> Change:
+    return with_arrays(lambda _: arrays)
 
 
 LARGE = np.full((3, 2), 1e300)
+NO_EVENTS = json.dumps(PrivacyLedger("example").state_dict())
+
+
+def many_events(content: RecordDict) -> None:
+    """Claim more events than a ledger can add up."""
+    meta = content.config_records[keys.META]
+    text = str(meta["privacy-events"])
+    meta["privacy-events"] = text.replace('"count": 1', f'"count": {2**53}')
+    assert meta["privacy-events"] != text
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (with_arrays(centroids=np.full((3, 2), np.nan)), "'centroids' must be finite"),
-        (with_arrays(centroids=np.full((3, 2), -np.inf)), "'centroids' must be finite"),
-        (with_arrays(centroids=np.ones((2, 2))), "centroids must be (3, 2)"),
-        (with_arrays(centroids=LARGE, more=LARGE), "must be finite and at most 1e+30"),
-        (with_arrays(centroids=np.ones((3, 2), np.float32)), "must have the model's layout"),
-        (with_arrays(centroids=np.ones((3, 2), np.int64)), "must have the model's layout"),
+        (sending(centroids=np.full((3, 2), np.nan)), "'centroids' must be finite"),
+        (sending(centroids=np.full((3, 2), -np.inf)), "'centroids' must be finite"),
+        (sending(centroids=np.ones((2, 2))), "centroids must be (3, 2)"),
+        (sending(centroids=LARGE, more=LARGE), "must be finite and at most 1e+30"),
+        (sending(centroids=np.ones((3, 2), np.float32)), "must have the model's layout"),
+        (sending(centroids=np.ones((3, 2), np.int64)), "must have the model's layout"),
         (with_meta(keys.NUM_EXAMPLES, 0), "num-examples must be a whole number from 1"),
         (with_meta(keys.NUM_EXAMPLES, -5), "num-examples must be a whole number from 1"),
         (with_meta(keys.NUM_EXAMPLES, 40.0), "num-examples must be a whole number from 1"),
@@ -383,12 +337,12 @@ LARGE = np.full((3, 2), 1e300)
         (with_meta("privacy-events", "[" * 90_000), "privacy events must be as written here"),
         (with_meta("privacy-events", 3), "privacy events must be as written here"),
         (with_meta("privacy-events", " " * 200_000), "privacy events must be as written"),
+        (with_meta("privacy-events", NO_EVENTS), "privacy events must be as written here"),
+        (many_events, "privacy events must be as written here"),
     ],
 )
 @pytest.mark.parametrize("server_round", [1, 2])
-def test_bad_weights_are_left_out(
-    change: Callable[[Message], None], reason: str, server_round: int
-) -> None:
+def test_bad_weights_are_left_out(change: Change, reason: str, server_round: int) -> None:
     """Whatever one party sends, before or after there is a model, the others make the mean."""
     strategy = toy_fedavg()
 
@@ -397,56 +351,26 @@ def test_bad_weights_are_left_out(
     (found,) = strategy.rejected_.values()
     assert reason in found
     _, replies = grid.wire[-1]
-    honest = [arrays_of(reply)["centroids"] for reply in replies[1:]]
+    honest = [arrays_in(reply)["centroids"] for reply in replies[1:]]
     np.testing.assert_allclose(weights_of(strategy)["centroids"], np.mean(honest, axis=0))
     assert grid.result.train_metrics_clientapp[server_round][keys.NUM_PARTIES] == 2
-
-
-def test_no_events_at_all_is_not_free_of_charge() -> None:
-    """A party cannot hide a release by an empty list of events."""
-    empty = PrivacyLedger("example").state_dict()
-    strategy = toy_fedavg()
-
-    run(strategy, change=with_meta("privacy-events", str(empty).replace("'", '"')))
-
-    assert len(strategy.rejected_) == 1
-
-
-def test_counts_cannot_overflow_the_servers_ledger() -> None:
-    """More events than anybody has in a round are refused before they are added up."""
-    strategy = toy_fedavg()
-
-    def claim_many(reply: Message) -> None:
-        meta = reply.content[keys.META]
-        assert isinstance(meta, ConfigRecord)
-        text = str(meta["privacy-events"])
-        meta["privacy-events"] = text.replace('"count": 1', f'"count": {2**53}')
-        assert meta["privacy-events"] != text
-
-    run(strategy, change=claim_many)
-
-    (reason,) = strategy.rejected_.values()
-    assert "privacy events must be as written here" in reason
 
 
 def test_strangers_events_do_not_keep_the_accountant_busy() -> None:
     """Many kinds of training, in one round or over rounds, count as unprotected at once."""
     strategy, rounds = toy_fedavg(), iter(range(1, 100))
 
-    def claim_many(reply: Message) -> None:
-        meta = reply.content[keys.META]
-        assert isinstance(meta, ConfigRecord)
+    def claim_many(content: RecordDict) -> None:
         ledger, first = PrivacyLedger("example"), 10 * next(rounds)
         for steps in range(first, first + 3):
             ledger.compose(
                 DPSGDEvent(noise_multiplier=4.0, records=40, batch_size=8, steps=steps)
             )
-        meta["privacy-events"] = json.dumps(ledger.state_dict())
+        content.config_records[keys.META]["privacy-events"] = json.dumps(ledger.state_dict())
 
-    grid = RecordingGrid(client_app(load_toy_party), len(SIZES))
-    grid.change = claim_many
-    for grid.only_in_round in range(1, 7):
-        strategy.start(grid, ArrayRecord(), num_rounds=1)
+    grid = WatchedGrid(client_app(load_toy_party), len(SIZES), claim_many)
+    for _ in range(6):
+        grid.serve(strategy)
 
     assert not strategy.rejected_
     _, ledger = strategy.state.ledgers[0]
@@ -507,18 +431,10 @@ def test_private_training_adds_up_over_rounds() -> None:
 
 def test_one_party_without_noise_leaves_no_guarantee() -> None:
     """The party that is protected least counts."""
-    from clients.networks.learner import TorchLearner
+    strategy, plain = toy_fedavg(learner_fn=private_network), torch_factory()
+    kinds = [private_network, plain, private_network]
 
-    strategy = toy_fedavg(learner_fn=private_network)
-
-    def plain() -> TorchLearner:
-        return TorchLearner(lambda: torch.nn.Linear(2, 3), num_classes=3)
-
-    def load(context: Any) -> Party:
-        party = load_network_party(private_network)(context)
-        return replace(party, learner_fn=plain) if party.partition_id == 1 else party
-
-    run(strategy, load)
+    run(strategy, loading(lambda n: replace(toy_party(n, SIZES[n]), learner_fn=kinds[n])))
 
     assert not strategy.rejected_
     assert strategy.ledger_.get_epsilon() == math.inf
@@ -529,17 +445,16 @@ def test_a_journal_keeps_every_round_and_its_budget(tmp_path: Path) -> None:
     """A party with a budget sends nothing that was trained without noise."""
 
     def load_kept(budgets: Mapping[int, float]) -> Callable[[Any], Party]:
-        def load(context: Any) -> Party:
-            party = load_toy_party(context)
-            budget = budgets.get(party.partition_id)
+        def load(number: int) -> Party:
+            party = toy_party(number)
             journal = PartyJournal(
-                tmp_path / f"{len(budgets)}-{party.partition_id}",
+                tmp_path / f"{len(budgets)}-{number}",
                 fingerprint=data_fingerprint(party.x, party.y),
-                max_epsilon=budget,
+                max_epsilon=budgets.get(number),
             )
             return replace(party, journal=journal, run="r")
 
-        return load
+        return loading(load)
 
     free, bound = toy_fedavg(), toy_fedavg()
     run(free, load_kept({}), num_rounds=2)
@@ -557,11 +472,7 @@ def test_public_rows_are_not_learned_from() -> None:
     """Only what they are is compared: other rows on all sides give the same model."""
     plain, moved = toy_fedavg(), toy_fedavg(public=PUBLIC + 1)
     run(plain)
-
-    def load(context: Any) -> Party:
-        return replace(load_toy_party(context), public=PUBLIC + 1)
-
-    run(moved, load)
+    run(moved, loading(lambda n: replace(toy_party(n), public=PUBLIC + 1)))
 
     np.testing.assert_array_equal(
         weights_of(plain)["centroids"], weights_of(moved)["centroids"]

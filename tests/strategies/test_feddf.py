@@ -7,13 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import (
-    ArrayRecord,
-    Context,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from scipy.special import softmax
 
@@ -21,46 +15,41 @@ from clients.app import client_app
 from fl_strategies import FedAvg, FedDF, FlowerStrategy, Party
 from fl_strategies._util import Array, FloatArray, derive_rng
 from fl_strategies.errors import InvalidParameter, UnsupportedLearner
-from fl_strategies.learners import LearnerFactory, StartingLearner
+from fl_strategies.learners import LearnerFactory
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
+from fl_strategies.wire.knowledge import encode_arrays
 from simulations.runtime.local import InMemoryGrid
 from tests.toys import (
+    DESCENT,
     NUM_CLASSES,
     PUBLIC,
     TEST,
     CentroidLearner,
+    Change,
+    WatchedGrid,
     accuracy,
+    arrays_in,
     common_options,
+    loading,
+    torch_factory,
     toy_party,
+    weights_of,
+    with_arrays,
+    with_meta,
 )
 
 torch = pytest.importorskip("torch")
 
 RATE, NUM_PARTIES = 0.5, 4
-DESCENT: dict[str, Any] = {
-    "optimizer": "sgd",
-    "momentum": 0.0,
-    "learning_rate": RATE,
-    "batch_size": 10_000,
-}
 
 
 def linear(**changes: Any) -> Any:
-    from clients.networks.learner import TorchLearner
-
-    module = lambda: torch.nn.Linear(2, NUM_CLASSES)  # noqa: E731
-    return TorchLearner(module, num_classes=NUM_CLASSES, **{**DESCENT, **changes})
+    return torch_factory(**{**DESCENT, "learning_rate": RATE, **changes})()
 
 
 def layered(**changes: Any) -> Any:
-    from clients.networks.learner import TorchLearner
-
-    def module() -> Any:
-        hidden = torch.nn.Linear(2, 7)
-        return torch.nn.Sequential(hidden, torch.nn.Tanh(), torch.nn.Linear(7, NUM_CLASSES))
-
-    return TorchLearner(module, num_classes=NUM_CLASSES, **{**DESCENT, **changes})
+    settings = {**DESCENT, "learning_rate": RATE, **changes}
+    return torch_factory(7, activation="Tanh", **settings)()
 
 
 FACTORIES: Mapping[str, LearnerFactory] = {"linear": linear, "layered": layered}
@@ -69,14 +58,13 @@ FACTORIES: Mapping[str, LearnerFactory] = {"linear": linear, "layered": layered}
 def load(*names: str, change: Callable[[Party], Party] = lambda p: p) -> Callable[..., Party]:
     """Load parties of unequal size with these kinds of models in turn, and no public rows."""
 
-    def load_party(context: Any) -> Party:
-        number = int(context.node_config["partition-id"])
+    def make(number: int) -> Party:
         name = names[number % len(names)]
         party = toy_party(number, 20 + 10 * number)
         named = replace(party, learner_fn=FACTORIES[name], learner_name=name)
         return change(replace(named, public=PUBLIC[:0]))
 
-    return load_party
+    return loading(make)
 
 
 def feddf(**changes: Any) -> FedDF:
@@ -84,41 +72,10 @@ def feddf(**changes: Any) -> FedDF:
     return FedDF.from_settings(**{**common_options(NUM_PARTIES), **options})
 
 
-class Recording(InMemoryGrid):
-    """Keeps what crosses the wire in training, and lets a test change the first answer."""
-
-    change: Callable[[RecordDict], None] | None = None
-
-    def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
-        sent = list(messages)
-        replies = super().send_and_receive(sent, **rest)
-        if sent and sent[0].metadata.message_type == "train":
-            if self.change is not None:
-                self.change(replies[0].content)
-            self.wire = [*getattr(self, "wire", []), (sent, replies)]
-        return replies
-
-
 def run(
-    strategy: FlowerStrategy,
-    app: ClientApp,
-    num_rounds: int = 1,
-    change: Callable[[RecordDict], None] | None = None,
-) -> Recording:
-    grid = Recording(app, NUM_PARTIES)
-    grid.change = change
-    strategy.start(grid, ArrayRecord(), num_rounds=num_rounds)
-    return grid
-
-
-def arrays_of(message: Message) -> dict[str, Array]:
-    return decode_arrays(message.content.array_records[keys.ARRAYS], 2**30)
-
-
-def weights_of(strategy: FlowerStrategy) -> dict[str, Array]:
-    model = strategy.model_
-    assert isinstance(model, StartingLearner)
-    return model.to_arrays()
+    strategy: FlowerStrategy, app: ClientApp, num_rounds: int = 1, change: Change | None = None
+) -> WatchedGrid:
+    return WatchedGrid(app, NUM_PARTIES, change).serve(strategy, num_rounds)
 
 
 def scores(arrays: Mapping[str, Array]) -> FloatArray:
@@ -138,7 +95,7 @@ def test_a_round_is_a_mean_and_a_step_towards_the_ensemble(
     strategy = feddf(restrain=False, **settings)
     ((_, replies),) = run(strategy, client_app(load("linear"))).wire
 
-    sent = [arrays_of(reply) for reply in replies]
+    sent = [arrays_in(reply) for reply in replies]
     said = [scores(arrays) / temperature for arrays in sent]
     targets = {
         "logits": softmax(np.mean(said, axis=0), axis=1),
@@ -207,12 +164,12 @@ def test_each_kind_has_its_average_and_learns_from_all() -> None:
     (first, replies), (second, _) = grid.wire
     assert {str(m.content[keys.META][keys.KIND]) for m in first} == {"models"}
     for kind, numbers in (("linear", [0, 2]), ("layered", [1, 3])):
-        sent = [arrays_of(replies[number]) for number in numbers]
-        for name, array in arrays_of(second[numbers[0]]).items():
+        sent = [arrays_in(replies[number]) for number in numbers]
+        for name, array in arrays_in(second[numbers[0]]).items():
             sizes = [20 + 10 * number for number in numbers]
             mean = np.average([arrays[name] for arrays in sent], axis=0, weights=sizes)
             np.testing.assert_allclose(array, mean, atol=1e-6)
-            np.testing.assert_array_equal(arrays_of(second[numbers[1]])[name], array)
+            np.testing.assert_array_equal(arrays_in(second[numbers[1]])[name], array)
         assert second[numbers[0]].content[keys.META][keys.LEARNER] == kind
 
 
@@ -259,11 +216,7 @@ def test_a_kind_the_server_does_not_know_excludes_its_party() -> None:
 
 def test_weights_of_another_kind_exclude_their_party() -> None:
     """A party cannot say that it has one kind and send another."""
-
-    def pretend(content: RecordDict) -> None:
-        content.config_records[keys.META][keys.LEARNER] = "layered"
-
-    strategy = feddf(model_fns=FACTORIES)
+    strategy, pretend = feddf(model_fns=FACTORIES), with_meta(keys.LEARNER, "layered")
     run(strategy, client_app(load("linear", "layered")), change=pretend)
 
     (reason,) = strategy.rejected_.values()
@@ -315,8 +268,6 @@ def plain_app(
 
 
 def start_plain(strategy: FedDF, app: ClientApp, num_rounds: int = 2) -> Any:
-    from flwr.app import ConfigRecord
-
     grid = InMemoryGrid(app, NUM_PARTIES)
     config = ConfigRecord({"lr": 0.5})
     return strategy.start(grid, ArrayRecord(), num_rounds=num_rounds, train_config=config)
@@ -362,19 +313,17 @@ def test_a_bad_answer_of_a_plain_party_excludes_it(change: Any, reason: str) -> 
 # Liars, and what does not fit.
 
 
+def louder(times: float) -> Change:
+    return with_arrays(lambda a: {n: np.float32(times) * array for n, array in a.items()})
+
+
 @pytest.mark.parametrize("restrain", [True, False])
 def test_one_loud_model_does_not_speak_for_all(restrain: bool) -> None:
     """Weights of any size are moved towards the others'; without the limit they decide."""
-
-    def shout(content: RecordDict) -> None:
-        arrays = decode_arrays(content.array_records[keys.ARRAYS], 2**20)
-        loud = {name: np.float32(-1e4) * array for name, array in arrays.items()}
-        content[keys.ARRAYS] = encode_arrays(loud)
-
     honest, attacked = (feddf(restrain=restrain, local_epochs=20) for _ in range(2))
     app = client_app(load("linear"))
     run(honest, app)
-    run(attacked, app, change=shout)
+    run(attacked, app, change=louder(-1e4))
 
     lost = [accuracy(s.model_.predict(TEST[0])) for s in (honest, attacked)]
     assert lost[1] > lost[0] - 0.1 if restrain else lost[1] < lost[0] - 0.3
@@ -383,43 +332,34 @@ def test_one_loud_model_does_not_speak_for_all(restrain: bool) -> None:
 def test_a_single_loud_model_of_its_kind_is_heard_as_others_are() -> None:
     """Where a kind has too few parties for a middle, the ensemble has one."""
     strategy = feddf(model_fns=FACTORIES)
-    app = client_app(load("linear", "layered"))
-
-    def shout(content: RecordDict) -> None:
-        arrays = decode_arrays(content.array_records[keys.ARRAYS], 2**20)
-        loud = {name: np.float32(1e4) * array for name, array in arrays.items()}
-        content[keys.ARRAYS] = encode_arrays(loud)
-
-    run(strategy, app, change=shout)
+    run(strategy, client_app(load("linear", "layered")), change=louder(1e4))
 
     assert strategy.state.history["train"][1][keys.NUM_CAPPED] == 1
 
 
-def test_a_model_that_fails_on_a_later_row_is_not_heard() -> None:
-    """Its party is not found out by the rows that all models are tried on."""
-    public = np.concatenate([PUBLIC, np.full((1, 2), 1e30)])
-    strategy = feddf(public=public, restrain=False)
+class Raising(CentroidLearner):
+    """A model that a hostile party's weights break."""
 
-    said, quieter = strategy._targets([overflowing(), linear().initialised()])
-    assert np.isfinite(said).all()
-    assert quieter == 1
-
-
-def test_a_model_that_raises_on_a_later_row_is_not_heard() -> None:
-    """Whatever a learner raises for weights of a liar: the others make the model."""
-
-    class Raising(CentroidLearner):
-        def logits(self, x: Array) -> FloatArray:  # noqa: ARG002
-            raise ZeroDivisionError("not these rows")
-
-    said, quieter = feddf()._targets([Raising(), linear().initialised()])
-    assert np.isfinite(said).all()
-    assert quieter == 1
+    def logits(self, x: Array) -> FloatArray:  # noqa: ARG002
+        raise ZeroDivisionError("not these rows")
 
 
 def overflowing() -> Any:
     arrays = linear().initialised().to_arrays()
     return linear().from_arrays({**arrays, "weight": np.full((3, 2), 1e10, np.float32)})
+
+
+@pytest.mark.parametrize("make", [overflowing, Raising])
+def test_a_model_that_fails_on_a_later_row_is_omitted(make: Callable[[], Any]) -> None:
+    """Whatever it raises there: the rows that all models are tried on do not show it."""
+    public = np.concatenate([PUBLIC, np.full((1, 2), 1e30)])
+
+    said, quieter = feddf(public=public, restrain=False)._targets(
+        [make(), linear().initialised()]
+    )
+
+    assert np.isfinite(said).all()
+    assert quieter == 1
 
 
 def test_learners_and_rows_that_do_not_fit_are_sentences() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context
+from flwr.app import ConfigRecord
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -19,7 +19,6 @@ from fl_strategies import (
     Generated,
     KnowledgeStrategy,
     Objective,
-    Party,
 )
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
@@ -32,7 +31,15 @@ from fl_strategies.strategies.fedgen import (
     diversity_loss,
 )
 from simulations.runtime.local import run_local
-from tests.toys import NUM_CLASSES, PUBLIC, TEST, accuracy, toy_party
+from tests.toys import (
+    TEST,
+    accuracy,
+    common_options,
+    lacking,
+    loading,
+    torch_factory,
+    toy_party,
+)
 
 SIZES = (3, 2, 5, 4)
 """Classes, noise, hidden units and features of a tiny generator."""
@@ -162,35 +169,17 @@ def test_a_generator_that_is_none_is_refused(change: Any) -> None:
         Generator.from_arrays(change(arrays), 3, 4)
 
 
-def network() -> TorchLearner:
-    def module() -> nn.Module:
-        return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
-
-    return TorchLearner(
-        module, num_classes=NUM_CLASSES, learning_rate=0.1, optimizer="sgd", batch_size=8
-    )
-
-
-def load(context: Context) -> Party:
-    """Return parties of which each lacks a class."""
-    number = int(context.node_config["partition-id"])
-    party = toy_party(number)
-    rows = party.y != number
-    return replace(
-        party, x=party.x[rows], y=party.y[rows], learner_fn=network, learner_name="network"
-    )
+network = torch_factory(8, learning_rate=0.1, optimizer="sgd", batch_size=8)
+load = loading(lambda n: replace(lacking(n), learner_fn=network, learner_name="network"))
 
 
 def run(
     kind: type[KnowledgeStrategy[Any]], num_rounds: int = 3, **settings: object
 ) -> KnowledgeStrategy[Any]:
     given: dict[str, Any] = {
+        **common_options(3),
         "learner_fn": network,
         "learner_name": "network",
-        "num_classes": NUM_CLASSES,
-        "public": PUBLIC,
-        "num_parties": 3,
-        "max_wait": 0.0,
         "local_epochs": 2,
         **settings,
     }
@@ -215,35 +204,6 @@ def test_the_first_round_has_no_generator() -> None:
 
     np.testing.assert_array_equal(one.model_.logits(TEST[0]), fedavg.model_.logits(TEST[0]))
     assert sorted(one.state.generator) == sorted([*NAMES, "class-shares"])  # type: ignore[attr-defined]
-
-
-def test_an_objective_of_features_moves_the_last_layer_alone() -> None:
-    """One step of SGD adds the slope of their cross-entropy to the last layer's."""
-    rng = np.random.default_rng(3)
-    x, y = rng.normal(size=(8, 2)).astype(np.float32), rng.integers(3, size=8)
-    features, labels = rng.normal(size=(5, 8)), rng.integers(3, size=5)
-    objective = Objective(terms=(Generated(features=features, labels=labels, strength=2.0),))
-    start = replace(network(), momentum=0.0).initialised(rng=np.random.default_rng(0))
-    first = start.to_arrays()
-
-    def after(given: Objective | None) -> dict[str, Array]:
-        twin = start.from_arrays(first)
-        options: dict[str, Any] = {"rng": np.random.default_rng(1), "epochs": 1}
-        return twin.partial_fit(x, y, **options, objective=given).to_arrays()
-
-    plain, guided = after(None), after(objective)
-
-    weight = torch.tensor(first["2.weight"], requires_grad=True)
-    bias = torch.tensor(first["2.bias"], requires_grad=True)
-    scores = torch.tensor(features, dtype=torch.float32) @ weight.T + bias
-    (2.0 * cross_entropy(scores, torch.tensor(labels))).backward()  # type: ignore[no-untyped-call]
-    assert weight.grad is not None
-    assert bias.grad is not None
-    np.testing.assert_array_equal(guided["0.weight"], plain["0.weight"])
-    for name, slope in (("2.weight", weight.grad), ("2.bias", bias.grad)):
-        np.testing.assert_allclose(
-            guided[name], plain[name] - 0.1 * slope.numpy(), rtol=1e-4, atol=1e-6
-        )
 
 
 def test_features_must_fit_the_last_layer() -> None:

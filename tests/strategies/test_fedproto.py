@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import ConfigRecord, Context
-from torch import nn
+from flwr.app import ConfigRecord
 
-from clients import TorchLearner, client_app
+from clients import client_app
 from fl_strategies import (
     FedAvg,
     FedProto,
@@ -29,29 +27,29 @@ from fl_strategies.strategies.fedproto import KNOWN, PROTOTYPES, PrototypeWeight
 from fl_strategies.strategies.weights.party import CLASS_COUNTS
 from fl_strategies.wire.knowledge import Metrics
 from simulations.runtime.local import run_local
-from tests.toys import NUM_CLASSES, TEST, CentroidLearner, accuracy, common_options, toy_party
+from tests.toys import (
+    NUM_CLASSES,
+    TEST,
+    CentroidLearner,
+    accuracy,
+    common_options,
+    lacking,
+    loading,
+    torch_factory,
+)
 
 NUM_PARTIES, UNITS = 3, 5
 
 
-def module() -> nn.Module:
-    hidden = nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, UNITS), nn.ReLU()
-    return nn.Sequential(*hidden, nn.Linear(UNITS, NUM_CLASSES))
-
-
-def network() -> TorchLearner:
-    return TorchLearner(module, num_classes=NUM_CLASSES, batch_size=16, learning_rate=0.01)
-
-
-def load(context: Context) -> Party:
-    return party_of(int(context.node_config["partition-id"]))
+network = torch_factory(8, UNITS, batch_size=16, learning_rate=0.01)
 
 
 def party_of(number: int) -> Party:
     """Return a party that lacks the class of its own number."""
-    party = toy_party(number, 120)
-    rows = np.flatnonzero(party.y != number)[:40]
-    return replace(party, learner_fn=network, x=party.x[rows], y=party.y[rows])
+    return replace(lacking(number), learner_fn=network)
+
+
+load = loading(party_of)
 
 
 def federated(strategy: type[KnowledgeStrategy[Any]] = FedProto, **options: Any) -> Any:
@@ -94,7 +92,7 @@ def test_one_huge_prototype_is_shortened() -> None:
 
 
 def test_a_party_sends_the_means_of_its_own_features() -> None:
-    """Recomputed with torch from the weights that it sends."""
+    """Recomputed with numpy from the weights that it sends."""
     sent: list[Mapping[str, Array]] = []
 
     class Watched(FedProto):
@@ -106,12 +104,12 @@ def test_a_party_sends_the_means_of_its_own_features() -> None:
 
     party = party_of(0)
     arrays = next(each for each in sent if not each[CLASS_COUNTS][0])
-    received: Any = module()
     own = (CLASS_COUNTS, PROTOTYPES)
-    weights = {n: torch.tensor(a) for n, a in arrays.items() if n not in own}
-    received.load_state_dict(weights)
-    with torch.no_grad():
-        features = received[:-1](torch.tensor(party.x, dtype=torch.float32)).numpy()
+    weights = {n: a.astype(np.float64) for n, a in arrays.items() if n not in own}
+    features = party.x
+    for layer in ("0", "2"):
+        features = features @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
+        features = np.maximum(features, 0)
     for label in (1, 2):
         mean = features[party.y == label].mean(axis=0)
         np.testing.assert_allclose(arrays[PROTOTYPES][label], mean, rtol=1e-4, atol=1e-5)

@@ -1,7 +1,7 @@
 """Flower's own strategies: on our parties by their own servers, and under our base."""
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,25 @@ from fl_strategies import (
 )
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData, InvalidParameter, NotEnoughParties, RunFailed
-from fl_strategies.learners import LearnerFactory, PortableLearner, StartingLearner
+from fl_strategies.learners import StartingLearner
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.kept import Killed, MortalGrid
-from tests.toys import TEST, accuracy, common_options, toy_party
+from tests.toys import (
+    TEST,
+    CentroidLearner,
+    Change,
+    WatchedGrid,
+    accuracy,
+    common_options,
+    load_toy_party,
+    loading,
+    toy_party,
+    weights_of,
+    with_arrays,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -69,9 +81,7 @@ def factory() -> Any:
     return TorchLearner(module, num_classes=3, batch_size=20, learning_rate=0.05)
 
 
-def load(context: Context) -> Party:
-    number = int(context.node_config["partition-id"])
-    return replace(toy_party(number, 60), learner_fn=factory)
+load = loading(lambda n: replace(toy_party(n, 60), learner_fn=factory))
 
 
 def first_weights(seed: int = 0) -> ArrayRecord:
@@ -102,11 +112,6 @@ def adapted(inner: Strategy | None = None, **changes: Any) -> FlowerStrategy:
     return FlowerStrategy(**options(flower=inner, **changes))
 
 
-def weights(strategy: FlowerStrategy) -> Mapping[str, Array]:
-    assert isinstance(strategy.model_, PortableLearner)
-    return strategy.model_.to_arrays()
-
-
 # Flower's own servers, which know nothing of this package.
 
 
@@ -125,28 +130,31 @@ def test_parties_answer_flowers_own_strategies(name: str) -> None:
 def test_a_plain_answer_holds_weights_and_a_count_alone() -> None:
     """Names in the order in which they came; no epsilon, which Flower would average."""
     sent = first_weights()
-    content = RecordDict({"arrays": sent, "config": ConfigRecord({"server-round": 1})})
 
-    (reply,) = ask(content, client_app(load))
+    (reply,) = ask(request(sent), client_app(load))
 
     assert set(reply.content) == {"arrays", "metrics"}
     assert list(reply.content.array_records["arrays"]) == list(sent)
     assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 60}
 
 
-def ask(content: RecordDict, app: Any, kind: str = "train") -> list[Message]:
+def request(arrays: ArrayRecord, **settings: Any) -> RecordDict:
+    config = ConfigRecord({"server-round": 1, **settings})
+    return RecordDict({"arrays": arrays, "config": config})
+
+
+def ask(content: RecordDict, app: Any) -> list[Message]:
     grid = InMemoryGrid(app, 1)
     (node,) = grid.get_node_ids()
-    return grid.send_and_receive([Message(content, dst_node_id=node, message_type=kind)])
+    return grid.send_and_receive([Message(content, dst_node_id=node, message_type="train")])
 
 
 def test_the_proximal_term_holds_weights_back() -> None:
     """FedProx's mu reaches the learner: the larger, the nearer the weights stay."""
     away = []
     for mu in (0.0, 10.0, 1000.0):
-        config = ConfigRecord({"server-round": 1, "proximal-mu": mu})
         sent = first_weights()
-        (reply,) = ask(RecordDict({"arrays": sent, "config": config}), client_app(load))
+        (reply,) = ask(request(sent, **{"proximal-mu": mu}), client_app(load))
         before, after = (decode_arrays(r, 2**20) for r in (sent, reply.content["arrays"]))
         away.append(np.abs(after["0.weight"] - before["0.weight"]).max())
 
@@ -156,8 +164,7 @@ def test_the_proximal_term_holds_weights_back() -> None:
 @pytest.mark.parametrize("mu", [-1.0, float("nan"), float("inf"), 1e9, "much"])
 def test_an_absurd_proximal_term_is_refused(mu: Any) -> None:
     """A server cannot make a party compute nonsense."""
-    config = ConfigRecord({"server-round": 1, "proximal-mu": mu})
-    (reply,) = ask(RecordDict({"arrays": first_weights(), "config": config}), client_app(load))
+    (reply,) = ask(request(first_weights(), **{"proximal-mu": mu}), client_app(load))
 
     assert "Server: proximal-mu must be a number from 0.0 to" in reply.error.reason
 
@@ -165,22 +172,17 @@ def test_an_absurd_proximal_term_is_refused(mu: Any) -> None:
 def test_weights_of_another_model_are_refused() -> None:
     """By one sentence, before any record is touched."""
     arrays = encode_arrays({"0.weight": np.zeros((8, 2), np.float32)})
-    config = ConfigRecord({"server-round": 1})
-    (reply,) = ask(RecordDict({"arrays": arrays, "config": config}), client_app(load))
+    (reply,) = ask(request(arrays), client_app(load))
 
     assert reply.error.reason.startswith("Weights: arrays must be those of the model")
 
 
 def test_a_policy_decides_about_flowers_strategies_too() -> None:
     """They are called flower; and weights without noise leave only if that is allowed."""
+    policy = PartyPolicy(strategies=("fedkt L2",))
+    careful = loading(lambda n: replace(toy_party(n), policy=policy))
 
-    def careful(context: Context) -> Party:
-        return replace(load(context), policy=PartyPolicy(strategies=("fedkt L2",)))
-
-    content = RecordDict(
-        {"arrays": first_weights(), "config": ConfigRecord({"server-round": 1})}
-    )
-    (reply,) = ask(content, client_app(careful))
+    (reply,) = ask(request(first_weights()), client_app(careful))
 
     assert "must be one that its policy allows (fedkt L2), got flower" in reply.error.reason
 
@@ -188,12 +190,11 @@ def test_a_policy_decides_about_flowers_strategies_too() -> None:
 def test_a_party_that_measures_at_home_spoils_no_mean() -> None:
     """Flower cannot average a figure that is not there, so the party says that it has none."""
 
-    def some(context: Context) -> Party:
-        party = load(context)
-        alone = party.partition_id == 0
-        return replace(party, x_test=None, y_test=None) if alone else party
+    def some(number: int) -> Party:
+        party = replace(toy_party(number, 60), learner_fn=factory)
+        return replace(party, x_test=None, y_test=None) if number == 0 else party
 
-    result = start(OWN["FedAvg"](), client_app(some))
+    result = start(OWN["FedAvg"](), client_app(loading(some)))
 
     assert result.evaluate_metrics_clientapp[3][keys.ACCURACY] > 0.8  # type: ignore[operator]
 
@@ -211,8 +212,6 @@ def test_mods_see_messages() -> None:
         return reply
 
     strategy = FedKT(**common_options(NUM_PARTIES))  # type: ignore[arg-type]
-    from tests.toys import load_toy_party
-
     run_local(strategy, client_app(load_toy_party, mods=[note, arrays_size_mod]), NUM_PARTIES)
 
     assert seen == ["train"] * NUM_PARTIES + ["evaluate"] * NUM_PARTIES
@@ -221,8 +220,6 @@ def test_mods_see_messages() -> None:
 @pytest.mark.parametrize("mod", [LocalDpMod(1.0, 1.0, 1.0, 1e-5), fixedclipping_mod])
 def test_a_mod_for_weights_is_refused_where_none_travel(mod: Any) -> None:
     """It would blur packed labels, or nothing at all, and promise privacy."""
-    from tests.toys import load_toy_party
-
     strategy = FedKT(**common_options(NUM_PARTIES))  # type: ignore[arg-type]
     with pytest.raises(RunFailed, match="mods must be none that work on weights for fedkt"):
         run_local(strategy, client_app(load_toy_party, mods=[mod]), NUM_PARTIES)
@@ -237,7 +234,7 @@ def test_local_noise_by_a_mod_changes_the_weights() -> None:
     start(free, client_app(load))
 
     first = decode_arrays(first_weights(), 2**20)
-    moved = [np.abs(weights(s)["0.weight"] - first["0.weight"]).max() for s in (held, free)]
+    moved = [np.abs(weights_of(s)["0.weight"] - first["0.weight"]).max() for s in (held, free)]
     assert moved[0] < 1e-3 < moved[1]
 
 
@@ -268,8 +265,6 @@ def _forwarded(inner: Strategy, *request: Any) -> Any:
 @pytest.mark.parametrize("runs_before", [0, 1])
 def test_a_wrapper_around_our_strategies_is_refused(wrap: Any, runs_before: int) -> None:
     """It would run and protect nothing, also around a strategy that has run by itself."""
-    from tests.toys import load_toy_party
-
     strategy = FedKT(**common_options(NUM_PARTIES))  # type: ignore[arg-type]
     grid = InMemoryGrid(client_app(load_toy_party), NUM_PARTIES)
     for _ in range(runs_before):
@@ -290,7 +285,7 @@ def test_the_adapter_changes_no_arithmetic(name: str) -> None:
     start(ours, client_app(load), num_rounds=2)
 
     found = decode_arrays(alone.arrays or ArrayRecord(), 2**20)
-    for key, array in weights(ours).items():
+    for key, array in weights_of(ours).items():
         np.testing.assert_allclose(
             found[key], array, atol=1.0 if "num_batches" in key else 1e-4
         )
@@ -305,32 +300,10 @@ def test_a_wrapper_that_clips_at_the_server_runs_inside() -> None:
     assert "none, because weights left the party" in strategy.ledger_.statement()
 
 
-def corrupt(change: Callable[[RecordDict], None]) -> type[InMemoryGrid]:
-    class Corrupt(InMemoryGrid):
-        def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
-            replies = super().send_and_receive(messages, **rest)
-            if replies and replies[0].content[keys.META][keys.KIND] == "weights":
-                change(replies[0].content)
-            return replies
-
-    return Corrupt
-
-
-def renamed(content: RecordDict) -> None:
-    arrays = content.array_records["arrays"]
-    content["arrays"] = ArrayRecord({f"my.{name}": array for name, array in arrays.items()})
-
-
-def not_finite(content: RecordDict) -> None:
-    arrays = decode_arrays(content.array_records["arrays"], 2**20)
-    content["arrays"] = encode_arrays(
-        {**arrays, "0.weight": np.full((8, 2), np.nan, np.float32)}
-    )
-
-
-def other_shape(content: RecordDict) -> None:
-    arrays = decode_arrays(content.array_records["arrays"], 2**20)
-    content["arrays"] = encode_arrays({**arrays, "0.weight": np.zeros((8, 3), np.float32)})
+def attacked(strategy: FlowerStrategy, change: Change, num_rounds: int = 1) -> Result:
+    """Run with a party whose answers are changed."""
+    grid = WatchedGrid(client_app(load), NUM_PARTIES, change)
+    return strategy.start(grid, first_weights(), num_rounds=num_rounds)
 
 
 def no_count(content: RecordDict) -> None:
@@ -338,36 +311,38 @@ def no_count(content: RecordDict) -> None:
     del content.config_records[keys.META][keys.NUM_EXAMPLES]
 
 
-@pytest.mark.parametrize("change", [renamed, not_finite, other_shape, no_count])
-@pytest.mark.parametrize("name", ["FedAvg", "FedMedian", "FedTrimmedAvg", "Krum", "FedAvgM"])
-def test_one_bad_reply_never_reaches_flowers_class(
-    name: str, change: Callable[[RecordDict], None]
-) -> None:
-    """Flower's own would raise, or average NaN; here three of four make the model."""
-    inner = OWN[name]()
-    strategy = adapted(inner)
-    grid = corrupt(change)(client_app(load), NUM_PARTIES)
+def spoiled(name: str, array: Array) -> Change:
+    return with_arrays(lambda arrays: {**arrays, name: array})
 
-    result = strategy.start(grid, first_weights(), num_rounds=1)
+
+BAD: dict[str, Change] = {
+    "renamed": with_arrays(lambda arrays: {f"my.{name}": a for name, a in arrays.items()}),
+    "not finite": spoiled("0.weight", np.full((8, 2), np.nan, np.float32)),
+    "other shape": spoiled("0.weight", np.zeros((8, 3), np.float32)),
+    "no count": no_count,
+}
+
+
+@pytest.mark.parametrize("change", BAD)
+@pytest.mark.parametrize("name", ["FedAvg", "FedMedian", "FedTrimmedAvg", "Krum", "FedAvgM"])
+def test_one_bad_reply_never_reaches_flowers_class(name: str, change: str) -> None:
+    """Flower's own would raise, or average NaN; here three of four make the model."""
+    strategy = adapted(OWN[name]())
+
+    result = attacked(strategy, BAD[change])
 
     assert result.train_metrics_clientapp[1][keys.NUM_REJECTED] == 1
-    assert all(np.isfinite(array).all() for array in weights(strategy).values())
+    assert all(np.isfinite(array).all() for array in weights_of(strategy).values())
 
 
 def test_names_in_another_order_are_put_right() -> None:
     """Some of Flower's classes pair arrays by their positions, which a party could exchange."""
-
-    def turn(content: RecordDict) -> None:
-        arrays = content.array_records["arrays"]
-        content["arrays"] = ArrayRecord(dict(reversed(list(arrays.items()))))
-
     plain, turned = adapted(OWN["FedAvgM"]()), adapted(OWN["FedAvgM"]())
     start(plain, client_app(load), num_rounds=2)
-    grid = corrupt(turn)(client_app(load), NUM_PARTIES)
-    turned.start(grid, first_weights(), num_rounds=2)
+    attacked(turned, with_arrays(lambda arrays: dict(reversed(arrays.items()))), num_rounds=2)
 
-    for key, array in weights(plain).items():
-        np.testing.assert_array_equal(weights(turned)[key], array)
+    for key, array in weights_of(plain).items():
+        np.testing.assert_array_equal(weights_of(turned)[key], array)
 
 
 @pytest.mark.parametrize("name", ["FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"])
@@ -385,8 +360,8 @@ def test_a_resumed_run_has_its_momenta_back(name: str, tmp_path: Path) -> None:
         killed.start(MortalGrid(app, dies_after=14), first_weights(), num_rounds=4)
     resumed.start(MortalGrid(app), first_weights(), num_rounds=4)
 
-    for key, array in weights(whole).items():
-        np.testing.assert_array_equal(weights(resumed)[key], array)
+    for key, array in weights_of(whole).items():
+        np.testing.assert_array_equal(weights_of(resumed)[key], array)
 
 
 def test_what_a_checkpoint_cannot_hold_is_refused(tmp_path: Path) -> None:
@@ -434,14 +409,8 @@ def test_a_class_that_makes_no_model_fails_the_run() -> None:
 
 def test_counters_that_overflow_are_one_partys_fault() -> None:
     """The mean of the largest whole numbers is none, which must not fail the round."""
-
-    def count(content: RecordDict) -> None:
-        arrays = decode_arrays(content.array_records["arrays"], 2**20)
-        huge = np.array(np.iinfo(np.int64).max)
-        content["arrays"] = encode_arrays({**arrays, "1.num_batches_tracked": huge})
-
-    strategy = adapted(OWN["FedAvg"]())
-    strategy.start(corrupt(count)(client_app(load), NUM_PARTIES), first_weights(), num_rounds=1)
+    strategy, huge = adapted(OWN["FedAvg"]()), np.array(np.iinfo(np.int64).max)
+    attacked(strategy, spoiled("1.num_batches_tracked", huge))
 
     (reason,) = strategy.rejected_.values()
     assert "array '1.num_batches_tracked' must be finite and at most 9.0072e+15" in reason
@@ -480,14 +449,12 @@ def test_a_warm_start_is_where_training_begins() -> None:
     def still() -> Any:
         return replace(factory(), learning_rate=1e-12)
 
-    def load_still(context: Context) -> Party:
-        return replace(load(context), learner_fn=still)
-
     given = FedAvg(**options(learner_fn=still))
+    load_still = loading(lambda n: replace(toy_party(n, 60), learner_fn=still))
     start(given, client_app(load_still), num_rounds=1)
 
     first = decode_arrays(first_weights(), 2**20)
-    np.testing.assert_allclose(weights(given)["0.weight"], first["0.weight"], atol=1e-6)
+    np.testing.assert_allclose(weights_of(given)["0.weight"], first["0.weight"], atol=1e-6)
 
 
 def test_a_warm_start_of_another_model_is_refused() -> None:
@@ -532,7 +499,7 @@ def test_a_round_asks_a_share_of_the_parties() -> None:
     asked = []
     for _ in range(2):
         strategy = adapted(fraction_train=0.5, min_parties=1)
-        grid = Recording(client_app(load), NUM_PARTIES)
+        grid = WatchedGrid(client_app(load), NUM_PARTIES)
         strategy.start(grid, first_weights(), num_rounds=4)
         asked.append(grid.asked)
 
@@ -541,20 +508,10 @@ def test_a_round_asks_a_share_of_the_parties() -> None:
     assert len({tuple(nodes) for nodes in asked[0]}) > 1
 
 
-class Recording(InMemoryGrid):
-    """Remembers who was asked to train."""
-
-    def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
-        sent = list(messages)
-        nodes = [m.metadata.dst_node_id for m in sent if m.metadata.message_type == "train"]
-        self.asked = [*getattr(self, "asked", []), *([nodes] if nodes else [])]
-        return super().send_and_receive(sent, **rest)
-
-
 def test_fewest_nodes_are_asked_whatever_the_share() -> None:
     """Flower's `min_train_nodes`."""
     strategy = adapted(fraction_train=0.1, min_train_nodes=3)
-    grid = Recording(client_app(load), NUM_PARTIES)
+    grid = WatchedGrid(client_app(load), NUM_PARTIES)
     strategy.start(grid, first_weights(), num_rounds=1)
 
     assert [len(nodes) for nodes in grid.asked] == [3]
@@ -615,24 +572,16 @@ def test_a_setting_reaches_flowers_class() -> None:
     assert trimmed._flower.beta == 0.3
 
 
-def learners_without_first_weights() -> LearnerFactory:
-    from tests.toys import CentroidLearner
+class Late(CentroidLearner):
+    """A learner that cannot draw its first weights."""
 
-    class Late(CentroidLearner):
-        initialised = None  # type: ignore[assignment]
-
-    return Late
+    initialised = None  # type: ignore[assignment]
 
 
 def test_without_first_weights_parties_draw_them() -> None:
     """FedAvg needs no last model; Adam does, and says so."""
-    late = learners_without_first_weights()
-
-    def load_late(context: Context) -> Party:
-        number = int(context.node_config["partition-id"])
-        return replace(toy_party(number), learner_fn=late)
-
-    given: Any = {**common_options(NUM_PARTIES), "learner_fn": late}
+    load_late = loading(lambda n: replace(toy_party(n), learner_fn=Late))
+    given: Any = {**common_options(NUM_PARTIES), "learner_fn": Late}
     run_local(FedAvg(**given), client_app(load_late), NUM_PARTIES)
     adam: Any = find_algorithm("flower:FedAdam").strategy
     with pytest.raises(RunFailed, match="FedAdam made no model of the weights"):

@@ -30,7 +30,7 @@ from fl_strategies.strategies.weights.party import CLASS_COUNTS
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
 from simulations.runtime.local import run_local
-from tests.toys import NUM_CLASSES, PUBLIC, TEST, accuracy, toy_party
+from tests.toys import NUM_CLASSES, PUBLIC, TEST, accuracy, loading, torch_factory, toy_party
 
 VAGUE = Prior(sigma=1.0, sigma0=1e9, gamma=1e-9)
 """Units are the means of their neurons, and new ones are unlikely."""
@@ -161,15 +161,11 @@ def test_weights_to_a_class_count_by_shares_of_its_records() -> None:
     np.testing.assert_allclose(found[1][1], one[1][1] + [0.25, 1.0], rtol=1e-6)
 
 
-def perceptron() -> TorchLearner:
-    def module() -> nn.Module:
-        return nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, NUM_CLASSES))
-
-    return TorchLearner(module, num_classes=NUM_CLASSES, learning_rate=0.05, batch_size=8)
+perceptron = torch_factory(6, learning_rate=0.05, batch_size=8)
 
 
-def perceptron_party(partition_id: int) -> Party:
-    return replace(toy_party(partition_id), learner_fn=perceptron, learner_name="perceptron")
+def perceptron_party(number: int) -> Party:
+    return replace(toy_party(number), learner_fn=perceptron, learner_name="perceptron")
 
 
 def strategy(**options: object) -> PFNM:
@@ -187,10 +183,8 @@ def strategy(**options: object) -> PFNM:
 def test_a_wider_network_is_learned_delivered_and_saved(tmp_path: Path) -> None:
     """The result has more units than a party's network, and is the same everywhere."""
     received = list[TorchLearner]()
-    app = client_app(
-        lambda context: perceptron_party(int(context.node_config["partition-id"])),
-        on_model=lambda model, *_: received.append(model),
-    )
+    on_model = lambda model, *_: received.append(model)  # noqa: E731
+    app = client_app(loading(perceptron_party), on_model=on_model)
     server = strategy(sigma=0.1, local_epochs=10)
 
     result = run_local(server, app, 3)
@@ -328,14 +322,9 @@ def test_a_policy_of_protected_answers_refuses_class_counts() -> None:
     """No private training helps where exact counts leave as well."""
     server = strategy()
     careful = PartyPolicy(allow_models=True)
-    app = client_app(
-        lambda context: replace(
-            perceptron_party(int(context.node_config["partition-id"])),
-            policy=careful
-            if context.node_config["partition-id"] == 1
-            else PartyPolicy(allow_models=True, allow_unprotected=True, max_run_epsilon=None),
-        )
-    )
+    free = replace(careful, allow_unprotected=True, max_run_epsilon=None)
+    policies = [free, careful, free]
+    app = client_app(loading(lambda n: replace(perceptron_party(n), policy=policies[n])))
 
     run_local(server, app, 3)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from scipy.special import softmax
 
 from clients.app import client_app
@@ -23,14 +23,22 @@ from fl_strategies.strategies.scaffold import (
     ScaffoldPartyState,
 )
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import (
-    Knowledge,
-    decode_arrays,
-    encode_arrays,
-    join_arrays,
+from fl_strategies.wire.knowledge import Knowledge, join_arrays
+from tests.toys import (
+    DESCENT,
+    NUM_CLASSES,
+    CentroidLearner,
+    Change,
+    WatchedGrid,
+    common_options,
+    lacking,
+    load_with,
+    loading,
+    torch_factory,
+    toy_party,
+    weights_of,
+    with_arrays,
 )
-from simulations.runtime.local import InMemoryGrid
-from tests.toys import NUM_CLASSES, CentroidLearner, common_options, load_with, toy_party
 
 torch = pytest.importorskip("torch")
 
@@ -39,29 +47,13 @@ EPOCHS, RATE, NUM_PARTIES = 4, 0.3, 3
 
 def logistic(**changes: Any) -> LearnerFactory:
     """Return a factory of logistic regressions that learn all records at once."""
-    from clients.networks.learner import TorchLearner
-
-    options = {"batch_size": 10_000, "weight_decay": 0.0, **changes}
-    return lambda: TorchLearner(
-        lambda: torch.nn.Linear(2, NUM_CLASSES), num_classes=NUM_CLASSES, **options
-    )
-
-
-def uneven(number: int, size: int = 40) -> Party:
-    """Return a party that lacks the class of its own number."""
-    party = toy_party(number, 3 * size)
-    rows = np.flatnonzero(party.y != number)[:size]
-    return replace(party, x=party.x[rows], y=party.y[rows])
+    return torch_factory(**{"batch_size": 10_000, "weight_decay": 0.0, **changes})
 
 
 def load(
     factory: LearnerFactory, sizes: tuple[int, ...] = (40, 40, 40)
 ) -> Callable[..., Party]:
-    def load_party(context: Any) -> Party:
-        number = int(context.node_config["partition-id"])
-        return replace(uneven(number, sizes[number]), learner_fn=factory)
-
-    return load_party
+    return loading(lambda n: replace(lacking(n, sizes[n]), learner_fn=factory))
 
 
 def scaffold(factory: LearnerFactory, **changes: Any) -> Scaffold:
@@ -71,17 +63,12 @@ def scaffold(factory: LearnerFactory, **changes: Any) -> Scaffold:
 
 
 def run(
-    strategy: FlowerStrategy, load_party: Callable[..., Party], num_rounds: int = 1
-) -> InMemoryGrid:
-    grid = InMemoryGrid(client_app(load_party), NUM_PARTIES)
-    strategy.start(grid, ArrayRecord(), num_rounds=num_rounds)
-    return grid
-
-
-def weights_of(strategy: FlowerStrategy) -> dict[str, Array]:
-    model = strategy.model_
-    assert isinstance(model, StartingLearner)
-    return model.to_arrays()
+    strategy: FlowerStrategy,
+    load_party: Callable[..., Party],
+    num_rounds: int = 1,
+    change: Change | None = None,
+) -> WatchedGrid:
+    return WatchedGrid(client_app(load_party), NUM_PARTIES, change).serve(strategy, num_rounds)
 
 
 def gradient(w: FloatArray, party: Party) -> FloatArray:
@@ -123,10 +110,9 @@ def test_rounds_are_the_papers_formulas(server_rate: float, fraction: float) -> 
     drawn = factory()
     assert isinstance(drawn, StartingLearner)
     first = joined(drawn.initialised(rng=derive_rng(0, "weights", "initial")).to_arrays())
-    grid = Recording(client_app(load(factory)), NUM_PARTIES)
-    strategy.start(grid, ArrayRecord(), num_rounds=5)
+    grid = run(strategy, load(factory), num_rounds=5)
 
-    parties = [uneven(number) for number in range(NUM_PARTIES)]
+    parties = [lacking(number) for number in range(NUM_PARTIES)]
     model, control = paper(first, parties, grid.asked, server_rate)
     assert {len(sampled) for sampled in grid.asked} == {math.ceil(fraction * NUM_PARTIES - 0.5)}
     np.testing.assert_allclose(joined(weights_of(strategy)), model, atol=1e-5)
@@ -134,28 +120,10 @@ def test_rounds_are_the_papers_formulas(server_rate: float, fraction: float) -> 
     assert np.abs(control).max() > 0.01
 
 
-class Recording(InMemoryGrid):
-    """Notes who is asked to train, and lets a test change what the first party says."""
-
-    change: Callable[[dict[str, Array]], dict[str, Array]] | None = None
-
-    def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
-        sent = list(messages)
-        replies = super().send_and_receive(sent, **rest)
-        if sent and sent[0].metadata.message_type == "train":
-            nodes = [message.metadata.dst_node_id - 1000 for message in sent]
-            self.asked: list[list[int]] = [*getattr(self, "asked", []), sorted(nodes)]
-            if self.change is not None:
-                record = replies[0].content.array_records[keys.ARRAYS]
-                arrays = self.change(decode_arrays(record, 2**20))
-                replies[0].content[keys.ARRAYS] = encode_arrays(arrays)
-        return replies
-
-
 def test_without_control_variates_it_is_fedavg_to_the_bit() -> None:
     """In a first round all are zero: parties of any size, several batches, both restrained."""
     sizes, small = (21, 40, 33), {"batch_size": 8, "weight_decay": 1e-3}
-    plain = logistic(optimizer="sgd", momentum=0.0, learning_rate=RATE, **small)
+    plain = logistic(**{**DESCENT, **small}, learning_rate=RATE)
     ours = scaffold(logistic(**small), restrain=True)
     options = {**common_options(NUM_PARTIES), "learner_fn": plain, "local_epochs": EPOCHS}
     theirs = FedAvg.from_settings(**options)
@@ -168,14 +136,14 @@ def test_without_control_variates_it_is_fedavg_to_the_bit() -> None:
 
 def test_it_ends_where_the_pooled_records_do() -> None:
     """Parties that lack a class each: FedAvg's fixed point is beside the common optimum."""
-    plain = logistic(optimizer="sgd", momentum=0.0, learning_rate=RATE, weight_decay=0.1)
+    plain = logistic(**DESCENT, learning_rate=RATE, weight_decay=0.1)
     factory = logistic(weight_decay=0.1)
     options = {**common_options(NUM_PARTIES), "learner_fn": plain, "restrain": False}
     ours = scaffold(factory, local_epochs=10, evaluate=False)
     theirs = FedAvg.from_settings(**options, local_epochs=10, evaluate=False)
     run(ours, load(factory), num_rounds=12)
     run(theirs, load(plain), num_rounds=12)
-    parties = [uneven(number) for number in range(NUM_PARTIES)]
+    parties = [lacking(number) for number in range(NUM_PARTIES)]
     x, y = (np.concatenate([getattr(party, part) for party in parties]) for part in "xy")
     pooled = plain().fit(x, y, rng=np.random.default_rng(0))
     assert isinstance(pooled, StartingLearner)
@@ -218,9 +186,7 @@ def test_a_bad_control_variate_excludes_its_party(
     """The others make the model and the control variate."""
     factory = logistic()
     strategy = scaffold(factory)
-    grid = Recording(client_app(load(factory)), NUM_PARTIES)
-    grid.change = change
-    strategy.start(grid, ArrayRecord(), num_rounds=1)
+    run(strategy, load(factory), change=with_arrays(change))
 
     (found,) = strategy.rejected_.values()
     assert reason in found
@@ -233,9 +199,8 @@ def test_one_party_cannot_send_the_control_variate_anywhere(restrain: bool) -> N
     factory = logistic()
     honest, attacked = (scaffold(factory, restrain=restrain) for _ in range(2))
     run(honest, load(factory))
-    grid = Recording(client_app(load(factory)), NUM_PARTIES)
-    grid.change = lambda a: {n: v + 1e6 * (n[0] == "1") for n, v in a.items()}
-    attacked.start(grid, ArrayRecord(), num_rounds=1)
+    huge = with_arrays(lambda a: {n: v + 1e6 * (n[0] == "1") for n, v in a.items()})
+    run(attacked, load(factory), change=huge)
 
     away = np.abs(joined(attacked.state.control) - joined(honest.state.control)).max()
     assert away < 1 if restrain else away > 1e5
@@ -265,16 +230,12 @@ def test_a_party_refuses_a_control_variate_beyond_all_reason(value: float) -> No
     party = replace(toy_party(0), learner_fn=factory)
     model = factory().initialised(rng=np.random.default_rng(0)).to_arrays()
     control = {name: np.full_like(array, value) for name, array in model.items()}
-    config = ConfigRecord(
-        {**scaffold(factory).party_config(), keys.SEED: 0, keys.SERVER_ROUND: 1,
-         keys.STRATEGY: "scaffold"}
-    )  # fmt: skip
-    state = ScaffoldPartyState(RecordDict())
+    named = {keys.SEED: 0, keys.SERVER_ROUND: 1, keys.STRATEGY: "scaffold"}
+    config = ConfigRecord({**scaffold(factory).party_config(), **named})
+    state, sent = ScaffoldPartyState(RecordDict()), join_arrays([model, control])
 
     with pytest.raises(KnowledgeMismatch, match="must be finite and at most"):
-        ScaffoldParty().train(
-            party, Knowledge("model", join_arrays([model, control])), config, state
-        )
+        ScaffoldParty().train(party, Knowledge("model", sent), config, state)
     assert state.control is None
 
 
