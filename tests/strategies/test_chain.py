@@ -37,10 +37,18 @@ from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.release import AUDIENCES
 from fl_strategies.strategies.chain import compose_ledgers
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
+from fl_strategies.wire.knowledge import encode_arrays
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.kept import NUM_PARTIES, Killed, MortalGrid, bits, figures, journal_app
-from tests.toys import TEST, CentroidLearner, accuracy, common_options, load_toy_party
+from tests.toys import (
+    TEST,
+    CentroidLearner,
+    WatchedGrid,
+    accuracy,
+    arrays_in,
+    common_options,
+    load_toy_party,
+)
 
 APP = client_app(load_toy_party)
 L2 = {"privacy_level": "L2", "target_epsilon": 4.0, "accept_noise": True}
@@ -67,35 +75,20 @@ def fedkt_prox(**changes: Any) -> Chain:
     return chain(build(FedKT), prox(), num_rounds=2, **changes)
 
 
-class RecordingGrid(InMemoryGrid):
-    """Keeps every training message as it was sent."""
-
-    def __init__(self) -> None:
-        super().__init__(APP, NUM_PARTIES)
-        self.sent: list[Message] = []
-
-    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
-        whole = list(messages)
-        self.sent += [m for m in whole if m.metadata.message_type == "train"]
-        return super().send_and_receive(whole, timeout=timeout)
-
-
 @pytest.mark.parametrize("name", FIRST)
 def test_the_second_starts_from_the_firsts_model_to_the_bit(name: str) -> None:
     """What parties get in the second link's first round are the arrays of the first's model."""
     kind, options = FIRST[name]
-    first, grid = build(kind, **options), RecordingGrid()
+    first, grid = build(kind, **options), WatchedGrid(APP, NUM_PARTIES)
 
     both = chain(first, prox(), num_rounds=2)
     both.start(grid)
 
-    rounds = first.usual_rounds
-    handed = grid.sent[rounds * NUM_PARTIES : (rounds + 1) * NUM_PARTIES]
+    handed, _ = grid.wire[first.usual_rounds]
     expected = first.model_.to_arrays()
+    assert len(handed) == NUM_PARTIES
     for message in handed:
-        record = message.content[keys.ARRAYS]
-        assert isinstance(record, ArrayRecord)
-        got = decode_arrays(record, 10**9)
+        got = arrays_in(message)
         assert got.keys() == expected.keys()
         assert all(got[key].tobytes() == expected[key].tobytes() for key in got)
         config = message.content.config_records[keys.CONFIG]
@@ -293,12 +286,7 @@ def test_a_first_link_without_a_result_ends_the_run() -> None:
     """There is no model to hand over, and the sentence is the first link's."""
 
     class Silent(InMemoryGrid):
-        def send_and_receive(
-            self,
-            messages: Any,  # noqa: ARG002
-            *,
-            timeout: float | None = None,  # noqa: ARG002
-        ) -> list[Message]:
+        def send_and_receive(self, *_: Any, **__: Any) -> list[Message]:
             return []
 
     with pytest.raises(RunFailed, match="FedKT: the run must end with a result"):
@@ -350,11 +338,10 @@ def test_it_starts_once_and_refuses_wrappers() -> None:
 def test_the_first_link_may_begin_with_a_given_model() -> None:
     """`initial_arrays` are for the first link, if it takes any."""
     given = CentroidLearner().fit(*TEST, rng=np.random.default_rng(0)).to_arrays()
-    grid, both = RecordingGrid(), chain(build(FedAvg), prox(), num_rounds=(1, 1))
+    grid, both = WatchedGrid(APP, NUM_PARTIES), chain(build(FedAvg), prox(), num_rounds=(1, 1))
 
     both.start(grid, encode_arrays(given))
 
-    record = grid.sent[0].content[keys.ARRAYS]
-    assert isinstance(record, ArrayRecord)
-    assert decode_arrays(record, 10**9)["centroids"].tobytes() == given["centroids"].tobytes()
+    (first, *_), _ = grid.wire[0]
+    assert arrays_in(first)["centroids"].tobytes() == given["centroids"].tobytes()
     assert len(both.parties_) == NUM_PARTIES

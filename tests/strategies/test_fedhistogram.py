@@ -1,15 +1,13 @@
 """FedHistogram: cells, sensitivity, noise, labels, price, and untrusted counts."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
@@ -27,15 +25,20 @@ from fl_strategies.privacy.planning import usual_cells
 from fl_strategies.strategies.sums.histogram import Cells, class_shares, count_records
 from fl_strategies.strategies.sums.options import SumPrivacy
 from fl_strategies.wire import keys
-from simulations.runtime.local import InMemoryGrid, run_local
+from simulations.runtime.local import run_local
 from tests.kept import Killed, MortalGrid
 from tests.toys import (
     PUBLIC,
     TEST,
+    WatchedGrid,
     accuracy,
     common_options,
     load_toy_party,
     load_with,
+    loading,
+    toy_party,
+    with_arrays,
+    without_records,
 )
 
 NUM_PARTIES = 4
@@ -296,19 +299,6 @@ def test_an_upload_is_four_bytes_a_count() -> None:
     assert sent / NUM_PARTIES <= 8 * 30 * 3 * 4 + 1024  # type: ignore[operator]
 
 
-def with_counts(change: Callable[[Array], Array]) -> type[InMemoryGrid]:
-    class Changed(InMemoryGrid):
-        def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
-            replies = super().send_and_receive(messages, **rest)
-            content = replies[0].content
-            if content[keys.META][keys.KIND] == "sums":
-                counts = change(content.array_records["arrays"]["sums"].numpy())
-                content["arrays"] = ArrayRecord({"sums": FlowerArray(counts)})
-            return replies
-
-    return Changed
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -320,7 +310,8 @@ def with_counts(change: Callable[[Array], Array]) -> type[InMemoryGrid]:
 def test_other_counts_cost_their_party_the_round(change: Any, sentence: str) -> None:
     """Three of four make the model."""
     strategy = histogram()
-    strategy.start(with_counts(change)(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1)
+    liar = with_arrays(lambda arrays: {"sums": change(arrays["sums"])})
+    WatchedGrid(APP, NUM_PARTIES, liar).serve(strategy)
 
     (reason,) = strategy.rejected_.values()
     assert sentence in reason
@@ -329,17 +320,13 @@ def test_other_counts_cost_their_party_the_round(change: Any, sentence: str) -> 
 def test_a_partys_own_word_counts(tmp_path: Path) -> None:
     """With a budget it answers at L2 and pays; a trusted server gets nothing from it."""
 
-    def careful(party: Party) -> Party:
-        journal = PartyJournal(
-            tmp_path / str(party.partition_id),
-            fingerprint=data_fingerprint(party.x, party.y),
-            max_epsilon=4.0,
-        )
+    def careful(number: int) -> Party:
+        party = toy_party(number)
+        fingerprint = data_fingerprint(party.x, party.y)
+        journal = PartyJournal(tmp_path / str(number), fingerprint=fingerprint, max_epsilon=4.0)
         return replace(party, journal=journal, policy=PartyPolicy(max_run_epsilon=4.0))
 
-    def load(context: Any) -> Party:
-        return careful(load_toy_party(context))
-
+    load = loading(careful)
     run_local(histogram(**PRIVATE), client_app(load), NUM_PARTIES)
     trusting = histogram(**PRIVATE, privacy_level="central")
     with pytest.raises(RunFailed, match="must be protected, by its budget"):
@@ -376,7 +363,6 @@ def test_noise_that_drowns_all_counts_is_refused_before_anybody_pays() -> None:
 def test_a_party_without_records_says_so() -> None:
     """It is excluded, and the others make the model."""
     strategy = histogram()
-    empty = load_with(lambda p: replace(p, x=p.x[:0], y=p.y[:0]), only=2)
-    run_local(strategy, client_app(empty), NUM_PARTIES)
+    run_local(strategy, client_app(load_with(without_records, only=2)), NUM_PARTIES)
 
     assert "x must be records to sum up" in next(iter(strategy.rejected_.values()))

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
 from clients.app import client_app
-from fl_strategies import REGISTRY, FedRegression
+from fl_strategies import REGISTRY, FedRegression, Party
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.learners import Task
@@ -26,8 +25,21 @@ from fl_strategies.strategies.sums.regression import (
 )
 from fl_strategies.strategies.sums.summary import DIRECTION, direction, is_direction
 from fl_strategies.wire import keys
-from simulations.runtime.local import InMemoryGrid, run_local
-from tests.toys import PUBLIC, TEST, accuracy, blobs, common_options, load_toy_party, load_with
+from simulations.runtime.local import run_local
+from tests.toys import (
+    PUBLIC,
+    TEST,
+    WatchedGrid,
+    accuracy,
+    blobs,
+    common_options,
+    load_toy_party,
+    load_with,
+    loading,
+    toy_party,
+    weights_of,
+    with_arrays,
+)
 
 NUM_PARTIES = 4
 APP = client_app(load_toy_party)
@@ -259,37 +271,25 @@ def test_a_large_party_weighs_as_much_as_a_small_one_at_party_level() -> None:
     """Ten times the records of one party change nothing but its direction's rounding."""
     models = []
     for times in (1, 10):
-        larger = load_with(
-            lambda p, times=times: replace(
-                p, x=np.repeat(p.x, times, axis=0), y=np.repeat(p.y, times)
-            ),
-            only=1,
-        )
+
+        def larger(party: Party, times: int = times) -> Party:
+            x, y = np.repeat(party.x, times, axis=0), np.repeat(party.y, times)
+            return replace(party, x=x, y=y)
+
         strategy = regression(
             privacy_level="L1", target_epsilon=3.0, seeded_noise=True, accept_noise=True
         )
-        run_local(strategy, client_app(larger), NUM_PARTIES)
-        models.append(strategy.model_.centroids)  # type: ignore[attr-defined]
+        run_local(strategy, client_app(load_with(larger, only=1)), NUM_PARTIES)
+        models.append(weights_of(strategy)["centroids"])
 
     np.testing.assert_array_equal(models[0], models[1])
 
 
 def test_a_longer_direction_costs_its_party_the_round() -> None:
     """The server's noise is for the length that was agreed."""
-
-    class Longer(InMemoryGrid):
-        def send_and_receive(self, messages: Any, **rest: Any) -> Any:
-            replies = super().send_and_receive(messages, **rest)
-            content = replies[0].content
-            if content[keys.META][keys.KIND] == "sums":
-                sums = content.array_records["arrays"]["sums"].numpy()
-                content["arrays"] = ArrayRecord(
-                    {"sums": type(content.array_records["arrays"]["sums"])(sums * 2)}
-                )
-            return replies
-
     strategy = regression(privacy_level="L1", target_epsilon=3.0, accept_noise=True)
-    strategy.start(Longer(APP, NUM_PARTIES), ArrayRecord(), num_rounds=1)
+    longer = with_arrays(lambda arrays: {"sums": 2 * arrays["sums"]})
+    WatchedGrid(APP, NUM_PARTIES, longer).serve(strategy)
 
     (reason,) = strategy.rejected_.values()
     assert "sums must be at most 4096 long" in reason
@@ -322,10 +322,8 @@ def test_the_price_does_not_depend_on_the_number_of_components() -> None:
 @pytest.mark.parametrize("kind", ["fedregression", "fedhistogram"])
 def test_a_partys_policy_refuses_noise_that_drowns_all_announced_records(kind: str) -> None:
     """Whatever the server accepts for itself, nothing is paid for noise alone."""
-
-    def load(context: Any) -> Any:
-        return replace(load_toy_party(context), policy=PartyPolicy(max_run_epsilon=1.0))
-
+    policy = PartyPolicy(max_run_epsilon=1.0)
+    load = loading(lambda n: replace(toy_party(n), policy=policy))
     hopeless = {"target_epsilon": 0.05, "num_records": 20, "accept_noise": True}
     strategy = REGISTRY[kind].strategy.from_settings(**common_options(NUM_PARTIES), **hopeless)
 

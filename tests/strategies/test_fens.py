@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from scipy.special import log_softmax
 
 from clients import client_app
@@ -29,17 +29,19 @@ from fl_strategies.party.party import SIMULATED
 from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.strategies.fens import held_back
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import encode_arrays
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import (
     TEST,
     CentroidLearner,
     Planned,
+    WatchedGrid,
     accuracy,
     common_options,
     load_toy_party,
     load_with,
+    loading,
     toy_party,
+    with_arrays,
 )
 
 APP = client_app(load_toy_party)
@@ -157,7 +159,7 @@ def test_a_partys_own_model_does_not_see_what_is_held_back() -> None:
             seen.append(len(y))
             return super().fit(x, y, rng=rng)
 
-    app = client_app(lambda c: replace(load_toy_party(c), learner_fn=Spy))
+    app = client_app(loading(lambda n: replace(toy_party(n), learner_fn=Spy)))
     run_local(build(holdback=0.25), app, NUM_PARTIES, num_rounds=3)
 
     assert seen == [30] * NUM_PARTIES
@@ -168,27 +170,28 @@ def test_a_partys_own_model_does_not_see_what_is_held_back() -> None:
 
 
 class CountingGrid(InMemoryGrid):
-    """Counts what is sent in each phase, and may let a node forget everything."""
+    """Counts the arrays of each phase, and may let a node forget everything."""
 
-    sent: list[int]
-    forgets = -1
+    def __init__(self, forgets: int = -1) -> None:
+        super().__init__(APP, NUM_PARTIES)
+        self.forgets, self.sent = forgets, list[int]()
 
-    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
         whole = list(messages)
         if not whole:
             return []
         arrays = [m.content.array_records.get(keys.ARRAYS, {}) for m in whole]
-        self.sent = [*getattr(self, "sent", []), max(len(record) for record in arrays)]
+        self.sent.append(max(len(record) for record in arrays))
         if len(self.sent) == self.forgets:
             empty = records_to_bytes(RecordDict())
             self._nodes[1002] = replace(self._nodes[1002], state=empty)
-        return super().send_and_receive(whole, timeout=timeout)
+        return super().send_and_receive(whole, **rest)
 
 
 @pytest.mark.parametrize("evaluate", [True, False])
 def test_models_travel_once(evaluate: bool) -> None:
     """After the first delivery only the aggregator does, two arrays."""
-    grid = CountingGrid(APP, NUM_PARTIES)
+    grid = CountingGrid()
 
     build(evaluate=evaluate).start(grid, ArrayRecord(), num_rounds=3)
 
@@ -198,8 +201,7 @@ def test_models_travel_once(evaluate: bool) -> None:
 
 def test_a_party_that_lost_the_models_gets_them_again() -> None:
     """It misses one round, and says why."""
-    grid, strategy = CountingGrid(APP, NUM_PARTIES), build(evaluate=False)
-    grid.forgets = 3
+    grid, strategy = CountingGrid(forgets=3), build(evaluate=False)
 
     result = strategy.start(grid, ArrayRecord(), num_rounds=4)
 
@@ -211,11 +213,11 @@ def test_a_party_that_lost_the_models_gets_them_again() -> None:
 def test_a_model_that_a_party_cannot_rebuild_says_nothing_there() -> None:
     """The party takes part with the others' models, and the refused ones are counted."""
 
-    def poor(party: Party) -> Party:
-        return replace(party, learner_fn=Other, learner_name="other")
-
     class Other(CentroidLearner):
         pass
+
+    def poor(party: Party) -> Party:
+        return replace(party, learner_fn=Other, learner_name="other")
 
     strategy = build(model_fns={"other": Other})
     result = run_local(strategy, client_app(load_with(poor, only=3)), NUM_PARTIES, num_rounds=2)
@@ -229,20 +231,9 @@ def test_a_model_that_a_party_cannot_rebuild_says_nothing_there() -> None:
 @pytest.mark.parametrize("change", [np.nan, 1e9])
 def test_weights_that_are_none_cost_their_party_the_round(change: float) -> None:
     """An aggregator that is not finite, or far too large, is not averaged."""
-
-    class Liar(InMemoryGrid):
-        def send_and_receive(
-            self, messages: Any, *, timeout: float | None = None
-        ) -> list[Message]:
-            replies = super().send_and_receive(messages, timeout=timeout)
-            for reply in replies[:1]:
-                if reply.content[keys.META][keys.KIND] == "aggregator":
-                    arrays = {"weights": np.full((4, 3), change), "bias": np.zeros(3)}
-                    reply.content[keys.ARRAYS] = encode_arrays(arrays)
-            return replies
-
-    strategy = build(evaluate=False)
-    strategy.start(Liar(APP, NUM_PARTIES), ArrayRecord(), num_rounds=2)
+    strategy, spoiled = build(evaluate=False), np.full((4, 3), change)
+    liar = with_arrays(lambda _: {"weights": spoiled, "bias": np.zeros(3)})
+    WatchedGrid(APP, NUM_PARTIES, liar, only_in_round=2).serve(strategy, num_rounds=2)
 
     (reason,) = strategy.rejected_.values()
     assert reason.startswith("Aggregator: weights must be finite and at most")
@@ -271,7 +262,7 @@ def test_sizes_are_compared_before_anything_is_made() -> None:
 def test_a_party_lets_only_so_many_models_look_at_its_rows() -> None:
     """The limit on predictions of its policy counts rows of all models."""
     careful = replace(SIMULATED, max_predictions=NUM_PARTIES - 1)
-    app = client_app(lambda c: replace(load_toy_party(c), policy=careful))
+    app = client_app(loading(lambda n: replace(toy_party(n), policy=careful)))
     strategy = build(evaluate=False)
 
     run_local(strategy, app, NUM_PARTIES, num_rounds=2)
@@ -296,7 +287,7 @@ class Private(Planned, CentroidLearner):
 @pytest.mark.parametrize(("aggregator", "finite"), [("mean", True), ("linear", False)])
 def test_only_the_mean_keeps_what_learners_promise(aggregator: str, finite: bool) -> None:
     """An aggregator is trained without noise, whatever the models were."""
-    app = client_app(lambda c: replace(load_toy_party(c), learner_fn=Private))
+    app = client_app(loading(lambda n: replace(toy_party(n), learner_fn=Private)))
     strategy = build(aggregator=aggregator, learner_fn=Private)
 
     run_local(strategy, app, NUM_PARTIES, num_rounds=2)
@@ -319,16 +310,16 @@ def test_late_parties_train_the_aggregator() -> None:
     """Who failed in round 1 has no model in the ensemble, and takes part from then on."""
     calls: list[int] = []
 
-    def fail_once(context: Context) -> Party:
-        party = load_toy_party(context)
-        if party.partition_id == 1:
-            calls.append(1)
-            if len(calls) == 1:
-                raise ValueError("not yet")
+    def fail_once(party: Party) -> Party:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("not yet")
         return party
 
     strategy = build(evaluate=False)
-    result = run_local(strategy, client_app(fail_once), NUM_PARTIES, num_rounds=2)
+    result = run_local(
+        strategy, client_app(load_with(fail_once, only=1)), NUM_PARTIES, num_rounds=2
+    )
 
     assert sorted(strategy.models_) == [0, 2, 3]
     assert result.train_metrics_clientapp[2][keys.NUM_PARTIES] == 4
