@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
-    Context,
     Error,
     Message,
     MetricRecord,
@@ -41,6 +41,7 @@ from tests.toys import (
     common_options,
     load_toy_party,
     load_with,
+    loading,
     toy_party,
     without_records,
 )
@@ -80,21 +81,20 @@ def bits(strategy: KnowledgeStrategy[Any]) -> bytes:
     return strategy.model_.logits(TEST[0]).tobytes()
 
 
-class ShufflingGrid(InMemoryGrid):
-    """Delivers replies in reverse order."""
+class AlteredGrid(InMemoryGrid):
+    """Keeps everything that crosses the trust boundary, and may alter the replies."""
+
+    def __init__(
+        self,
+        alter: Callable[[list[Message]], list[Message]] = lambda replies: replies,
+        app: ClientApp = APP,
+    ) -> None:
+        super().__init__(app, NUM_PARTIES)
+        self.alter, self.wire = alter, list[Message]()
 
     def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
-        return super().send_and_receive(messages, timeout=timeout)[::-1]
-
-
-class RecordingGrid(InMemoryGrid):
-    """Keeps everything that crosses the trust boundary."""
-
-    wire: list[Message]
-
-    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
-        replies = super().send_and_receive(messages, timeout=timeout)
-        self.wire = [*getattr(self, "wire", []), *replies]
+        replies = self.alter(super().send_and_receive(messages, timeout=timeout))
+        self.wire += replies
         return replies
 
 
@@ -143,7 +143,7 @@ def test_same_seed_same_bits_whatever_the_order(name: str) -> None:
     """Reply order and the number of workers do not change one bit; another seed does."""
     plain, shuffled, parallel, other = (build(name, seed=seed) for seed in (0, 0, 0, 1))
     run(plain)
-    run_on(ShufflingGrid(APP, NUM_PARTIES), shuffled)
+    run_on(AlteredGrid(lambda replies: replies[::-1]), shuffled)
     run(parallel, num_workers=2)
     run(other)
 
@@ -186,15 +186,8 @@ def test_one_failing_party_does_not_end_the_run(name: str) -> None:
 
 def test_replies_that_never_come_do_not_end_the_run(name: str) -> None:
     """A party that does not answer is excluded and named."""
-
-    class Forgetful(InMemoryGrid):
-        def send_and_receive(
-            self, messages: Any, *, timeout: float | None = None
-        ) -> list[Message]:
-            return super().send_and_receive(messages, timeout=timeout)[1:]
-
     strategy = build(name)
-    run_on(Forgetful(APP, NUM_PARTIES), strategy)
+    run_on(AlteredGrid(lambda replies: replies[1:]), strategy)
 
     assert "it did not answer in time" in strategy.rejected_.values()
     assert strategy.model_ is not None
@@ -213,10 +206,7 @@ def test_no_replies_means_no_result(name: str) -> None:
 
 def test_all_parties_failing_is_one_clear_sentence(name: str) -> None:
     """When every party fails, the run ends and the reason names one of them."""
-
-    def load(context: Context) -> Party:
-        return without_records(load_toy_party(context))
-
+    load = loading(lambda n: without_records(toy_party(n)))
     strategy = build(name)
     with pytest.raises(RunFailed, match=r"got none: 0 of 4 .*for example node 1000: Party 0"):
         run(strategy, client_app(load))
@@ -242,57 +232,46 @@ def test_it_goes_on_with_enough_parties(name: str) -> None:
     assert result.train_metrics_clientapp[1][keys.NUM_PARTIES] == 4
 
 
-def test_a_reply_has_one_record_of_each_kind_and_constant_keys(name: str) -> None:
-    """Every reply holds arrays, meta and metrics, with the same metrics from every party."""
-    grid = RecordingGrid(APP, NUM_PARTIES)
-
-    run_on(grid, build(name, evaluate=False))
-
-    metric_keys = set()
-    for reply in grid.wire:
-        assert len(reply.content.array_records) == 1
-        assert len(reply.content.metric_records) == 1
-        metric_keys.add(tuple(sorted(reply.content.metric_records[keys.METRICS])))
-    assert len(metric_keys) == 1
-
-
-def test_bytes_are_the_bytes_on_the_wire(name: str) -> None:
-    """The reported bytes are those of the records that were really sent."""
-    grid = RecordingGrid(APP, NUM_PARTIES)
+def test_a_reply_has_one_record_of_each_kind_and_its_bytes_are_counted(name: str) -> None:
+    """With the same metrics from every party; the reported bytes are those really sent."""
+    grid = AlteredGrid()
 
     result = run_on(grid, build(name, evaluate=False))
 
-    sent = sum(record.count_bytes() for reply in grid.wire for record in reply.content.values())
+    metric_keys, sent = set(), 0
+    for reply in grid.wire:
+        assert len(reply.content.array_records) == 1
+        assert len(reply.content.metric_records) == 1
+        metrics = reply.content.metric_records[keys.METRICS]
+        metric_keys.add(tuple(sorted(metrics)))
+        size = sum(record.count_bytes() for record in reply.content.values())
+        assert metrics[keys.NUM_BYTES_SENT] == size
+        sent += size
+    assert len(metric_keys) == 1
     rounds = result.train_metrics_clientapp.values()
     assert sum(float(metrics[keys.NUM_BYTES_SENT]) for metrics in rounds) == sent
-    for reply in grid.wire:
-        own = reply.content.metric_records[keys.METRICS][keys.NUM_BYTES_SENT]
-        assert own == sum(record.count_bytes() for record in reply.content.values())
 
 
 def test_no_private_row_crosses_the_boundary(name: str) -> None:
     """A canary among the private values is found in no array that leaves a party."""
     canary = 3.141592653589793
 
-    def plant(context: Context) -> Party:
-        party = load_toy_party(context)
+    def plant(number: int) -> Party:
+        party = toy_party(number)
         x = party.x.copy()
         x[:5] = canary
         return replace(party, x=x)
 
-    grid = RecordingGrid(client_app(plant), NUM_PARTIES)
+    grid = AlteredGrid(app=client_app(loading(plant)))
     run_on(grid, build(name))
 
     needle = np.float64(canary).tobytes()
-    assert needle in toy_arrays(np.full(2, canary)), "the search itself must be able to find it"
+    (itself,) = ArrayRecord([np.full(2, canary)]).values()
+    assert needle in itself.data, "the search itself must be able to find it"
     for reply in grid.wire:
         for record in reply.content.array_records.values():
             assert all(needle not in array.data for array in record.values())
         assert ENCODING not in reply.content.config_records.get(keys.META, {}), "search inside"
-
-
-def toy_arrays(values: np.ndarray) -> bytes:
-    return next(iter(ArrayRecord([values]).values())).data
 
 
 def test_privacy_is_always_reported(name: str) -> None:
@@ -335,16 +314,15 @@ def test_a_party_that_lacks_classes_takes_part(name: str) -> None:
 
 def test_a_rebuilt_client_app_goes_on(name: str) -> None:
     """Each message meets a new ClientApp, as in a deployment, with the same result."""
-
-    class Forgetting(InMemoryGrid):
-        def send_and_receive(
-            self, messages: Any, *, timeout: float | None = None
-        ) -> list[Message]:
-            self.client_app = client_app(load_toy_party)
-            return super().send_and_receive(messages, timeout=timeout)
-
     fresh, kept = build(name), build(name)
-    run_on(Forgetting(APP, NUM_PARTIES), fresh)
+    grid = AlteredGrid()
+
+    def forget(replies: list[Message]) -> list[Message]:
+        grid.client_app = client_app(load_toy_party)
+        return replies
+
+    grid.alter = forget
+    run_on(grid, fresh)
     run(kept)
 
     assert bits(fresh) == bits(kept)
@@ -371,14 +349,11 @@ def hostile_contents(content: RecordDict) -> list[RecordDict]:
         {n: type(a)(a.dtype, a.shape, a.stype, b"\x93NUMPY") for n, a in arrays.items()}
     )
     whole = {keys.ARRAYS: arrays, keys.META: meta, keys.METRICS: metrics}
+    claims = [(keys.KIND, "other"), (keys.PARTITION_ID, -1), (keys.PARTITION_ID, "me")]
     return [
         RecordDict(),
-        RecordDict({**whole, keys.ARRAYS: ArrayRecord()}),
-        RecordDict({**whole, keys.ARRAYS: doubled}),
-        RecordDict({**whole, keys.ARRAYS: garbage}),
-        RecordDict({**whole, keys.META: ConfigRecord({**meta, keys.KIND: "other"})}),
-        RecordDict({**whole, keys.META: ConfigRecord({**meta, keys.PARTITION_ID: -1})}),
-        RecordDict({**whole, keys.META: ConfigRecord({**meta, keys.PARTITION_ID: "me"})}),
+        *(RecordDict({**whole, keys.ARRAYS: a}) for a in (ArrayRecord(), doubled, garbage)),
+        *(RecordDict({**whole, keys.META: ConfigRecord({**meta, k: v})}) for k, v in claims),
         RecordDict({keys.ARRAYS: arrays, keys.META: meta}),
         RecordDict({**whole, keys.METRICS: ConfigRecord()}),
     ]
@@ -388,18 +363,14 @@ def hostile_contents(content: RecordDict) -> list[RecordDict]:
 def test_a_corrupt_reply_costs_its_party_the_round(name: str, number: int) -> None:
     """Whatever one party sends, the other three make a model."""
 
-    class Hostile(InMemoryGrid):
-        def send_and_receive(
-            self, messages: Any, *, timeout: float | None = None
-        ) -> list[Message]:
-            replies = super().send_and_receive(messages, timeout=timeout)
-            for reply in replies[:1]:
-                if reply.content[keys.META][keys.KIND] != "evaluation":
-                    reply.content = hostile_contents(reply.content)[number]
-            return replies
+    def attack(replies: list[Message]) -> list[Message]:
+        for reply in replies[:1]:
+            if reply.content[keys.META][keys.KIND] != "evaluation":
+                reply.content = hostile_contents(reply.content)[number]
+        return replies
 
     strategy = build(name)
-    result = run_on(Hostile(APP, NUM_PARTIES), strategy)
+    result = run_on(AlteredGrid(attack), strategy)
 
     for metrics in result.train_metrics_clientapp.values():
         assert metrics[keys.NUM_REJECTED] == 1
@@ -422,16 +393,8 @@ def test_errors_of_dead_nodes_are_mapped_by_message(name: str) -> None:
 
 def test_a_second_reply_to_one_question_is_ignored(name: str) -> None:
     """A party cannot vote twice."""
-
-    class Doubling(InMemoryGrid):
-        def send_and_receive(
-            self, messages: Any, *, timeout: float | None = None
-        ) -> list[Message]:
-            replies = super().send_and_receive(messages, timeout=timeout)
-            return [*replies, *replies]
-
     strategy, honest = build(name), build(name)
-    result = run_on(Doubling(APP, NUM_PARTIES), strategy)
+    result = run_on(AlteredGrid(lambda replies: [*replies, *replies]), strategy)
     run(honest)
 
     for metrics in result.train_metrics_clientapp.values():
@@ -474,11 +437,7 @@ def test_party_without_test_rows_still_receives(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Held-out rows are optional; there is then no accuracy, and the log says why."""
-    app = client_app(
-        lambda context: replace(
-            toy_party(int(context.node_config["partition-id"])), x_test=None, y_test=None
-        )
-    )
+    app = client_app(loading(lambda n: replace(toy_party(n), x_test=None, y_test=None)))
 
     strategy = build(name)
     result = run(strategy, app, verbose=True)

@@ -277,7 +277,9 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Sum over parties, label the public rows, and train the final model."""
         said = [reply.knowledge for reply in self.replies]
-        sizes = self._believed(said)
+        sizes: FloatArray = np.array([one.num_records for one in said], dtype=np.float64)
+        if self.options.level != "L1":  # where all weigh the same
+            sizes = believed_sizes(sizes, self.options.num_records)
         parts = [self._limited(one, size) for one, size in zip(said, sizes, strict=True)]
         contradicting = self._find_outliers(parts, sizes)
         self.outliers_ = tuple(self.replies[k].partition_id for k in contradicting)
@@ -285,16 +287,12 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         noise = self._summed(self._mechanism, len(kept))
         total = self._total([parts[k] for k in kept])
         shares = self._shares(total, noise, Counted(len(kept), float(sizes[kept].sum())))
-        found: Metrics = {NOISE_SCALE: noise, **self._counted(said, sizes, parts)}
+        metrics: Metrics = {NOISE_SCALE: noise, **self._counted(said, sizes, parts)}
         model = self.keep_model(self._learn(shares))
-        return model, {**found, **self._details(), **self._server_price()}
-
-    def _believed(self, said: Sequence[PartySums]) -> FloatArray:
-        """Return for how many records each party counts; at L1 all weigh the same."""
-        claimed = np.array([one.num_records for one in said], dtype=np.float64)
-        if self.options.level == "L1":
-            return claimed
-        return believed_sizes(claimed, self.options.num_records)
+        # What everybody but the server learns, parties cannot tell.
+        prices = privacy_metrics(party=self.ledger_, example=self.ledger_)
+        known = {key: prices[key] for key in _PRICES.get(self.options.level, ())}
+        return model, {**metrics, **self._details(), **known}
 
     def _limited(self, one: PartySums, size: float) -> FloatArray | IntArray:
         """Return what counts of a party's sums; all of them as whole numbers if it can.
@@ -380,11 +378,6 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     def _details(self) -> Metrics:
         """Return how detailed the sums are."""
         return {}
-
-    def _server_price(self) -> Metrics:
-        """Return what everybody but the server learns; parties can only tell what it does."""
-        found = privacy_metrics(party=self.ledger_, example=self.ledger_)
-        return {key: found[key] for key in _PRICES.get(self.options.level, ())}
 
     def _total(self, parts: Sequence[FloatArray | IntArray]) -> FloatArray:
         """Return the sum over parties; with noise, where the server is to add it."""

@@ -115,9 +115,11 @@ def restrained(weights: Sequence[W]) -> tuple[list[W], int]:
     restrained_, changed = [], 0
     for part, size, distance in zip(weights, sizes, away, strict=True):
         pull = min(1.0, most / distance) if distance > 0 else 1.0
-        moved = {name: _pulled(part.arrays[name], middle[name], pull) for name in names}
         changed += int(pull < 1 or size < part.num_records)
-        arrays = {**part.arrays, **moved} if pull < 1 else part.arrays
+        arrays = dict(part.arrays)
+        for name in names if pull < 1 else ():
+            moved = middle[name] + pull * (arrays[name] - middle[name])
+            arrays[name] = np.asarray(moved, dtype=arrays[name].dtype)
         restrained_.append(replace(part, arrays=arrays, num_records=max(round(size), 1)))
     return restrained_, changed
 
@@ -125,7 +127,3 @@ def restrained(weights: Sequence[W]) -> tuple[list[W], int]:
 def _distance(arrays: Mapping[str, Array], middle: Mapping[str, Array]) -> float:
     squares = [np.square(arrays[name] - middle[name].astype(np.float64)) for name in middle]
     return float(np.sqrt(sum(part.sum() for part in squares)))
-
-
-def _pulled(array: Array, middle: Array, pull: float) -> Array:
-    return np.asarray(middle + pull * (array - middle), dtype=array.dtype)

@@ -79,7 +79,7 @@ _WITHOUT_LIMIT: Final = 2**62
 
 
 class PresentNodes(Grid):
-    """All that Flower's class sees of the federation: who is there, and nobody else comes.
+    """All that Flower's class sees of the federation: the connected nodes, and no others.
 
     Its own sampling waits for ever if it wants more nodes than there are.
     """
@@ -150,8 +150,14 @@ def attributes(flower: Strategy) -> Iterator[tuple[str, object]]:
 
 def remember(flower: Strategy) -> dict[str, object]:
     """Return what a strategy has, as plain values: momenta, its last model, settings."""
-    found = {name: _to_plain(value) for name, value in attributes(flower) if _is_plain(value)}
-    return {name: value for name, value in found.items() if not name.endswith(".strategy")}
+    found = {name: value for name, value in attributes(flower) if _is_plain(value)}
+    return {
+        name: KeptArrays(decode_arrays(value, _WITHOUT_LIMIT))
+        if isinstance(value, ArrayRecord)
+        else value
+        for name, value in found.items()
+        if not name.endswith(".strategy")
+    }
 
 
 def recall(flower: Strategy, kept: Mapping[str, object]) -> None:
@@ -159,7 +165,9 @@ def recall(flower: Strategy, kept: Mapping[str, object]) -> None:
     parts = list(layers(flower))
     for name, value in kept.items():
         depth, _, attribute = name.partition(".")
-        setattr(parts[int(depth)], attribute, _from_plain(value))
+        if isinstance(value, KeptArrays):
+            value = encode_arrays(value.arrays)
+        setattr(parts[int(depth)], attribute, value)
 
 
 def _is_plain(value: object) -> bool:
@@ -168,16 +176,6 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return isinstance(value, (*_PLAIN, ArrayRecord))
-
-
-def _to_plain(value: object) -> object:
-    if isinstance(value, ArrayRecord):
-        return KeptArrays(decode_arrays(value, _WITHOUT_LIMIT))
-    return value
-
-
-def _from_plain(value: object) -> object:
-    return encode_arrays(value.arrays) if isinstance(value, KeptArrays) else value
 
 
 W = TypeVar("W", bound=LocalWeights)
@@ -195,10 +193,10 @@ class WeightsState(State):
 class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
     """One of Flower's strategies with everything that ours have around it.
 
-    All parties train one model in turns, and Flower's class makes the next one of theirs. It
-    never sees a reply that is not as asked: other arrays, names, shapes or types, numbers
-    that are not finite, and metrics it cannot weigh by end no run and spoil no mean. It also
-    gets a ledger, a checkpoint, and parties that are paid before they train.
+    All parties train one model in every round, and Flower's class makes the next one of
+    theirs. It never sees a reply that is not as asked: other arrays, names, shapes or types,
+    numbers that are not finite, and metrics it cannot weigh by end no run and spoil no mean.
+    It also gets a ledger, a checkpoint, and parties that charge before they train.
 
     Leaves the party
         In every round the weights of its model after training, and its number of records.
@@ -393,10 +391,8 @@ class FlowerStrategy(KnowledgeStrategy[LocalWeights]):
         if not layouts:
             return {}
         usual = self._model_layout() or Counter(layouts.values()).most_common(1)[0][0]
-        return dict.fromkeys(
-            (node for node, layout in layouts.items() if layout != usual),
-            "Reply: weights must have the model's layout, got another.",
-        )
+        reason = "Reply: weights must have the model's layout, got another."
+        return {node: reason for node, layout in layouts.items() if layout != usual}
 
     def _model_layout(self) -> Layout:
         return layout_of(self._present_model())
