@@ -117,14 +117,8 @@ def read_plain(
 ) -> Iterator[Message]:
     """Yield replies, plain ones as our own parties would have written them.
 
-    Parameters
-    ----------
-    sent : sequence of Message
-        What was asked.
-    members : dict
-        Which node is which party; new ones get the numbers that nobody has, by node id.
-    learner : str
-        The kind of model that a plain party has.
+    New nodes get the numbers that nobody has, by node id; a plain party has the kind of model
+    that `learner` names.
     """
     nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in sent}
     taken = {number for claim in members.values() for number in claim}

@@ -103,11 +103,8 @@ class FedGenOptions(WeightsOptions):
 class Heads:
     """Last layers of the parties' networks, and how much each knows of a class.
 
-    Parameters
-    ----------
-    layers : weights (num_classes, num_features) and biases, one per party
-    shares : (num_parties, num_classes)
-        Of the records of each class; 0 for classes that nobody has.
+    `shares` (num_parties, num_classes) are those of the records of each class; 0 for classes
+    that nobody has.
     """
 
     layers: Sequence[DenseLayer]
@@ -115,13 +112,7 @@ class Heads:
 
 
 class Generator:
-    """Features of labels; see the module.
-
-    Parameters
-    ----------
-    weights : list of four arrays, in the order of `NAMES`
-    num_classes : int
-    """
+    """Features of labels; see the module. Its four arrays have the order of `NAMES`."""
 
     def __init__(self, weights: Sequence[FloatArray], num_classes: int) -> None:
         self.weights, self.num_classes = list(weights), num_classes

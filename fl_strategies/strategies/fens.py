@@ -292,15 +292,9 @@ def _check_work(party: Party, config: ConfigRecord, num_models: int) -> None:
 
 @dataclass(kw_only=True)
 class FENSState(RelayState):
-    """Also the aggregator, and which nodes have the models.
+    """Also the aggregator, the hash of the models that it combines, and the nodes with them.
 
-    Parameters
-    ----------
-    aggregator : dict of name to array
-        Empty before there are models.
-    committee : str
-        Which models they are.
-    delivered : set of node ids
+    Both are empty before there are models.
     """
 
     aggregator: dict[str, Array] = field(default_factory=dict)

@@ -69,14 +69,8 @@ class Prior:
 class Units:
     """Units that some parties' neurons have been assigned to.
 
-    Parameters
-    ----------
-    sums : (num_units, size)
-        Sums of these neurons, each number times its precision.
-    precisions : (num_units, size)
-        Sums of the precisions, with the prior's.
-    uses : (num_units,)
-        How many parties have each of them.
+    Sums (num_units, size) of these neurons, each number times its precision; sums of the
+    precisions, with the prior's; and how many parties have each unit (num_units,).
     """
 
     sums: FloatArray
@@ -100,17 +94,9 @@ def match_networks(
     """Return one network of the units that the parties' networks are likely made of.
 
     Layers are matched from the last hidden one to the first: the units that a layer leads to
-    are then known.
-
-    Parameters
-    ----------
-    networks : one per party, of as many layers
-    counts : (num_parties, num_classes)
-        Records of each class; weights to a class count by a party's share of its records.
-    prior : Prior
-    num_sweeps : int
-        How often all parties are matched anew, in random order, after the first time.
-    rng : Generator
+    are then known. Weights to a class count by a party's share of its records, of which
+    `counts` (num_parties, num_classes) has the numbers. After the first time all parties are
+    matched anew `num_sweeps` times, in random order.
     """
     weight, bias = _mean_outputs(networks, counts, prior)
     shares = counts / np.maximum(counts.sum(axis=0), 1)
@@ -162,11 +148,8 @@ def match_layer(
 ) -> tuple[list[IntArray], Units]:
     """Return which units the neurons of each party are, and the units.
 
-    Parameters
-    ----------
-    vectors : one array (num_neurons, size) a party
-    precisions : one array (size,) a party
-        Inverse variances of the numbers of its neurons.
+    `vectors` has an array (num_neurons, size) per party, `precisions` one (size,) of the
+    inverse variances of the numbers of its neurons.
     """
     num_parties, assigned = len(vectors), dict[int, IntArray]()
     sweeps = [rng.permutation(num_parties) for _ in range(num_sweeps)]
@@ -194,19 +177,8 @@ def match_gains(
 ) -> FloatArray:
     """Return what each neuron adds to twice the log-posterior as each unit; then as new ones.
 
-    Parameters
-    ----------
-    vectors : (num_neurons, size)
-    precisions : (size,)
-    units : Units
-        Of all other parties.
-    prior : Prior
-    num_parties : int
-        Of the federation.
-
-    Returns
-    -------
-    gains : (num_neurons, num_units + num_neurons)
+    `vectors` (num_neurons, size) and `precisions` (size,) are those of one party, `units` those
+    of all others; the gains are (num_neurons, num_units + num_neurons).
     """
     scaled, joint = vectors * precisions, 1 / (units.precisions + precisions)
     # (sums + scaled)^2 * joint, multiplied out: neurons by units by numbers would fill memory.

@@ -96,12 +96,9 @@ class FedHistogramOptions(SumOptions):
 class Cells(Summary):
     """Divisions of the space of rows.
 
-    Parameters
-    ----------
-    mean : (num_values,)
-    turn : (num_values, num_components)
-        Scales and rotates centred rows.
-    centres : (num_divisions, num_cells, num_components)
+    Rows less `mean` (num_values,) are scaled and rotated by `turn` (num_values,
+    num_components), and belong to the nearest of `centres` (num_divisions, num_cells,
+    num_components).
     """
 
     kind: ClassVar[str] = "cells"
@@ -217,13 +214,10 @@ def _cluster(rows: FloatArray, num_cells: int, rng: np.random.Generator) -> Floa
 
 
 def count_records(cells: Array, y: Array, shape: tuple[int, ...], task: Task) -> IntArray:
-    """Return how many records each cell has of each class, or with and without each label.
+    """Return how many records each cell has of each class, or without and with each label.
 
-    Parameters
-    ----------
-    cells : (n,)
-    y : (n,) classes, or (n, num_labels) of -1 (unknown), 0 and 1
-    shape : (num_cells, num_classes), or (num_cells, 2, num_labels) of multi-label learning
+    `y` are classes (n,), or labels (n, num_labels) of -1 (unknown), 0 and 1; `shape` is
+    (num_cells, num_classes), or (num_cells, 2, num_labels).
     """
     counts = np.zeros(shape, dtype=np.int64)
     if task == "single-label":

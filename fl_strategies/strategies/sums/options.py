@@ -131,18 +131,11 @@ def release_plan(
     no_signal: Callable[[], str] | None = None,
     setting: str = "",
 ) -> ReleasePlan:
-    """Return what the one round releases.
+    """Return what the one round releases, for a planner of this head at its level.
 
-    Parameters
-    ----------
-    options, facts
-    planner : SumPlanner
-    summary : Summary, optional
-        How records are summed, once that is known.
-    no_signal : callable, optional
-        How noise hides the sums, where that is known better than the planner does.
-    setting : str
-        What decides how detailed the sums are.
+    The summary decides the price, so there is none before it is known. The server knows better
+    than the planner how noise hides the sums (`no_signal`), and which `setting` decides how
+    detailed they are.
     """
     privacy, level = options.privacy, options.level
     own = level == "L2"
@@ -213,12 +206,7 @@ def _announced(privacy: SumPrivacy, options: SumOptions, facts: ReleaseFacts) ->
 class SumPlanner(ABC):
     """Base of the planners of heads: one vector per party, at one of three levels.
 
-    Parameters
-    ----------
-    level : "L1", "L2" or "central"
-        Whose noise protects whom; see `SumPrivacy`.
-    num_labels : int
-        Labels of a record, if several.
+    `num_labels` is that of one record, in multi-label learning.
     """
 
     level: str

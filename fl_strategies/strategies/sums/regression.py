@@ -94,13 +94,10 @@ class FedRegressionOptions(SumOptions):
 
 @dataclass(frozen=True, eq=False)
 class Components(Summary):
-    """Rows as whole-number features of bounded length, for sums of features times labels.
+    """Rows as integer features of bounded length, for sums of features times labels.
 
-    Parameters
-    ----------
-    mean : (num_values,)
-    turn : (num_values, num_components)
-        Turns centred rows to components, of which most rows then have length below 1.
+    `mean` (num_values,) and `turn` (num_values, num_components) make components of rows, of
+    which most rows then have length below 1.
     """
 
     kind: ClassVar[str] = "components"
@@ -234,16 +231,9 @@ def fitted_shares(
 ) -> FloatArray:
     """Return the classes' shares of rows by the regression that fits means of records.
 
-    Parameters
-    ----------
-    features : (n, num_features)
-        Of public rows, whose mean stands for that of all records.
-    means : (num_features, columns)
-        Of features times labels, over records, as multiples of `LEVELS`.
-    noise : float
-        Deviation of the noise on each mean.
-    num_classes : int
-    task : "single-label" or "multi-label"
+    `features` (n, num_features) are those of public rows, whose mean stands for that of all
+    records. `means` (num_features, columns) are those of features times labels, over records,
+    as multiples of `LEVELS`; `noise` is the deviation of the noise on each.
     """
     rows, several = features / LEVELS, task == "multi-label"
     classes = not several and num_classes > 2
@@ -288,14 +278,8 @@ class Ellipsoid:
 
     By the inequality of Bessel, a mean m of features times numbers from -1 to 1 has
     m' S^-1 m at most 1, where S is the mean square of the features. Projections on a convex
-    set bring no two points farther apart.
-
-    Parameters
-    ----------
-    squares : (num_features,)
-        Mean squares of features along the axes.
-    axes : (num_features, num_features)
-        One a column.
+    set bring no two points farther apart. `squares` are the mean squares along the axes, which
+    are the columns of `axes`.
     """
 
     squares: FloatArray
@@ -312,16 +296,9 @@ class Ellipsoid:
     def project(
         self, sums: IntArray, num_records: int, noise: float, num_labels: int = 1
     ) -> FloatArray | IntArray:
-        """Return the nearest plausible sums; plausible ones as they are.
+        """Return the nearest plausible sums (num_features, columns), unchanged if plausible.
 
-        Parameters
-        ----------
-        sums : (num_features, columns)
-        num_records : int
-        noise : float
-            Deviation of the noise on each sum.
-        num_labels : int
-            Labels of a record.
+        `noise` is the deviation of the noise on each, `num_labels` the labels of a record.
         """
         variance = (noise / num_records) ** 2
         squares = self.squares + variance

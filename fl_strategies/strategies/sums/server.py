@@ -277,9 +277,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Sum over parties, label the public rows, and train the final model."""
         said = [reply.knowledge for reply in self.replies]
-        sizes: FloatArray = np.array([one.num_records for one in said], dtype=np.float64)
-        if self.options.level != "L1":  # where all weigh the same
-            sizes = believed_sizes(sizes, self.options.num_records)
+        sizes = self._believed(said)
         parts = [self._limited(one, size) for one, size in zip(said, sizes, strict=True)]
         contradicting = self._find_outliers(parts, sizes)
         self.outliers_ = tuple(self.replies[k].partition_id for k in contradicting)
@@ -293,6 +291,13 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         prices = privacy_metrics(party=self.ledger_, example=self.ledger_)
         known = {key: prices[key] for key in _PRICES.get(self.options.level, ())}
         return model, {**metrics, **self._details(), **known}
+
+    def _believed(self, said: Sequence[PartySums]) -> FloatArray:
+        """Return for how many records each party counts; at L1 all weigh the same."""
+        claimed = np.array([one.num_records for one in said], dtype=np.float64)
+        if self.options.level == "L1":
+            return claimed
+        return believed_sizes(claimed, self.options.num_records)
 
     def _limited(self, one: PartySums, size: float) -> FloatArray | IntArray:
         """Return what counts of a party's sums; all of them as whole numbers if it can.

@@ -67,17 +67,8 @@ def release_plan(
 ) -> ReleasePlan:
     """Return what one round releases: weights, protected by private training alone.
 
-    Only parties know what their training spends, so they report it.
-
-    Parameters
-    ----------
-    name : str
-        Of the strategy.
-    options, facts
-    also_leaves : tuple of str
-        Why training does not protect what leaves beside the weights.
-    purpose : str
-        For the party's journal.
+    Only parties know what their training spends, so they report it. `also_leaves` says why
+    training does not protect what leaves beside the weights; `purpose` is for the journal.
     """
 
     def price() -> Price:
