@@ -1,6 +1,7 @@
 """Tables of experiments: what is run, what is kept, and what is shown."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from reproduction.table import (
 )
 from simulations.config import Settings
 from simulations.experiments.engine import read_outcomes
-from simulations.runtime.local import run_once
 
 PUBLISHED = Published.read({"federation": 81.0, "alone": 20.0, "note": "larger"})
 TABLE = Table(
@@ -134,18 +134,14 @@ def test_a_run_of_another_table_is_taken(tmp_path: Path) -> None:
     assert len(read_outcomes(kept)) == 4
 
 
-def test_an_unknown_measure_is_refused() -> None:
-    """The answer names the known ones."""
-    with pytest.raises(InvalidParameter, match="measure must be one of mean, local, got 'sum'"):
-        Row("a row", {}, measure="sum")
-
-
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     """Nothing is overwritten by mistake."""
     kept = tmp_path / "kept.json"
     kept.write_text('{"runs": []}')
 
-    with pytest.raises(InvalidParameter, match="must hold the outcomes of runs"):
+    with pytest.raises(
+        InvalidParameter, match=r"must hold the outcomes of runs.* Name another"
+    ):
         run_table(TABLE, Runs(), kept, lambda _: None)
     assert json.loads(kept.read_text()) == {"runs": []}
 
@@ -174,42 +170,64 @@ settings = { epochs = 4 }
 seeds = [7]
 [[rows]]
 name = "a"
+panel = "left"
 settings = { epochs = 5 }
 [[rows]]
 name = "b"
 quick = { epochs = 1 }
 paper = { num-parties = 9 }
+[[rows]]
+name = "c"
+scales = ["quick"]
 """
 
 
-def test_a_scale_changes_settings_and_seeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a scale says wins over a row, and what a row says about the scale over that."""
+@pytest.fixture
+def _scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `SCALED` be the only table, and work in an empty folder."""
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
     monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
+    monkeypatch.chdir(tmp_path)
 
+
+@pytest.mark.usefixtures("_scaled")
+def test_a_scale_changes_settings_seeds_and_rows() -> None:
+    """A scale's settings win over a row's, and a row's own for the scale win over these."""
     quick, paper = Table.load("toy_table"), Table.load("toy_table", "paper")
 
     assert (quick.seeds, paper.seeds) == ((0, 1), (7,))
-    assert [row.settings["epochs"] for row in quick.rows] == [4, 1]
+    assert [row.name for row in quick.rows] == ["a", "b", "c"]
+    assert [row.name for row in paper.rows] == ["a", "b"]
+    assert [row.panel for row in quick.rows] == ["left", "", ""]
+    assert "panel" not in quick.rows[0].settings
+    assert [row.settings["epochs"] for row in quick.rows] == [4, 1, 4]
     assert [row.settings["epochs"] for row in paper.rows] == [5, 9]
     assert [row.settings["num-parties"] for row in paper.rows] == [2, 9]
     assert (quick.minutes, paper.minutes) == (3, None)
     assert paper.command == "python -m reproduction table toy_table --scale paper"
 
 
-def test_a_table_without_a_scale_says_so() -> None:
-    """Another size than there is would be a wrong label."""
-    with pytest.raises(InvalidParameter, match="scale must be one of quick for fedkd_mnist"):
-        Table.load("fedkd_mnist", "paper")
-
-
-def test_a_published_figure_has_known_words() -> None:
-    """A misspelt word would never be compared."""
-    with pytest.raises(InvalidParameter, match="published must be of PATE, alone"):
-        Published.read({"federated": 81.0})
+@pytest.mark.parametrize(
+    ("read", "sentence"),
+    [
+        (
+            lambda: Row("a row", {}, measure="sum"),
+            "measure must be one of mean, local, got 'sum'",
+        ),
+        (
+            lambda: Table.load("fedkd_mnist", "paper"),
+            "scale must be one of quick for fedkd_mnist",
+        ),
+        (lambda: Published.read({"federated": 81.0}), "published must be of PATE, alone"),
+    ],
+)
+def test_what_a_table_does_not_know_is_refused(
+    read: Callable[[], object], sentence: str
+) -> None:
+    """The answer names what it knows."""
+    with pytest.raises(InvalidParameter, match=sentence):
+        read()
 
 
 def test_the_summary_is_the_table_for_programs(tmp_path: Path) -> None:
@@ -232,37 +250,6 @@ def test_the_summary_is_the_table_for_programs(tmp_path: Path) -> None:
     assert {*first["figures"]} == {"federation", "parties alone"}
 
 
-def test_rows_have_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row may name the panel of its figure, which no setting depends on."""
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "toy_table.toml").write_text(
-        'title = "Toy."\nsource = "nowhere"\nseeds = [0]\n[settings]\nnum-parties = 2\n'
-        '[[rows]]\nname = "a"\npanel = "left"\n[[rows]]\nname = "b"\n'
-    )
-    monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
-
-    table = Table.load("toy_table")
-
-    assert [row.panel for row in table.rows] == ["left", ""]
-    assert [row.settings for row in table.rows] == [{"num-parties": 2}] * 2
-
-
-AVERAGES = ("flower:FedProx", "flower:FedAvgM", "scaffold", "feddf")
-
-
-def test_averages_of_weights_are_rows_by_their_names(tmp_path: Path) -> None:
-    """A strategy's name is all that a row needs; each ends with a figure of its own."""
-    common = {"num-parties": 3, "train-rows": 150, "test-rows": 200, "num-server-rounds": 2}
-    quick = {**common, "solo": False, "central": False, "epochs": 2, "num-workers": 1}
-    rows = [Row(name, {**quick, "strategy": name}) for name in AVERAGES]
-    kept = tmp_path / "kept.json"
-
-    run_table(replace(TABLE, rows=tuple(rows), seeds=(0,)), run_once, kept, lambda _: None)
-
-    figures = [outcome["figures"][""] for outcome in read_outcomes(kept)]
-    assert len({*figures}) == len(AVERAGES)
-
-
 def test_an_unknown_table_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
     """The command line answers in one sentence."""
     assert main(["table", "fedkd_imagenet"]) == 1
@@ -272,15 +259,12 @@ def test_an_unknown_table_lists_the_known(capsys: pytest.CaptureFixture[str]) ->
     assert "fedkd_cifar10" in error
 
 
+@pytest.mark.usefixtures("_scaled")
 def test_the_command_line_runs_and_writes_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Text, summary and picture are beside the results; seeds may be others."""
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
-    monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
     monkeypatch.setattr("simulations.runtime.local.run_once", Runs())
-    monkeypatch.chdir(tmp_path)
 
     assert main(["table", "toy_table", "--scale=paper", "--seeds=4,5"]) == 0
     assert main(["tables"]) == 0
@@ -294,37 +278,22 @@ def test_the_command_line_runs_and_writes_everything(
         "toy_table_paper_rows.png",
     }
     assert "Seeds 4, 5" in Path("runs/toy_table_paper.md").read_text()
-    assert "toy_table  quick     2      2            3   not yet  nowhere" in text
+    assert "toy_table  quick     3      2            3   not yet  nowhere" in text
     assert "toy_table  paper     2      1            ?   not yet  nowhere" in text
 
 
-def test_a_row_may_be_of_one_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the other scale has the same row under another name."""
-    (tmp_path / "tables").mkdir()
-    text = SCALED + 'scales = ["quick"]\n'
-    (tmp_path / "tables" / "toy_table.toml").write_text(text)
-    monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
-
-    assert [row.name for row in Table.load("toy_table").rows] == ["a", "b"]
-    assert [row.name for row in Table.load("toy_table", "paper").rows] == ["a"]
-
-
+@pytest.mark.usefixtures("_scaled")
 def test_single_rows_can_be_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A part of a name is enough; the text still shows the whole table."""
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "toy_table.toml").write_text(SCALED)
-    monkeypatch.setattr("reproduction.table.FOLDER", tmp_path / "tables")
     monkeypatch.setattr("simulations.runtime.local.run_once", Runs())
-    monkeypatch.chdir(tmp_path)
-    first, second = (row.name for row in Table.load("toy_table").rows)
 
-    assert main(["table", "toy_table", "--row", second]) == 0
+    assert main(["table", "toy_table", "--row", "b"]) == 0
     assert main(["table", "toy_table", "--row", "nobody"]) == 1
 
     said = capsys.readouterr()
-    assert f"| {first} |" in said.out
+    assert "| a |" in said.out
     asked = [one["settings"] for one in read_outcomes(Path("runs/toy_table.json"))]
     assert [settings["epochs"] for settings in asked] == [1, 1]
     assert "error: table: row must be part of one of " in said.err
@@ -344,23 +313,11 @@ def test_the_row_of_that_very_name_is_run_alone() -> None:
     assert names("A,") == ["A, twice"]
 
 
-def test_a_table_may_say_what_was_sent(tmp_path: Path) -> None:
-    """Bytes of all parties stand in a column of their own if its file asks for it."""
+def test_a_table_shows_bytes_and_missing_seeds(tmp_path: Path) -> None:
+    """The bytes of all parties if its file asks for them; means are over which seeds."""
     kept = tmp_path / "kept.json"
-    run_table(TABLE, Runs(), kept, lambda _: None)
+    run_table(TABLE.but(seeds=[0], rows=TABLE.rows[:1]), Runs(), kept, lambda _: None)
 
+    assert "| two parties (1 of 2 seeds) |" in markdown(TABLE, kept)
     assert "MB sent" not in markdown(TABLE, kept)
     assert "MB sent" in markdown(replace(TABLE, sizes=True), kept)
-
-
-def test_a_row_says_if_seeds_are_missing(tmp_path: Path) -> None:
-    """Means over different seeds must not be compared unawares."""
-    kept = tmp_path / "kept.json"
-    first = TABLE.rows[0]
-    run_table(
-        replace(TABLE, rows=(first,), seeds=TABLE.seeds[:1]), Runs(), kept, lambda _: None
-    )
-
-    text = markdown(TABLE, kept)
-
-    assert f"| {first.name} (1 of {len(TABLE.seeds)} seeds) |" in text

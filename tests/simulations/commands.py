@@ -32,3 +32,24 @@ def record_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(local, "run_local", recorded)
     return asked
+
+
+def constructed_report(figure: float, **changes: Any) -> dict[str, Any]:
+    """Return a report as a real run's, with all that experiments read."""
+    traffic = {"num-bytes-sent": 30, "num-bytes-received": 60}
+    report = {
+        "metric": "accuracy",
+        "accuracy": figure,
+        "parties": [],
+        "rounds": [{"round": 1, "train": traffic, "evaluate": traffic}],
+        "figures": {"federation": {"balanced-accuracy": figure / 2, "macro-f1": float("nan")}},
+        "epsilon-party": float("inf"),
+        "delta-party": 0.0,
+        "epsilon-example": 1.0,
+        "delta-example": 1e-5,
+        "num-bytes-sent": 30,
+        "cpu-seconds": 1.0,
+        "date": "2026-01-02T03:04:05+00:00",
+        "commit": "c0ffee" * 6 + "-dirty",
+    }
+    return {**report, **{key.replace("_", "-"): value for key, value in changes.items()}}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_strategies.errors import InvalidParameter, NotEnoughParties
+from fl_strategies.errors import NotEnoughParties
 from simulations.__main__ import main
 from simulations.config import Settings
 from simulations.experiments.compare import (
@@ -30,6 +30,7 @@ from simulations.federation import Federation, load_federation
 from simulations.runtime import local
 from tests.pictures import size_of
 from tests.simulations import commands
+from tests.simulations.commands import constructed_report
 
 FAST = {**commands.FAST, "fedmd.epochs-initial": 2}
 Y = ("y_train", "y_test")
@@ -244,28 +245,6 @@ def test_the_users_settings_win_over_usual_ones() -> None:
 # A comparison of constructed runs.
 
 
-def constructed_report(settings: Settings, figure: float) -> dict[str, Any]:
-    """Return a report as a real run's, with all that a comparison reads."""
-    bytes_ = {"num-bytes-sent": 30, "num-bytes-received": 60}
-    rounds = [{"round": 1, "train": bytes_, "evaluate": bytes_}]
-    return {
-        "metric": "accuracy",
-        "accuracy": figure,
-        "parties": [],
-        "rounds": rounds,
-        "figures": {"federation": {"balanced-accuracy": figure / 2, "macro-f1": float("nan")}},
-        "epsilon-party": float("inf"),
-        "delta-party": 0.0,
-        "epsilon-example": 1.0 + settings.seed,
-        "delta-example": 1e-5,
-        "rejected": {"1000": "it did not answer in time"} if settings.seed else {},
-        "num-bytes-sent": 30,
-        "cpu-seconds": 1.0,
-        "date": "2026-01-02",
-        "commit": "c0ffee",
-    }
-
-
 def two_seeds(folder: Path, run: Callable[[Settings], dict[str, Any]]) -> Summary:
     comparison = plan_comparison(FAST, strategies=["fedkt", "fedmd"], rounds=1, seeds=(0, 1))
     results = comparison.run(run, folder / "kept.json", lambda _: None)
@@ -274,7 +253,14 @@ def two_seeds(folder: Path, run: Callable[[Settings], dict[str, Any]]) -> Summar
 
 def test_seeds_are_averaged_and_epsilons_are_not(tmp_path: Path) -> None:
     """The largest epsilon counts; bytes are a party's, delivery included."""
-    summary = two_seeds(tmp_path, lambda s: constructed_report(s, 0.8 + 0.1 * s.seed))
+
+    def run(settings: Settings) -> dict[str, Any]:
+        seed = settings.seed
+        rejected = {"1000": "it did not answer in time"} if seed else {}
+        figure, epsilon = 0.8 + 0.1 * seed, 1.0 + seed
+        return constructed_report(figure, epsilon_example=epsilon, rejected=rejected)
+
+    summary = two_seeds(tmp_path, run)
 
     line = summary.lines[0]
     assert line.mean == pytest.approx(0.85)
@@ -296,7 +282,7 @@ def test_a_run_that_fails_excludes_its_strategy_alone(tmp_path: Path) -> None:
         asked.append((settings.strategy, settings.seed))
         if settings.strategy == "fedkt":
             raise NotEnoughParties("FedKT: 2 parties must answer, got 1.")
-        return constructed_report(settings, 0.9)
+        return constructed_report(0.9)
 
     summary = two_seeds(tmp_path, run)
 
@@ -305,20 +291,11 @@ def test_a_run_that_fails_excludes_its_strategy_alone(tmp_path: Path) -> None:
     assert "not compared: fedkt: FedKT: 2 parties must answer, got 1." in render(summary)
 
 
-def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
-    """The answer asks for another file."""
-    (tmp_path / "kept.json").write_text('{"runs": []}')
-
-    with pytest.raises(InvalidParameter, match="Name another file"):
-        two_seeds(tmp_path, lambda settings: constructed_report(settings, 0.9))
-    assert (tmp_path / "kept.json").read_text() == '{"runs": []}'
-
-
 # The recommendation and the picture, from constructed lines.
 
 
-def constructed(*lines: Line, best: float = 0.80, majority: float = 0.5) -> Summary:
-    figures = {"majority-": majority, "solo-": 0.6, "best-solo-": best, "central-": 0.95}
+def constructed(*lines: Line, best: float = 0.80) -> Summary:
+    figures = {"majority-": 0.5, "solo-": 0.6, "best-solo-": best, "central-": 0.95}
     return Summary(
         data="toy",
         metric="accuracy",
@@ -327,7 +304,7 @@ def constructed(*lines: Line, best: float = 0.80, majority: float = 0.5) -> Summ
         lines=lines,
         excluded={},
         baselines={
-            prefix: Line(BASELINE_NAMES[prefix], (figure,) * 3)
+            prefix: Line(BASELINE_NAMES[prefix], (figure,) * len(lines[0].figures))
             for prefix, figure in figures.items()
         },
     )
@@ -390,32 +367,31 @@ def test_a_cheaper_one_below_the_best_party_is_not_taken() -> None:
 
 
 def test_one_seed_proves_nothing() -> None:
-    """The best is taken and the doubt is said."""
-    summary = constructed(line("best", (0.905,), 5000), line("equal", (0.90,), 100))
-    baselines = {prefix: Line(b.name, b.figures[:1]) for prefix, b in summary.baselines.items()}
-    summary = Summary(**{**vars(summary), "baselines": baselines})
-    advice = recommend(summary)
+    """The best is taken, with a doubt."""
+    advice = recommend(constructed(line("best", (0.905,), 5000), line("equal", (0.90,), 100)))
 
     assert advice[0].startswith("Take best")
     assert "one seed, so perhaps chance" in advice[1]
 
 
-def test_everything_below_the_best_party_is_said_plainly() -> None:
-    """No recommendation hides that one party does better alone."""
-    advice = recommend(constructed(line("weak", (0.7, 0.7, 0.7), 10), best=0.9))
+@pytest.mark.parametrize(
+    ("figures", "best_party", "opening"),
+    [
+        ((0.7, 0.7, 0.7), 0.9, "Take weak: 70.0 %"),
+        ((0.4, 0.5, 0.5), 0.8, "Take nothing compared here: the best, weak, has 46.7 %"),
+    ],
+    ids=["below the best party", "below the majority class too"],
+)
+def test_a_loss_to_the_best_party_is_a_warning(
+    figures: tuple[float, ...], best_party: float, opening: str
+) -> None:
+    """Nothing is recommended that the majority class beats, however cheap it is."""
+    _, warning, *_ = advice = recommend(constructed(line("weak", figures, 10), best=best_party))
 
-    assert advice[1].startswith(
-        "WARNING: none of these reaches the best party alone (90.0 %); this one is 20.0 points"
-    )
-    assert "should keep it" in advice[1]
-
-
-def test_nothing_is_recommended_that_the_majority_class_beats() -> None:
-    """However cheap it is."""
-    advice = recommend(constructed(line("weak", (0.4, 0.5, 0.5), 10)))
-
-    assert advice[0].startswith("Take nothing compared here: the best, weak, has 46.7 %")
-    assert advice[1].startswith("WARNING: none of these reaches the best party alone")
+    assert advice[0].startswith(opening)
+    reached = f"none of these reaches the best party alone ({100 * best_party} %)"
+    assert warning.startswith(f"WARNING: {reached}; this one is ")
+    assert "should keep it" in warning
 
 
 def test_a_reference_is_named_and_never_recommended() -> None:

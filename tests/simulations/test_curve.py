@@ -30,7 +30,7 @@ from simulations.experiments.entries import VARIANTS, Variant
 from simulations.experiments.plots import DOTS_PER_INCH, INCHES, draw_curves, lowest_shown
 from simulations.runtime import local
 from tests.pictures import size_of
-from tests.simulations.commands import FAST, assigned, record_runs
+from tests.simulations.commands import FAST, assigned, constructed_report, record_runs
 
 HISTOGRAM = "--strategy=fedhistogram L2"
 
@@ -189,25 +189,6 @@ def test_wrong_requests_are_one_sentence(
 # Curves of constructed runs.
 
 
-def constructed_report(figure: float, epsilon: float) -> dict[str, Any]:
-    """Return a report as a real run's, with all that a curve reads."""
-    return {
-        "metric": "accuracy",
-        "accuracy": figure,
-        "parties": [],
-        "rounds": [{"round": 1, "train": {}, "evaluate": {"accuracy": float("nan")}}],
-        "figures": {"federation": {}},
-        "epsilon-party": float("inf"),
-        "delta-party": 0.0,
-        "epsilon-example": epsilon,
-        "delta-example": 1e-5,
-        "num-bytes-sent": 30,
-        "cpu-seconds": 1.0,
-        "date": "2026-01-02T03:04:05+00:00",
-        "commit": "c0ffee" * 6 + "-dirty",
-    }
-
-
 def two_seeds(folder: Path, run: Callable[[Settings], dict[str, Any]]) -> CurveSummary:
     curves = plan_curves(
         FAST,
@@ -225,12 +206,16 @@ def budget_of(settings: Settings) -> float:
     return float(settings.chosen().get("target-epsilon") or 0)
 
 
+def report(figure: float, settings: Settings) -> dict[str, Any]:
+    return constructed_report(figure, epsilon_example=budget_of(settings))
+
+
 def test_quartiles_are_over_seeds_and_draws(tmp_path: Path) -> None:
     """Four figures of two seeds with two draws; the file is JSON for everybody."""
     plain = [0.9] * len(REFERENCES)
     figures = iter([*plain, 0.1, 0.2, *plain, 0.4, 0.6, 0.3, 0.8, 0.3, 0.8])
 
-    summary = two_seeds(tmp_path, lambda s: constructed_report(next(figures), budget_of(s)))
+    summary = two_seeds(tmp_path, lambda settings: report(next(figures), settings))
 
     spread = summary.curves[0].points[1.0]
     assert spread.figures == (0.1, 0.4, 0.3, 0.3)
@@ -245,9 +230,12 @@ def test_quartiles_are_over_seeds_and_draws(tmp_path: Path) -> None:
 
 def test_nothing_is_drawn_that_promises_less_than_its_budget(tmp_path: Path) -> None:
     """Such as noise that a seed decides, which promises nothing."""
-    summary = two_seeds(
-        tmp_path, lambda s: constructed_report(0.9, float("inf") if s.seed else budget_of(s))
-    )
+
+    def run(settings: Settings) -> dict[str, Any]:
+        promised = report(0.9, settings)
+        return {**promised, "epsilon-example": float("inf")} if settings.seed else promised
+
+    summary = two_seeds(tmp_path, run)
 
     assert summary.curves[0].points == {}
     told = "It promised epsilon inf at delta 1e-05 only."
@@ -262,7 +250,7 @@ def test_a_run_that_fails_takes_its_point_alone(tmp_path: Path) -> None:
         asked.append(budget_of(settings))
         if budget_of(settings) == 1:
             raise NotEnoughParties("FedHistogram: 2 parties must answer, got 1.")
-        return constructed_report(0.9, 5.0)
+        return report(0.9, settings)
 
     (line,) = two_seeds(tmp_path, run).curves
 
@@ -274,21 +262,12 @@ def test_a_run_that_fails_takes_its_point_alone(tmp_path: Path) -> None:
 
 def test_parties_and_other_noise_are_other_results() -> None:
     """A draw's number and every setting are part of what a result is kept under."""
-    plans = [
-        plan_curves(
-            {**FAST, "num-parties": number},
-            unit="example",
-            names=["fedhistogram L2"],
-            budgets=[1.0],
-            seeds=[0],
-            draws=2,
-        )
-        for number in (3, 4)
-    ]
-    asked = [plan.key(*cell) for plan in plans for cell in plan.cells()]
+    asked = {"unit": "example", "names": ["fedhistogram L2"], "budgets": [1.0], "seeds": [0]}
+    plans = [plan_curves({**FAST, "num-parties": n}, **asked, draws=2) for n in (3, 4)]
+    keys = [plan.key(*cell) for plan in plans for cell in plan.cells()]
 
-    assert all(one not in asked[:number] for number, one in enumerate(asked))
-    assert len(asked) == 2 * (1 + len(REFERENCES) + 2)
+    assert all(one not in keys[:number] for number, one in enumerate(keys))
+    assert len(keys) == 2 * (1 + len(REFERENCES) + 2)
 
 
 # The picture, the summary and the section, from constructed curves.
