@@ -62,19 +62,14 @@ def test_the_readme_says_how_many_supernodes_there_must_be(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_the_licence_is_the_librarys(name: str) -> None:
-    """A bundle of format 1 carries its licence as a file."""
-    assert (folder_of(name) / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    assert read_project(folder_of(name))["project"]["license"] == {"file": "LICENSE"}
-
-
-@pytest.mark.parametrize("name", APPS)
-def test_the_app_depends_on_this_library(name: str) -> None:
-    """Extras that are named exist."""
-    library = read_project(ROOT)["project"]
-    _, ours = read_project(folder_of(name))["project"]["dependencies"]
+def test_the_app_has_the_licence_and_extras_of_this_library(name: str) -> None:
+    """A bundle of format 1 carries its licence as a file; the extras exist."""
+    library, app = (read_project(one)["project"] for one in (ROOT, folder_of(name)))
+    _, ours = app["dependencies"]
     extras = re.fullmatch(r"fl-strategies\[(.*)\]>=(\S+)", ours)
 
+    assert (folder_of(name) / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert app["license"] == {"file": "LICENSE"}
     assert extras is not None
     assert {*extras[1].split(",")} <= library["optional-dependencies"].keys()
     assert library["version"].startswith(extras[2])

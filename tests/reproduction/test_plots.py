@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -177,18 +176,6 @@ def test_without_matplotlib_the_extra_is_named(
 
     with pytest.raises(MissingExtra, match=r"'matplotlib' .*fl-strategies\[figures\]"):
         draw_rounds(TABLE, kept, tmp_path / "a.png")
-
-
-def test_the_command_line_loads_matplotlib_only_to_draw() -> None:
-    """Other commands do not wait for it."""
-    code = "import sys, simulations.__main__; print('matplotlib' in sys.modules)"
-    root = Path(__file__).parents[2]
-
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
-    )
-
-    assert done.stdout.split() == ["False"]
 
 
 def test_the_command_line_draws(

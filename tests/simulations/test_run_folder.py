@@ -73,26 +73,20 @@ def test_a_run_leaves_its_model_result_page_and_statement(
     assert {"3 of 3 parties have trained", "3 of 3 parties have the result"} < {*lines}
 
 
-def test_the_time_of_each_part_is_that_of_the_whole(tmp_path: Path) -> None:
-    """Parties and server together took as long as the federation."""
+def test_a_quiet_run_still_has_the_time_of_each_part(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It prints the result only; parties and server took as long as the federation."""
     report = read_json("test", run(tmp_path, "--quiet") / "result.json")
 
+    told, said = capfd.readouterr()
+    assert said == ""
+    assert "verdict: " in told
     phases = report["phases"]
     assert list(phases) == ["loading", "comparison", "training", "evaluation", "aggregation"]
     parts = (phases[key] for key in ("training", "evaluation", "aggregation"))
     assert sum(parts) == pytest.approx(report["seconds"])
     assert all(seconds > 0 for seconds in phases.values())
-
-
-def test_quiet_prints_the_result_only(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Not a word on the standard error."""
-    run(tmp_path, "--quiet")
-
-    told, said = capfd.readouterr()
-    assert said == ""
-    assert "verdict: " in told
 
 
 def test_one_party_is_warned(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

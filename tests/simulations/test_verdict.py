@@ -9,7 +9,7 @@ import pytest
 
 from simulations.config import Settings
 from simulations.federation import load_federation
-from simulations.results.report import make_report, render
+from simulations.results.report import render
 from simulations.results.verdict import (
     Gap,
     class_skew,
@@ -18,11 +18,11 @@ from simulations.results.verdict import (
     likely_causes,
     verdict,
 )
-from simulations.runtime.client_app import app
-from simulations.runtime.local import run_local
+from simulations.runtime.local import run_once
 
 ONE_SIDED = [[90, 10], [10, 90], [50, 50]]
 UNLIKE = "public rows (mnist) are unlike the private ones"
+BEST = "the best party (party 1, xgboost)"
 NOISE = "noise hides the answers"
 ALIKE = [[500, 500], [510, 490], [495, 505]]
 
@@ -73,41 +73,49 @@ def lost(**changes: Any) -> dict[str, Any]:
 # The line
 
 
-def test_a_win_is_over_every_party() -> None:
-    """Above the best party nothing else needs to be said but how far pooled data are."""
-    assert verdict(report()) == (
-        "above every party alone by 5.0 points; 1.2 points below pooled data"
-    )
-    assert find_warnings(report()) == []
+ALONE = {"solo_accuracy": None, "best_solo_accuracy": None}
+OF_A_SHARE = {"accuracy": 0.8, "standard_errors": {}, "central_accuracy": None}
 
 
-def test_a_loss_names_the_best_party() -> None:
-    """And says how the mean party stands."""
-    assert verdict(lost()) == (
-        "below the best party (party 1, xgboost) by 2.0 points, "
-        "above the mean party by 7.4 points; 8.2 points below pooled data"
-    )
-
-
-def test_the_majority_class_is_named_where_it_is_not_beaten() -> None:
-    """Otherwise it goes without saying."""
-    same = report(accuracy=0.5, solo_accuracy=None, best_solo_accuracy=None)
-
-    assert verdict(same) == "level with the majority class; 31.2 points below pooled data"
-    assert "below the majority class by 21.0 points" in verdict(report(accuracy=0.29))
-
-
-def test_only_what_was_compared_is_spoken_of() -> None:
-    """Comparisons can be switched off, one by one or all."""
-    alone = report(solo_accuracy=None, best_solo_accuracy=None)
-
-    assert verdict(alone) == (
-        "above the majority class by 30.0 points; 1.2 points below pooled data"
-    )
-    assert verdict({**alone, "central-accuracy": None}) == (
-        "above the majority class by 30.0 points"
-    )
-    assert verdict(report(central_accuracy=None)) == "above every party alone by 5.0 points"
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "above every party alone by 5.0 points; 1.2 points below pooled data"),
+        ({"central_accuracy": None}, "above every party alone by 5.0 points"),
+        (
+            {"accuracy": 0.73, "solo_accuracy": 0.656},
+            (
+                f"below {BEST} by 2.0 points, above the mean party by 7.4 points; "
+                "8.2 points below pooled data"
+            ),
+        ),
+        ({**ALONE}, "above the majority class by 30.0 points; 1.2 points below pooled data"),
+        ({**ALONE, "central_accuracy": None}, "above the majority class by 30.0 points"),
+        (
+            {**ALONE, "accuracy": 0.5},
+            "level with the majority class; 31.2 points below pooled data",
+        ),
+        (
+            {"accuracy": 0.29, "central_accuracy": None},
+            (
+                f"below {BEST} by 46.0 points, below the mean party by 41.0 points, "
+                "below the majority class by 21.0 points"
+            ),
+        ),
+        # Without answers to each row the error is sqrt(p (1 - p) / n) = 0.0126.
+        (
+            {**OF_A_SHARE, "best_solo_accuracy": 0.788},
+            "level with the best party, above the mean party by 10.0 points",
+        ),
+        (
+            {**OF_A_SHARE, "best_solo_accuracy": 0.787},
+            "above every party alone by 1.3 points",
+        ),
+    ],
+)
+def test_the_verdict_names_what_was_compared(changes: dict[str, Any], line: str) -> None:
+    """A win is over every party, a loss names the best; a constant only if not beaten."""
+    assert verdict(report(**changes)) == line
 
 
 @pytest.mark.parametrize(
@@ -132,15 +140,6 @@ def test_within_an_error_or_a_row_two_models_are_level(
 
     assert gap is not None
     assert gap.side == side
-
-
-def test_without_answers_to_each_row_the_error_is_that_of_a_share() -> None:
-    """The square root of p (1 - p) / n is 0.0126 here."""
-    close = report(accuracy=0.8, best_solo_accuracy=0.788, standard_errors={})
-    far = report(accuracy=0.8, best_solo_accuracy=0.787, standard_errors={})
-
-    assert verdict(close).startswith("level with the best party, above the mean party")
-    assert verdict(far).startswith("above every party alone by 1.3 points")
 
 
 def test_small_differences_on_many_rows_are_not_rounded_away() -> None:
@@ -275,17 +274,16 @@ def test_each_cause_is_found_alone(changes: dict[str, Any], cause: str) -> None:
 def test_two_causes_are_named_and_the_likeliest_first() -> None:
     """Noise before classes before teachers."""
     everything = {"settings": {"num-teachers": 50, "privacy-level": "L1"}, "epsilon_party": 1.0}
-    found = likely_causes(lost(**everything, parties=parties(ONE_SIDED), num_public_rows=9))
-    (warning,) = find_warnings(
-        lost(**everything, parties=parties(ONE_SIDED), num_public_rows=9)
-    )
+    told = lost(**everything, parties=parties(ONE_SIDED), num_public_rows=9)
+    found, (warning,) = likely_causes(told), find_warnings(told)
 
     assert [text.split(" ")[0] for text in found] == ["noise", "the", "a", "there"]
     assert warning.endswith(f"Likely cause: {found[0]}. Or: {found[1]}.")
 
 
 def test_a_loss_without_a_known_cause_says_so() -> None:
-    """Then other strategies are to be tried."""
+    """Then other strategies are to be tried; a win has no warning."""
+    assert find_warnings(report()) == []
     (warning,) = find_warnings(lost())
 
     assert warning.endswith("python -m simulations compare shows what fits these data.")
@@ -317,17 +315,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "num_workers": 1,
         "learner": "random-forest",
     }
-    settings = Settings.of(**{**small, **changes})
-    federation = load_federation(settings)
-    strategy = federation.strategy()
-    result = run_local(
-        strategy,
-        app,
-        settings.num_parties,
-        num_rounds=settings.num_rounds,
-        run_config=settings.to_run_config(),
-    )
-    return make_report(federation, strategy, result, seconds=1.0)
+    return run_once(Settings.of(**{**small, **changes}))
 
 
 def test_a_run_that_loses_to_noise_says_so(caplog: pytest.LogCaptureFixture) -> None:
