@@ -13,43 +13,31 @@ STOPPED: Final = 130
 """Exit code of a command that Ctrl-C ended, as shells have it."""
 COMMANDS: Final = MappingProxyType(
     {
-        "run": (
-            "simulations.commands.run:add_run",
-            "run one federation in this process, without Ray",
-        ),
-        "flower": (
-            "simulations.commands.run:add_flower",
-            "run one federation with `flwr run` on Flower's simulation engine",
-        ),
+        "run": ("run", "run one federation in this process, without Ray"),
+        "flower": ("run", "run one federation with `flwr run` on Flower's simulation engine"),
         "repeat": (
-            "simulations.commands.run:add_repeat",
+            "run",
             "run a federation once per seed; show means beside the published figure",
         ),
         "compare": (
-            "simulations.commands.experiments:add_compare",
+            "experiments",
             "run all strategies that fit the data; say which to take",
         ),
-        "curve": (
-            "simulations.commands.experiments:add_curve",
-            "accuracy against epsilon for all private strategies",
-        ),
-        "report": (
-            "simulations.commands.run:add_report",
-            "make the page of a run again, or one that compares several runs",
-        ),
+        "curve": ("experiments", "accuracy against epsilon for all private strategies"),
+        "report": ("run", "make the page of a run again, or one that compares several runs"),
         "config": (
-            "simulations.commands.run:add_config",
+            "run",
             "show all settings with their defaults, or write them into pyproject.toml",
         ),
         "deploy": (
-            "simulations.commands.deploy:add_deploy",
+            "deploy",
             "federations with TLS, node authentication and a file for each party",
         ),
         "plan": ("", "what every private strategy can do for an epsilon, before any training"),
         "privacy": ("", "what releases of private knowledge cost, and audits of the noise"),
     }
 )
-"""Per command: where its options are added to a parser, and its summary."""
+"""Per command: the module of this package that adds its options, and its summary."""
 MOVED: Final = ("table", "tables", "figure")
 """Commands of `reproduction`, which no wheel contains; their old names go in a release."""
 
@@ -98,7 +86,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
         'than plan and privacy need pip install "fl-strategies[simulation]".',
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (place, summary) in COMMANDS.items():
+    for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(
             name,
             help=summary,
@@ -106,6 +94,5 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == chosen:
-            module, _, add = place.partition(":")
-            getattr(importlib.import_module(module), add)(command)
+            getattr(importlib.import_module(f"{__name__}.{module}"), f"add_{name}")(command)
     return parser

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Final
 
 from fl_strategies import SampleOnce, find_algorithm
@@ -103,19 +104,15 @@ def _sampling(given: Given, federations: Sequence[Federation], budget: float) ->
     records = min(len(rows) for one in federations for rows in one.rows)
     usual = SampleOnce.settings()["with-replacement"].default
     replacement = bool(given.get("with-replacement", usual))
-    num_samples = 1
-    while num_samples < records and _affordable(
-        records, num_samples + 1, budget, replacement=replacement
-    ):
-        num_samples += 1
+
+    def affordable(samples: int) -> bool:
+        theorem = nfdp_theorem(records, samples, replacement=replacement)
+        exact = nfdp_tight(records, samples, replacement=replacement)
+        return theorem.epsilon <= budget and exact.delta <= MOST_DRAWN
+
+    num_samples = max(takewhile(affordable, range(2, records + 1)), default=1)
     decided: Given = {"strategy": "fedmd", "release": "nfdp"}
     return Draft("fedmd nfdp", decided, {"num-samples": num_samples})
-
-
-def _affordable(records: int, samples: int, budget: float, *, replacement: bool) -> bool:
-    theorem = nfdp_theorem(records, samples, replacement=replacement)
-    exact = nfdp_tight(records, samples, replacement=replacement)
-    return theorem.epsilon <= budget and exact.delta <= MOST_DRAWN
 
 
 # The summary

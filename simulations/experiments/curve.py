@@ -95,19 +95,8 @@ def plan_curves(
 ) -> Curves:
     """Find out what runs; a variant that refuses a budget is kept with its reason.
 
-    Parameters
-    ----------
-    given : mapping
-        Settings of all runs.
-    unit : "example" or "party"
-    names : sequence of str
-        Strategies, or variants of them; none: all of this unit.
-    budgets : sequence of float
-        Epsilons.
-    seeds : sequence of int
-    draws : int
-    compared : sequence of str
-        The `REFERENCES` that also run without privacy.
+    `names` are strategies, or variants of them, all of this unit if there are none; `compared`
+    are the `REFERENCES` that also run without privacy.
     """
     refuse_settings(
         OWNER, given, {"target-epsilon": "--epsilons", "solo": COMPARE, "pooled": COMPARE}
@@ -184,23 +173,8 @@ class Curve:
 class CurveSummary:
     """The content of a table, a picture and a file of curves.
 
-    Parameters
-    ----------
-    data : str
-    num_parties : int
-    unit, metric : str
-    delta : float
-    epsilons : tuple of float
-    seeds : tuple of int
-    draws : int
-    curves : tuple of Curve
-        All private variants, also those that run at no budget.
-    references : mapping
-        Strategies without privacy, and the majority class.
-    excluded : mapping
-        By name, why a reference is not there.
-    command : str
-    commits, dates : tuple of str
+    `references` are strategies without privacy, and the majority class; `excluded` has the
+    reasons why some of them are not there.
     """
 
     data: str
