@@ -17,7 +17,6 @@ from opacus.accountants import PRVAccountant
 from opacus.layers import DPLSTM
 from scipy import stats
 from scipy.special import expit, log_softmax, softmax
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -28,7 +27,7 @@ from clients.checks import check_learner
 from clients.networks import private as dp_sgd
 from clients.networks.learner import TorchLearner
 from clients.networks.private import DPTorchLearner, calibrated_noise
-from fl_strategies._util import Array, IntArray
+from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData, InvalidParameter
 from fl_strategies.learners import (
     EnsembleLearner,
@@ -44,24 +43,14 @@ from fl_strategies.privacy.accountant import claim
 from fl_strategies.privacy.bounds.distributions import dpsgd_epsilon
 from fl_strategies.privacy.events import DPSGDEvent, event_from_json, event_to_json
 from fl_strategies.strategies.fedkt.party import teacher_votes, train_teachers
+from tests.clients.digits import X, Y, flat, generator, perceptron
 
-DIGITS, LABELS = load_digits(return_X_y=True)
-X: Array = (DIGITS / 16).astype(np.float32)
-Y: IntArray = LABELS.astype(np.int64)
 ALMOST_NONE = 1e-6
 SHARES: Array = np.random.default_rng(1).dirichlet(np.ones(10), size=100)
 
 
-def generator(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
 def linear() -> nn.Module:
     return nn.Linear(64, 10)
-
-
-def perceptron() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
 
 
 def silent() -> nn.Module:
@@ -77,11 +66,6 @@ def seeded(module_fn: Callable[[], nn.Module] = linear, **settings: Any) -> DPTo
     if "target_epsilon" not in settings:
         defaults["noise_multiplier"] = ALMOST_NONE
     return DPTorchLearner(module_fn, **{**defaults, **settings})
-
-
-def flat(learner: DPTorchLearner) -> Array:
-    """Return all parameters in a row."""
-    return np.concatenate([value.ravel() for value in learner.to_arrays().values()])
 
 
 def start(module_fn: Callable[[], nn.Module], seed: int) -> Array:

@@ -1,3 +1,5 @@
+"""TorchLearner on digits: training alone and in stacks, arrays, and what is refused."""
+
 import copy
 import math
 import multiprocessing
@@ -10,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from clients.networks.learner import TorchLearner
@@ -30,23 +31,19 @@ from fl_strategies.learners import (
     TrainingSet,
     fit_ensemble,
 )
+from tests.clients.digits import (
+    DIGITS,
+    X,
+    Y,
+    assert_twins_match,
+    generator,
+    generators,
+    learner,
+    perceptron,
+    textbook,
+)
 
-DIGITS, LABELS = load_digits(return_X_y=True)
-X: Array = (DIGITS / 16).astype(np.float32)
-Y: IntArray = LABELS.astype(np.int64)
 ModuleFactory = Callable[[], nn.Module]
-
-
-def generator(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def generators(count: int) -> list[np.random.Generator]:
-    return [generator(100 + i) for i in range(count)]
-
-
-def perceptron() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
 
 
 def convolution() -> nn.Module:
@@ -130,24 +127,9 @@ class Counting(nn.Module):
         return scores
 
 
-def learner(module_fn: ModuleFactory = perceptron, **settings: Any) -> TorchLearner:
-    return TorchLearner(module_fn, **{"num_classes": 10, "epochs": 3, **settings})
-
-
 def consecutive_sets(sizes: list[int]) -> list[TrainingSet]:
     stops = np.cumsum(sizes)
     return [(X[b - n : b], Y[b - n : b]) for n, b in zip(sizes, stops, strict=True)]
-
-
-def fitted_alone(model: TorchLearner, sets: list[TrainingSet]) -> list[TorchLearner]:
-    rngs = generators(len(sets))
-    return [copy.copy(model).fit(x, y, rng=rng) for (x, y), rng in zip(sets, rngs, strict=True)]
-
-
-def assert_twins_match(model: TorchLearner, sets: list[TrainingSet]) -> None:
-    twins = model.fit_many(sets, rngs=generators(len(sets)))
-    for twin, alone in zip(twins, fitted_alone(model, sets), strict=True):
-        np.testing.assert_allclose(twin.logits(X), alone.logits(X), atol=2e-4)
 
 
 @pytest.fixture
@@ -159,12 +141,10 @@ def restored_torch() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(
-    "kind", [Learner, EnsembleLearner, SoftLearner, IncrementalLearner, PortableLearner]
-)
-def test_satisfies_the_protocols(kind: type) -> None:
+def test_satisfies_the_protocols() -> None:
     """A strategy that asks for any of the five protocols gets it."""
-    assert isinstance(learner(), kind)
+    for kind in (Learner, EnsembleLearner, SoftLearner, IncrementalLearner, PortableLearner):
+        assert isinstance(learner(), kind)
 
 
 def test_learns_digits() -> None:
@@ -173,36 +153,25 @@ def test_learns_digits() -> None:
     assert (model.predict(X[1200:]) == Y[1200:]).mean() > 0.9
 
 
-def textbook_training(loss: Callable[[Tensor, Tensor], Tensor], targets: Array) -> Array:
-    """Return the logits after three epochs of Adam on 40 rows in batches of 16."""
-    rng = generator()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(rng.integers(2**63)))
-        module = perceptron()
-    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3, weight_decay=0.01)
-    rows, goals = torch.from_numpy(X[:40]), torch.from_numpy(targets)
-    for _ in range(3):
-        order = torch.from_numpy(rng.permutation(40))
-        for batch in (order[:16], order[16:32], order[32:]):
-            optimizer.zero_grad()
-            torch.autograd.backward(loss(module(rows[batch]), goals[batch]))
-            optimizer.step()
-    return np.asarray(module(torch.from_numpy(X)).detach())
+@pytest.mark.parametrize("verb", ["fit", "distill", "partial_fit", "distill-on"])
+def test_learning_is_plain_adam(verb: str) -> None:
+    """It equals the textbook loop: start, shuffled batches, mean loss and L2.
 
-
-def test_fit_is_plain_adam_on_cross_entropy() -> None:
-    """Fitting equals the textbook loop: seeded start, shuffled batches, mean loss, L2."""
-    model = learner(batch_size=16, weight_decay=0.01).fit(X[:40], Y[:40], rng=generator())
-    expected = textbook_training(nn.functional.cross_entropy, Y[:40])
-    np.testing.assert_allclose(model.logits(X), expected, atol=1e-5)
-
-
-def test_distill_is_plain_adam_on_squared_errors() -> None:
-    """Distilling equals the same loop with the mean squared error of the scores."""
+    Both start and order are the generator's. Going on starts at the old parameters, with a new
+    optimizer.
+    """
     scores = generator(9).normal(scale=3, size=(40, 10)).astype(np.float32)
-    model = learner(batch_size=16, weight_decay=0.01).distill(X[:40], scores, rng=generator())
-    expected = textbook_training(nn.functional.mse_loss, scores)
-    np.testing.assert_allclose(model.logits(X), expected, atol=1e-5)
+    distils, goes_on = verb.startswith("distill"), verb in ("partial_fit", "distill-on")
+    targets, loss = (
+        (scores, nn.functional.mse_loss) if distils else (Y[:40], nn.functional.cross_entropy)
+    )
+    model, start = learner(batch_size=16, weight_decay=0.01), None
+    if goes_on:
+        start = model.fit(X[:40], Y[:40], rng=generator(1)).to_arrays()
+    options = {"epochs": 3} if verb == "partial_fit" else {}
+    call = getattr(model, verb.removesuffix("-on"))
+    call(X[:40], targets, rng=generator(), **options)
+    np.testing.assert_allclose(model.logits(X), textbook(targets, loss, start=start), atol=1e-5)
 
 
 def test_fit_forgets_what_was_learned_before() -> None:
@@ -227,12 +196,6 @@ def test_same_seed_same_bits(module_fn: ModuleFactory) -> None:
         alone = learner(module_fn).fit(X[:150], Y[:150], rng=generator())
         logits.append([model.logits(X) for model in (*twins, alone)])
     np.testing.assert_array_equal(logits[0], logits[1])
-
-
-def test_other_seed_other_model() -> None:
-    """The generator decides both the start and the order of the rows."""
-    first, second = (learner().fit(X[:99], Y[:99], rng=generator(i)) for i in (1, 2))
-    assert not np.allclose(first.logits(X), second.logits(X))
 
 
 @pytest.mark.usefixtures("restored_torch")
@@ -384,15 +347,6 @@ def test_one_class_is_enough() -> None:
     assert model.logits(X[ones]).shape == (ones.sum(), 10)
 
 
-def test_weight_decay_shrinks_the_weights() -> None:
-    """A strong penalty gives smaller weights than none."""
-    sizes = []
-    for decay in (0.0, 1.0):
-        model = learner(weight_decay=decay, epochs=10).fit(X[:200], Y[:200], rng=generator())
-        sizes.append(np.abs(model.to_arrays()["0.weight"]).mean())
-    assert sizes[1] < 0.8 * sizes[0]
-
-
 def test_frozen_parameters_stay() -> None:
     """Parameters that need no gradient are those of the start, alone and stacked."""
     start = learner(half_frozen, learning_rate=1e-30).fit(X[:40], Y[:40], rng=generator(100))
@@ -400,25 +354,6 @@ def test_frozen_parameters_stay() -> None:
     for name, moved in (("0.weight", False), ("2.weight", True)):
         same = np.array_equal(twins[0].to_arrays()[name], start.to_arrays()[name])
         assert same != moved
-
-
-def test_distill_learns_a_teacher() -> None:
-    """A fresh student of other shape comes to agree with the scores it is given."""
-    teacher = learner(epochs=15).fit(X[:900], Y[:900], rng=generator())
-    scores = teacher.logits(X[900:])
-    student = learner(lambda: nn.Linear(64, 10), epochs=30, learning_rate=0.01)
-    student.distill(X[900:], scores, rng=generator(1))
-    assert ((student.logits(X[900:]) - scores) ** 2).mean() < 0.1 * scores.var()
-    assert (student.predict(X[:900]) == teacher.predict(X[:900])).mean() > 0.85
-
-
-def test_distill_starts_from_what_was_learned() -> None:
-    """With hardly any learning rate, a distilled model stays the fitted one."""
-    model = learner().fit(X[:300], Y[:300], rng=generator())
-    before = model.logits(X)
-    model.learning_rate = 1e-9
-    model.distill(X[:300], np.zeros((300, 10)), rng=generator(1))
-    np.testing.assert_allclose(model.logits(X), before, atol=1e-4)
 
 
 def test_epochs_are_counted_for_whoever_listens() -> None:
@@ -447,14 +382,6 @@ def test_logits_use_the_evaluation_mode() -> None:
     """Dropout is off after training: the same rows give the same scores."""
     model = learner(with_dropout).fit(X[:50], Y[:50], rng=generator())
     np.testing.assert_array_equal(model.logits(X), model.logits(X))
-
-
-def test_no_rows_no_labels() -> None:
-    """Empty rows give empty answers of the right shape and type."""
-    model = learner().fit(X[:50], Y[:50], rng=generator())
-    assert model.logits(X[:0]).shape == (0, 10)
-    assert model.predict(X[:0]).shape == (0,)
-    assert model.predict(X[:0]).dtype == np.int64
 
 
 def test_callers_rows_are_never_written() -> None:
@@ -585,6 +512,9 @@ def changed(array: Array, position: Any, value: float) -> Array:
     return other
 
 
+BITS: IntArray = (Y[:9, np.newaxis] >> np.arange(4)) & 1
+
+
 @pytest.mark.parametrize(
     ("x", "y", "sentence"),
     [
@@ -596,11 +526,7 @@ def changed(array: Array, position: Any, value: float) -> Array:
         (changed(X[:9], (4, 0), np.nan), Y[:9], "x must be finite, .* the first is row 4"),
         (X[:9].astype(str), Y[:9], "x must be an array of numbers"),
         (X[:9, 0], Y[:9], "x must be an array of rows"),
-        (
-            X[:9, :63],
-            Y[:9],
-            r"x must be rows that the module takes, got shape \(63,\). PyTorch",
-        ),
+        (X[:9, :63], Y[:9], r"x must be rows that the module takes, got shape \(63,\). PyT"),
         (changed(DIGITS[:9], (4, 0), 1e300), Y[:9], "x as float32 must be finite"),
     ],
 )
@@ -612,23 +538,60 @@ def test_bad_training_data_is_named(x: Array, y: IntArray, sentence: str, verb: 
 
 
 @pytest.mark.parametrize(
-    ("x", "scores", "sentence"),
+    ("task", "y", "sentence"),
     [
-        (X[:0], np.zeros((0, 10)), "x must be at least one row"),
-        (X[:4], np.zeros((4, 9)), r"targets must be of shape \(4, 10\), got \(4, 9\)"),
-        (X[:4], np.zeros((5, 10)), r"targets must be of shape \(4, 10\), got \(5, 10\)"),
-        (X[:4], np.full((4, 10), np.nan), "targets must be finite"),
-        (X[:4], np.full((4, 10), 1e300), "targets as float32 must be finite"),
-        (X[:4], np.full((4, 10), "a"), "targets must be an array of numbers"),
-        (X[:4, :9], np.zeros((4, 10)), r"x must be rows of shape \(64,\), like the training"),
+        ("multi-label", BITS[:, :3], r"y must be of shape \(9, 4\), got shape \(9, 3\)"),
+        ("multi-label", BITS + 1, "y must be an array of -1, 0 and 1"),
+        ("multi-label", BITS / 1, "y must be an array of -1, 0 and 1, got float64"),
+        ("regression", BITS, "y must be floating-point numbers, got int64"),
+        ("regression", BITS * np.nan, "y must be finite"),
+        ("regression", BITS * 1e300, "y as float32 must be finite"),
+        ("regression", BITS[:, 0] / 1, r"y must be of shape \(9, 4\)"),
     ],
 )
-def test_bad_scores_are_named(x: Array, scores: Array, sentence: str) -> None:
-    """Each fault of the scores is one sentence, and the model stays what it was."""
+@pytest.mark.parametrize("verb", VERBS)
+def test_bad_targets_of_a_task_are_named(task: Any, y: Array, sentence: str, verb: str) -> None:
+    """Each fault is one sentence, alone and in an ensemble."""
+    model = learner(lambda: perceptron(4), num_classes=4, task=task)
+    with pytest.raises(InvalidData, match=f"^TorchLearner: {sentence}"):
+        VERBS[verb](model, X[:9], y)
+
+
+@pytest.mark.parametrize(
+    ("verb", "change", "sentence"),
+    [
+        ("distill", {"x": X[:0], "targets": np.zeros((0, 10))}, "x must be at least one row"),
+        (
+            "distill",
+            {"targets": np.zeros((4, 9))},
+            r"targets must be of shape .*, got \(4, 9\)",
+        ),
+        ("distill", {"targets": np.zeros((5, 10))}, r"targets must .*, got \(5, 10\)"),
+        ("distill", {"targets": np.full((4, 10), np.nan)}, "targets must be finite"),
+        ("distill", {"targets": np.full((4, 10), 1e300)}, "targets as float32 must be finite"),
+        ("distill", {"targets": np.full((4, 10), "a")}, "targets must be an array of numbers"),
+        ("distill", {"x": X[:4, :9]}, r"x must be rows of shape \(64,\), like the training"),
+        ("partial_fit", {"epochs": 0}, "epochs must be a whole number, at least 1, got 0"),
+        ("partial_fit", {"epochs": 1.5}, "epochs must be a whole number"),
+        (
+            "partial_fit",
+            {"x": X[:4, :8]},
+            r"x must be rows of shape \(64,\), like the training",
+        ),
+        ("partial_fit", {"y": Y[:3]}, "y must be 4 labels"),
+        ("partial_fit", {"x": X[:0], "y": Y[:0]}, "x must be at least one row"),
+    ],
+)
+def test_what_is_refused_changes_nothing(
+    verb: str, change: dict[str, Any], sentence: str
+) -> None:
+    """Each fault of going on is one sentence, and the model stays what it was."""
     model = learner().fit(X[:40], Y[:40], rng=generator())
     before = model.logits(X)
-    with pytest.raises(InvalidData, match=f"^TorchLearner: {sentence}"):
-        model.distill(x, scores, rng=generator())
+    taught = {"targets": np.zeros((4, 10))} if verb == "distill" else {"y": Y[:4], "epochs": 1}
+    error = InvalidParameter if "epochs" in change else InvalidData
+    with pytest.raises(error, match=f"^TorchLearner: {sentence}"):
+        getattr(model, verb)(**{"x": X[:4], **taught, **change}, rng=generator())
     np.testing.assert_array_equal(model.logits(X), before)
 
 

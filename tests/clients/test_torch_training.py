@@ -1,6 +1,5 @@
 """TorchLearner beyond labels: recipes, tasks, continuing, schedules and changes of rows."""
 
-import copy
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -10,18 +9,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, log_expit, log_softmax, softmax
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from clients.networks.learner import TorchLearner
 from clients.networks.training import RECORD_LOSSES, TASK_LOSSES, RecipeLoss
 from fl_strategies._util import Array, IntArray
-from fl_strategies.errors import InvalidData, InvalidParameter
+from fl_strategies.errors import InvalidData
 from fl_strategies.learners import Recipe, mean_auc
+from tests.clients.digits import (
+    X,
+    Y,
+    assert_twins_match,
+    flat,
+    generator,
+    learner,
+    perceptron,
+    textbook,
+)
 
-DIGITS, LABELS = load_digits(return_X_y=True)
-X: Array = (DIGITS / 16).astype(np.float32)
-Y: IntArray = LABELS.astype(np.int64)
 BITS: IntArray = (Y[:, np.newaxis] >> np.arange(4)) & 1  # four labels of every digit
 RECIPES = [
     Recipe(),
@@ -37,22 +42,8 @@ RECIPES = [
 Verb = Callable[[TorchLearner], TorchLearner]
 
 
-def generator(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def perceptron(outputs: int = 10) -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, outputs))
-
-
-def learner(outputs: int = 10, **settings: Any) -> TorchLearner:
-    defaults: dict[str, Any] = {"num_classes": outputs, "epochs": 3}
-    return TorchLearner(lambda: perceptron(outputs), **{**defaults, **settings})
-
-
-def flat(model: TorchLearner) -> Array:
-    """Return all parameters in a row."""
-    return np.concatenate([value.ravel() for value in model.to_arrays().values()])
+def of_labels(**settings: Any) -> TorchLearner:
+    return learner(lambda: perceptron(4), num_classes=4, **settings)
 
 
 def expected_loss(recipe: Recipe, logits: Array, targets: Array) -> float:
@@ -159,65 +150,11 @@ def test_partial_fit_of_a_new_learner_is_a_fit() -> None:
     np.testing.assert_array_equal(started.logits(X), fitted.logits(X))
 
 
-def test_partial_fit_is_plain_adam_from_where_it_was() -> None:
-    """Going on equals the textbook loop with a new optimizer and the old parameters."""
-    model = learner(batch_size=16).fit(X[:40], Y[:40], rng=generator())
-    module = perceptron()
-    module.load_state_dict({n: torch.tensor(a) for n, a in model.to_arrays().items()})
-    rng = generator(7)
-    rng.integers(2**63)  # seeds what PyTorch itself draws
-    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
-    rows, labels = torch.from_numpy(X[:40]), torch.from_numpy(Y[:40])
-    for _ in range(2):
-        order = torch.from_numpy(rng.permutation(40))
-        for batch in (order[:16], order[16:32], order[32:]):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(module(rows[batch]), labels[batch])
-            torch.autograd.backward(loss)
-            optimizer.step()
-    model.partial_fit(X[:40], Y[:40], rng=generator(7), epochs=2)
-    expected = module(torch.from_numpy(X)).detach()
-    np.testing.assert_allclose(model.logits(X), expected, atol=1e-5)
-
-
-def test_partial_fit_keeps_what_was_learned() -> None:
-    """New classes are learned without the old ones being lost at once."""
-    low, high = np.flatnonzero(Y < 5), np.flatnonzero(Y >= 5)
-    model = learner(epochs=20).fit(X[low], Y[low], rng=generator())
-    model.partial_fit(X[high], Y[high], rng=generator(), epochs=1)
-    assert (model.predict(X[low]) == Y[low]).mean() > 0.5
-    before = (model.predict(X[high]) == Y[high]).mean()
-    model.partial_fit(X[high], Y[high], rng=generator(), epochs=5)
-    assert (model.predict(X[high]) == Y[high]).mean() > before
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "sentence"),
-    [
-        ({"epochs": 0}, InvalidParameter, "epochs must be a whole number, at least 1, got 0"),
-        ({"epochs": 1.5}, InvalidParameter, "epochs must be a whole number"),
-        ({"x": X[:9, :8]}, InvalidData, r"x must be rows of shape \(64,\), like the training"),
-        ({"y": Y[:8]}, InvalidData, "y must be 9 labels"),
-        ({"x": X[:0], "y": Y[:0]}, InvalidData, "x must be at least one row"),
-    ],
-)
-def test_bad_partial_fits_are_named(
-    change: dict[str, Any], error: type[Exception], sentence: str
-) -> None:
-    """Each fault is one sentence, and the model stays what it was."""
-    model = learner().fit(X[:40], Y[:40], rng=generator())
-    before = flat(model)
-    call: dict[str, Any] = {"x": X[:9], "y": Y[:9], "epochs": 1, **change}
-    with pytest.raises(error, match=f"^TorchLearner: {sentence}"):
-        model.partial_fit(**call, rng=generator())
-    np.testing.assert_array_equal(flat(model), before)
-
-
 def test_several_labels_are_learned() -> None:
     """The four bits of a digit are read off new images, though half were unknown."""
     known = generator(1).uniform(size=BITS.shape) < 0.5
     labels = np.where(known, BITS, -1)
-    model = learner(4, task="multi-label", epochs=20, learning_rate=5e-3)
+    model = of_labels(task="multi-label", epochs=20, learning_rate=5e-3)
     model.fit(X[:1200], labels[:1200], rng=generator())
     assert mean_auc(model.logits(X[1200:]), BITS[1200:]) > 0.95
     answers = model.predict(X[1200:])
@@ -256,7 +193,7 @@ def test_unknown_labels_have_no_part_in_the_loss(rows: list[list[int]]) -> None:
 
 def test_nothing_known_nothing_learned() -> None:
     """Labels that are all unknown leave the parameters alone."""
-    model = learner(4, task="multi-label").fit(X[:50], BITS[:50], rng=generator())
+    model = of_labels(task="multi-label").fit(X[:50], BITS[:50], rng=generator())
     before = flat(model)
     model.partial_fit(X[:50], np.full((50, 4), -1), rng=generator(), epochs=2)
     np.testing.assert_array_equal(flat(model), before)
@@ -279,39 +216,19 @@ def test_numbers_are_learned(outputs: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "y"),
-    [("regression", BITS / 3), ("multi-label", BITS - (generator().random(BITS.shape) < 0.3))],
-)
-def test_twins_of_every_task_are_what_they_would_be_alone(task: Any, y: Array) -> None:
-    """Stacked or one after the other, twin i is the learner that fits set i."""
-    y = y.clip(-1) if task == "multi-label" else y
-    sets = [(X[:40], y[:40]), (X[40:79], y[40:79]), (X[79:150], y[79:150])]
-    rngs, again = ([generator(i) for i in range(3)] for _ in "ab")
-    model = learner(4, task=task)
-    twins = model.fit_many(sets, rngs=rngs)
-    for twin, (x, labels), rng in zip(twins, sets, again, strict=True):
-        alone = copy.copy(model).fit(x, labels, rng=rng)
-        np.testing.assert_allclose(twin.logits(X), alone.logits(X), atol=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("task", "y", "sentence"),
+    ("settings", "y"),
     [
-        ("multi-label", BITS[:9, :3], r"y must be of shape \(9, 4\), got shape \(9, 3\)"),
-        ("multi-label", BITS[:9] + 1, "y must be an array of -1, 0 and 1"),
-        ("multi-label", BITS[:9] / 1, "y must be an array of -1, 0 and 1, got float64"),
-        ("regression", BITS[:9], "y must be floating-point numbers, got int64"),
-        ("regression", BITS[:9] * np.nan, "y must be finite"),
-        ("regression", BITS[:9] * 1e300, "y as float32 must be finite"),
-        ("regression", BITS[:9, 0] / 1, r"y must be of shape \(9, 4\)"),
+        ({"task": "regression"}, BITS / 3),
+        ({"task": "multi-label"}, (BITS - (generator().random(BITS.shape) < 0.3)).clip(-1)),
+        ({"optimizer": "sgd", "learning_rate": 0.1, "schedule": "cosine"}, Y % 4),
     ],
 )
-def test_bad_targets_of_a_task_are_named(task: Any, y: Array, sentence: str) -> None:
-    """Each fault is one sentence, alone and in an ensemble."""
-    with pytest.raises(InvalidData, match=f"^TorchLearner: {sentence}"):
-        learner(4, task=task).fit(X[:9], y, rng=generator())
-    with pytest.raises(InvalidData, match=f"^TorchLearner: {sentence}"):
-        learner(4, task=task).fit_many([(X[:9], y)] * 2, rngs=[generator()] * 2)
+def test_twins_of_every_kind_are_what_they_would_be_alone(
+    settings: dict[str, Any], y: Array
+) -> None:
+    """Stacked or one after the other, twin i is the learner that fits set i."""
+    sets = [(X[:40], y[:40]), (X[40:79], y[40:79]), (X[79:150], y[79:150])]
+    assert_twins_match(of_labels(**settings), sets)
 
 
 @pytest.mark.parametrize("final", [None, 0.0, 0.05])
@@ -326,23 +243,13 @@ def test_descent_along_a_cosine_is_the_textbook_loop(final: float | None) -> Non
         weight_decay=0.01,
         final_learning_rate=final,
     ).fit(X[:40], Y[:40], rng=generator())
-    rng = generator()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(rng.integers(2**63)))
-        module = perceptron()
-    optimizer = torch.optim.SGD(module.parameters(), 0.2, momentum=0.7, weight_decay=0.01)
-    least = 0.002 if final is None else final
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9, least)
-    rows, labels = torch.from_numpy(X[:40]), torch.from_numpy(Y[:40])
-    for _ in range(3):
-        order = torch.from_numpy(rng.permutation(40))
-        for batch in (order[:16], order[16:32], order[32:]):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(module(rows[batch]), labels[batch])
-            torch.autograd.backward(loss)
-            optimizer.step()
-            scheduler.step()
-    expected = module(torch.from_numpy(X)).detach()
+
+    def descent(module: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+        sgd = torch.optim.SGD(module.parameters(), 0.2, momentum=0.7, weight_decay=0.01)
+        least = 0.002 if final is None else final
+        return sgd, torch.optim.lr_scheduler.CosineAnnealingLR(sgd, 9, least)
+
+    expected = textbook(Y[:40], optimizer_of=descent)
     np.testing.assert_allclose(model.logits(X), expected, atol=1e-4)
 
 
@@ -353,16 +260,6 @@ def test_the_schedule_is_over_one_call() -> None:
         model.distill(X[:30], np.zeros((30, 10)), rng=generator())
         model.partial_fit(X[:30], Y[:30], rng=generator(1), epochs=1)
     np.testing.assert_array_equal(flat(models[0]), flat(models[1]))
-
-
-def test_twins_follow_optimizer_and_schedule() -> None:
-    """Stacked twins descend as they would alone."""
-    model = learner(optimizer="sgd", learning_rate=0.1, schedule="cosine")
-    sets = [(X[:64], Y[:64]), (X[64:120], Y[64:120])]
-    twins = model.fit_many(sets, rngs=[generator(1), generator(2)])
-    for seed, twin, (x, y) in zip((1, 2), twins, sets, strict=True):
-        alone = copy.copy(model).fit(x, y, rng=generator(seed))
-        np.testing.assert_allclose(twin.logits(X), alone.logits(X), atol=2e-4)
 
 
 VERBS: dict[str, Verb] = {
