@@ -12,28 +12,19 @@ import numpy as np
 import pytest
 import xgboost
 from scipy.special import expit, softmax
-from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.datasets import load_breast_cancer
 
 from clients.compiled import boosting as boosting_bins
 from clients.compiled.boosting import Bins, Rule, bin_rows
 from clients.tabular import boosted_trees as boosting
-from clients.tabular import boosted_trees as tree_sums
 from clients.tabular.boosted_trees import BoostedTreesLearner
 from clients.tabular.xgboost import XGBoostLearner
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.learners import Recipe, SoftLearner
 from tests import lopsided_trees
+from tests.clients.digits import NUM_CLASSES, digits, generator, same
 
 ROOT = Path(__file__).parent.parent.parent
-DIGITS = load_digits(return_X_y=True)
-NUM_CLASSES = 10
-
-
-def digits(classes: list[int] | None = None, num_rows: int = 150) -> tuple[Array, IntArray]:
-    """Return rows whose columns have 17 values at most, so that every value is a bin."""
-    x, y = DIGITS
-    kept = np.isin(y, range(NUM_CLASSES) if classes is None else classes)
-    return x[kept][:num_rows], y[kept][:num_rows]
 
 
 def learner(**settings: Any) -> BoostedTreesLearner:
@@ -44,15 +35,6 @@ def learner(**settings: Any) -> BoostedTreesLearner:
 def fitted(classes: list[int] | None = None, **settings: Any) -> BoostedTreesLearner:
     x, y = digits(classes)
     return learner(**settings).fit(x, y, rng=generator())
-
-
-def generator(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def same(one: dict[str, Array], other: dict[str, Array]) -> bool:
-    """Tell whether two models are the same arrays."""
-    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
 
 
 # --- bins ---------------------------------------------------------------------------------
@@ -193,7 +175,7 @@ def reference_scores(
 
 def own_scores(model: BoostedTreesLearner, x: Array) -> FloatArray:
     rows = x.astype(np.float32)
-    return tree_sums.sum_of_trees(model._trees, rows, model._offsets).T
+    return boosting.sum_of_trees(model._trees, rows, model._offsets).T
 
 
 SETTINGS = [
@@ -387,12 +369,12 @@ def test_all_ways_to_ask_trees_agree_to_the_bit(
     trees, scores = boosting.boost_trees(bin_rows(x, 64), shares, offsets, 2, rule)
     rows = x[:num_rows]
 
-    compiled = tree_sums.sum_of_trees(trees, rows, offsets)
+    compiled = boosting.sum_of_trees(trees, rows, offsets)
 
-    assert (trees.sizes.max() > tree_sums.MOST_NODES) == walked
+    assert (trees.sizes.max() > boosting.MOST_NODES) == walked
     assert np.array_equal(compiled, scores[:, :num_rows])
     for each in (rows, rows + np.float32(0.5)):  # the latter lie on thresholds
-        scores = tree_sums.sum_of_trees(trees, each, offsets)
+        scores = boosting.sum_of_trees(trees, each, offsets)
         assert np.array_equal(scores.T, trees.sums(each, offsets))
 
 
@@ -402,7 +384,7 @@ def test_kernels_are_compiled_for_one_kind_of_arrays_only() -> None:
         boosting.boost,
         boosting_bins.cut_columns,
         boosting_bins.encode,
-        tree_sums.add_trees,
+        boosting.add_trees,
     ]
     BoostedTreesLearner.load_kernels()
     before = [set(kernel.signatures) for kernel in kernels]
@@ -415,6 +397,3 @@ def test_kernels_are_compiled_for_one_kind_of_arrays_only() -> None:
         learner().from_arrays(model.to_arrays()).predict(rows[::3])
 
     assert [set(kernel.signatures) for kernel in kernels] == before
-
-
-# --- refusals -----------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from clients.checks import check_learner
 from clients.tabular.base import TabularLearner, require_array, require_names
 from clients.tabular.boosted_trees import BoostedTreesLearner
 from clients.tabular.forest import ForestLearner
+from clients.tabular.lightgbm import LightGBMLearner
 from clients.tabular.sklearn import SklearnLearner
 from clients.tabular.xgboost import XGBoostLearner
 from fl_strategies._util import Array, FloatArray, IntArray
@@ -86,19 +87,19 @@ def test_estimators_of_scikit_learn_pass(estimator: Any) -> None:
     check_learner(lambda: SklearnLearner(estimator, num_classes=3))
 
 
-def test_xgboost_passes() -> None:
-    """Boosted trees keep the contract."""
-    check_learner(lambda: XGBoostLearner(num_classes=4, num_rounds=2), num_classes=4)
-
-
-def test_compiled_boosting_passes() -> None:
-    """So do those of our own kernels."""
-    check_learner(lambda: BoostedTreesLearner(num_classes=4, num_rounds=2), num_classes=4)
-
-
-def test_forests_pass() -> None:
-    """Forests of bits keep the contract."""
-    check_learner(lambda: ForestLearner(num_classes=4, num_trees=8), num_classes=4)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: XGBoostLearner(num_classes=4, num_rounds=2),
+        lambda: LightGBMLearner(num_classes=4, num_rounds=2),
+        lambda: BoostedTreesLearner(num_classes=4, num_rounds=2),
+        lambda: ForestLearner(num_classes=4, num_trees=8),
+    ],
+    ids=["xgboost", "lightgbm", "boosted-trees", "forest"],
+)
+def test_learners_of_trees_pass(make: Callable[[], Any]) -> None:
+    """Boosted trees and forests keep the contract."""
+    check_learner(make, num_classes=4)
 
 
 class FourMethods:

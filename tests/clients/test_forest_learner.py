@@ -1,4 +1,4 @@
-"""ForestLearner: the trees that a plain loop over rows grows, and a door for received ones."""
+"""ForestLearner: the trees that a plain loop over rows grows."""
 
 from dataclasses import fields
 from typing import Any
@@ -12,32 +12,8 @@ from clients.tabular import forest as forest_growing
 from clients.tabular.forest import ForestLearner, Limits, Planting, class_bits, grow_forests
 from clients.tabular.trees import Trees, bit_table, bits_above, choose_thresholds, pack, unpack
 from fl_strategies._util import Array, IntArray
-from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
-from fl_strategies.learners import EnsembleLearner, PortableLearner, Recipe, SoftLearner
-
-DIGITS = load_digits(return_X_y=True)
-NUM_CLASSES = 10
-
-
-def digits(classes: list[int] | None = None, num_rows: int = 150) -> tuple[Array, IntArray]:
-    x, y = DIGITS
-    kept = np.isin(y, range(NUM_CLASSES) if classes is None else classes)
-    return x[kept][:num_rows], y[kept][:num_rows]
-
-
-def learner(**settings: Any) -> ForestLearner:
-    return ForestLearner(**{"num_classes": NUM_CLASSES, "num_trees": 12, **settings})
-
-
-def fitted(
-    classes: list[int] | None = None, *, seed: int = 0, **settings: Any
-) -> ForestLearner:
-    x, y = digits(classes)
-    return learner(**settings).fit(x, y, rng=np.random.default_rng(seed))
-
-
-def same(one: dict[str, Array], other: dict[str, Array]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+from fl_strategies.learners import Recipe
+from tests.clients.digits import DIGITS, NUM_CLASSES, digits
 
 
 def same_trees(one: Trees, other: Trees) -> bool:
@@ -172,7 +148,7 @@ def test_bits_and_steps_find_the_same_leaves(depth: int) -> None:
     """Rows go down shallow trees in sets; a walk row by row ends in the same leaves."""
     x, y = digits(num_rows=300)
     trees = grow(x.astype(np.float32), y, depth=depth)
-    unseen = DIGITS[0][300:777].astype(np.float32)
+    unseen = DIGITS[300:777].astype(np.float32)
 
     assert np.array_equal(trees._leaves_by_bits(unseen), trees._leaves_by_walk(unseen))
 
@@ -196,53 +172,6 @@ def test_it_is_as_accurate_as_a_random_forest(data: Any) -> None:
         differences.append(hits[0] - hits[1])
 
     assert np.mean(differences) > -0.02
-
-
-def test_equal_generators_give_equal_models_and_others_do_not() -> None:
-    """A model is a function of the data and the generator."""
-    one = fitted(seed=4).to_arrays()
-
-    assert same(one, fitted(seed=4).to_arrays())
-    assert not same(one, fitted(seed=5).to_arrays())
-
-
-def test_many_are_each_as_if_alone() -> None:
-    """Sets of other rows, sizes and classes beside it change no model."""
-    public, labels = digits(num_rows=300)
-    sets = [
-        (public, labels),
-        digits([3, 8]),
-        (public, labels[::-1]),
-        digits([5]),
-        digits(num_rows=77),
-        digits([3, 9], num_rows=20),
-    ]
-    rngs = [np.random.default_rng(number) for number in range(len(sets))]
-
-    many = learner().fit_many(sets, rngs=rngs)
-
-    for number, (twin, (x, y)) in enumerate(zip(many, sets, strict=True)):
-        alone = learner().fit(x, y, rng=np.random.default_rng(number))
-        assert same(twin.to_arrays(), alone.to_arrays())
-
-
-def test_shared_rows_are_known_by_their_content() -> None:
-    """Public rows that were written to since the last call are learned as they are now."""
-    x, y = digits()
-    rows = x.copy()
-    for change in (0.0, 1.0):
-        rows[:, :32] += change * rows[:, :1]
-        rows[:, 5] *= -1
-        rngs = [np.random.default_rng(seed) for seed in (0, 1)]
-        first, _ = learner().fit_many([(rows, y), (rows, y)], rngs=rngs)
-        alone = learner().fit(rows, y, rng=np.random.default_rng(0))
-        assert same(first.to_arrays(), alone.to_arrays())
-
-
-def test_the_abilities_are_found() -> None:
-    """It fits many, learns from scores and travels."""
-    for ability in (EnsembleLearner, SoftLearner, PortableLearner):
-        assert isinstance(learner(), ability)
 
 
 def test_soft_targets_become_the_scores() -> None:
@@ -271,95 +200,11 @@ def test_labels_are_drawn_by_their_weights() -> None:
     assert (drawn[:, 1] == 2).all()
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("num_trees", 5), ("max_depth", 2), ("num_candidates", 1)]
-)
-def test_every_setting_matters(setting: str, value: int) -> None:
-    """Changing a setting changes the model."""
-    assert not same(fitted().to_arrays(), fitted(**{setting: value}).to_arrays())
-
-
 def test_constant_rows_give_shares() -> None:
     """Nothing can be split: every row gets the shares of the classes."""
     x, y = np.ones((8, 3)), np.array([0, 0, 0, 1, 1, 1, 1, 1])
 
-    scores = learner().fit(x, y, rng=np.random.default_rng(0)).logits(x[:1])
+    learner = ForestLearner(num_classes=NUM_CLASSES, num_trees=12)
+    scores = learner.fit(x, y, rng=np.random.default_rng(0)).logits(x[:1])
 
     assert np.allclose(np.exp(scores[0, :2]), [0.375, 0.625])
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("num_classes", 1),
-        ("num_trees", 0),
-        ("max_depth", 0),
-        ("max_depth", 61),
-        ("num_candidates", 0),
-    ],
-)
-def test_bad_settings_are_refused(setting: str, value: int) -> None:
-    """A setting outside its range is named with its value."""
-    with pytest.raises(InvalidParameter, match=f"ForestLearner: {setting} must be .*{value}"):
-        learner(**{setting: value})
-
-
-def test_bad_data_are_refused() -> None:
-    """Many sets are checked like one."""
-    x, y = digits()
-    rngs = [np.random.default_rng(0)]
-
-    with pytest.raises(InvalidData, match="finite"):
-        learner().fit_many([(np.where(x > 15, np.nan, x), y)], rngs=rngs)
-    with pytest.raises(InvalidData, match="range of float32"):
-        learner().fit_many([(x * 1e300, y)], rngs=rngs)
-    with pytest.raises(InvalidData, match="between 0 and 9"):
-        learner().fit_many([(x, y + 1)], rngs=rngs)
-
-
-# --- travel -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("classes", [[3, 8], [3, 8, 9], None, [5]])
-def test_a_model_predicts_the_same_to_the_bit_after_travel(classes: list[int] | None) -> None:
-    """Labels and scores of a received model equal the sender's."""
-    sender = fitted(classes)
-
-    twin = learner().from_arrays(sender.to_arrays())
-
-    assert np.array_equal(sender.logits(DIGITS[0]), twin.logits(DIGITS[0]))
-    assert same(sender.to_arrays(), twin.to_arrays())
-
-
-SENT = fitted([3, 8, 9]).to_arrays()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tree-sizes": SENT["tree-sizes"] + 2}, "must be"),
-        ({"tree-sizes": np.zeros(0, dtype=np.int64)}, "1 to"),
-        ({"leaf-bits": ~SENT["leaf-bits"]}, "must be"),
-        ({"features": np.full_like(SENT["features"], 64)}, "features must be below 64"),
-        ({"thresholds": SENT["thresholds"] * np.nan}, "thresholds must be finite"),
-        ({"values": np.full_like(SENT["values"], np.inf)}, "values must be finite"),
-        ({"values": SENT["values"] * 2}, "shares that sum to 1"),
-        ({"values": 1 - 2 * SENT["values"]}, "shares that sum to 1"),
-        ({"values": SENT["values"][:, :2]}, "values must be of shape"),
-        ({"values": SENT["values"].astype(np.float64)}, "values must be of float32"),
-        ({"width": np.array([8])}, "features must be below 8"),
-        ({"classes": np.array([3, 8])}, "must be"),
-        ({"more": np.zeros(1)}, "named"),
-    ],
-)
-def test_a_broken_model_is_refused(changes: dict[str, Array], message: str) -> None:
-    """Each array must be what the trees' sizes say."""
-    with pytest.raises(KnowledgeMismatch, match=message):
-        learner().from_arrays({**SENT, **changes})
-
-
-@pytest.mark.parametrize("name", sorted(SENT))
-def test_a_missing_array_is_refused(name: str) -> None:
-    """By its name, or by the names that are known."""
-    with pytest.raises(KnowledgeMismatch, match=name):
-        learner().from_arrays({key: array for key, array in SENT.items() if key != name})

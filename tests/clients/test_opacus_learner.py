@@ -43,7 +43,11 @@ from fl_strategies.privacy.accountant import claim
 from fl_strategies.privacy.bounds.distributions import dpsgd_epsilon
 from fl_strategies.privacy.events import DPSGDEvent, event_from_json, event_to_json
 from fl_strategies.strategies.fedkt.party import teacher_votes, train_teachers
-from tests.clients.digits import X, Y, flat, generator, perceptron
+from tests.clients.digits import X, Y, generator
+from tests.clients.networks import (
+    flat,
+    perceptron,
+)
 
 ALMOST_NONE = 1e-6
 SHARES: Array = np.random.default_rng(1).dirichlet(np.ones(10), size=100)

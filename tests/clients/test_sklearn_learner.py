@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.datasets import load_digits
 from sklearn.ensemble import (
     BaggingClassifier,
     ExtraTreesClassifier,
@@ -37,18 +37,14 @@ from fl_strategies.errors import (
     UnsupportedLearner,
 )
 from fl_strategies.learners import Learner, PortableLearner
+from tests.clients.digits import NUM_CLASSES
+from tests.clients.digits import digits as all_digits
 
-DIGITS = load_digits(return_X_y=True)
-NUM_CLASSES = 10
+digits = partial(all_digits, num_rows=120)
+
 SEED = 7
 # The random state that a learner draws first from a generator with this seed.
 RANDOM_STATE = int(np.random.default_rng(SEED).integers(2**31 - 1))
-
-
-def digits(classes: list[int] | None = None, num_rows: int = 120) -> tuple[Array, IntArray]:
-    x, y = DIGITS
-    kept = np.isin(y, range(NUM_CLASSES) if classes is None else classes)
-    return x[kept][:num_rows], y[kept][:num_rows]
 
 
 def learner(estimator: Any) -> SklearnLearner:

@@ -77,50 +77,6 @@ def test_constant_scores_are_returned() -> None:
     assert np.allclose(actual[:, 1:], targets[:, 1:], atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("num_rounds", 2),
-        ("max_depth", 1),
-        ("learning_rate", 0.1),
-        ("gamma", 3.0),
-        ("reg_lambda", 20.0),
-        ("max_bin", 2),
-    ],
-)
-def test_every_setting_reaches_xgboost(setting: str, value: Any) -> None:
-    """Changing a setting changes the model."""
-    other = boosted(**{setting: value})
-
-    assert not np.array_equal(boosted().logits(DIGITS), other.logits(DIGITS))
-
-
-def test_threads_do_not_change_the_answer() -> None:
-    """The number of threads is a matter of speed only."""
-    one, two = boosted().logits(DIGITS), boosted(num_threads=2).logits(DIGITS)
-
-    assert np.allclose(one, two, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("num_rounds", 0),
-        ("max_depth", 0),
-        ("learning_rate", 0.0),
-        ("learning_rate", 1.5),
-        ("gamma", -0.1),
-        ("reg_lambda", -1.0),
-        ("max_bin", 1),
-        ("num_threads", 0),
-    ],
-)
-def test_bad_settings_are_refused(setting: str, value: Any) -> None:
-    """A setting outside its range is named with its value."""
-    with pytest.raises(InvalidParameter, match=f"XGBoostScores: {setting} must be .*{value}"):
-        boosted(**{setting: value})
-
-
 # --- forests ------------------------------------------------------------------------------
 
 

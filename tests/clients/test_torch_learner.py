@@ -31,12 +31,9 @@ from fl_strategies.learners import (
     TrainingSet,
     fit_ensemble,
 )
-from tests.clients.digits import (
-    DIGITS,
-    X,
-    Y,
+from tests.clients.digits import DIGITS, X, Y, generator
+from tests.clients.networks import (
     assert_twins_match,
-    generator,
     generators,
     learner,
     perceptron,

@@ -16,12 +16,10 @@ from clients.networks.training import RECORD_LOSSES, TASK_LOSSES, RecipeLoss
 from fl_strategies._util import Array, IntArray
 from fl_strategies.errors import InvalidData
 from fl_strategies.learners import Recipe, mean_auc
-from tests.clients.digits import (
-    X,
-    Y,
+from tests.clients.digits import X, Y, generator
+from tests.clients.networks import (
     assert_twins_match,
     flat,
-    generator,
     learner,
     perceptron,
     textbook,

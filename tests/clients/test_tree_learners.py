@@ -1,6 +1,6 @@
-"""Learners of boosted trees: one contract for XGBoost, LightGBM and our own, both doors closed.
+"""Learners of trees: one contract for XGBoost, LightGBM, our own boosting and our own forest.
 
-What each of them learns is compared with its library, or with a definition, elsewhere.
+What ours learn is compared with a definition elsewhere.
 """
 
 import math
@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 import xgboost
 from scipy.special import expit, softmax
-from sklearn.datasets import load_digits
 
 from clients.tabular.base import MIN_PROBABILITY
 from clients.tabular.boosted_trees import BoostedTreesLearner
-from clients.tabular.boosting import BoostedLearner
+from clients.tabular.forest import ForestLearner
 from clients.tabular.lightgbm import LightGBMLearner
-from clients.tabular.xgboost import XGBoostLearner
-from fl_strategies._util import Array, IntArray
+from clients.tabular.xgboost import XGBoostLearner, XGBoostScores
 from fl_strategies.errors import (
     InvalidData,
     InvalidParameter,
@@ -26,42 +24,33 @@ from fl_strategies.errors import (
     NotFitted,
 )
 from fl_strategies.learners import EnsembleLearner, PortableLearner, SoftLearner
+from tests.clients.digits import DIGITS, NUM_CLASSES, digits, generator, same
 
-DIGITS = load_digits(return_X_y=True)
-NUM_CLASSES = 10
-KINDS: Final[dict[str, type[BoostedLearner]]] = {
+BOOSTED: Final[dict[str, type[Any]]] = {
     "xgboost": XGBoostLearner,
     "lightgbm": LightGBMLearner,
     "boosted-trees": BoostedTreesLearner,
 }
+KINDS: Final = {**BOOSTED, "forest": ForestLearner}
+WITH_SCORES: Final = {**BOOSTED, "xgboost-scores": XGBoostScores}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 some_classes = pytest.mark.parametrize(
     "classes", [[3, 8], [3, 8, 9], None], ids=["two", "three", "all"]
 )
 
 
-def digits(classes: list[int] | None = None, num_rows: int = 150) -> tuple[Array, IntArray]:
-    """Return rows whose columns have 17 values at most, so that every value is a bin."""
-    x, y = DIGITS
-    kept = np.isin(y, range(NUM_CLASSES) if classes is None else classes)
-    return x[kept][:num_rows], y[kept][:num_rows]
-
-
 def learner(kind: str = "xgboost", **settings: Any) -> Any:
+    if kind == "forest":
+        return ForestLearner(**{"num_classes": NUM_CLASSES, "num_trees": 12, **settings})
     chosen = {"num_classes": NUM_CLASSES, "num_rounds": 4, "max_depth": 3, **settings}
-    return KINDS[kind](**chosen)
+    return WITH_SCORES[kind](**chosen)
 
 
 def fitted(
     kind: str = "xgboost", classes: list[int] | None = None, *, seed: int = 0, **settings: Any
 ) -> Any:
     x, y = digits(classes)
-    return learner(kind, **settings).fit(x, y, rng=np.random.default_rng(seed))
-
-
-def same(one: dict[str, Array], other: dict[str, Array]) -> bool:
-    """Tell whether two models are the same arrays."""
-    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+    return learner(kind, **settings).fit(x, y, rng=generator(seed))
 
 
 # --- learning -----------------------------------------------------------------------------
@@ -124,7 +113,7 @@ def test_scores_are_those_of_lightgbm(classes: list[int] | None) -> None:
 def test_classes_keep_their_columns(kind: str, classes: list[int] | None) -> None:
     """Labels are classes of the federation, and absent classes get the smallest score."""
     x, y = digits(classes)
-    actual = fitted(kind, classes, num_rounds=12)
+    actual = fitted(kind, classes, **({} if kind == "forest" else {"num_rounds": 12}))
 
     labels, scores = actual.predict(x), actual.logits(x)
 
@@ -135,51 +124,43 @@ def test_classes_keep_their_columns(kind: str, classes: list[int] | None) -> Non
 
 
 @every_kind
-def test_a_single_class_needs_no_booster(kind: str) -> None:
-    """The subset on which libraries fail gives a constant model that travels."""
-    x, _ = digits()
-    constant = fitted(kind, [5])
+def test_the_generator_decides_the_model(kind: str) -> None:
+    """Equal ones give equal models; two kinds take no random step."""
+    one = fitted(kind, seed=4).to_arrays()
 
-    twin = learner(kind).from_arrays(constant.to_arrays())
-
-    for each in (constant, twin):
-        assert (each.predict(x) == 5).all()
-        assert (each.logits(x)[:, 5] == 0.0).all()
+    assert same(one, fitted(kind, seed=4).to_arrays())
+    if kind != "xgboost":
+        assert same(one, fitted(kind, seed=5).to_arrays()) == (kind != "forest")
 
 
-@every_kind
-def test_equal_generators_give_equal_models(kind: str) -> None:
-    """A model is a function of the data and the generator."""
-    assert same(fitted(kind, seed=4).to_arrays(), fitted(kind, seed=4).to_arrays())
+CHANGES: Final = {
+    "num_rounds": 2,
+    "max_depth": 1,
+    "learning_rate": 0.1,
+    "gamma": 3.0,
+    "reg_lambda": 20.0,
+    "max_bin": 2,
+}
+FOR_FORESTS: Final = {"num_trees": 5, "max_depth": 2, "num_candidates": 1}
 
 
-@pytest.mark.parametrize("kind", ["lightgbm", "boosted-trees"])
-def test_no_seed_changes_a_model(kind: str) -> None:
-    """No step is random."""
-    assert same(fitted(kind, seed=1).to_arrays(), fitted(kind, seed=2).to_arrays())
-
-
-@every_kind
 @pytest.mark.parametrize(
-    ("setting", "value"),
+    ("kind", "setting", "value"),
     [
-        ("num_rounds", 2),
-        ("max_depth", 1),
-        ("learning_rate", 0.1),
-        ("gamma", 3.0),
-        ("reg_lambda", 20.0),
-        ("max_bin", 2),
+        *((kind, *change) for kind in WITH_SCORES for change in CHANGES.items()),
+        *(("forest", *change) for change in FOR_FORESTS.items()),
     ],
 )
 def test_every_setting_changes_the_model(kind: str, setting: str, value: float) -> None:
     """Changing a setting changes the model."""
-    x, y = digits()
-    other = learner(kind, **{setting: value}).fit(x, y, rng=np.random.default_rng(0))
+    x, _ = digits()
+
+    other = fitted(kind, **{setting: value})
 
     assert not np.array_equal(fitted(kind).logits(x), other.logits(x))
 
 
-@pytest.mark.parametrize("kind", ["xgboost", "lightgbm"])
+@pytest.mark.parametrize("kind", ["xgboost", "lightgbm", "xgboost-scores"])
 def test_threads_do_not_change_the_answer(kind: str) -> None:
     """The number of threads is a matter of speed only."""
     x, _ = digits([3, 8])
@@ -190,16 +171,14 @@ def test_threads_do_not_change_the_answer(kind: str) -> None:
 
 
 @every_kind
-def test_images_and_no_rows_are_rows(kind: str) -> None:
-    """Rows of any shape are flattened, and no rows give no answers."""
+def test_images_are_rows(kind: str) -> None:
+    """Rows of any shape are flattened."""
     x, y = digits()
     images = x.reshape(-1, 8, 8)
 
-    actual = learner(kind).fit(images, y, rng=np.random.default_rng(0))
+    actual = learner(kind).fit(images, y, rng=generator())
 
     assert np.array_equal(actual.predict(images), fitted(kind).predict(x))
-    assert actual.predict(images[:0]).shape == (0,)
-    assert actual.logits(images[:0]).shape == (0, NUM_CLASSES)
 
 
 @every_kind
@@ -219,68 +198,73 @@ def test_changed_rows_give_changed_answers(kind: str) -> None:
 # --- refusals -----------------------------------------------------------------------------
 
 
-@every_kind
+OUT_OF_RANGE: Final = (
+    ("num_classes", 1),
+    ("num_rounds", 0),
+    ("max_depth", 0),
+    ("learning_rate", 0.0),
+    ("learning_rate", 1.5),
+    ("gamma", -0.1),
+    ("reg_lambda", -1.0),
+    ("max_bin", 1),
+)
+NO_FOREST: Final = (
+    ("num_classes", 1),
+    ("num_trees", 0),
+    ("max_depth", 0),
+    ("max_depth", 61),
+    ("num_candidates", 0),
+)
+
+
 @pytest.mark.parametrize(
-    ("setting", "value"),
+    ("kind", "setting", "value"),
     [
-        ("num_classes", 1),
-        ("num_rounds", 0),
-        ("max_depth", 0),
-        ("learning_rate", 0.0),
-        ("learning_rate", 1.5),
-        ("gamma", -0.1),
-        ("reg_lambda", -1.0),
-        ("max_bin", 1),
+        *((kind, *wrong) for kind in WITH_SCORES for wrong in OUT_OF_RANGE),
+        *((kind, "num_threads", 0) for kind in ("xgboost", "lightgbm", "xgboost-scores")),
+        *(("forest", *wrong) for wrong in NO_FOREST),
     ],
 )
 def test_bad_settings_are_refused(kind: str, setting: str, value: float) -> None:
     """A setting outside its range is named with its value."""
-    sentence = f"{KINDS[kind].__name__}: {setting} must be .*{value}"
-    with pytest.raises(InvalidParameter, match=sentence):
+    owner = {**KINDS, **WITH_SCORES}[kind].__name__
+    with pytest.raises(InvalidParameter, match=f"{owner}: {setting} must be .*{value}"):
         learner(kind, **{setting: value})
-
-
-@pytest.mark.parametrize("kind", ["xgboost", "lightgbm"])
-def test_no_threads_are_refused(kind: str) -> None:
-    """Nobody would do the work."""
-    with pytest.raises(InvalidParameter, match="num_threads must be at least 1, got 0"):
-        learner(kind, num_threads=0)
 
 
 @every_kind
 def test_bad_data_are_refused(kind: str) -> None:
-    """Unfitted use, other widths, NaN, large numbers and foreign labels are named."""
+    """NaN, large numbers and foreign labels are named, in one set and in many."""
     x, y = digits()
-    rng = np.random.default_rng(0)
-
     with pytest.raises(NotFitted, match=KINDS[kind].__name__):
-        learner(kind).predict(x)
-    with pytest.raises(NotFitted):
         learner(kind).to_arrays()
     with pytest.raises(InvalidData, match="rows of 64 columns"):
         fitted(kind).predict(x[:, :5])
-    with pytest.raises(InvalidData, match="finite"):
-        learner(kind).fit(np.where(x > 15, np.nan, x), y, rng=rng)
-    with pytest.raises(InvalidData, match="range of float32"):
-        learner(kind).fit(x * 1e300, y, rng=rng)
-    with pytest.raises(InvalidData, match="between 0 and 9"):
-        learner(kind).fit(x, y + 1, rng=rng)
+    for rows, labels, message in (
+        (np.where(x > 15, np.nan, x), y, "finite"),
+        (x * 1e300, y, "range of float32"),
+        (x, y + 1, "between 0 and 9"),
+    ):
+        with pytest.raises(InvalidData, match=message):
+            learner(kind).fit(rows, labels, rng=generator())
+        with pytest.raises(InvalidData, match=message):
+            learner(kind).fit_many([(rows, labels)], rngs=[generator()])
 
 
 # --- travel -------------------------------------------------------------------------------
 
 
-@every_kind
-@some_classes
-@pytest.mark.parametrize("gamma", [0.0, 2.0])
+@pytest.mark.parametrize("kind", ["pruned", *KINDS])
+@pytest.mark.parametrize("classes", [[3, 8], [3, 8, 9], None, [5]])
 def test_a_model_predicts_the_same_to_the_bit_after_travel(
-    kind: str, classes: list[int] | None, gamma: float
+    kind: str, classes: list[int] | None
 ) -> None:
     """Labels and scores of a received model equal the sender's, pruned or not."""
-    x = DIGITS[0][:300]
-    sender = fitted(kind, classes, gamma=gamma)
+    x, settings = DIGITS[:300], {"gamma": 2.0} if kind == "pruned" else {}
+    kind = "xgboost" if kind == "pruned" else kind
+    sender = fitted(kind, classes, **settings)
 
-    twin = learner(kind, gamma=gamma).from_arrays(sender.to_arrays())
+    twin = learner(kind, **settings).from_arrays(sender.to_arrays())
 
     for ability in (PortableLearner, SoftLearner, EnsembleLearner):
         assert isinstance(sender, ability)
@@ -292,7 +276,7 @@ def test_a_model_predicts_the_same_to_the_bit_after_travel(
 SENT = {kind: fitted(kind, [3, 8, 9]).to_arrays() for kind in KINDS}
 
 
-@every_kind
+@pytest.mark.parametrize("kind", BOOSTED)
 def test_a_model_is_small(kind: str) -> None:
     """XGBoost's own form of this model has 40 kB."""
     assert sum(array.nbytes for array in fitted(kind).to_arrays().values()) < 4_000
@@ -303,12 +287,12 @@ def test_a_received_model_can_learn_again(kind: str) -> None:
     """It forgets what it was, as any other does."""
     x, y = digits()
 
-    again = learner(kind).from_arrays(SENT[kind]).fit(x, y, rng=np.random.default_rng(0))
+    again = learner(kind).from_arrays(SENT[kind]).fit(x, y, rng=generator(0))
 
     assert np.array_equal(again.logits(x), fitted(kind).logits(x))
 
 
-@every_kind
+@pytest.mark.parametrize("kind", BOOSTED)
 def test_scores_of_a_broken_model_are_numbers(kind: str) -> None:
     """Finite numbers whose sum overflows carry no NaN into anybody's average."""
     sent = SENT[kind]
@@ -317,29 +301,45 @@ def test_scores_of_a_broken_model_are_numbers(kind: str) -> None:
         most[::3] *= -1
         twin = learner(kind).from_arrays({**sent, "values": most, "offsets": most[:3, 0]})
 
-        assert np.isfinite(twin.logits(DIGITS[0][:50])).all()
-        assert set(twin.predict(DIGITS[0][:50])) <= {3, 8, 9}
+        assert np.isfinite(twin.logits(DIGITS[:50])).all()
+        assert set(twin.predict(DIGITS[:50])) <= {3, 8, 9}
 
 
-@every_kind
+BROKEN: Final[list[tuple[str, Any, str]]] = [
+    ("tree-sizes", lambda old: old[:0], "must be"),
+    ("tree-sizes", lambda old: old + 2, "must be"),
+    ("leaf-bits", lambda old: ~old, "must be"),
+    ("features", lambda old: np.full_like(old, 64), "features must be below 64"),
+    ("thresholds", lambda old: old * np.nan, "thresholds must be finite"),
+    ("values", lambda old: old * np.inf, "values must be finite"),
+    ("width", lambda _: np.array([8]), "features must be below 8"),
+    ("width", lambda _: np.array([300]), "features must be of uint16"),
+    ("classes", lambda _: np.array([3, 8]), "must be"),
+    ("more", lambda _: np.zeros(1), "named"),
+]
+BROKEN_BOOSTED: Final[list[tuple[str, Any, str]]] = [
+    ("offsets", lambda old: old[:2], r"offsets must be of shape \(3,\)"),
+    ("offsets", lambda old: old.astype(np.float16), "offsets must be of float(32|64)"),
+    ("offsets", lambda old: np.full_like(old, np.inf), "offsets must be finite"),
+    ("offsets", lambda old: np.full_like(old, np.nan), "offsets must be finite"),
+    ("tree-sizes", lambda old: old[:-1], "tree-sizes must be"),
+    ("booster", lambda _: np.zeros(9, dtype=np.uint8), "named"),
+]
+BROKEN_FORESTS: Final[list[tuple[str, Any, str]]] = [
+    ("tree-sizes", lambda old: old[:0], "1 to"),
+    ("values", lambda old: old * 2, "shares that sum to 1"),
+    ("values", lambda old: 1 - 2 * old, "shares that sum to 1"),
+    ("values", lambda old: old[:, :2], "values must be of shape"),
+    ("values", lambda old: old.astype(np.float64), "values must be of float32"),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    ("kind", "name", "change", "message"),
     [
-        ("offsets", lambda old: old[:2], r"offsets must be of shape \(3,\)"),
-        ("offsets", lambda old: old.astype(np.float16), "offsets must be of float(32|64)"),
-        ("offsets", lambda old: np.full_like(old, np.inf), "offsets must be finite"),
-        ("offsets", lambda old: np.full_like(old, np.nan), "offsets must be finite"),
-        ("tree-sizes", lambda old: old[:-1], "tree-sizes must be"),
-        ("tree-sizes", lambda old: old + 2, "must be"),
-        ("leaf-bits", lambda old: ~old, "must be"),
-        ("features", lambda old: np.full_like(old, 64), "features must be below 64"),
-        ("thresholds", lambda old: old * np.nan, "thresholds must be finite"),
-        ("values", lambda old: old * np.inf, "values must be finite"),
-        ("width", lambda _: np.array([8]), "features must be below 8"),
-        ("width", lambda _: np.array([300]), "features must be of uint16"),
-        ("classes", lambda _: np.array([3, 8]), "must be"),
-        ("more", lambda _: np.zeros(1), "named"),
-        ("booster", lambda _: np.zeros(9, dtype=np.uint8), "named"),
+        *((kind, *broken) for kind in KINDS for broken in BROKEN),
+        *((kind, *broken) for kind in BOOSTED for broken in BROKEN_BOOSTED),
+        *(("forest", *broken) for broken in BROKEN_FORESTS),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
@@ -350,8 +350,7 @@ def test_a_broken_model_is_refused(kind: str, name: str, change: Any, message: s
         learner(kind).from_arrays({**sent, name: change(sent.get(name))})
 
 
-@every_kind
-@pytest.mark.parametrize("name", sorted(SENT["xgboost"]))
+@pytest.mark.parametrize(("kind", "name"), [(k, name) for k in KINDS for name in SENT[k]])
 def test_a_missing_array_is_refused(kind: str, name: str) -> None:
     """By its name, or by the names that are known."""
     with pytest.raises(KnowledgeMismatch, match=name):
@@ -398,15 +397,22 @@ def test_lightgbm_ends_where_no_split_helps() -> None:
 def test_many_are_each_as_if_alone(kind: str, classes: list[int] | None) -> None:
     """Students on shared bins, and sets of their own rows, equal models fitted alone."""
     public, labels = digits(classes)
-    sets = [(public, labels), digits([3, 8, 9]), (public, labels[::-1]), digits([5])]
-    rngs = [np.random.default_rng(number) for number in range(len(sets))]
+    sets = [
+        (public, labels),
+        digits([3, 8, 9]),
+        (public, labels[::-1]),
+        digits([5]),
+        digits(num_rows=77),
+        digits([3, 9], num_rows=20),
+    ]
+    rngs = [generator(number) for number in range(len(sets))]
 
     many = learner(kind).fit_many(sets, rngs=rngs)
 
     for number, (twin, (x, y)) in enumerate(zip(many, sets, strict=True)):
-        alone = learner(kind).fit(x, y, rng=np.random.default_rng(number))
+        alone = learner(kind).fit(x, y, rng=generator(number))
         assert same(twin.to_arrays(), alone.to_arrays())
-        for rows in (public, public.copy(), DIGITS[0][:50]):
+        for rows in (public, public.copy(), DIGITS[:50]):
             assert np.array_equal(twin.logits(rows), alone.logits(rows))
 
 
@@ -416,20 +422,20 @@ def test_shared_rows_are_known_by_their_content(kind: str) -> None:
     x, y = digits([3, 8])
     rows = x.copy()
     for _ in range(2):
-        rngs = [np.random.default_rng(seed) for seed in (0, 1)]
+        rngs = [generator(seed) for seed in (0, 1)]
         first, _ = learner(kind).fit_many([(rows, y), (rows, y)], rngs=rngs)
-        alone = learner(kind).fit(rows, y, rng=np.random.default_rng(0))
+        alone = learner(kind).fit(rows, y, rng=generator(0))
         assert np.array_equal(first.logits(rows), alone.logits(rows))
         rows += np.arange(64) * rows[:, :1] - rows[:, 5:6]
         assert np.array_equal(first.logits(rows), alone.logits(rows))
 
 
-@every_kind
+@pytest.mark.parametrize("kind", BOOSTED)
 def test_other_bins_are_other_rows(kind: str) -> None:
     """Learners of different settings on the same rows do not share what they may not."""
-    x, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 2
+    x, y = generator(0).normal(size=(200, 3)), np.arange(200) % 2
     for bins in (64, 4, 64):
-        rngs = [np.random.default_rng(seed) for seed in (0, 1)]
+        rngs = [generator(seed) for seed in (0, 1)]
         one, _ = learner(kind, max_bin=bins).fit_many([(x, y), (x, y)], rngs=rngs)
-        alone = learner(kind, max_bin=bins).fit(x, y, rng=np.random.default_rng(0))
+        alone = learner(kind, max_bin=bins).fit(x, y, rng=generator(0))
         assert same(one.to_arrays(), alone.to_arrays())
