@@ -165,12 +165,8 @@ got 'num-splits', which fedkt has.
         _ = self.party_shares
         for name in self.learner_names:
             check_learner_name(OWNER, "learner", name)
-        for key, name in (
-            ("teacher", self.teacher),
-            ("final-learner", self.final_learner),
-            ("pooled-learner", self.pooled_learner),
-        ):
-            if name:
+        for key in ("teacher", "final-learner", "pooled-learner"):
+            if name := getattr(self, key.replace("-", "_")):
                 check_learner_name(OWNER, key, name)
 
     @property
@@ -208,9 +204,7 @@ got 'num-splits', which fedkt has.
     def public_labels(self) -> bool:
         """Whether anybody learns from labels of public rows."""
         asked = ("public_labels", "pretrain_epochs")
-        return self.public_only or any(
-            bool(getattr(self.options, name, False)) for name in asked
-        )
+        return self.public_only or any(getattr(self.options, name, False) for name in asked)
 
     @property
     def longest_run(self) -> float:
@@ -239,11 +233,10 @@ got 'num-splits', which fedkt has.
 
     def but(self, **changes: object) -> Self:
         """Return the same settings except for some; see `of`."""
-        name = changes.get("strategy", self.strategy)
-        own = self.chosen() if name == self.strategy else {}
-        told = {key.replace("-", "_"): v for key, v in {**self.to_config(), **own}.items()}
+        own = self.chosen() if changes.get("strategy", self.strategy) == self.strategy else {}
         later = self._later() if changes.get("then", self.then) == self.then else {}
-        return self.of(**{**told, **self._final(), **later, **changes})
+        given = {key.replace("-", "_"): v for key, v in {**self.to_config(), **own}.items()}
+        return self.of(**{**given, **self._final(), **later, **changes})
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Value], **overrides: Value) -> Self:
@@ -259,31 +252,24 @@ got 'num-splits', which fedkt has.
         given = {**run_config, **{key_of(name): value for name, value in overrides.items()}}
         given = by_new_names(given)
         strategy = str(given.get("strategy", _default_strategy()))
-        kind = options_of(strategy)
-        final = {key: value for key, value in given.items() if key.startswith(FINAL)}
-        sections = {k: value for k, value in given.items() if "." in k and k not in final}
-        short = {key: value for key, value in given.items() if "." not in key}
-        for key in [*short, *final]:
+        for key in given:
             _require_known(strategy, key)
-        section, known = _own_section(strategy, sections), cls.settings()
+        final = {k.removeprefix(FINAL): v for k, v in given.items() if k.startswith(FINAL)}
+        short = {key: value for key, value in given.items() if "." not in key}
+        section, known = _own_section(strategy, given), cls.settings()
         own = section | {
             key: value
             for key, value in short.items()
-            # A default for all strategies decides nothing that one of them was told.
+            # A default for all strategies decides nothing that one of them was given.
             if key not in section or key not in known or value != known[key].default
         }
-        common = {key: value for key, value in short.items() if key in cls.settings()}
-        settings = cls.from_config(common)
+        settings = cls.from_config({k: value for k, value in short.items() if k in known})
         then = settings.then
-        later = (
-            options_of(then).from_config(_own_section(then, sections)) if then else Options()
-        )
+        later = options_of(then).from_config(_own_section(then, given)) if then else Options()
         return replace(
             settings,
-            final=FinalOptions.from_config(
-                {k.removeprefix(FINAL): v for k, v in final.items()}
-            ),
-            options=kind.from_config(own),
+            final=FinalOptions.from_config(final),
+            options=options_of(strategy).from_config(own),
             then_options=later,
         )
 
@@ -383,11 +369,13 @@ def as_published(given: Mapping[str, Value]) -> dict[str, Value]:
     return {**plain, **final, **renamed}
 
 
-def _own_section(strategy: str, sections: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the chosen strategy's settings; raise for a section or key that is unknown."""
+def _own_section(strategy: str, given: Mapping[str, Value]) -> dict[str, Value]:
+    """Return what a strategy's section says; raise for a section or key that is unknown."""
     own = {}
-    for key, value in sections.items():
-        section, _, short = key.partition(".")
+    for key, value in given.items():
+        section, dot, short = key.partition(".")
+        if not dot or key.startswith(FINAL):
+            continue
         require_setting(OWNER, section, all_sections())
         name = all_sections()[section]
         require_setting(f"{OWNER} of {name}", short, options_of(name).settings())
@@ -452,27 +440,25 @@ def parse_assignments(texts: Sequence[str], *strategies: str) -> dict[str, Value
     >>> parse_assignments(["beta=1", "release=nfdp"], "fedmd")
     {'beta': 1.0, 'release': 'nfdp'}
     """
-    pairs = dict(map(_split, texts))
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        require(bool(equals), OWNER, "an assignment", "of the form key=value", text)
+        pairs[key.strip()] = value.strip()
     named = [pairs["strategy"]] if "strategy" in pairs else strategies or [_default_strategy()]
-    return {key: _parse(named, key, value) for key, value in pairs.items()}
+    return {key: _setting(named, key).parse(OWNER, value) for key, value in pairs.items()}
 
 
-def _split(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    require(bool(equals), OWNER, "an assignment", "of the form key=value", text)
-    return key.strip(), value.strip()
-
-
-def _parse(strategies: Sequence[str], key: str, value: str) -> Value:
+def _setting(strategies: Sequence[str], key: str) -> Setting:
     section, dot, short = key.rpartition(".")
     if dot and not key.startswith(FINAL):
         require_setting(OWNER, section, all_sections())
         known = options_of(all_sections()[section]).settings()
         require_setting(OWNER, short, known)
-        return known[short].parse(OWNER, value)
+        return known[short]
     whose = [name for name in strategies if key in known_settings(name)] or strategies
     _require_known(whose[0], key)
-    return known_settings(whose[0])[key].parse(OWNER, value)
+    return known_settings(whose[0])[key]
 
 
 PRESETS: Final = ("paper",)

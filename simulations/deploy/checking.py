@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 
 from clients.app import PLAIN_CONFIG, check_question, client_app, role_of
@@ -19,7 +18,6 @@ from fl_strategies.strategies.sums.options import LEVELS as SUM_LEVELS
 from fl_strategies.strategies.weights import FLOWER
 from fl_strategies.wire import keys
 from simulations.config import Settings, Value, parse_assignments
-from simulations.data.splits import Dataset
 from simulations.deploy.data import PublicData
 from simulations.deploy.server_app import DeployedFederation, public_dataset
 from simulations.runtime.local import InMemoryGrid
@@ -108,7 +106,7 @@ def _usual_final(name: str, public: PublicData) -> str:
         return ""
     settings = Settings.from_run_config({"strategy": name})
     try:
-        return DeployedFederation(settings, _dataset(public), []).final_learner
+        return DeployedFederation(settings, public_dataset(public), []).final_learner
     except StrategyError:  # none that is installed here
         return ""
 
@@ -125,12 +123,8 @@ def ask(party: Party, public: PublicData, assignments: Sequence[str]) -> None:
         The run's settings, ``key=value``.
     """
     settings = Settings.from_run_config(parse_assignments(assignments))
-    strategy = DeployedFederation(settings, _dataset(public), []).strategy()
+    strategy = DeployedFederation(settings, public_dataset(public), []).strategy()
     grid = InMemoryGrid(client_app(lambda _: party), settings.num_parties)
     question, *_ = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), grid)
     config = question.content.config_records[keys.CONFIG]
     check_question(party, ROLES[role_of(config, ROLES)], config)
-
-
-def _dataset(public: PublicData) -> Dataset:
-    return public_dataset(public, public.x[:0], np.empty(0, np.int64))

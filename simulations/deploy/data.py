@@ -43,26 +43,16 @@ LABEL: Final = "label"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PublicData:
-    """The rows that everybody holds, and the class list.
-
-    Parameters
-    ----------
-    x : (num_rows, ...)
-    y : (num_rows,), optional
-        Class indices, if all rows of the file have labels.
-    classes : tuple of str
-        Names of the classes, sorted.
-    encoder : TableEncoder, optional
-        How a table becomes numbers, where the file is one.
-    drop : str
-        Columns that nobody uses, with commas between them.
-    """
+    """The rows that everybody holds, and the class list."""
 
     x: Array
     y: IntArray | None
+    """Class indices, if all rows of the file have labels."""
     classes: tuple[str, ...]
     encoder: TableEncoder | None = None
+    """How a table becomes numbers, where the file is one."""
     drop: str = ""
+    """Columns that nobody uses, with commas between them."""
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -265,28 +255,22 @@ def _with_rows(path: Path, x: Any) -> Any:
 
 
 def _numbers(owner: str, table: Any, public: PublicData) -> Array:
+    """Return the rows of a table in the form of the public ones."""
     names = [str(name) for name in table.columns]
-    known = [column.name for column in public.encoder.columns] if public.encoder else []
-    unused = [*(public.encoder.dropped if public.encoder else ())]
+    encoder = public.encoder
+    known = [column.name for column in encoder.columns] if encoder else []
+    unused = [*encoder.dropped] if encoder else []
     ignored = dropped(owner, public.drop, [*names, *known, *unused])
-    used = table.drop(columns=[name for name in ignored if name in names])
-    if public.encoder is None:
-        return _plain_numbers(owner, used, public)
-    _require_columns(owner, {*known}, {*map(str, used.columns)} - {*unused})
-    return public.encoder.encode(owner, used)
-
-
-def _require_columns(owner: str, known: set[str], given: set[str]) -> None:
-    """Raise unless a table has the columns of the public one; say which it lacks."""
-    missing, more = sorted(known - given), sorted(given - known)
-    found = [f"without {listed(missing)}"] if missing else []
-    found += [f"with {listed(more)} (the setting drop names columns to ignore)"] if more else []
-    rule = "those of the public file"
-    require_data(not found, owner, "the columns", rule, f"a table {' and '.join(found)}")
-
-
-def _plain_numbers(owner: str, table: Any, public: PublicData) -> Array:
-    """Return columns as they stand, in the order of the file."""
+    table = table.drop(columns=[name for name in ignored if name in names])
+    if encoder is not None:
+        given = {*map(str, table.columns)} - {*unused}
+        missing, more = sorted({*known} - given), sorted(given - {*known})
+        found = [f"without {listed(missing)}"] if missing else []
+        hint = "(the setting drop names columns to ignore)"
+        found += [f"with {listed(more)} {hint}"] if more else []
+        rule = "those of the public file"
+        require_data(not found, owner, "the columns", rule, f"a table {' and '.join(found)}")
+        return encoder.encode(owner, table)
     width = math.prod(public.row_shape)
     fits = table.shape[1] == width
     require_data(fits, owner, "the table", f"{width} columns and a label", table.shape[1])

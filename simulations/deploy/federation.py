@@ -2,12 +2,6 @@
 
 `prepare` writes what every member would have on its own machine, and `Deployment` starts
 and stops their processes. The commands are those of docs/deployment.md.
-
-The folder that `flwr run` submits.
-
-It holds one file and no code: the components are named in it, and every machine runs the
-ones of the fl-strategies that is installed there. The settings come from `Settings`, so
-they cannot fall behind it.
 """
 
 import json
@@ -132,7 +126,10 @@ clientapp = "simulations.deploy.client_app:app"
 
 
 def write_app(folder: Path) -> Path:
-    """Write the app and return its folder."""
+    """Write the app that `flwr run` submits: one file of settings, and no code.
+
+    Every machine runs the components of the fl-strategies that is installed there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     settings = [f"{key} = {json.dumps(value)}" for key, value in run_settings().items()]
     text = _HEAD.format(version=metadata.version("fl-strategies"))
@@ -267,11 +264,11 @@ def prepare(
     test = shutil.copy(split.test, server)
     members = []
     for number, data_file in enumerate(split.parties):
-        home = folder / f"party-{number}"
+        home, ending = folder / f"party-{number}", "".join(data_file.suffixes)
         member = Member(folder=home, public_key=make_node_key(home / "node-key"))
         own: dict[str, Value] = {
             keys.PARTITION_ID: number,
-            "data-file": str(shutil.move(data_file, home / f"records{_ending(data_file)}")),
+            "data-file": str(shutil.move(data_file, home / f"records{ending}")),
             "public-file": str(shutil.copy(split.public, home)),
             "classes": split.classes,
             "label": LABEL,
@@ -302,13 +299,10 @@ class Deployment(SuperLink):
     Parameters
     ----------
     prepared : Prepared
-
-    Attributes
-    ----------
-    node_ids : tuple of int
-        Flower's name of each party, by which results say who was excluded.
     """
 
+    node_ids: tuple[int, ...] = ()
+    """Flower's name of each party, by which results say who was excluded."""
     superlink: tuple[str, ...] = (sys.executable, "-m", "simulations.deploy.superlink")
     """The command that starts the SuperLink: Flower's, but it loses no reply."""
 
@@ -318,7 +312,6 @@ class Deployment(SuperLink):
         self.control = Control(self.address, prepared.certificates.authority)
         self._superlink: subprocess.Popen[bytes]
         self._members: dict[int, subprocess.Popen[bytes]] = {}
-        self.node_ids: tuple[int, ...] = ()
 
     def run(
         self, settings: Settings, *, timeout: float | None = None, show_log: bool = False
@@ -432,10 +425,6 @@ class Deployment(SuperLink):
         if not answer.get("success"):
             raise FlowerRunFailed(f"flwr supernode register: must succeed, got {answer}.")
         return int(answer["node-id"])
-
-
-def _ending(path: Path) -> str:
-    return "".join(path.suffixes)
 
 
 def _toml(settings: Mapping[str, Value]) -> str:

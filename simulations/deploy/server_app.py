@@ -102,11 +102,11 @@ def load(run_config: Mapping[str, Value]) -> Federation:
     label, drop = str(files["label"]), str(files["drop"])
     classes = class_list(str(files["classes"]))
     public = read_public(_file(files, "public-file"), classes, label, drop)
-    x_test, y_test = public.x[:0], np.empty(0, np.int64)
+    held_out = None
     if files["test-file"]:
-        x_test, y_test = read_labelled(_file(files, "test-file"), public, label, strict=True)
+        held_out = read_labelled(_file(files, "test-file"), public, label, strict=True)
     members = read_members(_file(files, "members-file")) if files["members-file"] else None
-    return DeployedFederation(settings, public_dataset(public, x_test, y_test), [], members)
+    return DeployedFederation(settings, public_dataset(public, held_out), [], members)
 
 
 def read_members(path: Path) -> dict[int, int]:
@@ -177,8 +177,11 @@ def model_hash(model: Learner) -> str | None:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def public_dataset(public: PublicData, x_test: Array, y_test: IntArray) -> Dataset:
+def public_dataset(
+    public: PublicData, held_out: tuple[Array, IntArray] | None = None
+) -> Dataset:
     """Return what a server holds, or a party would on its behalf: no private rows."""
+    x_test, y_test = held_out or (public.x[:0], np.empty(0, np.int64))
     return Dataset(
         name="deployment",
         x_train=public.x[:0],
