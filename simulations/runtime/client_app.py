@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from flwr.app import Context
 
@@ -39,6 +39,7 @@ def with_defaults(
         value, kind = whole[key], type(default)
         number = kind is float and type(value) is int
         require(number or type(value) is kind, OWNER, key, TYPE_NAMES[kind], value)
+        whole[key] = kind(value)
     return whole
 
 
@@ -55,47 +56,41 @@ def require_absolute(key: str, text: str) -> None:
 class Budget:
     """Where a party keeps its journal, and how much its data may pay; see `PartyJournal`."""
 
-    folder: str
+    state_dir: str
     max_epsilon: float
     delta: float
     sample_delta: float = 0.0
-    changing: bool = False
+    data_changes: bool = False
 
     @classmethod
     def of_node(cls, node_config: Mapping[str, Value]) -> Self:
         """Read a node's configuration; raise if it contradicts itself."""
         given = {key: value for key, value in node_config.items() if key in BUDGET_KEYS}
-        config = with_defaults(given, BUDGET_KEYS)
-        budget = cls(
-            folder=str(config["state-dir"]),
-            max_epsilon=float(config["max-epsilon"]),
-            delta=float(config["delta"]),
-            sample_delta=float(config["sample-delta"]),
-            changing=bool(config["data-changes"]),
-        )
+        config: dict[str, Any] = with_defaults(given, BUDGET_KEYS)
+        budget = cls(**{key.replace("-", "_"): value for key, value in config.items()})
         budget._check()
         return budget
 
     def _check(self) -> None:
-        require_absolute("state-dir", self.folder)
-        limit = self.max_epsilon
+        require_absolute("state-dir", self.state_dir)
+        limit, share, kept = self.max_epsilon, self.sample_delta, bool(self.state_dir)
         require(0 <= limit < math.inf, OWNER, "max-epsilon", "at least 0 (0: no limit)", limit)
         require(0 < self.delta < 1, OWNER, "delta", "between 0 and 1", self.delta)
-        share = self.sample_delta
         require(0 <= share < 1, OWNER, "sample-delta", "at least 0 and below 1", share)
-        kept, usual = bool(self.folder), BUDGET_KEYS["delta"]
-        require(kept or not limit, OWNER, "state-dir", "given with max-epsilon", self.folder)
-        same = self.delta == usual
-        require(kept or same, OWNER, "state-dir", "given with delta", self.folder)
+        for key, is_usual in (
+            ("max-epsilon", not limit),
+            ("delta", self.delta == BUDGET_KEYS["delta"]),
+        ):
+            require(kept or is_usual, OWNER, "state-dir", f"given with {key}", self.state_dir)
 
     def journal(self, x: Array, y: Array, *below: str) -> PartyJournal | None:
         """Return the journal of these records, in a folder below; None if none is kept."""
-        if not self.folder:
+        if not self.state_dir:
             return None
         return PartyJournal(
-            Path(self.folder).expanduser().joinpath(*below),
+            Path(self.state_dir).expanduser().joinpath(*below),
             fingerprint=data_fingerprint(x, y),
-            changing=self.changing,
+            changing=self.data_changes,
             delta=self.delta,
             max_epsilon=self.max_epsilon or None,
             sample_delta=self.sample_delta,
@@ -137,7 +132,7 @@ def read_budget(node_config: Mapping[str, Value], settings: Settings) -> Budget:
     if set(node_config) & set(BUDGET_KEYS):
         return Budget.of_node(node_config)
     return Budget(
-        folder=settings.state_dir, max_epsilon=settings.max_epsilon, delta=settings.delta
+        state_dir=settings.state_dir, max_epsilon=settings.max_epsilon, delta=settings.delta
     )
 
 
