@@ -111,17 +111,12 @@ def test_a_forest_takes_number_and_depth_of_its_trees(name: str) -> None:
     assert wrapped(name, Settings.of(max_depth=0)).max_depth is None
 
 
-def test_a_tree_takes_its_depth() -> None:
-    """A single tree has the same two meanings of depth."""
+def test_single_and_boosted_trees_take_their_depth() -> None:
+    """Depth 0 is none, and six levels in boosting, whose trees are meant to be weak."""
     assert wrapped("decision-tree", Settings.of(max_depth=4)).max_depth == 4
     assert wrapped("decision-tree", Settings()).max_depth is None
-
-
-def test_gradient_boosting_takes_rounds_rate_and_depth() -> None:
-    """Depth 0 stands for six levels, since boosted trees are meant to be weak."""
-    boosting = wrapped(
-        "gradient-boosting", Settings.of(boosting_rounds=9, boosting_learning_rate=0.2)
-    )
+    rounds = Settings.of(boosting_rounds=9, boosting_learning_rate=0.2)
+    boosting = wrapped("gradient-boosting", rounds)
     assert (boosting.n_estimators, boosting.learning_rate, boosting.max_depth) == (9, 0.2, 6)
     assert wrapped("gradient-boosting", Settings.of(max_depth=2)).max_depth == 2
 
@@ -167,28 +162,22 @@ def test_boosted_trees_take_the_settings_of_the_paper(
 def test_the_perceptron_takes_the_settings_of_training() -> None:
     """Epochs, batch size, step size, penalty and early stopping reach the learner."""
     given = {"epochs": 3, "batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.5}
-    settings = Settings.of(**given, validation_share=0.1, patience=3)
-    assert options("mlp", "networks.learner.TorchLearner", settings) == {
+    given |= {"validation_share": 0.1, "patience": 3}
+    usual = {"optimizer": "adam", "momentum": 0.9, "schedule": "constant"}
+    assert options("mlp", "networks.learner.TorchLearner", Settings.of(**given)) == {
         "num_classes": 10,
         "task": "single-label",
-        "epochs": 3,
-        "batch_size": 8,
-        "learning_rate": 0.01,
-        "weight_decay": 0.5,
-        "optimizer": "adam",
-        "momentum": 0.9,
-        "schedule": "constant",
         "final_learning_rate": None,
         "augment": None,
         "channels_last": False,
-        "validation_share": 0.1,
-        "patience": 3,
+        **given,
+        **usual,
     }
 
 
 def network_options(name: str, row_shape: tuple[int, ...], **changes: Any) -> Any:
     """Return the keyword arguments that TorchLearner would get, with settings to come."""
-    settings: Any = types.SimpleNamespace(**{**vars(Settings()), **changes})
+    settings = Settings.of(**changes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("clients.networks.learner.TorchLearner", lambda *_, **given: given)
         return learner_factory(name, row_shape=row_shape, num_classes=2, settings=settings)()
@@ -215,32 +204,16 @@ def test_images_are_cropped_and_only_photographs_mirrored(
 
 def test_score_learners_take_the_settings_of_trees_and_kernels() -> None:
     """Rounds and depth, the number of trees, kernel and ridge reach the learners."""
-    settings: Any = types.SimpleNamespace(
-        **{
-            **vars(Settings.of(boosting_rounds=9, num_trees=7, max_depth=3)),
-            "kernel": "laplace",
-            "ridge": 0.5,
-            "reveal_rows": True,
-            "num_features": 30,
-        }
-    )
+    kernels = {"kernel": "laplace", "ridge": 0.5, "reveal_rows": True, "num_features": 30}
+    settings = Settings.of(boosting_rounds=9, num_trees=7, max_depth=3, **kernels)
     boosting = options("xgboost-scores", "tabular.xgboost.XGBoostScores", settings)
-    assert (boosting["num_rounds"], boosting["max_depth"], boosting["task"]) == (
-        9,
-        3,
-        "single-label",
-    )
-    kernel = options("kernel-ridge", "tabular.kernel.KernelRidgeLearner", settings)
-    assert kernel == {
-        "num_classes": 10,
-        "task": "single-label",
-        "kernel": "laplace",
-        "ridge": 0.5,
-        "reveal_rows": True,
-    }
-    assert not options("kernel-ridge", "tabular.kernel.KernelRidgeLearner", Settings())[
-        "reveal_rows"
-    ]
+    assert (boosting["num_rounds"], boosting["max_depth"]) == (9, 3)
+    assert boosting["task"] == "single-label"
+    kind = "tabular.kernel.KernelRidgeLearner"
+    outputs = {"num_classes": 10, "task": "single-label"}
+    kernel = {"kernel": "laplace", "ridge": 0.5, "reveal_rows": True}
+    assert options("kernel-ridge", kind, settings) == {**outputs, **kernel}
+    assert not options("kernel-ridge", kind, Settings())["reveal_rows"]
     assert options("ridge", "tabular.kernel.RidgeLearner", settings)["ridge"] == 0.5
     waves = options("random-features", "tabular.kernel.RandomFeaturesLearner", settings)
     assert waves["num_features"] == 30
