@@ -59,12 +59,6 @@ def test_the_block_has_every_setting_with_its_default(
     )
 
 
-def test_settings_survive_the_way_through_a_run_config() -> None:
-    """What is written as a run configuration is read back as the same settings."""
-    original = Settings.of(num_parties=3, beta=0.25, data="adult", solo=False, learner="svm")
-    assert Settings.from_run_config(original.to_run_config()) == original
-
-
 def test_left_out_keys_keep_their_defaults_and_overrides_win() -> None:
     """A partial configuration is enough, and a Python override beats it."""
     chosen = Settings.from_run_config({"num-parties": 8, "seed": 4}, seed=5)
@@ -87,25 +81,20 @@ def test_settings_cannot_change_and_can_be_compared_and_hashed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "suggestion"),
+    ("key", "answer"),
     [
-        ("num_parties", "num-parties"),
-        ("num-partys", "num-parties"),
-        ("learners", "learner"),
-        ("final-leaner", "final-learner"),
-        ("Seed", "seed"),
+        ("num_parties", "Did you mean 'num-parties'?"),
+        ("num-partys", "Did you mean 'num-parties'?"),
+        ("learners", "Did you mean 'learner'?"),
+        ("final-leaner", "Did you mean 'final-learner'?"),
+        ("Seed", "Did you mean 'seed'?"),
+        ("xyzzy", "Known are "),
     ],
 )
-def test_an_unknown_key_suggests_the_nearest(key: str, suggestion: str) -> None:
-    """A slip of the pen is answered with the key that was meant."""
-    with pytest.raises(InvalidParameter, match=rf"got '{key}'\. Did you mean '{suggestion}'\?"):
+def test_an_unknown_key_suggests_the_nearest(key: str, answer: str) -> None:
+    """A slip of the pen is answered with the key that was meant, or with all there are."""
+    with pytest.raises(InvalidParameter, match=re.escape(f"got {key!r}. {answer}")):
         Settings.from_run_config({key: 1})
-
-
-def test_a_key_like_no_other_lists_the_known_ones() -> None:
-    """Without a near match the answer names what there is."""
-    with pytest.raises(InvalidParameter, match=r"got 'xyzzy'\. Known are "):
-        Settings.from_run_config({"xyzzy": 1})
 
 
 def test_an_unknown_override_is_refused() -> None:

@@ -76,37 +76,31 @@ def patient_arrays(size: int, num_labels: int, patients: Any) -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with a small file of every image set."""
-    save = np.savez
-    save(tmp_path / "mnist.npz", **split_arrays((28, 28), 10))
+    digits, colours = split_arrays((28, 28), 10), split_arrays((32, 32, 3), 10)
+    validation = {"x_val": pixels(9, 28, 28, seed=2), "y_val": labels(9, 2)}
+    characters = {"x": pixels(50, 28, 28), "y": labels(50, 5)}
+    writers = np.repeat(np.arange(5, dtype=np.uint8), 10)
     clothes = np.array([f"cloth{number}" for number in range(10)])
-    save(tmp_path / "fashion_mnist.npz", **split_arrays((28, 28), 10), classes=clothes)
-    letters = {**split_arrays((28, 28), 6), "classes": np.array([*"abcdef"])}
-    save(tmp_path / "emnist_letters_af.npz", **letters)
-    save(
-        tmp_path / "cifar10.npz",
-        **split_arrays((32, 32, 3), 10),
-        classes=np.array([*"0123456789"]),
-    )
-    save(tmp_path / "cifar100_subset.npz", **cifar100_arrays())
-    save(tmp_path / "svhn_test10k.npz", x_test=pixels(50, 32, 32, 3), y_test=labels(50, 10))
-    save(
-        tmp_path / "chars74k_hnd.npz",
-        x=pixels(50, 28, 28),
-        y=labels(50, 5),
-        writer=np.repeat(np.arange(5, dtype=np.uint8), 10),
-        classes=np.array([*"01aBc"]),
-    )
-    save(
-        tmp_path / "pneumoniamnist.npz",
-        **split_arrays((28, 28), 2),
-        x_val=pixels(9, 28, 28, seed=2),
-        y_val=labels(9, 2),
-        classes=np.array(["normal", "pneumonia"]),
-    )
-    numbers = np.repeat(np.arange(100, 120, dtype=np.int32), 5)
-    save(tmp_path / "nih_cxr14_5k.npz", **patient_arrays(100, 14, numbers))
+    patients = np.repeat(np.arange(100, 120, dtype=np.int32), 5)
     names = np.repeat([f"p{number}" for number in range(10)], 3)
-    save(tmp_path / "covid_cxr.npz", **patient_arrays(30, 7, names))
+    files: dict[str, dict[str, Any]] = {
+        "mnist": digits,
+        "fashion_mnist": {**digits, "classes": clothes},
+        "emnist_letters_af": {**split_arrays((28, 28), 6), "classes": [*"abcdef"]},
+        "cifar10": {**colours, "classes": [*"0123456789"]},
+        "cifar100_subset": cifar100_arrays(),
+        "svhn_test10k": {"x_test": pixels(50, 32, 32, 3), "y_test": labels(50, 10)},
+        "chars74k_hnd": {**characters, "writer": writers, "classes": [*"01aBc"]},
+        "pneumoniamnist": {
+            **split_arrays((28, 28), 2),
+            **validation,
+            "classes": ["normal", "pneumonia"],
+        },
+        "nih_cxr14_5k": patient_arrays(100, 14, patients),
+        "covid_cxr": patient_arrays(30, 7, names),
+    }
+    for name, arrays in files.items():
+        np.savez(tmp_path / f"{name}.npz", **arrays)
     return tmp_path
 
 
@@ -145,10 +139,24 @@ def test_every_set_has_normalised_channels_of_pixels(folder: Path, name: str) ->
     assert data.y_public.shape == (len(data.x_public), *shape)
 
 
+SIZES = {
+    **dict.fromkeys(("mnist", "fashion-mnist", "emnist-letters", "cifar10"), (60, 10, 10)),
+    "cifar100": (60, 15, 15),
+    "cifar100-fedmd": (24, 6, 6),
+    "cifar100-superclasses": (48, 12, 12),
+    **dict.fromkeys(("svhn", "chars74k"), (30, 10, 10)),
+    "pneumonia": (60, 9, 20),
+    "nih-cxr": (60, 20, 20),
+    "covid-cxr": (18, 6, 6),
+}
+"""Half of a test part, a validation part, or a fifth of one lot is public."""
+
+
 @pytest.mark.parametrize("name", IMAGE_SETS)
 def test_no_image_is_in_two_parts_and_none_is_lost(folder: Path, name: str) -> None:
-    """Train, public and test are disjoint and the seed decides them."""
+    """Train, public and test are disjoint, and source and seed decide them."""
     data, again, other = load(folder, name), load(folder, name), load(folder, name, seed=1)
+    assert sizes(data) == SIZES[name]
     train, public, test = map(rows_of, (data.x_train, data.x_public, data.x_test))
     assert len(train | public | test) == sum(sizes(data))
     assert np.array_equal(data.x_test, again.x_test)
@@ -177,24 +185,6 @@ def test_mnist_keeps_all_training_images_and_halves_the_test_images(
     assert data.y_test.tolist() == arrays["y_test"][order[10:]].tolist()
     assert data.y_public is not None
     assert data.y_public.tolist() == arrays["y_test"][order[:10]].tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("cifar10", (60, 10, 10)),
-        ("svhn", (30, 10, 10)),
-        ("chars74k", (30, 10, 10)),
-        ("pneumonia", (60, 9, 20)),
-        ("nih-cxr", (60, 20, 20)),
-        ("covid-cxr", (18, 6, 6)),
-    ],
-)
-def test_sets_are_split_as_their_sources_allow(
-    folder: Path, name: str, expected: tuple[int, int, int]
-) -> None:
-    """Half of a test part, a validation part, or a fifth of one lot is public."""
-    assert sizes(load(folder, name)) == expected
 
 
 def test_colours_keep_their_channel(folder: Path) -> None:
@@ -329,14 +319,9 @@ def test_joint_classes_keep_the_labels_of_public_images(folder: Path) -> None:
     for name in ("x_train", "y_train", "x_test", "y_test"):
         assert np.array_equal(getattr(joint, name), getattr(apart, name))
     digits = split_arrays((28, 28), 10)
-    digit_of = {
-        image.tobytes(): str(label)
-        for image, label in zip(
-            normalise(digits["x_train"][..., None], *IMAGE_SETS["emnist-letters"].scale),
-            digits["y_train"],
-            strict=True,
-        )
-    }
+    images = normalise(digits["x_train"][..., None], *IMAGE_SETS["emnist-letters"].scale)
+    pairs = zip(images, digits["y_train"], strict=True)
+    digit_of = {image.tobytes(): str(label) for image, label in pairs}
     assert joint.y_public is not None
     assert [joint.classes[label] for label in joint.y_public] == [
         digit_of[image.tobytes()] for image in joint.x_public
