@@ -22,6 +22,7 @@ from fl_strategies.errors import (
     StrategyError,
     UnsupportedLearner,
     require,
+    require_known,
 )
 from fl_strategies.learners import (
     Learner,
@@ -48,10 +49,8 @@ def raw_outputs(model: Learner, x: Array, task: Task) -> FloatArray:
     with np.errstate(over="ignore", invalid="ignore"):
         scores = np.asarray(model.logits(x), dtype=np.float64)
     expected = (len(x), model.num_classes)
-    if scores.shape != expected:
-        raise KnowledgeMismatch(
-            f"{type(model).__name__}: logits must be of shape {expected}, got {scores.shape}."
-        )
+    same, owner = scores.shape == expected, type(model).__name__
+    require_known(same, owner, "logits", f"of shape {expected}", scores.shape)
     with np.errstate(invalid="ignore"):
         if task == "regression":
             return scores
@@ -246,10 +245,8 @@ class SignedEnsemble(Committee):
         """Return the ensemble that was saved; raise `KnowledgeMismatch` if it is none."""
         signs, names = _read_signs(arrays), _read_names(arrays)
         own = {name: array for name, array in arrays.items() if name not in (SIGNS, NAMES)}
-        if len(names) != len(signs):
-            raise KnowledgeMismatch(
-                f"SignedEnsemble: names must be {len(signs)}, one a sign, got {len(names)}."
-            )
+        rule = f"{len(signs)}, one per sign"
+        require_known(len(names) == len(signs), "SignedEnsemble", "names", rule, len(names))
         members = [
             rebuild("SignedEnsemble", name, part, self.model_fns, self.num_classes)
             for name, part in zip(names, part_arrays(own, len(signs)), strict=True)
@@ -267,8 +264,8 @@ class SignedEnsemble(Committee):
 def _read_signs(arrays: Mapping[str, Array]) -> list[int]:
     signs = arrays.get(SIGNS, np.empty(0))
     plain = signs.dtype == np.int8 and signs.ndim == 1 and 1 <= len(signs) <= MAX_MEMBERS
-    if not plain or not np.isin(signs, (1, -1)).all():
-        raise KnowledgeMismatch("SignedEnsemble: signs must be 1 and -1 of int8, got others.")
+    plain = plain and bool(np.isin(signs, (1, -1)).all())
+    require_known(plain, "SignedEnsemble", "signs", "1 and -1 of int8", "others")
     return [int(sign) for sign in signs]
 
 
@@ -336,10 +333,9 @@ def read_weights(
             f"{num_classes} classes, got others."
         )
     # NaN compares as false, so it is refused as well.
-    if not all((np.abs(array) <= LARGEST_WEIGHT).all() for array in arrays.values()):
-        raise KnowledgeMismatch(
-            f"Aggregator: weights must be finite and at most {LARGEST_WEIGHT:g}, got others."
-        )
+    small = all((np.abs(array) <= LARGEST_WEIGHT).all() for array in arrays.values())
+    rule = f"finite and at most {LARGEST_WEIGHT:g}"
+    require_known(small, "Aggregator", "weights", rule, "others")
     return {name: arrays[name] for name in shapes}
 
 

@@ -37,7 +37,7 @@ from typing import Final
 import numpy as np
 
 from fl_strategies._util import Array, FloatArray, IntArray
-from fl_strategies.errors import KnowledgeMismatch, require_data
+from fl_strategies.errors import require_data, require_known
 from fl_strategies.learners import Task
 from fl_strategies.privacy.noise import ScoreMechanism
 from fl_strategies.wire.knowledge import ScoreFormat
@@ -81,10 +81,7 @@ class Claims:
 
     def _believed_parts(self) -> FloatArray:
         claimed = np.array(self._claimed)
-        if not len(claimed):
-            return claimed
-        believed = self._believe(claimed)
-        return np.where(claimed > 0, believed / np.where(claimed > 0, claimed, 1.0), 1.0)
+        return _parts(claimed, self._believe(claimed)) if len(claimed) else claimed
 
 
 def group_of(claim: float) -> int:
@@ -129,15 +126,11 @@ def both_counts(y: Array, num_classes: int, task: Task) -> IntArray:
 def read_counts(arrays: Mapping[str, Array], *shape: int) -> FloatArray:
     """Return received class counts; raise `KnowledgeMismatch` for impossible ones."""
     counts = arrays.get(CLASS_COUNTS, np.empty(0))
-    if counts.dtype != np.float64 or counts.shape != shape:
-        raise KnowledgeMismatch(
-            f"scores: {CLASS_COUNTS} must be {shape} numbers (float64), "
-            f"got shape {counts.shape} of {counts.dtype}."
-        )
-    if not ((counts >= 0) & (counts <= _LARGEST_COUNT)).all():
-        raise KnowledgeMismatch(
-            f"scores: {CLASS_COUNTS} must be from 0 to 2**40, got {counts.ravel()[:8]}."
-        )
+    fits, found = counts.dtype == np.float64, f"shape {counts.shape} of {counts.dtype}"
+    rule = f"{shape} numbers (float64)"
+    require_known(fits and counts.shape == shape, "scores", CLASS_COUNTS, rule, found)
+    possible = bool(((counts >= 0) & (counts <= _LARGEST_COUNT)).all())
+    require_known(possible, "scores", CLASS_COUNTS, "from 0 to 2**40", counts.ravel()[:8])
     return counts
 
 
@@ -172,7 +165,11 @@ def capped_claims(
 def scale_factors(parties: Sequence[Array], form: ScoreFormat) -> FloatArray:
     """Return the factor that brings each party's scores to the capped scale."""
     claimed = np.array([root_mean_square(form.decode(values)) for values in parties])
-    believed = capped_scales(claimed)
+    return _parts(claimed, capped_scales(claimed))
+
+
+def _parts(claimed: FloatArray, believed: FloatArray) -> FloatArray:
+    """Return the factors from claims to their capped values; 1 for a claim of 0."""
     return np.where(claimed > 0, believed / np.where(claimed > 0, claimed, 1.0), 1.0)
 
 

@@ -29,7 +29,13 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fl_strategies import _compat
-from fl_strategies.errors import InvalidData, KnowledgeMismatch, NotEnoughParties, require
+from fl_strategies.errors import (
+    InvalidData,
+    KnowledgeMismatch,
+    NotEnoughParties,
+    require,
+    require_known,
+)
 from fl_strategies.learners import METRICS
 from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import (
@@ -41,7 +47,7 @@ from fl_strategies.privacy.events import (
 )
 from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import Knowledge, Metrics, count_bytes, read_metrics, shown
+from fl_strategies.wire.knowledge import Knowledge, Metrics, count_bytes, mismatch, read_metrics
 
 Rule: TypeAlias = Callable[[Sequence[float], Sequence[float]], float]
 
@@ -396,10 +402,8 @@ def parse_reply(
     knowledge = Knowledge.read(reply.content, kind=kind, max_bytes=max_bytes)
     partition_id = knowledge.meta.get(keys.PARTITION_ID)
     if type(partition_id) is not int or not 0 <= partition_id <= MOST:
-        raise KnowledgeMismatch(
-            f"Reply: {keys.PARTITION_ID} must be a whole number, at least 0, "
-            f"got {shown(partition_id)}."
-        )
+        rule = "a whole number, at least 0"
+        raise mismatch("Reply", keys.PARTITION_ID, rule, partition_id)
     check(partition_id)
     metrics = clean_metrics(read_metrics(reply.content))
     # Measured here, because a party could write anything.
@@ -461,11 +465,10 @@ def registered(owner: str, members: Mapping[int, int] | None, num_parties: int) 
     numbers = list(members.values())
     whole = all(type(number) is int and number >= 0 for number in numbers)
     require(whole, owner, "members", "whole numbers, at least 0", numbers)
-    require(
-        len({*numbers}) == len(numbers), owner, "members", "one node for each party", numbers
-    )
-    enough = len(numbers) >= num_parties
-    require(enough, owner, "members", f"at least num_parties={num_parties} nodes", len(numbers))
+    different = len({*numbers}) == len(numbers)
+    require(different, owner, "members", "one node for each party", numbers)
+    enough, rule = len(numbers) >= num_parties, f"at least num_parties={num_parties} nodes"
+    require(enough, owner, "members", rule, len(numbers))
     return {node: (number, number) for node, number in members.items()}
 
 
@@ -573,11 +576,9 @@ def read_charges(text: object) -> Sequence[Entry]:
     """Read what a party says its round has cost each of its records."""
     entries = read_ledger(text).entries
     # Unbounded counts would overflow the server's ledger after some rounds.
-    if sum(count for _, count in entries) > MAX_EVENTS:
-        raise KnowledgeMismatch(
-            f"Reply: privacy events must be as written here, at most {MAX_EVENTS} a round, "
-            f"got more."
-        )
+    few = sum(count for _, count in entries) <= MAX_EVENTS
+    rule = f"as written here, at most {MAX_EVENTS} a round"
+    require_known(few, "Reply", "privacy events", rule, "more")
     return entries
 
 

@@ -246,7 +246,7 @@ class Start(Protocol):
 
 
 class Resumable(Protocol):
-    """A strategy, as far as resuming its run is concerned."""
+    """A strategy, as far as its run is concerned."""
 
     max_reply_bytes: int
     state: Any
@@ -255,6 +255,10 @@ class Resumable(Protocol):
     @property
     def name(self) -> str:
         """Name in logs."""
+
+    @property
+    def ledger_(self) -> PrivacyLedger:
+        """What the run released."""
 
     def identity(self) -> Mapping[str, object]:
         """Return, as JSON has it, what must be the same for a run to be resumed."""
@@ -702,59 +706,58 @@ class Callbacks:
     """
 
     def __init__(self, owner: str, on_round: OnRound | Sequence[OnRound] | None) -> None:
-        several = isinstance(on_round, Sequence)
-        given: Any = on_round if several else [on_round] if on_round is not None else []
+        given: Any = [] if on_round is None else on_round
+        given = given if isinstance(given, Sequence) else [given]
         rule = "a function of round and metrics, or a list of such functions"
         require(all(map(callable, given)), owner, "on_round", rule, on_round)
-        self._owner, self._given, self._failed = owner, tuple(given), set[int]()
-        self._began, self._told = 0.0, 0
+        self._owner = owner
+        self._functions: Sequence[OnRound] = tuple(given)
+        self._failed: set[int] = set()
+        self._began = 0.0
+        self._last_round = 0
 
     def begin(self, rounds_before: int) -> None:
         """Start the clock of a round."""
-        self._began, self._told = time.monotonic(), rounds_before
+        self._began = time.monotonic()
+        self._last_round = rounds_before
 
     def end(self, number: int, num_rejected: int, **phases: Mapping[str, Any] | None) -> None:
         """Call every callback, unless no party was asked or they already ran for this round."""
-        if number <= self._told:
+        if number <= self._last_round:
             return
-        self._told = number
+        self._last_round = number
         spent = {SECONDS: time.monotonic() - self._began, keys.NUM_REJECTED: num_rejected}
-        metrics = {**spent, **dict(_figures(phases))}
-        for position, function in enumerate(self._given):
+        metrics = {**spent, **dict(_named(phases))}
+        for position, function in enumerate(self._functions):
             try:
                 function(number, dict(metrics))
             except Exception as error:  # a user's own function may raise anything
-                self._warn(position, function, number, error)
-
-    def _warn(self, position: int, function: OnRound, number: int, error: Exception) -> None:
-        if position in self._failed:
-            return
-        self._failed.add(position)
-        logger.warning(
-            "%s goes on although on_round function %s failed in round %s (%s: %s). "
-            "Later failures of it are not logged.",
-            self._owner,
-            getattr(function, "__qualname__", type(function).__qualname__),
-            number,
-            type(error).__name__,
-            error,
-        )
+                if position in self._failed:
+                    continue
+                self._failed.add(position)
+                logger.warning(
+                    "%s goes on although on_round function %s failed in round %s (%s: %s). "
+                    "Later failures of it are not logged.",
+                    self._owner,
+                    getattr(function, "__qualname__", type(function).__qualname__),
+                    number,
+                    type(error).__name__,
+                    error,
+                )
 
 
-def _figures(
-    phases: Mapping[str, Mapping[str, Any] | None],
-) -> Iterator[tuple[str, float]]:
-    """Give the metrics of all phases under one name each; what nobody knows is missing."""
+def _named(phases: Mapping[str, Mapping[str, Any] | None]) -> Iterator[tuple[str, float]]:
+    """Yield the metrics of all phases, each by a name of its own; NaN is omitted."""
     for phase, metrics in phases.items():
-        found = dict(metrics or {})
-        parties = [int(number) for number in found.pop(keys.PARTITION_IDS, [])]
-        for name, value in found.items():
-            several = isinstance(value, list)
-            places = parties if several and len(parties) == len(value) else None
-            for place, one in enumerate(value if several else [value]):
-                at = f"/{places[place] if places else place}" if several else ""
-                if not math.isnan(one):
-                    yield f"{phase}/{name}{at}", one
+        values = dict(metrics or {})
+        parties = [int(number) for number in values.pop(keys.PARTITION_IDS, [])]
+        for name, value in values.items():
+            if not isinstance(value, list):
+                named = {f"{phase}/{name}": value}
+            else:
+                places = parties if len(parties) == len(value) else range(len(value))
+                named = {f"{phase}/{name}/{p}": v for p, v in zip(places, value, strict=True)}
+            yield from ((key, one) for key, one in named.items() if not math.isnan(one))
 
 
 ALL: Final = "all"
@@ -774,20 +777,10 @@ _UNITS: Final = (
 )
 
 
-class Ran(Protocol):
-    """A strategy after a run, as far as its costs go."""
-
-    state: State
-
-    @property
-    def ledger_(self) -> PrivacyLedger:
-        """What the run released."""
-
-
-def write_epsilon_csv(strategy: Ran, path: str | Path) -> None:
+def write_epsilon_csv(strategy: Resumable, path: str | Path) -> None:
     """Write what each party's releases have cost by the end of each round.
 
-    A figure is what the party itself reports, and counts everything that it has released by
+    An epsilon is what the party itself reports, and counts everything that it has released by
     then. The lines of the party ``all`` have what the round's metrics say: the worst of all
     parties, or, where the server is trusted to add noise, what everybody else learns.
 
@@ -811,35 +804,32 @@ def write_epsilon_csv(strategy: Ran, path: str | Path) -> None:
     replace_file(Path(path), text.getvalue().encode(), SHARED)
 
 
-def _lines(strategy: Ran) -> Iterator[dict[str, object]]:
+def _lines(strategy: Resumable) -> Iterator[dict[str, object]]:
     combined, mechanism = strategy.state.history["train"], _mechanism(strategy)
     prices = strategy.state.prices
     for number in sorted({*prices, *combined}):
-        told: dict[object, Mapping[str, float]] = dict(sorted(prices.get(number, {}).items()))
+        lines: dict[object, Mapping[str, float]] = dict(sorted(prices.get(number, {}).items()))
         if number in combined:
-            told[ALL] = combined[number]
-        for party, figures in told.items():
+            lines[ALL] = combined[number]
+        for party, metrics in lines.items():
+            priced = {name: metrics[name] for name in PRICE if name in metrics}
+            known = {name: value for name, value in priced.items() if math.isfinite(value)}
             for unit, epsilon, delta in _UNITS:
-                found = figures.get(epsilon, math.inf)
-                bounded = math.isfinite(found)
+                bounded = epsilon in known
                 values = (
                     number,
                     party,
                     unit,
-                    _known(found),
+                    known.get(epsilon, ""),
                     "false" if bounded else "true",
-                    _known(figures.get(delta, math.nan)),
-                    _known(figures.get(keys.NUM_RELEASES, math.nan)),
+                    known.get(delta, ""),
+                    known.get(keys.NUM_RELEASES, ""),
                     mechanism if bounded else "",
                 )
                 yield dict(zip(COLUMNS, values, strict=True))
 
 
-def _known(figure: float) -> float | str:
-    return figure if math.isfinite(figure) else ""
-
-
-def _mechanism(strategy: Ran) -> str:
+def _mechanism(strategy: Resumable) -> str:
     """Return the kinds of event that bound what a run costs; nothing if none does."""
     ledger = strategy.ledger_
     try:

@@ -29,7 +29,13 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fl_strategies._util import Array, FloatArray, IntArray
-from fl_strategies.errors import InvalidData, KnowledgeMismatch, between, require
+from fl_strategies.errors import (
+    InvalidData,
+    KnowledgeMismatch,
+    between,
+    require,
+    require_known,
+)
 from fl_strategies.wire import keys
 
 Scalar: TypeAlias = str | int | float | bool
@@ -74,6 +80,15 @@ def decode_array(name: str, array: FlowerArray) -> Array:
 def shown(value: object) -> str:
     """Return an untrusted value for an error, truncated: it must not fill the logs."""
     return f"{value!r:.{_MAX_SHOWN}}"
+
+
+def mismatch(owner: str, name: str, rule: str, value: object) -> KnowledgeMismatch:
+    """Return the error for an untrusted value that breaks a rule."""
+    return KnowledgeMismatch(f"{owner}: {name} must be {rule}, got {shown(value)}.")
+
+
+def _form(array: Array) -> str:
+    return f"shape {array.shape} of {array.dtype}"
 
 
 def party_of(knowledge: "Knowledge") -> int:
@@ -155,7 +170,7 @@ class Knowledge:
             )
         found = meta.get(keys.KIND)
         if found != kind:
-            raise KnowledgeMismatch(f"Knowledge: kind must be {kind!r}, got {shown(found)}.")
+            raise mismatch("Knowledge", "kind", repr(kind), found)
         scalars = {
             name: value
             for name, value in meta.items()
@@ -209,10 +224,7 @@ def config_int(config: ConfigRecord, key: str, *, minimum: int, maximum: int) ->
     """Read an integer sent by the server, within the bounds that a party accepts."""
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
-        raise KnowledgeMismatch(
-            f"Server: {key} must be {between(minimum, maximum, 'a whole number')}, "
-            f"got {shown(value)}."
-        )
+        raise mismatch("Server", key, between(minimum, maximum, "a whole number"), value)
     return value
 
 
@@ -221,10 +233,7 @@ def config_float(config: ConfigRecord, key: str, *, minimum: float, maximum: flo
     value = config.get(key)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not minimum <= value <= maximum:  # type: ignore[operator]
-        raise KnowledgeMismatch(
-            f"Server: {key} must be {between(minimum, maximum, 'a number')}, "
-            f"got {shown(value)}."
-        )
+        raise mismatch("Server", key, between(minimum, maximum, "a number"), value)
     return float(value)  # type: ignore[arg-type]
 
 
@@ -232,9 +241,7 @@ def config_choice(config: ConfigRecord, key: str, choices: Sequence[str]) -> str
     """Read a string sent by the server, which must be one of a party's choices."""
     value = config.get(key)
     if not isinstance(value, str) or value not in choices:
-        raise KnowledgeMismatch(
-            f"Server: {key} must be one of {', '.join(choices)}, got {shown(value)}."
-        )
+        raise mismatch("Server", key, f"one of {', '.join(choices)}", value)
     return value
 
 
@@ -297,16 +304,12 @@ def unpack_labels(
     """
     count, width = math.prod(shape), bits_per_label(num_classes)
     expected = packed_size(count, num_classes)
-    if packed.dtype != np.uint8 or packed.ndim != 1 or packed.size != expected:
-        raise KnowledgeMismatch(
-            f"{name}: what was packed must be {expected} bytes (uint8) for {shape} values, "
-            f"got shape {packed.shape} of {packed.dtype}."
-        )
+    fits = packed.dtype == np.uint8 and packed.shape == (expected,)
+    rule = f"{expected} bytes (uint8) for {shape} values"
+    require_known(fits, name, "what was packed", rule, _form(packed))
     labels = _unpacked(packed, count, width)
-    if count and labels.max() >= num_classes:
-        raise KnowledgeMismatch(
-            f"{name}: values must be below {num_classes}, got {labels.max()}."
-        )
+    largest = labels.max(initial=0)
+    require_known(largest < num_classes, name, "values", f"below {num_classes}", largest)
     return labels.reshape(shape)
 
 
@@ -428,13 +431,10 @@ class PlainScores:
 
     def from_wire(self, values: Array, shape: tuple[int, ...]) -> Array:
         """Read untrusted scores; raise `KnowledgeMismatch` unless they fit exactly."""
-        if values.dtype != np.float32 or values.shape != shape:
-            raise KnowledgeMismatch(
-                f"scores: logits must be float32 of shape {shape}, "
-                f"got shape {values.shape} of {values.dtype}."
-            )
-        if not np.isfinite(values).all():
-            raise KnowledgeMismatch("scores: logits must be finite, got NaN or infinity.")
+        fits = values.dtype == np.float32 and values.shape == shape
+        require_known(fits, "scores", "logits", f"float32 of shape {shape}", _form(values))
+        finite = bool(np.isfinite(values).all())
+        require_known(finite, "scores", "logits", "finite", "NaN or infinity")
         return np.clip(values, -self.bound, self.bound)
 
     def decode(self, values: Array) -> FloatArray:
@@ -536,20 +536,14 @@ def as_meant(knowledge: Knowledge, most_score_bytes: int, *, half: bool) -> Know
 def _scores(knowledge: Knowledge, most_score_bytes: int) -> Array:
     encoding, size = knowledge.meta[ENCODING], knowledge.meta.get(PLAIN_BYTES)
     if not most_score_bytes or encoding not in readable():
-        raise KnowledgeMismatch(
-            f"Reply: {ENCODING} must be one that was offered, got {shown(encoding)}."
-        )
+        raise mismatch("Reply", ENCODING, "one that was offered", encoding)
     most = most_score_bytes + _MOST_HEADER
     if type(size) is not int or not 0 < size <= most:
-        raise KnowledgeMismatch(
-            f"Reply: {PLAIN_BYTES} must be from 1 to {most}, got {shown(size)}."
-        )
+        raise mismatch("Reply", PLAIN_BYTES, f"from 1 to {most}", size)
     packed = knowledge.arrays.get(SCORES, np.empty(0))
-    if packed.dtype != np.uint8 or packed.ndim != 1 or packed.size > size:
-        raise KnowledgeMismatch(
-            f"Reply: compressed {SCORES} must be a row of at most {size} bytes (uint8), "
-            f"got shape {packed.shape} of {packed.dtype}."
-        )
+    fits = packed.dtype == np.uint8 and packed.ndim == 1 and packed.size <= size
+    rule = f"a row of at most {size} bytes (uint8)"
+    require_known(fits, "Reply", f"compressed {SCORES}", rule, _form(packed))
     plain = _expanded(str(encoding), packed.tobytes(), size)
     return decode_array(SCORES, FlowerArray("", (), "", plain))
 
@@ -601,11 +595,9 @@ def _fits_half(array: Array) -> bool:
 
 
 def _doubled(knowledge: Knowledge, *, offered: bool) -> Knowledge:
-    if not offered or knowledge.meta[HALF_PRECISION] is not True:
-        raise KnowledgeMismatch(
-            f"Reply: {HALF_PRECISION} must be what was offered, "
-            f"got {shown(knowledge.meta[HALF_PRECISION])}."
-        )
+    declared = knowledge.meta[HALF_PRECISION]
+    if not offered or declared is not True:
+        raise mismatch("Reply", HALF_PRECISION, "what was offered", declared)
     arrays = {
         name: a.astype(np.float32) if a.dtype == np.float16 else a
         for name, a in knowledge.arrays.items()
