@@ -1,12 +1,12 @@
 """Runs that are kept in a folder, on a server that can be killed."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
@@ -56,16 +56,41 @@ class MortalGrid(InMemoryGrid):
         return [reply for number in ids for reply in self.pull_messages([number])]
 
 
+class ChangingGrid(InMemoryGrid):
+    """Lets a test change the replies that come at a time before a server has them."""
+
+    def __init__(
+        self, app: ClientApp, num_parties: int, change: Callable[[list[Message]], object]
+    ) -> None:
+        super().__init__(app, num_parties)
+        self._change = change
+
+    def send_and_receive(self, *args: Any, **options: Any) -> list[Message]:
+        replies = super().send_and_receive(*args, **options)
+        self._change(replies)
+        return replies
+
+
+def question(config: Mapping[str, Any], kind: str = "train") -> Message:
+    """Return a server's message with this configuration, as a party gets it."""
+    record = RecordDict({keys.CONFIG: ConfigRecord(dict(config))})
+    message = Message(record, dst_node_id=1, message_type=kind)
+    assign_message_id(message)
+    return message
+
+
+def journal_of(party: Party, folder: Path, **limits: Any) -> PartyJournal:
+    """Return a party's journal in a folder."""
+    own = data_fingerprint(party.x, party.y)
+    return PartyJournal(folder, fingerprint=own, **limits)
+
+
 def journal_app(folder: Path, **limits: Any) -> ClientApp:
     """Return the app of toy parties that keep their state in a folder each."""
 
     def load(context: Context) -> Party:
         party = load_toy_party(context)
-        journal = PartyJournal(
-            folder / str(party.partition_id),
-            fingerprint=data_fingerprint(party.x, party.y),
-            **limits,
-        )
+        journal = journal_of(party, folder / str(party.partition_id), **limits)
         return replace(party, journal=journal, run=str(context.run_id))
 
     return client_app(load)

@@ -146,19 +146,6 @@ def test_a_robust_rule_keeps_copies() -> None:
     assert consensus.result().max() == 1
 
 
-@given(rows=arrays(np.float64, (5, 4), elements=st.floats(-1e3, 1e3)))
-@settings(max_examples=50, deadline=None)
-def test_rows_become_the_nearest_probabilities(rows: np.ndarray) -> None:
-    nearest = to_probabilities(rows)
-    others = np.random.default_rng(0).dirichlet(np.full(4, 0.3), size=200)
-
-    np.testing.assert_allclose(nearest.sum(axis=1), 1, atol=1e-9)
-    assert (nearest >= 0).all()
-    own = np.linalg.norm(rows - nearest, axis=1)
-    tried = np.linalg.norm(rows[:, None] - others, axis=2).min(axis=1)
-    assert (own <= tried + 1e-9).all()
-
-
 def test_probabilities_stay_as_they_are() -> None:
     rows = np.array([[1.0, 0.0, 0.0], [0.2, 0.3, 0.5]])
 

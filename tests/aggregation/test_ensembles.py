@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -180,16 +181,11 @@ class Odd(CentroidLearner):
         return self.answer
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (np.zeros((2, 3)), r"logits must be of shape \(4, 3\), got \(2, 3\)"),
-        (np.zeros((4, 2)), r"logits must be of shape \(4, 3\), got \(4, 2\)"),
-    ],
-)
-def test_odd_answers_of_a_received_model_are_refused(answer: FloatArray, message: str) -> None:
-    with pytest.raises(KnowledgeMismatch, match=message):
-        outputs(Odd(answer), np.zeros((4, 2)), "single-label")
+@pytest.mark.parametrize("shape", [(2, 3), (4, 2)])
+def test_odd_answers_of_a_received_model_are_refused(shape: tuple[int, int]) -> None:
+    sentence = re.escape(f"logits must be of shape (4, 3), got {shape}")
+    with pytest.raises(KnowledgeMismatch, match=sentence):
+        outputs(Odd(np.zeros(shape)), np.zeros((4, 2)), "single-label")
 
 
 def test_impossible_classes_may_have_infinite_logits() -> None:
@@ -263,26 +259,6 @@ def test_rows_that_no_member_can_predict_are_an_error_that_does_not_quote_them()
         assert "4711" not in str(caught.value)
 
 
-def test_epsilon_is_never_averaged() -> None:
-    """Of 1 and 50 the federation reports 50, whatever the sizes of the parties."""
-    parties = [
-        {keys.NUM_EXAMPLES: 990, keys.EPSILON_EXAMPLE: 1.0},
-        {keys.NUM_EXAMPLES: 10, keys.EPSILON_EXAMPLE: 50.0},
-    ]
-
-    assert aggregate_metrics(parties)[keys.EPSILON_EXAMPLE] == 50.0
-
-
-@pytest.mark.parametrize("missing", [{}, {keys.EPSILON_PARTY: math.nan}])
-def test_a_party_without_epsilon_counts_as_unprotected(missing: dict[str, float]) -> None:
-    parties = [
-        {keys.NUM_EXAMPLES: 5, keys.EPSILON_PARTY: 1.0},
-        {keys.NUM_EXAMPLES: 5, **missing},
-    ]
-
-    assert aggregate_metrics(parties)[keys.EPSILON_PARTY] == math.inf
-
-
 @pytest.mark.parametrize(
     "key",
     [f"{figure}-{unit}" for figure in ("epsilon", "delta") for unit in ("party", "example")],
@@ -291,40 +267,31 @@ def test_every_privacy_key_has_the_maximum_rule(key: str) -> None:
     assert RULES[key]([1.0, 3.0], [9.0, 1.0]) == 3.0
 
 
-def test_accuracy_is_weighted_by_examples() -> None:
-    """30 rows at 0.9 and 10 at 0.5 make 0.8; bytes and examples add up."""
+@pytest.mark.parametrize(
+    ("key", "first", "second", "combined"),
+    [
+        (keys.EPSILON_EXAMPLE, (990, 1.0), (10, 50.0), 50.0),
+        (keys.EPSILON_PARTY, (5, 1.0), (5, None), math.inf),
+        (keys.EPSILON_PARTY, (5, 1.0), (5, math.nan), math.inf),
+        (keys.NUM_BYTES_SENT, (10, 3), (30, 4), 7),
+        (keys.ACCURACY, (10, 0.5), (30, 0.9), 0.8),
+        (keys.ACCURACY, (0, math.nan), (7, 0.5), 0.5),
+        (keys.ACCURACY, (0, 0.3), (0, 0.3), math.nan),
+        (keys.ACCURACY, (-100, 0.0), (10, 0.7), 0.7),
+    ],
+)
+def test_two_parties_metrics_are_combined_by_their_meaning(
+    key: str, first: tuple[int, Any], second: tuple[int, Any], combined: float
+) -> None:
+    """Numbers of examples and values: privacy by the worst, counts by their total, the rest
+    by the mean weighted by examples, of which a negative number weighs nothing.
+    """
     parties = [
-        {keys.NUM_EXAMPLES: 10, keys.ACCURACY: 0.5, keys.NUM_BYTES_SENT: 3},
-        {keys.NUM_EXAMPLES: 30, keys.ACCURACY: 0.9, keys.NUM_BYTES_SENT: 4},
+        {keys.NUM_EXAMPLES: number} | ({} if value is None else {key: value})
+        for number, value in (first, second)
     ]
 
     total = aggregate_metrics(parties)
 
-    assert total[keys.ACCURACY] == pytest.approx(0.8)
-    assert total[keys.NUM_EXAMPLES] == 40
-    assert total[keys.NUM_BYTES_SENT] == 7
-
-
-def test_a_party_without_test_rows_does_not_disturb_the_mean() -> None:
-    parties = [
-        {keys.NUM_EXAMPLES: 0, keys.ACCURACY: math.nan},
-        {keys.NUM_EXAMPLES: 7, keys.ACCURACY: 0.5},
-    ]
-
-    assert aggregate_metrics(parties)[keys.ACCURACY] == 0.5
-
-
-def test_a_mean_of_nothing_is_not_a_number() -> None:
-    assert math.isnan(
-        aggregate_metrics([{keys.NUM_EXAMPLES: 0, keys.ACCURACY: 0.3}])["accuracy"]
-    )
-
-
-def test_negative_weights_do_not_count() -> None:
-    """A party cannot turn the mean around by a negative number of examples."""
-    parties = [
-        {keys.NUM_EXAMPLES: -100, keys.ACCURACY: 0.0},
-        {keys.NUM_EXAMPLES: 10, keys.ACCURACY: 0.7},
-    ]
-
-    assert aggregate_metrics(parties)[keys.ACCURACY] == pytest.approx(0.7)
+    assert total[key] == pytest.approx(combined, nan_ok=True)
+    assert total[keys.NUM_EXAMPLES] == first[0] + second[0]

@@ -548,13 +548,9 @@ def test_public_rows_correct_a_false_claim_of_records(share: list[float]) -> Non
     assert lied[1] - honest[1] < 0.6 * (pooled[1] - share[1])
 
 
-def test_counts_of_single_labels() -> None:
+def test_records_are_counted_per_class_and_known_positives_per_label() -> None:
     assert class_counts(np.array([2, 0, 2]), 4, "single-label").tolist() == [1, 0, 2, 0]
-
-
-def test_counts_of_several_labels_are_known_positives() -> None:
     y = np.array([[1, -1, 0], [1, 1, 0]])
-
     assert class_counts(y, 3, "multi-label").tolist() == [2, 1, 0]
 
 
@@ -566,13 +562,10 @@ def test_weights_are_shares(counts: np.ndarray) -> None:
     assert weights.sum(axis=0) == pytest.approx(np.ones(6))
 
 
-def test_a_class_that_nobody_holds_is_weighted_uniformly() -> None:
+def test_classes_without_counts_are_weighted_uniformly() -> None:
     weights = class_weights([np.array([4.0, 0.0]), np.array([0.0, 0.0])], 2)
 
     assert weights.tolist() == [[1.0, 0.5], [0.0, 0.5]]
-
-
-def test_without_counts_all_weigh_the_same() -> None:
     assert (class_weights([None, None, None, None], 2) == 0.25).all()
 
 

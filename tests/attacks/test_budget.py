@@ -4,11 +4,10 @@ import logging
 from pathlib import Path
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from clients.app import FAILED
 from fl_strategies import Party
-from fl_strategies._compat import assign_message_id
 from fl_strategies.errors import InvalidParameter, PrivacyBudgetExceeded
 from fl_strategies.privacy.events import GaussianEvent, SubsampleEvent
 from fl_strategies.privacy.journal import PartyJournal
@@ -16,6 +15,7 @@ from fl_strategies.wire import keys
 from simulations.config import Settings, Value
 from simulations.federation import load_federation
 from simulations.runtime.client_app import app, load_party
+from tests.kept import question
 
 RUN = Settings.of(
     strategy="fedkt",
@@ -47,10 +47,8 @@ def loaded(node: dict[str, Value], settings: Settings = RUN) -> Party:
 def ask(node: dict[str, Value], settings: Settings) -> Message:
     """Ask a party of the simulation app to train as the run's own server would."""
     config = {**load_federation(settings).strategy().party_config(), keys.SEED: 0}
-    question = ConfigRecord({**config, keys.STRATEGY: settings.strategy, keys.SERVER_ROUND: 1})
-    message = Message(RecordDict({keys.CONFIG: question}), dst_node_id=1, message_type="train")
-    assign_message_id(message)
-    return app(message, context(node, settings))
+    asked = question({**config, keys.STRATEGY: settings.strategy, keys.SERVER_ROUND: 1})
+    return app(asked, context(node, settings))
 
 
 def test_a_run_with_delta_near_one_does_not_stretch_a_nodes_budget(tmp_path: Path) -> None:

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from clients.app import client_app
 from fl_strategies import FedKT, FedMD, Party
-from fl_strategies._compat import assign_message_id
 from fl_strategies.errors import InvalidParameter
 from fl_strategies.party.party import PartyPolicy
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.privacy.journal import PartyJournal
 from fl_strategies.wire import keys
+from tests.kept import journal_of, question
 from tests.toys import PUBLIC, CentroidLearner, common_options, toy_party
 
 L2 = {"privacy_level": "L2", "num_teachers": 5, "num_queries": 20}
@@ -81,11 +81,9 @@ def test_noise_that_leaves_something_to_hear_is_not_refused() -> None:
 
 
 def ask(party: Party, config: dict[str, Any]) -> Message:
-    question = ConfigRecord({**config, keys.SEED: 0, keys.SERVER_ROUND: 1})
-    message = Message(RecordDict({keys.CONFIG: question}), dst_node_id=1, message_type="train")
-    assign_message_id(message)
+    asked = question({**config, keys.SEED: 0, keys.SERVER_ROUND: 1})
     context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
-    return client_app(lambda _: party)(message, context)
+    return client_app(lambda _: party)(asked, context)
 
 
 def careful(journal: PartyJournal | None = None, **changes: Any) -> Party:
@@ -112,9 +110,7 @@ def test_a_party_is_not_charged_for_answers_that_nobody_can_hear(
     )
     config = {**strategy.party_config(), keys.STRATEGY: name}
     plain = toy_party(0)
-    journal = PartyJournal(
-        tmp_path, fingerprint=data_fingerprint(plain.x, plain.y), max_epsilon=4.0
-    )
+    journal = journal_of(plain, tmp_path, max_epsilon=4.0)
 
     reply = ask(careful(journal), config)
 

@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from clients.app import NO_BUDGET, role_of
 from clients.tabular.kernel import RidgeLearner
 from fl_strategies import REGISTRY
-from fl_strategies._compat import assign_message_id
 from fl_strategies.errors import InvalidParameter, PrivacyBudgetExceeded
 from fl_strategies.privacy.events import NonPrivateEvent
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.wire import keys
 from simulations.config import Value
 from simulations.deploy.__main__ import main
@@ -24,6 +22,7 @@ from simulations.deploy.checking import ROLES, questions
 from simulations.deploy.client_app import FORMS, app, build_party
 from simulations.deploy.data import write_labelled
 from simulations.runtime.flower import to_toml
+from tests.kept import journal_of, question
 
 NUM_RECORDS, NUM_PUBLIC = 30, 20
 CLASSES = ("cat", "dog")
@@ -70,7 +69,7 @@ def touched(node: Mapping[str, Value]) -> bool:
     return found
 
 
-def question(node: Mapping[str, Value], strategy: str, **asked: Any) -> dict[str, Any]:
+def asked_of(node: Mapping[str, Value], strategy: str, **asked: Any) -> dict[str, Any]:
     """Return what a server of these settings sends to a party."""
     party = build_party(node, run="7")
     given = {
@@ -90,10 +89,7 @@ def ask(
     node: Mapping[str, Value], config: Mapping[str, Any], *, kind: str = "train"
 ) -> Message:
     """Send a message to the deployed party."""
-    record = RecordDict({keys.CONFIG: ConfigRecord(dict(config))})
-    message = Message(record, dst_node_id=1, message_type=kind)
-    assign_message_id(message)
-    return app(message, Context(7, 1, dict(node), RecordDict(), {}))
+    return app(question(config, kind), Context(7, 1, dict(node), RecordDict(), {}))
 
 
 def refusal(node: Mapping[str, Value], config: Mapping[str, Any]) -> str:
@@ -122,7 +118,7 @@ def test_a_server_that_asks_for_answers_without_noise_gets_none(
     node: dict[str, Value], strategy: str, asked: dict[str, Any]
 ) -> None:
     """By default a deployed party protects its records itself, whatever it is asked for."""
-    config = question(node, strategy, **asked)
+    config = asked_of(node, strategy, **asked)
 
     reason = refusal(node, config)
 
@@ -135,7 +131,7 @@ def test_a_server_that_asks_for_models_instead_of_votes_gets_none(
     node: dict[str, Value],
 ) -> None:
     """Models say far more than labels: their owner must have named them."""
-    config = question(node, "fedkt", **L2, exchange="models")
+    config = asked_of(node, "fedkt", **L2, exchange="models")
 
     assert "answers about public rows, by its policy (allow-models)" in refusal(node, config)
     assert not ask({**node, "allow-models": True}, config).has_error()
@@ -157,7 +153,7 @@ def test_strategies_that_send_models_need_leave(node: dict[str, Value], strategy
 
 def test_a_server_that_knows_the_noise_gets_nothing(node: dict[str, Value]) -> None:
     """Seeded noise can be subtracted by everybody who knows the seed."""
-    config = question(node, "fedkt", **L2, seeded_noise=True)
+    config = asked_of(node, "fedkt", **L2, seeded_noise=True)
 
     assert "drawn in secret" in refusal({**node, "allow-unprotected": True}, config)
     assert "drawn in secret" in refusal(node, config)
@@ -167,13 +163,13 @@ def test_a_server_that_turns_the_noise_off_by_its_strength_gets_nothing(
     node: dict[str, Value],
 ) -> None:
     """Gamma 1e9 is a promise in name only: its epsilon is above the policy's for a run."""
-    config = question(node, "fedkt", **{**L2, "gamma": 1e9})
+    config = asked_of(node, "fedkt", **{**L2, "gamma": 1e9})
 
     reply = ask(node, config)
 
     assert reply.has_error()
     assert reply.error.reason == NO_BUDGET
-    assert not ask(node, question(node, "fedkt", **L2)).has_error()
+    assert not ask(node, asked_of(node, "fedkt", **L2)).has_error()
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["memory", "journal"])
@@ -185,12 +181,10 @@ def test_a_run_of_many_rounds_cannot_spend_round_by_round(
         node |= {"state-dir": str(tmp_path / "state")}
     noise = {"release": "ldp", "payload": "softmax", "sigma": 4.0, "accept_noise": True}
     node |= {"max-run-epsilon": 12.0, "allow-drowned-noise": True}
-    config, state = question(node, "fedmd", **noise), RecordDict()
+    config, state = asked_of(node, "fedmd", **noise), RecordDict()
     refused = []
     for number in range(1, 6):
-        record = RecordDict({keys.CONFIG: ConfigRecord({**config, keys.SERVER_ROUND: number})})
-        message = Message(record, dst_node_id=1, message_type="train")
-        assign_message_id(message)
+        message = question({**config, keys.SERVER_ROUND: number})
         refused.append(app(message, Context(7, 1, dict(node), state, {})).has_error())
 
     assert not refused[0]
@@ -199,8 +193,8 @@ def test_a_run_of_many_rounds_cannot_spend_round_by_round(
 
 def test_a_sample_of_all_records_is_no_sample(node: dict[str, Value]) -> None:
     """With k = n every record is used in the clear; the owner says how likely that may be."""
-    everything = question(node, "fedmd", **{**NFDP, "num_samples": NUM_RECORDS})
-    tenth = question(node, "fedmd", **NFDP)
+    everything = asked_of(node, "fedmd", **{**NFDP, "num_samples": NUM_RECORDS})
+    tenth = asked_of(node, "fedmd", **NFDP)
 
     assert "the chance to be in the sample must be at most 0" in refusal(node, tenth)
     node["sample-delta"] = 0.1
@@ -227,7 +221,7 @@ def test_a_server_cannot_keep_a_party_busy_for_ever(
 ) -> None:
     """Work has a limit, also for a party that allows everything else, and in an evaluation."""
     node |= {"allow-unprotected": True, "allow-models": True, "max-predictions": 10**7}
-    config = {**question(node, strategy, **asked), **change}
+    config = {**asked_of(node, strategy, **asked), **change}
 
     assert f"{what} must be at most" in refusal(node, config)
     late = ask(node, config, kind="evaluate")
@@ -255,7 +249,7 @@ def test_work_on_weights_has_a_limit(
 
 def test_no_party_allows_predictions_without_end(node: dict[str, Value]) -> None:
     node |= {"allow-unprotected": True, "allow-models": True, "max-predictions": 10**12}
-    config = {**question(node, "fedkd"), "num-predictions": 10**7}
+    config = {**asked_of(node, "fedkd"), "num-predictions": 10**7}
 
     assert "num_predictions must be from 1 to 1048576" in refusal(node, config)
 
@@ -275,10 +269,10 @@ def test_a_party_takes_part_in_what_it_named_and_nothing_else(node: dict[str, Va
     node |= {"strategies": "fedkt L2, fedkd", "allow-unprotected": True}
 
     rule = "the strategy must be one that its policy allows (fedkt L2, fedkd), got"
-    assert f"{rule} fedkt L0" in refusal(node, question(node, "fedkt"))
-    assert f"{rule} fedmd none" in refusal(node, question(node, "fedmd"))
-    assert not ask(node, question(node, "fedkd")).has_error()
-    assert not ask(node, question(node, "fedkt", **L2)).has_error()
+    assert f"{rule} fedkt L0" in refusal(node, asked_of(node, "fedkt"))
+    assert f"{rule} fedmd none" in refusal(node, asked_of(node, "fedmd"))
+    assert not ask(node, asked_of(node, "fedkd")).has_error()
+    assert not ask(node, asked_of(node, "fedkt", **L2)).has_error()
 
 
 def test_accuracy_on_held_out_rows_is_a_release_as_well(node: dict[str, Value]) -> None:
@@ -287,7 +281,7 @@ def test_accuracy_on_held_out_rows_is_a_release_as_well(node: dict[str, Value]) 
     node |= {"sample-delta": 0.2}
     told = []
     for is_open, release in ((False, NFDP), (True, NFDP), (True, {})):
-        config = question(node, "fedmd", **release)
+        config = asked_of(node, "fedmd", **release)
         reply = ask({**node, "allow-unprotected": is_open}, config)
         told.append(reply.content.metric_records[keys.METRICS][keys.LOCAL_FIGURE])
 
@@ -365,7 +359,7 @@ def test_the_owner_reads_what_the_party_then_answers(
         "L2": L2,
     }
     for level, asked in levels.items():
-        reply = ask(node, question(node, "fedkt", accept_noise=True, **asked))
+        reply = ask(node, asked_of(node, "fedkt", accept_noise=True, **asked))
         refused = reply.has_error() and "must be" in str(reply.error.reason)
         drowned = refused and "allow-drowned-noise" in str(reply.error.reason)
         assert (f"fedkt {level}" in listed) == (not refused or drowned), reply
@@ -390,10 +384,8 @@ def test_a_party_whose_budget_is_spent_does_not_train(
     """Nothing can be paid any more, so no server gets as much as the time of a training."""
     node |= {"state-dir": str(tmp_path / "state"), "max-epsilon": 2.0}
     party = build_party(node, run="7")
-    config = question(node, "fedkt", **L2)
-    owner = PartyJournal(
-        tmp_path / "state", fingerprint=data_fingerprint(party.x, party.y), max_epsilon=None
-    )
+    config = asked_of(node, "fedkt", **L2)
+    owner = journal_of(party, tmp_path / "state", max_epsilon=None)
     owner.charge(
         [(NonPrivateEvent(unit="example", reason="published"), 1)], run="-", purpose="-"
     )
@@ -415,5 +407,5 @@ def test_a_budgeted_party_does_not_train_for_what_it_can_never_pay(
     node |= {"allow-unprotected": True}
 
     assert "what leaves must be protected, by its budget" in refusal(
-        node, question(node, "fedkd")
+        node, asked_of(node, "fedkd")
     )

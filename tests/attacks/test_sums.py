@@ -19,7 +19,6 @@ from fl_strategies._util import Array, IntArray, content_hash
 from fl_strategies.errors import KnowledgeMismatch, PrivacyBudgetExceeded, RunFailed
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.party.role import PartyState
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.mechanisms import GaussianSums, Release
 from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY, SumParty
 from fl_strategies.strategies.sums.histogram import Cells
@@ -29,7 +28,7 @@ from fl_strategies.wire import keys
 from simulations.runtime.local import run_local
 from tests.attacks import test_non_interference as check
 from tests.attacks.interference import NEIGHBOURS, ORDINARY, Records
-from tests.kept import Killed, MortalGrid
+from tests.kept import Killed, MortalGrid, journal_of
 from tests.toys import PUBLIC, common_options, load_toy_party, load_with, toy_party
 
 BOTH = [FedHistogram, FedRegression]
@@ -89,7 +88,7 @@ def test_other_arrays_are_refused_before_anything_is_paid(
 ) -> None:
     """Also those that are as wide as each other, but wider than rows are."""
     party = toy_party(0)
-    journal = PartyJournal(tmp_path, fingerprint=data_fingerprint(party.x, party.y))
+    journal = journal_of(party, tmp_path)
     sent = {**SENT[kind], "turn": turn}
     if kind == "cells" and turn.ndim == 2:
         sent["centres"] = np.ones((1, 3, turn.shape[1]), np.float32)
@@ -165,7 +164,7 @@ def test_what_is_drawn_is_what_is_charged(
 ) -> None:
     """The journal has the scale of the noise and the distance of the party's own task."""
     party = toy_party(0)
-    journal = PartyJournal(tmp_path, fingerprint=data_fingerprint(party.x, party.y))
+    journal = journal_of(party, tmp_path)
     answer(kind, SENT[kind], replace(party, journal=journal), **given)
     ((event, count),) = journal.entries()[0].charges
 
@@ -291,7 +290,7 @@ def test_a_party_pays_before_it_looks(
         raise KeyboardInterrupt
 
     party = toy_party(0)
-    journal = PartyJournal(tmp_path, fingerprint=data_fingerprint(party.x, party.y))
+    journal = journal_of(party, tmp_path)
     monkeypatch.setattr({"cells": Cells, "components": Components}[kind], "of_records", killed)
     with pytest.raises(KeyboardInterrupt):
         answer(kind, SENT[kind], replace(party, journal=journal))

@@ -107,6 +107,8 @@ def test_frames_of_several_types_become_numbers() -> None:
     party = replace(PARTY, x=mixed, y=[0, 1])
 
     np.testing.assert_array_equal(party.x, [[1.5, 1.0], [2.5, 0.0]])
+    marks = replace(PARTY, x=pd.DataFrame([[True, False]]), y=[0])
+    assert marks.x.tolist() == [[1.0, 0.0]]
 
 
 @pytest.mark.parametrize(
@@ -187,11 +189,8 @@ def test_labels_that_are_not_in_the_list_are_counted_and_not_quoted(
 ) -> None:
     """If none is a class, the sentence shows the list; without one it says what to write."""
     options: dict[str, Any] = {"classes": ["a", "b"], "num_classes": 2, **NO_TEST}
-    assert replace(PARTY, x=PARTY.x[:3], y=["b", "secret", "?"], **options).y.tolist() == [
-        1,
-        0,
-        0,
-    ]
+    party = replace(PARTY, x=PARTY.x[:3], y=["b", "secret", "?"], **options)
+    assert party.y.tolist() == [1, 0, 0]
     assert "2 labels of y are no class" in caplog.text
     assert "secret" not in caplog.text
     with pytest.raises(InvalidData, match="among the classes a, b, got 2 others") as caught:
@@ -221,12 +220,6 @@ def test_a_frame_of_texts_names_its_columns(caplog: pytest.LogCaptureFixture) ->
     replace(PARTY, x=x, y=[0, 1])
     assert "2 values of x in the columns 'town' are no numbers" in caplog.text
     assert "Ulm" not in caplog.text
-
-
-def test_a_frame_of_truth_values_is_numbers() -> None:
-    party = replace(PARTY, x=pd.DataFrame([[True, False]]), y=[0])
-
-    assert party.x.tolist() == [[1.0, 0.0]]
 
 
 def test_a_misspelt_argument_suggests_the_right_one() -> None:
@@ -318,37 +311,26 @@ class Net(torch.nn.Linear):
     [
         (
             RandomForestClassifier,
-            "the class RandomForestClassifier",
+            "RandomForestClassifier",
             "SklearnLearner(RandomForestClassifier(...), num_classes=3)",
         ),
         (
             LogisticRegression(),
-            "an object of the class LogisticRegression",
+            "LogisticRegression",
             "SklearnLearner(LogisticRegression(...), num_classes=3)",
         ),
-        (
-            XGBClassifier(),
-            "an object of the class XGBClassifier",
-            "XGBoostLearner(num_classes=3)",
-        ),
-        (
-            Net(),
-            "an object of the class Net",
-            "TorchLearner(lambda: Net(...), num_classes=3)",
-        ),
-        (Net, "the class Net", "TorchLearner(lambda: Net(...), num_classes=3)"),
-        (
-            TorchLearner(Net, num_classes=3),
-            "an object of the class TorchLearner",
-            "TorchLearner(...)",
-        ),
-        (CentroidLearner(), "an object of the class CentroidLearner", "CentroidLearner(...)"),
-        (7, "an object of the class int", None),
+        (XGBClassifier(), "XGBClassifier", "XGBoostLearner(num_classes=3)"),
+        (Net(), "Net", "TorchLearner(lambda: Net(...), num_classes=3)"),
+        (Net, "Net", "TorchLearner(lambda: Net(...), num_classes=3)"),
+        (TorchLearner(Net, num_classes=3), "TorchLearner", "TorchLearner(...)"),
+        (CentroidLearner(), "CentroidLearner", "CentroidLearner(...)"),
+        (7, "int", None),
     ],
 )
 def test_a_model_in_place_of_a_factory_is_a_sentence(
     given: Any, got: str, write: str | None, place: str
 ) -> None:
+    got = f"{'the class' if isinstance(given, type) else 'an object of the class'} {got}"
     change = {place: {"other": given} if place == "catalogue" else given}
     name = "catalogue['other']" if place == "catalogue" else place
     rule = "a function without arguments that makes a new learner"
@@ -453,10 +435,9 @@ def test_a_server_of_other_classes_is_told_what_to_do() -> None:
     with pytest.raises(RunFailed) as caught:
         run_local(strategy, client_app(load_toy_party), num_nodes=4)
 
-    assert "num-classes must be 3, as this party has classes, labels or targets, got 4" in str(
-        caught.value
-    )
-    assert "Give server and parties the same class list" in str(caught.value)
+    sentence = str(caught.value)
+    assert "num-classes must be 3, as this party has classes, labels or targets" in sentence
+    assert "got 4. Give server and parties the same class list" in sentence
 
 
 def test_factories_of_every_kind_are_taken() -> None:

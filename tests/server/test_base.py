@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from clients.app import client_app
-from fl_strategies import REGISTRY, FedKT, FedKTOptions, Party, PartyState
+from fl_strategies import REGISTRY, FedKT, Party, PartyState
 from fl_strategies.errors import (
     InvalidParameter,
     KnowledgeMismatch,
@@ -21,12 +21,12 @@ from fl_strategies.errors import (
     UnsupportedLearner,
 )
 from fl_strategies.party.role import receive_model
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.server.strategy import KnowledgeStrategy
 from fl_strategies.strategies.codistill.options import join_models
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
 from simulations.runtime.local import InMemoryGrid, run_local
+from tests.kept import ChangingGrid, journal_of
 from tests.toys import (
     PUBLIC,
     TEST,
@@ -60,44 +60,29 @@ def test_the_server_waits_for_late_parties() -> None:
 
 
 def test_all_connected_parties_take_part_even_if_fewer_were_expected() -> None:
-    """`num_parties` is what to wait for, not how many to pick."""
-    strategy = toy_fedkt(num_parties=2)
+    """`num_parties` is what to wait for, not how many to pick, and settings of users travel."""
+    mine, grid = ConfigRecord({"mine": 7}), InMemoryGrid(APP, 4)
 
-    sent = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
+    sent = toy_fedkt(num_parties=2).ask_parties(1, ArrayRecord(), mine, grid)
 
+    assert type(sent) is list  # a generator works in simulation and fails in deployment
     assert [message.metadata.dst_node_id for message in sent] == [1000, 1001, 1002, 1003]
-
-
-def test_messages_are_a_list() -> None:
-    """A generator works in simulation and fails in deployment."""
-    strategy = toy_fedkt()
-
-    sent = strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
-
-    assert type(sent) is list
+    config = sent[0].content.config_records[keys.CONFIG]
+    assert (config["mine"], config[keys.STRATEGY]) == (7, "fedkt")
 
 
 def test_waiting_reminds_and_then_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("fl_strategies.server.replies._SECONDS_BETWEEN_REMINDERS", 0.1)
-    strategy = toy_fedkt(num_parties=5, max_wait=0.5)
+    strategy, start = toy_fedkt(num_parties=5, max_wait=0.5), time.monotonic()
 
     with caplog.at_level(logging.INFO, logger="flwr.fl_strategies"):
         strategy.ask_parties(1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4))
 
+    assert time.monotonic() - start < 5
     assert "FedKT waits for parties: 4 of 5 are connected." in caplog.text
     assert "FedKT continues with 4 of 5 parties" in caplog.text
-
-
-def test_waiting_ends_in_time() -> None:
-    start = time.monotonic()
-
-    toy_fedkt(num_parties=5, max_wait=0.4).ask_parties(
-        1, ArrayRecord(), ConfigRecord(), InMemoryGrid(APP, 4)
-    )
-
-    assert time.monotonic() - start < 5
 
 
 def test_a_model_is_asked_for_too_early() -> None:
@@ -126,15 +111,7 @@ class Choosy(FedKT):
 
 
 def choosy(**changes: Any) -> Choosy:
-    strategy = Choosy(
-        public=PUBLIC,
-        num_classes=3,
-        learner_fn=CentroidLearner,
-        learner_name="centroid",
-        num_parties=4,
-        options=FedKTOptions(num_teachers=2),
-        max_wait=0.0,
-    )
+    strategy = Choosy.from_settings(**common_options(), num_teachers=2)
     vars(strategy).update(changes)
     return strategy
 
@@ -185,15 +162,6 @@ class StayingLearner(CentroidLearner):
     to_arrays = None  # type: ignore[assignment]
 
 
-def test_a_model_that_cannot_travel_stays_on_the_server() -> None:
-    strategy = toy_fedkt(learner_fn=StayingLearner)
-
-    result = run_local(strategy, APP, 4)
-
-    assert strategy.model_.predict(TEST[0]).shape == (200,)
-    assert result.evaluate_metrics_clientapp == {}
-
-
 class RefusingLearner(CentroidLearner):
     """A learner whose models must not travel."""
 
@@ -234,10 +202,7 @@ def with_journals(folder: Path) -> ClientApp:
 
     def load(context: Context) -> Party:
         party = load_toy_party(context)
-        own = data_fingerprint(party.x, party.y)
-        return replace(
-            party, journal=PartyJournal(folder / str(party.partition_id), fingerprint=own)
-        )
+        return replace(party, journal=journal_of(party, folder / str(party.partition_id)))
 
     return client_app(load)
 
@@ -303,8 +268,7 @@ def test_everybody_has_the_model_of_a_sound_run() -> None:
 def test_a_model_to_learn_from_is_read_before_it_is_paid_for(tmp_path: Path, name: str) -> None:
     """A message that brings a model the party cannot read costs it nothing."""
     party = toy_party(0)
-    own = data_fingerprint(party.x, party.y)
-    party = replace(party, journal=PartyJournal(tmp_path, fingerprint=own))
+    party = replace(party, journal=journal_of(party, tmp_path))
     strategy: Any = REGISTRY[name].strategy
     config = strategy.from_settings(**common_options(2)).party_config()
     config |= {keys.STRATEGY: name, keys.SEED: 0, keys.SERVER_ROUND: 1}
@@ -337,17 +301,6 @@ def test_knowledge_for_a_node_is_nothing_by_default() -> None:
     assert KnowledgeStrategy.knowledge_for(toy_fedkt(), 1) is None
 
 
-def test_users_settings_reach_the_parties() -> None:
-    strategy = toy_fedkt()
-    grid = InMemoryGrid(APP, 4)
-
-    sent = strategy.ask_parties(1, ArrayRecord(), ConfigRecord({"mine": 7}), grid)
-
-    config = sent[0].content.config_records[keys.CONFIG]
-    assert config["mine"] == 7
-    assert config[keys.STRATEGY] == "fedkt"
-
-
 def test_a_reply_to_no_question_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     asked, other = toy_fedkt(), toy_fedkt()
     grid = InMemoryGrid(APP, 4)
@@ -372,26 +325,14 @@ class Keeping(FedKT):
 def test_whole_numbers_among_figures_end_no_run(told: int, read: float) -> None:
     """A party may report 1 where others report 0.9, or more than a float can hold."""
 
-    class Boastful(InMemoryGrid):
-        def send_and_receive(self, *args: Any, **options: Any) -> list[Message]:
-            replies = super().send_and_receive(*args, **options)
-            for reply in replies[1:2]:
-                metrics = reply.content[keys.METRICS]
-                assert isinstance(metrics, MetricRecord)
-                metrics[keys.ACCURACY] = told
-            return replies
+    def boast(replies: list[Message]) -> None:
+        for reply in replies[1:2]:
+            reply.content.metric_records[keys.METRICS][keys.ACCURACY] = told
 
-    strategy = Keeping(
-        public=PUBLIC,
-        num_classes=3,
-        learner_fn=CentroidLearner,
-        learner_name="centroid",
-        num_parties=4,
-        options=FedKTOptions(num_teachers=2),
-        max_wait=0.0,
-    )
+    strategy = Keeping.from_settings(**common_options(), num_teachers=2)
+    grid = ChangingGrid(APP, 4, boast)
 
-    result = strategy.start(Boastful(APP, 4), ArrayRecord(), num_rounds=1)
+    result = strategy.start(grid, ArrayRecord(), num_rounds=1)
 
     figures = result.evaluate_metrics_clientapp[1][f"{keys.ACCURACY}-by-party"]
     assert isinstance(figures, list)

@@ -12,7 +12,7 @@ from clients.app import client_app
 from fl_strategies.errors import InvalidParameter, RunFailed
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid, run_local
-from tests.kept import NUM_PARTIES, Killed, MortalGrid, build, start
+from tests.kept import NUM_PARTIES, ChangingGrid, Killed, MortalGrid, build, start
 from tests.toys import load_toy_party, load_with, toy_fedkt, without_records
 
 APP = client_app(load_toy_party)
@@ -103,15 +103,12 @@ def test_what_nobody_knows_is_not_told() -> None:
     """An accuracy that is NaN has no name, and an epsilon that promises nothing is infinite."""
     told: Told = []
 
-    class Silent(InMemoryGrid):
-        def send_and_receive(self, *args: Any, **options: Any) -> list[Message]:
-            replies = super().send_and_receive(*args, **options)
-            for reply in replies:
-                reply.content[keys.METRICS]["mood"] = math.nan  # type: ignore[index]
-            return replies
+    def add_unknown(replies: list[Message]) -> None:
+        for reply in replies:
+            reply.content.metric_records[keys.METRICS]["mood"] = math.nan
 
     strategy = toy_fedkt(on_round=lambda *round_: told.append(round_))
-    result = strategy.start(Silent(APP, 4), ArrayRecord(), num_rounds=1)
+    result = strategy.start(ChangingGrid(APP, 4, add_unknown), ArrayRecord(), num_rounds=1)
 
     assert math.isnan(result.train_metrics_clientapp[1]["mood"])  # type: ignore[arg-type]
     assert "train/mood" not in told[0][1]

@@ -12,8 +12,8 @@ from clients.app import client_app
 from fl_strategies import KnowledgeStrategy, write_epsilon_csv
 from fl_strategies.errors import RunFailed
 from fl_strategies.wire import keys
-from simulations.runtime.local import InMemoryGrid, run_local
-from tests.kept import NUM_PARTIES, Killed, MortalGrid, build, start
+from simulations.runtime.local import run_local
+from tests.kept import NUM_PARTIES, ChangingGrid, Killed, MortalGrid, build, start
 from tests.toys import load_toy_party, toy_fedkt
 
 APP = client_app(load_toy_party)
@@ -93,16 +93,13 @@ def test_a_trusted_server_promises_what_parties_cannot(tmp_path: Path) -> None:
 
 def test_a_party_that_tells_nothing_counts_as_unprotected(tmp_path: Path) -> None:
 
-    class Secretive(InMemoryGrid):
-        def send_and_receive(self, *args: Any, **options: Any) -> list[Message]:
-            replies = super().send_and_receive(*args, **options)
-            for reply in replies[:1]:
-                for name in (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE):
-                    reply.content[keys.METRICS].pop(name, None)  # type: ignore[union-attr]
-            return replies
+    def conceal(replies: list[Message]) -> None:
+        for reply in replies[:1]:
+            for name in (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE):
+                reply.content.metric_records[keys.METRICS].pop(name, None)
 
     strategy = local_noise()
-    strategy.start(Secretive(APP, 4), ArrayRecord(), num_rounds=1)
+    strategy.start(ChangingGrid(APP, 4, conceal), ArrayRecord(), num_rounds=1)
 
     told = {
         line["party"]: (line["epsilon-unbounded"], line["delta"])
@@ -116,13 +113,12 @@ def test_a_party_that_tells_nothing_counts_as_unprotected(tmp_path: Path) -> Non
 
 def test_a_failed_run_shows_what_was_spent_all_the_same(tmp_path: Path) -> None:
 
-    class Losing(InMemoryGrid):
-        def send_and_receive(self, *args: Any, **options: Any) -> list[Message]:
-            return super().send_and_receive(*args, **options)[:1]
+    def lose(replies: list[Message]) -> None:
+        del replies[1:]
 
     strategy = local_noise()
     with pytest.raises(RunFailed):
-        strategy.start(Losing(APP, 4), ArrayRecord(), num_rounds=1)
+        strategy.start(ChangingGrid(APP, 4, lose), ArrayRecord(), num_rounds=1)
 
     lines = lines_of(strategy, tmp_path)
     assert [line["party"] for line in lines] == ["0", "0"]

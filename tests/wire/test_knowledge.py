@@ -103,13 +103,8 @@ def test_hostile_headers_are_refused(header: str) -> None:
 
 def test_numpy_itself_would_allocate_what_a_header_promises() -> None:
     """Why the header is read here: numpy.load trusts it, and fails only for want of memory."""
-    stream = io.BytesIO(
-        npy(
-            "{'descr': '<f8', 'fortran_order': False, 'shape': (2**55,), }".replace(
-                "2**55", str(2**55)
-            )
-        ).data
-    )
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**55},), }}"
+    stream = io.BytesIO(npy(header).data)
 
     with pytest.raises((MemoryError, ValueError)):
         np.load(stream, allow_pickle=False)
@@ -194,19 +189,16 @@ def test_a_party_checks_the_servers_numbers(value: object) -> None:
     assert config_int(ConfigRecord({"n": 10}), "n", minimum=1, maximum=10) == 10
 
 
-def test_a_range_of_one_number_is_that_number() -> None:
-    config = ConfigRecord({"n": 4})
+def test_a_party_checks_ranges_and_choices() -> None:
+    config = ConfigRecord({"n": 4, "x": "b"})
 
     with pytest.raises(KnowledgeMismatch, match=r"n must be 3, got 4\."):
         config_int(config, "n", minimum=3, maximum=3)
     with pytest.raises(KnowledgeMismatch, match=r"n must be 3\.0, got 4\."):
         config_float(config, "n", minimum=3.0, maximum=3.0)
-
-
-def test_a_party_checks_the_servers_choices() -> None:
-    with pytest.raises(KnowledgeMismatch, match="x must be one of a, b, got 'c'"):
-        config_choice(ConfigRecord({"x": "c"}), "x", ["a", "b"])
-    assert config_choice(ConfigRecord({"x": "b"}), "x", ["a", "b"]) == "b"
+    with pytest.raises(KnowledgeMismatch, match="x must be one of a, c, got 'b'"):
+        config_choice(config, "x", ["a", "c"])
+    assert config_choice(config, "x", ["a", "b"]) == "b"
 
 
 @pytest.mark.parametrize(
@@ -228,10 +220,6 @@ def test_labels_survive_packing(data: st.DataObject, num_classes: int, num_rows:
 
     assert packed.size == packed_size(2 * num_rows, num_classes)
     np.testing.assert_array_equal(unpack_labels(packed, labels.shape, num_classes), labels)
-
-
-def test_adult_votes_take_one_bit_each() -> None:
-    assert pack_labels(np.ones(4070, dtype=int), 2).nbytes == 509
 
 
 @pytest.mark.parametrize(
@@ -324,16 +312,6 @@ def test_the_wire_takes_the_bits_it_should(num_levels: int, bits: int) -> None:
     assert packed.dtype == np.uint8
     assert packed.size == math.ceil(70 * bits / 8)
     assert (received == quantizer.encode(values)).all()
-
-
-def test_more_levels_are_nearer() -> None:
-    values = values_within(4.0, 1000)
-    errors = [
-        np.abs(q.decode(q.encode(values)) - values).mean()
-        for q in (Quantizer(num_levels=n, bound=4.0) for n in (20, 200))
-    ]
-
-    assert 8 < errors[0] / errors[1] < 12
 
 
 @pytest.mark.parametrize(
