@@ -86,10 +86,7 @@ def test_the_right_targets_pass() -> None:
 
 @pytest.mark.parametrize(
     ("task", "num_classes", "rule"),
-    [
-        ("ranking", 3, "task must be one of"),
-        ("single-label", 1, "at least 2, got 1"),
-    ],
+    [("ranking", 3, "task must be one of"), ("single-label", 1, "at least 2, got 1")],
 )
 def test_unknown_tasks_are_named(task: str, num_classes: int, rule: str) -> None:
     with pytest.raises(InvalidParameter, match=rule):

@@ -24,12 +24,7 @@ from fl_strategies.errors import (
     require,
     require_known,
 )
-from fl_strategies.learners import (
-    Learner,
-    LearnerFactory,
-    Task,
-    require_portable,
-)
+from fl_strategies.learners import Learner, LearnerFactory, Task, require_portable
 from fl_strategies.wire.knowledge import join_arrays, part_arrays
 
 SIGNS: Final = "signs"

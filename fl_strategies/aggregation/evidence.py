@@ -151,9 +151,7 @@ def class_weights(counts: Sequence[FloatArray | None], num_classes: int) -> Floa
     return weights
 
 
-def capped_claims(
-    counts: Sequence[FloatArray | None],
-) -> tuple[list[FloatArray | None], int]:
+def capped_claims(counts: Sequence[FloatArray | None]) -> tuple[list[FloatArray | None], int]:
     """Return capped class counts, and the number of parties whose counts were capped."""
     stated = [own for own in counts if own is not None]
     if len(stated) < len(counts):

@@ -306,11 +306,7 @@ class PartyRole(ABC):
         """Learn from private data and return what may leave the party."""
 
     def evaluate(
-        self,
-        party: Party,
-        received: Knowledge,
-        config: ConfigRecord,
-        state: PartyState,
+        self, party: Party, received: Knowledge, config: ConfigRecord, state: PartyState
     ) -> tuple[Learner, Metrics]:
         """Take the final model and measure it on the party's held-out rows, if it has any."""
         model = receive_model(party, received)

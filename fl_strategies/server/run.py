@@ -50,9 +50,7 @@ from fl_strategies.errors import (
     MissingExtra,
     require,
 )
-from fl_strategies.privacy.events import (
-    event_to_json,
-)
+from fl_strategies.privacy.events import event_to_json
 from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.server.replies import (
     GridAround,

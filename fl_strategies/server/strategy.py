@@ -905,10 +905,7 @@ class KnowledgeStrategy(Strategy, Generic[T]):
     # Messages.
 
     def _messages(
-        self,
-        kind: str,
-        content: Mapping[int, Knowledge | None],
-        config: Mapping[str, object],
+        self, kind: str, content: Mapping[int, Knowledge | None], config: Mapping[str, object]
     ) -> list[Message]:
         """Return a message a node, with the settings of this round."""
         settings = {

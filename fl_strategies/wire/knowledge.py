@@ -29,13 +29,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fl_strategies._util import Array, FloatArray, IntArray
-from fl_strategies.errors import (
-    InvalidData,
-    KnowledgeMismatch,
-    between,
-    require,
-    require_known,
-)
+from fl_strategies.errors import InvalidData, KnowledgeMismatch, between, require, require_known
 from fl_strategies.wire import keys
 
 Scalar: TypeAlias = str | int | float | bool

@@ -43,11 +43,7 @@ from fl_strategies.aggregation.evidence import (
     vote_evidence,
     weighted_mean,
 )
-from fl_strategies.aggregation.pool import (
-    EvidenceConsensus,
-    EvidencePool,
-    read_class_share,
-)
+from fl_strategies.aggregation.pool import EvidenceConsensus, EvidencePool, read_class_share
 from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
 from fl_strategies.privacy.noise import ScorePrivacy
 from fl_strategies.wire.knowledge import PlainScores, Quantizer

@@ -12,13 +12,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from clients.app import client_app
-from fl_strategies import (
-    FedAvg,
-    FedKTParty,
-    Knowledge,
-    KnowledgeStrategy,
-    Party,
-)
+from fl_strategies import FedAvg, FedKTParty, Knowledge, KnowledgeStrategy, Party
 from fl_strategies.errors import RunFailed
 from fl_strategies.party.role import PartyState, ledger_of, ledger_to_text
 from fl_strategies.privacy.accountant import Entry

@@ -12,30 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MessageType,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from torch import nn
 
 import clients.app
 from clients.app import FAILED, NO_BUDGET, client_app
 from clients.networks.learner import TorchLearner
 from clients.networks.private import DPTorchLearner
-from fl_strategies import (
-    FENS,
-    REGISTRY,
-    FedHistogram,
-    FedKD,
-    FedKT,
-    FedMD,
-    FedRegression,
-)
+from fl_strategies import FENS, REGISTRY, FedHistogram, FedKD, FedKT, FedMD, FedRegression
 from fl_strategies.errors import KnowledgeMismatch
 from fl_strategies.learners import LearnerFactory
 from fl_strategies.party import role

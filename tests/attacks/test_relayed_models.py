@@ -25,12 +25,7 @@ from fl_strategies.strategies.codistill import (
     Codistillation,
     CodistillParty,
 )
-from fl_strategies.strategies.codistill.options import (
-    MODEL,
-    MODELS,
-    NUM_MODELS,
-    part_models,
-)
+from fl_strategies.strategies.codistill.options import MODEL, MODELS, NUM_MODELS, part_models
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import encode_arrays
 from simulations.runtime.local import InMemoryGrid

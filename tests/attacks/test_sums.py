@@ -424,10 +424,7 @@ def test_rounding_can_lengthen_features_almost_as_much_as_is_charged() -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(
-    st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=200),
-    st.integers(1, 4000),
-)
+@given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=200), st.integers(1, 4000))
 def test_directions_are_never_too_long(values: list[int], repeats: int) -> None:
     """As whole numbers; of any sums, also of many equal ones."""
     found = direction(np.tile(np.array(values), repeats))

@@ -242,7 +242,7 @@ PARTY_WAYS: Mapping[str, Way] = {
         lambda x, y: through_party(inferred(x), inferred(y)), shapes=([1.0], 5.0, [])
     ),
     "array by inference without public rows": Way(
-        lambda x, y: through_party(inferred(x), y, public=None),
+        lambda x, y: through_party(inferred(x), y, public=None)
     ),
     "masked array": Way(lambda x, y: through_party(_masked(x), y), cells=FLOATS),
     "sparse array": Way(

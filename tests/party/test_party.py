@@ -10,13 +10,7 @@ from fl_strategies import REGISTRY, Knowledge, PartyState
 from fl_strategies._compat import records_from_bytes, records_to_bytes
 from fl_strategies._util import content_hash
 from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
-from fl_strategies.party.role import (
-    ArrayField,
-    ArraysField,
-    Field,
-    KnowledgeField,
-    ScalarField,
-)
+from fl_strategies.party.role import ArrayField, ArraysField, Field, KnowledgeField, ScalarField
 from fl_strategies.privacy.events import LaplaceEvent
 from fl_strategies.wire.knowledge import decode_arrays
 from simulations.runtime.local import InMemoryGrid

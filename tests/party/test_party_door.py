@@ -26,12 +26,7 @@ from clients.networks.learner import TorchLearner
 from clients.tabular.kernel import RidgeLearner
 from clients.tabular.sklearn import SklearnLearner
 from fl_strategies import REGISTRY, AvgKD, Party
-from fl_strategies.errors import (
-    InvalidData,
-    InvalidParameter,
-    KnowledgeMismatch,
-    RunFailed,
-)
+from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.party.party import public_bound
 from fl_strategies.party.role import public_model, receive_model
 from fl_strategies.wire import keys

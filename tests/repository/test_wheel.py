@@ -25,12 +25,7 @@ def run(*command: str | Path, folder: Path) -> str:
     hidden = ("PYTHONPATH", "VIRTUAL_ENV")
     rest = {name: value for name, value in os.environ.items() if name not in hidden}
     done = subprocess.run(
-        [*map(str, command)],
-        cwd=folder,
-        env=rest,
-        capture_output=True,
-        text=True,
-        check=False,
+        [*map(str, command)], cwd=folder, env=rest, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -12,12 +12,7 @@ from flwr.clientapp import ClientApp
 
 from clients import client_app
 from clients.app import MAX_RUNS
-from fl_strategies import (
-    REGISTRY,
-    FedKT,
-    KnowledgeStrategy,
-    Party,
-)
+from fl_strategies import REGISTRY, FedKT, KnowledgeStrategy, Party
 from fl_strategies.errors import (
     CheckpointUnavailable,
     InvalidData,
@@ -30,16 +25,7 @@ from fl_strategies.privacy.events import event_from_json
 from fl_strategies.server.run import Checkpoint, dump_state, load_state
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
-from tests.kept import (
-    NUM_PARTIES,
-    Killed,
-    MortalGrid,
-    bits,
-    build,
-    figures,
-    journal_app,
-    start,
-)
+from tests.kept import NUM_PARTIES, Killed, MortalGrid, bits, build, figures, journal_app, start
 from tests.toys import CentroidLearner, common_options, load_toy_party, load_with
 
 
@@ -427,11 +413,7 @@ PUBLIC = common_options(NUM_PARTIES)["public"]
         (
             "fedkd",
             {"weights": "uniform"},
-            [
-                {"consensus": "median"},
-                {"consensus": "trimmed-mean"},
-                {"trim_fraction": 0.3},
-            ],
+            [{"consensus": "median"}, {"consensus": "trimmed-mean"}, {"trim_fraction": 0.3}],
         ),
         (
             "fedmd",

@@ -237,11 +237,7 @@ def test_rows_that_are_no_numbers_are_a_sentence(name: str) -> None:
             "the class RandomForestClassifier",
             "SklearnLearner(RandomForestClassifier(...), num_classes=3)",
         ),
-        (
-            CentroidLearner(),
-            "an object of the class CentroidLearner",
-            "CentroidLearner(...)",
-        ),
+        (CentroidLearner(), "an object of the class CentroidLearner", "CentroidLearner(...)"),
         (
             lambda: RandomForestClassifier(),
             "one that makes objects of the class RandomForestClassifier",

@@ -28,14 +28,8 @@ SHARE_AT_ANY_MOMENT = 0.3
 LOUD = {"seeded_noise": True, "accept_noise": True}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in sorted(REGISTRY)},
-    "fedkt-l1": (
-        "fedkt",
-        {"privacy_level": "L1", "gamma": 0.3, **LOUD},
-    ),
-    "fedkt-l2": (
-        "fedkt",
-        {"privacy_level": "L2", "gamma": 0.5, **LOUD},
-    ),
+    "fedkt-l1": ("fedkt", {"privacy_level": "L1", "gamma": 0.3, **LOUD}),
+    "fedkt-l2": ("fedkt", {"privacy_level": "L2", "gamma": 0.5, **LOUD}),
     "fedmd-nfdp": ("fedmd", {"release": "nfdp", "num_samples": 10, "seeded_noise": True}),
     "fedmd-ldp": (
         "fedmd",
