@@ -427,10 +427,13 @@ def test_rounding_can_lengthen_features_almost_as_much_as_is_charged() -> None:
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=200), st.integers(1, 4000))
 def test_directions_are_never_too_long(values: list[int], repeats: int) -> None:
     """As whole numbers; of any sums, also of many equal ones."""
-    found = direction(np.tile(np.array(values), repeats))
+    sums = np.tile(np.array(values), repeats)
+    found = direction(sums)
 
     assert sum(v * v for v in found.tolist()) <= DIRECTION**2
     assert is_direction(found)
+    assert (np.sign(found) * np.sign(sums) >= 0).all()
+    assert not sums.any() or np.linalg.norm(found) > 0.99 * DIRECTION - math.sqrt(len(sums))
 
 
 @settings(deadline=None, max_examples=100)

@@ -31,7 +31,6 @@ from simulations.runtime.local import run_local
 from tests.toys import (
     DESCENT,
     PUBLIC,
-    TEST,
     CentroidLearner,
     Change,
     WatchedGrid,
@@ -105,20 +104,6 @@ def test_a_mean_that_is_no_model_is_refused(arrays: dict[str, Array], sentence: 
         as_layout(arrays, {"w": np.zeros(2)})
 
 
-def test_the_model_is_the_mean_of_what_was_sent() -> None:
-    """By the numbers of records, as the messages have it."""
-    factory = network()
-    strategy = toy_fedavg(learner_fn=factory)
-    grid = run(strategy, load_network_party(factory))
-
-    ((_, replies),) = grid.wire
-    sent = [arrays_in(reply) for reply in replies]
-    for name, mean in weights_of(strategy).items():
-        expected = np.average([arrays[name] for arrays in sent], axis=0, weights=SIZES)
-        np.testing.assert_allclose(mean, expected, rtol=1e-6)
-        assert not np.array_equal(sent[0][name], sent[1][name])
-
-
 def test_one_whole_batch_a_round_is_descent_on_the_pooled_records() -> None:
     """The paper's FedSGD: means of gradients are the gradient of all records together."""
     factory = network()
@@ -135,50 +120,6 @@ def test_one_whole_batch_a_round_is_descent_on_the_pooled_records() -> None:
 
     for name, expected in pooled.to_arrays().items():
         np.testing.assert_allclose(weights_of(strategy)[name], expected, atol=1e-6)
-
-
-def test_all_parties_start_from_equal_weights() -> None:
-    """With hardly a step their first weights are the same; another seed gives others."""
-    factory = network(learning_rate=1e-12)
-    first, other = toy_fedavg(learner_fn=factory), toy_fedavg(learner_fn=factory, seed=1)
-    grid = run(first, load_network_party(factory))
-    run(other, load_network_party(factory))
-
-    ((_, replies),) = grid.wire
-    for name, mean in weights_of(first).items():
-        for reply in replies:
-            np.testing.assert_allclose(arrays_in(reply)[name], mean, atol=1e-8)
-        assert not np.allclose(weights_of(other)[name], mean, atol=1e-3)
-
-
-def test_rounds_go_on_from_the_mean() -> None:
-    """What parties get in round 2 is the mean of round 1; a second start continues."""
-    factory = network()
-    once, twice = toy_fedavg(learner_fn=factory), toy_fedavg(learner_fn=factory)
-    load = load_network_party(factory)
-    grid = run(once, load, num_rounds=2)
-    run(twice, load)
-    middle = weights_of(twice)
-    run(twice, load)
-
-    requests, _ = grid.wire[1]
-    for name, mean in middle.items():
-        for request in requests:
-            np.testing.assert_array_equal(arrays_in(request)[name], mean)
-        np.testing.assert_array_equal(weights_of(once)[name], weights_of(twice)[name])
-        assert not np.array_equal(weights_of(once)[name], mean)
-
-
-def test_more_local_epochs_move_further() -> None:
-    """The paper's E: five passes a round are not one."""
-    factory = network()
-    moved = []
-    for epochs in (1, 5):
-        strategy = toy_fedavg(learner_fn=factory, local_epochs=epochs)
-        run(strategy, load_network_party(factory), num_rounds=3)
-        moved.append(float((strategy.model_.predict(TEST[0]) == TEST[1]).mean()))
-
-    assert moved[1] > moved[0] + 0.1
 
 
 def test_buffers_are_averaged_too() -> None:
@@ -378,20 +319,6 @@ def test_strangers_events_do_not_keep_the_accountant_busy() -> None:
     assert ledger.num_releases == 3 * 6
     assert "reported more events" in ledger.statement()
     assert reported_epsilon({keys.EPSILON_EXAMPLE: 0.1}, ledger) == math.inf
-
-
-def test_a_model_from_the_server_is_checked_by_the_party() -> None:
-    """A server that sends other weights gets a sentence, not a crash."""
-    strategy = toy_fedavg(evaluate=False)
-    run(strategy)
-    strategy.state.delivery = replace(
-        strategy.state.delivery, arrays={"centroids": np.ones((9, 9))}
-    )  # type: ignore[type-var]
-
-    run(strategy)
-
-    reasons = list(strategy.rejected_.values())
-    assert reasons == ["CentroidLearner: centroids must be (3, 2), got others."] * 3
 
 
 # Privacy.

@@ -31,7 +31,6 @@ from tests.toys import (
     PUBLIC,
     TEST,
     WatchedGrid,
-    accuracy,
     common_options,
     load_toy_party,
     load_with,
@@ -159,14 +158,6 @@ def test_one_record_moves_a_histogram_by_what_is_accounted(seed: int, task: Task
     assert np.linalg.norm(moved) <= CLAIMED[task] + 1e-12
 
 
-def test_the_bound_is_met() -> None:
-    """Some replacement moves as far as is accounted, so that the test above can fail."""
-    first = count_records(np.array([0]), np.array([1]), (5, 4), "single-label")
-    other = count_records(np.array([3]), np.array([2]), (5, 4), "single-label")
-
-    assert np.linalg.norm(first - other) == math.sqrt(2)
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_one_record_moves_each_division_alike(task: Task) -> None:
     """It is once in each: replacing it moves the counts by the root of their number more."""
@@ -245,20 +236,6 @@ def test_shares_of_labels_are_of_those_who_have_them() -> None:
 
 
 # Runs.
-
-
-def test_a_private_run_is_useful_and_paid_for() -> None:
-    """The model is good, the ledger has one release, and the statement names its price."""
-    strategy = histogram(**PRIVATE)
-
-    result = run_local(strategy, APP, NUM_PARTIES)
-
-    assert accuracy(strategy.model_.predict(TEST[0])) > 0.7
-    assert 2.99 < strategy.ledger_.get_epsilon() <= 3.0
-    assert result.train_metrics_clientapp[1][keys.EPSILON_EXAMPLE] == pytest.approx(
-        strategy.ledger_.get_epsilon()
-    )
-    assert "1 x vector (gaussian noise" in strategy.ledger_.statement()
 
 
 def test_a_trusted_server_adds_noise_once() -> None:

@@ -315,11 +315,23 @@ def spoiled(name: str, array: Array) -> Change:
     return with_arrays(lambda arrays: {**arrays, name: array})
 
 
-BAD: dict[str, Change] = {
-    "renamed": with_arrays(lambda arrays: {f"my.{name}": a for name, a in arrays.items()}),
-    "not finite": spoiled("0.weight", np.full((8, 2), np.nan, np.float32)),
-    "other shape": spoiled("0.weight", np.zeros((8, 3), np.float32)),
-    "no count": no_count,
+COUNTER = "1.num_batches_tracked"
+BAD: dict[str, tuple[Change, str]] = {
+    "renamed": (
+        with_arrays(lambda arrays: {f"my.{name}": a for name, a in arrays.items()}),
+        "array '0.weight' must be given, got none",
+    ),
+    "not finite": (
+        spoiled("0.weight", np.full((8, 2), np.nan, np.float32)),
+        "'0.weight' must be finite",
+    ),
+    "other shape": (spoiled("0.weight", np.zeros((8, 3), np.float32)), "of shape (8, 2)"),
+    # The mean of the largest whole numbers is none.
+    "overflow": (
+        spoiled(COUNTER, np.array(np.iinfo(np.int64).max)),
+        f"array '{COUNTER}' must be finite and at most 9.0072e+15",
+    ),
+    "no count": (no_count, "num-examples must be"),
 }
 
 
@@ -327,11 +339,12 @@ BAD: dict[str, Change] = {
 @pytest.mark.parametrize("name", ["FedAvg", "FedMedian", "FedTrimmedAvg", "Krum", "FedAvgM"])
 def test_one_bad_reply_never_reaches_flowers_class(name: str, change: str) -> None:
     """Flower's own would raise, or average NaN; here three of four make the model."""
-    strategy = adapted(OWN[name]())
+    strategy, (changed, sentence) = adapted(OWN[name]()), BAD[change]
 
-    result = attacked(strategy, BAD[change])
+    attacked(strategy, changed)
 
-    assert result.train_metrics_clientapp[1][keys.NUM_REJECTED] == 1
+    (reason,) = strategy.rejected_.values()
+    assert sentence in reason
     assert all(np.isfinite(array).all() for array in weights_of(strategy).values())
 
 
@@ -364,28 +377,30 @@ def test_a_resumed_run_has_its_momenta_back(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(weights_of(resumed)[key], array)
 
 
-def test_what_a_checkpoint_cannot_hold_is_refused(tmp_path: Path) -> None:
-    """Flower's privacy accountant has a state of its own."""
+class Odd(flower.FedAvg):
+    """Has a state that no checkpoint can hold, as Flower's privacy accountant does."""
 
-    class Odd(flower.FedAvg):
-        def __init__(self) -> None:
-            super().__init__()
-            self.memory = {1: object()}
-
-    with pytest.raises(InvalidParameter, match=r"a checkpoint cannot hold 0\.memory of Odd"):
-        adapted(Odd(), checkpoint_dir=tmp_path)
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = {1: object()}
 
 
-def test_clipping_at_the_parties_is_not_believed() -> None:
-    """Nobody would notice that a party has no mod."""
-    with pytest.raises(InvalidParameter, match="flower must be one that clips at the server"):
-        adapted(OWN["client-side DP"]())
-
-
-def test_sampling_belongs_to_the_adapter() -> None:
-    """Flower's draws from a generator that a resumed run cannot repeat."""
-    with pytest.raises(InvalidParameter, match="fraction_train must be given to this strategy"):
-        adapted(flower.FedAvg(fraction_train=0.5))
+@pytest.mark.parametrize(
+    ("inner", "sentence"),
+    [
+        (Odd, r"a checkpoint cannot hold 0\.memory of Odd"),
+        # Nobody would notice that a party has no mod.
+        (OWN["client-side DP"], "flower must be one that clips at the server"),
+        # Flower's sampling draws from a generator that a resumed run cannot repeat.
+        (lambda: flower.FedAvg(fraction_train=0.5), "fraction_train must be given to this"),
+    ],
+)
+def test_what_cannot_keep_its_promise_is_refused(
+    inner: Callable[[], Strategy], sentence: str, tmp_path: Path
+) -> None:
+    """When the strategy is built."""
+    with pytest.raises(InvalidParameter, match=sentence):
+        adapted(inner(), checkpoint_dir=tmp_path)
 
 
 def test_flowers_class_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,23 +412,31 @@ def test_flowers_class_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -
         start(adapted(inner), client_app(load))
 
 
-def test_a_class_that_makes_no_model_fails_the_run() -> None:
-    """Bulyan needs seven replies for one liar; four came."""
-    strategy = adapted(flower.Bulyan(num_malicious_nodes=1))
+class Broken(flower.FedAvg):
+    """Raises."""
 
-    with pytest.raises(RunFailed, match="Bulyan made no model of the weights: it needs more"):
+    def aggregate_train(self, *_: Any) -> Any:
+        raise ZeroDivisionError("deliberate")
+
+
+@pytest.mark.parametrize(
+    ("inner", "reason"),
+    [
+        # It needs seven replies for one liar; four came.
+        (lambda: flower.Bulyan(num_malicious_nodes=1), "Bulyan made no model .*it needs more"),
+        (Broken, "Broken made no model of the weights: deliberate"),
+    ],
+)
+def test_a_class_that_makes_no_model_fails_the_run(
+    inner: Callable[[], Strategy], reason: str
+) -> None:
+    """Its error becomes the reason, and what has left the parties is charged."""
+    strategy = adapted(inner())
+
+    with pytest.raises(RunFailed, match=reason):
         start(strategy, client_app(load))
 
     assert "release without protection" in strategy.ledger_.statement()
-
-
-def test_counters_that_overflow_are_one_partys_fault() -> None:
-    """The mean of the largest whole numbers is none, which must not fail the round."""
-    strategy, huge = adapted(OWN["FedAvg"]()), np.array(np.iinfo(np.int64).max)
-    attacked(strategy, spoiled("1.num_batches_tracked", huge))
-
-    (reason,) = strategy.rejected_.values()
-    assert "array '1.num_batches_tracked' must be finite and at most 9.0072e+15" in reason
 
 
 def test_a_resumed_run_must_have_the_same_flower_class(tmp_path: Path) -> None:
@@ -427,17 +450,6 @@ def test_a_resumed_run_must_have_the_same_flower_class(tmp_path: Path) -> None:
             strategy.start(grid, first_weights(), num_rounds=2)
 
     assert "the settings must be those that the run" in str(caught.value)
-
-
-def test_a_class_that_raises_ends_no_process() -> None:
-    """The error becomes the reason of the run."""
-
-    class Broken(flower.FedAvg):
-        def aggregate_train(self, *_: Any) -> Any:
-            raise ZeroDivisionError("deliberate")
-
-    with pytest.raises(RunFailed, match="Broken made no model of the weights: deliberate"):
-        start(adapted(Broken()), client_app(load))
 
 
 # Warm starts.
@@ -494,27 +506,23 @@ def test_a_warm_start_is_refused_where_it_means_nothing(name: str) -> None:
 # Sampling with Flower's names.
 
 
-def test_a_round_asks_a_share_of_the_parties() -> None:
-    """Half of four, others in each round, the same ones for the same seed."""
-    asked = []
-    for _ in range(2):
-        strategy = adapted(fraction_train=0.5, min_parties=1)
-        grid = WatchedGrid(client_app(load), NUM_PARTIES)
-        strategy.start(grid, first_weights(), num_rounds=4)
-        asked.append(grid.asked)
-
-    assert asked[0] == asked[1]
-    assert all(len(nodes) == 2 for nodes in asked[0])
-    assert len({tuple(nodes) for nodes in asked[0]}) > 1
-
-
-def test_fewest_nodes_are_asked_whatever_the_share() -> None:
-    """Flower's `min_train_nodes`."""
-    strategy = adapted(fraction_train=0.1, min_train_nodes=3)
+def asked(**sampling: Any) -> list[list[int]]:
+    """Return whom four rounds ask."""
     grid = WatchedGrid(client_app(load), NUM_PARTIES)
-    strategy.start(grid, first_weights(), num_rounds=1)
+    strategy = adapted(min_parties=1, **sampling)
+    strategy.start(grid, first_weights(), num_rounds=4)
+    return grid.asked
 
-    assert [len(nodes) for nodes in grid.asked] == [3]
+
+def test_a_round_asks_a_share_of_the_parties() -> None:
+    """Half of four, others in each round, the same ones for the same seed; never too few."""
+    half = asked(fraction_train=0.5)
+
+    assert half == asked(fraction_train=0.5)
+    assert {len(numbers) for numbers in half} == {2}
+    assert len({tuple(numbers) for numbers in half}) > 1
+    few = asked(fraction_train=0.1, min_train_nodes=3)
+    assert {len(numbers) for numbers in few} == {3}
 
 
 @pytest.mark.parametrize(

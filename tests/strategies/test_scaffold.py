@@ -12,7 +12,6 @@ from scipy.special import softmax
 
 from clients.app import client_app
 from fl_strategies import FedAvg, FlowerStrategy, Party, Scaffold
-from fl_strategies._compat import records_from_bytes
 from fl_strategies._util import Array, FloatArray, derive_rng
 from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.learners import LearnerFactory, StartingLearner
@@ -132,42 +131,6 @@ def test_without_control_variates_it_is_fedavg_to_the_bit() -> None:
 
     for name, array in weights_of(theirs).items():
         np.testing.assert_array_equal(weights_of(ours)[name], array)
-
-
-def test_it_ends_where_the_pooled_records_do() -> None:
-    """Parties that lack a class each: FedAvg's fixed point is beside the common optimum."""
-    plain = logistic(**DESCENT, learning_rate=RATE, weight_decay=0.1)
-    factory = logistic(weight_decay=0.1)
-    options = {**common_options(NUM_PARTIES), "learner_fn": plain, "restrain": False}
-    ours = scaffold(factory, local_epochs=10, evaluate=False)
-    theirs = FedAvg.from_settings(**options, local_epochs=10, evaluate=False)
-    run(ours, load(factory), num_rounds=12)
-    run(theirs, load(plain), num_rounds=12)
-    parties = [lacking(number) for number in range(NUM_PARTIES)]
-    x, y = (np.concatenate([getattr(party, part) for party in parties]) for part in "xy")
-    pooled = plain().fit(x, y, rng=np.random.default_rng(0))
-    assert isinstance(pooled, StartingLearner)
-    pooled.partial_fit(x, y, rng=np.random.default_rng(0), epochs=300)
-
-    best = joined(pooled.to_arrays())
-    ours_away, theirs_away = (
-        np.abs(joined(weights_of(strategy)) - best).max() for strategy in (ours, theirs)
-    )
-    assert ours_away < 0.01 < 0.05 < theirs_away
-
-
-def test_a_party_keeps_its_control_variate() -> None:
-    """And the server's is the mean of them while all take part."""
-    factory = logistic()
-    strategy = scaffold(factory)
-    grid = run(strategy, load(factory), num_rounds=3)
-
-    states = [records_from_bytes(node.state) for node in grid._nodes.values()]
-    kept = [ScaffoldPartyState(records).control for records in states]
-    for name, control in strategy.state.control.items():
-        own = [arrays[name] for arrays in kept if arrays is not None]
-        np.testing.assert_allclose(np.mean(own, axis=0), control, atol=1e-6)
-        assert not np.allclose(own[0], own[1], atol=1e-3)
 
 
 @pytest.mark.parametrize(
