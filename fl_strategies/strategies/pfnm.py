@@ -21,14 +21,13 @@ import scipy
 from flwr.app import ArrayRecord, ConfigRecord
 
 from fl_strategies.extend import (
-    Array,
     CountedParty,
     CountedStrategy,
     CountedWeights,
     FloatArray,
     IntArray,
-    InvalidParameter,
     Knowledge,
+    KnowledgeStrategy,
     Learner,
     Metrics,
     Party,
@@ -121,12 +120,11 @@ def _mean_outputs(networks: Sequence[Network], counts: FloatArray, prior: Prior)
     """Return the likeliest last layer of networks that are matched already."""
     shares = counts / np.maximum(counts.sum(axis=0), 1) / prior.sigma
     total = 1 / prior.sigma0 + shares.sum(axis=0)
-    bias = sum(own * network[-1][1] for own, network in zip(shares, networks, strict=True))
+    outputs = [network[-1] for network in networks]
+    bias = sum(own * b for own, (_, b) in zip(shares, outputs, strict=True))
     if len(networks[0]) > 1:  # hidden units decide what their weights are
         return np.empty((0, 0)), np.asarray(bias / total)
-    weight = sum(
-        own[:, None] * network[-1][0] for own, network in zip(shares, networks, strict=True)
-    )
+    weight = sum(own[:, None] * w for own, (w, _) in zip(shares, outputs, strict=True))
     return np.asarray(weight / total[:, None]), np.asarray(bias / total)
 
 
@@ -162,10 +160,8 @@ def match_layer(
         is_new = found >= len(units.uses)
         found[is_new] = len(units.uses) + np.arange(is_new.sum())
         assigned[party] = found
-    return (
-        [assigned[party] for party in range(num_parties)],
-        _units(vectors, precisions, assigned, prior),
-    )
+    units = _units(vectors, precisions, assigned, prior)
+    return [assigned[party] for party in range(num_parties)], units
 
 
 def match_gains(
@@ -317,12 +313,8 @@ class PFNM(CountedStrategy):
         require(widest <= most, "PFNM", "learner_fn", rule, widest)
         return drawn
 
-    def warm_start(self, arrays: Mapping[str, Array]) -> None:  # noqa: ARG002
-        """Refuse: units are found by the parties' neurons alone."""
-        raise InvalidParameter(
-            "PFNM: initial_arrays must be empty, got some. Its model is made of the parties' "
-            "networks, not continued from another one."
-        )
+    # Units are found by the parties' neurons alone.
+    warm_start = KnowledgeStrategy.warm_start
 
     def begin_round(self) -> bool:
         """Let the parties draw their first weights."""
@@ -333,11 +325,17 @@ class PFNM(CountedStrategy):
 
     def finish(self) -> tuple[ArrayRecord | None, Metrics]:
         """Match the parties' neurons."""
-        parts = self.counted
-        networks, changed = [self._network(part) for part in parts], 0
-        if self.options.restrain:
+        parts, options, changed = self.counted, self.options, 0
+        networks = [self._network(part) for part in parts]
+        if options.restrain:
             networks, changed = as_large_as_most(networks)
-        layers = self._match(networks, parts)
+        layers = match_networks(
+            networks,
+            believed_counts(parts, restrain=options.restrain),
+            Prior(options.sigma, options.sigma0, options.gamma),
+            num_sweeps=options.num_sweeps,
+            rng=derive_rng(self.seed, "pfnm", "sweeps"),
+        )
         num_units = sum(len(bias) for _, bias in layers[:-1])
         model = self.keep_model(self._learner.from_layers(layers))
         return model, {NUM_UNITS: num_units, keys.NUM_CAPPED: changed}
@@ -345,18 +343,6 @@ class PFNM(CountedStrategy):
     def _network(self, part: CountedWeights) -> Network:
         layers = self._learner.from_arrays(part.arrays).to_layers()
         return [(w.astype(np.float64), b.astype(np.float64)) for w, b in layers]
-
-    def _match(
-        self, networks: Sequence[Network], parts: Sequence[CountedWeights]
-    ) -> list[DenseLayer]:
-        options = self.options
-        return match_networks(
-            networks,
-            believed_counts(parts, restrain=options.restrain),
-            Prior(options.sigma, options.sigma0, options.gamma),
-            num_sweeps=options.num_sweeps,
-            rng=derive_rng(self.seed, "pfnm", "sweeps"),
-        )
 
 
 def as_large_as_most(networks: Sequence[Network]) -> tuple[list[Network], int]:
@@ -369,12 +355,12 @@ def as_large_as_most(networks: Sequence[Network]) -> tuple[list[Network], int]:
     flat = [np.concatenate([a.ravel() for layer in n for a in layer]) for n in networks]
     sizes = np.array([np.linalg.norm(numbers) for numbers in flat])
     most = MOST_TIMES_DISTANCE * float(np.median(sizes))
-    return [
-        network
-        if size <= most
-        else [(w * (most / size), b * (most / size)) for w, b in network]
-        for network, size in zip(networks, sizes, strict=True)
-    ], int((sizes > most).sum())
+    scales = np.minimum(1.0, most / np.maximum(sizes, 1e-300))
+    limited = [
+        [(scale * w, scale * b) for w, b in network] if scale < 1 else network
+        for network, scale in zip(networks, scales, strict=True)
+    ]
+    return limited, int((scales < 1).sum())
 
 
 class PFNMParty(CountedParty):

@@ -303,6 +303,7 @@ def test_a_first_link_without_a_result_ends_the_run() -> None:
             lambda: chain(build(FedAvg), build(FedKT)),
             "the next link must be one that can begin",
         ),
+        (lambda: chain(build(FedAvg), build(PFNM)), "the next link must be one that can"),
         (
             lambda: chain(build(FedKT, learner_name="other"), prox()),
             "learner_name must be 'other' in all links",
