@@ -137,7 +137,8 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         self._planner = self.planner_type(level=level, num_labels=labels)
         # Everybody sums by what travels, the server too.
         made = self._summarise()
-        self._summary = made.from_arrays(made.to_arrays(), self.width)
+        self._question = Knowledge(made.kind, made.to_arrays())
+        self._summary = made.from_arrays(self._question.arrays, self.width)
         self._mechanism: GaussianSums | None = None
         if self.options.privacy is not None:
             self._mechanism = mechanism_of(self.options.privacy, self._facts, self._summary)
@@ -250,8 +251,8 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         }
 
     def knowledge_for(self, node_id: int) -> Knowledge | None:  # noqa: ARG002
-        """Return how records are summed, the same for everybody."""
-        return Knowledge(self._summary.kind, self._summary.to_arrays())
+        """Return how records are summed, which is encoded once for all nodes."""
+        return self._question
 
     def check(self, knowledge: Knowledge) -> PartySums:
         """Check one party's sums: whole numbers of the right shape, and possible ones."""
@@ -281,6 +282,12 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         parts = [self._limited(one, size) for one, size in zip(said, sizes, strict=True)]
         contradicting = self._find_outliers(parts, sizes)
         self.outliers_ = tuple(self.replies[k].partition_id for k in contradicting)
+        if self.outliers_:
+            logger.warning(
+                "%s does not count the sums of parties %s, which contradict most others.",
+                self.name,
+                [*self.outliers_],
+            )
         kept = [k for k in range(len(said)) if k not in contradicting]
         noise = self._summed(self._mechanism, len(kept))
         total = self._total([parts[k] for k in kept])
@@ -345,22 +352,14 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         options, noise = self.options, self._noise_of_party
         if options.level not in ("L0", "L2") or not options.exclude_outliers:
             return []
-        judged = [
-            self._evidence(part, size, noise) for part, size in zip(parts, sizes, strict=True)
-        ]
+        pairs = zip(parts, sizes, strict=True)
+        evidence = [self._evidence(part, size, noise) for part, size in pairs]
         found = outliers(
-            lambda position: judged[position][0],
-            np.array([known for _, known in judged]),
-            np.ones(len(judged), dtype=np.int64),
+            lambda position: evidence[position][0],
+            np.array([known for _, known in evidence]),
+            np.ones(len(evidence), dtype=np.int64),
             least_typical=LEAST_AGREEMENT if noise else LEAST_TYPICAL,
         )
-        if found:
-            names = [self.replies[position].partition_id for position in found]
-            logger.warning(
-                "%s does not count the sums of parties %s, which contradict most others.",
-                self.name,
-                names,
-            )
         return [*found]
 
     def _counted(
