@@ -13,7 +13,7 @@ import numpy as np
 
 from fl_strategies._util import FloatArray
 from fl_strategies.privacy.bounds.theorems import gaussian_mu, nfdp_theorem
-from reproduction.table import FOLDER
+from reproduction.table import FOLDER, table_names
 from simulations.experiments.plots import Line, Panel, draw_panels, save
 from simulations.results.report import markdown_table
 
@@ -119,22 +119,15 @@ class Calculated:
 
 def calculation_names() -> list[str]:
     """Return the names of all tables that are computed."""
-    return sorted(name for name, content in _files().items() if "calculation" in content)
+    return table_names("\ncalculation = ")
 
 
 def calculate(name: str) -> Calculated:
     """Compute a table by the name of its file."""
-    content = _files()[name]
+    content = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     header, rows, panels = CALCULATIONS[content["calculation"]](content["parameters"])
     told = (content["title"], content["source"], content["remark"])
     return Calculated(name, *told, tuple(header), tuple(map(tuple, rows)), tuple(panels))
-
-
-def _files() -> dict[str, dict[str, Any]]:
-    return {
-        item.stem: tomllib.loads(item.read_text(encoding="utf-8"))
-        for item in FOLDER.glob("*.toml")
-    }
 
 
 Content: TypeAlias = tuple[list[str], list[list[str]], list[Panel]]

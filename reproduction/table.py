@@ -226,12 +226,10 @@ class Table:
         return f"python -m reproduction table {self.name}{scale}"
 
 
-def table_names() -> list[str]:
-    """Return the names of all tables of this package whose rows are runs."""
+def table_names(mark: str = "[[rows]]") -> list[str]:
+    """Return the names of all tables with a mark in their files: by default, of runs."""
     return sorted(
-        item.stem
-        for item in FOLDER.glob("*.toml")
-        if "[[rows]]" in item.read_text(encoding="utf-8")
+        item.stem for item in FOLDER.glob("*.toml") if mark in item.read_text(encoding="utf-8")
     )
 
 

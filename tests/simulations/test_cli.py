@@ -297,7 +297,7 @@ def test_tables_of_papers_keep_their_old_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It says where it has moved; an installed package, which lacks them, says so too."""
-    assert main(["tables"]) == 0
+    assert main(["tables", "--results", str(tmp_path)]) == 0
     shown = capsys.readouterr()
     assert "fedmd_letters" in shown.out
     assert "this command is now python -m reproduction tables" in shown.err
