@@ -352,18 +352,18 @@ class Federation:
         data = self.dataset
         return quality(model, data.x_test, data.y_test, data.task)
 
-    def judge(self, model: Learner) -> Evaluation:
+    def evaluate(self, model: Learner) -> Evaluation:
         """Return all metrics of a model on the test rows."""
         data = self.dataset
         return evaluate_model(model, data.x_test, data.y_test, data.task)
 
-    def judge_majority(self) -> Evaluation:
-        """Judge the constant answer that fits the private rows of all parties best."""
+    def evaluate_majority(self) -> Evaluation:
+        """Evaluate the constant answer that fits the private rows of all parties best."""
         data = self.dataset
         targets = data.y_train[np.concatenate(self.rows)]
         return evaluate_constant(targets, data.y_test, data.num_classes, data.task)
 
-    def judge_party(self, partition_id: int) -> Evaluation:
+    def evaluate_party(self, partition_id: int) -> Evaluation:
         """Train one party's model on its own records alone, as many as it may use."""
         party, settings = self.party(partition_id), self.settings
         rng = derive_rng(settings.seed, "party", partition_id, "solo")
@@ -374,7 +374,7 @@ class Federation:
                 len(y), size=sample.num_samples, replace=sample.with_replacement
             )
             x, y = x[drawn], y[drawn]
-        return self.judge(self._trained_alone(party, x, y, rng))
+        return self.evaluate(self._trained_alone(party, x, y, rng))
 
     def _trained_alone(
         self, party: Party, x: Array, y: IntArray, rng: np.random.Generator
@@ -415,12 +415,12 @@ class Federation:
             )
         return learner.partial_fit(data.x_public, data.y_public, rng=rng, epochs=epochs)
 
-    def judge_parties(self, num_workers: int = 1) -> Iterator[Evaluation]:
+    def evaluate_parties(self, num_workers: int = 1) -> Iterator[Evaluation]:
         """Train every party alone; with several workers, in forked processes."""
         logger.info("Training every party alone for comparison.")
         numbers = range(self.settings.num_parties)
         if num_workers == 1:
-            yield from map(self.judge_party, numbers)
+            yield from map(self.evaluate_party, numbers)
             return
         fork = multiprocessing.get_context("fork")
         with (
@@ -429,15 +429,15 @@ class Federation:
                 num_workers, mp_context=fork, initializer=become_worker
             ) as workers,
         ):
-            yield from workers.map(_judge_party, repeat(self.settings), numbers)
+            yield from workers.map(_evaluate_party, repeat(self.settings), numbers)
 
-    def judge_pooled(self) -> Evaluation:
+    def evaluate_pooled(self) -> Evaluation:
         """Train on all private data pooled, by the final learner or another: no federation."""
         logger.info("Training on the pooled data for comparison.")
         rng = derive_rng(self.settings.seed, "central")
         name = self.settings.pooled_learner
         model = (self.factory(name) if name else self.final_factory())()
-        return self.judge(model.fit(self.dataset.x_train, self.dataset.y_train, rng=rng))
+        return self.evaluate(model.fit(self.dataset.x_train, self.dataset.y_train, rng=rng))
 
 
 @lru_cache(maxsize=1)
@@ -473,5 +473,5 @@ def load_federation(settings: Settings) -> Federation:
     return Federation(settings, data, rows)
 
 
-def _judge_party(settings: Settings, partition_id: int) -> Evaluation:
-    return load_federation(settings).judge_party(partition_id)
+def _evaluate_party(settings: Settings, partition_id: int) -> Evaluation:
+    return load_federation(settings).evaluate_party(partition_id)

@@ -26,7 +26,7 @@ from simulations.experiments.entries import Entry, Given, shared
 from simulations.federation import load_federation
 from simulations.results.report import Report
 from simulations.results.run_folder import finite, write_json
-from simulations.results.verdict import PREFIXES, judge_baselines, shown
+from simulations.results.verdict import PREFIXES, evaluate_baselines, shown
 from simulations.runtime.progress import duration, log_level
 
 Runner: TypeAlias = Callable[[Settings], Report]
@@ -242,7 +242,7 @@ def measure_entry(run: Runner, key: Mapping[str, Any], settings: Settings) -> Ou
 def measure_baselines(key: Mapping[str, Any], settings: Settings) -> Outcome:
     """Measure what needs no federation: the majority class, and what the settings ask for."""
     federation = load_federation(settings)
-    baselines, metric = judge_baselines(federation, settings.workers), federation.metric
+    baselines, metric = evaluate_baselines(federation, settings.workers), federation.metric
     figures = baselines.top_level(metric)
     return {
         "settings": dict(key),

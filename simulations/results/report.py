@@ -29,9 +29,9 @@ from simulations.results.verdict import (
     POOLED,
     PUBLIC_ONLY,
     Baselines,
+    evaluate_baselines,
     existing,
     find_warnings,
-    judge_baselines,
     own_models,
     shown,
     verdict,
@@ -89,7 +89,7 @@ def make_report(
     settings, learners = federation.settings, ",".join(federation.learner_names)
     watch = watch or Watch()
     with watch.phase("comparison"):
-        baselines = judge_baselines(federation, num_workers, partial(watch.answered, ALONE))
+        baselines = evaluate_baselines(federation, num_workers, partial(watch.answered, ALONE))
     report = {
         "strategy": settings.strategy,
         "data": settings.data,
@@ -187,7 +187,7 @@ def _compared(
     """Return the metrics of the federation and of its baselines, and on how many rows."""
     data, metric = federation.dataset, federation.metric
     own = _own_metrics(federation, strategy, evaluate)
-    one = None if own else federation.judge(strategy.model_)
+    one = None if own else federation.evaluate(strategy.model_)
     figures = own if one is None else existing(one.metrics)
     return {
         "metric": metric,

@@ -52,74 +52,70 @@ Counted: TypeAlias = Callable[[int, int], None]
 class Baselines:
     """Models that need no federation, as far as the settings ask for them."""
 
-    judged: Mapping[str, Evaluation]
+    evaluations: Mapping[str, Evaluation]
     solo: list[float]
     """The metric of each party alone; empty if parties are not compared."""
 
     def top_level(self, metric: str) -> dict[str, float | None]:
         """Return one metric of each baseline, None if it was not asked for."""
-        return {
-            f"{prefix}{metric}": self.judged[name].metrics[metric]
-            if name in self.judged
-            else None
-            for name, prefix in PREFIXES.items()
-        }
+        known = {name: one.metrics[metric] for name, one in self.evaluations.items()}
+        return {f"{prefix}{metric}": known.get(name) for name, prefix in PREFIXES.items()}
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Return all metrics that exist."""
-        return {name: existing(judged.metrics) for name, judged in self.judged.items()}
+        return {name: existing(one.metrics) for name, one in self.evaluations.items()}
 
     def standard_errors(self, federation: Evaluation) -> dict[str, float]:
         """Return those of the differences between the federation and each baseline."""
         return {
-            name: paired_error(federation.shares, judged.shares)
-            for name, judged in self.judged.items()
+            name: paired_error(federation.shares, one.shares)
+            for name, one in self.evaluations.items()
         }
 
 
-def judge_baselines(
+def evaluate_baselines(
     federation: Federation, num_workers: int = 1, counted: Counted | None = None
 ) -> Baselines:
     """Train and evaluate the baselines that the settings ask for."""
     settings = federation.settings
-    judged: dict[str, Evaluation] = {}
+    found: dict[str, Evaluation] = {}
     solo: list[float] = []
     if settings.solo:
-        judged, solo = _judge_parties(federation, num_workers, counted)
+        found, solo = _evaluate_parties(federation, num_workers, counted)
     if settings.pooled:
-        judged[POOLED] = federation.judge_pooled()
+        found[POOLED] = federation.evaluate_pooled()
     if settings.pate:
-        judged[PATE] = judge_pate(federation)
+        found[PATE] = evaluate_pate(federation)
     if settings.public_only:
-        judged[PUBLIC_ONLY] = judge_public(federation)
-    return Baselines({**judged, MAJORITY: federation.judge_majority()}, solo)
+        found[PUBLIC_ONLY] = evaluate_public(federation)
+    return Baselines({**found, MAJORITY: federation.evaluate_majority()}, solo)
 
 
-def existing(figures: Mapping[str, float]) -> dict[str, float]:
+def existing(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics that are numbers: test rows of one class have no area."""
-    return {name: figure for name, figure in figures.items() if not math.isnan(figure)}
+    return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
-def _judge_parties(
+def _evaluate_parties(
     federation: Federation, num_workers: int, counted: Counted | None
 ) -> tuple[dict[str, Evaluation], list[float]]:
     """Evaluate one party after the other; only the sum and the best are kept by row."""
-    metric, figures = federation.metric, []
+    metric, metrics = federation.metric, []
     sign = -1 if metric == keys.MEAN_SQUARED_ERROR else 1
     best, total = Evaluation({metric: -math.inf * sign}, np.zeros(0)), np.zeros(1)
-    for judged in federation.judge_parties(num_workers):
-        figures.append(judged.metrics)
+    for party in federation.evaluate_parties(num_workers):
+        metrics.append(party.metrics)
         if counted is not None:
-            counted(len(figures), federation.settings.num_parties)
-        total = total + judged.shares
-        if sign * judged.metrics[metric] > sign * best.metrics[metric]:
-            best = judged
-    means = {name: fmean(one[name] for one in figures) for name in figures[0]}
-    mean = Evaluation(means, total / len(figures))
-    return {MEAN_PARTY: mean, BEST_PARTY: best}, [one[metric] for one in figures]
+            counted(len(metrics), federation.settings.num_parties)
+        total = total + party.shares
+        if sign * party.metrics[metric] > sign * best.metrics[metric]:
+            best = party
+    means = {name: fmean(one[name] for one in metrics) for name in metrics[0]}
+    mean = Evaluation(means, total / len(metrics))
+    return {MEAN_PARTY: mean, BEST_PARTY: best}, [one[metric] for one in metrics]
 
 
-def judge_pate(federation: Federation) -> Evaluation:
+def evaluate_pate(federation: Federation) -> Evaluation:
     """Train PATE (Papernot et al., ICLR 2017), without noise, on the pooled private rows.
 
     All rows are dealt at random to as many teachers as the parties of the federation have
@@ -135,7 +131,7 @@ def judge_pate(federation: Federation) -> Evaluation:
     counts = count_votes(votes, data.num_classes)
     labels = plurality(counts, derive_rng(seed, "pate", "ties"))
     student, rng = federation.final_factory()(), derive_rng(seed, "pate", "student")
-    return federation.judge(student.fit(data.x_public, labels, rng=rng))
+    return federation.evaluate(student.fit(data.x_public, labels, rng=rng))
 
 
 def _pate_teachers(federation: Federation) -> Sequence[Learner]:
@@ -161,7 +157,7 @@ def num_pate_teachers(federation: Federation) -> int:
     return min(number, len(federation.dataset.y_train))
 
 
-def judge_public(federation: Federation) -> Evaluation:
+def evaluate_public(federation: Federation) -> Evaluation:
     """Train the final learner on labelled public rows alone."""
     data = federation.dataset
     if data.y_public is None:
@@ -170,7 +166,7 @@ def judge_public(federation: Federation) -> Evaluation:
         )
     logger.info("Training on the labelled public rows for comparison.")
     model, rng = federation.final_factory()(), derive_rng(federation.settings.seed, "public")
-    return federation.judge(model.fit(data.x_public, data.y_public, rng=rng))
+    return federation.evaluate(model.fit(data.x_public, data.y_public, rng=rng))
 
 
 Report: TypeAlias = Mapping[str, Any]

@@ -47,13 +47,13 @@ def compare(folder: Path, *options: str) -> int:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Count what the real runner is asked for: strategies, and baselines."""
     asked = commands.record_runs(monkeypatch)
-    solo = Federation.judge_parties
+    solo = Federation.evaluate_parties
 
     def count_solo(federation: Federation, num_workers: int = 1) -> Any:
         asked.append("baselines")
         return solo(federation, num_workers)
 
-    monkeypatch.setattr(Federation, "judge_parties", count_solo)
+    monkeypatch.setattr(Federation, "evaluate_parties", count_solo)
     return asked
 
 

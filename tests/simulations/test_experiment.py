@@ -140,7 +140,7 @@ def test_settings_decide_who_holds_what(change: dict[str, Any]) -> None:
 
 def test_central_training_is_better_than_chance() -> None:
     """The comparison on pooled data is a real model."""
-    assert load_federation(SETTINGS).judge_pooled().metrics["accuracy"] > 0.8
+    assert load_federation(SETTINGS).evaluate_pooled().metrics["accuracy"] > 0.8
 
 
 def loaded(settings: Settings, partition_id: int) -> Party:

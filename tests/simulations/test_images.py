@@ -393,7 +393,7 @@ def test_parties_of_fedmd_learn_the_public_classes_first(folder: Path, once: boo
         digits = federation.dataset.y_public
         assert digits is not None
         answers[epochs] = np.mean(strategy.consensus_ == digits[strategy.indices_])
-        alone[epochs] = federation.judge_party(0).metrics[federation.metric]
+        alone[epochs] = federation.evaluate_party(0).metrics[federation.metric]
 
     assert answers[60] > 0.5 > answers[0]
     assert alone[60] != alone[0]

@@ -11,9 +11,9 @@ from fl_strategies.errors import InvalidParameter
 from simulations.config import Settings
 from simulations.federation import Federation, load_federation
 from simulations.results.verdict import (
-    judge_baselines,
-    judge_pate,
-    judge_public,
+    evaluate_baselines,
+    evaluate_pate,
+    evaluate_public,
     num_pate_teachers,
 )
 
@@ -52,14 +52,14 @@ def test_pate_is_a_vote_of_teachers_on_pooled_rows() -> None:
     by_hand = nearest(data.x_public, votes.argmax(axis=1), data.x_test)
     nearest_row = nearest(data.x_public, np.arange(len(votes)), data.x_test)
 
-    judged = judge_pate(federation)
+    evaluation = evaluate_pate(federation)
 
     # Rows with a tie may get either label, so only the others are sure.
     right = by_hand == data.y_test
     ties = ~clear[nearest_row]
     assert 0 < ties.mean() < 0.2
-    np.testing.assert_array_equal(judged.shares[~ties] > 0, right[~ties])
-    assert abs(judged.metrics["accuracy"] - right.mean()) <= ties.mean()
+    np.testing.assert_array_equal(evaluation.shares[~ties] > 0, right[~ties])
+    assert abs(evaluation.metrics["accuracy"] - right.mean()) <= ties.mean()
 
 
 def test_pate_has_the_teachers_of_one_partition() -> None:
@@ -77,10 +77,10 @@ def test_public_only_trains_on_labelled_public_rows() -> None:
     data = federation.dataset
     assert data.y_public is not None
 
-    judged = judge_public(federation)
+    evaluation = evaluate_public(federation)
 
     by_hand = nearest(data.x_public, data.y_public, data.x_test)
-    assert judged.metrics["accuracy"] == pytest.approx(accuracy(by_hand, federation))
+    assert evaluation.metrics["accuracy"] == pytest.approx(accuracy(by_hand, federation))
 
 
 def test_pooled_data_may_have_a_learner_of_their_own() -> None:
@@ -90,11 +90,11 @@ def test_pooled_data_may_have_a_learner_of_their_own() -> None:
     data = federation.dataset
     stump = DecisionTreeClassifier(max_depth=1).fit(data.x_train, data.y_train)
 
-    judged = judge_baselines(federation).judged
+    found = evaluate_baselines(federation).evaluations
 
     by_hand = accuracy(stump.predict(data.x_test), federation)
-    assert judged["pooled"].metrics["accuracy"] == pytest.approx(by_hand, abs=0.03)
-    assert by_hand < 0.3 < load_federation(SETTINGS).judge_pooled().metrics["accuracy"]
+    assert found["pooled"].metrics["accuracy"] == pytest.approx(by_hand, abs=0.03)
+    assert by_hand < 0.3 < load_federation(SETTINGS).evaluate_pooled().metrics["accuracy"]
     assert federation.final_learner == "k-nearest-neighbours"
 
 
@@ -104,4 +104,4 @@ def test_references_need_labels() -> None:
     bare = replace(federation, dataset=replace(federation.dataset, y_public=None))
 
     with pytest.raises(InvalidParameter, match="public-only must be false unless public rows"):
-        judge_public(bare)
+        evaluate_public(bare)

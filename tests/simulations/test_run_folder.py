@@ -319,7 +319,7 @@ def test_a_file_that_is_no_result_is_one_sentence(text: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("strategy", ["akd", "avgkd", "ekd", "fens"])
-def test_the_saved_model_is_the_one_that_was_judged(strategy: str, tmp_path: Path) -> None:
+def test_the_saved_model_is_the_one_that_was_evaluated(strategy: str, tmp_path: Path) -> None:
     """Where models are relayed it is one agent's, a mean or a sum, each under its own name."""
     settings = Settings.of(
         strategy=strategy,
