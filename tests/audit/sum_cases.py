@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,13 +10,12 @@ import pytest
 from fl_strategies._util import Array, IntArray
 from fl_strategies.learners import Task
 from fl_strategies.privacy.audit import SIGNIFICANCE, AuditResult
-from fl_strategies.privacy.mechanisms import GaussianSums, Release, discrete_gaussian
+from fl_strategies.privacy.mechanisms import GaussianSums, Release, Source, discrete_gaussian
 from fl_strategies.strategies.sums import SumPrivacy
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.strategies.sums.regression import Components
 from fl_strategies.strategies.sums.summary import Summary
 
-Source = np.random.Generator | None
 EPSILON = 5.0
 
 
@@ -40,16 +39,16 @@ def honest(broken: GaussianSums, factor: float = 1.0) -> GaussianSums:
 class Quiet(GaussianSums):
     """Draws half the noise that it charges for."""
 
+    factor: ClassVar[float] = 0.5
+
     def release(self, sums: Array, rng: Source = None) -> Release:
-        return honest(self, 0.5).release(sums, rng)
+        return honest(self, self.factor).release(sums, rng)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TenthOff(GaussianSums):
+class TenthOff(Quiet):
     """Draws nine tenths of the noise that it charges for."""
 
-    def release(self, sums: Array, rng: Source = None) -> Release:
-        return honest(self, 0.9).release(sums, rng)
+    factor = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,13 @@ from fl_strategies._util import Array, content_hash
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy import noise
 from fl_strategies.privacy.audit import AuditResult, audit_sums
-from fl_strategies.privacy.mechanisms import GaussianSums, Release
+from fl_strategies.privacy.mechanisms import GaussianSums, Release, Source
 from fl_strategies.strategies.sums import HISTOGRAM_PARTY, REGRESSION_PARTY
 from fl_strategies.strategies.sums import party as party_side
 from fl_strategies.strategies.sums.histogram import Cells
 from fl_strategies.wire import keys
 from tests.audit.sum_cases import (
     CASES,
-    Source,
     calibrated,
     caught_by,
     honest,
@@ -34,11 +33,8 @@ RUNS, EPSILON = 1500, 2.0
 def audit_answers(name: str) -> AuditResult:
     """Audit what a party's role answers, many times."""
     case = CASES[name]
-    role, kind = (
-        (HISTOGRAM_PARTY, "cells")
-        if isinstance(case.summary, Cells)
-        else (REGRESSION_PARTY, "components")
-    )
+    histogram = isinstance(case.summary, Cells)
+    role = HISTOGRAM_PARTY if histogram else REGRESSION_PARTY
     public = np.ones((5, 2))
     config = ConfigRecord(
         {
@@ -61,7 +57,10 @@ def audit_answers(name: str) -> AuditResult:
         )
         for x, y in zip(case.x, case.y, strict=True)
     ]
-    received, dither = Knowledge(kind, case.summary.to_arrays()), seeded()
+    received, dither = (
+        Knowledge("cells" if histogram else "components", case.summary.to_arrays()),
+        seeded(),
+    )
 
     def draw(side: int, size: int) -> Array:
         answers = [
