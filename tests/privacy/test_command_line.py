@@ -72,45 +72,6 @@ def test_all_bounds_of_the_adult_setting(capsys: Captured) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("gamma", "queries", "printed"),
-    [
-        (0.06, 8, 0.96),
-        (0.05, 74, 4.51),
-        (0.05, 297, 9.78),
-        (0.04, 297, 7.63),
-        (0.06, 297, 12.2),
-    ],
-)
-def test_published_columns(
-    capsys: Captured, gamma: float, queries: int, printed: float
-) -> None:
-    """The papers' data-independent epsilons are the bound called "moments"."""
-    command = "epsilon --mechanism laplace --classes 2 --splits 1 --unit example"
-    answer = ask(capsys, command, f"--gamma={gamma}", f"--queries={queries}")
-
-    assert answer["bounds"]["moments"] == pytest.approx(
-        printed, abs=0.05 if printed > 10 else 0.005
-    )
-
-
-def test_a_record_is_in_every_partition(capsys: Captured) -> None:
-    """Level L2 releases s times the queries, each with a sensitivity of one vote."""
-    command = "epsilon --mechanism gumbel --classes 5 --gamma 0.1 --unit example"
-    two = ask(capsys, command, "--splits=2", "--queries=30")
-
-    assert two == ask(capsys, command, "--splits=1", "--queries=60")
-
-
-def test_a_party_moves_all_its_votes(capsys: Captured) -> None:
-    """At level L1 only the product of splits and gamma matters."""
-    command = "epsilon --mechanism laplace --classes 2 --queries 30 --unit party"
-    two = ask(capsys, command, "--splits=2", "--gamma=0.05")
-
-    assert two == ask(capsys, command, "--splits=1", "--gamma=0.1")
-    assert two["epsilon"] > ask(capsys, command, "--splits=1", "--gamma=0.05")["epsilon"]
-
-
 def test_bounds_that_do_not_apply_are_null(capsys: Captured) -> None:
     """Laplace noise has no bounded range beyond two classes, Gaussian no pure bound."""
     laplace = ask(capsys, ADULT.replace("classes 2", "classes 3"))

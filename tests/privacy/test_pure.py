@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_strategies.errors import InvalidParameter
 from fl_strategies.privacy.bounds import theorems
 from fl_strategies.privacy.bounds.theorems import (
     default_orders,
@@ -232,42 +231,3 @@ def test_cut_tails_are_accounted_for() -> None:
     assert 1 - 1e-6 <= kept.sum() <= 1 + 1e-12
     assert kept_losses[0] < losses[0]
     assert kept[-1] > masses[losses == kept_losses[-1]][0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parameter"),
-    [
-        ((-0.1, 1, 0.1), "epsilon0"),
-        ((math.nan, 1, 0.1), "epsilon0"),
-        ((0.1, -1, 0.1), "count"),
-        ((0.1, 1.5, 0.1), "count"),
-        ((0.1, True, 0.1), "count"),
-        ((0.1, 1, 0.0), "delta"),
-        ((0.1, 1, 1.0), "delta"),
-        ((0.1, 1, math.nan), "delta"),
-    ],
-)
-def test_wrong_use_names_the_parameter(
-    arguments: tuple[float, int, float], parameter: str
-) -> None:
-    """A wrong argument is refused in one sentence that names it."""
-    with pytest.raises(InvalidParameter, match=f"pure_optimal: {parameter} must be"):
-        pure_optimal(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("epsilons", "counts", "parameter"),
-    [
-        ([0.1], [1, 2], "counts"),
-        ([-0.1], [1], "epsilons"),
-        ([0.1], [-1], "counts"),
-        ([math.nan], [1], "epsilons"),
-        ([0.1], [0.5], "counts"),
-    ],
-)
-def test_wrong_kinds_are_refused(
-    epsilons: list[float], counts: list[int], parameter: str
-) -> None:
-    """Lists that do not fit or hold no costs are refused by name."""
-    with pytest.raises(InvalidParameter, match=f"pure_heterogeneous: {parameter} must be"):
-        pure_heterogeneous(epsilons, counts, 1e-5)

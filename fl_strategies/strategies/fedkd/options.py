@@ -15,8 +15,9 @@ from fl_strategies._util import Array, derive_rng
 from fl_strategies.errors import require, require_data
 from fl_strategies.learners import Link, Recipe, Task, plan_of
 from fl_strategies.options import Options, group, option
+from fl_strategies.privacy.accountant import Entry
 from fl_strategies.privacy.events import Unit
-from fl_strategies.privacy.ledger import DEFAULT_DELTA
+from fl_strategies.privacy.ledger import DEFAULT_DELTA, cost_of
 from fl_strategies.privacy.mechanisms import Charges, LaplaceCounts
 from fl_strategies.privacy.noise import ScoreMechanism, ScorePrivacy
 from fl_strategies.privacy.planning import Draft, Facts
@@ -329,9 +330,13 @@ class Scores:
 
     name: ClassVar[str] = "fedkd noise"
 
-    def _mechanism(self, facts: Facts) -> tuple[ScorePrivacy, ScoreMechanism]:
+    def _mechanism(
+        self, facts: Facts, *, sigma: float | None = None
+    ) -> tuple[ScoreMechanism, Sequence[Entry]]:
+        """Return the noise of the target, or of a given sigma, and its charges."""
+        target = facts.target_epsilon if sigma is None else None
         privacy = ScorePrivacy(
-            noise="gaussian", target_epsilon=facts.target_epsilon, delta=facts.delta
+            noise="gaussian", sigma=sigma, target_epsilon=target, delta=facts.delta
         )
         mechanism = privacy.mechanism(
             unit=self.unit,
@@ -340,19 +345,21 @@ class Scores:
             num_contributors=facts.num_parties,
             num_rows=facts.num_public,
         )
-        return privacy, mechanism
+        entries = facts.num_public * facts.num_classes
+        return mechanism, privacy.charges(mechanism, entries)
 
     def problem(self, facts: Facts) -> str:
         """Say if noise is more than the largest mean score."""
-        _, mechanism = self._mechanism(facts)
-        if mechanism.scale <= _LOGIT_BOUND:
+        # Asks for the cost of the most useful noise: a calibration takes thirty times as long.
+        _, charges = self._mechanism(facts, sigma=_LOGIT_BOUND)
+        if cost_of([charges], facts.delta) <= facts.target_epsilon:
             return ""
+        mechanism, _ = self._mechanism(facts)
         return f"deviation {mechanism.scale:.3g} on scores up to {_LOGIT_BOUND:g}"
 
     def draft(self, facts: Facts) -> Draft:
         """Return the noise on the scores of all public rows."""
-        privacy, mechanism = self._mechanism(facts)
-        entries = facts.num_public * facts.num_classes
+        mechanism, charges = self._mechanism(facts)
         return Draft(
             noise="gaussian",
             scale=mechanism.scale,
@@ -360,6 +367,6 @@ class Scores:
             num_asked=facts.num_public,
             voters=f"{facts.num_parties} parties' mean, up to {_LOGIT_BOUND:g}",
             right=facts.right_labels("gaussian", mechanism.scale, _LOGIT_BOUND),
-            batches=[privacy.charges(mechanism, entries)],
+            batches=[charges],
             settings="weights=uniform noise=gaussian",
         )
