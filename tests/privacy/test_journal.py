@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -62,13 +64,34 @@ def announcement_of(journal: PartyJournal) -> Path:
     return journal.path.with_name(f"{journal.path.name}.announced")
 
 
-def three_lines(folder: Path) -> PartyJournal:
-    """Return a journal of three charges with different events."""
-    journal = open_journal(folder)
+def charge_thrice(journal: PartyJournal) -> None:
+    """Charge three releases of different events."""
     journal.charge([(MEAN, 2)], run="1", purpose="means")
     journal.charge([(LABEL, 40), (SCORE, 1)], run="1", purpose="labels")
     journal.charge([(SCORE, 3)], run="2", purpose="scores")
+
+
+@cache
+def written() -> tuple[bytes, bytes]:
+    """Return what three charges leave in a journal and in its announcement."""
+    with TemporaryDirectory() as folder:
+        journal = open_journal(Path(folder))
+        charge_thrice(journal)
+        return journal.path.read_bytes(), announcement_of(journal).read_bytes()
+
+
+def three_lines(folder: Path) -> PartyJournal:
+    """Return a journal after three charges, without waiting for the disk again."""
+    journal = open_journal(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, content in zip((journal.path, announcement_of(journal)), written(), strict=True):
+        path.write_bytes(content)
     return journal
+
+
+def last_line(whole: bytes) -> int:
+    """Return where the last line of a journal begins."""
+    return whole.rindex(b"\n", 0, -1) + 1
 
 
 def epsilon_of(*charges: tuple[LaplaceEvent | NoisyMaxEvent | GaussianEvent, int]) -> float:
@@ -147,7 +170,8 @@ def test_only_the_owner_may_read(tmp_path: Path) -> None:
     """Files are 0600 and new folders 0700, whatever the process's habits are."""
     habit = os.umask(0)
     try:
-        journal = three_lines(tmp_path / "party" / "state")
+        journal = open_journal(tmp_path / "party" / "state")
+        charge_thrice(journal)
     finally:
         os.umask(habit)
 
@@ -230,10 +254,11 @@ def test_an_old_line_that_changes_later_is_noticed(tmp_path: Path) -> None:
 
 def test_few_journals_are_remembered(tmp_path: Path) -> None:
     """A process with many parties keeps the lines of some of them only."""
-    for number in range(journal_lines._MOST_REMEMBERED + 3):
-        three_lines(tmp_path / str(number))
+    most = journal_lines._MOST_REMEMBERED
+    for number in range(most + 3):
+        assert three_lines(tmp_path / str(number)).epsilon() == EPSILONS[3]
 
-    assert len(journal_lines._remembered) == journal_lines._MOST_REMEMBERED
+    assert len(journal_lines._remembered) == most
     assert open_journal(tmp_path / "0").epsilon() == EPSILONS[3]
 
 
@@ -255,22 +280,14 @@ def test_a_spent_budget_is_refused_and_nothing_is_written(tmp_path: Path) -> Non
     assert (journal.path.read_bytes(), announcement_of(journal).read_bytes()) == before
 
 
-def test_all_charges_of_a_call_or_none(tmp_path: Path) -> None:
-    """A batch is refused as a whole, even if its first event would still fit."""
-    journal = open_journal(tmp_path, max_epsilon=0.25)
-
-    with pytest.raises(PrivacyBudgetExceeded):
-        journal.charge([(MEAN, 2), (MEAN, 1)], run="1", purpose="means")
-    assert journal.entries() == []
-
-
-def test_check_asks_without_spending(tmp_path: Path) -> None:
-    """It raises what charge would raise, and leaves no line."""
+def test_check_asks_without_spending_and_a_batch_is_charged_as_a_whole(tmp_path: Path) -> None:
+    """Both raise the same and leave no line, even if the first event would still fit."""
     journal = open_journal(tmp_path, max_epsilon=0.25)
 
     journal.check([(MEAN, 2)])
-    with pytest.raises(PrivacyBudgetExceeded):
-        journal.check([(MEAN, 3)])
+    for act in (journal.check, partial(journal.charge, run="1", purpose="means")):
+        with pytest.raises(PrivacyBudgetExceeded):
+            act([(MEAN, 2), (MEAN, 1)])
     assert journal.entries() == []
 
 
@@ -384,7 +401,7 @@ def test_a_last_line_cut_anywhere_counts_in_full(tmp_path: Path) -> None:
     """Wherever the last line is cut, even before its first byte, its release counts."""
     journal = three_lines(tmp_path)
     whole = journal.path.read_bytes()
-    last = whole.rindex(b"\n", 0, -1) + 1
+    last = last_line(whole)
 
     for size in range(last, len(whole) + 1):
         journal.path.write_bytes(whole[:size])
@@ -395,7 +412,7 @@ def test_the_next_charge_completes_a_cut_line(tmp_path: Path) -> None:
     """Afterwards the journal is whole without any help from the announcement."""
     journal = three_lines(tmp_path)
     whole = journal.path.read_bytes()
-    last = whole.rindex(b"\n", 0, -1) + 1
+    last = last_line(whole)
 
     for size in range(last, len(whole) + 1, 29):
         journal.path.write_bytes(whole[:size])
@@ -410,9 +427,9 @@ def test_lost_lines_are_noticed(tmp_path: Path) -> None:
     """A journal that is cut before its last line is refused, not read as a cheaper one."""
     journal = three_lines(tmp_path)
     whole = journal.path.read_bytes()
-    last = whole.rindex(b"\n", 0, -1) + 1
+    last = last_line(whole)
 
-    for size in range(last):
+    for size in (*range(0, last, 7), last - 1):
         journal.path.write_bytes(whole[:size])
         with pytest.raises(CorruptJournal, match="from a backup"):
             journal.epsilon()
@@ -428,7 +445,7 @@ def test_a_cut_without_announcement_is_never_cheaper(tmp_path: Path) -> None:
     announcement_of(journal).unlink()
     ends = [0, *(at + 1 for at, byte in enumerate(whole) if byte == ord("\n"))]
 
-    for size in range(len(whole) + 1):
+    for size in {*range(0, len(whole), 7), *ends, *(end - 1 for end in ends[1:])}:
         journal.path.write_bytes(whole[:size])
         if size in ends:
             assert journal.epsilon() == EPSILONS[ends.index(size)]
@@ -549,7 +566,7 @@ def test_repair_counts_what_the_owner_states(tmp_path: Path) -> None:
     whole = journal.path.read_bytes()
     announcement_of(journal).unlink()
     journal.path.write_bytes(whole[:-100])
-    last = whole.rindex(b"\n", 0, -1) + 1
+    last = last_line(whole)
 
     ledger = journal.repair([(SCORE, 5)], run="owner", purpose="reviewed the log of run 2")
 
