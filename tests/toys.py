@@ -13,14 +13,8 @@ from scipy.special import softmax
 from fl_strategies import FedKD, FedKT, Knowledge, KnowledgeStrategy, Party
 from fl_strategies._util import Array, FloatArray, IntArray, derive_rng
 from fl_strategies.errors import KnowledgeMismatch
-from fl_strategies.learners import (
-    Correction,
-    DenseLayer,
-    Objective,
-    Proximal,
-    Recipe,
-)
-from fl_strategies.privacy.events import PrivacyEvent
+from fl_strategies.learners import Correction, DenseLayer, Objective, Proximal, Recipe
+from fl_strategies.privacy.events import DPSGDEvent, PrivacyEvent
 from fl_strategies.server.replies import PartyReply
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
@@ -147,6 +141,51 @@ class CentroidLearner:
         twin = CentroidLearner()
         twin.centroids = np.where(centroids == OUTSIDE, np.inf, centroids)
         return twin
+
+
+class Careful(Planned, CentroidLearner):
+    """Claims to have been trained with DP-SGD; the arithmetic of charges is what is tested."""
+
+    privacy_events = planned = (
+        (DPSGDEvent(noise_multiplier=4.0, records=40, batch_size=4, steps=10), 1),
+    )
+
+
+class PrivatelyFitted:
+    """Mixin of learners whose fits cost three steps of DP-SGD, by their number of rows."""
+
+    privacy_events: tuple[Any, ...] = ()
+
+    def planned_events(self, num_records: int, **_: object) -> tuple[Any, ...]:
+        event = DPSGDEvent(noise_multiplier=4.0, records=num_records, batch_size=2, steps=3)
+        return ((event, 1),)
+
+    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Any:
+        self.privacy_events = self.planned_events(len(y))
+        return super().fit(x, y, rng=rng)  # type: ignore[misc]
+
+
+def watched(kind: type, seen: list[Any], method: str = "fit") -> Any:
+    """Return a learner that notes in a list all that one of its methods is given."""
+
+    def note(self: Any, *given: Any, **named: Any) -> Any:
+        seen.append((*given, *named.values()))
+        return getattr(kind, method)(self, *given, **named)
+
+    return type(kind.__name__, (kind,), {method: note})
+
+
+class EditedGrid(InMemoryGrid):
+    """Passes the replies to every batch of messages through `edit(number, replies)`."""
+
+    def __init__(self, app: ClientApp, num_nodes: int, edit: Callable[..., Any]) -> None:
+        super().__init__(app, num_nodes)
+        self.edit, self.sends = edit, 0
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+        self.sends += 1
+        replies: list[Message] = super().send_and_receive(messages, timeout=timeout)
+        return self.edit(self.sends, replies)  # type: ignore[no-any-return]
 
 
 def blobs(num_rows: int, *path: str | int) -> tuple[Array, IntArray]:

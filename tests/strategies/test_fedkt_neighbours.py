@@ -118,7 +118,7 @@ def test_one_party_moves_s_votes_on_the_server() -> None:
         strategy = toy_fedkt(**asked)
         said = [FedKTParty().train(party, None, config, PartyState())[0] for party in parties]
         hear(strategy, *said)
-        tallies.append(strategy._tally.counts)
+        tallies.append(strategy._votes.counts)
     moved = np.abs(tallies[0] - tallies[1])
 
     assert moved.max() == SPLITS

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 
 from clients.app import client_app
 from clients.tabular.kernel import RidgeLearner
@@ -20,29 +20,43 @@ from fl_strategies import (
 from fl_strategies.aggregation.votes import count_votes, least_agreeing
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.party.role import PartyState
-from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
 from fl_strategies.privacy.noise import VotePrivacy, choose_queries
 from fl_strategies.strategies.fedkt.options import FedKTOptions
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import pack_labels
-from simulations.runtime.local import InMemoryGrid, run_local
+from simulations.runtime.local import run_local
 from tests.toys import (
     PUBLIC,
     TEST,
     CentroidLearner,
+    PrivatelyFitted,
     accuracy,
     hear,
     load_toy_party,
     load_with,
     toy_fedkt,
     toy_party,
+    watched,
 )
 
 APP = client_app(load_toy_party)
 TWO_FIVE = {"num_splits": 2, "num_teachers": 5}
 L1 = {"privacy_level": "L1", "gamma": 0.1, "num_queries": 20, **TWO_FIVE}
 L2 = {"privacy_level": "L2", "gamma": 0.1, "num_queries": 20, **TWO_FIVE}
+CONFIDENT: dict[str, Any] = {
+    "noise": "confident-gaussian",
+    "sigma": 0.05,
+    "threshold_sigma": 0.05,
+    "num_queries": 30,
+}
+TWO_CLASSES = {
+    "num_classes": 2,
+    "learner_fn": lambda: RidgeLearner(num_classes=2),
+    "num_splits": 1,
+    "privacy_level": "L1",
+    "noise": "laplace",
+}
 
 
 def run(**changes: Any) -> tuple[Any, dict[str, Any]]:
@@ -89,15 +103,7 @@ def test_l1_charges_one_release_a_query_with_sensitivity_s() -> None:
 def test_l1_of_the_paper_has_the_known_epsilon() -> None:
     """Adult's gamma .04, s = 1, two classes, 40 queries: 0.934913 by bounded range."""
     public = np.random.default_rng(0).normal(size=(40, 2))
-    strategy = toy_fedkt(
-        public=public,
-        num_classes=2,
-        learner_fn=lambda: RidgeLearner(num_classes=2),
-        num_splits=1,
-        privacy_level="L1",
-        noise="laplace",
-        gamma=0.04,
-    )
+    strategy = toy_fedkt(**TWO_CLASSES, public=public, gamma=0.04)
 
     metrics = aggregate(strategy, np.ones((1, 40), int), 4)
 
@@ -106,16 +112,11 @@ def test_l1_of_the_paper_has_the_known_epsilon() -> None:
 
 def test_l1_trains_on_the_queried_rows_only() -> None:
     """Rows that were not asked for take no part, also those that no party is sure of."""
-    fitted: list[np.ndarray] = []
+    fitted: list[Any] = []
 
-    class Recorder(CentroidLearner):
-        def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
-            fitted.append(x)
-            return super().fit(x, y, rng=rng)
+    run(**L1, learner_fn=watched(CentroidLearner, fitted))
 
-    run(**L1, learner_fn=Recorder)
-
-    np.testing.assert_array_equal(fitted[-1], PUBLIC[choose_queries(60, 20, 0)])
+    np.testing.assert_array_equal(fitted[-1][0], PUBLIC[choose_queries(60, 20, 0)])
 
 
 def test_l1_answers_rows_without_any_vote() -> None:
@@ -132,54 +133,35 @@ def test_strong_noise_hides_a_unanimous_vote() -> None:
     """At gamma 1e-4 four unanimous parties lose almost all say: labels are near uniform."""
     public = np.zeros((3000, 2))
     strategy = toy_fedkt(public=public, privacy_level="L1", gamma=1e-4, num_splits=2)
-    seen: list[np.ndarray] = []
-    strategy.learner_fn = lambda: _Keeper(seen)  # type: ignore[assignment, return-value]
+    seen: list[Any] = []
+    strategy.learner_fn = watched(CentroidLearner, seen)
 
     aggregate(strategy, np.full((2, 3000), 2), 4)
 
-    shares = np.bincount(seen[0], minlength=3) / 3000
+    shares = np.bincount(seen[0][1], minlength=3) / 3000
     np.testing.assert_allclose(shares, 1 / 3, atol=0.04)
-
-
-class _Keeper(CentroidLearner):
-    def __init__(self, seen: list[np.ndarray]) -> None:
-        super().__init__()
-        self.seen = seen
-
-    def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
-        self.seen.append(y)
-        return super().fit(x, y, rng=rng)
 
 
 def test_noise_does_not_come_from_the_seed() -> None:
     """Two runs of one seed label differently; two with seeded noise do not, at a price."""
-    labels: list[list[np.ndarray]] = [[], [], [], []]
-    for number, seeded in enumerate([False, False, True, True]):
+    seen: list[Any] = []
+    for seeded in (False, False, True, True):
         strategy = toy_fedkt(**{**L1, "num_queries": 60, "gamma": 0.01}, seeded_noise=seeded)
-        strategy.learner_fn = lambda number=number: _Keeper(labels[number])  # type: ignore[assignment, misc, return-value]
+        strategy.learner_fn = watched(CentroidLearner, seen)
         metrics = aggregate(strategy, np.ones((2, 60), int), 4)
 
         assert math.isinf(metrics[keys.EPSILON_PARTY]) == seeded
 
-    assert not np.array_equal(labels[0][0], labels[1][0])
-    np.testing.assert_array_equal(labels[2][0], labels[3][0])
+    labels = [labels for _, labels, _ in seen]
+    assert not np.array_equal(labels[0], labels[1])
+    np.testing.assert_array_equal(labels[2], labels[3])
 
 
 def test_the_data_dependent_figure_stands_beside_the_claim() -> None:
     """It is smaller for unanimous votes, and never the claim itself."""
-    strategy = toy_fedkt(
-        num_classes=2,
-        learner_fn=lambda: RidgeLearner(num_classes=2),
-        num_splits=1,
-        privacy_level="L1",
-        noise="laplace",
-        gamma=0.5,
-        num_parties=4,
-        private_diagnostics=True,
-    )
-    votes = np.zeros((1, 60), int)
+    strategy = toy_fedkt(**TWO_CLASSES, gamma=0.5, private_diagnostics=True)
 
-    metrics = aggregate(strategy, votes, 50)
+    metrics = aggregate(strategy, np.zeros((1, 60), int), 50)
 
     figure = metrics[keys.EPSILON_PARTY_DATA_DEPENDENT]
     assert figure < metrics[keys.EPSILON_PARTY] == strategy.ledger_.get_epsilon()
@@ -248,13 +230,13 @@ def test_a_party_with_a_journal_keeps_its_accuracy_whatever_the_server_says(
 def test_l2_adds_no_second_noise_on_the_server() -> None:
     """Given equal students the server's answer is the plain vote."""
     strategy = toy_fedkt(**L2)
-    seen: list[np.ndarray] = []
-    strategy.learner_fn = lambda: _Keeper(seen)  # type: ignore[assignment, return-value]
+    seen: list[Any] = []
+    strategy.learner_fn = watched(CentroidLearner, seen)
 
     metrics = aggregate(strategy, np.full((2, 60), 2), 4)
 
     ((event, count),) = strategy.ledger_.entries
-    assert set(seen[0]) == {2}
+    assert set(seen[0][1]) == {2}
     assert (event.unit, event.sensitivity, count) == ("example", 1, 40)
     assert keys.EPSILON_PARTY not in metrics
 
@@ -279,14 +261,7 @@ def test_a_target_is_met_and_hardly_undercut() -> None:
 def test_gaussian_and_confident_noise_work(level: str) -> None:
     """Gaussian noise is accounted exactly; confident noise answers fewer rows."""
     plain, _ = run(privacy_level=level, noise="gaussian", sigma=0.05, num_queries=30)
-    strategy, _ = run(
-        privacy_level=level,
-        noise="confident-gaussian",
-        sigma=0.05,
-        num_queries=30,
-        threshold=3.5,
-        threshold_sigma=0.05,
-    )
+    strategy, _ = run(privacy_level=level, threshold=3.5, **CONFIDENT)
 
     costs = [known.ledger_.bounds()["gaussian"] for known in (plain, strategy)]
     assert costs[0] < costs[1] < math.inf
@@ -296,14 +271,7 @@ def test_gaussian_and_confident_noise_work(level: str) -> None:
 def test_no_answer_at_all_is_one_clear_sentence() -> None:
     """A threshold beyond the number of voters leaves nothing to learn from."""
     with pytest.raises(RunFailed, match="queries must be answered for every student"):
-        run(
-            privacy_level="L2",
-            noise="confident-gaussian",
-            sigma=0.05,
-            num_queries=30,
-            threshold=99.0,
-            threshold_sigma=0.05,
-        )
+        run(privacy_level="L2", threshold=99.0, **CONFIDENT)
 
 
 @pytest.mark.parametrize(
@@ -364,25 +332,14 @@ def test_queries_are_drawn_by_the_seed_and_equal_on_both_sides() -> None:
     np.testing.assert_array_equal(choose_queries(5, 5, seed=0), np.arange(5))
 
 
-class PrivatelyTrained(CentroidLearner):
+class PrivatelyTrained(PrivatelyFitted, CentroidLearner):
     """A teacher that says what its training cost, as a DP-SGD learner does."""
-
-    privacy_events: tuple[Any, ...] = ()
-
-    def planned_events(self, num_records: int, **_: object) -> tuple[Any, ...]:
-        event = DPSGDEvent(noise_multiplier=4.0, records=num_records, batch_size=2, steps=3)
-        return ((event, 1),)
-
-    def fit(self, x: np.ndarray, y: np.ndarray, *, rng: np.random.Generator) -> Any:
-        self.privacy_events = self.planned_events(len(y))
-        return super().fit(x, y, rng=rng)
 
 
 def test_privately_trained_teachers_make_every_vote_free() -> None:
     """With DP-SGD teachers L0 has a finite epsilon: one training run per partition."""
     pytest.importorskip("dp_accounting")
-    party: Party = replace(toy_party(0), teacher_fn=PrivatelyTrained)
-
+    party = replace(toy_party(0), teacher_fn=PrivatelyTrained)
     asked = config(**TWO_FIVE, vote_weights="none")
 
     _, metrics = FedKTParty().train(party, None, asked, PartyState())
@@ -390,17 +347,6 @@ def test_privately_trained_teachers_make_every_vote_free() -> None:
     assert metrics[keys.NUM_RELEASES] == 2
     assert 0 < metrics[keys.EPSILON_EXAMPLE] < math.inf
     assert metrics[keys.EPSILON_PARTY] == math.inf
-
-
-def test_asking_again_in_the_same_run_costs_again() -> None:
-    """Without a journal the state of the run remembers what the parties have released."""
-    grid, told = InMemoryGrid(APP, 4), []
-    for _ in range(2):
-        result = toy_fedkt(**L2).start(grid, ArrayRecord(), num_rounds=1)
-        told.append(result.train_metrics_clientapp[1])
-
-    assert told[1][keys.NUM_RELEASES] == 2 * told[0][keys.NUM_RELEASES]  # type: ignore[operator]
-    assert told[1][keys.EPSILON_EXAMPLE] > told[0][keys.EPSILON_EXAMPLE]  # type: ignore[operator]
 
 
 def test_votes_are_not_trimmed_before_noise_that_covers_one_party() -> None:
