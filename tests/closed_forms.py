@@ -22,7 +22,6 @@ import numpy as np
 from scipy.linalg import block_diag, eigh, pinvh, solve
 
 from fl_strategies._util import Array, FloatArray
-from fl_strategies.errors import require
 
 Kernel: TypeAlias = Callable[[Array, Array], FloatArray]
 
@@ -82,8 +81,6 @@ class KernelFederation:
     """
 
     def __init__(self, agents: Sequence[KernelAgent], ridge: float) -> None:
-        require(len(agents) > 0, "KernelFederation", "agents", "at least one", 0)
-        require(ridge >= 0, "KernelFederation", "ridge", "at least 0", ridge)
         self.agents, self.ridge = tuple(agents), ridge
         self.num_records = sum(len(agent.x) for agent in agents)
         self._inverses = [self._inverse(agent) for agent in agents]
@@ -207,8 +204,6 @@ class KernelFederation:
 
     def _pair(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Return L11, M12, L21 and M22 of two agents."""
-        two = len(self.agents) == 2
-        require(two, "KernelFederation", "agents", "two, as in the paper", len(self.agents))
         one, other = self.agents
         return (
             self.matrix(one, one.x, one.x),

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from sklearn.kernel_ridge import KernelRidge
 
 from fl_strategies._util import Array, FloatArray
-from fl_strategies.errors import InvalidParameter
 from tests.closed_forms import (
     Kernel,
     KernelAgent,
@@ -231,15 +230,3 @@ def test_a_learner_that_divides_by_its_own_rows_needs_a_larger_ridge() -> None:
 
     assert world.local_ridge(0) == pytest.approx(0.125)
     assert world.local_ridge(1) == pytest.approx(0.5)
-
-
-def test_bad_input_is_one_sentence() -> None:
-    """No agents, a negative ridge, and propositions that know two agents only."""
-    agents = federation((3, 3, 3)).agents
-
-    with pytest.raises(InvalidParameter, match="agents must be at least one"):
-        KernelFederation([], 0.0)
-    with pytest.raises(InvalidParameter, match="ridge must be at least 0, got -1"):
-        KernelFederation(agents, -1)
-    with pytest.raises(InvalidParameter, match="agents must be two, as in the paper, got 3"):
-        KernelFederation(agents, 0.1).proposition_vii(GRID)

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, Context, Message
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
 from clients import SklearnLearner, client_app
 from fl_strategies import FedKD, Party
 from fl_strategies._util import Array, IntArray
-from fl_strategies.aggregation.evidence import CLASS_COUNTS
 from fl_strategies.party.role import (
     LEAST_COVERAGE,
     contrasted,
@@ -21,11 +20,18 @@ from fl_strategies.party.role import (
     log_ratio_to_public,
 )
 from fl_strategies.privacy.accountant import claim
-from fl_strategies.privacy.events import DPSGDEvent
 from fl_strategies.privacy.mechanisms import LaplaceCounts, Release
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid, run_local
-from tests.toys import CentroidLearner, Planned, load_toy_party, toy_fedkd, toy_party
+from tests.toys import (
+    Careful,
+    EditedGrid,
+    load_toy_party,
+    load_with,
+    toy_fedkd,
+    toy_party,
+    without_records,
+)
 
 NUM_PARTIES = 4
 CENTRES = np.array([[0.0, 0.0], [2.5, 0.0], [0.0, 2.5]])
@@ -179,32 +185,23 @@ def test_a_score_takes_at_most_a_byte() -> None:
     assert metrics[keys.NUM_BYTES_SENT] / NUM_PARTIES < 3 * len(PUBLIC) + 900
 
 
-class Tampering(InMemoryGrid):
-    """Lets one party say something else about its contrast or its counts."""
+def tampered(contrast: object) -> EditedGrid:
+    """Return a grid on which one party says something else about its contrast."""
 
-    def __init__(self, meta: dict[str, Any], counts: Array | None = None) -> None:
-        super().__init__(client_app(load_toy_party), NUM_PARTIES)
-        self.meta, self.counts = meta, counts
-
-    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
-        replies = super().send_and_receive(messages, timeout=timeout)
+    def tamper(_: int, replies: list[Message]) -> list[Message]:
         for content in [reply.content for reply in replies[:1]]:
-            if content[keys.META][keys.KIND] != "scores":
-                continue
-            content[keys.META] = ConfigRecord({**content[keys.META], **self.meta})
-            if self.counts is not None:
-                held = content[keys.ARRAYS]
-                assert isinstance(held, ArrayRecord)
-                told = ArrayRecord({CLASS_COUNTS: self.counts})  # type: ignore[dict-item]
-                content[keys.ARRAYS] = ArrayRecord({**held, **told})
+            if content[keys.META][keys.KIND] == "scores":
+                content[keys.META]["contrast"] = contrast
         return replies
+
+    return EditedGrid(client_app(load_toy_party), NUM_PARTIES, tamper)
 
 
 @pytest.mark.parametrize("contrast", ["yes", 1, ""])
 def test_a_contrast_nobody_knows_excludes_the_party(contrast: object) -> None:
     """One line names it; the others make the model."""
     strategy = toy_fedkd()
-    strategy.start(Tampering({"contrast": contrast}), ArrayRecord(), num_rounds=1)
+    strategy.start(tampered(contrast), ArrayRecord(), num_rounds=1)
 
     (why,) = strategy.rejected_.values()
     assert "contrast must be one of none, public, uncovered" in why
@@ -214,7 +211,8 @@ def test_a_contrast_nobody_knows_excludes_the_party(contrast: object) -> None:
 def test_an_excluded_party_leaves_no_evidence_behind() -> None:
     """The consensus is that of the three others alone, to the bit."""
     targets = []
-    for grid in (Tampering({"contrast": "yes"}), InMemoryGrid(only_last_three(), NUM_PARTIES)):
+    last_three = client_app(load_with(without_records, only=0))
+    for grid in (tampered("yes"), InMemoryGrid(last_three, NUM_PARTIES)):
         strategy = toy_fedkd()
         strategy.start(grid, ArrayRecord(), num_rounds=1)
         targets.append(strategy.model_.to_arrays()["centroids"].tobytes())  # type: ignore[attr-defined]
@@ -222,30 +220,10 @@ def test_an_excluded_party_leaves_no_evidence_behind() -> None:
     assert targets[0] == targets[1]
 
 
-def only_last_three() -> Any:
-    def load(context: Context) -> Party:
-        party = load_toy_party(context)
-        if party.partition_id == 0:
-            return replace(party, x=party.x[:0], y=party.y[:0])
-        return party
-
-    return client_app(load)
-
-
-class Careful(Planned, CentroidLearner):
-    """Claims to have been trained with DP-SGD; the arithmetic of charges is what is tested."""
-
-    privacy_events = planned = (
-        (DPSGDEvent(noise_multiplier=4.0, records=40, batch_size=4, steps=10), 1),
+def careful_app() -> Any:
+    return client_app(
+        lambda c: replace(load_toy_party(c), learner_fn=Careful, x_test=None, y_test=None)
     )
-
-
-def careful_app(x: Array | None = None, y: IntArray | None = None) -> Any:
-    def load(context: Context) -> Party:
-        party = replace(load_toy_party(context), learner_fn=Careful, x_test=None, y_test=None)
-        return party if x is None or y is None else replace(party, x=x, y=y)
-
-    return client_app(load)
 
 
 def test_private_models_pay_for_their_counts_and_nothing_else() -> None:
@@ -346,7 +324,4 @@ def test_several_labels_are_corrected_one_by_one() -> None:
 
     assert not strategy.rejected_
     assert ((strategy.model_.logits(x) > 0) == y).mean() > 0.85
-    assert (
-        strategy.options.count_mechanism(strategy.task, strategy.num_classes).l1_sensitivity
-        == 4.0
-    )
+    assert strategy.options.count_mechanism("multi-label", 2).l1_sensitivity == 4.0

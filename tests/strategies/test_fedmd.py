@@ -1,5 +1,6 @@
 """FedMD: rounds, memory, consensus, and parties that differ or misbehave."""
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from fl_strategies.errors import (
     NotFitted,
     RunFailed,
 )
-from fl_strategies.learners import IncrementalLearner, PortableLearner, Recipe
+from fl_strategies.learners import Recipe
 from fl_strategies.party.role import PartyState
 from fl_strategies.strategies.fedmd import FedMD, FedMDParty
 from fl_strategies.strategies.fedmd.options import LOGIT_SPREAD, public_rows
@@ -35,10 +36,12 @@ from tests.toys import (
     PUBLIC_LABELS,
     TEST,
     CentroidLearner,
+    EditedGrid,
     accuracy,
     common_options,
     hear,
     toy_party,
+    watched,
 )
 
 PAYLOADS = ["logits", "softmax", "argmax"]
@@ -137,12 +140,8 @@ def _softmax(z: np.ndarray) -> np.ndarray:
 
 
 def linear_party(partition_id: int, num_records: int = 40, **changes: Any) -> Party:
-    party = replace(
-        toy_party(partition_id, num_records),
-        learner_fn=SoftmaxRegression,
-        learner_name="softmax-regression",
-    )
-    return replace(party, **changes)
+    own = {"learner_fn": SoftmaxRegression, "learner_name": "softmax-regression"}
+    return replace(toy_party(partition_id, num_records), **{**own, **changes})
 
 
 def refitted_party(partition_id: int, **changes: Any) -> Party:
@@ -162,14 +161,28 @@ def linear_fedmd(**changes: Any) -> FedMD:
     return FedMD.from_settings(**{**options, **changes})
 
 
+def watching(starts: list[tuple[int, np.ndarray, int]]) -> Callable[..., Party]:
+    """Make parties that note themselves, their weights and their rows before each training."""
+
+    def make_party(partition_id: int, **changes: Any) -> Party:
+        class Watching(SoftmaxRegression):
+            def partial_fit(self, x: Any, y: Any, *, rng: Any, epochs: int) -> Any:
+                starts.append((partition_id, self.weights, len(x)))
+                return super().partial_fit(x, y, rng=rng, epochs=epochs)
+
+        return linear_party(partition_id, learner_fn=Watching, **changes)
+
+    return make_party
+
+
 class Federation:
     """A grid, and the models that its parties were last seen with."""
 
     def __init__(
         self,
         make_party: Callable[[int], Party] = linear_party,
-        grid: type[InMemoryGrid] = InMemoryGrid,
         num_nodes: int = 4,
+        grid: Callable[[ClientApp, int], InMemoryGrid] = InMemoryGrid,
     ) -> None:
         self.models: dict[int, Any] = {}
         self.grid = grid(self.app(make_party), num_nodes)
@@ -194,14 +207,6 @@ def request(strategy: FedMD, server_round: int = 1, **changes: Any) -> ConfigRec
     """Return what a party is told in a round."""
     config = {**strategy.party_config(), keys.SEED: strategy.seed}
     return ConfigRecord({**config, keys.SERVER_ROUND: server_round, **changes})
-
-
-def test_the_learners_here_take_both_paths() -> None:
-    """One can continue and be kept as arrays, the other can do neither."""
-    assert isinstance(SoftmaxRegression(), IncrementalLearner)
-    assert isinstance(SoftmaxRegression(), PortableLearner)
-    assert not isinstance(Refitted(), IncrementalLearner)
-    assert not isinstance(Refitted(), PortableLearner)
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
@@ -252,8 +257,6 @@ def test_evaluating_changes_nothing(payload: str, make_party: Callable[[int], Pa
     other.evaluate = True
     blind.run(other, 1)
 
-    assert one.consensus_ is not None
-    assert other.consensus_ is not None
     assert one.consensus_.tobytes() == other.consensus_.tobytes()
     assert watched.bits() == blind.bits()
     assert len(watched.bits()) == 4
@@ -304,44 +307,36 @@ def test_a_party_that_was_away_digests_the_newest_consensus(
     away: tuple[int, ...], expected: list[int]
 ) -> None:
     """It takes up what it finds, and the consensus of its absence is that of the others."""
-    seen: dict[int, list[bytes]] = defaultdict(list)
+    seen: dict[int, list[Any]] = defaultdict(list)
 
-    def watched(partition_id: int) -> Party:
-        class Watching(SoftmaxRegression):
-            def distill(self, x: Any, targets: Any, *, rng: Any, recipe: Recipe) -> Any:
-                seen[partition_id].append(np.asarray(x).tobytes())
-                return super().distill(x, targets, rng=rng, recipe=recipe)
+    def make_party(partition_id: int) -> Party:
+        learner_fn = watched(SoftmaxRegression, seen[partition_id], "distill")
+        return linear_party(partition_id, learner_fn=learner_fn)
 
-        return linear_party(partition_id, learner_fn=Watching)
-
-    federation = Federation(watched, grid=Absences)
+    federation = Federation(make_party, grid=Absences)
     federation.grid.away = away  # type: ignore[attr-defined]
     strategy = linear_fedmd(payload="softmax", evaluate=False)
     result = federation.run(strategy, 4)
 
     rows = {PUBLIC[public_rows(0, r, 60, 30)].tobytes(): r for r in range(1, 5)}
-    assert [rows[x] for x in seen[0]] == expected
-    assert [rows[x] for x in seen[1]] == [1, 2, 3]
+    assert [rows[x.tobytes()] for x, *_ in seen[0]] == expected
+    assert [rows[x.tobytes()] for x, *_ in seen[1]] == [1, 2, 3]
     numbers = [result.train_metrics_clientapp[r][keys.NUM_PARTIES] for r in range(1, 5)]
     assert numbers == [3 if r in away else 4 for r in range(1, 5)]
 
 
+def second_loses(number: int) -> Callable[..., InMemoryGrid]:
+    """Make grids on which so many of four answers to the second round are lost."""
+    return functools.partial(
+        EditedGrid, edit=lambda n, replies: replies[: 4 - number] if n == 3 else replies
+    )
+
+
 def test_a_round_without_enough_answers_keeps_the_last_consensus() -> None:
     """It is sent again with its own round, and nobody digests it twice."""
-
-    class Silent(InMemoryGrid):
-        sends = 0
-
-        def send_and_receive(
-            self, messages: Any, *, timeout: float | None = None
-        ) -> list[Message]:
-            self.sends += 1
-            replies = super().send_and_receive(messages, timeout=timeout)
-            return replies[:1] if self.sends == 3 else replies
-
     SoftmaxRegression.digests.clear()
     strategy = linear_fedmd(payload="softmax", evaluate=False)
-    result = Federation(grid=Silent).run(strategy, 3)
+    result = Federation(grid=second_loses(3)).run(strategy, 3)
 
     assert list(result.train_metrics_clientapp) == [1, 3]
     first = PUBLIC[public_rows(0, 1, 60, 30)].tobytes()
@@ -351,24 +346,10 @@ def test_a_round_without_enough_answers_keeps_the_last_consensus() -> None:
 
 def test_answers_of_a_round_that_failed_are_forgotten() -> None:
     """One answer that came in vain leaves the next consensus as if it had not come."""
-
-    class FailingSecond(InMemoryGrid):
-        sends, passed = 0, 0
-
-        def send_and_receive(
-            self, messages: Any, *, timeout: float | None = None
-        ) -> list[Message]:
-            self.sends += 1
-            replies = super().send_and_receive(messages, timeout=timeout)
-            return replies[: self.passed] if self.sends == 3 else replies
-
     found = []
-    for passed in (0, 1):
-        federation = Federation(grid=FailingSecond)
-        federation.grid.passed = passed  # type: ignore[attr-defined]
+    for lost in (4, 3):
         strategy = linear_fedmd(payload="softmax", evaluate=False)
-        federation.run(strategy, 3)
-        assert strategy.consensus_ is not None
+        Federation(grid=second_loses(lost)).run(strategy, 3)
         found.append(strategy.consensus_.tobytes())
 
     assert found[0] == found[1]
@@ -393,7 +374,6 @@ def test_messages_hold_a_consensus_and_no_positions() -> None:
     later = strategy.ask_parties(2, ArrayRecord(), ConfigRecord(), federation.grid)
 
     assert keys.ARRAYS not in fresh[0].content
-    assert labels is not None
     (packed,) = later[0].content.array_records[keys.ARRAYS].values()
     np.testing.assert_array_equal(packed.numpy(), pack_labels(labels, NUM_CLASSES))
     assert later[0].content.config_records[keys.META]["consensus-round"] == 1
@@ -513,8 +493,6 @@ def test_a_bad_answer_is_refused_and_leaves_no_trace(
 
     ((_, reason),) = strategy.rejected_.items()
     assert re.search(sentence, reason), reason
-    assert strategy.consensus_ is not None
-    assert honest.consensus_ is not None
     assert strategy.consensus_.tobytes() == honest.consensus_.tobytes()
 
 
@@ -524,21 +502,16 @@ def test_a_robust_consensus_withstands_a_hostile_party() -> None:
     The mean does not hear it as loudly; it lost more than a third of the rows when it did.
     """
 
-    class Liar(InMemoryGrid):
-        def send_and_receive(
-            self, messages: Any, *, timeout: float | None = None
-        ) -> list[Message]:
-            replies = super().send_and_receive(messages, timeout=timeout)
-            scores = np.tile(np.array([100.0, -50.0, -50.0], dtype=np.float32), (30, 1))
-            for reply in replies[:1]:
-                reply.content[keys.ARRAYS] = encode_arrays({"scores": scores})
-            return replies
+    def lie(_: int, replies: list[Message]) -> list[Message]:
+        scores = np.tile(np.array([100.0, -50.0, -50.0], dtype=np.float32), (30, 1))
+        for reply in replies[:1]:
+            reply.content[keys.ARRAYS] = encode_arrays({"scores": scores})
+        return replies
 
     shares = {}
     for rule in ("mean", "trimmed-mean", "median"):
         strategy = linear_fedmd(payload="logits", consensus=rule, evaluate=False)
-        Federation(grid=Liar).run(strategy)
-        assert strategy.consensus_ is not None
+        Federation(grid=functools.partial(EditedGrid, edit=lie)).run(strategy)
         found = strategy.consensus_.argmax(axis=1) == PUBLIC_LABELS[strategy.indices_]
         shares[rule] = found.mean()
 
@@ -618,14 +591,8 @@ def test_evaluating_needs_a_model_and_a_consensus() -> None:
 
 def test_a_learner_that_cannot_go_on_is_fitted_to_records_and_consensus() -> None:
     """Its own records with their labels, then the rows of the consensus with its labels."""
-    fitted: list[tuple[np.ndarray, np.ndarray]] = []
-
-    class Recorder(Refitted):
-        def fit(self, x: np.ndarray, y: np.ndarray, *, rng: Any) -> Any:
-            fitted.append((x, y))
-            return super().fit(x, y, rng=rng)
-
-    party, state = refitted_party(0, learner_fn=Recorder), PartyState()
+    fitted: list[Any] = []
+    party, state = refitted_party(0, learner_fn=watched(Refitted, fitted)), PartyState()
     strategy = linear_fedmd(consensus="mean")
     labels = np.arange(30) % 3
     message = consensus_message(labels=pack_labels(labels, 3))
@@ -634,7 +601,7 @@ def test_a_learner_that_cannot_go_on_is_fitted_to_records_and_consensus() -> Non
     FedMDParty().train(party, message, request(strategy, 2), state)
 
     np.testing.assert_array_equal(fitted[0][0], party.x)
-    for x, y in fitted[1:]:
+    for x, y, _ in fitted[1:]:
         rows = public_rows(0, 1, 60, 30)
         np.testing.assert_array_equal(x, np.concatenate([party.x, PUBLIC[rows]]))
         np.testing.assert_array_equal(y, np.concatenate([party.y, labels]))
@@ -662,23 +629,19 @@ def test_pretraining_on_labelled_public_rows() -> None:
 
 def test_a_given_model_is_where_parties_of_its_kind_start() -> None:
     """Its arrays are what the first training continues from; other kinds start anew."""
-    starts: dict[int, np.ndarray] = {}
+    starts: list[tuple[int, np.ndarray, int]] = []
 
-    def watched(partition_id: int) -> Party:
-        class Watching(SoftmaxRegression):
-            def partial_fit(self, x: Any, y: Any, *, rng: Any, epochs: int) -> Any:
-                starts.setdefault(partition_id, self.weights)
-                return super().partial_fit(x, y, rng=rng, epochs=epochs)
-
+    def make_party(partition_id: int) -> Party:
         name = "other" if partition_id == 2 else "softmax-regression"
-        return linear_party(partition_id, learner_fn=Watching, learner_name=name)
+        return watching(starts)(partition_id, learner_name=name)
 
     given = np.arange(9.0).reshape(3, 3)
     strategy = linear_fedmd(pretrained={"weights": given})
-    Federation(watched).run(strategy, 2)
+    Federation(make_party).run(strategy, 2)
+    first = {number: weights for number, weights, _ in reversed(starts)}
 
-    np.testing.assert_array_equal(starts[0], given)
-    np.testing.assert_array_equal(starts[2], np.zeros((3, 3)))
+    np.testing.assert_array_equal(first[0], given)
+    np.testing.assert_array_equal(first[2], np.zeros((3, 3)))
     assert not strategy.rejected_
 
 
@@ -721,7 +684,6 @@ def test_the_result_of_flower_is_the_consensus() -> None:
 
     np.testing.assert_array_equal(result.arrays["scores"].numpy(), strategy.consensus_)
     assert 0.8 < result.train_metrics_clientapp[2][keys.VOTE_AGREEMENT] <= 1
-    assert strategy.consensus_ is not None
     np.testing.assert_allclose(strategy.consensus_.sum(axis=1), 1, atol=1e-5)
 
 

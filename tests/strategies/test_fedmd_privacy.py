@@ -46,11 +46,13 @@ from tests.strategies.test_fedmd import (
     linear_party,
     refitted_party,
     request,
+    watching,
 )
 from tests.toys import TEST, Planned, accuracy, hear
 
 NFDP = {"release": "nfdp", "num_samples": 10}
 LDP = {"release": "ldp", "payload": "softmax", "sigma": 50.0}
+GUMBEL = {"noise": "gumbel", "gamma": 1.0}
 MAKERS = [linear_party, refitted_party]
 
 
@@ -62,9 +64,7 @@ def train(
 
 
 def sample_of(state: PartyState) -> list[int]:
-    sample = FedMDPartyState(state.records).sample
-    assert sample is not None
-    return sample.tolist()
+    return FedMDPartyState(state.records).sample.tolist()
 
 
 def with_journal(party: Party, folder: Path, **options: Any) -> Party:
@@ -228,9 +228,7 @@ def test_without_a_journal_there_is_no_second_sample() -> None:
 
 def kept_sample(file: Path) -> dict[str, Any]:
     """Return what a party has noted about its sample."""
-    content = unsealed(file.name, file.read_bytes())
-    assert content is not None
-    return dict(json.loads(content))
+    return dict(json.loads(unsealed(file.name, file.read_bytes())))
 
 
 def test_a_sample_survives_a_run_beside_the_journal(tmp_path: Path) -> None:
@@ -244,9 +242,7 @@ def test_a_sample_survives_a_run_beside_the_journal(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("*.json")
     assert sample_of(first) == sample_of(second) == kept_sample(file)["rows"]
     assert file.stat().st_mode & 0o077 == 0
-    assert party.journal is not None
-    ((entry, *_),) = [party.journal.entries()]
-    assert len(party.journal.entries()) == 1
+    (entry,) = party.journal.entries()
     assert entry.charges[0][0] == SubsampleEvent(records=40, samples=10, replacement=True)
     assert metrics[keys.DELTA_EXAMPLE] == pytest.approx(nfdp_tight(40, 10).delta)
 
@@ -288,7 +284,6 @@ def test_a_sample_that_nobody_paid_for_is_not_used(tmp_path: Path) -> None:
     moved = with_journal(linear_party(0), tmp_path / "new")
     train(moved, linear_fedmd(**NFDP))
 
-    assert moved.journal is not None
     assert len(moved.journal.entries()) == 1
 
 
@@ -385,7 +380,6 @@ def test_a_sample_counts_also_in_a_round_that_fails() -> None:
     Federation().run(strategy)
     reply, _ = train(linear_party(0), strategy)
     hear(strategy, reply)
-    assert strategy.state.samples is not None
 
     assert strategy.state.samples.worst().charges[0][1] == 2
 
@@ -510,7 +504,7 @@ def test_weak_noise_is_useful_and_strong_noise_is_chance() -> None:
 def test_the_servers_budget_ends_the_run_before_it_is_exceeded() -> None:
     """The third round would cost too much: nothing is sent, and the reason is kept."""
     strategy = linear_fedmd(**LDP)
-    strategy.ledger_.charge_all(strategy.settings.noise.charges(60, seeded=False))  # type: ignore[union-attr]
+    strategy.ledger_.charge_all(strategy.settings.noise.charges(60, seeded=False))
     budget = strategy.ledger_.get_epsilon() * 1.01
     limited = linear_fedmd(**LDP, max_epsilon=budget)
     result = Federation().run(limited, 4)
@@ -524,17 +518,13 @@ def test_the_servers_budget_ends_the_run_before_it_is_exceeded() -> None:
 
 def test_a_party_whose_budget_is_spent_learns_on_and_sends_nothing(tmp_path: Path) -> None:
     """Its journal refuses the second round; its model still digests the others' consensus."""
-    noise = linear_fedmd(**LDP).settings.noise
-    assert noise is not None
     ledger = PrivacyLedger("example")
-    ledger.charge_all(noise.charges(30, seeded=False))
+    ledger.charge_all(linear_fedmd(**LDP).settings.noise.charges(30, seeded=False))
     budget = ledger.get_epsilon() * 1.01
 
     def guarded(partition_id: int) -> Party:
         party = linear_party(partition_id)
-        if partition_id:
-            return party
-        return with_journal(party, tmp_path, max_epsilon=budget)
+        return party if partition_id else with_journal(party, tmp_path, max_epsilon=budget)
 
     federation, strategy = Federation(guarded), linear_fedmd(**LDP)
     federation.run(strategy, 1)
@@ -545,9 +535,7 @@ def test_a_party_whose_budget_is_spent_learns_on_and_sends_nothing(tmp_path: Pat
     ((_, reason),) = strategy.rejected_.items()
     assert reason == NO_BUDGET
     assert federation.bits()[0] != before
-    journal = guarded(0).journal
-    assert journal is not None
-    (entry,) = journal.entries()
+    (entry,) = guarded(0).journal.entries()
     assert entry.purpose == "fedmd ldp, round 1"
     assert entry.charges[0][1] == 30
 
@@ -569,7 +557,7 @@ def test_noise_is_what_it_says_it_is() -> None:
     """Deviation of Gaussian and Laplace noise, and how often randomised response is true."""
     zeros = np.full((4000, 2), 0.5)
     for noise, deviation in (("gaussian", 3.0), ("laplace", 3.0 * math.sqrt(2))):
-        kind = AnswerNoise(payload="softmax", noise=noise, scale=3.0, num_classes=2)  # type: ignore[arg-type]
+        kind = AnswerNoise(payload="softmax", noise=noise, scale=3.0, num_classes=2)
         released = kind.release(zeros, None)
         assert released.std() == pytest.approx(deviation, rel=0.06)
         assert released.mean() == pytest.approx(0.5, abs=0.3)
@@ -618,7 +606,6 @@ def test_noise_does_not_come_from_the_seed() -> None:
     for seeded in (False, False, True, True):
         strategy = linear_fedmd(**LDP, seeded_noise=seeded)
         Federation().run(strategy)
-        assert strategy.consensus_ is not None
         found.append(strategy.consensus_.tobytes())
 
     assert found[0] != found[1]
@@ -632,10 +619,7 @@ def test_noise_does_not_come_from_the_seed() -> None:
         ({"target_epsilon": 1.0}, "sigma or target_epsilon must be given, one of the two"),
         ({"gamma": 1.0}, "gamma must be omitted for auto noise"),
         ({"noise": "laplace"}, "sigma must be omitted for laplace noise"),
-        (
-            {"noise": "gumbel", "sigma": None, "gamma": 1.0},
-            "noise must be one of gaussian, laplace for softmax",
-        ),
+        ({**GUMBEL, "sigma": None}, "noise must be one of gaussian, laplace for softmax"),
         ({"noise": "pink", "payload": "argmax"}, "noise must be one of auto, gaussian"),
         ({"sigma": -1.0}, "sigma must be greater than 0, got -1.0"),
         ({"sigma": 1e-9}, "scale must be at least"),
@@ -654,18 +638,18 @@ def test_wrong_noise_is_refused_in_one_sentence(changes: dict[str, Any], sentenc
         linear_fedmd(**{**LDP, **changes})
 
 
-def test_a_party_checks_the_noise_it_is_told() -> None:
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sigma": 1e-12}, "GaussianProbabilities: scale must be"),
+        ({"sigma": 1e31}, "FedMD: scale of noise must be at most"),
+        ({"noise": "gumbel", "sigma": 0.0, "gamma": 1.0}, "FedMD: noise must be one of gauss"),
+    ],
+)
+def test_a_party_checks_the_noise_it_is_told(changes: dict[str, Any], sentence: str) -> None:
     """Noise of another payload, or too little to hide rounding, is the server's mistake."""
-    config = request(linear_fedmd(**LDP), sigma=1e-12)
-    with pytest.raises(KnowledgeMismatch, match="Server: GaussianProbabilities: scale must be"):
-        FedMDParty().train(linear_party(0), None, config, PartyState())
-    config = request(linear_fedmd(**LDP), sigma=1e31)
-    with pytest.raises(
-        KnowledgeMismatch, match="Server: FedMD: scale of noise must be at most"
-    ):
-        FedMDParty().train(linear_party(0), None, config, PartyState())
-    config = request(linear_fedmd(**LDP), noise="gumbel", sigma=0.0, gamma=1.0)
-    with pytest.raises(KnowledgeMismatch, match="Server: FedMD: noise must be one of gaussian"):
+    config = request(linear_fedmd(**LDP), **changes)
+    with pytest.raises(KnowledgeMismatch, match=f"Server: {sentence}"):
         FedMDParty().train(linear_party(0), None, config, PartyState())
 
 
@@ -689,22 +673,23 @@ def test_without_protection_epsilon_is_infinite(
 EVENT = DPSGDEvent(noise_multiplier=4.0, records=40, batch_size=2, steps=3)
 
 
-class PrivatelyContinued(Planned, SoftmaxRegression):
-    """A learner that says what each of its private trainings cost."""
+class Private(Planned):
+    """Mixin of learners that say what each of their private trainings cost."""
 
     planned = ((EVENT, 1),)
     privacy_events: tuple[Any, ...] = ()
+
+
+class PrivatelyContinued(Private, SoftmaxRegression):
+    """It pays for every training."""
 
     def partial_fit(self, x: Any, y: Any, *, rng: Any, epochs: int) -> Any:
         self.privacy_events = (*self.privacy_events, (EVENT, 1))
         return super().partial_fit(x, y, rng=rng, epochs=epochs)
 
 
-class PrivatelyRefitted(Planned, Refitted):
-    """The same for a learner that starts anew."""
-
-    planned = ((EVENT, 1),)
-    privacy_events: tuple[Any, ...] = ()
+class PrivatelyRefitted(Private, Refitted):
+    """It starts anew."""
 
     def fit(self, x: Any, y: Any, *, rng: Any) -> Any:
         self.privacy_events = ((EVENT, 1),)
@@ -766,10 +751,7 @@ def test_memory_is_small_and_plain() -> None:
     """What a party keeps are its arrays, a round and its ledger; for refits only labels."""
     labels = pack_labels(np.zeros(30, int), 3)
     consensus = Knowledge("consensus", {"labels": labels}, {"consensus-round": 1})
-    for make_party, kept in (
-        (linear_party, "fedmd-model"),
-        (refitted_party, "fedmd-consensus"),
-    ):
+    for make_party, kept in zip(MAKERS, ("fedmd-model", "fedmd-consensus"), strict=True):
         state = PartyState()
         train(make_party(0), linear_fedmd(), state)
         FedMDParty().evaluate(make_party(0), consensus, request(linear_fedmd()), state)
@@ -789,21 +771,12 @@ SEEDED_LDP = {**LDP, "seeded_noise": True}
 
 def starts_of_round_two(first: dict[str, Any], second: dict[str, Any], **changes: Any) -> Any:
     """Return a party's model before its first training in round 2, and rows of each."""
-    starts: list[np.ndarray] = []
-    rows: list[int] = []
-
-    class Watching(SoftmaxRegression):
-        def partial_fit(self, x: Any, y: Any, *, rng: Any, epochs: int) -> Any:
-            starts.append(self.weights)
-            rows.append(len(x))
-            return super().partial_fit(x, y, rng=rng, epochs=epochs)
-
-    party, state = linear_party(0, learner_fn=Watching), PartyState()
+    starts: list[tuple[int, np.ndarray, int]] = []
+    party, state = watching(starts)(0), PartyState()
     train(party, linear_fedmd(**first), state)
     starts.clear()
-    rows.clear()
     train(replace(party, **changes), linear_fedmd(**second), state, 2)
-    return starts[0], rows
+    return starts[0][1], [rows for _, _, rows in starts]
 
 
 @pytest.mark.parametrize(
@@ -839,21 +812,15 @@ def test_a_model_of_the_same_release_is_gone_on_with(terms: dict[str, Any]) -> N
 
 def test_a_model_of_another_sample_is_not_gone_on_with(tmp_path: Path) -> None:
     """With a journal there may be two samples; a model belongs to one of them."""
-    starts: list[np.ndarray] = []
-
-    class Watching(SoftmaxRegression):
-        def partial_fit(self, x: Any, y: Any, *, rng: Any, epochs: int) -> Any:
-            starts.append(self.weights)
-            return super().partial_fit(x, y, rng=rng, epochs=epochs)
-
-    party, state = linear_party(0, learner_fn=Watching), PartyState()
+    starts: list[tuple[int, np.ndarray, int]] = []
+    party, state = watching(starts)(0), PartyState()
     kept = with_journal(party, tmp_path)
     for server_round, samples in enumerate((10, 11, 11), start=1):
         strategy = linear_fedmd(release="nfdp", num_samples=samples)
         train(kept, strategy, state, server_round)
 
     # Round 2 begins again and revisits; round 3 only revisits.
-    assert [bool(start.any()) for start in starts] == [False, False, True, True]
+    assert [bool(start.any()) for _, start, _ in starts] == [False, False, True, True]
 
 
 def test_private_training_under_noise_is_paid_when_the_noise_is_gone() -> None:
