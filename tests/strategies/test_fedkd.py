@@ -8,15 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from scipy.special import softmax
 
 from clients.app import FAILED, client_app
-from fl_strategies import FedKD, FedKDOptions, Party
+from fl_strategies import FedKD, FedKDOptions, FedKDParty, Party
 from fl_strategies._util import FloatArray
 from fl_strategies.aggregation.evidence import CLASS_COUNTS
-from fl_strategies.errors import InvalidParameter, NotFitted, RunFailed, UnsupportedLearner
+from fl_strategies.errors import (
+    InvalidParameter,
+    KnowledgeMismatch,
+    NotFitted,
+    RunFailed,
+    UnsupportedLearner,
+)
 from fl_strategies.learners import Recipe
+from fl_strategies.party.role import PartyState
 from fl_strategies.strategies.fedkd import server
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Quantizer
@@ -214,13 +221,11 @@ def test_logits_of_an_earlier_request_are_not_used_again() -> None:
 
 def test_a_server_cannot_ask_for_endless_predictions() -> None:
     """What a party sends has a limit of its own."""
-    strategy = recorded()
-    strategy.num_predictions = 10**7
-    run_local(strategy, APP, NUM_PARTIES)
+    config = {**recorded().party_config(), keys.SEED: 0, "num-predictions": 2**20}
+    asked = ConfigRecord({**config, "augmentation": "crop"})
 
-    assert all(
-        "predictions of a request must be at most" in w for w in strategy.rejected_.values()
-    )
+    with pytest.raises(KnowledgeMismatch, match="num-predictions must be at most 372827"):
+        FedKDParty().train(toy_party(0), None, asked, PartyState())
 
 
 @pytest.mark.parametrize(

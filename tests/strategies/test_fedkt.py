@@ -27,8 +27,6 @@ from fl_strategies.party.role import PartyState
 from fl_strategies.strategies.fedkt.party import teacher_votes, train_teachers
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import pack_labels
-from simulations.config import Settings
-from simulations.federation import load_federation
 from simulations.runtime.local import run_local
 from tests.toys import (
     NUM_CLASSES,
@@ -312,20 +310,13 @@ def test_a_party_refuses_unreasonable_requests(change: dict[str, Any]) -> None:
         ({"consistent": False}, "consistent must be true .* weighted or trimmed, got False"),
         ({"max_reply_bytes": 0}, "max_reply_bytes must be positive, got 0"),
         ({"fraction_trian": 1.0}, "the argument must be a known one, got 'fraction_trian'"),
+        ({"num_spilts": 2}, r".* got 'num_spilts'\. Did you mean 'num_splits'\?"),
     ],
 )
 def test_bad_parameters_are_named(change: dict[str, Any], sentence: str) -> None:
     """Each wrong parameter gives one sentence with its name and value."""
     with pytest.raises(InvalidParameter, match=f"FedKT: {sentence}"):
         toy_fedkt(**change)
-
-
-def test_a_misspelt_setting_is_answered_with_the_right_one() -> None:
-    """The nearest name is suggested."""
-    with pytest.raises(
-        InvalidParameter, match=r"got 'num_spilts'. Did you mean 'num_splits'\?"
-    ):
-        toy_fedkt(num_spilts=2)
 
 
 @pytest.mark.parametrize("name", ["num_splits", "num_teachers", "num_queries"])
@@ -529,18 +520,3 @@ def test_a_model_that_names_no_class_is_refused(answer: int) -> None:
 
     with pytest.raises(KnowledgeMismatch, match="labels of students must be classes below 3"):
         strategy.check(models)
-
-
-def test_the_setting_reaches_the_strategy_and_no_other_one() -> None:
-    """A strategy that cannot trim votes says so instead of ignoring the wish."""
-    federation = load_federation(
-        Settings.of(strategy="fedkt", trim_fraction=0.2, num_parties=5)
-    )
-    strategy = federation.strategy()
-
-    assert isinstance(strategy, FedKT)
-    assert strategy.options.trim_fraction == 0.2
-    with pytest.raises(
-        InvalidParameter, match="key must be a setting of akd, got 'trim-fraction'"
-    ):
-        Settings.of(strategy="akd", trim_fraction=0.2)

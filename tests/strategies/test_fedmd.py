@@ -437,6 +437,9 @@ def test_a_model_that_says_nan_stays_at_home() -> None:
         FedMDParty().train(party, None, request(linear_fedmd(payload="softmax")), PartyState())
 
 
+WEIGHTED = {"payload": "softmax", "consensus": "class-weighted"}
+
+
 def good_scores(**changes: Any) -> dict[str, np.ndarray]:
     return {"scores": np.full((30, 3), 1 / 3, dtype=np.float32), **changes}
 
@@ -463,14 +466,7 @@ def with_value(value: float) -> dict[str, np.ndarray]:
         ({}, {"labels": np.zeros(9, np.uint8)}, "must be 8 bytes"),
         ({}, {"labels": np.full(8, 255, np.uint8)}, "must be below 3, got 3"),
         ({}, good_scores(), "arrays must be named .'labels'."),
-        *[
-            (
-                {"payload": "softmax", "consensus": "class-weighted"},
-                good_scores(**{"class-counts": np.array(counts)}),
-                "class-counts must be 3 whole numbers",
-            )
-            for counts in ([1, -1, 0], [1, 2], [1.0, 2.0, 3.0], [1, 2, 2**40])
-        ],
+        (WEIGHTED, good_scores(**{"class-counts": np.array([1, -1, 0])}), "3 whole numbers"),
     ],
 )
 def test_a_bad_answer_is_refused_and_leaves_no_trace(
