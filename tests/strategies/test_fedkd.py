@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context
 from scipy.special import softmax
 
 from clients.app import FAILED, client_app
@@ -34,12 +34,14 @@ from tests.toys import (
     TEST,
     CentroidLearner,
     EditedGrid,
+    WatchedGrid,
     accuracy,
     load_toy_party,
     load_with,
     toy_fedkd,
     toy_party,
     watched,
+    with_arrays,
 )
 
 NUM_PARTIES = 4
@@ -319,17 +321,9 @@ def test_repeated_predictions_are_all_learned_from() -> None:
     assert (model.rows[60:120] != model.rows[120:]).any()
 
 
-def tampered(arrays: dict[str, np.ndarray]) -> EditedGrid:
+def tampered(arrays: dict[str, np.ndarray]) -> WatchedGrid:
     """Return a grid on which one party sends something else."""
-
-    def tamper(_: int, replies: list[Message]) -> list[Message]:
-        for content in [reply.content for reply in replies[:1]]:
-            if content[keys.META][keys.KIND] in ("scores", "scale"):
-                changed = {name: Array(array) for name, array in arrays.items()}
-                content[keys.ARRAYS] = ArrayRecord({**content[keys.ARRAYS], **changed})
-        return replies
-
-    return EditedGrid(APP, NUM_PARTIES, tamper)
+    return WatchedGrid(APP, NUM_PARTIES, with_arrays(lambda held: held | arrays))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, Context
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
@@ -25,11 +25,12 @@ from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid, run_local
 from tests.toys import (
     Careful,
-    EditedGrid,
+    WatchedGrid,
     load_toy_party,
     load_with,
     toy_fedkd,
     toy_party,
+    with_meta,
     without_records,
 )
 
@@ -185,16 +186,10 @@ def test_a_score_takes_at_most_a_byte() -> None:
     assert metrics[keys.NUM_BYTES_SENT] / NUM_PARTIES < 3 * len(PUBLIC) + 900
 
 
-def tampered(contrast: object) -> EditedGrid:
+def tampered(contrast: object) -> WatchedGrid:
     """Return a grid on which one party says something else about its contrast."""
-
-    def tamper(_: int, replies: list[Message]) -> list[Message]:
-        for content in [reply.content for reply in replies[:1]]:
-            if content[keys.META][keys.KIND] == "scores":
-                content[keys.META]["contrast"] = contrast
-        return replies
-
-    return EditedGrid(client_app(load_toy_party), NUM_PARTIES, tamper)
+    app = client_app(load_toy_party)
+    return WatchedGrid(app, NUM_PARTIES, with_meta("contrast", contrast))
 
 
 @pytest.mark.parametrize("contrast", ["yes", 1, ""])

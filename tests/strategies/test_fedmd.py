@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
@@ -28,7 +28,7 @@ from fl_strategies.strategies.fedmd import FedMD, FedMDParty
 from fl_strategies.strategies.fedmd.options import LOGIT_SPREAD, public_rows
 from fl_strategies.strategies.fedmd.party import answer
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import encode_arrays, pack_labels, packed_size
+from fl_strategies.wire.knowledge import pack_labels, packed_size
 from simulations.runtime.local import InMemoryGrid
 from tests.toys import (
     NUM_CLASSES,
@@ -37,11 +37,13 @@ from tests.toys import (
     TEST,
     CentroidLearner,
     EditedGrid,
+    WatchedGrid,
     accuracy,
     common_options,
     hear,
     toy_party,
     watched,
+    with_arrays,
 )
 
 PAYLOADS = ["logits", "softmax", "argmax"]
@@ -497,17 +499,12 @@ def test_a_robust_consensus_withstands_a_hostile_party() -> None:
 
     The mean does not hear it as loudly; it lost more than a third of the rows when it did.
     """
-
-    def lie(_: int, replies: list[Message]) -> list[Message]:
-        scores = np.tile(np.array([100.0, -50.0, -50.0], dtype=np.float32), (30, 1))
-        for reply in replies[:1]:
-            reply.content[keys.ARRAYS] = encode_arrays({"scores": scores})
-        return replies
-
+    scores = np.tile(np.array([100.0, -50.0, -50.0], dtype=np.float32), (30, 1))
+    liar = functools.partial(WatchedGrid, change=with_arrays(lambda _: {"scores": scores}))
     shares = {}
     for rule in ("mean", "trimmed-mean", "median"):
         strategy = linear_fedmd(payload="logits", consensus=rule, evaluate=False)
-        Federation(grid=functools.partial(EditedGrid, edit=lie)).run(strategy)
+        Federation(grid=liar).run(strategy)
         found = strategy.consensus_.argmax(axis=1) == PUBLIC_LABELS[strategy.indices_]
         shares[rule] = found.mean()
 
