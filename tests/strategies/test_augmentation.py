@@ -7,11 +7,7 @@ import pytest
 
 from fl_strategies import FedKDOptions
 from fl_strategies.errors import InvalidData, InvalidParameter, KnowledgeMismatch
-from fl_strategies.strategies.fedkd.options import (
-    augmented,
-    check_augmentation,
-    crop,
-)
+from fl_strategies.strategies.fedkd.options import augmented, check_augmentation, crop
 
 IMAGES = np.random.default_rng(0).random((30, 3, 12, 10)) + 1.0
 

@@ -396,10 +396,7 @@ def test_levels_take_an_eighth_of_float64() -> None:
         ({"num_levels": 1}, "num_levels must be from 2"),
         ({"clip": 0.0}, "clip must be greater than 0 and at most 1000000.0, got 0.0"),
         ({"scale": "mean"}, "scale must be one of clip, max"),
-        (
-            {"weights": "none"},
-            "weights must be one of evidence, noisy-evidence, counts, noi",
-        ),
+        ({"weights": "none"}, "weights must be one of evidence, noisy-evidence, counts, noi"),
         ({"loss": "hinge"}, "loss must be one of l1, l2, mse, kl"),
         ({"temperature": -1.0}, "temperature must be greater than 0, got -1.0"),
         ({"loss": "l1", "temperature": 3.0}, "temperature must be omitted unless loss is 'kl'"),

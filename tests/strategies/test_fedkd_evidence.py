@@ -13,12 +13,7 @@ from sklearn.naive_bayes import GaussianNB
 from clients import SklearnLearner, client_app
 from fl_strategies import FedKD, Party
 from fl_strategies._util import Array, IntArray
-from fl_strategies.party.role import (
-    LEAST_COVERAGE,
-    contrasted,
-    coverage,
-    log_ratio_to_public,
-)
+from fl_strategies.party.role import LEAST_COVERAGE, contrasted, coverage, log_ratio_to_public
 from fl_strategies.privacy.accountant import claim
 from fl_strategies.privacy.mechanisms import LaplaceCounts, Release
 from fl_strategies.wire import keys

@@ -7,14 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context
 
 from clients.app import client_app
-from fl_strategies import (
-    FedKT,
-    FedKTOptions,
-    FedKTParty,
-    Knowledge,
-    Learner,
-    Party,
-)
+from fl_strategies import FedKT, FedKTOptions, FedKTParty, Knowledge, Learner, Party
 from fl_strategies._util import derive_rng
 from fl_strategies.errors import (
     InvalidParameter,

@@ -10,12 +10,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from clients.app import client_app
-from fl_strategies import (
-    FedKT,
-    FedKTParty,
-    Knowledge,
-    Party,
-)
+from fl_strategies import FedKT, FedKTParty, Knowledge, Party
 from fl_strategies.aggregation.evidence import (
     CLASS_COUNTS,
     VOTE_STRENGTH,
@@ -23,11 +18,7 @@ from fl_strategies.aggregation.evidence import (
     vote_evidence,
 )
 from fl_strategies.aggregation.pool import EvidencePool
-from fl_strategies.errors import (
-    InvalidParameter,
-    KnowledgeMismatch,
-    PrivacyBudgetExceeded,
-)
+from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, PrivacyBudgetExceeded
 from fl_strategies.party.role import PartyState
 from fl_strategies.privacy.bounds.theorems import gaussian_epsilon
 from fl_strategies.privacy.events import GaussianEvent, NoisyMaxEvent

@@ -11,12 +11,7 @@ from flwr.app import ConfigRecord
 
 from clients.app import client_app
 from clients.tabular.kernel import RidgeLearner
-from fl_strategies import (
-    FedKT,
-    FedKTParty,
-    Knowledge,
-    Party,
-)
+from fl_strategies import FedKT, FedKTParty, Knowledge, Party
 from fl_strategies.aggregation.votes import count_votes, least_agreeing
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, RunFailed
 from fl_strategies.party.role import PartyState
@@ -291,10 +286,7 @@ def test_no_answer_at_all_is_one_clear_sentence() -> None:
         ({**L1, "delta": 1.5}, "delta must be"),
         ({**L1, "delta": 0.0}, "delta must be"),
         ({**L1, "threshold": 1.0}, "threshold must be omitted for gumbel noise"),
-        (
-            {**L1, "num_queries": 61},
-            "num_queries must be from 1 to 60, .* rows, got 61",
-        ),
+        ({**L1, "num_queries": 61}, "num_queries must be from 1 to 60, .* rows, got 61"),
         ({**L1, "num_queries": -1}, "num_queries must be from 1 to"),
         ({**L1, "fraction_query": 0.5}, "a known one, got 'fraction_query'"),
     ],

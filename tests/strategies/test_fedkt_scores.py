@@ -103,8 +103,7 @@ def test_scores_of_another_size_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [{}, {"privacy_level": "L1", "gamma": 1.0}, {"privacy_level": "L2", "gamma": 1.0}],
+    "asked", [{}, {"privacy_level": "L1", "gamma": 1.0}, {"privacy_level": "L2", "gamma": 1.0}]
 )
 def test_scores_leave_only_where_they_are_protected_and_weighed(asked: Any) -> None:
     """At L0 and L1 they would say more than votes do, without noise."""

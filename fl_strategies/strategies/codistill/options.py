@@ -15,13 +15,7 @@ from fl_strategies.privacy.ledger import DEFAULT_DELTA, PrivacyLedger
 from fl_strategies.release import Price, ReleaseFacts, ReleasePlan, open_charges
 from fl_strategies.server.replies import limit_events
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import (
-    Knowledge,
-    Scalar,
-    join_arrays,
-    part_arrays,
-    shown,
-)
+from fl_strategies.wire.knowledge import Knowledge, Scalar, join_arrays, part_arrays, shown
 
 NUM_MODELS: Final = "num-models"
 MODEL: Final = "model"

@@ -16,12 +16,7 @@ from fl_strategies.aggregation.ensembles import (
     outputs,
     require_members,
 )
-from fl_strategies.errors import (
-    KnowledgeMismatch,
-    UnsupportedLearner,
-    between,
-    require_known,
-)
+from fl_strategies.errors import KnowledgeMismatch, UnsupportedLearner, between, require_known
 from fl_strategies.learners import (
     Learner,
     PortableLearner,

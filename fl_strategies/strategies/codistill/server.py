@@ -58,12 +58,7 @@ from fl_strategies.strategies.codistill.options import (
     take_turns,
     wire_bytes,
 )
-from fl_strategies.strategies.codistill.party import (
-    FIRST_TERM,
-    KEPT,
-    SIGN,
-    TASK,
-)
+from fl_strategies.strategies.codistill.party import FIRST_TERM, KEPT, SIGN, TASK
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import MAX_REPLY_BYTES, Knowledge, Metrics, Scalar
 
@@ -406,9 +401,7 @@ class Codistillation(ModelRelay):
         return None, {keys.NUM_MODELS_REFUSED: refused, keys.NUM_OUTLIERS: len(outliers)}
 
     def _hand_on(
-        self,
-        replies: Sequence[PartyReply[AgentModel]],
-        credible: Mapping[int, Knowledge],
+        self, replies: Sequence[PartyReply[AgentModel]], credible: Mapping[int, Knowledge]
     ) -> None:
         """Hand the chains on; one that an agent did not continue skips that agent."""
         for node in self._turns.keys() & self.rejected_.keys():

@@ -241,10 +241,7 @@ _LOGIT_BOUND: Final = 10.0
 
 
 def release_plan(
-    options: FedKDOptions,
-    facts: ReleaseFacts,
-    phase: Phase,
-    bound: float | None = None,
+    options: FedKDOptions, facts: ReleaseFacts, phase: Phase, bound: float | None = None
 ) -> ReleasePlan:
     """Return what one round releases: the largest logit, or scores and class counts.
 

@@ -65,13 +65,7 @@ from fl_strategies.strategies.fedkd.options import (
     score_mechanism,
 )
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import (
-    Knowledge,
-    Metrics,
-    Scalar,
-    ScoreFormat,
-    score_format,
-)
+from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar, ScoreFormat, score_format
 
 MAX_TIMES_MEDIAN: Final = 10.0
 """A party that states a larger scale than this many medians is not believed: its scale would

@@ -448,9 +448,7 @@ class Votes:
 
     def _mechanism(self, facts: Facts, num_queries: int) -> VoteMechanism:
         privacy = VotePrivacy(
-            level=self.level,
-            target_epsilon=facts.target_epsilon,
-            delta=facts.delta,
+            level=self.level, target_epsilon=facts.target_epsilon, delta=facts.delta
         )
         return privacy.mechanism(
             unit=self.unit,

@@ -46,13 +46,7 @@ from fl_strategies.strategies.fedkt.options import (
     release_plan,
 )
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import (
-    Knowledge,
-    Metrics,
-    Scalar,
-    join_arrays,
-    pack_labels,
-)
+from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar, join_arrays, pack_labels
 
 
 def deal_records(

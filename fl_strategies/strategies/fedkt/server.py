@@ -25,11 +25,7 @@ from fl_strategies.errors import KnowledgeMismatch, between, require, require_kn
 from fl_strategies.learners import LearnerFactory, require_portable
 from fl_strategies.party.role import privacy_metrics
 from fl_strategies.privacy.accountant import Entry
-from fl_strategies.privacy.noise import (
-    VotePrivacy,
-    choose_queries,
-    data_dependent_figure,
-)
+from fl_strategies.privacy.noise import VotePrivacy, choose_queries, data_dependent_figure
 from fl_strategies.privacy.planning import (
     DECIDED_AT_PARTY,
     DECIDED_AT_SERVER,

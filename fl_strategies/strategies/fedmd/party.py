@@ -37,11 +37,7 @@ from fl_strategies.strategies.fedmd.options import (
     Payload,
     release_plan,
 )
-from fl_strategies.strategies.fedmd.samples import (
-    NUM_RECORDS,
-    SAMPLE_ID,
-    spent_metrics,
-)
+from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, SAMPLE_ID, spent_metrics
 from fl_strategies.strategies.fedmd.student import CONSENSUS, Lesson, Student, student_of
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar

@@ -62,21 +62,11 @@ from fl_strategies.strategies.fedmd.options import (
     public_rows,
     release_plan,
 )
-from fl_strategies.strategies.fedmd.party import (
-    ANSWERS,
-    EPSILON_THEOREM,
-    MODEL,
-)
+from fl_strategies.strategies.fedmd.party import ANSWERS, EPSILON_THEOREM, MODEL
 from fl_strategies.strategies.fedmd.samples import NUM_RECORDS, Sample, SampleBook
 from fl_strategies.strategies.fedmd.student import CONSENSUS, CONSENSUS_ROUND, Lesson, teach
 from fl_strategies.wire import keys
-from fl_strategies.wire.knowledge import (
-    Knowledge,
-    Metrics,
-    Scalar,
-    encode_arrays,
-    shown,
-)
+from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar, encode_arrays, shown
 
 logger = logging.getLogger("flwr.fl_strategies")
 
