@@ -104,37 +104,36 @@ class FedKDOptions(Options):
         the scores follow in a second, so run two rounds.
     weights : "evidence", "noisy-evidence", "counts", "noisy-counts" or "uniform"
         ``"evidence"``: parties send what their models say beyond the class shares of their
-        records, and are weighted by how well they can know a class: see
-        `aggregation.evidence`. ``"counts"``: logits by Eq. 1 (the paper's), where a class
-        that nobody holds is weighted uniformly. ``"uniform"``: logits by 1 / K. With
-        ``"noisy-"`` the class counts cost an example `count_epsilon`.
+        records, and are weighted by how well they can know a class (`aggregation.evidence`).
+        ``"counts"``: logits by Eq. 1 (the paper's), where a class that nobody holds is
+        weighted uniformly. ``"uniform"``: logits by 1 / K. With ``"noisy-"`` the class counts
+        cost an example `count_epsilon`.
     contrast : bool
         With evidence: parties also learn to tell their records from public rows, which takes
-        two more fits of at most 3,000 rows each: see `party.role.contrasted`.
+        two more fits of at most 3,000 rows each (`contrasted`).
     class_share : str
         With evidence: the class shares of public rows; see `EvidencePool`.
     exclude_outliers : bool
-        With evidence: parties that contradict most others are not counted, for which their
-        scores are kept until all are there; see `aggregation.pool`.
+        With evidence: do not count parties that contradict most others, for which scores are
+        kept until all are there (`aggregation.pool`).
     consensus, trim_fraction : "mean", "median" or "trimmed-mean", float
-        How scores are combined. The last two, of `RobustConsensus`, hold off parties that send
-        wrong ones; they need ``weights="uniform"`` and no noise, which is made for means.
+        How scores are combined. The last two, of `RobustConsensus`, hold off wrong scores;
+        they need ``weights="uniform"`` and no noise, which is made for means.
     privacy : ScorePrivacy, optional
         The server's noise. The paper's is Lap(1 / gamma).
     delta : float
-        Of figures where there is no noise of the strategy's own, which has its delta.
+        Of epsilons where there is no noise of the strategy's own, which has its delta.
     max_epsilon : float, optional
         The server refuses to make a model if epsilon would exceed it.
     loss, temperature : "kl", "l1", "l2" or "mse", float
-        How far the student's logits are from the scores. The authors' code uses ``"l1"``.
-        For ``"kl"`` both sides are divided by the temperature (default there: 1) before the
-        softmax, or the sigmoid of multi-label learning (Eq. 5 and 6). The norms have none:
-        theirs is infinite (Eq. 7).
+        Distance of the student's logits to the scores; the authors' code uses ``"l1"``. For
+        ``"kl"`` both sides are divided by the temperature (default: 1) before the softmax, or
+        the sigmoid of multi-label learning (Eq. 5 and 6). For the norms it is infinite (Eq. 7).
     distill_epochs : int, optional
         Passes over the public rows; the learner's own number by default.
     num_predictions, augmentation : int, "none", "crop" or "crop-flip"
         How often each party predicts every public row, each time but the first changed by
-        the augmentation. All predictions travel and are learned from (Table 2 of the paper).
+        the augmentation. All predictions travel and are learned from (Table 2).
     public_labels : bool
         Parties also train on the public rows, whose labels they hold (Table 4).
     """

@@ -108,62 +108,55 @@ class FedKTOptions(Options):
     Parameters
     ----------
     num_splits, num_teachers : int
-        The paper's s and t, there 2 and 5. By default whole-party models, s = t = 1, and at
-        L2 as many teachers as make a unanimous vote four times the scale of the noise, from
-        5 to 25; see `privacy.planning.rules`. A party with fewer than t records trains fewer.
+        The paper's s and t, there 2 and 5. By default whole-party models, s = t = 1; at L2 as
+        many teachers as make a unanimous vote four times the scale of the noise, from 5 to 25
+        (`privacy.planning`). A party with fewer than t records trains fewer.
     corrected : bool
         Every teacher votes as if its records had equal class shares, among the classes it
-        has seen, by its own subset's counts; see `aggregation.evidence`. False: the
-        paper's votes. Teachers that train with DP-SGD vote plainly at L0 and L1, because
-        nothing but the model is protected there.
+        has seen (`aggregation.evidence`). False: the paper's votes. Teachers that train with
+        DP-SGD vote plainly at L0 and L1, where nothing but the model is protected.
     consistent : bool
         A party votes on the rows where all its students agree, and with all of them. False:
-        every student votes by itself (the paper's comparison); for unweighted votes that
-        nobody trims. One party has at most s votes a row either way, so the noise of L1 is
-        the same.
+        every student votes by itself (the paper's comparison), for plain, untrimmed votes. A
+        party has at most s votes a row either way, so the noise of L1 is the same.
     vote_weights : "auto", "none", "counts" or "noisy-counts"
         Weigh a party's votes by how well its records let it know each class, then match
         `class_share`. The counts are exact, at L0 only, or cost an example `count_epsilon`,
         at L0 and L2. ``"auto"``: counts at L0, none at L1 and L2.
     count_epsilon : float, optional
         What noisy counts cost by themselves: discrete Laplace noise at L0, where it composes
-        with DP-SGD, and discrete Gaussian noise at L2, within the target epsilon if that is
-        given. By default a tenth of the target there, as the mu of Gaussian noise; 1 without
-        a target.
+        with DP-SGD; discrete Gaussian noise at L2, within the target epsilon if that is
+        given. By default a tenth of the target, as the mu of Gaussian noise; 1 without one.
     class_share : str
         For weighted votes: "auto", "pooled", "none" or numbers with commas, see
         `EvidencePool`; ``"auto"`` is ``"pooled"`` here. Say ``"none"`` if public rows come
         from another domain.
     exchange : "votes", "models" or "scores"
-        ``"scores"``, with noisy counts at L2: how sure students are of each class, in a byte
-        each, which is as free as their votes are there and says more.
+        ``"scores"``, with noisy counts at L2: how sure students are of each class, a byte
+        each, which costs no more than their votes and says more.
     privacy : VotePrivacy, optional
         The noise on votes and where it is; by default there is none, the paper's L0.
     num_queries : int, optional
-        How many public rows are labelled by noisy votes, on the server at L1 and at each
-        party at L2. They are drawn by the seed, and only they train the models that learn
-        from noisy labels. Fewer queries cost less epsilon. By default all; with a target
-        epsilon the most for which unanimous votes decide 90 % (L1) or 60 % (L2) of the
-        labels, but at least five a class: see `privacy.planning.queries_for`.
+        Public rows labelled by noisy votes, on the server at L1 and at each party at L2,
+        drawn by the seed; only they train what learns from noisy labels. Fewer cost less. By
+        default all; with a target epsilon the most for which unanimous votes decide 90 % (L1)
+        or 60 % (L2) of the labels, but at least five a class (`privacy.planning.queries_for`).
     exclude_outliers : bool
-        Of weighted votes, do not count those of parties that contradict most others: see
-        `aggregation.pool`.
+        Do not count weighted votes of parties that contradict most others
+        (`aggregation.pool`).
     trim_fraction : float
-        Largest share of parties, rounded down and below one half, whose votes are not
-        counted because they contradict all others: see `FedKT` and `voting.least_agreeing`.
-        For unweighted votes; it does not see a party that names one class for every row
-        where honest parties know few classes, as `exclude_outliers` does.
+        Largest share of parties, rounded down and below one half, whose unweighted votes are
+        not counted because they contradict all others: see `FedKT`.
     delta : float
-        Of figures where there is no noise of the strategy's own, which has its delta.
+        Of epsilons where there is no noise of the strategy's own, which has its delta.
     max_epsilon : float, optional
         The server refuses to label anything if epsilon would exceed it.
     private_diagnostics : bool
-        L1: report how far votes agree before noise, and the data-dependent epsilon. Both are
-        computed from private votes, protected by nothing and not to be published.
+        L1: report the agreement of votes before noise, and the data-dependent epsilon. Both
+        are computed from private votes, protected by nothing and not to be published.
     accept_noise : bool
-        Continue although noise decides more labels than votes do, even if all agree: those
-        of all parties at L1, of a partition's teachers at L2. Refused otherwise, because
-        epsilon would be spent on labels that are mostly noise.
+        Continue although noise decides more labels than unanimous votes do: of all parties
+        at L1, of a partition's teachers at L2. Otherwise refused, as a waste of epsilon.
     """
 
     owner: ClassVar[str] = "FedKT"

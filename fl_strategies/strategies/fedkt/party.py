@@ -103,14 +103,13 @@ def teacher_votes(
 ) -> IntArray:
     """Count the teachers' votes, (num_splits, num_public, num_classes).
 
-    With `counts`, those of `teacher_counts`, every teacher votes as if its records had
-    equal class shares, among the classes that it has seen. This moves no more votes than
-    before when one record is replaced: a teacher's vote depends on its own subset alone, on
-    the model trained on it and on its counts, and only one subset of each partition has
-    changed (`deal_records`). So one teacher of each partition may name another class, also
-    one that it knows only now, or no longer a class that it has lost, and all other
-    teachers vote as they did: in a row of a partition one count falls by one and another
-    rises by one at most.
+    With `counts`, those of `teacher_counts`, every teacher votes as if its records had equal
+    class shares, among the classes that it has seen. Replacing one record moves no more votes
+    than before: a vote depends on the teacher's own subset alone, by its model and its
+    counts, and only one subset of each partition has changed (`deal_records`). So one teacher
+    of each partition may name another class, also one that it knows only now, and all others
+    vote as they did: in a row of a partition one count falls by one and another rises by one
+    at most.
     """
     public = party.public
     if counts is None:

@@ -145,16 +145,17 @@ class FedKT(KnowledgeStrategy[PartyAnswer]):
     -----
     `trim_fraction` is meant against parties that lie, also together, for example by exchanging
     labels. It finds them while honest parties have the plurality on most rows. A party that
-    knows few classes is not taken for a liar; so a liar that names one class where honest
-    parties do the same is not found either. Of equals, the higher partition ids leave. At
-    L0 and L2 trimming is free: votes are unprotected, or protected before they come. At L1
-    it is refused: there one party's votes would decide whether another's are counted, and
-    noise for one party's votes would not cover that. Measurements: docs/results/robustness.md.
+    knows few classes is not taken for a liar, and so neither is a liar that names one class
+    where honest parties do the same (`exclude_outliers` finds it). Of equals, the higher
+    partition ids leave. At L0 and L2 trimming is free: votes are unprotected, or protected
+    before they come. At L1 it is refused: one party's votes would decide whether another's
+    are counted, which noise for one party's votes does not cover. Measurements:
+    docs/results/robustness.md.
 
     Corrected votes cost no more than plain ones. L2: a record is in one subset of each
     partition, so it moves the model and the counts of one teacher, and by them its one vote
-    a row (`teaching.teacher_votes`). L1: a party decides its own s votes a row, however it
-    comes to them. What the server makes of noisy votes and noisy counts is free.
+    a row (`teacher_votes`). L1: a party decides its own s votes a row, however it comes to
+    them. What the server makes of noisy votes and noisy counts is free.
 
     The server keeps sums alone, whatever the number of parties; to exclude outliers or with
     `trim_fraction` it keeps a byte for each party and public row (two from 129 classes on).

@@ -362,25 +362,23 @@ class FedMDOptions(Options):
         The last is the default: smallest, recommended by the paper, and the only one that
         does not compare scores of models that differ in kind.
     num_public : int, optional
-        Public rows of a round, drawn anew each time; by default all, but at most the
-        paper's 5000. With a target epsilon for labels the most for which parties that agree
-        decide 90 % of the consensus, but at least five a class: see
-        `privacy.planning.queries_for`.
+        Public rows of a round, drawn anew each time; by default all, but at most the paper's
+        5000. With a target epsilon for labels the most for which parties that agree decide
+        90 % of the consensus, but at least five a class (`privacy.planning.queries_for`).
     epochs_initial, epochs_digest, epochs_revisit : int
         The paper's T1, T2 and T3.
     consensus : "auto", "evidence", "mean", "class-weighted", "median", "trimmed-mean" or \
 "robust-mean"
         How answers are combined; by default "evidence" for unprotected answers without
         pre-training, otherwise "mean". "evidence": parties take the class shares of what
-        their models were trained on out of their answers before they send them; see
-        `aggregation.evidence`. Logits and softmax are then the same: evidence goes up,
-        probabilities come back. The others: see `aggregation.consensus`. Labels are
-        counted, with equal or with class weights, and the majority wins.
+        their models were trained on out of their answers (`aggregation.evidence`); logits and
+        softmax are then the same: evidence goes up, probabilities come back. The others: see
+        `aggregation.consensus`. Of labels the majority wins, with equal or class weights.
     class_share : str
         With evidence: which class shares the public rows have; see `EvidencePool`.
     exclude_outliers : bool
-        With evidence: parties that contradict most others are not counted in a round, for
-        which their answers are kept until all are there; see `aggregation.pool`.
+        With evidence: do not count parties that contradict most others in a round, for which
+        answers are kept until all are there (`aggregation.pool`).
     trim_fraction : float
         Share of parties that the trimmed mean drops at either end, or largest share of
         liars that the robust mean is to bear.
