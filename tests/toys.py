@@ -258,14 +258,9 @@ Change = Callable[[RecordDict], None]
 
 
 class WatchedGrid(InMemoryGrid):
-    """Keeps the messages of training, and may change what the first party answers.
+    """Keeps the messages of training, and may change what the first party answers then.
 
-    Parameters
-    ----------
-    change : callable, optional
-        Changes the content of the first reply of every training round.
-    only_in_round : int
-        Of this round alone.
+    `alter` gets the replies of every phase, and returns those that the server is to get.
     """
 
     def __init__(
@@ -274,20 +269,23 @@ class WatchedGrid(InMemoryGrid):
         num_parties: int,
         change: Change | None = None,
         only_in_round: int = 0,
+        alter: Callable[[list[Message]], list[Message]] = lambda replies: replies,
     ) -> None:
         super().__init__(app, num_parties)
-        self.change, self.only_in_round = change, only_in_round
+        self.change, self.only_in_round, self.alter = change, only_in_round, alter
         self.wire: list[tuple[list[Message], list[Message]]] = []
+        self.replies: list[Message] = []
         self.result: Any = None
 
     def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
         sent = list(messages)
-        replies = super().send_and_receive(sent, **rest)
+        replies = self.alter(super().send_and_receive(sent, **rest))
         if sent and sent[0].metadata.message_type == "train":
             number = sent[0].content.config_records[keys.CONFIG][keys.SERVER_ROUND]
             if self.change is not None and self.only_in_round in (0, number):
                 self.change(replies[0].content)
             self.wire.append((sent, replies))
+        self.replies += replies
         return replies
 
     def serve(self, strategy: KnowledgeStrategy[Any], num_rounds: int = 1) -> Self:

@@ -37,6 +37,7 @@ from tests.toys import (
     PUBLIC,
     SHORT,
     TEST,
+    WatchedGrid,
     accuracy,
     common_options,
     load_toy_party,
@@ -81,21 +82,11 @@ def bits(strategy: KnowledgeStrategy[Any]) -> bytes:
     return strategy.model_.logits(TEST[0]).tobytes()
 
 
-class AlteredGrid(InMemoryGrid):
-    """Keeps everything that crosses the trust boundary, and may alter the replies."""
-
-    def __init__(
-        self,
-        alter: Callable[[list[Message]], list[Message]] = lambda replies: replies,
-        app: ClientApp = APP,
-    ) -> None:
-        super().__init__(app, NUM_PARTIES)
-        self.alter, self.wire = alter, list[Message]()
-
-    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
-        replies = self.alter(super().send_and_receive(messages, timeout=timeout))
-        self.wire += replies
-        return replies
+def grid_of(
+    alter: Callable[[list[Message]], list[Message]] = lambda replies: replies,
+    app: ClientApp = APP,
+) -> WatchedGrid:
+    return WatchedGrid(app, NUM_PARTIES, alter=alter)
 
 
 def test_defaults_and_summary(name: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,7 +134,7 @@ def test_same_seed_same_bits_whatever_the_order(name: str) -> None:
     """Reply order and the number of workers do not change one bit; another seed does."""
     plain, shuffled, parallel, other = (build(name, seed=seed) for seed in (0, 0, 0, 1))
     run(plain)
-    run_on(AlteredGrid(lambda replies: replies[::-1]), shuffled)
+    run_on(grid_of(lambda replies: replies[::-1]), shuffled)
     run(parallel, num_workers=2)
     run(other)
 
@@ -187,7 +178,7 @@ def test_one_failing_party_does_not_end_the_run(name: str) -> None:
 def test_replies_that_never_come_do_not_end_the_run(name: str) -> None:
     """A party that does not answer is excluded and named."""
     strategy = build(name)
-    run_on(AlteredGrid(lambda replies: replies[1:]), strategy)
+    run_on(grid_of(lambda replies: replies[1:]), strategy)
 
     assert "it did not answer in time" in strategy.rejected_.values()
     assert strategy.model_ is not None
@@ -234,12 +225,12 @@ def test_it_goes_on_with_enough_parties(name: str) -> None:
 
 def test_a_reply_has_one_record_of_each_kind_and_its_bytes_are_counted(name: str) -> None:
     """With the same metrics from every party; the reported bytes are those really sent."""
-    grid = AlteredGrid()
+    grid = grid_of()
 
     result = run_on(grid, build(name, evaluate=False))
 
     metric_keys, sent = set(), 0
-    for reply in grid.wire:
+    for reply in grid.replies:
         assert len(reply.content.array_records) == 1
         assert len(reply.content.metric_records) == 1
         metrics = reply.content.metric_records[keys.METRICS]
@@ -262,13 +253,13 @@ def test_no_private_row_crosses_the_boundary(name: str) -> None:
         x[:5] = canary
         return replace(party, x=x)
 
-    grid = AlteredGrid(app=client_app(loading(plant)))
+    grid = grid_of(app=client_app(loading(plant)))
     run_on(grid, build(name))
 
     needle = np.float64(canary).tobytes()
     (itself,) = ArrayRecord([np.full(2, canary)]).values()
     assert needle in itself.data, "the search itself must be able to find it"
-    for reply in grid.wire:
+    for reply in grid.replies:
         for record in reply.content.array_records.values():
             assert all(needle not in array.data for array in record.values())
         assert ENCODING not in reply.content.config_records.get(keys.META, {}), "search inside"
@@ -315,7 +306,7 @@ def test_a_party_that_lacks_classes_takes_part(name: str) -> None:
 def test_a_rebuilt_client_app_goes_on(name: str) -> None:
     """Each message meets a new ClientApp, as in a deployment, with the same result."""
     fresh, kept = build(name), build(name)
-    grid = AlteredGrid()
+    grid = grid_of()
 
     def forget(replies: list[Message]) -> list[Message]:
         grid.client_app = client_app(load_toy_party)
@@ -370,7 +361,7 @@ def test_a_corrupt_reply_costs_its_party_the_round(name: str, number: int) -> No
         return replies
 
     strategy = build(name)
-    result = run_on(AlteredGrid(attack), strategy)
+    result = run_on(grid_of(attack), strategy)
 
     for metrics in result.train_metrics_clientapp.values():
         assert metrics[keys.NUM_REJECTED] == 1
@@ -394,7 +385,7 @@ def test_errors_of_dead_nodes_are_mapped_by_message(name: str) -> None:
 def test_a_second_reply_to_one_question_is_ignored(name: str) -> None:
     """A party cannot vote twice."""
     strategy, honest = build(name), build(name)
-    result = run_on(AlteredGrid(lambda replies: [*replies, *replies]), strategy)
+    result = run_on(grid_of(lambda replies: [*replies, *replies]), strategy)
     run(honest)
 
     for metrics in result.train_metrics_clientapp.values():

@@ -241,22 +241,18 @@ def test_weights_that_are_none_cost_their_party_the_round(change: float) -> None
 
 
 def test_weights_of_another_shape_are_refused() -> None:
-    """More models than there are, other classes, other types: one sentence."""
+    """One sentence, before anything is made whose size a server names."""
     fine = first_weights(2, 3, 4, np.random.default_rng(0))
+    wrong: list[tuple[dict[str, Any], tuple[int, int, int]]] = [
+        ({name: fine[name] for name in fine if name != HIDDEN}, (2, 3, 4)),
+        ({**fine, "bias": np.zeros(4)}, (2, 3, 4)),
+        ({**fine, "bias": np.zeros(3, dtype=np.float32)}, (2, 3, 4)),
+        ({"bias": np.zeros(3)}, (10**9, 3, 4096)),
+    ]
 
-    for wrong in (
-        {name: fine[name] for name in fine if name != HIDDEN},
-        {**fine, "bias": np.zeros(4)},
-        {**fine, "bias": np.zeros(3, dtype=np.float32)},
-    ):
+    for arrays, sizes in wrong:
         with pytest.raises(KnowledgeMismatch, match="Aggregator: it must have weights"):
-            read_weights(wrong, 2, 3, 4)
-
-
-def test_sizes_are_compared_before_anything_is_made() -> None:
-    """A server that names many models and units does not decide how much memory is taken."""
-    with pytest.raises(KnowledgeMismatch, match="Aggregator: it must have weights"):
-        read_weights({"bias": np.zeros(3)}, 10**9, 3, 4096)
+            read_weights(arrays, *sizes)
 
 
 def test_a_party_lets_only_so_many_models_look_at_its_rows() -> None:

@@ -17,7 +17,6 @@ from clients.app import client_app
 from fl_strategies import (
     FLOWER_STRATEGIES,
     FedAvg,
-    FedKT,
     FedMD,
     FlowerStrategy,
     Party,
@@ -26,7 +25,6 @@ from fl_strategies import (
 )
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidData, InvalidParameter, NotEnoughParties, RunFailed
-from fl_strategies.learners import StartingLearner
 from fl_strategies.party.party import PartyPolicy
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import decode_arrays, encode_arrays
@@ -38,9 +36,11 @@ from tests.toys import (
     Change,
     WatchedGrid,
     accuracy,
+    arrays_in,
     common_options,
     load_toy_party,
     loading,
+    toy_fedkt,
     toy_party,
     weights_of,
     with_arrays,
@@ -84,19 +84,19 @@ def factory() -> Any:
 load = loading(lambda n: replace(toy_party(n, 60), learner_fn=factory))
 
 
-def first_weights(seed: int = 0) -> ArrayRecord:
-    learner = factory()
-    assert isinstance(learner, StartingLearner)
-    return encode_arrays(learner.initialised(rng=np.random.default_rng(seed)).to_arrays())
+def first_arrays() -> dict[str, Array]:
+    drawn: dict[str, Array] = factory().initialised(rng=np.random.default_rng(0)).to_arrays()
+    return drawn
+
+
+def first_weights() -> ArrayRecord:
+    return encode_arrays(first_arrays())
 
 
 def quality(arrays: ArrayRecord | None) -> float:
-    assert arrays is not None
-    learner = factory()
-    own = learner.initialised(rng=np.random.default_rng(0)).to_arrays()
-    found = decode_arrays(arrays, 2**20)
-    typed = {name: found[name].astype(like.dtype) for name, like in own.items()}
-    return accuracy(learner.from_arrays(typed).predict(TEST[0]))
+    found = decode_arrays(arrays or ArrayRecord(), 2**20)
+    typed = {name: found[name].astype(like.dtype) for name, like in first_arrays().items()}
+    return accuracy(factory().from_arrays(typed).predict(TEST[0]))
 
 
 def start(strategy: Strategy, app: Any, **options: Any) -> Result:
@@ -153,10 +153,9 @@ def test_the_proximal_term_holds_weights_back() -> None:
     """FedProx's mu reaches the learner: the larger, the nearer the weights stay."""
     away = []
     for mu in (0.0, 10.0, 1000.0):
-        sent = first_weights()
-        (reply,) = ask(request(sent, **{"proximal-mu": mu}), client_app(load))
-        before, after = (decode_arrays(r, 2**20) for r in (sent, reply.content["arrays"]))
-        away.append(np.abs(after["0.weight"] - before["0.weight"]).max())
+        (reply,) = ask(request(first_weights(), **{"proximal-mu": mu}), client_app(load))
+        after = arrays_in(reply)["0.weight"]
+        away.append(np.abs(after - first_arrays()["0.weight"]).max())
 
     assert away[0] > 1.2 * away[1] > 1.4 * away[2]
 
@@ -211,8 +210,9 @@ def test_mods_see_messages() -> None:
         reply: Message = call_next(message, context)
         return reply
 
-    strategy = FedKT(**common_options(NUM_PARTIES))  # type: ignore[arg-type]
-    run_local(strategy, client_app(load_toy_party, mods=[note, arrays_size_mod]), NUM_PARTIES)
+    run_local(
+        toy_fedkt(), client_app(load_toy_party, mods=[note, arrays_size_mod]), NUM_PARTIES
+    )
 
     assert seen == ["train"] * NUM_PARTIES + ["evaluate"] * NUM_PARTIES
 
@@ -220,21 +220,19 @@ def test_mods_see_messages() -> None:
 @pytest.mark.parametrize("mod", [LocalDpMod(1.0, 1.0, 1.0, 1e-5), fixedclipping_mod])
 def test_a_mod_for_weights_is_refused_where_none_travel(mod: Any) -> None:
     """It would blur packed labels, or nothing at all, and promise privacy."""
-    strategy = FedKT(**common_options(NUM_PARTIES))  # type: ignore[arg-type]
     with pytest.raises(RunFailed, match="mods must be none that work on weights for fedkt"):
-        run_local(strategy, client_app(load_toy_party, mods=[mod]), NUM_PARTIES)
+        run_local(toy_fedkt(), client_app(load_toy_party, mods=[mod]), NUM_PARTIES)
 
 
 def test_local_noise_by_a_mod_changes_the_weights() -> None:
     """Where weights travel, the mod does its work, also under our base."""
     noisy = LocalDpMod(1e-6, 1e-9, 1.0, 1e-5)
-    held = adapted()
+    held, free = adapted(), adapted()
     start(held, client_app(load, mods=[noisy]))
-    free = adapted()
     start(free, client_app(load))
 
-    first = decode_arrays(first_weights(), 2**20)
-    moved = [np.abs(weights_of(s)["0.weight"] - first["0.weight"]).max() for s in (held, free)]
+    first = first_arrays()["0.weight"]
+    moved = [np.abs(weights_of(s)["0.weight"] - first).max() for s in (held, free)]
     assert moved[0] < 1e-3 < moved[1]
 
 
@@ -246,11 +244,7 @@ class IndirectWrapper(flower.FedAvg):
         self.inner = inner
 
     def configure_train(self, *request: Any) -> Any:
-        return _forwarded(self.inner, *request)
-
-
-def _forwarded(inner: Strategy, *request: Any) -> Any:
-    return inner.configure_train(*request)
+        return self.inner.configure_train(*request)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +259,7 @@ def _forwarded(inner: Strategy, *request: Any) -> Any:
 @pytest.mark.parametrize("runs_before", [0, 1])
 def test_a_wrapper_around_our_strategies_is_refused(wrap: Any, runs_before: int) -> None:
     """It would run and protect nothing, also around a strategy that has run by itself."""
-    strategy = FedKT(**common_options(NUM_PARTIES))  # type: ignore[arg-type]
-    grid = InMemoryGrid(client_app(load_toy_party), NUM_PARTIES)
+    strategy, grid = toy_fedkt(), InMemoryGrid(client_app(load_toy_party), NUM_PARTIES)
     for _ in range(runs_before):
         strategy.start(grid, ArrayRecord(), num_rounds=1)
 
@@ -465,8 +458,8 @@ def test_a_warm_start_is_where_training_begins() -> None:
     load_still = loading(lambda n: replace(toy_party(n, 60), learner_fn=still))
     start(given, client_app(load_still), num_rounds=1)
 
-    first = decode_arrays(first_weights(), 2**20)
-    np.testing.assert_allclose(weights_of(given)["0.weight"], first["0.weight"], atol=1e-6)
+    first = first_arrays()["0.weight"]
+    np.testing.assert_allclose(weights_of(given)["0.weight"], first, atol=1e-6)
 
 
 def test_a_warm_start_of_another_model_is_refused() -> None:
@@ -487,10 +480,6 @@ def test_a_warm_start_of_fedmd_is_its_first_model() -> None:
     assert by_start.model_.logits(TEST[0]).tobytes() == by_name.model_.logits(TEST[0]).tobytes()
     with pytest.raises(InvalidParameter, match="initial_arrays must be empty with pretrained"):
         start(by_name, client_app(load))
-
-
-def first_arrays() -> dict[str, Array]:
-    return decode_arrays(first_weights(), 2**20)
 
 
 @pytest.mark.parametrize("name", ["fedkt", "fedkd", "avgkd", "akd", "pkd", "ekd"])
@@ -569,12 +558,12 @@ def test_options_reach_other_processes() -> None:
 
 def test_a_setting_reaches_flowers_class() -> None:
     """FedProx's strength travels to the parties; the trimmed share has a name of its own."""
-    prox: Any = find_algorithm("flower:FedProx").strategy.from_settings(
-        **options(proximal_mu=0.7)
-    )
-    trimmed: Any = find_algorithm("flower:FedTrimmedAvg").strategy.from_settings(
-        **options(trim_fraction=0.3)
-    )
+
+    def made(name: str, **settings: Any) -> Any:
+        return find_algorithm(name).strategy.from_settings(**options(**settings))
+
+    prox = made("flower:FedProx", proximal_mu=0.7)
+    trimmed = made("flower:FedTrimmedAvg", trim_fraction=0.3)
 
     assert prox._flower.proximal_mu == prox.party_config()["proximal-mu"] == 0.7
     assert trimmed._flower.beta == 0.3

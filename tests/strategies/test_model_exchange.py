@@ -20,6 +20,7 @@ from fl_strategies.privacy.events import (
     PrivacyEvent,
     event_to_json,
 )
+from fl_strategies.privacy.ledger import PrivacyLedger
 from fl_strategies.server.replies import (
     MAX_DISTINCT_EVENTS,
     UNCOUNTED,
@@ -107,11 +108,16 @@ def test_a_model_has_a_share_of_a_message() -> None:
 RAW = NonPrivateEvent(unit="example", reason="raw")
 
 
+def charged(*batches: list[tuple[PrivacyEvent, int]]) -> PrivacyLedger:
+    ledger = new_ledger()
+    for batch in batches:
+        ledger.charge_all(batch)
+    return ledger
+
+
 def test_a_ledger_survives_the_wire() -> None:
     """Events, their counts and in how many rounds are read as they were written."""
-    ledger = new_ledger(audience="the server")
-    for charges in ([(NOISE, 3), (RAW, 1)], [(NOISE, 2)]):
-        ledger.charge_all(charges)
+    ledger = charged([(NOISE, 3), (RAW, 1)], [(NOISE, 2)])
 
     read = read_ledger(ledger_to_text(ledger))
 
@@ -121,11 +127,8 @@ def test_a_ledger_survives_the_wire() -> None:
 
 def test_ledgers_of_several_nodes_add_up() -> None:
     """Counts and rounds of equal events are summed, up to what a ledger can hold."""
-    one, two = new_ledger(), new_ledger()
-    one.charge_all([(NOISE, 3), (RAW, MOST)])
-    two.charge_all([(RAW, 7)])
-    two.charge_all([(NOISE, 4)])
-    two.charge_all([(NOISE, 4)])
+    one = charged([(NOISE, 3), (RAW, MOST)])
+    two = charged([(RAW, 7)], [(NOISE, 4)], [(NOISE, 4)])
 
     total = fill_ledger(new_ledger(), [one, two])
 
@@ -142,15 +145,7 @@ def ledger_text(count: object = 1, **changes: object) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        None,
-        3,
-        "",
-        "{}",
-        "[]",
-        "[1]",
-        "[[1, 2]]",
-        "[" * 5_000,
-        "x" * 200_000,
+        *(None, 3, "", "{}", "[]", "[1]", "[[1, 2]]", "[" * 5_000, "x" * 200_000),
         ledger_to_text(new_ledger()),
         ledger_text(0),
         ledger_text(1.5),
@@ -174,9 +169,7 @@ def sgd(**changes: object) -> DPSGDEvent:
 
 
 def read_back(*entries: tuple[PrivacyEvent, int]) -> tuple[tuple[PrivacyEvent, int], ...]:
-    ledger = new_ledger()
-    ledger.charge_all(entries)
-    return read_ledger(ledger_to_text(ledger)).entries
+    return read_ledger(ledger_to_text(charged([*entries]))).entries
 
 
 def test_of_too_many_events_the_rest_counts_as_unprotected() -> None:
@@ -228,13 +221,10 @@ def test_usual_events_are_read_as_they_are(event: PrivacyEvent) -> None:
 
 def test_ledgers_that_are_added_up_stay_within_the_limits() -> None:
     """An agent that comes back again and again cannot fill the ledger either."""
-    parts = [new_ledger() for _ in range(40)]
-    for number, part in enumerate(parts):
-        part.charge_all([(sgd(steps=number + 1), 1)])
     total = new_ledger()
 
-    for part in parts:
-        fill_ledger(total, [total, part])
+    for number in range(40):
+        fill_ledger(total, [total, charged([(sgd(steps=number + 1), 1)])])
 
     assert len(total.entries) <= MAX_DISTINCT_EVENTS + 1
     assert total.get_epsilon() == float("inf")
@@ -243,10 +233,8 @@ def test_ledgers_that_are_added_up_stay_within_the_limits() -> None:
 
 def test_a_ledger_has_forgotten_what_it_counts_less_often() -> None:
     """More of everything is memory, less of anything is not."""
-    old, more, other = new_ledger(), new_ledger(), new_ledger()
-    old.charge_all([(NOISE, 2)])
-    more.charge_all([(RAW, 1), (NOISE, 3)])
-    other.charge_all([(RAW, 9), (NOISE, 1)])
+    old = charged([(NOISE, 2)])
+    more, other = charged([(RAW, 1), (NOISE, 3)]), charged([(RAW, 9), (NOISE, 1)])
 
     assert has_forgotten(old, old), "the release that it came with is missing"
     assert not has_forgotten(more, old)
@@ -257,13 +245,11 @@ def test_a_ledger_has_forgotten_what_it_counts_less_often() -> None:
 @pytest.mark.parametrize("told", [{}, {"epsilon-example": math.nan}, {"epsilon-example": -1}])
 def test_a_claim_that_is_none_counts_as_unprotected(told: dict[str, float]) -> None:
     """Only a number of at least 0 from a party whose events protect is believed."""
-    ledger = new_ledger()
-    ledger.charge_all([(NOISE, 1)])
+    kept, both = charged([(NOISE, 1)]), charged([(NOISE, 1), (RAW, 1)])
 
-    assert reported_epsilon({"epsilon-example": 0.5}, ledger) == 0.5
-    assert reported_epsilon(told, ledger) == math.inf
-    ledger.charge_all([(RAW, 1)])
-    assert reported_epsilon({"epsilon-example": 0.5}, ledger) == math.inf
+    assert reported_epsilon({"epsilon-example": 0.5}, kept) == 0.5
+    assert reported_epsilon(told, kept) == math.inf
+    assert reported_epsilon({"epsilon-example": 0.5}, both) == math.inf
 
 
 def test_a_chain_goes_round_and_skips() -> None:
