@@ -1,6 +1,7 @@
 """Small real federations whose messages are recorded, to be damaged afterwards."""
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +47,6 @@ class Variant:
     strategy: str
     learner: str
     settings: Mapping[str, Any]
-    party_settings: Mapping[str, Any]
     num_rounds: int
 
     def build(self) -> KnowledgeStrategy[Any]:
@@ -60,8 +60,7 @@ class Variant:
 
     def load(self, context: Context) -> Party:
         party = toy_party(int(context.node_config["partition-id"]), num_records=12)
-        x = party.x.copy()
-        x[0] = CANARY
+        x = np.concatenate([np.full_like(party.x[:1], CANARY), party.x[1:]])
         return replace(
             party,
             x=x,
@@ -70,7 +69,6 @@ class Variant:
             learner_fn=LEARNERS[self.learner],
             learner_name=self.learner,
             catalogue=LEARNERS,
-            **self.party_settings,
         )
 
     def app(self) -> ClientApp:
@@ -80,27 +78,26 @@ class Variant:
 def _variant(
     strategy: str, learner: str = "ridge", *, rounds: int = 1, **settings: Any
 ) -> Variant:
-    return Variant(strategy, learner, settings, {}, rounds)
+    return Variant(strategy, learner, settings, rounds)
 
 
 _SHORT = {"epochs_initial": 1, "epochs_digest": 1}
+_NOISY_COUNTS = {"privacy_level": "L2", "gamma": 0.5, "vote_weights": "noisy-counts"}
+_NOISY_SCORES: Mapping[str, Any] = {
+    "release": "ldp",
+    "payload": "softmax",
+    "noise": "gaussian",
+    "sigma": 2.0,
+    "accept_noise": True,
+}
 VARIANTS: Mapping[str, Variant] = {
     "fedkt": _variant("fedkt", "tree", num_teachers=2),
     "fedkt-l1": _variant("fedkt", "tree", num_teachers=2, privacy_level="L1", gamma=0.5),
     "fedkt-l2": _variant(
         "fedkt", "tree", num_teachers=2, privacy_level="L2", gamma=0.5, accept_noise=True
     ),
-    "fedkt-l2-counts": _variant(
-        "fedkt", "tree", privacy_level="L2", gamma=0.5, vote_weights="noisy-counts"
-    ),
-    "fedkt-l2-scores": _variant(
-        "fedkt",
-        "tree",
-        privacy_level="L2",
-        gamma=0.5,
-        vote_weights="noisy-counts",
-        exchange="scores",
-    ),
+    "fedkt-l2-counts": _variant("fedkt", "tree", **_NOISY_COUNTS),
+    "fedkt-l2-scores": _variant("fedkt", "tree", exchange="scores", **_NOISY_COUNTS),
     "fedkt-trimmed": _variant("fedkt", "tree", trim_fraction=0.3),
     "fedkt-models": _variant("fedkt", "tree", num_teachers=2, exchange="models"),
     "fedkt-networks": _variant("fedkt", "network", num_teachers=2, exchange="models"),
@@ -115,15 +112,7 @@ VARIANTS: Mapping[str, Variant] = {
     "fedmd-weighted": _variant("fedmd", consensus="class-weighted", rounds=2),
     "fedmd-nfdp": _variant("fedmd", release="nfdp", num_samples=6, rounds=2),
     "fedmd-ldp": _variant("fedmd", release="ldp", noise="gumbel", gamma=1.0, rounds=2),
-    "fedmd-ldp-scores": _variant(
-        "fedmd",
-        release="ldp",
-        payload="softmax",
-        noise="gaussian",
-        sigma=2.0,
-        rounds=2,
-        accept_noise=True,
-    ),
+    "fedmd-ldp-scores": _variant("fedmd", rounds=2, **_NOISY_SCORES),
     "akd": _variant("akd", rounds=3),
     "avgkd": _variant("avgkd", rounds=2),
     "cronus": _variant("cronus", rounds=2),
@@ -182,20 +171,21 @@ class RecordingGrid(InMemoryGrid):
         )
 
 
-_recorded: dict[str, list[Exchange]] = {}
-
-
+@functools.cache
 def recorded(name: str) -> list[Exchange]:
     """Return all exchanges of a run, train and evaluate in turns; each variant runs once."""
-    if name not in _recorded:
-        variant = VARIANTS[name]
-        strategy = variant.build()
-        grid = RecordingGrid(strategy, variant.app())
-        strategy.start(grid, ArrayRecord(), num_rounds=variant.num_rounds)
-        for exchange in grid.exchanges:
-            assert not any(reply.has_error() for reply in exchange.replies)
-        _recorded[name] = [exchange for exchange in grid.exchanges if exchange.sent]
-    return _recorded[name]
+    variant = VARIANTS[name]
+    strategy = variant.build()
+    grid = RecordingGrid(strategy, variant.app())
+    strategy.start(grid, ArrayRecord(), num_rounds=variant.num_rounds)
+    for exchange in grid.exchanges:
+        assert not any(reply.has_error() for reply in exchange.replies)
+    return [exchange for exchange in grid.exchanges if exchange.sent]
+
+
+def recorded_of(name: str, phase: str) -> list[Exchange]:
+    """Return the exchanges of one phase, train or evaluate."""
+    return [one for one in recorded(name) if one.sent[0].metadata.message_type == phase]
 
 
 def private_numbers() -> tuple[str, bytes]:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -121,20 +121,15 @@ LEARNERS: Mapping[str, Callable[[], Any]] = {
     "labels": labels_of_trees,
 }
 
-_fitted: dict[str, dict[str, np.ndarray]] = {}
 
-
+@cache
 def arrays_of(name: str) -> dict[str, np.ndarray]:
     """Return a fitted model as it travels."""
-    if name not in _fitted:
-        learner = LEARNERS[name]()
-        if name == "labels":
-            targets = np.stack([each == Y for each in range(NUM_CLASSES)], axis=1).astype(int)
-            learner = learner.fit(X, targets, rng=np.random.default_rng(0))
-        elif name != "ensemble":
-            learner = learner.fit(X, Y, rng=np.random.default_rng(0))
-        _fitted[name] = dict(learner.to_arrays())
-    return _fitted[name]
+    learner = LEARNERS[name]()
+    if name != "ensemble":
+        y = np.eye(NUM_CLASSES, dtype=int)[Y] if name == "labels" else Y
+        learner = learner.fit(X, y, rng=np.random.default_rng(0))
+    return dict(learner.to_arrays())
 
 
 def use(name: str, arrays: Arrays) -> np.ndarray:

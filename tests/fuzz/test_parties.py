@@ -18,11 +18,12 @@ from fl_strategies._compat import (
     records_from_bytes,
     records_to_bytes,
 )
-from fl_strategies.privacy.journal import PartyJournal, data_fingerprint
+from fl_strategies.privacy.journal import PartyJournal
 from simulations.runtime.local import InMemoryGrid
 from tests.fuzz.federations import NUM_PARTIES, VARIANTS, private_numbers, recorded
 from tests.fuzz.mutation import mutate_bytes, mutate_records
 from tests.fuzz.trials import Trials, time_limit
+from tests.kept import journal_of
 
 FOREIGN = "in the party's own code"
 """What a party says of an error that is none of this package's."""
@@ -66,7 +67,12 @@ def test_no_question_gets_past_the_journal(
     The party knows of earlier rounds what it keeps beside its journal.
     """
     journals = journals_in(tmp_path, budget)
-    app = client_app(lambda context: with_journal(VARIANTS[name].load(context), journals))
+
+    def load(context: Context) -> Party:
+        party = VARIANTS[name].load(context)
+        return replace(party, journal=journals(party))
+
+    app = client_app(load)
     known: dict[int, set[bytes]] = {number: set() for number in range(NUM_PARTIES)}
     for rng in trials.numbers():
         asked = ask(name, app, rng, trials, keeps=True)
@@ -85,15 +91,7 @@ def test_no_question_gets_past_the_journal(
 
 def journals_in(folder: Path, budget: float | None) -> Callable[[Party], PartyJournal]:
     """Return what opens the journal of a party."""
-    return lambda party: PartyJournal(
-        folder / str(party.partition_id),
-        fingerprint=data_fingerprint(party.x, party.y),
-        max_epsilon=budget,
-    )
-
-
-def with_journal(party: Party, journals: Callable[[Party], PartyJournal]) -> Party:
-    return replace(party, journal=journals(party))
+    return lambda party: journal_of(party, folder / str(party.partition_id), max_epsilon=budget)
 
 
 def context_of(number: int, state: RecordDict | None = None, node: int = 0) -> Context:

@@ -14,7 +14,7 @@ from fl_strategies.errors import StrategyError
 from fl_strategies.server.replies import parse_reply
 from fl_strategies.wire import keys
 from simulations.runtime.local import InMemoryGrid
-from tests.fuzz.federations import NUM_PARTIES, VARIANTS, Exchange, recorded
+from tests.fuzz.federations import NUM_PARTIES, VARIANTS, Exchange, recorded_of
 from tests.fuzz.mutation import LONG, TEXTS, mutate_bytes, mutate_records
 from tests.fuzz.trials import Trials, time_limit
 from tests.toys import TEST
@@ -55,7 +55,7 @@ def with_one_hostile(
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_a_round_survives_one_hostile_reply(name: str, trials: Trials) -> None:
     """No exception, no other party lost, a finite model, and a next message that can go."""
-    rounds = [each for each in recorded(name) if each.sent[0].metadata.message_type == "train"]
+    rounds = recorded_of(name, "train")
     app = VARIANTS[name].app()
     for rng in trials.numbers():
         exchange = rng.choice(rounds)
@@ -105,9 +105,7 @@ def check_what_follows(name: str, strategy: KnowledgeStrategy[Any], grid: InMemo
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_an_evaluation_survives_one_hostile_reply(name: str, trials: Trials) -> None:
     """Untrusted metrics are dropped or combined; nothing is raised."""
-    asked = [
-        each for each in recorded(name) if each.sent[0].metadata.message_type == "evaluate"
-    ]
+    asked = recorded_of(name, "evaluate")
     for rng in trials.numbers():
         exchange = rng.choice(asked)
         number, replies, _ = with_one_hostile(rng, exchange)
@@ -127,7 +125,7 @@ def test_an_evaluation_survives_one_hostile_reply(name: str, trials: Trials) -> 
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_replies_are_refused_by_typed_errors_alone(name: str, trials: Trials) -> None:
     """`parse_reply` with the strategy's own `read`, without the net that a strategy has."""
-    rounds = [each for each in recorded(name) if each.sent[0].metadata.message_type == "train"]
+    rounds = recorded_of(name, "train")
     for rng in trials.numbers():
         exchange = rng.choice(rounds)
         number = rng.randrange(len(exchange.sent))
