@@ -17,21 +17,6 @@ from flwr.serverapp import Grid
 if TYPE_CHECKING:
     from flwr.supercore.run import Run as Run
 
-__all__ = [
-    "TESTED_FLOWER",
-    "TRANSPORT_ERRORS",
-    "assign_message_id",
-    "claim_task_identity",
-    "empty_run",
-    "is_flowers_own",
-    "is_temporary",
-    "message_from_bytes",
-    "message_to_bytes",
-    "records_from_bytes",
-    "records_to_bytes",
-    "warn_of_untested_flower",
-]
-
 logger = logging.getLogger("flwr.fl_strategies")
 
 TESTED_FLOWER: Final = ("1.41", "1.42")

@@ -105,117 +105,36 @@ from fl_strategies.strategies.weights.server import (
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge, Metrics, Scalar
 
-__all__ = [
-    # What can be set, and errors as sentences.
-    "Options",
-    "option",
-    "group",
-    "variants",
-    "require",
-    "require_known",
-    "InvalidData",
-    "InvalidParameter",
-    "KnowledgeMismatch",
-    "PrivacyBudgetExceeded",
-    "UnsupportedLearner",
-    # What is released, and what it costs.
-    "AUDIENCES",
-    "DEFAULT_DELTA",
-    "GaussianSums",
-    "LaplaceCounts",
-    "NoiseSpec",
-    "NonPrivateEvent",
-    "Price",
-    "PrivacyLedger",
-    "ReleaseFacts",
-    "ReleasePlan",
-    "ReleaseSpec",
-    "ScorePrivacy",
-    "VotePrivacy",
-    "calibrate_scale",
-    "calibrated_sums",
-    "open_charges",
-    # What crosses the trust boundary.
-    "Knowledge",
-    "Metrics",
-    "PartyReply",
-    "Scalar",
-    "keys",
-    # The server side.
-    "FederationOptions",
-    "KnowledgeStrategy",
-    "State",
-    "check_factories",
-    "check_task",
-    "public_array",
-    "Task",
-    # The party side.
-    "ArrayField",
-    "ArraysField",
-    "KnowledgeField",
-    "Party",
-    "PartyRole",
-    "PartyState",
-    "ScalarField",
-    "charge_plan",
-    "check_num_classes",
-    "check_public_data",
-    "facts_of",
-    "finite_logits",
-    "fit_on_records",
-    "labels_of",
-    "public_model",
-    "read_round",
-    "read_seed",
-    "receive_model",
-    "require_finite",
-    "require_plan",
-    "trained",
-    # Learners, and what they minimise.
-    "ContinuingLearner",
-    "Correction",
-    "FeatureLearner",
-    "Generated",
-    "GuidedLearner",
-    "HeadedLearner",
-    "Learner",
-    "LearnerFactory",
-    "Objective",
-    "PortableLearner",
-    "Prototypes",
-    "Proximal",
-    "Recipe",
-    "SoftLearner",
-    "StartingLearner",
-    "link_scores",
-    "plan_of",
-    "require_features",
-    "require_guided",
-    "require_headed",
-    "require_portable",
-    "require_soft",
-    # Combining answers.
-    "ExactSum",
-    "RobustConsensus",
-    "VoteCounts",
-    "believed_counts",
-    "believed_sizes",
-    # Strategies that average weights, and more.
-    "CLASS_COUNTS",
-    "CountedParty",
-    "CountedStrategy",
-    "CountedWeights",
-    "FlowerStrategy",
-    "LocalWeights",
-    "WeightsOptions",
-    "WeightsParty",
-    "WeightsState",
-    "flower_strategy",
-    "split_counts",
-    # Arrays and randomness.
-    "Array",
-    "FloatArray",
-    "IntArray",
-    "content_hash",
-    "derive_rng",
-]
+# What can be set, and errors as sentences.
+__all__ = ["Options", "option", "group", "variants", "require", "require_known", "InvalidData"]
+__all__ += ["InvalidParameter", "KnowledgeMismatch", "PrivacyBudgetExceeded"]
+__all__ += ["UnsupportedLearner"]
+# What is released, and what it costs.
+__all__ += ["AUDIENCES", "DEFAULT_DELTA", "GaussianSums", "LaplaceCounts", "NoiseSpec"]
+__all__ += ["NonPrivateEvent", "Price", "PrivacyLedger", "ReleaseFacts", "ReleasePlan"]
+__all__ += ["ReleaseSpec", "ScorePrivacy", "VotePrivacy", "calibrate_scale", "calibrated_sums"]
+__all__ += ["open_charges"]
+# What crosses the trust boundary.
+__all__ += ["Knowledge", "Metrics", "PartyReply", "Scalar", "keys"]
+# The server side.
+__all__ += ["FederationOptions", "KnowledgeStrategy", "State", "check_factories", "check_task"]
+__all__ += ["public_array", "Task"]
+# The party side.
+__all__ += ["ArrayField", "ArraysField", "KnowledgeField", "Party", "PartyRole", "PartyState"]
+__all__ += ["ScalarField", "charge_plan", "check_num_classes", "check_public_data", "facts_of"]
+__all__ += ["finite_logits", "fit_on_records", "labels_of", "public_model", "read_round"]
+__all__ += ["read_seed", "receive_model", "require_finite", "require_plan", "trained"]
+# Learners, and what they minimise.
+__all__ += ["ContinuingLearner", "Correction", "FeatureLearner", "Generated", "GuidedLearner"]
+__all__ += ["HeadedLearner", "Learner", "LearnerFactory", "Objective", "PortableLearner"]
+__all__ += ["Prototypes", "Proximal", "Recipe", "SoftLearner", "StartingLearner", "link_scores"]
+__all__ += ["plan_of", "require_features", "require_guided", "require_headed"]
+__all__ += ["require_portable", "require_soft"]
+# Combining answers.
+__all__ += ["ExactSum", "RobustConsensus", "VoteCounts", "believed_counts", "believed_sizes"]
+# Strategies that average weights, and more.
+__all__ += ["CLASS_COUNTS", "CountedParty", "CountedStrategy", "CountedWeights"]
+__all__ += ["FlowerStrategy", "LocalWeights", "WeightsOptions", "WeightsParty", "WeightsState"]
+__all__ += ["flower_strategy", "split_counts"]
+# Arrays and randomness.
+__all__ += ["Array", "FloatArray", "IntArray", "content_hash", "derive_rng"]

@@ -1,11 +1,16 @@
-"""Runs that are kept in a folder, on a server that can be killed."""
+"""Runs kept in a folder on a server that can be killed, and other helpers of many tests."""
 
+import importlib
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
@@ -69,6 +74,18 @@ class ChangingGrid(InMemoryGrid):
         replies = super().send_and_receive(*args, **options)
         self._change(replies)
         return replies
+
+
+@contextmanager
+def benchmark(name: str) -> Iterator[ModuleType]:
+    """Import a benchmark of this checkout: other packages of that name may be installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[1]))
+        for known in [
+            known for known in sys.modules if known.partition(".")[0] == "benchmarks"
+        ]:
+            patch.delitem(sys.modules, known)
+        yield importlib.import_module(f"benchmarks.{name}")
 
 
 def question(config: Mapping[str, Any], kind: str = "train") -> Message:

@@ -4,10 +4,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,53 +18,48 @@ from fl_strategies._util import derive_rng, replace_file
 from fl_strategies.errors import InvalidParameter
 from tests.toys import common_options
 
+COMMON: dict[str, Any] = dict(common_options())
+
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "given", "sentence"),
     [
         (
-            lambda: FedKT(**_common(), num_techers=3),
+            partial(FedKT, **COMMON),
+            "num_techers",
             r"mean 'num_teachers'\? Write options=.*, or FedKT.from_settings\(num_teachers=",
         ),
         (
-            lambda: FedKT(**_common(), num_teachers=3),
+            partial(FedKT, **COMMON),
+            "num_teachers",
             r"got 'num_teachers'. Write options=FedKTOptions",
         ),
+        (partial(FedKT, **COMMON), "num_partys", r"FedKT: .* Did you mean 'num_parties'\?"),
+        (FedKTOptions, "num_techers", r"FedKT: .* Did you mean 'num_teachers'\?"),
+        (FedKTOptions, "gamma", r"got 'gamma'. Write privacy=VotePrivacy\(gamma=...\)."),
         (
-            lambda: FedKT(**_common(), num_partys=3),
-            r"FedKT: .* got 'num_partys'. Did you mean 'num_parties'\?",
-        ),
-        (
-            lambda: FedKTOptions(num_techers=3),  # type: ignore[call-arg]
-            r"FedKT: .* got 'num_techers'. Did you mean 'num_teachers'\?",
-        ),
-        (
-            lambda: FedKTOptions(gamma=0.1),  # type: ignore[call-arg]
-            r"got 'gamma'. Write privacy=VotePrivacy\(gamma=...\).",
-        ),
-        (
-            lambda: FedMDOptions(num_samples=3),  # type: ignore[call-arg]
+            FedMDOptions,
+            "num_samples",
             r"got 'num_samples'. Write release=SampleOnce\(num_samples=...\).",
         ),
         (
-            lambda: FedKT.from_settings(**_common(), num_techers=3),
-            r"FedKT: .* got 'num_techers'. Did you mean 'num_teachers'\?",
+            partial(FedKT.from_settings, **COMMON),
+            "num_techers",
+            r"FedKT: .* Did you mean 'num_teachers'\?",
         ),
         (
-            lambda: FedKT.from_settings(**_common(), num_partys=3),
-            r"FedKT: .* got 'num_partys'. Did you mean 'num_parties'\?",
+            partial(FedKT.from_settings, **COMMON),
+            "num_partys",
+            r"FedKT: .* Did you mean 'num_parties'\?",
         ),
     ],
 )
 def test_a_misspelt_name_suggests_the_right_one(
-    make: Callable[[], object], sentence: str
+    make: Callable[..., object], given: str, sentence: str
 ) -> None:
-    with pytest.raises(InvalidParameter, match=sentence):
-        make()
-
-
-def _common() -> dict[str, Any]:
-    return dict(common_options())
+    with pytest.raises(InvalidParameter, match=sentence) as caught:
+        make(**{given: 3})
+    assert f"got {given!r}" in str(caught.value)
 
 
 def test_a_file_has_the_whole_content_of_one_writer(tmp_path: Path) -> None:
@@ -89,8 +84,6 @@ PATHS = st.lists(st.one_of(st.integers(0, 5), st.sampled_from(["a", "b", "1"])),
 
 @given(seed=st.integers(0, 2**63 - 1), path=PATHS)
 def test_same_name_same_stream(seed: int, path: list[str | int]) -> None:
-    np.random.default_rng(0).random(3)
-
     assert derive_rng(seed, *path).integers(2**60) == derive_rng(seed, *path).integers(2**60)
 
 

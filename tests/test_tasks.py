@@ -1,4 +1,4 @@
-"""What labels can be, and how models are judged."""
+"""Kinds of labels, and the metrics of models."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_the_area_is_scikit_learn_s(seed: int, num_rows: int) -> None:
     assert area == pytest.approx(np.mean(expected)) if expected else math.isnan(area)
 
 
-def test_each_task_has_its_figure() -> None:
+def test_each_task_has_its_metric() -> None:
     x, y = blobs(50, "train")
     model = CentroidLearner().fit(x, y, rng=np.random.default_rng(0))
 
@@ -84,13 +84,11 @@ def test_the_right_targets_pass() -> None:
     check_targets("Party 0", "y", np.array([2]), 1, 3, "single-label")
 
 
-@pytest.mark.parametrize(
-    ("task", "num_classes", "rule"),
-    [("ranking", 3, "task must be one of"), ("single-label", 1, "at least 2, got 1")],
-)
-def test_unknown_tasks_are_named(task: str, num_classes: int, rule: str) -> None:
-    with pytest.raises(InvalidParameter, match=rule):
-        check_task("Party 0", task, num_classes)
+def test_unknown_tasks_are_named() -> None:
+    with pytest.raises(InvalidParameter, match="task must be one of"):
+        check_task("Party 0", "ranking", 3)
+    with pytest.raises(InvalidParameter, match="at least 2, got 1"):
+        check_task("Party 0", "single-label", 1)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +142,7 @@ class Told:
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 1000), num_rows=st.integers(1, 40), num_classes=st.integers(2, 5))
-def test_figures_of_classes_are_scikit_learn_s(
+def test_metrics_of_classes_are_scikit_learn_s(
     seed: int, num_rows: int, num_classes: int
 ) -> None:
     """Also where classes are never predicted, or predicted and never there."""
@@ -178,7 +176,7 @@ def test_two_classes_have_the_area_of_scikit_learn(seed: int, num_rows: int) -> 
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_judgement_has_the_figures_of_its_task(task: Task) -> None:
+def test_an_evaluation_has_the_metrics_of_its_task(task: Task) -> None:
     """Under their names, the first is the quality, and what the rows add has it as mean."""
     x, y = blobs(50, "train")
     model = CentroidLearner().fit(x, y, rng=np.random.default_rng(0))
@@ -229,6 +227,5 @@ def test_a_constant_answer_has_no_merit_but_frequency() -> None:
 def test_rows_of_one_kind_have_no_area() -> None:
     assert math.isnan(auc(np.array([1.0, 2.0]), np.array([True, True])))
     unknown = np.full((2, 1), -1)
-    assert np.isnan(
-        evaluate_model(Told(np.ones((2, 1))), unknown, unknown, "multi-label").shares
-    ).all()
+    found = evaluate_model(Told(np.ones((2, 1))), unknown, unknown, "multi-label")
+    assert np.isnan(found.shares).all()

@@ -26,7 +26,14 @@ from fl_strategies.strategies.weights.restraint import LocalWeights
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import pack_labels
 from simulations.runtime.local import run_local
-from tests.toys import CentroidLearner, load_toy_party, toy_fedkd, toy_fedkt, toy_party
+from tests.toys import (
+    CentroidLearner,
+    common_options,
+    load_toy_party,
+    toy_fedkd,
+    toy_fedkt,
+    toy_party,
+)
 
 SMALL = DPSGDEvent(noise_multiplier=8.0, records=40, batch_size=8, steps=10)
 LARGE = replace(SMALL, noise_multiplier=2.0)
@@ -108,13 +115,7 @@ def test_a_liar_cannot_put_its_harmless_events_before_those_of_honest_parties() 
 def test_a_liar_cannot_hide_events_from_averaging_either() -> None:
     """The same against the ledger of FedAvg."""
     honest = ledger_of([(LARGE, 1)], 1e-5).get_epsilon()
-    strategy = FedAvg(
-        public=toy_party(0).public,
-        num_classes=3,
-        learner_fn=CentroidLearner,
-        learner_name="centroid",
-        num_parties=2,
-    )
+    strategy = FedAvg(**common_options(2))
 
     def read(text: str) -> LocalWeights:
         return LocalWeights({}, 1, tuple(ledger_of_text(text).entries))

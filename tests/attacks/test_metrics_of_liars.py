@@ -38,14 +38,8 @@ class Boasting(InMemoryGrid):
 @pytest.mark.parametrize(
     ("metric", "value"),
     [
-        (keys.NUM_EXAMPLES, math.inf),
-        (keys.NUM_EXAMPLES, 1e308),
-        (keys.NUM_EXAMPLES, -5),
-        (keys.NUM_EXAMPLES, 2**60),
-        (keys.ACCURACY, 1e308),
-        (keys.ACCURACY, -math.inf),
-        (keys.ACCURACY, 1.5),
-        (keys.ACCURACY, -0.1),
+        *((keys.NUM_EXAMPLES, value) for value in (math.inf, 1e308, -5, 2**60)),
+        *((keys.ACCURACY, value) for value in (1e308, -math.inf, 1.5, -0.1)),
     ],
 )
 def test_an_absurd_figure_of_one_party_spoils_no_total(
@@ -83,12 +77,8 @@ def test_not_a_number_means_not_told() -> None:
         (keys.NUM_RELEASES, 10**400),
         (keys.MEAN_SQUARED_ERROR, -1.0),
         (keys.AUC, 2.0),
-        ("anything", math.inf),
-        ("anything", 1e300),
-        ("two\nlines", 1.0),
-        ("\x1b[2J", 1.0),
-        ("x" * 65, 1.0),
-        ("", 1.0),
+        *(("anything", value) for value in (math.inf, 1e300)),
+        *((name, 1.0) for name in ("two\nlines", "\x1b[2J", "x" * 65, "")),
     ],
 )
 def test_figures_outside_of_what_they_mean_are_dropped(metric: str, value: float) -> None:

@@ -285,7 +285,6 @@ def test_no_party_outweighs_another_at_the_party_level(kind: Any, sums: Array) -
 def test_a_party_pays_before_it_looks(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     def killed(*_: Any) -> Any:
         raise KeyboardInterrupt
 

@@ -359,16 +359,8 @@ PUBLIC_TABLE = [
 """Numbers, decimal commas, dates, words, and numbers with gaps."""
 TABLE_TEXTS = (
     *("", "NA", "?", "3,5", "3.5", "1.234", "1,234", "about 4", "1e400", "3e37", "-1.7e308"),
-    *(
-        "5e-324",
-        "inf",
-        "-inf",
-        "nan",
-        "99999999999999999999",
-        "9007199254740993",
-        "True",
-        "12 %",
-    ),
+    *("5e-324", "inf", "-inf", "nan", "99999999999999999999", "9007199254740993", "True"),
+    "12 %",
     *("2024-01-01T00:00:00.123456789", "1500-01-01", "9999-12-31", "0001-01-01T00:00:00+14:00"),
     *("2024-02-30", "Ulm", "ulm", "Köln", "a,b", 'say "x"', "two\nlines", "nul\0", "1_000"),
 )
@@ -397,13 +389,8 @@ def table_row(rng: Rng, share: float = 0.5) -> list[str]:
 def clean_row(rng: Rng) -> list[str]:
     """Return cells of which a column has one type, also where public rows have another."""
     number = rng.integers(1, 9)
-    return [
-        str(20 + number),
-        f"{number}.{number}25",
-        f"1{number}00-01-01",
-        "Ulm",
-        f"{number}.5",
-    ]
+    texts = f"{20 + number} {number}.{number}25 1{number}00-01-01 Ulm {number}.5"
+    return texts.split()
 
 
 def write_csv(path: Path, rows: Sequence[Sequence[str]], labels: Sequence[str]) -> None:

@@ -1,8 +1,6 @@
 """The record of all strategies covers them, repeats, and finds what changed."""
 
-import importlib
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +10,15 @@ import pytest
 
 from fl_strategies import REGISTRY
 from simulations.experiments.entries import VARIANTS
+from tests.kept import benchmark
 
-ROOT = Path(__file__).parents[2]
 SUMS, KRUM = "fedhistogram-l2-secret", "flower-own-krum"
 
 
 @pytest.fixture(scope="module")
 def golden() -> Iterator[Any]:
-    """Import it from this checkout: other packages of that name may be installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
-            patch.delitem(sys.modules, name)
-        yield importlib.import_module("benchmarks.golden")
+    with benchmark("golden") as module:
+        yield module
 
 
 @pytest.fixture
@@ -48,14 +42,9 @@ def test_every_strategy_of_the_registry_has_a_case(golden: Any) -> None:
 
 
 def test_every_strategy_has_parties_that_refuse(golden: Any) -> None:
-    refused = {
-        name
-        for case in golden.CASES.values()
-        for name in case.strategies
-        if case.policies == golden.POLICIES
-    }
+    refusing = [c for c in golden.CASES.values() if c.policies == golden.POLICIES]
 
-    assert set(REGISTRY) <= refused
+    assert {*REGISTRY} <= {name for case in refusing for name in case.strategies}
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
@@ -156,6 +145,5 @@ def test_bytes_count_where_all_fields_are_the_same(golden: Any) -> None:
     """For example another way to encode a number."""
     before, now = ({"a": {"bytes": size, "x": "1"}} for size in ("8 bytes", "9 bytes"))
 
-    assert golden.compare({"case": before}, {"case": now}) == [
-        "case: a: the same fields in other bytes"
-    ]
+    differences = golden.compare({"case": before}, {"case": now})
+    assert differences == ["case: a: the same fields in other bytes"]

@@ -14,16 +14,8 @@ from fl_strategies import _compat
 ROOT = Path(fl_strategies.__file__).parent
 PACKAGES = ("fl_strategies", "clients", "simulations")
 HEAVY = (
-    "torch",
-    "sklearn",
-    "lightgbm",
-    "xgboost",
-    "numba",
-    "ray",
-    "opacus",
-    "pandas",
-    "clients",
-    "simulations",
+    *("torch", "sklearn", "lightgbm", "xgboost", "numba", "ray", "opacus", "pandas"),
+    *("clients", "simulations"),
 )
 
 

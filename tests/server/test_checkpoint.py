@@ -162,7 +162,6 @@ def test_rounds_are_counted_from_the_beginning(tmp_path: Path) -> None:
 
 
 def test_parties_that_failed_are_asked_again_if_too_few_did_not(tmp_path: Path) -> None:
-
     def fail(_: Party) -> Party:
         raise ValueError("not today")
 

@@ -131,7 +131,6 @@ def test_replies_come_one_by_one() -> None:
 
 
 def test_a_superlink_that_is_gone_is_nobodys_bad_reply() -> None:
-
     class Gone(InMemoryGrid):
         def pull_messages(self, _: Iterable[str]) -> list[Message]:
             raise httpx.ConnectError("refused")
@@ -183,7 +182,6 @@ def test_who_answered_in_time_is_heard_after_it() -> None:
 
 
 def test_waiting_for_replies_ends_in_time() -> None:
-
     class Silent(InMemoryGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
             ids = list(message_ids)

@@ -92,7 +92,6 @@ def test_a_trusted_server_promises_what_parties_cannot(tmp_path: Path) -> None:
 
 
 def test_a_party_that_tells_nothing_counts_as_unprotected(tmp_path: Path) -> None:
-
     def conceal(replies: list[Message]) -> None:
         for reply in replies[:1]:
             for name in (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE):
@@ -112,7 +111,6 @@ def test_a_party_that_tells_nothing_counts_as_unprotected(tmp_path: Path) -> Non
 
 
 def test_a_failed_run_shows_what_was_spent_all_the_same(tmp_path: Path) -> None:
-
     def lose(replies: list[Message]) -> None:
         del replies[1:]
 

@@ -31,16 +31,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedkt-l1": ("fedkt", {"privacy_level": "L1", "gamma": 0.3, **LOUD}),
     "fedkt-l2": ("fedkt", {"privacy_level": "L2", "gamma": 0.5, **LOUD}),
     "fedmd-nfdp": ("fedmd", {"release": "nfdp", "num_samples": 10, "seeded_noise": True}),
-    "fedmd-ldp": (
-        "fedmd",
-        {
-            "release": "ldp",
-            "noise": "gumbel",
-            "gamma": 1.0,
-            "seeded_noise": True,
-            "accept_noise": True,
-        },
-    ),
+    "fedmd-ldp": ("fedmd", {"release": "ldp", "noise": "gumbel", "gamma": 1.0, **LOUD}),
 }
 _fork = multiprocessing.get_context("fork")
 

@@ -106,7 +106,6 @@ def test_work_and_disk_grow_with_the_parties(name: str, tmp_path: Path) -> None:
 
 
 def test_claims_of_one_number_cost_no_more_than_others() -> None:
-
     def settled(num_nodes: int) -> Counter[str]:
         replies = [PartyReply(0, node, "", None, {}) for node in range(num_nodes)]
         work = Work()

@@ -92,7 +92,6 @@ def test_a_reply_is_limited_as_a_whole(
 
 
 def test_a_reason_is_one_plain_line(caplog: pytest.LogCaptureFixture) -> None:
-
     def shout(reply: Message) -> Message:
         return Message(Error(2, "a\nb\x1b[2Jc\x07d\u202ee"), reply_to=_request_of(reply))
 
