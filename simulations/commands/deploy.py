@@ -3,10 +3,10 @@
 import argparse
 import logging
 import signal
+import sys
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 from fl_strategies.errors import InvalidData
@@ -76,17 +76,13 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 def _settings(options: argparse.Namespace) -> Settings:
     given: dict[str, Value] = {
         "num-parties": options.parties,
-        "data": options.data,
-        "label": options.label,
-        "drop": options.drop,
-        "seed": options.seed,
+        **{key: getattr(options, key) for key in ("data", "label", "drop", "seed")},
     }
-    if hasattr(options, "strategy"):
-        rounds = 2 if options.strategy == "fedmd" else 1
-        given |= {"strategy": options.strategy, "num-server-rounds": options.rounds or rounds}
-    named = [str(given["strategy"])] if "strategy" in given else []
-    own = parse_assignments(options.set, *named)
-    return Settings.from_run_config({**given, **own})
+    strategies = [options.strategy] if hasattr(options, "strategy") else []
+    for strategy in strategies:
+        rounds = options.rounds or (2 if strategy == "fedmd" else 1)
+        given |= {"strategy": strategy, "num-server-rounds": rounds}
+    return Settings.from_run_config({**given, **parse_assignments(options.set, *strategies)})
 
 
 def _app(options: argparse.Namespace) -> int:
@@ -101,8 +97,14 @@ def _check(options: argparse.Namespace) -> int:
         raise InvalidData(
             f"check: {options.node_config} must be a file in TOML, got: {error}."
         ) from error
-    with _warnings() as found:
+    # The readers of a party's files warn in its log, which a check shows as well.
+    warnings = BufferingHandler(sys.maxsize)
+    warnings.setLevel(logging.WARNING)
+    logger.addHandler(warnings)
+    try:
         party = build_party(config, run="check")
+    finally:
+        logger.removeHandler(warnings)
     party.learner_fn()
     for line in understood(config):
         print(line)
@@ -112,8 +114,8 @@ def _check(options: argparse.Namespace) -> int:
     public = party_public(checked(config))
     for line in describe(party, public):
         print(line)
-    for line in found:
-        print(f"LOOK AT THIS: {line}")
+    for record in warnings.buffer:
+        print(f"LOOK AT THIS: {record.getMessage()}")
     _print_spent(party.journal)
     if options.set:
         ask(party, public, options.set)
@@ -128,19 +130,6 @@ def _print_spent(journal: PartyJournal | None) -> None:
     limit = "without a limit" if journal.max_epsilon is None else f"of {journal.max_epsilon:g}"
     print(f"privacy: epsilon {journal.epsilon():.4g} of an example is spent, {limit},")
     print(f"at delta {journal.delta:g}, in {len(journal.entries())} releases")
-
-
-@contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """Collect what the readers of a party's files warn about; a run says it in a log alone."""
-    found: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    try:
-        yield found
-    finally:
-        logger.removeHandler(handler)
 
 
 def _split(options: argparse.Namespace) -> int:

@@ -12,7 +12,6 @@ from fl_strategies.privacy.bounds.theorems import nfdp_theorem, nfdp_tight
 from simulations.config import Settings, options_of
 from simulations.experiments.engine import (
     FURTHER,
-    PROMISES,
     Experiment,
     Outcome,
     Results,
@@ -32,6 +31,7 @@ from simulations.experiments.entries import (
 )
 from simulations.federation import Federation, load_federation
 from simulations.results.report import aligned, size, summarise
+from simulations.results.verdict import PROMISES
 
 OWNER: Final = "compare"
 ALWAYS: Final = "every comparison, which always has these baselines"

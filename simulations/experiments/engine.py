@@ -26,7 +26,7 @@ from simulations.experiments.entries import Entry, Given, shared
 from simulations.federation import load_federation
 from simulations.results.report import Report
 from simulations.results.run_folder import finite, write_json
-from simulations.results.verdict import PREFIXES, evaluate_baselines, shown
+from simulations.results.verdict import PREFIXES, PROMISES, evaluate_baselines, shown
 from simulations.runtime.progress import duration, log_level
 
 Runner: TypeAlias = Callable[[Settings], Report]
@@ -38,11 +38,6 @@ NO_RESULT: Final = frozenset({"output-dir", "num-workers", "max-wait", "timeout"
 """Settings that change no result."""
 FURTHER: Final = ("balanced-accuracy", "macro-f1")
 """Metrics that a report may have besides the one of its task."""
-PROMISES: Final[Mapping[str, tuple[str, str]]] = {
-    "party": (keys.EPSILON_PARTY, keys.DELTA_PARTY),
-    "example": (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
-}
-"""Keys of epsilon and delta, by the unit that they protect."""
 SLACK: Final = 1e-9
 """What rounding may add to an epsilon that was calibrated to a budget."""
 

@@ -26,7 +26,7 @@ from simulations.results.report import (
     stopping_of,
     strategy_of,
 )
-from simulations.results.verdict import CONSTANTS, own_models, shown
+from simulations.results.verdict import CONSTANTS, PROMISES, own_models, shown
 
 RESULT: Final = "result.json"
 PAGE: Final = "report.html"
@@ -53,10 +53,6 @@ CONDUCT: Final = {
 }
 """Metrics of the last round in words, and whether they are shares."""
 NOUNS: Final = {"party": "a party", "example": "a record"}
-PROMISES: Final = (
-    ("example", keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
-    ("party", keys.EPSILON_PARTY, keys.DELTA_PARTY),
-)
 NEIGHBOURS: Final = {
     "replace-one": "another in its place",
     "add-remove-one": "none in its place",
@@ -220,7 +216,8 @@ def promised(report: Report) -> tuple[str, str]:
     if clear > 0:
         return f"{100 * clear:.3g} %", "chance that a record is used in the clear"
     last = _last(report)
-    for unit, epsilon, delta in PROMISES:
+    for unit in ("example", "party"):
+        epsilon, delta = PROMISES[unit]
         value = report.get(epsilon, last.get(epsilon))
         if value is not None and math.isfinite(value):
             at = report.get(delta, last.get(delta, 0.0))

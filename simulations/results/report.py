@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from flwr.serverapp.strategy import Result
 
-from fl_strategies import KnowledgeStrategy
+from fl_strategies import KnowledgeStrategy, Learner
 from fl_strategies._util import IntArray
 from fl_strategies.aggregation.evidence import class_counts
 from fl_strategies.errors import MissingExtra, StrategyError
@@ -27,6 +27,7 @@ from simulations.results.verdict import (
     MEAN_PARTY,
     PATE,
     POOLED,
+    PROMISES,
     PUBLIC_ONLY,
     Baselines,
     evaluate_baselines,
@@ -60,10 +61,7 @@ BASELINES = {
     PUBLIC_ONLY: "public labels alone",
 }
 _IF_ASKED_FOR = (PATE, PUBLIC_ONLY)
-_GUARANTEES = (
-    ("a party", keys.EPSILON_PARTY, keys.DELTA_PARTY),
-    ("an example", keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
-)
+_UNITS = {"party": "a party", "example": "an example"}
 
 
 def make_report(
@@ -95,14 +93,14 @@ def make_report(
         "data": settings.data,
         "seed": settings.seed,
         **_compared(federation, strategy, evaluate, baselines),
-        **{key: train[key] for _, *pair in _GUARANTEES for key in pair},
+        **{key: train[key] for pair in PROMISES.values() for key in pair},
         **{
             key: sum(one["train"].get(key, 0) for one in rounds)
             for key in (keys.NUM_BYTES_SENT, keys.NUM_BYTES_RECEIVED)
         },
         "seconds": seconds,
         "cpu-seconds": cpu_seconds,
-        "early-stopping": _early_stopping(federation, strategy),
+        "early-stopping": _early_stopping(federation, _model_of(strategy)),
         "phases": _phases(watch.seconds),
         "model": model,
         "metrics": {"train": train, "evaluate": evaluate},
@@ -155,17 +153,21 @@ def _phases(seconds: Mapping[str, float]) -> dict[str, float]:
     return {**known, "training": training, "evaluation": evaluation, "aggregation": rest}
 
 
-def _early_stopping(federation: Federation, strategy: KnowledgeStrategy[Any]) -> Report | None:
+def _model_of(strategy: KnowledgeStrategy[Any]) -> Learner | None:
+    """Return the server's model; None if the server lacks the factories to make it."""
+    try:
+        return strategy.model_
+    except StrategyError:
+        return None
+
+
+def _early_stopping(federation: Federation, model: Learner | None) -> Report | None:
     """Return the epochs of the final model, if it could stop before its last one.
 
     It was trained on released knowledge, so its epochs cost no privacy. Those of the parties'
     own models depend on their records and stay with them.
     """
-    settings = federation.final_settings
-    try:
-        trained = getattr(strategy.model_, "epochs_trained", 0)
-    except StrategyError:
-        return None  # a server may lack the factories to make one
+    settings, trained = federation.final_settings, getattr(model, "epochs_trained", 0)
     if not (settings.patience and trained):
         return None
     return {"final-epochs": trained, "most-epochs": settings.epochs}
@@ -188,11 +190,12 @@ def _compared(
     data, metric = federation.dataset, federation.metric
     own = _own_metrics(federation, strategy, evaluate)
     one = None if own else federation.evaluate(strategy.model_)
+    kept = None if strategy.central else _model_of(strategy)
     figures = own if one is None else existing(one.metrics)
     return {
         "metric": metric,
         metric: figures.get(metric, math.nan),
-        f"server-{metric}": None if strategy.central else _server_metric(federation, strategy),
+        f"server-{metric}": None if kept is None else federation.quality(kept),
         **baselines.top_level(metric),
         "figures": {"federation": figures, **baselines.figures()},
         "standard-errors": {} if one is None else baselines.standard_errors(one),
@@ -209,14 +212,6 @@ def rounds_of(result: Result) -> list[Report]:
         {"round": r, "train": dict(train.get(r, {})), "evaluate": dict(evaluate.get(r, {}))}
         for r in sorted({*train, *evaluate})
     ] or [{"round": 0, "train": {}, "evaluate": {}}]
-
-
-def _server_metric(federation: Federation, strategy: KnowledgeStrategy[Any]) -> float | None:
-    """Return the metric of the server's own model, where parties keep theirs."""
-    try:
-        return federation.quality(strategy.model_)
-    except StrategyError:
-        return None  # a server may lack the factories to make one
 
 
 def _own_metrics(
@@ -317,8 +312,8 @@ def render(report: Report) -> str:
         ),
         _summary_table(report),
         *(
-            f"epsilon for {whom}: {report[epsilon]} at delta {report[delta]:.3g}"
-            for whom, epsilon, delta in _GUARANTEES
+            f"epsilon for {_UNITS[unit]}: {report[epsilon]} at delta {report[delta]:.3g}"
+            for unit, (epsilon, delta) in PROMISES.items()
         ),
         f"sent by parties: {report[keys.NUM_BYTES_SENT]} bytes",
         f"seconds: {report['seconds']:.1f}",

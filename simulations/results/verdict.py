@@ -171,6 +171,11 @@ def evaluate_public(federation: Federation) -> Evaluation:
 
 Report: TypeAlias = Mapping[str, Any]
 
+PROMISES: Final[Mapping[str, tuple[str, str]]] = {
+    "party": (keys.EPSILON_PARTY, keys.DELTA_PARTY),
+    "example": (keys.EPSILON_EXAMPLE, keys.DELTA_EXAMPLE),
+}
+"""Keys of epsilon and delta, by the unit that they protect."""
 _MOST_CAUSES = 2
 _NAMES = {
     MEAN_PARTY: "the mean party",
@@ -359,7 +364,7 @@ def likely_causes(report: Report) -> list[str]:
 def noise(report: Report) -> str | None:
     """Name noise, which decides where there is any: it is meant to hide records."""
     settings = report["settings"]
-    spent = [report[key] for key in (keys.EPSILON_PARTY, keys.EPSILON_EXAMPLE)]
+    spent = [report[epsilon] for epsilon, _ in PROMISES.values()]
     finite = [epsilon for epsilon in spent if math.isfinite(epsilon)]
     asked = settings.get("privacy-level") in ("L1", "L2") or settings.get("release") == "ldp"
     if not finite and not asked:

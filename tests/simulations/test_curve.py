@@ -25,9 +25,9 @@ from simulations.experiments.curve import (
     to_json,
     write_section,
 )
-from simulations.experiments.engine import PROMISES
 from simulations.experiments.entries import VARIANTS, Variant
 from simulations.experiments.plots import DOTS_PER_INCH, INCHES, draw_curves, lowest_shown
+from simulations.results.verdict import PROMISES
 from simulations.runtime import local
 from tests.pictures import size_of
 from tests.simulations.commands import FAST, assigned, constructed_report, record_runs
