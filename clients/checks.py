@@ -85,13 +85,10 @@ def check_learner(
         check.is_unfitted_at_first,
         check.data_are_not_modified,
         check.fit_returns_self,
-        check.answers_have_the_right_form,
         check.predict_names_a_highest_logit,
         check.randomness_comes_from_rng_alone,
-        check.order_of_fits_has_no_effect,
         check.global_random_states_are_untouched,
         check.a_class_may_be_missing,
-        check.one_class_is_enough,
         check.no_rows_give_no_answers,
         check.bad_rows_are_refused,
         check.bad_labels_are_refused,
@@ -117,12 +114,9 @@ class _Check:
         self.global_states = _global_states()
         self.owner = type(learner_fn()).__name__
 
-    def fail(self, rule: str, got: object) -> UnsupportedLearner:
-        return UnsupportedLearner(f"{self.owner}: {rule}, got {got}.")
-
     def require(self, holds: bool, rule: str, got: object) -> None:
         if not holds:
-            raise self.fail(rule, got)
+            raise UnsupportedLearner(f"{self.owner}: {rule}, got {got}.")
 
     def fitted(self, seed: int = 0, data: TrainingSet | None = None) -> Learner:
         x, y = (self.x, self.y) if data is None else data
@@ -136,19 +130,16 @@ class _Check:
         except error:
             return
         except Exception as other:
-            raise self.fail(f"{rule} by {error.__name__}", repr(other)) from other
-        raise self.fail(f"{rule} by {error.__name__}", "no error")
+            got = f"{rule} by {error.__name__}, got {other!r}"
+            raise UnsupportedLearner(f"{self.owner}: {got}.") from other
+        self.require(False, f"{rule} by {error.__name__}", "no error")
 
     def has_the_methods(self) -> None:
         learner = self.learner_fn()
-        self.require(
-            isinstance(learner, Learner),
-            "a learner must have num_classes, fit, predict and logits",
-            "fewer",
-        )
-        count = learner.num_classes
-        expected = count == self.num_classes
-        self.require(expected, f"num_classes must be {self.num_classes}", count)
+        rule = "a learner must have num_classes, fit, predict and logits"
+        self.require(isinstance(learner, Learner), rule, "fewer")
+        count, rule = learner.num_classes, f"num_classes must be {self.num_classes}"
+        self.require(count == self.num_classes, rule, count)
 
     def is_unfitted_at_first(self) -> None:
         for method in ("predict", "logits"):
@@ -159,9 +150,6 @@ class _Check:
         learner = self.learner_fn()
         result = learner.fit(self.x, self.y, rng=np.random.default_rng(0))
         self.require(result is learner, "fit must return self", type(result).__name__)
-
-    def answers_have_the_right_form(self) -> None:
-        self.check_answers(self.fitted(), self.x, "")
 
     def check_answers(self, learner: Learner, x: Array, when: str) -> None:
         labels, scores = learner.predict(x), learner.logits(x)
@@ -180,18 +168,16 @@ class _Check:
 
     def predict_names_a_highest_logit(self) -> None:
         learner = self.fitted()
+        self.check_answers(learner, self.x, "")
         labels, scores = learner.predict(self.x), learner.logits(self.x)
         named = scores[np.arange(len(labels)), labels]
         wrong = int((named < scores.max(axis=1) - 1e-6).sum())
-        self.require(
-            wrong == 0, "predict must name a class of highest logit", f"{wrong} others"
-        )
+        rule = "predict must name a class of highest logit"
+        self.require(wrong == 0, rule, f"{wrong} others")
 
     def randomness_comes_from_rng_alone(self) -> None:
         same = self.agree(self.fitted(1), self.fitted(1))
         self.require(same, "equal generators must give equal models", "different scores")
-
-    def order_of_fits_has_no_effect(self) -> None:
         first, second = self.fitted(1), self.fitted(2)
         second_alone, first_after = self.fitted(2), self.fitted(1)
         same = self.agree(first, first_after) and self.agree(second, second_alone)
@@ -216,14 +202,12 @@ class _Check:
         self.require(same, "x and y must not be modified", "changed data")
 
     def a_class_may_be_missing(self) -> None:
-        kept = self.y != self.classes[1]
-        learner = self.fitted(data=(self.x[kept], self.y[kept]))
-        self.check_answers(learner, self.x, " when training lacks a class")
-
-    def one_class_is_enough(self) -> None:
-        kept = self.y == self.classes[-1]
-        learner = self.fitted(data=(self.x[kept], self.y[kept]))
-        self.check_answers(learner, self.x, " when training has one class")
+        for kept, when in (
+            (self.y != self.classes[1], "lacks a class"),
+            (self.y == self.classes[-1], "has one class"),
+        ):
+            learner = self.fitted(data=(self.x[kept], self.y[kept]))
+            self.check_answers(learner, self.x, f" when training {when}")
 
     def no_rows_give_no_answers(self) -> None:
         self.check_answers(self.fitted(), self.x[:0], " for no rows")
@@ -240,8 +224,8 @@ class _Check:
             return
         broken = self.x.copy()
         broken[0, 0] = np.nan
-        rule = "NaN in training must be refused"
-        self.refuses(ValueError, rule, self.fitted, 0, (broken, self.y))
+        training = (broken, self.y)
+        self.refuses(ValueError, "NaN in training must be refused", self.fitted, 0, training)
         for method in (learner.predict, learner.logits):
             rule = f"NaN in {method.__name__} must be refused"
             self.refuses(ValueError, rule, method, broken)
@@ -292,10 +276,8 @@ class _Check:
         if not isinstance(self.learner_fn(), SoftLearner):
             return
         good = np.full((len(self.x), self.num_classes), 1 / self.num_classes)
-        broken = good.copy()
-        broken[0, 0] = np.nan
-        below = good.copy()
-        below[0, :2] = (-0.5, 1.0)
+        broken, below = good.copy(), good.copy()
+        broken[0, 0], below[0, :2] = np.nan, (-0.5, 1.0)
         for rule, targets in (
             ("NaN in targets", broken),
             ("missing columns", good[:, :1]),
@@ -326,20 +308,17 @@ class _Check:
                 arrays = learner.to_arrays()
             except UnsupportedLearner:
                 return
-            self.check_round_trip(learner, self.learner_fn(), arrays)
-
-    def check_round_trip(
-        self, learner: Learner, receiver: Any, arrays: dict[str, Array]
-    ) -> None:
-        plain = all(array.dtype.kind in "biuf" for array in arrays.values())
-        self.require(plain, "to_arrays must return arrays of numbers", "another type")
-        twin = receiver.from_arrays(arrays)
-        self.require(twin is not receiver, "from_arrays must return a new learner", "itself")
-        same = self.agree(learner, twin)
-        self.require(same, "arrays must carry a model to the bit", "different scores")
-        fewer = dict(list(arrays.items())[1:])
-        rule = "incomplete arrays must be refused"
-        self.refuses(KnowledgeMismatch, rule, receiver.from_arrays, fewer)
+            plain = all(array.dtype.kind in "biuf" for array in arrays.values())
+            self.require(plain, "to_arrays must return arrays of numbers", "another type")
+            receiver: Any = self.learner_fn()
+            twin = receiver.from_arrays(arrays)
+            self.require(
+                twin is not receiver, "from_arrays must return a new learner", "itself"
+            )
+            same = self.agree(learner, twin)
+            self.require(same, "arrays must carry a model to the bit", "different scores")
+            fewer, rule = dict(list(arrays.items())[1:]), "incomplete arrays must be refused"
+            self.refuses(KnowledgeMismatch, rule, receiver.from_arrays, fewer)
 
 
 def _made_rows(num_classes: int, num_features: int) -> TrainingSet:

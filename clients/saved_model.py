@@ -1,13 +1,9 @@
 """A model as a folder: arrays, and a page of JSON that says what they are.
 
 ``model.json`` has the learner's name and settings, the shape of a row, the class list and the
-task; ``arrays.npz`` what was learned. Nothing in either is code, and nothing is unpickled:
-`load_model` makes the learner anew by its name and gives it the arrays, which it checks as
-those of untrusted files.
-
-Arrays in a file that needs no trust: an ``.npz`` archive of plain numbers.
-
-`numpy.load` reads what `write_arrays` writes. `read_arrays` takes less than numpy does: no
+task; ``arrays.npz`` what was learned, as `numpy.load` reads it. Nothing in either is code, and
+nothing is unpickled: `load_model` makes the learner anew by its name and gives it the arrays,
+which it checks as those of untrusted files. `read_arrays` takes less than numpy does: no
 objects, nothing compressed and nothing that claims to be larger than the file is, so that
 memory follows the bytes on the disk.
 """
@@ -76,24 +72,24 @@ def read_arrays(owner: str, path: Path) -> dict[str, Array]:
     except InvalidData:
         raise
     except Exception as error:  # a hostile archive may fail in any way
-        kind = type(error).__name__
+        got = type(error).__name__
         raise InvalidData(
-            f"{owner}: {path} must be an archive of arrays, got {kind}."
+            f"{owner}: {path} must be an archive of arrays, got {got}."
         ) from error
 
 
 def _check_members(owner: str, members: list[zipfile.ZipInfo], size: int) -> None:
-    names = {member.filename for member in members}
-    few = len(names) == len(members) <= MOST_ARRAYS
-    rule = f"at most {MOST_ARRAYS} different arrays"
-    require_data(few, owner, "the archive", rule, f"{len(members)} of {len(names)} names")
-    plain = all(
-        member.compress_type == zipfile.ZIP_STORED and member.filename.endswith(SUFFIX)
-        for member in members
+    names, what = {member.filename for member in members}, "the archive"
+    few, rule = (
+        len(names) == len(members) <= MOST_ARRAYS,
+        f"at most {MOST_ARRAYS} different arrays",
     )
-    require_data(plain, owner, "the archive", f"{SUFFIX} files, not compressed", "others")
+    require_data(few, owner, what, rule, f"{len(members)} of {len(names)} names")
+    stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+    plain = stored and all(name.endswith(SUFFIX) for name in names)
+    require_data(plain, owner, what, f"{SUFFIX} files, not compressed", "others")
     claimed = sum(member.file_size for member in members)
-    require_data(claimed <= size, owner, "the archive", f"at most {size} bytes", claimed)
+    require_data(claimed <= size, owner, what, f"at most {size} bytes", claimed)
 
 
 def _array(owner: str, content: bytes) -> Array:
@@ -356,9 +352,7 @@ def _num_values(learner: Learner) -> int | None:
     if make is None:
         return None
     try:
-        state: Mapping[str, Array] = import_module("clients.networks.training").blank_state(
-            make
-        )
+        state: dict[str, Array] = import_module("clients.networks.training").blank_state(make)
     except (RuntimeError, TypeError) as error:  # such as an image smaller than a kernel
         reason = str(error).partition("\n")[0]
         raise InvalidData(f"{OWNER}: the network must be possible, got: {reason}.") from error

@@ -426,13 +426,8 @@ class DPTorchLearner(TorchLearner):
         """Return what training on so many records will do."""
         batch_size = min(self.batch_size, records)
         steps = (epochs or self.epochs) * math.ceil(records / batch_size)
-        noise = self.noise_multiplier or calibrated_noise(
-            records,
-            batch_size,
-            steps,
-            target_epsilon=self.target_epsilon or 0.0,
-            delta=self.delta,
-        )
+        target = {"target_epsilon": self.target_epsilon or 0.0, "delta": self.delta}
+        noise = self.noise_multiplier or calibrated_noise(records, batch_size, steps, **target)
         return DPSGDEvent(
             noise_multiplier=noise,
             records=records,

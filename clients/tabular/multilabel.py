@@ -12,6 +12,7 @@ import numpy as np
 from clients.tabular.base import (
     MAX_WIDTH,
     MIN_PROBABILITY,
+    RowLearner,
     all_but,
     check_soft_targets,
     label_shares,
@@ -22,7 +23,6 @@ from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import (
     InvalidData,
     KnowledgeMismatch,
-    NotFitted,
     require,
     require_data,
     require_known,
@@ -48,7 +48,7 @@ _MAX_DIMENSIONS: Final = 8
 _CERTAIN: Final = -math.log(MIN_PROBABILITY)
 
 
-class MultiLabelLearner:
+class MultiLabelLearner(RowLearner):
     """One binary learner per label, each fitted to the rows whose label is known.
 
     A label without known rows gives log-odds 0, and one with a single value the constant
@@ -79,21 +79,12 @@ class MultiLabelLearner:
         check_task(self._owner, "multi-label", num_classes)
         found = learner_fn().num_classes
         require(found == 2, self._owner, "learner_fn", "a factory for two classes", found)
+        super().__init__(num_classes=num_classes)
         self._learner_fn = learner_fn
-        self._num_classes = num_classes
         self._row_shape: tuple[int, ...] = ()
         self._constants: FloatArray = np.zeros(num_classes)
         # None where a label is constant; no list before the first fit.
         self._parts: list[Learner | None] | None = None
-
-    @property
-    def _owner(self) -> str:
-        return type(self).__name__
-
-    @property
-    def num_classes(self) -> int:
-        """Number of labels."""
-        return self._num_classes
 
     def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
         """Learn labels `y` (n, num_classes) of -1 (unknown), 0 and 1."""
@@ -246,7 +237,7 @@ class MultiLabelLearner:
 
     def _fitted_parts(self) -> list[Learner | None]:
         if self._parts is None:
-            raise NotFitted(f"{self._owner}: the learner must be fitted first, got none.")
+            raise self._not_fitted()
         return self._parts
 
 

@@ -1,3 +1,6 @@
+"""The Flower client side: what a party answers, refuses and keeps to itself."""
+
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +33,11 @@ def ask(kind: str, content: RecordDict, **options: object) -> Message:
 def config(**changes: str | int | float) -> ConfigRecord:
     asked = {**toy_fedkt().party_config(), keys.SEED: 0, keys.STRATEGY: "fedkt", **changes}
     return ConfigRecord(asked)  # type: ignore[arg-type]
+
+
+def with_model(arrays: ArrayRecord) -> RecordDict:
+    meta = ConfigRecord({keys.KIND: "model", keys.LEARNER: "centroid"})
+    return RecordDict({keys.CONFIG: config(), keys.ARRAYS: arrays, keys.META: meta})
 
 
 def reason(reply: Message) -> str:
@@ -77,15 +85,9 @@ def test_an_evaluate_message_without_model_is_refused() -> None:
 
 def test_a_corrupt_model_is_refused() -> None:
     """A party reads the server's arrays as untrusted."""
-    content = RecordDict(
-        {
-            keys.CONFIG: config(),
-            keys.ARRAYS: ArrayRecord(),
-            keys.META: ConfigRecord({keys.KIND: "model", keys.LEARNER: "centroid"}),
-        }
-    )
+    reply = ask("evaluate", with_model(ArrayRecord()))
 
-    assert "centroids must be (3, 2)" in reason(ask("evaluate", content))
+    assert "centroids must be (3, 2)" in reason(reply)
 
 
 def test_arrays_without_meta_are_refused() -> None:
@@ -97,48 +99,37 @@ def test_arrays_without_meta_are_refused() -> None:
     )
 
 
-def test_a_foreign_error_keeps_its_text_at_home(caplog: pytest.LogCaptureFixture) -> None:
-    """The server gets a sentence that is always the same; the text is in the party's log."""
-
-    def load(_: Context) -> Party:
-        raise KeyError("column 'diagnosis of Ms. Doe'")
-
-    message = Message(RecordDict({keys.CONFIG: config()}), dst_node_id=2, message_type="train")
-    reply = client_app(load)(message, context())
-
-    assert reason(reply) == FAILED
-    assert "Ms. Doe" in caplog.text
+def foreign(_: Context) -> Party:
+    raise KeyError("column 'diagnosis of Ms. Doe'")
 
 
-def test_what_is_wrong_with_private_records_stays_at_home(
-    caplog: pytest.LogCaptureFixture,
+def mislabelled(context: Context) -> Party:
+    party = load_toy_party(context)
+    return replace(party, y=party.y[:-1])
+
+
+@pytest.mark.parametrize(
+    ("load", "text"),
+    [(foreign, "Ms. Doe"), (mislabelled, "y must be 40 labels, one per row, got 39")],
+)
+def test_an_error_about_records_keeps_its_text_at_home(
+    load: Callable[[Context], Party], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error of this package about a party's data counts its labels."""
-
-    def load(context: Context) -> Party:
-        party = load_toy_party(context)
-        return replace(party, y=party.y[:-1])
-
+    """The server gets a sentence that is always the same; the text is in the party's log."""
     message = Message(RecordDict({keys.CONFIG: config()}), dst_node_id=2, message_type="train")
     reply = client_app(load)(message, context())
 
     assert reason(reply) == FAILED
-    assert "y must be 40 labels, one per row, got 39" in caplog.text
+    assert text in caplog.text
 
 
 def test_a_party_measures_the_model_on_its_own_rows() -> None:
     """Accuracy and the number of held-out rows travel, nothing else does."""
     party = load_toy_party(context())
     model = party.learner_fn().fit(party.x, party.y, rng=np.random.default_rng(0))
-    content = RecordDict(
-        {
-            keys.CONFIG: config(),
-            keys.ARRAYS: ArrayRecord({"centroids": Array(model.to_arrays()["centroids"])}),  # type: ignore[attr-defined]
-            keys.META: ConfigRecord({keys.KIND: "model", keys.LEARNER: "centroid"}),
-        }
-    )
+    centroids = Array(model.to_arrays()["centroids"])  # type: ignore[attr-defined]
 
-    reply = ask("evaluate", content)
+    reply = ask("evaluate", with_model(ArrayRecord({"centroids": centroids})))
 
     metrics = reply.content.metric_records[keys.METRICS]
     assert metrics[keys.NUM_EXAMPLES] == 200

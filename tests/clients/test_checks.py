@@ -29,7 +29,7 @@ from clients.tabular.sklearn import SklearnLearner
 from clients.tabular.xgboost import XGBoostLearner
 from fl_strategies._util import Array, FloatArray, IntArray
 from fl_strategies.errors import InvalidParameter, UnsupportedLearner, require_data
-from fl_strategies.learners import Recipe, TrainingSet
+from fl_strategies.learners import Recipe
 
 
 class CentroidLearner(TabularLearner):
@@ -237,6 +237,30 @@ def test_rows_that_nothing_can_be_checked_on_are_refused(
 # --- one broken rule each -----------------------------------------------------------------
 
 
+def with_method(method: str, body: Callable[..., Any], base: Any = CentroidLearner) -> Any:
+    """Return a kind of learner with another method, which gets the usual one and `self`."""
+
+    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        usual = getattr(super(Broken, self), method)
+        return body(usual, self, *args, **kwargs)
+
+    changed.__name__ = method
+    Broken: Any = type("Broken", (base,), {method: changed})  # noqa: N806
+    return Broken
+
+
+def after(method: str, change: Callable[[Any], Any], base: Any = CentroidLearner) -> Any:
+    """Return a kind of learner that changes what a method returns."""
+    return with_method(method, lambda usual, _, *args, **own: change(usual(*args, **own)), base)
+
+
+def before(method: str, change: Callable[..., Any], base: Any = CentroidLearner) -> Any:
+    """Return a kind of learner that changes what a method is given."""
+    return with_method(
+        method, lambda usual, _self, *args, **own: usual(*change(*args), **own), base
+    )
+
+
 class NoLogits:
     """It cannot score."""
 
@@ -247,96 +271,6 @@ class NoLogits:
 
     def predict(self, x: Array) -> IntArray:
         raise NotImplementedError
-
-
-class OtherClasses(CentroidLearner):
-    """It has a class list of its own."""
-
-    @property
-    def num_classes(self) -> int:
-        return 7
-
-
-class AnswersUnfitted(CentroidLearner):
-    """It guesses before it has learned."""
-
-    def predict(self, x: Array) -> IntArray:
-        return super().predict(x) if self._classes is not None else np.zeros(len(x), np.int64)
-
-
-class WrongUnfittedError(CentroidLearner):
-    """It fails before fit, but not by the agreed error."""
-
-    def logits(self, x: Array) -> FloatArray:
-        if self._classes is None:
-            raise KeyError("weights")
-        return super().logits(x)
-
-
-class ReturnsNone(CentroidLearner):
-    """It cannot be chained."""
-
-    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Any:
-        super().fit(x, y, rng=rng)
-
-
-class FloatLabels(CentroidLearner):
-    """Its labels are no indices."""
-
-    def predict(self, x: Array) -> Any:
-        return super().predict(x).astype(float)
-
-
-class ColumnLabels(CentroidLearner):
-    """Its labels are a column."""
-
-    def predict(self, x: Array) -> IntArray:
-        return super().predict(x)[:, None]
-
-
-class LabelsFromOne(CentroidLearner):
-    """It counts classes from one."""
-
-    def predict(self, x: Array) -> IntArray:
-        labels: IntArray = super().predict(x) + 1
-        return labels
-
-
-class NarrowScores(CentroidLearner):
-    """It forgets a column."""
-
-    def logits(self, x: Array) -> FloatArray:
-        return super().logits(x)[:, :2]
-
-
-class IntegerScores(CentroidLearner):
-    """It rounds its scores."""
-
-    def logits(self, x: Array) -> Any:
-        return super().logits(x).astype(int)
-
-
-class InfiniteScores(CentroidLearner):
-    """It calls a class impossible."""
-
-    def logits(self, x: Array) -> FloatArray:
-        scores = super().logits(x)
-        scores[scores < -16] = -np.inf
-        return scores
-
-
-class OppositeScores(CentroidLearner):
-    """Its labels and scores disagree."""
-
-    def logits(self, x: Array) -> FloatArray:
-        return -super().logits(x)
-
-
-class OwnRandomness(CentroidLearner):
-    """It draws from a generator of its own."""
-
-    def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:  # noqa: ARG002
-        super()._fit(x, y, np.random.default_rng())
 
 
 class CountsItsFits(CentroidLearner):
@@ -350,113 +284,12 @@ class CountsItsFits(CentroidLearner):
         self.centroids += len(self.seen)
 
 
-class GlobalRandomness(CentroidLearner):
-    """It draws from the generator that all code shares."""
-
-    def _fit(self, x: Array, y: IntArray, rng: np.random.Generator) -> None:
-        np.random.random()  # noqa: NPY002
-        super()._fit(x, y, rng)
-
-
-class ChangesRows(CentroidLearner):
-    """It centres the rows of its caller."""
-
-    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
-        x -= x.mean(axis=0)
-        return super().fit(x, y, rng=rng)
-
-
-class DropsMissingClasses(CentroidLearner):
-    """It has columns only for what it saw."""
-
-    def logits(self, x: Array) -> FloatArray:
-        return super().logits(x)[:, self._fitted_classes()]
-
-
-class NeedsTwoClasses(CentroidLearner):
-    """It has no answer after a single class."""
-
-    def logits(self, x: Array) -> FloatArray:
-        scores = super().logits(x)
-        return scores if self._num_present > 1 else scores * np.nan
-
-
-class NeedsRows(CentroidLearner):
-    """It answers no rows in another shape."""
-
-    def predict(self, x: Array) -> IntArray:
-        return super().predict(x) if len(x) else np.zeros((0, 1), np.int64)
-
-
-class LearnsFromNothing(CentroidLearner):
-    """It accepts an empty training set."""
-
-    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
-        return super().fit(x, y, rng=rng) if len(x) else self
-
-
-class TakesNaN(CentroidLearner):
-    """It fills gaps in training silently."""
-
-    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
-        return super().fit(np.nan_to_num(x), y, rng=rng)
-
-
-class PredictsNaN(CentroidLearner):
-    """It fills gaps in prediction silently."""
-
-    def predict(self, x: Array) -> IntArray:
-        return super().predict(np.nan_to_num(x))
-
-
-class TakesAnyWidth(CentroidLearner):
-    """It ignores columns it does not know."""
-
-    def logits(self, x: Array) -> FloatArray:
-        return super().logits(x[:, :5])
-
-
-class TakesAnyLabel(CentroidLearner):
-    """It bends labels into its range."""
-
-    def fit(self, x: Array, y: IntArray, *, rng: np.random.Generator) -> Self:
-        return super().fit(x, np.clip(y, 0, 2), rng=rng)
-
-
-class FitsOneOfMany(CentroidLearner):
-    """It fits only the first of many sets."""
-
-    def fit_many(self, sets: list[TrainingSet], *, rngs: list[Any]) -> list[Self]:
-        return [self.fit(*sets[0], rng=rngs[0])]
-
-
-class TextArrays(CentroidLearner):
-    """It sends text."""
-
-    def _to_arrays(self) -> dict[str, Array]:
-        return {"centroids": self.centroids.astype(str)}
-
-
-class RoundsArrays(CentroidLearner):
-    """It loses digits on the way."""
-
-    def _to_arrays(self) -> dict[str, Array]:
-        return {"centroids": self.centroids.round(2)}
-
-
 class BecomesTheModel(CentroidLearner):
     """It overwrites the receiver."""
 
     def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
         vars(self).update(vars(super().from_arrays(arrays)))
         return self
-
-
-class TakesFewerArrays(CentroidLearner):
-    """It fills in what did not arrive."""
-
-    def from_arrays(self, arrays: Mapping[str, Array]) -> Self:
-        return super().from_arrays({"classes": np.arange(3), **arrays})
 
 
 class Soft(CentroidLearner):
@@ -473,95 +306,130 @@ class Soft(CentroidLearner):
         return self.fit(x, targets.argmax(axis=1), rng=rng)
 
 
-class Deaf(Soft):
-    """It learns something, but not the targets."""
-
-    def distill(
-        self, x: Array, targets: FloatArray, *, rng: np.random.Generator, recipe: Recipe
-    ) -> Self:
-        super().distill(x, targets, rng=rng, recipe=recipe)
-        return self.fit(x, np.arange(len(x)) % 3, rng=rng)
-
-
-class TakesNaNScores(Soft):
-    """It fills gaps in targets silently."""
-
-    def distill(
-        self, x: Array, targets: FloatArray, *, rng: np.random.Generator, recipe: Recipe
-    ) -> Self:
-        return super().distill(x, np.nan_to_num(targets), rng=rng, recipe=recipe)
-
-
-class TakesNegativeScores(Soft):
-    """It takes anything for a probability."""
-
-    def distill(
-        self, x: Array, targets: FloatArray, *, rng: np.random.Generator, recipe: Recipe
-    ) -> Self:
-        return super().distill(x, np.abs(targets), rng=rng, recipe=recipe)
-
-
-class ReturnsATwin(Soft):
-    """It leaves itself untaught."""
-
-    def distill(
-        self, x: Array, targets: FloatArray, *, rng: np.random.Generator, recipe: Recipe
-    ) -> Self:
-        return copy.copy(super().distill(x, targets, rng=rng, recipe=recipe))
-
-
-class StandsStill(Soft):
-    """It says that it continues learning, and does not."""
-
-    def partial_fit(
-        self, x: Array, y: IntArray, *, rng: np.random.Generator, epochs: int
-    ) -> Self:
-        del x, y, rng, epochs
-        return self
-
-
 def test_a_learner_of_scores_passes() -> None:
     """The rules of soft learners hold for one that keeps them."""
     check_learner(lambda: Soft(num_classes=3))
 
 
+def guessing(usual: Any, self: Any, x: Array) -> IntArray:
+    return usual(x) if self._classes is not None else np.zeros(len(x), np.int64)
+
+
+def failing(usual: Any, self: Any, x: Array) -> FloatArray:
+    if self._classes is None:
+        raise KeyError("weights")
+    return usual(x)
+
+
+def impossible(scores: FloatArray) -> FloatArray:
+    return np.where(scores < -16, -np.inf, scores)
+
+
+def drawing(usual: Any, _: Any, x: Array, y: IntArray, rng: np.random.Generator) -> None:
+    np.random.random()  # noqa: NPY002
+    usual(x, y, rng)
+
+
+def centring(usual: Any, _: Any, x: Array, y: IntArray, **own: Any) -> Any:
+    x -= x.mean(axis=0)
+    return usual(x, y, **own)
+
+
+def deaf(usual: Any, self: Any, x: Array, targets: FloatArray, **own: Any) -> Any:
+    usual(x, targets, **own)
+    return self.fit(x, np.arange(len(x)) % 3, rng=own["rng"])
+
+
+FitsOneOfMany = type(
+    "FitsOneOfMany",
+    (CentroidLearner,),
+    {"fit_many": lambda self, sets, *, rngs: [self.fit(*sets[0], rng=rngs[0])]},
+)
+StandsStill = type("StandsStill", (Soft,), {"partial_fit": lambda self, *_, **__: self})
+OtherClasses = type("OtherClasses", (CentroidLearner,), {"num_classes": 7})
+TakesNaN = before("fit", lambda x, y: (np.nan_to_num(x), y))
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (Deaf, "distill must learn its targets"),
-        (TakesNaNScores, "NaN in targets must be refused"),
-        (TakesNegativeScores, "negative probabilities must be refused"),
-        (ReturnsATwin, "distill must return self, got ReturnsATwin"),
+        (with_method("distill", deaf, Soft), "distill must learn its targets"),
+        (before("distill", lambda x, t: (x, np.nan_to_num(t)), Soft), "NaN in targets must"),
+        (
+            before("distill", lambda x, t: (x, np.abs(t)), Soft),
+            "negative probabilities must be",
+        ),
+        (
+            with_method(
+                "distill", lambda usual, _, *a, **own: copy.copy(usual(*a, **own)), Soft
+            ),
+            "distill must return self, got Broken",
+        ),
         (StandsStill, "partial_fit must keep learning"),
         (NoLogits, "must have num_classes, fit, predict and logits"),
         (OtherClasses, "num_classes must be 3, got 7"),
-        (AnswersUnfitted, "predict before fit must be refused by NotFitted, got no error"),
-        (WrongUnfittedError, "logits before fit must be refused by NotFitted, got KeyError"),
-        (ReturnsNone, "fit must return self, got NoneType"),
-        (FloatLabels, "predict must return .* of int64"),
-        (ColumnLabels, "predict must return"),
-        (LabelsFromOne, "predict must stay below 3"),
-        (NarrowScores, "logits must return"),
-        (IntegerScores, "logits must return .* of floats"),
-        (InfiniteScores, "logits must be finite when training lacks a class"),
-        (OppositeScores, "predict must name a class of highest logit"),
-        (OwnRandomness, "equal generators must give equal models"),
+        (
+            with_method("predict", guessing),
+            "predict before fit must be refused by NotFitted, got no error",
+        ),
+        (
+            with_method("logits", failing),
+            "logits before fit must be refused by NotFitted, got KeyError",
+        ),
+        (after("fit", lambda _: None), "fit must return self, got NoneType"),
+        (after("predict", lambda y: y.astype(float)), "predict must return .* of int64"),
+        (after("predict", lambda y: y[:, None]), "predict must return"),
+        (after("predict", lambda y: y + 1), "predict must stay below 3"),
+        (after("logits", lambda z: z[:, :2]), "logits must return"),
+        (after("logits", lambda z: z.astype(int)), "logits must return .* of floats"),
+        (after("logits", impossible), "logits must be finite when training lacks a class"),
+        (after("logits", lambda z: -z), "predict must name a class of highest logit"),
+        (
+            before("_fit", lambda x, y, _: (x, y, np.random.default_rng())),
+            "equal generators must give equal models",
+        ),
         (CountsItsFits, "the order of fits must have no effect"),
-        (GlobalRandomness, "global random states must stay untouched"),
-        (ChangesRows, "x and y must not be modified"),
-        (DropsMissingClasses, "logits must return .* when training lacks a class"),
-        (NeedsTwoClasses, "logits must be finite when training has one class"),
-        (NeedsRows, "predict must return .* for no rows"),
-        (LearnsFromNothing, "an empty training set must be refused"),
+        (with_method("_fit", drawing), "global random states must stay untouched"),
+        (with_method("fit", centring), "x and y must not be modified"),
+        (
+            with_method("logits", lambda usual, self, x: usual(x)[:, self._fitted_classes()]),
+            "logits must return .* when training lacks a class",
+        ),
+        (
+            with_method(
+                "logits",
+                lambda usual, self, x: usual(x) * (1 if self._num_present > 1 else np.nan),
+            ),
+            "logits must be finite when training has one class",
+        ),
+        (
+            after("predict", lambda y: y if len(y) else np.zeros((0, 1), np.int64)),
+            "predict must return .* for no rows",
+        ),
+        (
+            with_method(
+                "fit", lambda usual, self, x, y, **o: usual(x, y, **o) if len(x) else self
+            ),
+            "an empty training set must be refused",
+        ),
         (TakesNaN, "NaN in training must be refused"),
-        (PredictsNaN, "NaN in predict must be refused"),
-        (TakesAnyWidth, "another width in logits must be refused"),
-        (TakesAnyLabel, "the label -1 must be refused"),
+        (before("predict", lambda x: (np.nan_to_num(x),)), "NaN in predict must be refused"),
+        (before("logits", lambda x: (x[:, :5],)), "another width in logits must be refused"),
+        (before("fit", lambda x, y: (x, np.clip(y, 0, 2))), "the label -1 must be refused"),
         (FitsOneOfMany, "fit_many must fit one twin a set, got 1"),
-        (TextArrays, "to_arrays must return arrays of numbers"),
-        (RoundsArrays, "arrays must carry a model to the bit"),
+        (
+            after("_to_arrays", lambda a: {n: v.astype(str) for n, v in a.items()}),
+            "to_arrays must return arrays of numbers",
+        ),
+        (
+            after("_to_arrays", lambda a: {n: v.round(2) for n, v in a.items()}),
+            "arrays must carry a model to the bit",
+        ),
         (BecomesTheModel, "from_arrays must return a new learner"),
-        (TakesFewerArrays, "incomplete arrays must be refused by KnowledgeMismatch"),
+        (
+            before("from_arrays", lambda arrays: ({"classes": np.arange(3), **arrays},)),
+            "incomplete arrays must be refused by KnowledgeMismatch",
+        ),
     ],
 )
 def test_a_broken_rule_is_named(broken: Any, message: str) -> None:

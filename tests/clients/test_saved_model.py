@@ -56,6 +56,12 @@ def saved(folder: Path, name: str = "decision-tree") -> Any:
     return model
 
 
+def describe(folder: Path, **changes: Any) -> None:
+    """Change what a model's description says."""
+    path = folder / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_is_read_by_one_call(name: str, tmp_path: Path) -> None:
     """Scores are the same to the bit, whatever the learner, in the run's folder too."""
@@ -144,12 +150,18 @@ def test_only_a_model_that_was_trained_here_is_scikit_learns() -> None:
     assert learner.fitted_estimator is None
 
 
-def test_a_network_of_ones_own_needs_its_factory(tmp_path: Path) -> None:
+def own_network() -> TorchLearner:
+    return TorchLearner(lambda: nn.Linear(6, 3), num_classes=3, epochs=1)
+
+
+def own_pipeline() -> SklearnLearner:
+    steps = make_pipeline(StandardScaler(), DecisionTreeClassifier())
+    return SklearnLearner(steps, num_classes=3)
+
+
+@pytest.mark.parametrize("make", [own_network, own_pipeline])
+def test_a_model_of_ones_own_needs_its_factory(make: Callable[[], Any], tmp_path: Path) -> None:
     """A name that the catalogue does not have is refused, unless the factory is given."""
-
-    def make() -> TorchLearner:
-        return TorchLearner(lambda: nn.Linear(6, 3), num_classes=3, epochs=1)
-
     model = make().fit(X, Y, rng=np.random.default_rng(0))
     save_model(model, tmp_path, card("mine"))
 
@@ -214,8 +226,7 @@ def test_a_description_that_is_not_one_is_refused(
 ) -> None:
     """One sentence says what is wrong with it."""
     saved(tmp_path)
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    describe(tmp_path, **change)
 
     with pytest.raises(StrategyError) as error:
         load_model(tmp_path)
@@ -226,8 +237,7 @@ def test_a_description_that_is_not_one_is_refused(
 def test_a_name_of_a_megabyte_is_not_quoted(tmp_path: Path) -> None:
     """An error is a sentence, however long what it is about."""
     saved(tmp_path)
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "learner": "x" * 10**6}))
+    describe(tmp_path, learner="x" * 10**6)
 
     with pytest.raises(InvalidData) as error:
         load_model(tmp_path)
@@ -315,33 +325,17 @@ def test_hostile_arrays_are_refused(kind: str, tmp_path: Path) -> None:
 def test_a_network_larger_than_its_arrays_is_not_built(tmp_path: Path) -> None:
     """A million inputs would take 400 MB before a learner compares shapes."""
     saved(tmp_path, "mlp")
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "row-shape": [2**20]}))
+    describe(tmp_path, **{"row-shape": [2**20]})
 
     with pytest.raises(InvalidData, match=r"the arrays must be 104\d+ numbers"):
         load_model(tmp_path)
-
-
-def test_a_pipeline_of_ones_own_is_read(tmp_path: Path) -> None:
-    """Own scikit-learn models travel with their factory."""
-
-    def make() -> SklearnLearner:
-        steps = make_pipeline(StandardScaler(), DecisionTreeClassifier())
-        return SklearnLearner(steps, num_classes=3)
-
-    model = make().fit(X, Y, rng=np.random.default_rng(0))
-    save_model(model, tmp_path, card("mine"))
-
-    assert np.array_equal(load_model(tmp_path, make).logits(X), model.logits(X))
 
 
 def committee(folder: Path, **settings: Any) -> None:
     """Write a mean of two trees; settings replace those of its description."""
     members = [saved(member_folder(folder, number)) for number in range(2)]
     save_committee(MeanEnsemble(members, num_classes=3, task="single-label"), folder, card())
-    path = folder / "model.json"
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps({**told, **settings}))
+    describe(folder, **settings)
 
 
 def test_a_mean_is_read_with_all_its_members(tmp_path: Path) -> None:

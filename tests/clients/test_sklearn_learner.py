@@ -36,7 +36,6 @@ from fl_strategies.errors import (
     NotFitted,
     UnsupportedLearner,
 )
-from fl_strategies.learners import Learner, PortableLearner
 from tests.clients.digits import NUM_CLASSES
 from tests.clients.digits import digits as all_digits
 
@@ -288,28 +287,6 @@ def test_a_single_class_needs_no_library(estimator: Any) -> None:
     assert sorted(actual.to_arrays()) == ["classes", "width"]
 
 
-def test_images_are_rows() -> None:
-    """Rows of any shape are read as flat vectors."""
-    x, y = digits()
-    images = x.reshape(-1, 8, 8)
-
-    actual = learner(tree()).fit(images, y, rng=np.random.default_rng(SEED))
-
-    assert np.array_equal(fitted(tree()).predict(x), actual.predict(images))
-    assert actual.logits(images[:0]).shape == (0, NUM_CLASSES)
-
-
-@pytest.mark.parametrize("classes", [None, [4]], ids=["all", "one"])
-def test_no_rows_give_no_answers(classes: list[int] | None) -> None:
-    """An empty prediction set has an empty answer of the right width."""
-    x, _ = digits()
-    actual = fitted(tree(), classes)
-
-    assert actual.predict(x[:0]).shape == (0,)
-    assert actual.predict(x[:0]).dtype == np.int64
-    assert actual.logits(x[:0]).shape == (0, NUM_CLASSES)
-
-
 def test_fitting_again_forgets() -> None:
     """The second fit of a learner leaves nothing of the first."""
     x, y = digits([1, 2])
@@ -321,24 +298,6 @@ def test_fitting_again_forgets() -> None:
 
 
 # --- refusals -----------------------------------------------------------------------------
-
-
-def test_a_learner_meets_the_protocols() -> None:
-    """SklearnLearner has every method that strategies look for."""
-    actual = learner(tree())
-
-    assert isinstance(actual, Learner)
-    assert isinstance(actual, PortableLearner)
-    assert actual.num_classes == NUM_CLASSES
-
-
-@pytest.mark.parametrize("method", ["predict", "logits"])
-def test_an_unfitted_learner_says_so(method: str) -> None:
-    """Asking before fitting is an error that names the learner."""
-    with pytest.raises(NotFitted, match="SklearnLearner: the learner must be fitted"):
-        getattr(learner(tree()), method)(digits()[0])
-    with pytest.raises(NotFitted):
-        learner(tree()).to_arrays()
 
 
 def test_a_fit_that_fails_leaves_no_model() -> None:

@@ -289,21 +289,23 @@ def test_a_learner_uses_them_where_they_apply(calls: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"optimizer": "sgd"}, {"augment": lambda rows: rows}, {"task": "multi-label"}]
+    "settings",
+    [
+        {"optimizer": "sgd"},
+        {"augment": lambda rows: rows},
+        {"task": "multi-label"},
+        {"mu": 0.1},
+    ],
 )
 def test_a_learner_leaves_other_settings_to_pytorch(
     settings: dict[str, Any], calls: list[int]
 ) -> None:
+    """So it does objectives."""
+    settings = dict(settings)
+    own = Objective(terms=(Proximal(mu=settings.pop("mu", 0.0)),))
     learner = TorchLearner(lambda: perceptron(20), num_classes=CLASSES, epochs=1, **settings)
     y = np.eye(CLASSES, dtype=np.int64)[LABELS] if "task" in settings else LABELS
-    learner.fit(FEW, y, rng=generator())
-    assert calls == []
-
-
-def test_a_learner_leaves_objectives_to_pytorch(calls: list[int]) -> None:
-    learner = TorchLearner(lambda: perceptron(20), num_classes=CLASSES, epochs=1)
-    own = Objective(terms=(Proximal(mu=0.1),))
-    learner.partial_fit(FEW, LABELS, rng=generator(), epochs=1, objective=own)
+    learner.partial_fit(FEW, y, rng=generator(), epochs=1, objective=own)
     assert calls == []
 
 

@@ -64,6 +64,14 @@ def private(**settings: Any) -> DPTorchLearner:
     )
 
 
+def going_on(
+    model: Any, *terms: Any, epochs: int = 1, seed: int = 0, step_size: float | None = None
+) -> Any:
+    """Let a model learn the rows with an objective of these terms."""
+    objective = Objective(terms=terms, step_size=step_size)
+    return model.partial_fit(X, Y, rng=generator(seed), epochs=epochs, objective=objective)
+
+
 def like(arrays: dict[str, Array], scale: float) -> dict[str, Array]:
     rng = generator(9)
     return {n: (scale * rng.normal(size=a.shape)).astype(a.dtype) for n, a in arrays.items()}
@@ -134,7 +142,7 @@ def test_an_objective_is_minimised_beside_the_loss(make: Any, kind: str) -> None
     objective = Objective(terms=some_terms(arrays)[kind])
 
     model = make().from_arrays(arrays)
-    model.partial_fit(X, Y, rng=generator(1), epochs=EPOCHS, objective=objective)
+    going_on(model, *objective.terms, epochs=EPOCHS, seed=1)
 
     expected = textbook(start, objective)
     plain = textbook(start, Objective())
@@ -147,14 +155,13 @@ def test_an_objective_is_minimised_beside_the_loss(make: Any, kind: str) -> None
 def test_prototypes_are_a_mean_over_the_rows_of_a_batch(batch_size: int) -> None:
     """A strong pull brings the features there, in batches of any size."""
     prototypes = np.abs(generator(7).normal(size=(3, 5)))
-    pull = Objective(terms=(Prototypes(prototypes=prototypes, strength=1000.0),))
     model = learner(batch_size=batch_size, optimizer="adam").fit(X, Y, rng=generator())
 
     def away() -> float:
         return float(np.square(model.features(X) - prototypes[Y]).mean())
 
     before = away()
-    model.partial_fit(X, Y, rng=generator(1), epochs=40, objective=pull)
+    going_on(model, Prototypes(prototypes=prototypes, strength=1000.0), epochs=40, seed=1)
 
     assert away() < before / 2
 
@@ -202,9 +209,8 @@ def test_kernels_step_aside_for_features() -> None:
 @pytest.mark.parametrize("make", [learner, private])
 def test_prototypes_must_fit(make: Any) -> None:
     """Their classes and features are the module's, and a task without classes has none."""
-    wrong = Objective(terms=(Prototypes(prototypes=np.zeros((3, 6))),))
     with pytest.raises(KnowledgeMismatch, match=r"prototypes must be of shape \(3, 5\)"):
-        make().partial_fit(X, Y, rng=generator(), epochs=1, objective=wrong)
+        going_on(make(), Prototypes(prototypes=np.zeros((3, 6))))
     with pytest.raises(InvalidParameter, match=r"known must be of shape \(3,\), got \(2,\)"):
         Prototypes(prototypes=np.zeros((3, 5)), known=np.ones(2, bool))
     with pytest.raises(InvalidParameter, match=r"Prototypes: strength must be finite"):
@@ -235,17 +241,14 @@ def test_unknown_terms_are_refused() -> None:
     other: Any = SimpleNamespace(strength=1.0)
     sentence = "terms of an objective must be Proximal.* got SimpleNamespace"
     with pytest.raises(UnsupportedLearner, match=sentence):
-        learner().partial_fit(
-            X, Y, rng=generator(), epochs=1, objective=Objective(terms=(other,))
-        )
+        going_on(learner(), other)
 
 
 def test_a_record_pulled_to_its_prototype_is_clipped() -> None:
     """However far a prototype is, a record moves private weights by no more than the norm."""
-    far = Objective(terms=(Prototypes(prototypes=np.full((3, 5), 1e6)),))
     model = private(max_grad_norm=0.01).fit(X, Y, rng=generator())
     before = model.to_arrays()
-    model.partial_fit(X, Y, rng=generator(), epochs=1, objective=far)
+    going_on(model, Prototypes(prototypes=np.full((3, 5), 1e6)))
 
     after = model.to_arrays()
     moved = sum(float(np.square(after[name] - before[name]).sum()) for name in before) ** 0.5
@@ -270,9 +273,8 @@ def test_features_that_mix_rows_are_refused_in_private_training() -> None:
     model = DPTorchLearner(Mixing, num_classes=3, noise_multiplier=1.0, secure=False)
     model.fit(X, Y, rng=generator())
     spent = model.privacy_events
-    objective = Objective(terms=(Prototypes(prototypes=np.zeros((5, 3))),))
     with pytest.raises(InvalidParameter, match="treat every row by itself"):
-        model.partial_fit(X, Y, rng=generator(), epochs=1, objective=objective)
+        going_on(model, Prototypes(prototypes=np.zeros((5, 3))))
     assert model.privacy_events == spent
 
 
@@ -280,14 +282,14 @@ def test_features_that_mix_rows_are_refused_in_private_training() -> None:
 def test_a_step_size_takes_the_place_of_the_optimizer(make: Any) -> None:
     """Plain descent of this size, whatever the learner would do; its settings stay."""
     start = learner().fit(X, Y, rng=generator())
-    objective = Objective(terms=(Correction(like(start.to_arrays(), 0.5)),), step_size=RATE)
+    term = Correction(like(start.to_arrays(), 0.5))
     other: dict[str, Any] = {"optimizer": "adam", "schedule": "cosine"}
 
     model = make(**other).from_arrays(start.to_arrays())
     model.learning_rate = 3.0
-    model.partial_fit(X, Y, rng=generator(1), epochs=EPOCHS, objective=objective)
+    going_on(model, term, epochs=EPOCHS, seed=1, step_size=RATE)
 
-    for name, value in textbook(start, objective).items():
+    for name, value in textbook(start, Objective(terms=(term,))).items():
         np.testing.assert_allclose(model.to_arrays()[name], value, atol=2e-5)
     assert (model.optimizer, model.learning_rate) == ("adam", 3.0)
     with pytest.raises(InvalidParameter, match="step_size must be finite and above 0, got 0"):
@@ -297,16 +299,15 @@ def test_a_step_size_takes_the_place_of_the_optimizer(make: Any) -> None:
 def test_no_objective_changes_no_bit() -> None:
     """Neither does one that asks for nothing."""
     idle = Proximal(mu=0.0), Prototypes(prototypes=np.zeros((3, 5)), strength=0.0)
-    objectives = (
-        None,
-        Objective(),
-        Objective(terms=idle),
-        Objective(terms=(Proximal(mu=1.0),)),
-    )
-    models = [learner(optimizer="adam").fit(X, Y, rng=generator()) for _ in objectives]
-    for model, objective in zip(models, objectives, strict=True):
-        model.partial_fit(X, Y, rng=generator(1), epochs=2, objective=objective)
-    plain, empty, nothing, pulled = (model.logits(X) for model in models)
+    start, scores = learner(optimizer="adam").fit(X, Y, rng=generator()).to_arrays(), []
+    for terms in (None, (), idle, (Proximal(mu=1.0),)):
+        model = learner(optimizer="adam").from_arrays(start)
+        if terms is None:
+            model.partial_fit(X, Y, rng=generator(1), epochs=2)
+        else:
+            going_on(model, *terms, epochs=2, seed=1)
+        scores.append(model.logits(X))
+    plain, empty, nothing, pulled = scores
 
     np.testing.assert_array_equal(plain, empty)
     np.testing.assert_array_equal(plain, nothing)
@@ -319,10 +320,7 @@ def test_buffers_among_the_arrays_have_no_effect() -> None:
     arrays = model.to_arrays()
     assert "1.running_mean" in arrays
 
-    pull = Objective(terms=(Proximal(mu=1, anchor=arrays),))
-    model.partial_fit(X, Y, rng=generator(), epochs=1, objective=pull)
-
-    assert model.steps_taken == 1
+    assert going_on(model, Proximal(mu=1, anchor=arrays)).steps_taken == 1
 
 
 @pytest.mark.parametrize("make", [learner, private])
@@ -348,9 +346,8 @@ def test_arrays_of_other_weights_are_refused(
         ("anchor", Proximal(mu=1.0, anchor=wrong)),
         ("correction", Correction(wrong)),
     ):
-        objective = Objective(terms=(term,))
         with pytest.raises(KnowledgeMismatch, match=f"{kind} '.*{sentence.partition(' ')[2]}"):
-            model.partial_fit(X, Y, rng=generator(), epochs=1, objective=objective)
+            going_on(model, term)
     assert getattr(model, "privacy_events", ()) == spent
     assert all(np.array_equal(before[n], a) for n, a in model.to_arrays().items())
 
