@@ -300,31 +300,23 @@ def students(name: str, x: Array, shares: FloatArray, seed: int) -> tuple[Learne
     "name", ["logistic-regression", "gradient-boosting", "boosted-trees", "xgboost"]
 )
 def test_shares_of_a_noisy_teacher_say_more_than_its_classes(name: str) -> None:
-    """Where the teacher is in doubt, its likeliest class is often the wrong one."""
+    """Where the teacher is in doubt, its likeliest class is often the wrong one.
+
+    In cross-entropy the student of soft targets is nearer to the truth on every seed too.
+    """
     gains = []
     for seed in range(8):
         x, shares, x_test, truth = noisy_task(seed)
-        right = [
-            (model.predict(x_test) == truth.argmax(axis=1)).mean()
-            for model in students(name, x, shares, seed)
-        ]
-        gains.append(right[0] - right[1])
+        both = students(name, x, shares, seed)
+        soft, hard = ((m.predict(x_test) == truth.argmax(axis=1)).mean() for m in both)
+        gains.append(soft - hard)
+        soft, hard = (
+            -(truth * np.log(probabilities(m, x_test))).sum(axis=1).mean() for m in both
+        )
+        assert soft < hard - 0.03 or name == "logistic-regression" or seed >= 4
 
     assert min(gains) > 0
     assert np.mean(gains) > 0.03
-
-
-@pytest.mark.parametrize("name", ["gradient-boosting", "boosted-trees", "xgboost"])
-def test_shares_make_better_probabilities_than_classes(name: str) -> None:
-    """In cross-entropy the student of soft targets is nearer to the truth on every seed."""
-    for seed in range(4):
-        x, shares, x_test, truth = noisy_task(seed)
-        soft, hard = (
-            -(truth * np.log(probabilities(model, x_test))).sum(axis=1).mean()
-            for model in students(name, x, shares, seed)
-        )
-
-        assert soft < hard - 0.03
 
 
 def test_a_rare_label_is_still_ranked() -> None:
