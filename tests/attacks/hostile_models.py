@@ -492,3 +492,4 @@ def warm_up() -> None:
         KernelRidgeLearner(num_classes=3, reveal_rows=True),
     ):
         learner.from_arrays(fitted(learner)).predict(np.zeros((NUM_ROWS, WIDTH)))
+    networks.fedmd_convolutional((1, 1), (1, 32, 32), 2)  # PyTorch's arithmetic of shapes alone
