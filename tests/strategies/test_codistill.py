@@ -843,24 +843,28 @@ def test_nothing_is_measured_that_was_not_kept() -> None:
         CodistillParty().evaluate(ridge_party(), kept, asked("akd"), PartyState())
 
 
+def delivered(*terms: Knowledge, first: Any = 0) -> Knowledge:
+    """Return terms of EKD's sum, from this number on."""
+    return join_models(terms, **({} if first is None else {FIRST_TERM: first}))
+
+
+def evaluate(party: Party, received: Knowledge, state: PartyState | None = None) -> Any:
+    return CodistillParty().evaluate(party, received, asked("ekd"), state or PartyState())
+
+
 @pytest.mark.parametrize("first", [1, -1, None, "0", True])
 def test_terms_that_leave_a_gap_are_refused(first: Any) -> None:
     """A sum with missing terms is another predictor."""
-    meta = {} if first is None else {FIRST_TERM: first}
-    received = join_models([fitted_model(sign=1)], **meta)
-
     with pytest.raises(KnowledgeMismatch, match="first-term must be 0, the terms known so far"):
-        CodistillParty().evaluate(ridge_party(), received, asked("ekd"), PartyState())
+        evaluate(ridge_party(), delivered(fitted_model(sign=1), first=first))
 
 
 @pytest.mark.parametrize("sign", [0, 2, 1.0, "1", None])
 def test_signs_are_plus_or_minus_one(sign: Any) -> None:
     """Nothing else is a term of the sum."""
     meta = {} if sign is None else {SIGN: sign}
-    received = join_models([fitted_model(**meta)], **{FIRST_TERM: 0})
-
     with pytest.raises(KnowledgeMismatch, match="the sign of a term must be 1 or -1"):
-        CodistillParty().evaluate(ridge_party(), received, asked("ekd"), PartyState())
+        evaluate(ridge_party(), delivered(fitted_model(**meta)))
 
 
 def test_each_term_is_evaluated_once_unless_the_rows_change() -> None:
@@ -873,15 +877,14 @@ def test_each_term_is_evaluated_once_unless_the_rows_change() -> None:
             return super().logits(x)
 
     party = ridge_party(catalogue={"ridge": lambda: Counting(num_classes=3, ridge=0.01)})
-    role, state = CodistillParty(), PartyState()
+    state = PartyState()
     for number in range(3):
         term = fitted_model(sign=(-1) ** number)
-        role.evaluate(party, join_models([term], **{FIRST_TERM: number}), asked("ekd"), state)
+        evaluate(party, delivered(term, first=number), state)
     assert calls == [200, 200, 200]
 
     fewer = replace(party, x_test=TEST[0][:50], y_test=TEST[1][:50])
-    again = join_models([fitted_model(sign=-1)], **{FIRST_TERM: 3})
-    model, metrics = role.evaluate(fewer, again, asked("ekd"), state)
+    model, metrics = evaluate(fewer, delivered(fitted_model(sign=-1), first=3), state)
 
     assert calls[3:] == [50] * 4
     assert metrics[keys.ACCURACY] == (model.predict(TEST[0][:50]) == TEST[1][:50]).mean()
@@ -937,15 +940,13 @@ class Refusing(RidgeLearner):
 @pytest.mark.parametrize("name", ["unknown", "refusing"])
 def test_a_term_that_a_party_cannot_read_is_left_out_and_counted(name: str) -> None:
     """All others are summed and kept, also in the rounds after."""
-    role, state = CodistillParty(), PartyState()
+    state = PartyState()
     party = ridge_party(catalogue={"refusing": lambda: Refusing(num_classes=3)})
     terms = [fitted_model(sign=1), fitted_model(name=name, sign=1)]
 
-    _, metrics = role.evaluate(
-        party, join_models(terms, **{FIRST_TERM: 0}), asked("ekd"), state
-    )
-    again = join_models([fitted_model(name=name, sign=-1)], **{FIRST_TERM: 2})
-    model, later = role.evaluate(party, again, asked("ekd"), state)
+    _, metrics = evaluate(party, delivered(*terms), state)
+    again = delivered(fitted_model(name=name, sign=-1), first=2)
+    model, later = evaluate(party, again, state)
 
     good = ridge().from_arrays(fitted_model().arrays)
     expected = (good.predict(TEST[0]) == TEST[1]).mean()
@@ -958,19 +959,17 @@ def test_a_term_that_a_party_cannot_read_is_left_out_and_counted(name: str) -> N
 def test_an_ensemble_of_which_nothing_can_be_read_is_an_error(name: str) -> None:
     """The party says so instead of measuring zeros, and quotes no row."""
     party = ridge_party(catalogue={"refusing": lambda: Refusing(num_classes=3)})
-    received = join_models([fitted_model(name=name, sign=1)], **{FIRST_TERM: 0})
+    received = delivered(fitted_model(name=name, sign=1))
 
     with pytest.raises(KnowledgeMismatch, match="Party 0: a member must be able") as caught:
-        CodistillParty().evaluate(party, received, asked("ekd"), PartyState())
+        evaluate(party, received)
     assert "4711" not in str(caught.value)
 
 
 def test_a_party_without_held_out_rows_still_gets_the_ensemble() -> None:
     """Its figure is not a number, and nothing is evaluated."""
     party = ridge_party(x_test=None, y_test=None)
-    received = join_models([fitted_model(sign=1)], **{FIRST_TERM: 0})
-
-    model, metrics = CodistillParty().evaluate(party, received, asked("ekd"), PartyState())
+    model, metrics = evaluate(party, delivered(fitted_model(sign=1)))
 
     assert isinstance(model, SignedEnsemble)
     assert math.isnan(metrics[keys.ACCURACY])

@@ -211,6 +211,13 @@ def request(strategy: FedMD, server_round: int = 1, **changes: Any) -> ConfigRec
     return ConfigRecord({**config, keys.SERVER_ROUND: server_round, **changes})
 
 
+def train(
+    party: Party, strategy: FedMD, state: PartyState | None = None, server_round: int = 1
+) -> tuple[Knowledge, dict[str, float]]:
+    kept = PartyState() if state is None else state
+    return FedMDParty().train(party, None, request(strategy, server_round), kept)
+
+
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_parties_gain_from_each_other(payload: str) -> None:
     """Parties with few records end above what they reach alone, whatever travels."""
@@ -397,7 +404,7 @@ def test_a_reply_is_the_models_answer_in_few_bytes(payload: str) -> None:
     """Labels take ceil(log2 C) bits, scores four bytes, about the rows of the round."""
     strategy = linear_fedmd(payload=payload, consensus="mean")
     party, state = linear_party(0), PartyState()
-    reply, metrics = FedMDParty().train(party, None, request(strategy), state)
+    reply, metrics = train(party, strategy, state)
 
     model = SoftmaxRegression().partial_fit(
         party.x, party.y, rng=party.rng(0, "initial"), epochs=20
@@ -436,7 +443,7 @@ def test_a_model_that_says_nan_stays_at_home() -> None:
 
     party = linear_party(0, learner_fn=Broken)
     with pytest.raises(InvalidData, match="FedMD: logits must be finite"):
-        FedMDParty().train(party, None, request(linear_fedmd(payload="softmax")), PartyState())
+        train(party, linear_fedmd(payload="softmax"))
 
 
 WEIGHTED = {"payload": "softmax", "consensus": "class-weighted"}
@@ -589,7 +596,7 @@ def test_a_learner_that_cannot_go_on_is_fitted_to_records_and_consensus() -> Non
     strategy = linear_fedmd(consensus="mean")
     labels = np.arange(30) % 3
     message = consensus_message(labels=pack_labels(labels, 3))
-    FedMDParty().train(party, None, request(strategy), state)
+    train(party, strategy, state)
     FedMDParty().evaluate(party, message, request(strategy), state)
     FedMDParty().train(party, message, request(strategy, 2), state)
 
@@ -617,7 +624,7 @@ def test_pretraining_on_labelled_public_rows() -> None:
     assert min(without.evaluate_metrics_clientapp[1]["accuracy-by-party"]) < 0.8
     party = labelled(0)
     with pytest.raises(KnowledgeMismatch, match="Party 0: public_y must be given"):
-        FedMDParty().train(party, None, request(strategy), PartyState())
+        train(party, strategy)
 
 
 def test_a_given_model_is_where_parties_of_its_kind_start() -> None:

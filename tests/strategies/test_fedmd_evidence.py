@@ -21,6 +21,7 @@ from tests.strategies.test_fedmd import (
     linear_party,
     refitted_party,
     request,
+    train,
 )
 from tests.toys import NUM_CLASSES, PUBLIC, PUBLIC_LABELS, blobs
 
@@ -96,7 +97,7 @@ def test_votes_are_those_of_equal_class_shares() -> None:
     strategy = linear_fedmd(num_public=60)
     for number in range(5):
         party = one_sided(number)
-        reply, _ = FedMDParty().train(party, None, request(strategy), PartyState())
+        reply, _ = train(party, strategy)
         model = Gaussians().fit(party.x, party.y, rng=None)
         nearest = ((PUBLIC[:, None] - model.centres) ** 2).sum(axis=2).argmin(axis=1)
         labels = unpack_labels(reply.arrays["labels"], (60,), 3)
@@ -154,7 +155,7 @@ def test_two_calls_are_one_run_to_the_bit() -> None:
 def test_impossible_counts_are_refused(counts: np.ndarray, sentence: str) -> None:
     """Before they weigh anything."""
     strategy = linear_fedmd()
-    reply, _ = FedMDParty().train(linear_party(0), None, request(strategy), PartyState())
+    reply, _ = train(linear_party(0), strategy)
     with pytest.raises(KnowledgeMismatch, match=sentence):
         strategy.check(replace(reply, arrays={**reply.arrays, "class-counts": counts}))
     with pytest.raises(KnowledgeMismatch, match="contrast must be one of none, public"):
@@ -169,7 +170,7 @@ def test_counts_that_left_are_in_the_ledger() -> None:
     """Exact counts are named, on both sides."""
     strategy = linear_fedmd()
     Federation().run(strategy)
-    reply, metrics = FedMDParty().train(linear_party(0), None, request(strategy), PartyState())
+    reply, metrics = train(linear_party(0), strategy)
     np.testing.assert_array_equal(reply.arrays["class-counts"], np.bincount(linear_party(0).y))
     assert metrics[keys.EPSILON_EXAMPLE] == np.inf
     assert "exact class counts left the party" in strategy.ledger_.statement()
@@ -179,7 +180,7 @@ def test_a_model_fitted_to_a_consensus_is_corrected_by_both_its_parts() -> None:
     """Its class shares are those of records and consensus together."""
     strategy, state = linear_fedmd(payload="softmax"), PartyState()
     party = one_sided(0)
-    FedMDParty().train(party, None, request(strategy), state)
+    train(party, strategy, state)
     Federation(one_sided, num_nodes=5).run(strategy)
     reply, _ = FedMDParty().train(party, strategy.state.delivery, request(strategy, 2), state)
 
@@ -195,9 +196,9 @@ def test_records_are_compared_with_public_rows_once() -> None:
     strategy, state = linear_fedmd(), PartyState()
     Gaussians.fits.clear()
     party = one_sided(0)
-    FedMDParty().train(party, None, request(strategy), state)
+    train(party, strategy, state)
     first = len(Gaussians.fits)
-    FedMDParty().train(party, None, request(strategy, 2), state)
+    train(party, strategy, state, 2)
 
     assert (first, len(Gaussians.fits)) == (3, 4)
 
@@ -207,9 +208,7 @@ def test_public_rows_of_another_kind_are_noticed() -> None:
     party = refitted_party(0, public=PUBLIC + 30.0, learner_fn=Refitted)
     strategy, state = linear_fedmd(public=PUBLIC + 30.0), PartyState()
     for server_round in (1, 2):
-        reply, _ = FedMDParty().train(party, None, request(strategy, server_round), state)
+        reply, _ = train(party, strategy, state, server_round)
         assert reply.meta["contrast"] == "uncovered"
-    known, _ = FedMDParty().train(
-        refitted_party(0), None, request(linear_fedmd()), PartyState()
-    )
+    known, _ = train(refitted_party(0), linear_fedmd())
     assert known.meta["contrast"] == "none"

@@ -46,6 +46,7 @@ from tests.strategies.test_fedmd import (
     linear_party,
     refitted_party,
     request,
+    train,
     watching,
 )
 from tests.toys import TEST, Planned, accuracy, hear
@@ -54,13 +55,6 @@ NFDP = {"release": "nfdp", "num_samples": 10}
 LDP = {"release": "ldp", "payload": "softmax", "sigma": 50.0}
 GUMBEL = {"noise": "gumbel", "gamma": 1.0}
 MAKERS = [linear_party, refitted_party]
-
-
-def train(
-    party: Party, strategy: FedMD, state: PartyState | None = None, server_round: int = 1
-) -> tuple[Knowledge, dict[str, float]]:
-    kept = PartyState() if state is None else state
-    return FedMDParty().train(party, None, request(strategy, server_round), kept)
 
 
 def sample_of(state: PartyState) -> list[int]:

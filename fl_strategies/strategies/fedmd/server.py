@@ -28,6 +28,7 @@ from flwr.app import ArrayRecord
 from fl_strategies._util import Array, FloatArray, IntArray, content_hash, derive_rng
 from fl_strategies.aggregation.consensus import (
     MAX_WEIGHT,
+    Consensus,
     VoteCounts,
     make_consensus,
     to_probabilities,
@@ -103,7 +104,26 @@ class Gathering(ABC):
         """Return how many parties were not counted, or not in full."""
 
 
-class LabelGathering(Gathering):
+class ClaimGathering(Gathering):
+    """Answers weighted by what their parties claim, which is cut where it is absurd."""
+
+    _claims: VoteCounts | Consensus
+
+    def add(self, said: PartyAnswers, party: int) -> None:  # noqa: ARG002
+        """Add one party's answers, with its class counts if it sends any."""
+        self._claims.add(said.answers, said.counts)
+
+    def report(self) -> Metrics:
+        """Return how many parties count for less than they claim."""
+        if num_capped := self._claims.num_capped:
+            logger.warning(
+                "FedMD counts %s claims of parties for less, which are far from the others'.",
+                num_capped,
+            )
+        return {keys.NUM_CAPPED: num_capped}
+
+
+class LabelGathering(ClaimGathering):
     """Votes for labels, each worth the voter's records of its class if counts are given.
 
     Parameters
@@ -114,31 +134,24 @@ class LabelGathering(Gathering):
     """
 
     def __init__(self, plain: VoteCounts, shape: tuple[int, int]) -> None:
-        self._plain, self._weighted = plain, VoteCounts(shape)
-
-    def add(self, said: PartyAnswers, party: int) -> None:  # noqa: ARG002
-        """Count one party's labels."""
-        self._weighted.add(said.answers, said.counts)
+        self._plain = plain
+        self._votes = self._claims = VoteCounts(shape)
 
     def result(self, ties: np.random.Generator) -> Array:
         """Return the label with most votes."""
-        plain, weighted = self._plain.counts, self._weighted.counts
+        plain, weighted = self._plain.counts, self._votes.counts
         # Where only parties vote that have no record of the class, all count the same.
         votes = np.where(weighted.any(axis=1, keepdims=True), weighted, plain)
         return plurality(votes, ties)
 
-    def report(self) -> Metrics:
-        """Return how many parties count for less than they claim."""
-        return _report_capped(self._weighted.num_capped)
 
-
-class ScoreGathering(Gathering):
+class ScoreGathering(ClaimGathering):
     """Scores, combined by one of the rules of `aggregation.consensus`."""
 
     def __init__(self, settings: FedMDSettings, shape: tuple[int, int]) -> None:
         options = settings.options
         self._payload = options.payload
-        self._scores = make_consensus(
+        self._scores = self._claims = make_consensus(
             options.consensus,  # type: ignore[arg-type]
             shape,
             bound=settings.replies.high,
@@ -146,18 +159,10 @@ class ScoreGathering(Gathering):
             trim_fraction=options.trim_fraction,
         )
 
-    def add(self, said: PartyAnswers, party: int) -> None:  # noqa: ARG002
-        """Add one party's scores."""
-        self._scores.add(said.answers, said.counts)
-
     def result(self, ties: np.random.Generator) -> Array:  # noqa: ARG002
         """Return the combined scores."""
         scores = self._scores.result()
         return to_probabilities(scores) if self._payload == "softmax" else scores
-
-    def report(self) -> Metrics:
-        """Return how many parties count for less than they claim."""
-        return _report_capped(self._scores.num_capped)
 
 
 class EvidenceGathering(Gathering):
@@ -200,15 +205,6 @@ class EvidenceGathering(Gathering):
 
 def _known_evidence(answers: Array, counts: FloatArray) -> FloatArray:
     return np.where(counts > 0, answers, 0.0)
-
-
-def _report_capped(num_capped: int) -> Metrics:
-    if num_capped:
-        logger.warning(
-            "FedMD counts %s claims of parties for less, which are far from the others'.",
-            num_capped,
-        )
-    return {keys.NUM_CAPPED: num_capped}
 
 
 def read_counts(arrays: Mapping[str, Array], num_classes: int) -> IntArray:
