@@ -30,6 +30,7 @@ from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,
     NonPrivateEvent,
+    PrivacyEvent,
     Relation,
     Unit,
 )
@@ -76,8 +77,8 @@ def fedkt_prox(**changes: Any) -> Chain:
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_the_second_starts_from_the_firsts_model_to_the_bit(name: str) -> None:
-    """What parties get in the second link's first round are the arrays of the first's model."""
+def test_the_second_starts_from_the_firsts_model_and_adds_to_its_ledger(name: str) -> None:
+    """To the bit; and every event of both is in the ledger as often as in theirs."""
     kind, options = FIRST[name]
     first, grid = build(kind, **options), WatchedGrid(APP, NUM_PARTIES)
 
@@ -94,6 +95,12 @@ def test_the_second_starts_from_the_firsts_model_to_the_bit(name: str) -> None:
         config = message.content.config_records[keys.CONFIG]
         assert (config[keys.STRATEGY], config[keys.SERVER_ROUND]) == ("flower:FedProx", 1)
     assert accuracy(both.model_.predict(TEST[0])) > 0.85
+    (own, second), total = (link.ledger_ for link in both.links), both.ledger_
+    assert total.num_releases == own.num_releases + second.num_releases
+    assert total.unit == (own.unit if own.unit == second.unit else "example")
+    reasons = [e.reason for e, _ in second.entries if isinstance(e, NonPrivateEvent)]
+    assert all(reason in total.statement() for reason in reasons)
+    assert total.get_epsilon() == math.inf
 
 
 def test_callbacks_and_prices_are_about_all_links(tmp_path: Path) -> None:
@@ -124,46 +131,39 @@ def test_it_is_the_same_as_two_runs_by_hand() -> None:
     assert both.name == "fedkt+flower:FedProx"
 
 
-@pytest.mark.parametrize("name", FIRST)
-def test_one_ledger_is_the_composition_of_both(name: str) -> None:
-    """Every event of both links is in it as often as in them, and in no other number."""
-    kind, options = FIRST[name]
-    both = chain(build(kind, **options), prox(), num_rounds=3)
-    run_local(both, APP, NUM_PARTIES)
-
-    first, second = (link.ledger_ for link in both.links)
-    total = both.ledger_
-
-    assert total.num_releases == first.num_releases + second.num_releases
-    unit = first.unit if first.unit == second.unit else "example"
-    assert total.unit == unit
-    reasons = [e.reason for e, _ in second.entries if isinstance(e, NonPrivateEvent)]
-    assert all(reason in total.statement() for reason in reasons)
-    assert total.get_epsilon() == math.inf
-
-
 @pytest.mark.parametrize("name", ["fedkt L1", "fedkd", "fedhistogram L1"])
 def test_a_first_link_that_trusts_the_server_leaves_the_whole_to_it(name: str) -> None:
     """Whoever is trusted once is not among those that the composition holds against."""
-    kind, options = {**FIRST, "fedhistogram L1": (FedHistogram, {**L2, "privacy_level": "L1"})}[
-        name
-    ]
+    trusting = {**FIRST, "fedhistogram L1": (FedHistogram, {**L2, "privacy_level": "L1"})}
+    kind, options = trusting[name]
 
     both = chain(build(kind, **options), prox(), num_rounds=1)
 
     assert compose_ledgers([link.ledger_ for link in both.links]).audience == AUDIENCES["L1"]
 
 
+def spent(*events: PrivacyEvent, unit: Unit = "example", **settings: Any) -> PrivacyLedger:
+    ledger = PrivacyLedger(unit, **settings)
+    for event in events:
+        ledger.compose(event)
+    return ledger
+
+
+def noise(unit: Unit, scale: float, relation: Relation = "replace-one") -> GaussianEvent:
+    return GaussianEvent(unit=unit, relation=relation, scale=scale, l2_sensitivity=1.0)
+
+
+def training(steps: int) -> DPSGDEvent:
+    return DPSGDEvent(noise_multiplier=2.0, records=1000, batch_size=10, steps=steps)
+
+
 def test_links_that_promise_are_composed_as_one_mechanism() -> None:
     """Two Gaussian releases of noise s are one of noise s / sqrt(2), by arithmetic."""
-    parts = [PrivacyLedger("example"), PrivacyLedger("example", audience="the server")]
-    for part in parts:
-        part.compose(noise("example", 3.0))
-    one = PrivacyLedger("example")
-    one.compose(noise("example", 3.0 / math.sqrt(2)))
+    each = noise("example", 3.0)
 
-    total = compose_ledgers(parts)
+    total = compose_ledgers([spent(each), spent(each, audience="the server")])
 
+    one = spent(noise("example", 3.0 / math.sqrt(2)))
     assert total.get_epsilon() == pytest.approx(one.get_epsilon(), rel=1e-6)
     assert total.audience == "the server"
 
@@ -175,26 +175,10 @@ def test_the_party_that_has_spent_most_in_all_links_counts() -> None:
     for position, link in enumerate(both.links):
         link.state.round = 1
         for number, own in steps.items():
-            ledger = PrivacyLedger("example")
-            ledger.compose(_training(own[position]))
-            link.state.ledgers[number] = 0.0, ledger
+            link.state.ledgers[number] = 0.0, spent(training(own[position]))
 
-    alone = []
-    for own in steps.values():
-        ledger = PrivacyLedger("example")
-        for count in own:
-            ledger.compose(_training(count))
-        alone.append(ledger.get_epsilon())
-
+    alone = [spent(*map(training, own)).get_epsilon() for own in steps.values()]
     assert both.ledger_.get_epsilon() == pytest.approx(max(alone))
-
-
-def _training(steps: int) -> DPSGDEvent:
-    return DPSGDEvent(noise_multiplier=2.0, records=1000, batch_size=10, steps=steps)
-
-
-def noise(unit: Unit, scale: float, relation: Relation = "replace-one") -> GaussianEvent:
-    return GaussianEvent(unit=unit, relation=relation, scale=scale, l2_sensitivity=1.0)
 
 
 @pytest.mark.parametrize(
@@ -202,11 +186,9 @@ def noise(unit: Unit, scale: float, relation: Relation = "replace-one") -> Gauss
 )
 def test_units_that_differ_become_examples(relation: Relation, sensitivity: float) -> None:
     """Another record makes another party: what compares with no party counts twice."""
-    party, example = PrivacyLedger("party"), PrivacyLedger("example")
-    party.compose(noise("party", 3.0, relation))
-    example.compose(noise("example", 3.0))
-    one = PrivacyLedger("example")
-    one.compose(noise("example", 3.0 / math.sqrt(1 + sensitivity**2)))
+    party = spent(noise("party", 3.0, relation), unit="party")
+    example = spent(noise("example", 3.0))
+    one = spent(noise("example", 3.0 / math.sqrt(1 + sensitivity**2)))
 
     total = compose_ledgers([party, example])
 

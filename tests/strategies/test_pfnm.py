@@ -5,6 +5,7 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from clients import ModelCard, TorchLearner, client_app, load_model, save_model
-from fl_strategies import PFNM, Party, PFNMOptions
+from fl_strategies import PFNM, Party
 from fl_strategies._util import Array
 from fl_strategies.errors import InvalidParameter, KnowledgeMismatch, UnsupportedLearner
 from fl_strategies.learners import DenseLayer
@@ -30,7 +31,15 @@ from fl_strategies.strategies.weights.party import CLASS_COUNTS
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import Knowledge
 from simulations.runtime.local import run_local
-from tests.toys import NUM_CLASSES, PUBLIC, TEST, accuracy, loading, torch_factory, toy_party
+from tests.toys import (
+    NUM_CLASSES,
+    TEST,
+    accuracy,
+    common_options,
+    loading,
+    torch_factory,
+    toy_party,
+)
 
 VAGUE = Prior(sigma=1.0, sigma0=1e9, gamma=1e-9)
 """Units are the means of their neurons, and new ones are unlikely."""
@@ -168,16 +177,9 @@ def perceptron_party(number: int) -> Party:
     return replace(toy_party(number), learner_fn=perceptron, learner_name="perceptron")
 
 
-def strategy(**options: object) -> PFNM:
-    return PFNM(
-        learner_fn=perceptron,
-        learner_name="perceptron",
-        num_classes=NUM_CLASSES,
-        public=PUBLIC,
-        num_parties=3,
-        max_wait=0.0,
-        options=PFNMOptions(**options),  # type: ignore[arg-type]
-    )
+def strategy(**options: Any) -> PFNM:
+    common = {**common_options(3), "learner_fn": perceptron, "learner_name": "perceptron"}
+    return PFNM.from_settings(**{**common, **options})
 
 
 def test_a_wider_network_is_learned_delivered_and_saved(tmp_path: Path) -> None:
@@ -215,20 +217,17 @@ def test_a_twin_of_other_arrays_has_the_usual_size() -> None:
 def test_few_bytes_make_no_large_network() -> None:
     """A bias and no weights would otherwise decide how much memory a receiver takes."""
     learner = perceptron()
-    width = 1000
-    bomb = {
-        "0.weight": np.zeros((width, 0), np.float32),
-        "0.bias": np.zeros(width, np.float32),
-        "2.weight": np.zeros((NUM_CLASSES, width), np.float32),
-        "2.bias": np.zeros(NUM_CLASSES, np.float32),
-    }
-    wide_end = {**bomb, "0.weight": np.zeros((width, 2), np.float32)}
-    wide_end |= {
-        "2.weight": np.zeros((9, width), np.float32),
-        "2.bias": np.zeros(9, np.float32),
-    }
 
-    for arrays in (bomb, wide_end):
+    def wide(inputs: int, num_classes: int) -> dict[str, Array]:
+        shapes = {
+            "0.weight": (1000, inputs),
+            "0.bias": (1000,),
+            "2.weight": (num_classes, 1000),
+            "2.bias": (num_classes,),
+        }
+        return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+
+    for arrays in (wide(0, NUM_CLASSES), wide(2, 9)):
         assert learner.sized_for(arrays).module_fn is learner.module_fn
         with pytest.raises(KnowledgeMismatch):
             learner.sized_for(arrays).from_arrays(arrays)

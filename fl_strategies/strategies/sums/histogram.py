@@ -359,7 +359,7 @@ class FedHistogram(SumStrategy[Cells]):
         require(number <= most, "FedHistogram", "num_cells", rule, number)
         return number
 
-    def _drowned(self) -> str:
+    def _no_signal(self) -> str:
         """Describe noise that exceeds the average count of a cell, or return ""."""
         noise = self._of_one_division(self._summed(self._mechanism)) / self._length
         planner, cells = self._planner, self._summary.num_cells

@@ -55,7 +55,7 @@ class SumPrivacy(Options):
     )
     delta: float = option(DEFAULT_DELTA, "delta of every privacy figure", above=0, below=1)
     seeded_noise: bool = option(False, "repeatable noise, which protects nobody")
-    accept_noise: bool = option(False, "allow noise that drowns the sums")
+    accept_noise: bool = option(False, "run even if noise exceeds the sums")
 
     def __post_init__(self) -> None:
         """Check that the price is named."""

@@ -421,7 +421,7 @@ class FedRegression(SumStrategy[Components]):
         noise = self._planned_noise()
         return self._planner.noise_share(noise, self.num_parties, self._num_records)
 
-    def _drowned(self) -> str:
+    def _no_signal(self) -> str:
         """Describe noise that leaves no signal in two components, or return ""."""
         return drowned_components(self._noise_share())
 

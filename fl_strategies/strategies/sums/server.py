@@ -77,7 +77,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
     """One round: parties sum their records as public rows define, and add noise.
 
     A head defines the summary of records (`_summarise`), when noise exceeds the sums
-    (`_drowned`), which sums are plausible (`_plausible`), how two parties' are compared
+    (`_no_signal`), which sums are plausible (`_plausible`), how two parties' are compared
     (`_evidence`) and which classes public rows have by the sums (`_shares`).
 
     Parameters
@@ -153,7 +153,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
             self._facts,
             self._planner,
             summary=self._summary,
-            no_signal=self._drowned,
+            no_signal=self._no_signal,
             setting=self.open_setting,
         )
 
@@ -183,7 +183,7 @@ class SumStrategy(KnowledgeStrategy[PartySums], Generic[S]):
         """Return how records are summed, by public rows and settings alone."""
 
     @abstractmethod
-    def _drowned(self) -> str:
+    def _no_signal(self) -> str:
         """Describe noise that leaves no signal in the sums, or return ""."""
 
     @abstractmethod
