@@ -32,7 +32,7 @@ from fl_strategies.privacy.noise import calibrate_scale
 from fl_strategies.privacy.planning import DEFAULT_MARGINS, Plan, Plans, plan
 
 __all__ = [
-    # What was done.
+    # Events
     "PrivacyEvent",
     "NoisyMaxEvent",
     "OneVoteEvent",
@@ -44,7 +44,7 @@ __all__ = [
     "NonPrivateEvent",
     "event_to_json",
     "event_from_json",
-    # How it is done.
+    # Mechanisms
     "Release",
     "NoisyMax",
     "ConfidentNoisyMax",
@@ -52,7 +52,7 @@ __all__ = [
     "LaplaceScores",
     "GaussianScores",
     "SubsampleOnce",
-    # What it costs.
+    # Accounting
     "METHODS",
     "Claim",
     "bounds",
@@ -60,7 +60,7 @@ __all__ = [
     "delta_at",
     "calibrate_scale",
     "PrivacyLedger",
-    # What can be had for it.
+    # Planning
     "DEFAULT_MARGINS",
     "Plan",
     "Plans",

@@ -267,22 +267,10 @@ class ScorePrivacy(ReleaseSpec):
     ) -> ScoreMechanism:
         """Return the mechanism for a number of rows, calibrated if a target was given.
 
-        Laplace noise is accounted entry by entry, Gaussian noise row by row.
-
-        Parameters
-        ----------
-        unit : "party" or "example"
-        bound : float
-            Public. Entries are clipped at it, and for Gaussian noise the norms of rows too.
-        num_values : int
-            Entries of a row.
-        num_contributors : int
-            Number of contributors that the mean is over.
-        num_rows : int
-            Total number of rows that will be released; it only determines the scale of a
-            calibrated mechanism.
-        besides : sequence of (event, count)
-            Other releases within the target.
+        Laplace noise is accounted entry by entry, Gaussian noise row by row. Entries are
+        clipped at the public `bound`, and for Gaussian noise the norms of rows too. `num_rows`,
+        the total that will be released, and `besides`, any other releases within the target,
+        only determine the scale of a calibrated mechanism.
         """
 
         def with_scale(scale: float) -> ScoreMechanism:

@@ -48,16 +48,9 @@ _MOST_LOST = 0.1
 
 
 class LossLaw(NamedTuple):
-    """The law of one release's privacy loss.
+    """The law of one release's privacy loss, of Laplace noise if it is `smooth`.
 
-    Parameters
-    ----------
-    strength : float
-        The largest loss.
-    silent : float
-        The chance that there is none.
-    smooth : bool
-        Whether it is that of Laplace noise; `silent` is then 0.
+    `strength` is the largest loss, `silent` the chance that there is none.
     """
 
     strength: float
@@ -181,11 +174,7 @@ def compose_losses(
 ) -> ComposedLoss | None:
     """Return the law of all losses together, None if it would take too much memory.
 
-    Parameters
-    ----------
-    laws : tuple of (law, count)
-    interval : float, optional
-        Width of the grid; by default it suits the laws.
+    `interval` is the width of the grid, which suits the laws by default.
     """
     width = _interval(laws) if interval is None else interval
     grids, first, last = _laid_out(laws, width)
@@ -279,15 +268,8 @@ def dpsgd_epsilon(
 ) -> float:
     """Return epsilon of DP-SGD with Poisson-sampled batches, one record blanked.
 
-    Parameters
-    ----------
-    records, batch : int
-        Every record is in a batch with chance ``batch / records``, independently.
-    steps : int
-        Noisy gradient steps over the whole life of the data.
-    noise_multiplier : float
-        Deviation of the noise divided by the clipping norm.
-    delta : float
+    Every record is in a batch with chance ``batch / records``, independently. `steps` are over
+    the whole life of the data; the noise is a multiple of the clipping norm.
     """
     owner = "dpsgd_epsilon"
     check_count(owner, "records", records, least=1)
@@ -327,17 +309,8 @@ def two_class_laplace_epsilon(
     """Return epsilon of two-class noisy max with Laplace noise, for queries chosen freely.
 
     Holds for adaptive queries, where `bounded_range_optimal` does not, and uses that the
-    lead is a whole number between -num_voters and num_voters.
-
-    Parameters
-    ----------
-    gamma : float
-        Inverse scale of the noise on each count.
-    num_voters : int
-        Voters, each with `splits` votes or none; one of them is replaced.
-    queries : int
-    delta : float
-    splits : int
+    lead is a whole number between -num_voters and num_voters. `gamma` is the inverse scale of
+    the noise on each count; a voter has `splits` votes or none, and one of them is replaced.
     """
     owner = "two_class_laplace_epsilon"
     check_positive(owner, "gamma", gamma)

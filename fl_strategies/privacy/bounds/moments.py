@@ -146,17 +146,8 @@ def _theorem_6_holds(log_q: FloatArray, sigma: float, orders: FloatArray) -> Flo
 def gaussian_error_rdp(log_q: FloatArray, sigma: float, orders: FloatArray) -> FloatArray:
     """Bound the total Renyi divergence of Gaussian selections that err with chance q.
 
-    Parameters
-    ----------
-    log_q : (num_queries,)
-    sigma : float
-        Relative to one vote; a change of the input is worth sqrt(2) / sigma.
-    orders : (num_orders,)
-
-    Returns
-    -------
-    rdp : (num_orders,)
-        Never above the data-independent ``num_queries * orders / sigma**2``.
+    `sigma` is relative to one vote; a change of the input is worth sqrt(2) / sigma. Never above
+    the data-independent ``num_queries * orders / sigma**2``.
     """
     independent = orders / sigma**2
     # With one auxiliary order at most 1 the theorem is empty; q = 0 costs nothing.
@@ -184,14 +175,7 @@ def _relative(owner: str, sigma: float, splits: int, orders: Array) -> tuple[flo
 def gnmax_rdp(votes: Array, sigma: float, orders: Array, splits: int = 1) -> FloatArray:
     """Add up the data-dependent curves of all queries, (num_orders,).
 
-    Parameters
-    ----------
-    votes : (num_queries, num_classes)
-    sigma : float
-        Standard deviation of the noise on every count.
-    orders : (num_orders,)
-    splits : int
-        Votes that one neighbour moves.
+    `sigma` is the standard deviation of the noise on every count.
     """
     relative, orders = _relative("gnmax_rdp", sigma, splits, orders)
     return gaussian_error_rdp(log_error_probability_gaussian(votes, sigma), relative, orders)
@@ -233,18 +217,7 @@ def log_error_probability(
     """Bound the log-probability that noisy max does not answer the leading class.
 
     With Laplace noise exact for two classes, a union bound over the rivals for more (Lemma 7);
-    with Gumbel noise exact, a softmax of votes.
-
-    Parameters
-    ----------
-    votes : (num_queries, num_classes)
-    gamma : float
-        Inverse scale of the noise on every count.
-    noise : "laplace" or "gumbel"
-
-    Returns
-    -------
-    log_q : (num_queries,)
+    with Gumbel noise exact, a softmax of votes. `gamma` is the inverse scale of the noise.
 
     Examples
     --------
@@ -320,14 +293,8 @@ def moments_epsilon(
 
     Kept to reproduce publications; `pure_optimal` proves a smaller one for the same noise.
 
-    Parameters
-    ----------
-    gamma, splits, queries, delta
-        Inverse Laplace scale, votes that one neighbour changes, releases, target.
-    max_order : int
-        Whole moments up to this one are tried. The authors' script stops at 8.
-    with_pure : bool
-        Whether plain summation may win, as it does for few queries.
+    Whole moments up to `max_order` are tried; the authors' script stops at 8. With `with_pure`
+    plain summation may win, as it does for few queries.
 
     Examples
     --------

@@ -65,13 +65,7 @@ def smallest_epsilon(
 ) -> float:
     """Return the smallest epsilon in [0, upper] with ``delta_at(epsilon) <= delta``.
 
-    Parameters
-    ----------
-    delta_at : callable
-        A decreasing function of epsilon, at most `delta` at `upper`.
-    delta, upper : float
-    tolerance : float
-        Absolute error of the answer.
+    `delta_at` decreases, and is at most `delta` at `upper`. The tolerance is absolute.
     """
 
     def excess(epsilon: float) -> float:
@@ -414,12 +408,6 @@ def pure_heterogeneous(
     otherwise on a grid that overstates delta. More are bounded by their tight Renyi curves. The
     plain sum is never exceeded. All three hold for adaptive composition.
 
-    Parameters
-    ----------
-    epsilons, counts : (num_kinds,)
-        Strength and number of each kind of event.
-    delta : float
-
     Examples
     --------
     >>> round(pure_heterogeneous([0.08, 0.2], [40, 10], 1e-5), 3)
@@ -575,14 +563,7 @@ def nfdp_tight(
 ) -> Guarantee:
     """Return the exact statement, (0, chance that a given record is ever drawn).
 
-    Parameters
-    ----------
-    records, samples : int
-        Size of the data set and of the sample.
-    replacement : bool
-        Whether a record may be drawn twice.
-    runs : int
-        Independent samples of the same records; each is one more chance to be drawn.
+    Each of several `runs` draws an independent sample of the same records.
 
     Examples
     --------
