@@ -471,16 +471,8 @@ class Homemade(NoisyMaxEvent):
 def test_unknown_events_are_refused() -> None:
     """Neither the base class nor a subclass is counted, least of all as nothing."""
     base = PrivacyEvent(unit="party", relation=REPLACE)
-    homemade = Homemade(
-        unit="party",
-        relation=REPLACE,
-        noise="gumbel",
-        scale=1.0,
-        sensitivity=1.0,
-        num_classes=2,
-    )
 
-    for event in (base, homemade):
+    for event in (base, Homemade(**vars(votes("gumbel", 1.0)))):
         for ask in (bounds, claim, delta_at):
             with pytest.raises(InvalidParameter, match="event must be one of NoisyMaxEvent"):
                 ask([(event, 1)], 0.5)

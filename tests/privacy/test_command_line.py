@@ -410,7 +410,7 @@ def test_dpsgd_warns_and_refuses(capsys: Captured, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_text_for_people(capsys: Captured, command: str, words: list[str]) -> None:
-    """Without --json the same figures come as a few lines of text."""
+    """Without --json the same numbers come as a few lines of text."""
     code = main(command.split())
 
     text = capsys.readouterr().out

@@ -129,35 +129,29 @@ def test_a_wrong_value_is_refused(field: str, value: object) -> None:
         event_from_json({**event_to_json(EVENTS[0]), field: value})
 
 
+SAMPLE: dict[str, Any] = {"records": 10, "samples": 5, "replacement": True}
+TRAINING: dict[str, Any] = {
+    "noise_multiplier": 1.0,
+    "records": 10,
+    "batch_size": 5,
+    "steps": 1,
+}
+
+
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
         (ThresholdEvent, {**REPLACE, "scale": 1.0, "sensitivity": 0.0}),
         (LaplaceEvent, {**REPLACE, "scale": 1.0, "l1_sensitivity": -1.0}),
         (GaussianEvent, {**REPLACE, "scale": 0.0, "l2_sensitivity": 1.0}),
-        (SubsampleEvent, {"records": 10, "samples": 11, "replacement": False}),
-        (SubsampleEvent, {"records": 0, "samples": 0, "replacement": True}),
-        (SubsampleEvent, {"records": 10, "samples": 5, "replacement": 1}),
-        (SubsampleEvent, {"unit": "party", "records": 9, "samples": 5, "replacement": True}),
-        (
-            SubsampleEvent,
-            {"relation": "add-remove-one", "records": 9, "samples": 5, "replacement": True},
-        ),
-        (
-            DPSGDEvent,
-            {"noise_multiplier": 1.0, "records": 10, "batch_size": 11, "steps": 1},
-        ),
-        (DPSGDEvent, {"noise_multiplier": 1.0, "records": 10, "batch_size": 5, "steps": 0}),
-        (
-            DPSGDEvent,
-            {
-                "relation": "replace-one",
-                "noise_multiplier": 1.0,
-                "records": 10,
-                "batch_size": 5,
-                "steps": 1,
-            },
-        ),
+        (SubsampleEvent, {**SAMPLE, "samples": 11, "replacement": False}),
+        (SubsampleEvent, {**SAMPLE, "records": 0, "samples": 0}),
+        (SubsampleEvent, {**SAMPLE, "replacement": 1}),
+        (SubsampleEvent, {**SAMPLE, "unit": "party"}),
+        (SubsampleEvent, {**SAMPLE, "relation": "add-remove-one"}),
+        (DPSGDEvent, {**TRAINING, "batch_size": 11}),
+        (DPSGDEvent, {**TRAINING, "steps": 0}),
+        (DPSGDEvent, {**TRAINING, "relation": "replace-one"}),
         (NonPrivateEvent, {"unit": "party", "reason": " "}),
         (NonPrivateEvent, {"unit": "party", "reason": 3}),
     ],
@@ -170,7 +164,7 @@ def test_each_event_checks_its_own_fields(kind: Any, values: dict[str, Any]) -> 
 
 def test_a_sample_with_replacement_may_exceed_the_records() -> None:
     """Drawing more often than there are records is a legal, if careless, design."""
-    assert SubsampleEvent(records=10, samples=30, replacement=True).samples == 30
+    assert SubsampleEvent(**{**SAMPLE, "samples": 30}).samples == 30
 
 
 @pytest.mark.parametrize(
