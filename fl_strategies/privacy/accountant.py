@@ -32,6 +32,7 @@ import numpy as np
 import scipy
 
 from fl_strategies.errors import check_count, check_delta, require
+from fl_strategies.privacy.bounds import theorems
 from fl_strategies.privacy.bounds.distributions import (
     LossLaw,
     Runs,
@@ -41,24 +42,6 @@ from fl_strategies.privacy.bounds.distributions import (
     sgd_epsilon,
 )
 from fl_strategies.privacy.bounds.moments import moments_epsilon
-from fl_strategies.privacy.bounds.theorems import (
-    bounded_range_optimal,
-    bounded_range_optimal_delta,
-    check_loss,
-    default_orders,
-    gaussian_delta,
-    gaussian_epsilon,
-    nfdp_tight,
-    pure_heterogeneous,
-    pure_optimal,
-    pure_optimal_delta,
-    rdp_of_pure,
-    rdp_of_zcdp,
-    rdp_to_delta,
-    rdp_to_epsilon,
-    smallest_epsilon,
-    zcdp_to_epsilon,
-)
 from fl_strategies.privacy.events import (
     DPSGDEvent,
     GaussianEvent,
@@ -285,10 +268,10 @@ def _pure_curves(losses: Mapping[Loss, int], adaptive: bool) -> dict[str, Curve]
 def _optimal_curve(strengths: Mapping[float, int]) -> Curve:
     values, counts = list(strengths), list(strengths.values())
     if len(values) > 1:
-        return Curve(lambda delta: pure_heterogeneous(values, counts, delta))
+        return Curve(lambda delta: theorems.pure_heterogeneous(values, counts, delta))
     return Curve(
-        partial(pure_optimal, values[0], counts[0]),
-        partial(pure_optimal_delta, values[0], counts[0]),
+        partial(theorems.pure_optimal, values[0], counts[0]),
+        partial(theorems.pure_optimal_delta, values[0], counts[0]),
     )
 
 
@@ -297,9 +280,11 @@ def _ranged_curves(losses: Mapping[Loss, int]) -> dict[str, Curve]:
     count = sum(losses.values())
     if others or spread is None or count > _MOST_EXACT:
         return {}
-    epsilon_at = partial(bounded_range_optimal, spread, count)
+    epsilon_at = partial(theorems.bounded_range_optimal, spread, count)
     return {
-        "bounded-range": Curve(epsilon_at, partial(bounded_range_optimal_delta, spread, count))
+        "bounded-range": Curve(
+            epsilon_at, partial(theorems.bounded_range_optimal_delta, spread, count)
+        )
     }
 
 
@@ -312,26 +297,29 @@ def _gaussian_curves(losses: Mapping[Loss, int]) -> dict[str, Curve]:
     mu = math.sqrt(math.fsum(squares))
     return {
         "gaussian": Curve(
-            partial(gaussian_epsilon, mu), lambda epsilon: float(gaussian_delta(mu, epsilon))
+            partial(theorems.gaussian_epsilon, mu),
+            lambda epsilon: float(theorems.gaussian_delta(mu, epsilon)),
         )
     }
 
 
 def _renyi_curves(losses: Mapping[Loss, int]) -> dict[str, Curve]:
-    orders = default_orders()
+    orders = theorems.default_orders()
     rho = math.fsum(count * loss.rho for loss, count in losses.items())
     total = np.zeros(orders.size)
     for loss, count in losses.items():
-        curve = rdp_of_zcdp(loss.rho, orders)
+        curve = theorems.rdp_of_zcdp(loss.rho, orders)
         if loss.pure is not None:
-            curve = np.minimum(curve, rdp_of_pure(loss.pure, orders))
+            curve = np.minimum(curve, theorems.rdp_of_pure(loss.pure, orders))
         total += count * curve
     return {
         "zcdp": Curve(
-            partial(zcdp_to_epsilon, rho), partial(rdp_to_delta, orders, rho * orders)
+            partial(theorems.zcdp_to_epsilon, rho),
+            partial(theorems.rdp_to_delta, orders, rho * orders),
         ),
         "rdp": Curve(
-            partial(rdp_to_epsilon, orders, total), partial(rdp_to_delta, orders, total)
+            partial(theorems.rdp_to_epsilon, orders, total),
+            partial(theorems.rdp_to_delta, orders, total),
         ),
     }
 
@@ -448,7 +436,7 @@ def _doubled(distribution: Any) -> Curve:
             upper *= 1.2
             if upper > _LARGEST_EPSILON:
                 return math.inf
-        return smallest_epsilon(delta_at, delta, upper)
+        return theorems.smallest_epsilon(delta_at, delta, upper)
 
     return Curve(epsilon_at, delta_at)
 
@@ -473,7 +461,7 @@ def chance_in_clear(entries: Iterable[Entry]) -> float:
     spent = 0.0
     for event, count in entries:
         if isinstance(event, SubsampleEvent):
-            drawn = nfdp_tight(
+            drawn = theorems.nfdp_tight(
                 event.records, event.samples, replacement=event.replacement, runs=count
             )
             spent += (1 - spent) * drawn.delta
@@ -612,7 +600,7 @@ def claim(
 def delta_at(entries: Sequence[Entry], epsilon: float, *, adaptive: bool = False) -> float:
     """Return the smallest delta at which `epsilon` is proved, 1 if none is."""
     _check_entries("delta_at", entries)
-    check_loss("delta_at", "epsilon", epsilon)
+    theorems.check_loss("delta_at", "epsilon", epsilon)
     if not entries or math.isinf(epsilon):
         return 0.0
     if _why_not_private(entries):
