@@ -41,12 +41,34 @@ from fl_strategies.learners import (
 )
 from fl_strategies.options import Options
 from fl_strategies.server.run import OnRound
-from simulations.config import FinalOptions, Settings, Value
+from simulations.config import FinalOptions, Settings
 from simulations.data.sets import Dataset, load_dataset
 from simulations.data.splits import partition
 from simulations.data.tables import listed
 from simulations.models import LEARNERS, ModelOptions, learner_factory
 from simulations.runtime.processes import all_workers_needed, become_worker
+
+logger = logging.getLogger("flwr.fl_strategies")
+
+OWNER = "Settings"
+MAY_CHANGE = frozenset(
+    {
+        *("checkpoint-dir", "resume", "output-dir", "data-dir", "state-dir"),
+        *("num-server-rounds", "then-rounds", "min-parties", "max-wait", "timeout"),
+        *("solo", "pooled", "pooled-learner", "pate", "public-only", "num-workers"),
+    }
+)
+"""Settings that a run may have another value of when it is resumed."""
+USUAL = ("random-forest", "xgboost", "logistic-regression", "mlp")
+"""Models that parties have by default, in turn."""
+SCORERS = ("xgboost-scores", "forest-scores", "mlp")
+"""The same where models learn from scores or travel."""
+FINAL = ("extra-trees", "xgboost-scores", "mlp")
+FINAL_OF = {"fedhistogram": ("random-features",), "fedregression": ("logistic-regression",)}
+"""Models of a server that learn what a strategy says better than the usual ones."""
+WORD_MODEL = "embedding-bag"
+MOST_CLASSES = 12
+"""Classes that a description of the data names."""
 
 
 def is_able(
@@ -66,39 +88,6 @@ def has_all(learner: Learner, needs: tuple[type, ...]) -> bool:
     """Tell whether a learner has all protocols, and can travel as it is set if it must."""
     at_hand = PortableLearner not in needs or can_travel(learner)
     return at_hand and all(isinstance(learner, need) for need in needs)
-
-
-OWNER = "Settings"
-
-
-MAY_CHANGE = frozenset(
-    {
-        *("checkpoint-dir", "resume", "output-dir", "data-dir", "state-dir"),
-        *("num-server-rounds", "then-rounds", "min-parties", "max-wait", "timeout"),
-        *("solo", "pooled", "pooled-learner", "pate", "public-only", "num-workers"),
-    }
-)
-"""Settings that a run may have another value of when it is resumed."""
-
-
-def settings_to_keep(settings: Settings) -> dict[str, Value]:
-    """Return the settings that a resumed run must have the same values of."""
-    told = settings.to_run_config().items()
-    return {key: value for key, value in told if key not in MAY_CHANGE}
-
-
-logger = logging.getLogger("flwr.fl_strategies")
-
-USUAL = ("random-forest", "xgboost", "logistic-regression", "mlp")
-"""Models that parties have by default, in turn."""
-SCORERS = ("xgboost-scores", "forest-scores", "mlp")
-"""The same where models learn from scores or travel."""
-FINAL = ("extra-trees", "xgboost-scores", "mlp")
-FINAL_OF = {"fedhistogram": ("random-features",), "fedregression": ("logistic-regression",)}
-"""Models of a server that learn what a strategy says better than the usual ones."""
-WORD_MODEL = "embedding-bag"
-MOST_CLASSES = 12
-"""Classes that a description of the data names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +217,7 @@ class Federation:
         """Return the strategy, or the chain of two."""
         settings = self.settings
         self._check_learners()
-        kept: dict[str, Any] = {
+        run: dict[str, Any] = {
             "checkpoint_dir": settings.checkpoint_dir or None,
             "resume": settings.resume,
             "on_round": on_round,
@@ -236,10 +225,11 @@ class Federation:
         if settings.then:
             options = settings.options, settings.then_options
             links = map(self._link, self.kinds, options)
-            strategy: Any = chain(*links, num_rounds=settings.rounds_of_links, **kept)
+            strategy: Any = chain(*links, num_rounds=settings.rounds_of_links, **run)
         else:
-            strategy = self._link(self.kind, settings.options, **kept)
-        strategy.run_settings = settings_to_keep(settings)
+            strategy = self._link(self.kind, settings.options, **run)
+        kept = settings.to_run_config().items()
+        strategy.run_settings = {key: value for key, value in kept if key not in MAY_CHANGE}
         return strategy  # type: ignore[no-any-return]
 
     def _link(

@@ -59,6 +59,11 @@ class Problem(NamedTuple):
     num_classes: int
     task: Task
 
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """What learners take of it."""
+        return {"num_classes": self.num_classes, "task": self.task}
+
 
 Builder: TypeAlias = Callable[[ModelOptions, Problem], Learner]
 ClassifierBuilder: TypeAlias = Callable[[ModelOptions, int], Learner]
@@ -69,6 +74,11 @@ SOLVER_STEPS: Final = 2000
 AUGMENT_PADDING: Final = 4
 DP_NOISE: Final = 1.0  # of `dp-mlp`, in clipped gradients of one record
 FEDMD_NAME: Final = re.compile(r"cnn-2(-[1-9]\d{0,3}){2}|cnn-3(-[1-9]\d{0,3}){3}")
+TRAINING: Final = (
+    *("epochs", "batch_size", "learning_rate", "optimizer", "momentum", "schedule"),
+    *("weight_decay", "patience", "validation_share"),
+)
+"""Settings that networks have under the same names."""
 FLAT_NETWORKS: Final = ("mlp", "mnist-mlp", "embedding-bag")
 """Networks without convolutions, for which the layout of images does not matter."""
 
@@ -115,33 +125,31 @@ def _stage_options(settings: ModelOptions) -> dict[str, Any]:
     }
 
 
-ESTIMATORS: Final[Mapping[str, tuple[str, str, Callable[[ModelOptions], dict[str, Any]]]]] = {
-    "random-forest": ("ensemble", "RandomForestClassifier", _forest_options),
-    "extra-trees": ("ensemble", "ExtraTreesClassifier", _forest_options),
+ESTIMATORS: Final[Mapping[str, tuple[str, Callable[[ModelOptions], dict[str, Any]]]]] = {
+    "random-forest": ("ensemble.RandomForestClassifier", _forest_options),
+    "extra-trees": ("ensemble.ExtraTreesClassifier", _forest_options),
     "decision-tree": (
-        "tree",
-        "DecisionTreeClassifier",
+        "tree.DecisionTreeClassifier",
         lambda settings: {"max_depth": settings.max_depth or None},
     ),
     "logistic-regression": (
-        "linear_model",
-        "LogisticRegression",
+        "linear_model.LogisticRegression",
         lambda _: {"max_iter": SOLVER_STEPS},
     ),
-    "svm": ("svm", "SVC", lambda _: {}),
+    "svm": ("svm.SVC", lambda _: {}),
     # One neighbour: a teacher may be given two records, and five cannot be found there.
     "k-nearest-neighbours": (
-        "neighbors",
-        "KNeighborsClassifier",
+        "neighbors.KNeighborsClassifier",
         lambda _: {"n_neighbors": 1, "n_jobs": 1},
     ),
-    "gradient-boosting": ("ensemble", "GradientBoostingClassifier", _stage_options),
+    "gradient-boosting": ("ensemble.GradientBoostingClassifier", _stage_options),
 }
-"""Classifiers of scikit-learn: module, class and parameters."""
+"""Classifiers of scikit-learn: class and parameters."""
 
 
 def _estimator(name: str, settings: ModelOptions, num_classes: int) -> Learner:
-    module, estimator, parameters = ESTIMATORS[name]
+    path, parameters = ESTIMATORS[name]
+    module, _, estimator = path.partition(".")
     library = import_library(name, f"sklearn.{module}", "sklearn")
     from clients.tabular.sklearn import SklearnLearner
 
@@ -187,8 +195,8 @@ def _xgboost(settings: ModelOptions, num_classes: int) -> Learner:
     import_library("xgboost", "xgboost", "xgboost")
     from clients.tabular.xgboost import XGBoostLearner
 
-    options = _boosting_options(settings)
-    return XGBoostLearner(num_classes=num_classes, num_threads=1, **options)
+    given = _boosting_options(settings)
+    return XGBoostLearner(num_classes=num_classes, num_threads=1, **given)
 
 
 # Models that regress on scores
@@ -198,12 +206,7 @@ def _xgboost_scores(settings: ModelOptions, problem: Problem) -> Learner:
     import_library("xgboost-scores", "xgboost", "xgboost")
     from clients.tabular.xgboost import XGBoostScores
 
-    return XGBoostScores(
-        num_classes=problem.num_classes,
-        task=problem.task,
-        num_threads=1,
-        **_boosting_options(settings),
-    )
+    return XGBoostScores(num_threads=1, **problem.outputs, **_boosting_options(settings))
 
 
 def _forest_scores(settings: ModelOptions, problem: Problem) -> Learner:
@@ -212,43 +215,31 @@ def _forest_scores(settings: ModelOptions, problem: Problem) -> Learner:
 
     # A third of the columns at every split, as is usual for forests of numbers: with all of
     # them the trees would hardly differ.
-    forest = library.RandomForestRegressor(
-        n_estimators=settings.num_trees,
-        max_depth=settings.max_depth or None,
-        max_features=1 / 3,
-        n_jobs=1,
-    )
-    return ForestScores(forest, num_classes=problem.num_classes, task=problem.task)
+    forest = library.RandomForestRegressor(max_features=1 / 3, **_forest_options(settings))
+    return ForestScores(forest, **problem.outputs)
 
 
 def _kernel_ridge(settings: ModelOptions, problem: Problem) -> Learner:
     from clients.tabular.kernel import KernelRidgeLearner
 
     return KernelRidgeLearner(
-        num_classes=problem.num_classes,
-        task=problem.task,
         kernel=settings.kernel,
         ridge=settings.ridge,
         reveal_rows=settings.reveal_rows,
+        **problem.outputs,
     )
 
 
 def _ridge(settings: ModelOptions, problem: Problem) -> Learner:
     from clients.tabular.kernel import RidgeLearner
 
-    return RidgeLearner(
-        num_classes=problem.num_classes, task=problem.task, ridge=settings.ridge
-    )
+    return RidgeLearner(ridge=settings.ridge, **problem.outputs)
 
 
 def _random_features(settings: ModelOptions, problem: Problem) -> Learner:
     from clients.tabular.kernel import RandomFeaturesLearner
 
-    return RandomFeaturesLearner(
-        num_classes=problem.num_classes,
-        task=problem.task,
-        num_features=settings.num_features,
-    )
+    return RandomFeaturesLearner(num_features=settings.num_features, **problem.outputs)
 
 
 # Networks
@@ -259,21 +250,13 @@ def _network(name: str, settings: ModelOptions, problem: Problem) -> Learner:
     from clients.networks.learner import TorchLearner
 
     is_image = len(problem.row_shape) == 3
-    training: dict[str, Any] = {"optimizer": settings.optimizer, "schedule": settings.schedule}
+    training: dict[str, Any] = {key: getattr(settings, key) for key in TRAINING}
     return TorchLearner(
         _module_factory(name, problem),
-        num_classes=problem.num_classes,
-        task=problem.task,
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        momentum=settings.momentum,
         final_learning_rate=settings.end_learning_rate or None,
         augment=_augment(problem) if is_image and settings.augment else None,
         channels_last=is_image and name not in FLAT_NETWORKS,
-        patience=settings.patience,
-        validation_share=settings.validation_share,
+        **problem.outputs,
         **training,
     )
 
@@ -288,8 +271,7 @@ def _private_network(settings: ModelOptions, problem: Problem) -> Learner:
         require(value == 0, "learner_factory", name.replace("_", "-"), rule, value)
     return DPTorchLearner(
         _module_factory("mlp", problem),
-        num_classes=problem.num_classes,
-        task=problem.task,
+        **problem.outputs,
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         noise_multiplier=DP_NOISE,

@@ -3,8 +3,9 @@
 import os
 import secrets
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from simulations.runtime.processes import marked, send_signal
 
 MARK = "FL_STRATEGIES_TESTS"
 _GRACE_SECONDS = 15.0
+PATIENCE = 900.0
+"""Seconds after which something counts as hanging; far more than anything takes."""
 
 
 def left_behind(value: str, *, grace: float = _GRACE_SECONDS) -> list[str]:
@@ -33,6 +36,27 @@ def command_line(pid: int) -> str:
     except OSError:
         return f"process {pid}, which has just ended"
     return line.replace(b"\0", b" ").decode(errors="replace")[:200]
+
+
+def living(*words: str) -> list[str]:
+    """Return the lines of living processes whose command line holds all the words."""
+    command = ["ps", "-ewwo", "pid=,stat=,args="]  # whole lines, whatever COLUMNS says
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = []
+    for line in listing.splitlines():
+        pid, state, arguments = line.split(maxsplit=2)
+        named = all(word in arguments for word in words) and int(pid) != os.getpid()
+        if named and not state.startswith("Z"):
+            found.append(line)
+    return found
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Poll for as long as a busy machine may need."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module", autouse=True)

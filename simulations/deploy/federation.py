@@ -317,9 +317,12 @@ class Deployment(SuperLink):
         self, settings: Settings, *, timeout: float | None = None, show_log: bool = False
     ) -> dict[str, Any]:
         """Run a strategy with `flwr run` and return the result that the server wrote."""
-        run_id = self.submit(settings)
         limit = timeout or settings.longest_run
-        status = self.wait_for_run(run_id, limit, show_log=show_log)
+        return self.finish(self.submit(settings), limit, show_log=show_log)
+
+    def finish(self, run_id: str, timeout: float, *, show_log: bool = False) -> dict[str, Any]:
+        """Wait for the end of a run and return its result; raise if it has none."""
+        status = self.wait_for_run(run_id, timeout, show_log=show_log)
         if not status.completed:
             raise FlowerRunFailed(
                 f"flwr run: the run must be finished:completed with a result, got {status}. "

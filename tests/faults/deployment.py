@@ -29,6 +29,10 @@ def configure(member: Member, changes: Mapping[str, Value]) -> None:
 class FaultyDeployment(Deployment):
     """A deployment whose members can be stopped, killed and brought back."""
 
+    def member(self, number: int) -> Member:
+        """Return the folder of a party."""
+        return self.prepared.members[number]
+
     def stop_member(self, number: int) -> None:
         """End a SuperNode as its owner would; it takes leave of the SuperLink."""
         self.processes.end([self._members[number]])

@@ -3,9 +3,8 @@
 import json
 import shutil
 import subprocess
-import time
 import tomllib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ from simulations.deploy.server_app import load, run_settings
 from simulations.runtime.local import InMemoryGrid
 from tests.faults import doubling, faulty
 from tests.faults.deployment import configure
+from tests.leftovers import wait_until
 
-PATIENCE = 900.0
-"""Seconds after which a run counts as one that hangs; far more than any of them takes."""
 FEDKT = Settings.of(
     strategy="fedkt",
     num_parties=4,
@@ -100,14 +98,6 @@ UNAVAILABLE = "Error: Node Unavailable"
 def let_go(member: Member) -> None:
     """Let a party that waits continue."""
     (member.folder / "go").touch()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Poll for as long as a busy machine may need."""
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 # A disk that is full

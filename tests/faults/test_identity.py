@@ -8,7 +8,8 @@ from fl_strategies.wire import keys
 from simulations.deploy.federation import Deployment
 from tests.faults.conftest import Measured
 from tests.faults.deployment import configure
-from tests.faults.federation import FEDKT, PATIENCE, faulty_federation, in_process, same_model
+from tests.faults.federation import FEDKT, faulty_federation, in_process, same_model
+from tests.leftovers import PATIENCE
 
 pytestmark = [pytest.mark.flower, pytest.mark.faults]
 

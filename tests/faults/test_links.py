@@ -13,7 +13,6 @@ from tests.faults.conftest import Measured
 from tests.faults.deployment import FaultyDeployment
 from tests.faults.federation import (
     FEDKT,
-    PATIENCE,
     UNAVAILABLE,
     faulty_federation,
     in_process,
@@ -24,9 +23,9 @@ from tests.faults.federation import (
     plan_when_paid,
     same_model,
     wait_for_fault,
-    wait_until,
 )
 from tests.faults.links import Link
+from tests.leftovers import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.flower, pytest.mark.faults]
 
@@ -55,10 +54,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LinkedDeplo
     prepared = faulty_federation(tmp_path_factory.mktemp("links") / "federation")
     with LinkedDeployment(prepared) as running:
         yield running
-
-
-def member(deployment: LinkedDeployment, number: int = BAD) -> Member:
-    return deployment.prepared.members[number]
 
 
 def num_sent(one: Member) -> int:
@@ -93,7 +88,7 @@ def test_a_line_that_is_cut_after_the_reply(
     deployment: LinkedDeployment, measured: Measured
 ) -> None:
     """The reply counts; the party is named as one that has paid and lacks the model."""
-    bad, slow = member(deployment), member(deployment, SLOW)
+    bad, slow = deployment.member(BAD), deployment.member(SLOW)
     before = num_sent(bad)
     plan(slow, "wait")  # which holds the end of the round
     run_id = deployment.submit(FEDKT)
@@ -103,12 +98,11 @@ def test_a_line_that_is_cut_after_the_reply(
     deployment.link.cut()
     let_go(slow)
 
-    status = deployment.wait_for_run(run_id, PATIENCE)
+    report = deployment.finish(run_id, PATIENCE)
 
-    seconds, report = time.monotonic() - start, deployment.result(run_id)
+    seconds = time.monotonic() - start
     time.sleep(max(CUT_SECONDS - seconds, 0.0))
     deployment.link.mend()
-    assert status.completed
     assert report["rounds"][0]["train"]["num-parties"] == 4
     assert without_the_model(deployment, report) == {BAD}
     assert report["rounds"][0]["evaluate"]["num-undelivered"] == 1
@@ -126,7 +120,7 @@ def test_a_line_that_is_cut_before_the_reply(
     deployment: LinkedDeployment, measured: Measured
 ) -> None:
     """The party has paid for an answer that never arrives, and pays no second time."""
-    bad = member(deployment)
+    bad = deployment.member(BAD)
     plan(bad, "wait")
     run_id = deployment.submit(FEDKT)
     wait_for_fault(bad)
@@ -135,11 +129,10 @@ def test_a_line_that_is_cut_before_the_reply(
     let_go(bad)
     wait_until(lambda: paid(deployment, run_id)[BAD] == 1)
 
-    status = deployment.wait_for_run(run_id, PATIENCE)
+    report = deployment.finish(run_id, PATIENCE)
 
-    seconds, report = time.monotonic() - start, deployment.result(run_id)
+    seconds = time.monotonic() - start
     deployment.link.mend()
-    assert status.completed
     reasons = left_out(deployment, report)
     assert set(reasons) == {BAD}
     assert reasons[BAD].startswith(UNAVAILABLE)
@@ -154,7 +147,7 @@ def test_a_party_that_is_killed_after_it_has_paid(
     deployment: LinkedDeployment, measured: Measured
 ) -> None:
     """It starts again with its journal: what it paid is there, once, and the next run works."""
-    bad = member(deployment)
+    bad = deployment.member(BAD)
     plan_when_paid(bad, "wait")
     run_id = deployment.submit(FEDKT)
     wait_for_fault(bad)
@@ -164,10 +157,9 @@ def test_a_party_that_is_killed_after_it_has_paid(
     deployment.bring_back(BAD)
     back = time.monotonic() - start
 
-    status = deployment.wait_for_run(run_id, PATIENCE)
+    report = deployment.finish(run_id, PATIENCE)
 
-    seconds, report = time.monotonic() - start, deployment.result(run_id)
-    assert status.completed
+    seconds = time.monotonic() - start
     reasons = left_out(deployment, report)
     assert set(reasons) == {BAD}
     assert reasons[BAD].startswith(UNAVAILABLE)

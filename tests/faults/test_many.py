@@ -10,7 +10,8 @@ from simulations.config import Settings
 from simulations.deploy.federation import Deployment, prepare
 from simulations.runtime.processes import Processes
 from tests.faults.conftest import Measured
-from tests.faults.federation import FEDKT, PATIENCE, check_journals
+from tests.faults.federation import FEDKT, check_journals
+from tests.leftovers import PATIENCE
 
 pytestmark = [pytest.mark.flower, pytest.mark.faults]
 

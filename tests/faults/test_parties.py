@@ -9,12 +9,10 @@ import pytest
 
 from clients.app import FAILED
 from simulations.config import Settings
-from simulations.deploy.federation import Member
 from tests.faults.conftest import Measured
 from tests.faults.deployment import FaultyDeployment
 from tests.faults.federation import (
     FEDKT,
-    PATIENCE,
     UNAVAILABLE,
     check_journals,
     faulty_federation,
@@ -27,8 +25,8 @@ from tests.faults.federation import (
     plan,
     same_model,
     wait_for_fault,
-    wait_until,
 )
+from tests.leftovers import PATIENCE, wait_until
 
 pytestmark = pytest.mark.flower
 
@@ -58,10 +56,6 @@ def deployment(
             subprocess.run(["umount", str(state)], check=True)
 
 
-def member(deployment: FaultyDeployment, number: int) -> Member:
-    return deployment.prepared.members[number]
-
-
 def test_a_party_that_raises_is_left_out(
     deployment: FaultyDeployment, measured: Measured
 ) -> None:
@@ -69,7 +63,7 @@ def test_a_party_that_raises_is_left_out(
 
     In the same run, a party whose SuperNode posts each reply twice counts once.
     """
-    bad = member(deployment, BAD)
+    bad = deployment.member(BAD)
     plan(bad, "raise")
 
     report = deployment.run(FEDKT, timeout=PATIENCE)
@@ -81,7 +75,7 @@ def test_a_party_that_raises_is_left_out(
     assert "Jane Doe" in bad.log.read_text()
     assert FAILED in (log := deployment.control.log(report["run-id"]))
     assert "Jane Doe" not in log
-    assert (member(deployment, DOUBLE).folder / "doubled").read_text()  # it did so
+    assert (deployment.member(DOUBLE).folder / "doubled").read_text()  # it did so
     measured("party raises", report["seconds"], f"party excluded: {FAILED}")
     measured("duplicate reply", report["seconds"], "the second is dropped by the SuperLink")
 
@@ -94,16 +88,14 @@ def test_a_party_that_leaves_in_a_round_comes_back(
     In the run after its return, another party's disk is full: nothing leaves that party,
     because its journal cannot be written, and its reason is told.
     """
-    plan(member(deployment, BAD), "wait")
+    plan(deployment.member(BAD), "wait")
     run_id = deployment.submit(FEDKT)
-    wait_for_fault(member(deployment, BAD))
+    wait_for_fault(deployment.member(BAD))
     start = time.monotonic()
     deployment.stop_member(BAD)
-    status = deployment.wait_for_run(run_id, PATIENCE)
+    report = deployment.finish(run_id, PATIENCE)
     seconds = time.monotonic() - start
-    report = deployment.result(run_id)
 
-    assert status.completed
     reasons = left_out(deployment, report)
     assert set(reasons) == {BAD}
     assert reasons[BAD].startswith(UNAVAILABLE)
@@ -111,7 +103,7 @@ def test_a_party_that_leaves_in_a_round_comes_back(
     check_journals(deployment.prepared, report)
     measured("SuperNode stopped in a round (TERM)", seconds, f"excluded: {reasons[BAD]}")
 
-    full = member(deployment, FULL)
+    full = deployment.member(FULL)
     before = journal(full)
     deployment.bring_back(BAD)
     filler = fill_disk(full.state) if small_disk[0] else None

@@ -11,7 +11,6 @@ from simulations.deploy.federation import Member
 from tests.faults.conftest import Measured
 from tests.faults.deployment import FaultyDeployment
 from tests.faults.federation import (
-    PATIENCE,
     check_journals,
     faulty_federation,
     fedmd,
@@ -21,8 +20,8 @@ from tests.faults.federation import (
     plan,
     same_model,
     wait_for_fault,
-    wait_until,
 )
+from tests.leftovers import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.flower, pytest.mark.faults]
 
@@ -114,10 +113,8 @@ def test_a_party_that_restarts_between_rounds_goes_on(
     back = time.monotonic() - start
     let_go(first)
 
-    status = deployment.wait_for_run(run_id, PATIENCE)
+    report = deployment.finish(run_id, PATIENCE)
 
-    report = deployment.result(run_id)
-    assert status.completed
     assert [one["train"]["num-parties"] for one in report["rounds"]] == [NUM_PARTIES] * 2
     assert same_model(report, in_process(deployment.prepared, SETTINGS, learner=LEARNER))
     check_journals(deployment.prepared, report)

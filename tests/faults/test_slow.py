@@ -5,12 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from simulations.deploy.federation import Member
 from tests.faults.conftest import Measured
 from tests.faults.deployment import FaultyDeployment
 from tests.faults.federation import (
     FEDKT,
-    PATIENCE,
     UNAVAILABLE,
     check_journals,
     faulty_federation,
@@ -22,8 +20,8 @@ from tests.faults.federation import (
     plan,
     same_model,
     wait_for_fault,
-    wait_until,
 )
+from tests.leftovers import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.flower, pytest.mark.faults]
 
@@ -40,23 +38,18 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyDeplo
         yield running
 
 
-def member(deployment: FaultyDeployment, number: int = BAD) -> Member:
-    return deployment.prepared.members[number]
-
-
 def test_a_party_whose_process_exits_is_left_out(
     deployment: FaultyDeployment, measured: Measured
 ) -> None:
     """Flower notices after about a minute; the others' model does not suffer."""
-    plan(member(deployment), "exit")
+    plan(deployment.member(BAD), "exit")
     run_id = deployment.submit(FEDKT)
-    wait_for_fault(member(deployment))
+    wait_for_fault(deployment.member(BAD))
     start = time.monotonic()
 
-    status = deployment.wait_for_run(run_id, PATIENCE)
+    report = deployment.finish(run_id, PATIENCE)
 
-    seconds, report = time.monotonic() - start, deployment.result(run_id)
-    assert status.completed
+    seconds = time.monotonic() - start
     reasons = left_out(deployment, report)
     assert set(reasons) == {BAD}
     assert "stopped responding" in reasons[BAD]
@@ -70,9 +63,9 @@ def test_a_killed_supernode_comes_back_in_the_next_round(
 ) -> None:
     """The round continues without it, and the next one waits for it and its old key."""
     settings = fedmd(2)
-    plan(member(deployment), "wait")
+    plan(deployment.member(BAD), "wait")
     run_id = deployment.submit(settings)
-    wait_for_fault(member(deployment))
+    wait_for_fault(deployment.member(BAD))
     start = time.monotonic()
     deployment.kill_member(BAD)
     sentence = f"excludes node {deployment.node_ids[BAD]}: {UNAVAILABLE}"
@@ -80,10 +73,9 @@ def test_a_killed_supernode_comes_back_in_the_next_round(
     noticed = time.monotonic() - start
     deployment.bring_back(BAD)
 
-    status = deployment.wait_for_run(run_id, PATIENCE)
+    report = deployment.finish(run_id, PATIENCE)
 
-    seconds, report = time.monotonic() - start, deployment.result(run_id)
-    assert status.completed
+    seconds = time.monotonic() - start
     assert [one["train"]["num-parties"] for one in report["rounds"]] == [3, 4]
     assert report["rounds"][0]["train"]["num-rejected"] == 1
     assert left_out(deployment, report) == {}
@@ -104,7 +96,7 @@ def test_a_late_answer_changes_nothing(
     There, its late answer is not taken for the one that is asked for.
     """
     settings = fedmd(2, timeout=TIMEOUT)
-    slow = member(deployment)
+    slow = deployment.member(BAD)
     plan(slow, "wait")
     run_id = deployment.submit(settings)
     wait_for_fault(slow)
@@ -113,10 +105,9 @@ def test_a_late_answer_changes_nothing(
     wait_until(lambda: sentence in deployment.control.log(run_id))
     let_go(slow)
 
-    status = deployment.wait_for_run(run_id, PATIENCE)
+    report = deployment.finish(run_id, PATIENCE)
 
-    seconds, report = time.monotonic() - start, deployment.result(run_id)
-    assert status.completed
+    seconds = time.monotonic() - start
     assert [one["train"]["num-parties"] for one in report["rounds"]] == [3, 4]
     assert left_out(deployment, report) == {}
     assert same_model(report, in_process(deployment.prepared, settings, late={BAD}))

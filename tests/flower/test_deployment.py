@@ -1,11 +1,9 @@
 """A deployed federation: files, keys and node-configs of parties, and their real processes."""
 
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +48,7 @@ from simulations.federation import load_federation
 from simulations.runtime.client_app import app as simulated_app
 from simulations.runtime.flower import FlowerRunFailed, to_toml
 from simulations.runtime.local import run_local
+from tests.leftovers import living, wait_until
 
 NUM_PARTIES = 3
 PATIENCE = 480.0
@@ -565,24 +564,3 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: signal.Signa
 
     assert code == 130
     assert living(str(work)) == []
-
-
-def living(*words: str) -> list[str]:
-    """Return the lines of living processes whose command line holds all the words."""
-    command = ["ps", "-ewwo", "pid=,stat=,args="]  # whole lines, whatever COLUMNS says
-    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = []
-    for line in listing.splitlines():
-        pid, state, arguments = line.split(maxsplit=2)
-        named = all(word in arguments for word in words) and int(pid) != os.getpid()
-        if named and not state.startswith("Z"):
-            found.append(line)
-    return found
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Poll for as long as a busy machine may need."""
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

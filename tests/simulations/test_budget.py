@@ -13,17 +13,10 @@ from simulations.config import Settings
 from simulations.runtime.client_app import load_party
 
 FAST = [
-    "--strategy=fedkt",
-    "--set=num-parties=3",
-    "--set=num-trees=5",
-    "--set=num-workers=1",
-    "--set=solo=false",
-    "--set=pooled=false",
-    "--learner=random-forest",
-    "--set=teacher=decision-tree",
-    "--set=privacy-level=L2",
-    "--set=num-queries=20",
-    "--set=gamma=0.2",
+    *("--strategy=fedkt", "--learner=random-forest", "--set=teacher=decision-tree"),
+    *("--set=num-parties=3", "--set=num-trees=5", "--set=num-workers=1"),
+    *("--set=solo=false", "--set=pooled=false"),
+    *("--set=privacy-level=L2", "--set=num-queries=20", "--set=gamma=0.2"),
 ]
 
 
@@ -38,10 +31,8 @@ def test_a_second_run_on_the_same_data_composes_with_the_first(tmp_path: Path) -
     """Epsilon of the party grows over runs, though each run by itself costs the same."""
     state = f"--set=state-dir={tmp_path}/state"
 
-    first, second = (
-        run(tmp_path, state),
-        run(tmp_path, state, "--set=final-learner=extra-trees"),
-    )
+    first = run(tmp_path, state)
+    second = run(tmp_path, state, "--set=final-learner=extra-trees")
 
     assert first is not None
     assert second is not None
@@ -64,21 +55,16 @@ def test_a_party_refuses_what_would_exceed_its_budget(
     assert NO_BUDGET.rstrip(".") in capsys.readouterr().err
 
 
-def test_an_unprotected_run_is_refused_by_a_party_with_a_budget(
+def test_a_budget_needs_noise_and_a_place_to_be_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the server asks: without noise nothing leaves such a party."""
-    options = [f"--set=state-dir={tmp_path}/state", "--set=max-epsilon=6"]
+    """Without noise nothing leaves such a party; a limit that is forgotten would be none."""
+    limit = "--set=max-epsilon=6"
+    kept = [f"--set=state-dir={tmp_path}/state", limit]
 
-    assert run(tmp_path, *options, "--set=privacy-level=L0", "--set=gamma=0") is None
+    assert run(tmp_path, *kept, "--set=privacy-level=L0", "--set=gamma=0") is None
     assert "leave the party without noise" in capsys.readouterr().err
-
-
-def test_a_budget_needs_a_place_to_be_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A limit that is forgotten after the run would be none."""
-    assert run(tmp_path, "--set=max-epsilon=6") is None
+    assert run(tmp_path, limit) is None
     assert "state-dir must be given with max-epsilon" in capsys.readouterr().err
 
 

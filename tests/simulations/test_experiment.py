@@ -13,27 +13,21 @@ from simulations.config import Settings
 from simulations.data.sets import Dataset, load_dataset
 from simulations.deploy.server_app import DeployedFederation
 from simulations.federation import load_federation
-from simulations.runtime.client_app import load_party
+from simulations.runtime.client_app import app, load_party, read_settings
+from simulations.runtime.local import run_local
 
 SETTINGS = Settings.of(num_parties=5, num_trees=5, learner="random-forest,decision-tree")
 
 
 def test_parties_share_out_the_private_rows() -> None:
-    """Every private row belongs to exactly one party."""
+    """Every private row belongs to exactly one party, and learners are taken in turn."""
     federation = load_federation(SETTINGS)
+    parties = [federation.party(number) for number in range(5)]
 
     rows = np.sort(np.concatenate(federation.rows))
-
     np.testing.assert_array_equal(rows, np.arange(len(federation.dataset.y_train)))
-    assert sum(len(federation.party(i).y) for i in range(5)) == len(rows)
-
-
-def test_parties_cycle_through_the_learners() -> None:
-    """Five parties with two learners take them in turn."""
-    federation = load_federation(SETTINGS)
-
-    names = [federation.party(i).learner_name for i in range(5)]
-
+    assert sum(len(party.y) for party in parties) == len(rows)
+    names = [party.learner_name for party in parties]
     assert names == ["random-forest", "decision-tree"] * 2 + ["random-forest"]
 
 
@@ -59,22 +53,15 @@ def test_a_server_without_records_takes_public_rows_for_their_number(strategy: s
 
 
 def test_everybody_holds_the_same_public_and_test_rows() -> None:
-    """Public rows are everybody's, and no private row is among them."""
+    """And teachers are of a kind of their own where settings name one."""
     federation = load_federation(SETTINGS)
     party = federation.party(0)
 
     assert party.public is federation.dataset.x_public
     assert party.x_test is federation.dataset.x_test
-
-
-def test_teachers_may_be_of_another_kind() -> None:
-    """`teacher` names the model of FedKT's teachers; without it parties use their own."""
-    with_teacher = load_federation(
-        Settings.of(strategy="fedkt", num_parties=2, teacher="decision-tree")
-    )
-
-    assert with_teacher.party(0).teacher_fn is not None
-    assert load_federation(SETTINGS).party(0).teacher_fn is None
+    assert party.teacher_fn is None
+    taught = Settings.of(strategy="fedkt", num_parties=2, teacher="decision-tree")
+    assert load_federation(taught).party(0).teacher_fn is not None
 
 
 def test_the_strategy_takes_the_settings_it_names() -> None:
@@ -173,3 +160,45 @@ def test_parties_in_one_worker_share_the_loaded_data(monkeypatch: pytest.MonkeyP
     alone = loaded(first, 1)
     assert alone.x.tobytes() == parties[1].x.tobytes()
     assert alone.public.tobytes() == parties[1].public.tobytes()
+
+
+def test_equal_configurations_are_read_once() -> None:
+    """What is read is what `from_run_config` gives, and the same object the next time."""
+    config = {"strategy": "fedkt", "num-parties": 7}
+
+    assert read_settings(config) == Settings.from_run_config(config)
+    assert read_settings(dict(config)) is read_settings(config)
+    assert read_settings({**config, "num-parties": 8}).num_parties == 8
+
+
+def test_equal_numbers_of_other_types_are_other_settings() -> None:
+    """True equals 1, but is no number of parties."""
+    read_settings({"num-parties": 1})
+
+    with pytest.raises(InvalidParameter, match="num-parties"):
+        read_settings({"num-parties": True})
+
+
+@pytest.mark.parametrize("final", ["random-forest", "xgboost", "logistic-regression", "mlp"])
+def test_votes_and_models_end_in_the_same_bits(final: str) -> None:
+    """Sending labels and sending models are the same algorithm, for models of all kinds."""
+    scores = []
+    for exchange in ("votes", "models"):
+        settings = Settings.of(
+            strategy="fedkt",
+            num_parties=4,
+            num_teachers=2,
+            num_trees=8,
+            boosting_rounds=8,
+            epochs=3,
+            exchange=exchange,
+            final_learner=final,
+            seed=2,
+        )
+        federation = load_federation(settings)
+        strategy = federation.strategy()
+        run_local(strategy, app, 4, run_config=settings.to_run_config())
+        assert not strategy.rejected_
+        scores.append(strategy.model_.logits(federation.dataset.x_test).tobytes())
+
+    assert scores[0] == scores[1]

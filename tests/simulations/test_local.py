@@ -30,12 +30,8 @@ def counting_app(fail_on: int | None = None) -> ClientApp:
         state["messages"] += 1
         if state["messages"] == fail_on:
             raise RuntimeError("out of coffee")
-        content = RecordDict(
-            {
-                "arrays": message.content["arrays"],
-                "metrics": MetricRecord({"num-examples": 1, "messages": state["messages"]}),
-            }
-        )
+        metrics = MetricRecord({"num-examples": 1, "messages": state["messages"]})
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
         return Message(content, reply_to=message)
 
     return app
@@ -141,10 +137,6 @@ def ctrl_c_as(handler: Any) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def workers_for(app: ClientApp) -> InMemoryGrid:
-    return InMemoryGrid(app, 2, num_workers=2)
-
-
 def test_ctrl_c_ends_a_worker_whatever_it_is_doing() -> None:
     """Even code that would catch every exception; such a worker would outlive its run."""
     app = ClientApp()
@@ -157,7 +149,8 @@ def test_ctrl_c_ends_a_worker_whatever_it_is_doing() -> None:
         return Message(message.content, reply_to=message)
 
     lost = pytest.raises(RunFailed, match="InMemoryGrid: a worker process must live until")
-    with ctrl_c_as(signal.default_int_handler), closing(workers_for(app)) as grid, lost:
+    workers = InMemoryGrid(app, 2, num_workers=2)
+    with ctrl_c_as(signal.default_int_handler), closing(workers) as grid, lost:
         grid.send_and_receive(messages(grid))
 
 
@@ -170,7 +163,8 @@ def test_a_worker_ignores_ctrl_c_where_its_run_does() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         return Message(message.content, reply_to=message)
 
-    with ctrl_c_as(signal.SIG_IGN), closing(workers_for(app)) as grid:
+    workers = InMemoryGrid(app, 2, num_workers=2)
+    with ctrl_c_as(signal.SIG_IGN), closing(workers) as grid:
         replies = grid.send_and_receive(messages(grid))
 
     assert [reply.has_error() for reply in replies] == [False, False]
@@ -207,11 +201,8 @@ def test_run_local_passes_rounds_on() -> None:
 
     result = run_local(strategy, counting_app(), 2, num_rounds=3)
 
-    assert [record["messages"] for record in result.train_metrics_clientapp.values()] == [
-        1,
-        2,
-        3,
-    ]
+    metrics = result.train_metrics_clientapp.values()
+    assert [record["messages"] for record in metrics] == [1, 2, 3]
 
 
 def slow_app() -> ClientApp:
@@ -266,10 +257,8 @@ def test_other_processes_are_heard_of_too(monkeypatch: pytest.MonkeyPatch) -> No
         replies = grid.send_and_receive(messages(grid))
 
     assert len(replies) == 2
-    assert {words.partition(":")[0] for words in watch.words} == {
-        "party 1 of 2",
-        "party 2 of 2",
-    }
+    parties = {words.partition(":")[0] for words in watch.words}
+    assert parties == {"party 1 of 2", "party 2 of 2"}
 
 
 def test_a_long_training_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
