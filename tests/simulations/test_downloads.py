@@ -53,15 +53,14 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FL_STRATEGIES_DATA", raising=False)
 
 
-def md5(content: bytes) -> str:
-    """Return a checksum."""
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
 def offer(origin: tuple[str, Path], file: str, content: bytes) -> str:
     """Put a file on the server; return its checksum."""
     (origin[1] / file).write_bytes(content)
-    return md5(content)
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def pixels(*shape: int) -> Array:
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
 
 
 def idx(array: Array) -> bytes:
@@ -86,9 +85,7 @@ def load(name: str) -> Dataset:
 
 def bytes_of(rows: Array, data: Dataset) -> Array:
     """Return normalised images as the bytes that they were, (n, height, width, channels)."""
-    from simulations.data.images import IMAGE_SETS
-
-    mean, deviation = (np.array(part) for part in IMAGE_SETS[data.name].scale)
+    mean, deviation = (np.array(part) for part in downloads.IMAGE_SETS[data.name].scale)
     images: Array = np.rint(255 * (rows.transpose(0, 2, 3, 1) * deviation + mean))
     return images.astype(np.uint8)
 
@@ -103,13 +100,10 @@ def test_digits_and_clothes_come_from_torchvision(
     class_ = getattr(import_torchvision(name).datasets, kind)
     arrays, resources = {}, []
     for part, size in FEW.items():
-        arrays[part] = RNG.integers(0, 256, (size, 28, 28), dtype=np.uint8)
-        for key, array in (
-            ("images-idx3", arrays[part]),
-            ("labels-idx1", np.arange(size) % 10),
-        ):
-            prefix = "train" if part == "train" else "t10k"
-            file = f"{prefix}-{key}-ubyte.gz"
+        arrays[part] = pixels(size, 28, 28)
+        pairs = (("images-idx3", arrays[part]), ("labels-idx1", np.arange(size) % 10))
+        for key, array in pairs:
+            file = f"{'train' if part == 'train' else 't10k'}-{key}-ubyte.gz"
             resources.append((file, offer(origin, file, gzip.compress(idx(array)))))
     monkeypatch.setattr(class_, "mirrors", [origin[0]])
     monkeypatch.setattr(class_, "resources", resources)
@@ -124,7 +118,7 @@ def test_letters_are_upright_and_the_first_six(
 ) -> None:
     """EMNIST's images lie on their side and its labels begin with 1."""
     emnist = import_torchvision("emnist-letters").datasets.EMNIST
-    upright = {part: RNG.integers(0, 256, (52, 28, 28), dtype=np.uint8) for part in FEW}
+    upright = {part: pixels(52, 28, 28) for part in FEW}
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for part, images in upright.items():
@@ -152,11 +146,9 @@ def test_house_numbers_come_whole(
     svhn = import_torchvision("svhn").datasets.SVHN
     images, listed = {}, {}
     for part, size in FEW.items():
-        images[part] = RNG.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8)
-        content, labels = io.BytesIO(), (np.arange(size) % 10 + 1).reshape(-1, 1)
-        savemat(
-            content, {"X": images[part].transpose(1, 2, 3, 0), "y": labels.astype(np.uint8)}
-        )
+        images[part], content = pixels(size, 32, 32, 3), io.BytesIO()
+        labels = (np.arange(size, dtype=np.uint8) % 10 + 1).reshape(-1, 1)
+        savemat(content, {"X": images[part].transpose(1, 2, 3, 0), "y": labels})
         file = f"{part}_32x32.mat"
         checksum = offer(origin, file, content.getvalue())
         listed[part] = [f"{origin[0]}{file}", file, checksum]
@@ -183,7 +175,7 @@ def test_cifar10_needs_no_pickle(
     origin: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five batches follow each other, and colours are the last axis."""
-    images = RNG.integers(0, 256, (70, 32, 32, 3), dtype=np.uint8)
+    images = pixels(70, 32, 32, 3)
     labels = (np.arange(70) % 10).reshape(-1, 1)
     folder = "cifar-10-batches-bin"
     names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
@@ -204,7 +196,7 @@ def test_cifar100_has_both_kinds_of_label(
     origin: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first byte of a row is the superclass, the second the class."""
-    images = RNG.integers(0, 256, (100, 32, 32, 3), dtype=np.uint8)
+    images = pixels(100, 32, 32, 3)
     fine = np.arange(100)
     rows = cifar_rows(np.stack([fine // 5, fine], axis=1), images)
     names = {"fine": 100, "coarse": 20}
@@ -228,7 +220,7 @@ def test_pneumonia_comes_from_medmnist(
     sizes = {"train": 30, "val": 10, "test": 20}
     arrays: dict[str, Any] = {}
     for part, size in sizes.items():
-        arrays[f"{part}_images"] = RNG.integers(0, 256, (size, 28, 28), dtype=np.uint8)
+        arrays[f"{part}_images"] = pixels(size, 28, 28)
         arrays[f"{part}_labels"] = np.arange(size).reshape(-1, 1) % 2
     content = io.BytesIO()
     np.savez(content, **arrays)
