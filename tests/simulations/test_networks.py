@@ -26,10 +26,6 @@ IMAGE_NETWORKS = {
 QUICK = Settings.of(epochs=6, batch_size=16, learning_rate=0.005)
 
 
-def num_parameters(network: Any) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
-
-
 def weights(network: Any) -> list[tuple[int, ...]]:
     """Return the shapes of all convolutions and linear maps."""
     return [tuple(p.shape) for p in network.parameters() if p.ndim > 1]
@@ -84,23 +80,15 @@ def test_resnet34_is_trained_without_losing_its_pixels() -> None:
 
 def test_fedkt_has_two_convolutions_and_three_linear_layers() -> None:
     """6 and 16 filters of 5 x 5, then 120, 84 and the classes."""
-    assert weights(networks.convolutional((1, 28, 28), 10)) == [
-        (6, 1, 5, 5),
-        (16, 6, 5, 5),
-        (120, 256),
-        (84, 120),
-        (10, 84),
-    ]
+    layers = [(6, 1, 5, 5), (16, 6, 5, 5), (120, 256), (84, 120), (10, 84)]
+    assert weights(networks.convolutional((1, 28, 28), 10)) == layers
     assert (120, 400) in weights(networks.convolutional((3, 32, 32), 10))
 
 
 def test_the_networks_of_avgkd_have_their_sizes() -> None:
     """16 and 32 filters for MNIST, 512 units twice, and 32 to 256 filters for CIFAR-10."""
-    assert weights(networks.mnist_net((1, 28, 28), 10)) == [
-        (16, 1, 5, 5),
-        (32, 16, 5, 5),
-        (10, 1568),
-    ]
+    layers = [(16, 1, 5, 5), (32, 16, 5, 5), (10, 1568)]
+    assert weights(networks.mnist_net((1, 28, 28), 10)) == layers
     assert weights(networks.mnist_mlp((1, 28, 28), 10)) == [(512, 784), (512, 512), (10, 512)]
     filters = [shape[0] for shape in weights(networks.vgg9((3, 32, 32), 10))]
     assert filters == [32, 64, 128, 128, 256, 256, 256, 256, 10]
@@ -113,9 +101,9 @@ def test_resnet8_has_the_parameters_of_three_blocks() -> None:
     first = 2 * (16 * 16 * 9 + 2 * 16)
     second = 16 * 32 * 9 + 32 * 32 * 9 + 16 * 32 + 3 * 2 * 32
     third = 32 * 64 * 9 + 64 * 64 * 9 + 32 * 64 + 3 * 2 * 64
-    assert num_parameters(networks.resnet8((3, 32, 32), 10)) == (
-        stem + first + second + third + 64 * 10 + 10
-    )
+    by_hand = stem + first + second + third + 64 * 10 + 10
+    network = networks.resnet8((3, 32, 32), 10)
+    assert sum(parameter.numel() for parameter in network.parameters()) == by_hand
 
 
 def test_a_residual_block_passes_on_what_it_gets() -> None:
@@ -132,12 +120,8 @@ def test_fedmd_networks_take_their_widths_from_the_name() -> None:
     two = networks.fedmd_convolutional((128, 256), (1, 28, 28), 16)
     three = networks.fedmd_convolutional((64, 128, 256), (1, 28, 28), 16)
     assert weights(two) == [(128, 1, 3, 3), (256, 128, 3, 3), (16, 256 * 13 * 13)]
-    assert weights(three) == [
-        (64, 1, 3, 3),
-        (128, 64, 2, 2),
-        (256, 128, 3, 3),
-        (16, 256 * 3 * 3),
-    ]
+    filters = [(64, 1, 3, 3), (128, 64, 2, 2), (256, 128, 3, 3)]
+    assert weights(three) == [*filters, (16, 256 * 3 * 3)]
     assert "1.bias" not in dict(two.named_parameters())
 
 
@@ -156,19 +140,20 @@ def test_convolutions_start_with_a_spread_for_relu(name: str) -> None:
     for module in network.modules():
         if isinstance(module, torch.nn.Conv2d) and module.weight.numel() > 5000:
             fan_out = module.out_channels * math.prod(module.kernel_size)
-            assert float(module.weight.detach().std()) == pytest.approx(
-                (2 / fan_out) ** 0.5, rel=0.05
-            )
+            spread = float(module.weight.detach().std())
+            assert spread == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
             checked += 1
     assert checked >= 3
 
 
 @pytest.mark.parametrize("name", [name for name in IMAGE_NETWORKS if name != "mnist-mlp"])
 def test_flat_rows_are_no_images(name: str) -> None:
-    """The sentence names the network and the shape it got."""
+    """Nor images texts: the sentence names the network and the shape it got."""
     message = rf"{name}: a row must be an image \(channels, height, width\), got \(784,\)"
     with pytest.raises(InvalidParameter, match=message):
         IMAGE_NETWORKS[name]((784,), 10)
+    with pytest.raises(InvalidParameter, match=r"embedding-bag: a row must be a list of word"):
+        networks.embedding_bag((1, 28, 28), 3)
 
 
 @pytest.mark.parametrize("name", ["convolutional", "mnist-net", "cnn-2-8-16", "cnn-3-8-16-32"])
@@ -214,9 +199,3 @@ def test_texts_are_told_apart_by_a_word() -> None:
     assert isinstance(learner, TorchLearner)
     learner.fit(x[:150], y[:150], rng=np.random.default_rng(0))
     assert (learner.predict(x[150:]) == y[150:]).mean() > 0.9
-
-
-def test_images_are_no_texts() -> None:
-    """The sentence names the network and the shape it got."""
-    with pytest.raises(InvalidParameter, match=r"embedding-bag: a row must be a list of word"):
-        networks.embedding_bag((1, 28, 28), 3)
