@@ -96,11 +96,10 @@ class Database(SuperLink):
 
     def __init__(self, kind: str) -> None:
         super().__init__(simulation=False)
-        self.kind = kind
+        self.superlink = SUPERLINKS[kind]
 
-    def _start_superlink(self, command: list[str]) -> Any:
-        own = [*SUPERLINKS[self.kind], *command[1:], "--database", str(self.home / "state.db")]
-        return super()._start_superlink(own)
+    def _start_superlink(self, *arguments: str) -> Any:
+        return super()._start_superlink(*arguments, "--database", str(self.home / "state.db"))
 
     def locks(self) -> int:
         """Return the number of "database is locked" errors."""

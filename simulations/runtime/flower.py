@@ -139,6 +139,8 @@ class SuperLink:
 
     home: Path
     environment: dict[str, str]
+    superlink: tuple[str, ...] = ("flower-superlink",)
+    """The command that starts it."""
     host = "127.0.0.1"
     """Address of this machine at which it is reached; loopback unless a subclass says more."""
 
@@ -207,21 +209,21 @@ class SuperLink:
         )
 
     def _open(self) -> None:
-        self.home = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-        self.environment = flower_environment(self.home)
-        self._write_connection("insecure = true")
-        command = ["flower-superlink", "--insecure", "--host", self.host]
-        command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
-        command += ["--simulation"] if self.simulation else []
-        self._start_superlink(command)
+        self._settle(Path(self._stack.enter_context(tempfile.TemporaryDirectory())))
+        self._start_superlink("--insecure", *(["--simulation"] if self.simulation else []))
 
-    def _write_connection(self, security: str) -> None:
-        (self.home / "config.toml").write_text(
+    def _settle(self, home: Path, security: str = "insecure = true") -> None:
+        """Give Flower's commands a home, with the connection to this SuperLink."""
+        home.mkdir(parents=True, exist_ok=True)
+        self.home, self.environment = home, flower_environment(home)
+        (home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f'[superlink.{CONNECTION}]\naddress = "{self.address}"\n{security}\n'
         )
 
-    def _start_superlink(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _start_superlink(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [*self.superlink, "--host", self.host, "--port", str(self.port)]
+        command += ["--disable-runtime-dependency-installation", *arguments]
         log = self.home / "superlink.log"
         process = self._start(command, self.environment, log)
         deadline = time.monotonic() + _START_SECONDS
@@ -249,12 +251,10 @@ class SuperLink:
         if num_supernodes is not None:
             resources = f"num-supernodes={num_supernodes} client-resources-num-cpus=1"
             command += ["--federation-config", resources]
-        answer = self._flwr(*command)
-        if not answer.get("success"):
-            raise FlowerRunFailed(f"flwr run: the app must be accepted, got {answer}.")
-        return str(answer["run-id"])
+        return str(self._flwr(*command)["run-id"])
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
+        """Return the answer of Flower's command line; raise unless it succeeds."""
         done = subprocess.run(
             ["flwr", *arguments],
             env=self.environment,
@@ -270,6 +270,8 @@ class SuperLink:
                 f"flwr {arguments[0]}: the answer must be JSON, got exit code "
                 f"{done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}"
             ) from error
+        if not answer.get("success"):
+            raise FlowerRunFailed(f"flwr {arguments[0]}: it must succeed, got {answer}.")
         return answer
 
 

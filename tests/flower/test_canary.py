@@ -396,14 +396,9 @@ class Tapped(SuperLink):
         self.relays: list[Relay] = []
 
     def _open(self) -> None:
-        self.home = self.folder / "server" / "flower"
-        self.home.mkdir(parents=True)
-        self.environment = flower_environment(self.home)
-        self._write_connection("insecure = true")
-        command = ["flower-superlink", "--insecure", "--host", "127.0.0.1"]
-        command += ["--port", str(self.port), "--disable-runtime-dependency-installation"]
-        command += ["--database", str(self.folder / "server" / "superlink.db")]
-        self._start_superlink(command)
+        self._settle(self.folder / "server" / "flower")
+        database = str(self.folder / "server" / "superlink.db")
+        self._start_superlink("--insecure", "--database", database)
 
     def start_party(self, number: int) -> None:
         folder = self.folder / f"party-{number}"

@@ -96,7 +96,7 @@ def test_a_failed_run_is_an_error(tmp_path: Path) -> None:
     # The server's part fails before anybody is asked, so that no party is needed.
     with OpenSuperLink() as superlink:
         status = superlink.run_app(wrong)
-        with pytest.raises(FlowerRunFailed, match=r"the app must be accepted|must be JSON"):
+        with pytest.raises(FlowerRunFailed, match=r"flwr run: it must succeed|must be JSON"):
             superlink.run_app({"no-such-key": 1})
 
     assert status.status == "finished:failed"
