@@ -19,7 +19,7 @@ from fl_strategies import FLOWER_STRATEGIES, REGISTRY, LocalNoise, find_algorith
 from fl_strategies._util import nearest_name
 from fl_strategies.errors import InvalidParameter, require
 from fl_strategies.options import Options, Setting, key_of, option, require_setting
-from simulations.data.sets import check_dataset_name, check_joint_classes, check_public_name
+from simulations.data.sets import check_dataset_name, check_public
 from simulations.data.splits import Scheme
 from simulations.models import ModelOptions, check_learner_name
 
@@ -160,8 +160,7 @@ got 'num-splits', which fedkt has.
             fits, rule = not value or self.strategy == owner, f"omitted unless for {owner}"
             require(fits, OWNER, key, rule, value)
         check_dataset_name(OWNER, self.data)
-        check_public_name(OWNER, self.data, self.public)
-        check_joint_classes(OWNER, self.public, self.joint_classes)
+        check_public(OWNER, self.data, self.public, self.joint_classes)
         _ = self.party_shares
         for name in self.learner_names:
             check_learner_name(OWNER, "learner", name)

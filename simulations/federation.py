@@ -43,7 +43,7 @@ from fl_strategies.options import Options
 from fl_strategies.server.run import OnRound
 from simulations.config import FinalOptions, Settings
 from simulations.data.sets import Dataset, load_dataset
-from simulations.data.splits import partition
+from simulations.data.splits import Deal, partition
 from simulations.data.tables import listed
 from simulations.models import LEARNERS, ModelOptions, learner_factory
 from simulations.runtime.processes import all_workers_needed, become_worker
@@ -447,20 +447,20 @@ def load_federation(settings: Settings) -> Federation:
         num_public=settings.public_rows,
         num_test=settings.test_rows,
     )
-    rows = partition(
-        data.y_train,
+    deal = Deal(
+        y=data.y_train,
         num_parties=settings.num_parties,
         scheme=settings.partition,
+        num_classes=data.num_private_classes,
+        rng=rng,
+        min_records=settings.min_records,
         beta=settings.beta,
         balanced=settings.balanced,
         mixing=settings.mixing,
         shares=settings.party_shares,
         groups=data.groups,
-        min_records=settings.min_records,
-        rng=rng,
-        num_classes=data.num_private_classes,
     )
-    return Federation(settings, data, rows)
+    return Federation(settings, data, partition(deal))
 
 
 def _evaluate_party(settings: Settings, partition_id: int) -> Evaluation:

@@ -55,8 +55,7 @@ __all__ = [
     "DATA_VARIABLE",
     "Dataset",
     "check_dataset_name",
-    "check_joint_classes",
-    "check_public_name",
+    "check_public",
     "load_dataset",
 ]
 
@@ -149,8 +148,7 @@ def load_dataset(
     ((1078, 64), (50, 64), (360, 64))
     """
     check_dataset_name("load_dataset", name)
-    check_public_name("load_dataset", name, public)
-    check_joint_classes("load_dataset", public, joint_classes)
+    check_public("load_dataset", name, public, joint_classes)
     request = Request(
         rng=rng,
         data_dir=data_dir,
@@ -179,8 +177,10 @@ def check_dataset_name(owner: str, name: str) -> None:
         )
 
 
-def check_public_name(owner: str, name: str, public: str) -> None:
+def check_public(owner: str, name: str, public: str, joint_classes: bool) -> None:
     """Raise `InvalidParameter` unless `public` is empty or fits the data set `name`."""
+    rule = "false unless public names another image set"
+    require(bool(public) or not joint_classes, owner, "joint-classes", rule, joint_classes)
     if not public:
         return
     known = ", ".join(IMAGE_SETS)
@@ -188,12 +188,6 @@ def check_public_name(owner: str, name: str, public: str) -> None:
     require(is_known, owner, "public", f"empty, or with data one of {known}", public)
     other = IMAGE_SETS[name].file != IMAGE_SETS[public].file
     require(other, owner, "public", f"of another file than {name}", public)
-
-
-def check_joint_classes(owner: str, public: str, joint_classes: bool) -> None:
-    """Raise `InvalidParameter` for joint classes without public rows of another set."""
-    rule = "false unless public names another image set"
-    require(bool(public) or not joint_classes, owner, "joint-classes", rule, joint_classes)
 
 
 # Tables
@@ -273,11 +267,7 @@ def _fetch_libsvm(name: str, source: LibsvmFile) -> tuple[Array, IntArray]:
 
 def _load_npz(path: Path, request: Request) -> Dataset:
     arrays = read_npz(path, *SPLIT_KEYS, optional=("x_public",))
-    pools = {key: picture_rows(path.name, key, x) for key, x in arrays.items() if key[0] == "x"}
-    for key, x in pools.items():
-        _require_same_rows(path.name, key, x, pools["x_train"])
-        if key != "x_public":
-            _require_same_length(path.name, key, x, arrays[key.replace("x", "y", 1)])
+    pools = _pools(path.name, arrays)
     classes, (y_train, y_test) = class_indices(
         path.name, ("y_train", arrays["y_train"]), ("y_test", arrays["y_test"])
     )
@@ -305,17 +295,20 @@ def _load_npz(path: Path, request: Request) -> Dataset:
     )
 
 
-def _require_same_rows(owner: str, name: str, x: Array, like: Array) -> None:
-    expected, got = math.prod(like.shape[1:]), math.prod(x.shape[1:])
-    require_data(expected == got, owner, name, f"{expected} values a row like x_train", got)
-    alike = like.shape[1:] == x.shape[1:]
-    require_data(alike, owner, name, f"rows of shape {like.shape[1:]}", x.shape[1:])
-
-
-def _require_same_length(owner: str, name: str, x: Array, y: Array) -> None:
-    matched = y.ndim > 0 and len(x) == len(y)
-    rule = f"{len(x)} labels, one for each row of {name}"
-    require_data(matched, owner, name.replace("x", "y", 1), rule, f"shape {y.shape}")
+def _pools(owner: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the rows of an archive by their keys; raise unless they and their labels fit."""
+    pools = {key: picture_rows(owner, key, x) for key, x in arrays.items() if key[0] == "x"}
+    shape = pools["x_train"].shape[1:]
+    for key, x in pools.items():
+        expected, got = math.prod(shape), math.prod(x.shape[1:])
+        require_data(expected == got, owner, key, f"{expected} values a row like x_train", got)
+        require_data(x.shape[1:] == shape, owner, key, f"rows of shape {shape}", x.shape[1:])
+        if key != "x_public":
+            name = key.replace("x", "y", 1)
+            y, rule = arrays[name], f"{len(x)} labels, one for each row of {key}"
+            matched = y.ndim > 0 and len(x) == len(y)
+            require_data(matched, owner, name, rule, f"shape {y.shape}")
+    return pools
 
 
 def _load_table(path: Path, request: Request, label: str, drop: str) -> Dataset:

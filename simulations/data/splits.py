@@ -10,7 +10,7 @@ too small.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -161,104 +161,68 @@ def halves(num_rows: int, rng: np.random.RandomState) -> tuple[IntArray, IntArra
 MAX_DRAWS: Final = 10_000
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Deal:
-    """Parameters of a scheme; each reads those that it knows."""
-
-    y: IntArray
-    """Class index of every row."""
-    num_parties: int
-    num_classes: int
-    """Length of the class list, of which some may have no rows."""
-    rng: np.random.RandomState
-    """The only source of randomness; see `load_dataset` on why it is numpy's older one."""
-    min_records: int
-    """The fewest rows a party may hold."""
-    beta: float
-    """Concentration of `dirichlet`; the smaller, the more unlike the parties are."""
-    balanced: bool
-    """Whether in `dirichlet` a party that already holds its fair share of rows gets none of
-    the classes that follow, but for a row that rounding leaves over (FedKT); without,
-    parties may differ much in size (FedDF, FedKD)."""
-    mixing: float
-    """Fraction of rows that `pooled-halves` deals anew: 0 keeps classes apart, 1 is i.i.d."""
-    shares: tuple[float, ...]
-    """Each party's share in `pooled-halves` and `random-shares`; equal ones if empty."""
-    groups: IntArray | None
-    """Group of every row, such as its writer, for `by-group`."""
-
-
 Scheme: TypeAlias = Literal[
     "dirichlet", "iid", "by-label", "pooled-halves", "random-shares", "by-group"
 ]
 
 
-def partition(
-    y: IntArray,
-    *,
-    num_parties: int,
-    scheme: str,
-    rng: np.random.RandomState,
-    num_classes: int,
-    beta: float = 0.5,
-    min_records: int = 10,
-    balanced: bool = True,
-    mixing: float = 0.0,
-    shares: tuple[float, ...] = (),
-    groups: IntArray | None = None,
-) -> list[IntArray]:
-    """Deal every row to exactly one party.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Deal:
+    """Rows to deal and how; each scheme reads the parameters that it knows."""
 
-    Parameters
-    ----------
-    y : (num_records,) or (num_records, num_classes)
-        Class index of every row, or its labels of -1, 0 and 1. A row with several labels is
-        dealt as one of its rarest positive label (FedKD); rows without any form one more
-        class, the last.
-    scheme : {"dirichlet", "iid", "by-label", "pooled-halves", "random-shares", "by-group"}
-        Who gets what; the functions in `DEALERS` say how.
-    num_parties, rng, num_classes, beta, min_records, balanced, mixing, shares, groups
-        See `Deal`.
+    y: IntArray
+    """Class index of every row, (num_records,), or its labels of -1, 0 and 1, (num_records,
+    num_classes). A row with several labels is dealt as one of its rarest positive label
+    (FedKD); rows without any form one more class, the last."""
+    num_parties: int
+    scheme: str
+    """Who gets what; the functions in `DEALERS` say how."""
+    num_classes: int
+    """Length of the class list, of which some may have no rows."""
+    rng: np.random.RandomState
+    """The only source of randomness; see `load_dataset` on why it is numpy's older one."""
+    min_records: int = 10
+    """The fewest rows a party may hold."""
+    beta: float = 0.5
+    """Concentration of `dirichlet`; the smaller, the more unlike the parties are."""
+    balanced: bool = True
+    """Whether in `dirichlet` a party that already holds its fair share of rows gets none of
+    the classes that follow, but for a row that rounding leaves over (FedKT); without,
+    parties may differ much in size (FedDF, FedKD)."""
+    mixing: float = 0.0
+    """Fraction of rows that `pooled-halves` deals anew: 0 keeps classes apart, 1 is i.i.d."""
+    shares: tuple[float, ...] = ()
+    """Each party's share in `pooled-halves` and `random-shares`; equal ones if empty."""
+    groups: IntArray | None = None
+    """Group of every row, such as its writer, for `by-group`."""
 
-    Returns
-    -------
-    list of (num_records_of_party,) arrays
-        Ascending row numbers of each party.
+
+def partition(deal: Deal) -> list[IntArray]:
+    """Deal every row to exactly one party; return the ascending row numbers of each.
 
     Examples
     --------
-    >>> y = np.array([0, 1, 0, 1, 0, 1])
-    >>> parts = partition(
-    ...     y, num_parties=2, scheme="by-label", min_records=1, num_classes=2,
-    ...     rng=np.random.RandomState(0),
+    >>> y, rng = np.array([0, 1, 0, 1, 0, 1]), np.random.RandomState(0)
+    >>> deal = Deal(
+    ...     y=y, num_parties=2, scheme="by-label", num_classes=2, rng=rng, min_records=1
     ... )
-    >>> [part.tolist() for part in parts]
+    >>> [part.tolist() for part in partition(deal)]
     [[0, 2, 4], [1, 3, 5]]
     """
-    require(scheme in SCHEMES, "partition", "scheme", f"one of {', '.join(SCHEMES)}", scheme)
-    require(num_parties >= 1, "partition", "num-parties", "at least 1", num_parties)
-    y, num_classes = _dealt_classes(y, num_classes)
-    if num_parties * min_records > len(y):
+    owner, least = "partition", deal.min_records
+    rule = f"one of {', '.join(SCHEMES)}"
+    require(deal.scheme in SCHEMES, owner, "scheme", rule, deal.scheme)
+    require(deal.num_parties >= 1, owner, "num-parties", "at least 1", deal.num_parties)
+    y, num_classes = _dealt_classes(deal.y, deal.num_classes)
+    if deal.num_parties * least > len(y):
         raise InvalidParameter(
-            f"partition: num-parties x min-records must be at most {len(y)}, the rows there "
-            f"are, got {num_parties} x {min_records}. Lower either."
+            f"{owner}: num-parties x min-records must be at most {len(y)}, the rows there "
+            f"are, got {deal.num_parties} x {least}. Lower either."
         )
-    deal = Deal(
-        y=y,
-        num_parties=num_parties,
-        num_classes=num_classes,
-        rng=rng,
-        beta=beta,
-        min_records=min_records,
-        balanced=balanced,
-        mixing=mixing,
-        shares=shares,
-        groups=groups,
-    )
-    parts = DEALERS[scheme](deal)
+    parts = DEALERS[deal.scheme](replace(deal, y=y, num_classes=num_classes))
     smallest = min(map(len, parts))
     rule = f"at most {smallest}, the rows of the smallest party"
-    require(smallest >= min_records, "partition", "min-records", rule, min_records)
+    require(smallest >= least, owner, "min-records", rule, least)
     return [np.sort(part) for part in parts]
 
 

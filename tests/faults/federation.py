@@ -44,7 +44,7 @@ def fedmd(num_rounds: int, **change: Value) -> Settings:
 
     Its model learns the mean of scores, which shows every answer that is missing.
     """
-    return Settings.from_run_config(
+    return Settings.fromrun_config(
         FEDKT.to_run_config(),
         strategy="fedmd",
         num_server_rounds=num_rounds,
@@ -60,7 +60,7 @@ def faulty_federation(
     folder: Path, num_parties: int = FEDKT.num_parties, *, learner: str = FEDKT.learner
 ) -> Prepared:
     """Prepare parties that fail when they are told to; see `plan`."""
-    settings = Settings.from_run_config(FEDKT.to_run_config(), num_parties=num_parties)
+    settings = Settings.fromrun_config(FEDKT.to_run_config(), num_parties=num_parties)
     prepared = prepare(settings, folder, formats=["npz"])
     for member in prepared.members:
         shutil.copy(faulty.__file__, member.folder / "faulty.py")
@@ -209,7 +209,7 @@ def in_process(
         own: dict[str, Value] = {"learner": learner, "state-dir": "", **faulty.SETTINGS}
         return build_party({**config, **own}, run=str(context.run_id))
 
-    strategy = load(_run_config(prepared, settings)).strategy()
+    strategy = load(run_config(prepared, settings)).strategy()
     grid = LossyGrid(client_app(load_one), len(prepared.members))
     grid.lost = late
     strategy.start(grid, ArrayRecord(), num_rounds=settings.num_rounds)
@@ -219,6 +219,7 @@ def in_process(
 _MESSAGES_A_ROUND = 2
 
 
-def _run_config(prepared: Prepared, settings: Settings) -> dict[str, Value]:
+def run_config(prepared: Prepared, settings: Settings) -> dict[str, Value]:
+    """Return what a run is submitted with."""
     given = settings.to_run_config()
     return {**{key: given[key] for key in run_settings() if key in given}, **prepared.files}

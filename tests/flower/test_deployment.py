@@ -48,6 +48,7 @@ from simulations.federation import load_federation
 from simulations.runtime.client_app import app as simulated_app
 from simulations.runtime.flower import FlowerRunFailed, to_toml
 from simulations.runtime.local import run_local
+from tests.faults.federation import run_config
 from tests.leftovers import living, wait_until
 
 NUM_PARTIES = 3
@@ -344,11 +345,6 @@ def party_of(prepared: Prepared, **change: Value) -> Callable[[Context], Party]:
         return build_party({**config, **change}, run=str(given.run_id))
 
     return load_one
-
-
-def run_config(prepared: Prepared, settings: Settings) -> dict[str, Value]:
-    given = settings.to_run_config()
-    return {**{key: given[key] for key in run_settings() if key in given}, **prepared.files}
 
 
 def in_process(settings: Settings) -> KnowledgeStrategy[Any]:

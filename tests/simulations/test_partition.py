@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fl_strategies._util import IntArray
 from fl_strategies.errors import InvalidData, InvalidParameter
-from simulations.data.splits import SCHEMES, partition
+from simulations.data.splits import SCHEMES, Deal, partition
 
 
 def labels(num_rows: int, num_classes: int, seed: int = 0) -> IntArray:
@@ -20,7 +20,8 @@ def deal(
     """Deal rows with the generator of a seed; by default to as many classes as occur."""
     options = {"num_classes": int(np.max(y)) + 1, **options}
     rng = np.random.RandomState(seed)
-    return partition(np.asarray(y), num_parties=num_parties, scheme=scheme, rng=rng, **options)
+    y = np.asarray(y)
+    return partition(Deal(y=y, num_parties=num_parties, scheme=scheme, rng=rng, **options))
 
 
 def sizes(parts: list[IntArray]) -> list[int]:
