@@ -22,7 +22,7 @@ from fl_strategies.strategies.sums.histogram import Cells, plausible_counts
 from fl_strategies.strategies.sums.regression import FARTHEST, Components, Ellipsoid
 from fl_strategies.strategies.sums.summary import PartySums
 from fl_strategies.wire import keys
-from simulations.runtime.local import InMemoryGrid
+from tests.kept import ChangingGrid
 from tests.toys import (
     PUBLIC,
     TEST,
@@ -38,8 +38,8 @@ BOTH = [FedHistogram, FedRegression]
 TASKS: tuple[Task, ...] = ("single-label", "multi-label")
 LEVELS: Mapping[str, Mapping[str, Any]] = {
     "L0": {},
-    "L2": {"target_epsilon": 6.0},
-    "central": {"target_epsilon": 2.0, "privacy_level": "central"},
+    "L2": {"target_epsilon": 6.0, "accept_noise": True},
+    "central": {"target_epsilon": 2.0, "privacy_level": "central", "accept_noise": True},
 }
 COMPONENTS = Components.of_rows(PUBLIC, 2)
 CELLS = Cells.of_rows(PUBLIC, 6, 2, np.random.default_rng(0), 3)
@@ -50,31 +50,25 @@ Lie = Callable[[Any, IntArray], tuple[IntArray, int]]
 def federation(kind: Any, level: str, **changes: Any) -> Any:
     common = {**common_options(NUM_PARTIES), "min_parties": NUM_PARTIES - 3}
     detail = {"num_cells": 6} if kind is FedHistogram else {"num_components": 2}
-    known = {"num_records": NUM_PARTIES * NUM_RECORDS, "accept_noise": level != "L0"}
-    known = known if level != "L0" else {"num_records": NUM_PARTIES * NUM_RECORDS}
+    known = {"num_records": NUM_PARTIES * NUM_RECORDS}
     return kind.from_settings(**{**common, **detail, **known, **LEVELS[level], **changes})
 
 
 def run(strategy: Any, lie: Lie, liars: int = 1) -> dict[str, Any]:
     """Return the metrics of a run in which the first parties send something else."""
 
-    class Changed(InMemoryGrid):
-        def send_and_receive(self, messages: Any, **rest: Any) -> list[Message]:
-            replies = super().send_and_receive(messages, **rest)
-            for reply in replies:
-                content = reply.content
-                meta = content.config_records[keys.META]
-                if meta[keys.KIND] == "sums" and int(meta[keys.PARTITION_ID]) < liars:  # type: ignore[arg-type]
-                    sums = content.array_records["arrays"]["sums"].numpy().astype(np.int64)
-                    sent, meta[keys.NUM_EXAMPLES] = lie(strategy, sums)
-                    inside = np.clip(sent, -(2**31) + 1, 2**31 - 1).astype(np.int32)
-                    content["arrays"] = ArrayRecord({"sums": FlowerArray(inside)})
-            return replies
+    def change(replies: list[Message]) -> None:
+        for content in (reply.content for reply in replies):
+            meta = content.config_records[keys.META]
+            if meta[keys.KIND] == "sums" and int(meta[keys.PARTITION_ID]) < liars:  # type: ignore[arg-type]
+                sums = content.array_records["arrays"]["sums"].numpy().astype(np.int64)
+                sent, meta[keys.NUM_EXAMPLES] = lie(strategy, sums)
+                inside = np.clip(sent, -(2**31) + 1, 2**31 - 1).astype(np.int32)
+                content["arrays"] = ArrayRecord({"sums": FlowerArray(inside)})
 
-    grid = Changed(client_app(load_toy_party), NUM_PARTIES)
-    return dict(
-        strategy.start(grid, ArrayRecord(), num_rounds=1).train_metrics_clientapp.get(1, {})
-    )
+    grid = ChangingGrid(client_app(load_toy_party), NUM_PARTIES, change)
+    result = strategy.start(grid, ArrayRecord(), num_rounds=1)
+    return dict(result.train_metrics_clientapp.get(1, {}))
 
 
 # What a liar sends: sums that its records could have with other labels, so many times.
@@ -394,7 +388,5 @@ def test_fractions_are_added_in_units_of_the_noise() -> None:
     plain = mechanism.release(whole, np.random.default_rng(0)).values
 
     np.testing.assert_allclose(found - plain, [0.25, 0.5, 0.0], atol=mechanism.grain)
-    cut = mechanism.release(
-        np.array([-(2**40)]), np.random.default_rng(0), units=np.array([5])
-    ).values
-    assert abs(cut[0] + 2**31) < 0.1
+    far, rng = np.array([-(2**40)]), np.random.default_rng(0)
+    assert abs(mechanism.release(far, rng, units=np.array([5])).values[0] + 2**31) < 0.1

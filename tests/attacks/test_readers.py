@@ -38,7 +38,7 @@ from tests.attacks.ways_in import (
     typed_rows,
 )
 
-TABLES, REPLACED = 20, 16
+TABLES, REPLACED = 17, 16
 """Random tables of a way into `Party`, and replacements in each."""
 TYPED = 100
 FILE_TABLES, FILE_REPLACED = 6, 12

@@ -1,13 +1,12 @@
 """Co-distillation: what one agent sends must not cost the others a round, or their names."""
 
 import functools
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -29,6 +28,7 @@ from fl_strategies.strategies.codistill.options import MODEL, MODELS, NUM_MODELS
 from fl_strategies.wire import keys
 from fl_strategies.wire.knowledge import encode_arrays
 from simulations.runtime.local import InMemoryGrid
+from tests.kept import ChangingGrid
 from tests.toys import NUM_CLASSES, PUBLIC, toy_party
 
 SCHEMES: dict[str, type[Codistillation]] = {"akd": AKD, "avgkd": AvgKD, "pkd": PKD, "ekd": EKD}
@@ -54,31 +54,21 @@ def load(context: Context) -> Party:
     return replace(party, learner_fn=ridge, learner_name="ridge", catalogue=FACTORIES)
 
 
-class HostileGrid(InMemoryGrid):
-    """Three agents of which the first sends another model than it has trained."""
+def hostile_grid(
+    name: str = "ridge", arrays: dict[str, np.ndarray] | None = None
+) -> InMemoryGrid:
+    """Return three agents of which the first sends another model than it has trained."""
 
-    def __init__(
-        self, name: str = "ridge", arrays: dict[str, np.ndarray] | None = None
-    ) -> None:
-        roles = dict.fromkeys(SCHEMES, CodistillParty())
-        super().__init__(client_app(load, roles=roles), 3)
-        self._name, self._arrays = name, arrays
+    def change(replies: list[Message]) -> None:
+        for content in (reply.content for reply in replies if reply.has_content()):
+            meta = content.config_records[keys.META]
+            if meta[keys.PARTITION_ID] == ATTACKER and meta[keys.KIND] == MODEL:
+                meta[keys.LEARNER] = name
+                if arrays is not None:
+                    content[keys.ARRAYS] = encode_arrays(arrays)
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        replies = super().send_and_receive(messages, timeout=timeout)
-        for reply in replies:
-            if reply.has_content():
-                self._change(reply.content)
-        return replies
-
-    def _change(self, content: RecordDict) -> None:
-        meta = content.config_records[keys.META]
-        if meta[keys.PARTITION_ID] == ATTACKER and meta[keys.KIND] == MODEL:
-            meta[keys.LEARNER] = self._name
-            if self._arrays is not None:
-                content[keys.ARRAYS] = encode_arrays(self._arrays)
+    app = client_app(load, roles=dict.fromkeys(SCHEMES, CodistillParty()))
+    return ChangingGrid(app, 3, change)
 
 
 def trained(learner: Any, num_rows: int, width: int) -> dict[str, np.ndarray]:
@@ -116,7 +106,7 @@ def test_an_oversized_model_costs_only_its_sender_the_round(
         monkeypatch.setattr(f"{place}.MAX_REPLY_BYTES", LIMIT, raising=False)
 
     num_rows = LIMIT // (8 * (2 + NUM_CLASSES)) - 40
-    grid = HostileGrid("kernel", trained(kernel(), num_rows, 2))
+    grid = hostile_grid("kernel", trained(kernel(), num_rows, 2))
     strategy = strategy_of(scheme, max_reply_bytes=LIMIT)
 
     rounds = excluded(strategy, grid)
@@ -131,7 +121,7 @@ def test_a_name_that_nobody_knows_is_not_relayed(scheme: str) -> None:
     """A model of an unknown learner ends at the server, and with it the blame."""
     strategy = strategy_of(scheme)
 
-    rounds = excluded(strategy, HostileGrid("crystal-ball"))
+    rounds = excluded(strategy, hostile_grid("crystal-ball"))
 
     assert set().union(*rounds) == {ATTACKER}
     assert strategy.model_.predict(PUBLIC).shape == (len(PUBLIC),)
@@ -145,7 +135,7 @@ def test_a_model_of_another_width_does_not_end_the_chain(
     """The server asks it about rows, public or made up, before anybody else gets it."""
     strategy = strategy_of(scheme, **rows)
 
-    rounds = excluded(strategy, HostileGrid("ridge", trained(ridge(), 12, 3)))
+    rounds = excluded(strategy, hostile_grid("ridge", trained(ridge(), 12, 3)))
 
     assert set().union(*rounds) == {ATTACKER}
     assert strategy.model_.predict(PUBLIC).shape == (len(PUBLIC),)
@@ -157,7 +147,7 @@ def test_a_model_that_fails_on_real_rows_is_not_relayed() -> None:
         SklearnLearner, make_pipeline(StandardScaler(), LogisticRegression()), num_classes=3
     )
     arrays = trained(scaled(), 12, 2)
-    grid = HostileGrid("scaled", {**arrays, "step-0/scale_": np.full(2, 1e-310)})
+    grid = hostile_grid("scaled", {**arrays, "step-0/scale_": np.full(2, 1e-310)})
     strategy = strategy_of("akd", model_fns={**FACTORIES, "scaled": scaled})
 
     with np.errstate(all="ignore"):
@@ -196,7 +186,7 @@ def test_an_agent_that_is_too_far_behind_is_not_sent_too_much(
 ) -> None:
     """EKD sends the terms that an agent lacks; more than a message holds are not sent."""
     late = FIRST_NODE + 2
-    strategy, grid = strategy_of("ekd"), HostileGrid()
+    strategy, grid = strategy_of("ekd"), hostile_grid()
     excluded(strategy, grid, rounds=3)
     assert strategy.delivery_for(late) is None, "it has everything"
     strategy.state.delivered.pop(late)  # type: ignore[attr-defined]

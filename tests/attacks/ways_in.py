@@ -159,6 +159,9 @@ def _frame(rows: Rows) -> Any:
     return pd.DataFrame(rows, columns=list(NAMES))
 
 
+PUBLIC_FRAME = _frame(PUBLIC.x.tolist())
+
+
 def _dealt(rows: Any, labels: Any, **options: Any) -> Encoded:
     """Return the records of a party that a function deals out."""
     given = {"public": PUBLIC.x, "num_classes": NUM_CLASSES, "learner_fn": _learner}
@@ -251,9 +254,7 @@ PARTY_WAYS: Mapping[str, Way] = {
     ),
     "frame": Way(lambda x, y: through_party(_frame(x), pd.Series(y))),
     "frame of public names": Way(
-        lambda x, y: through_party(
-            _frame(x)[["area", "width", "mean"]], y, public=_frame(PUBLIC.x.tolist())
-        )
+        lambda x, y: through_party(_frame(x)[["area", "width", "mean"]], y, public=PUBLIC_FRAME)
     ),
     "frame without public rows": Way(lambda x, y: through_party(_frame(x), y, public=None)),
     "frame and whole public numbers": Way(
